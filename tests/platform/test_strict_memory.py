@@ -8,9 +8,9 @@ import pytest
 from project import ROOT, SUPPORT
 
 CASES = [
-    "tests/unit/engine/memory/test_page_table.py::test_whatever_sequences_do_each_finds_its_tokens",
+    "tests/unit/engine/memory/test_page_table.py::test_random_operations_leave_each_sequence_its_own_tokens",
     "tests/unit/engine/memory/test_sliding_windows.py",
-    "tests/unit/engine/test_rope_shift.py::test_lost_windows",
+    "tests/unit/engine/test_rope_shift.py::test_shifting_a_sequence_without_its_first_windows_runs_it_again",
     "tests/unit/engine/test_forks.py",
     "tests/goldens/test_encoders.py::test_the_cpu[bert]",
     "tests/integration/test_images.py::test_run[gemma3]",

@@ -1,4 +1,4 @@
-"""Hyperparameters: what is read from metadata, what is refused, and how fast the pairs of a head turn."""
+"""Test hyperparameters: what metadata gives, what is refused, and RoPE frequencies."""
 
 import math
 from dataclasses import replace
@@ -34,7 +34,7 @@ METADATA = {
 
 
 def read(**changes) -> Transformer:
-    """From METADATA with changes; `rope_base=…` changes "llama.rope.freq_base" (see NAMES), None removes a key."""
+    """Parse METADATA with changes; `rope_base=…` changes "llama.rope.freq_base" (see NAMES), None removes a key."""
     metadata = METADATA | {NAMES[name]: value for name, value in changes.items()}
     metadata = {key: value for key, value in metadata.items() if value is not None}
     return llama.read(Fields(metadata, "model.gguf", 100))
@@ -64,7 +64,7 @@ NAMES = {
 # ---- what is read ---------------------------------------------------------------------------------------------------
 
 
-def test_plain_metadata():
+def test_plain_metadata_give_the_hyperparameters():
     h = read()
     assert (h.arch, h.context, h.layers, h.width, h.vocab_size, h.epsilon) == ("llama", 4096, 3, 96, 100, 1e-5)
     assert (h.attention.heads, h.attention.kv_heads, h.attention.head_dim) == ((6, 6, 6), (2, 2, 2), 16)
@@ -72,14 +72,14 @@ def test_plain_metadata():
     assert h.states() == [Paged(layer, 2, 16, 16) for layer in range(3)]
 
 
-def test_defaults_and_overrides():
+def test_missing_keys_have_defaults():
     assert read(kv_heads=None).attention.kv_heads == (6, 6, 6)
     wide = read(key_length=40, value_length=40).attention
     assert (wide.head_dim, wide.rope.head_dim, wide.rope.dims) == (40, 40, 40)
     assert read(experts=0) == read()
 
 
-def test_layers_may_differ():
+def test_layers_may_have_different_head_counts():
     h = read(heads=np.array([6, 3, 6], np.int32), kv_heads=np.array([3, 1, 2], np.int32))
     assert (h.attention.heads, h.attention.kv_heads) == ((6, 3, 6), (3, 1, 2))
     assert [state.kv_heads for state in h.states()] == [3, 1, 2]
@@ -88,7 +88,7 @@ def test_layers_may_differ():
         refusal(kv_heads=np.array(values, np.int32))
 
 
-def test_one_value_per_layer_counts_if_all_are_the_same():
+def test_values_by_layer_are_one_value_if_all_are_equal():
     assert read(key_length=np.array([8, 8, 8], np.int32), value_length=8).attention.head_dim == 8
     assert NAMES["key_length"] in refusal(key_length=np.array([8, 4, 8], np.int32))
 
@@ -103,12 +103,12 @@ def test_one_value_per_layer_counts_if_all_are_the_same():
         ({"scaling_type": "yarn", "scaling_factor": 4.0}, 4.0, True),
     ],
 )
-def test_rope_scaling(changes, factor, yarn):
+def test_rope_scaling_follows_type_and_factor(changes, factor, yarn):
     rope = read(**changes).attention.rope
     assert (rope.factor, rope.yarn) == (factor, yarn)
 
 
-def test_magnitude_of_yarn():
+def test_yarn_raises_the_magnitude_by_its_factor():
     stretched = {"scaling_type": "yarn", "scaling_factor": 4.0}
     assert read(**stretched).attention.rope.magnitude == pytest.approx(1 + 0.1 * math.log(4))
     halved = read(**stretched, attn_factor=0.5).attention.rope.magnitude
@@ -123,30 +123,30 @@ OF_NO_FILE = {"path": "model.gguf", "oddities": Oddities(), "tensors": {}}
 
 
 def fields_of(rows: int | None, tokens: object = None, vocab_size: object = None) -> Fields:
-    """Of a file whose embedding matrix has so many rows (None: no matrix)."""
+    """Return the fields of a file whose embedding matrix has `rows` rows (None: no matrix)."""
     metadata = METADATA | {"tokenizer.ggml.tokens": tokens, "llama.vocab_size": vocab_size}
     metadata = {key: value for key, value in metadata.items() if value is not None}
     tensors = {} if rows is None else {"token_embd.weight": SimpleNamespace(shape=(rows, 96))}
     return Fields.of(SimpleNamespace(metadata=metadata, **{**OF_NO_FILE, "tensors": tensors}))
 
 
-def test_as_many_tokens_as_the_embedding_has_rows():
+def test_the_vocabulary_has_the_rows_of_the_embedding():
     assert fields_of(100).vocab_size == 100
     assert fields_of(3, ["a", "b", "c"], 3).vocab_size == 3
     assert fields_of(None, ["a", "b"]).vocab_size == 2  # a vocabulary only
 
 
 @pytest.mark.parametrize(
-    "tell",
+    "arguments",
     [
         (100, ["a", "b"]), (2, ["a", "b"], 0), (100, None, 99), (100, None, "100"), (100, None, 0), (100, None, -1),
         (100, None, 1 << 40), (100, None, [100]),
     ],
     ids=repr,
 )  # fmt: skip
-def test_vocabularies_that_contradict_themselves(tell):
+def test_contradictory_vocabularies_are_refused(arguments):
     with pytest.raises(ModelError, match=r"^model\.gguf: ") as error:
-        llama.read(fields_of(*tell))
+        llama.read(fields_of(*arguments))
     assert str(error.value).isprintable()
 
 
@@ -171,18 +171,18 @@ COUNTS = [
 
 @pytest.mark.parametrize("name", ["context", "layers", "width", "heads", "kv_heads", "key_length"])
 @pytest.mark.parametrize("value", COUNTS, ids=lambda value: repr(value)[:16].strip())
-def test_counts_must_be_numbers_of_sensible_size(name, value):
+def test_invalid_counts_are_refused(name, value):
     assert NAMES[name] in refusal(**{name: value})
 
 
 @pytest.mark.parametrize("name", ["context", "layers", "width", "heads", "epsilon"])
-def test_missing_keys(name):
+def test_missing_keys_are_named(name):
     assert NAMES[name] in refusal(**{name: None})
 
 
 @pytest.mark.parametrize("value", [-1e-5, math.nan, math.inf, "1e-5", [], np.ones(3)], ids=repr)
 @pytest.mark.parametrize("name", ["epsilon", "rope_base", "scaling_factor", "attn_factor"])
-def test_numbers_must_be_finite_and_positive(name, value):
+def test_infinite_or_negative_values_are_refused(name, value):
     assert NAMES[name] in refusal(**{name: value})
 
 
@@ -211,13 +211,12 @@ def test_numbers_must_be_finite_and_positive(name, value):
     ],
     ids=repr,
 )
-def test_what_makes_no_sense_is_refused(changes):
+def test_invalid_llama_metadata_is_refused(changes):
     refusal(**changes)
 
 
 @pytest.mark.parametrize("name", ["lla\x1b[2Jma", "lla\nma", "x" * 10**6, "clip", "", None, 7])
-def test_other_architectures_are_refused(name):
-    """Strange names do not reach the terminal."""
+def test_other_architectures_are_refused_in_printable_lines(name):
     file = SimpleNamespace(
         metadata=METADATA | {"general.architecture": name}, path="model.gguf", oddities=Oddities(), tensors={}
     )
@@ -235,8 +234,7 @@ def test_other_architectures_are_refused(name):
         f"general.{name} is not a number, 0 or above"
         for name in ("file_type", "parameter_count", "quantization_version")]),
 ])  # fmt: skip
-def test_what_files_say_of_themselves_in_another_form(changes, noted):
-    """It is noted, and changes no answer."""
+def test_general_metadata_of_other_types_are_noted(changes, noted):
     metadata = {f"general.{name}": value for name, value in {"architecture": "llama", **changes}.items()}
     file = SimpleNamespace(metadata=metadata, path="model.gguf", oddities=Oddities())
     assert require_general(file) == "llama"
@@ -246,7 +244,7 @@ def test_what_files_say_of_themselves_in_another_form(changes, noted):
     )
 
 
-@pytest.mark.parametrize(("changes", "said"), [
+@pytest.mark.parametrize(("changes", "problem"), [
     ({}, ""), ({"name": "x", "tags": ["a"], "languages": [], "file_type": 0, "type": "vocab"}, ""),
     ({"tags": "x"}, ""), ({"parameter_count": (1 << 63) - 1}, ""),
     ({"type": "adapter"}, "a file of the type adapter, not a model"),
@@ -255,27 +253,27 @@ def test_what_files_say_of_themselves_in_another_form(changes, noted):
     ({"architecture": "-x"}, "general.architecture: -x is not the name of an architecture"),
     ({"architecture": "0.a_b-c"}, ""), ({"architecture": "X"}, "X is not the name of an architecture"),
 ])  # fmt: skip
-def test_what_files_say_of_themselves(changes, said):
+def test_invalid_general_types_and_architectures_are_refused(changes, problem):
     metadata = {f"general.{name}": value for name, value in {"architecture": "llama", **changes}.items()}
     file = SimpleNamespace(metadata=metadata, path="model.gguf", oddities=Oddities())
-    if said:
+    if problem:
         with pytest.raises(ModelError) as error:
             require_general(file)
-        assert str(error.value).startswith("model.gguf: ") and said in str(error.value)
+        assert str(error.value).startswith("model.gguf: ") and problem in str(error.value)
     else:
         assert require_general(file) == metadata["general.architecture"]
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_why_a_known_architecture_does_not_run(name):
+def test_architectures_that_are_not_supported_say_why(name):
     file = SimpleNamespace(metadata={"general.architecture": name}, **OF_NO_FILE)
     with pytest.raises(UnsupportedError) as error:
         architecture(file)
     assert str(error.value) == f"model.gguf: architecture {name} is not supported: {REFUSED[name]}"
 
 
-def test_an_architecture_of_tomorrow_is_refused_by_its_name():
-    """Though it says all that ours say: what its numbers mean nobody knows."""
+def test_an_unknown_architecture_is_refused_by_name():
+    """It may have all of llama's keys; their meaning is unknown."""
     metadata = {key.replace("llama.", "unheard."): value for key, value in METADATA.items()}
     file = SimpleNamespace(
         metadata=metadata | {"general.architecture": "unheard"}, path="model.gguf", oddities=Oddities(), tensors={}
@@ -301,13 +299,15 @@ def test_an_architecture_of_tomorrow_is_refused_by_its_name():
      "rope.scaling.alpha: heads of 2 numbers have no other base"),
     ("hunyuan_alpha", {"attention.key_length": 4, "attention.value_length": 4, "rope.dimension_count": 4}, ""),
 ])  # fmt: skip
-def test_what_families_take_besides(name, changes, problem):
+def test_family_specific_values_are_checked(name, changes, problem):
     metadata = {**metadata_of(name), **changes}
-    found = read_again(name, {key: value for key, value in metadata.items() if value is not None})
-    assert problem in found if isinstance(found, str) and problem else isinstance(found, dict) and not problem, found
+    result = read_again(name, {key: value for key, value in metadata.items() if value is not None})
+    assert problem in result if isinstance(result, str) and problem else isinstance(result, dict) and not problem, (
+        result
+    )
 
 
-def test_gemma_2(model_path):
+def test_gemma_2_alternates_windows_and_scales_27b_by_width(model_path):
     with GGUFFile.open(model_path("gemma2")) as file:
         h = architecture(file)[1]
     windows = [state.window for state in h.states()]
@@ -318,11 +318,11 @@ def test_gemma_2(model_path):
 
 
 def of_size(name: str, vocab: int = 272, **sizes) -> Any:
-    """What is read of a tiny model's metadata with the sizes of a real one; None removes a key."""
-    made = model(name)
-    changed = {f"{made.arch}.{key.replace('__', '.')}": value for key, value in sizes.items()}
-    metadata = {key: value for key, value in (made.metadata | changed).items() if value is not None}
-    module = import_module(f"localllm.arch.families.{ARCHITECTURES[made.arch]}")
+    """Read a tiny model's metadata with the sizes of a real one; None removes a key."""
+    declared = model(name)
+    changed = {f"{declared.arch}.{key.replace('__', '.')}": value for key, value in sizes.items()}
+    metadata = {key: value for key, value in (declared.metadata | changed).items() if value is not None}
+    module = import_module(f"localllm.arch.families.{ARCHITECTURES[declared.arch]}")
     return module.read(Fields(metadata, "model.gguf", vocab))
 
 
@@ -333,26 +333,26 @@ def of_size(name: str, vocab: int = 272, **sizes) -> Any:
         ("gemma3", 62, 5376, 32, 128, 168), ("gemma3", 48, 3840, 16, 256, 256), ("gemma3", 34, 2560, 8, 256, 256),
     ],
 )  # fmt: skip
-def test_queries_of_published_gemmas(name, layers, width, heads, length, scalar):
-    """query_pre_attn_scalar of their config.json."""
+def test_queries_of_published_gemmas_have_their_scale(name, layers, width, heads, length, scalar):
+    """The scalar is query_pre_attn_scalar of their config.json."""
     shape = {"attention__key_length": length, "attention__value_length": length, "rope__dimension_count": None}
     sizes = {"block_count": layers, "embedding_length": width, "attention__head_count": heads}
     assert of_size(name, **sizes, **shape, attention__head_count_kv=heads // 2).scale == scalar**-0.5
 
 
 @pytest.mark.parametrize(("layers", "windows"), [(64, [4096, 4096, 4096, None] * 16), (30, [None] * 30)])
-def test_windows_of_published_exaones(layers, windows):
-    """The one of 32B has them, though its first files do not say so; the one of 1.2B has none."""
+def test_only_the_large_exaone_4_has_windows(layers, windows):
+    """The first files of the 32B model do not say so; the 1.2B model has none."""
     assert [*of_size("exaone4", block_count=layers).windows] == windows
 
 
-def test_which_layers_rotate():
-    """Of Cohere's those without experts and one that guesses, whatever they see; others where they have a window."""
+def test_rotated_layers_depend_on_windows_and_experts():
+    """Cohere also rotates layers without experts and MTP layers; others rotate where they have a window."""
     windows = {"attention__sliding_window_pattern": np.array([False, True, True, True, False])}
     h = replace(of_size("cohere2moe", **windows), windows=(None, 4, None, 4, None), dense=2)
     for layers, rotated in ((5, "ry-y-"), (4, "ry-yr"), (3, "ry-rr")):
-        found = [replace(h, layers=layers).rope(layer) is not None for layer in range(5)]
-        assert found == [letter != "-" for letter in rotated]
+        rotates = [replace(h, layers=layers).rope(layer) is not None for layer in range(5)]
+        assert rotates == [letter != "-" for letter in rotated]
     of_two = {
         ("exaone4", (4, None)): "r-", ("exaone4", (None, None)): "rr", ("llama4", (4, None)): "r-",
         ("llama4", (None, None)): "rr", ("cohere2", (4, None)): "r-",
@@ -362,19 +362,19 @@ def test_which_layers_rotate():
         assert [h.rope(layer) is not None for layer in range(2)] == [letter == "r" for letter in rotated], name
 
 
-def test_llama_4_with_128_experts_normalizes_nothing():
-    """Maverick; Scout, with 16, does."""
+def test_llama_4_with_128_experts_normalizes_no_queries():
+    """Maverick has 128; Scout, with 16, normalizes."""
     assert [of_size("llama4", expert_count=count).normed for count in (16, 127, 128, 129)] == [True, True, False, True]
 
 
-def test_scores_of_the_first_files_of_glm():
-    """Known by the size of the vocabulary, GLM 4.7 Flash's, where nothing is said."""
-    found = [of_size("deepseek2_v3", vocab, expert_gating_func=None).routing for vocab in (154879, 154880)]
-    assert [routing.sigmoid for routing in found] == [False, True]
+def test_first_files_of_glm_4_7_flash_use_sigmoid_scores():
+    """They are recognized by the size of their vocabulary."""
+    routings = [of_size("deepseek2_v3", vocab, expert_gating_func=None).routing for vocab in (154879, 154880)]
+    assert [routing.sigmoid for routing in routings] == [False, True]
 
 
 def refusal(**changes) -> str:
-    """The message with which the metadata is refused: one printable line of sane length that begins with the path."""
+    """Return the message that refuses the metadata: one printable, short line that begins with the path."""
     with pytest.raises(ModelError) as error:
         read(**changes)
     message = str(error.value)
@@ -393,14 +393,14 @@ def rope(dims=64, base=10000.0, factor=1.0, yarn=False, original_context=4096) -
 
 @pytest.mark.parametrize("factor", [1.0, 4.0])
 @pytest.mark.parametrize(("dims", "base"), [(2, 10000.0), (64, 10000.0), (128, 500000.0), (10, 1.5)])
-def test_linear_frequencies(dims, base, factor):
-    """Pair i turns by base^(-2 i / dims) per position (Su et al. 2021); interpolation divides positions."""
+def test_rope_frequencies_are_powers_of_the_base(dims, base, factor):
+    """Pair i rotates by base^(-2 i / dims) per position (Su et al. 2021); interpolation divides positions."""
     got = rope(dims, base, factor).frequencies()
     expected = [math.pow(base, -2 * i / dims) / factor for i in range(dims // 2)]
     np.testing.assert_allclose(got, expected, rtol=1e-14)
 
 
-def test_factors_divide_the_frequencies():
+def test_rope_factors_divide_the_frequencies():
     factors = np.linspace(1, 8, 32)
     np.testing.assert_allclose(rope().frequencies(factors), rope().frequencies() / factors, rtol=1e-15)
     both = rope(factor=4.0).frequencies(factors)
@@ -409,7 +409,7 @@ def test_factors_divide_the_frequencies():
 
 @pytest.mark.parametrize(("dims", "base", "original"), [(64, 10000.0, 4096), (128, 1e6, 32768), (32, 10000.0, 512)])
 def test_yarn_blends_by_the_turns_within_the_original_context(dims, base, original):
-    """Peng et al. 2023: pairs that turn 32 times or more stay, up to once are stretched, in between is a ramp."""
+    """Peng et al. 2023: pairs of at least 32 turns stay, those of up to one are stretched, with a ramp in between."""
     factor = 8.0
     plain, got = rope(dims, base).frequencies(), rope(dims, base, factor, True, original).frequencies()
     turns = original * plain / (2 * math.pi)
@@ -424,7 +424,7 @@ def test_yarn_blends_by_the_turns_within_the_original_context(dims, base, origin
     np.testing.assert_allclose(np.diff(ramp, 2), 0, atol=1e-9)
 
 
-def test_yarn_of_one_model_by_hand():
+def test_yarn_agrees_with_an_example_by_hand():
     """dims 64, base 10000, original context 4096: 32 turns at pair 10.48, 1 turn at 22.52, so the ramp is 10 to 23."""
     got = rope(64, 10000.0, 4.0, True, 4096).frequencies()
     plain = 10000.0 ** (-np.arange(32) / 32)
@@ -434,10 +434,11 @@ def test_yarn_of_one_model_by_hand():
     np.testing.assert_allclose(got[22], plain[22] * (1 / 13 + 12 / 13 / 4), rtol=1e-12)
 
 
-def test_yarn_of_a_long_original_context_by_hand():
+def test_yarn_ends_the_ramp_at_dims_minus_1_as_llama_cpp():
     """dims 8, base 10, original context 700: 32 turns at pair 2.17, 1 turn at 8.19; the ramp ends at 7, dims - 1.
 
-    So does llama.cpp's, though the last pair is number 3.
+
+    llama.cpp does the same, though the last pair is number 3.
     """
     got = rope(8, 10.0, 4.0, True, 700).frequencies()
     plain = 10.0 ** (-np.arange(4) / 4)
@@ -445,8 +446,8 @@ def test_yarn_of_a_long_original_context_by_hand():
     np.testing.assert_allclose(got[3], plain[3] * (4 / 5 + 1 / 5 / 4), rtol=1e-12)
 
 
-def test_what_is_unscaled_is_as_if_there_were_no_scaling():
-    """Some layers of Gemma 3 and OLMo 3: neither their frequencies are stretched nor their magnitude is raised."""
+def test_without_scaling_restores_frequencies_and_magnitude():
+    """Some layers of Gemma 3 and OLMo 3 are not scaled."""
     scaled = replace(rope(64, 10000.0, 8.0, True, 512), magnitude=1.2, yarn_betas=(16.0, 2.0))
     unscaled = scaled.without_scaling(5000.0)
     np.testing.assert_array_equal(unscaled.frequencies(), rope(64, 5000.0).frequencies())
@@ -475,7 +476,7 @@ def test_yarn_with_extreme_values_stays_finite(original, base, dims):
         ([1, 3, 3, 0], True, (3, 6), (0, 1, 2, 0, 1, 2, 0, 0)),
     ],
 )
-def test_pairs_turn_by_their_axes_and_those_of_the_fourth_stand_still(sections, mixed, still, axes):
+def test_pairs_rotate_by_image_axes_except_those_of_the_fourth(sections, mixed, still, axes):
     metadata = (
         METADATA if sections is None else METADATA | {"llama.rope.dimension_sections": np.array(sections, np.int32)}
     )
@@ -486,7 +487,7 @@ def test_pairs_turn_by_their_axes_and_those_of_the_fourth_stand_still(sections, 
 
 
 @pytest.mark.parametrize("sections", [[1, 2, 3], [1, 2, 3, 4, 5], [0, 0, 0, 0], [1, -1, 1, 0], 3])
-def test_sections_that_make_no_sense(sections):
+def test_invalid_rope_sections_are_refused(sections):
     values = np.array(sections, np.int32) if isinstance(sections, list) else sections
     with pytest.raises(ModelError, match="dimension_sections"):
         with_sections(Fields(METADATA | {"llama.rope.dimension_sections": values}, "model.gguf", 100), rope())

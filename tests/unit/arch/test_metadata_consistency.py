@@ -1,4 +1,4 @@
-"""What a file says twice has to agree, and every number has to be of its kind: each rule from both of its sides."""
+"""Test that redundant metadata must agree, and the range of every key, from both sides."""
 
 from typing import Any, NamedTuple
 
@@ -39,7 +39,7 @@ def fields_of(metadata: dict[str, Any], arch: str = "llama") -> Fields:
 
 
 def refusal(metadata: dict[str, Any], shapes: dict[str, tuple[int, ...] | None], arch: str = "llama") -> str:
-    """Why they do not agree; "" if they do."""
+    """Return why metadata and tensors do not agree; "" if they do."""
     tensors = {name: Shaped(name, shape) for name, shape in shapes.items() if shape is not None}
     try:
         require_agreement(fields_of(metadata, arch), tensors)
@@ -48,7 +48,7 @@ def refusal(metadata: dict[str, Any], shapes: dict[str, tuple[int, ...] | None],
     return ""
 
 
-def test_what_agrees():
+def test_consistent_metadata_are_accepted():
     assert refusal(PLAIN, DENSE) == refusal(EXPERTS, MIXED) == refusal({**PLAIN, "embedding_length": 7}, {}) == ""
     by_layer = {**PLAIN, "feed_forward_length": np.array([16] * 4, np.int32)}
     assert refusal(by_layer, DENSE) == ""
@@ -71,7 +71,7 @@ def test_what_agrees():
     ({"leading_dense_block_count": 5}, "leading_dense_block_count is 5, of 4 layers"),
     ({"interleave_moe_layer_step": 5}, "interleave_moe_layer_step is 5, of 4 layers"),
 ])  # fmt: skip
-def test_what_does_not_agree(changes: dict[str, Any], key: str):
+def test_metadata_that_contradict_the_tensors_are_refused(changes: dict[str, Any], key: str):
     assert key in refusal({**PLAIN, **changes}, DENSE)
 
 
@@ -81,7 +81,7 @@ def test_what_does_not_agree(changes: dict[str, Any], key: str):
     {"attention.key_length": None, "attention.value_length": None}, {"expert_used_count": 0, "expert_count": 0},
     {"nextn_predict_layers": 0}, {"leading_dense_block_count": 4}, {"attention.q_lora_rank": 0},
 ])  # fmt: skip
-def test_what_may_be_said(changes: dict[str, Any]):
+def test_harmless_differences_are_accepted(changes: dict[str, Any]):
     assert refusal({**PLAIN, **changes}, DENSE) == ""
 
 
@@ -100,11 +100,13 @@ def test_what_may_be_said(changes: dict[str, Any]):
     ({}, {"blk.3.ffn_gate_inp.weight": (6, 8)}, "expert_count, 5"),
     ({}, {"blk.3.ffn_down_exps.weight": ()}, "expert_feed"),
 ])  # fmt: skip
-def test_experts_that_do_not_agree(changes: dict[str, Any], shapes: dict[str, tuple[int, ...] | None], key: str):
+def test_expert_metadata_that_contradict_the_tensors_are_refused(
+    changes: dict[str, Any], shapes: dict[str, tuple[int, ...] | None], key: str
+):
     assert key in refusal({**EXPERTS, **changes}, {**MIXED, **shapes})
 
 
-def test_experts_by_other_rules():
+def test_mtp_dense_and_windowed_expert_layers_are_accepted():
     assert refusal({**EXPERTS, "expert_shared_feed_forward_length": 24, "expert_shared_count": 1}, MIXED) == ""
     guessing = {name: shape for name, shape in MIXED.items() if not name.startswith("blk.3.ffn")}
     assert refusal({**EXPERTS, "nextn_predict_layers": 1}, guessing) == ""
@@ -129,18 +131,18 @@ def test_experts_by_other_rules():
     ("hunyuan-dense", {"expert_count": 2}, False), ("granitehybrid", {"expert_used_count": 2}, True),
     ("deepseek2", {"expert_shared_count": 2}, True), ("llama", {"expert_group_count": 2}, False),
 ])  # fmt: skip
-def test_families_that_speak_otherwise(arch: str, changes: dict[str, Any], agrees: bool):
+def test_families_with_other_conventions_are_checked_by_theirs(arch: str, changes: dict[str, Any], agrees: bool):
     assert (refusal({**PLAIN, **changes}, DENSE, arch) == "") == agrees
 
 
-def test_families_without_experts_may_have_them():
+def test_deepseek_and_granite_check_shared_experts():
     shared = {**EXPERTS, "expert_shared_count": 3}
     assert "expert_shared_count" in refusal(shared, MIXED, "deepseek2") and refusal(EXPERTS, MIXED, "deepseek2") == ""
     few = {name: shape for name, shape in MIXED.items() if not name.endswith("shexp.weight")}
     assert "but there is no blk.1." in refusal(EXPERTS, few, "granitehybrid")
 
 
-def test_experts_alone_have_arctics_length():
+def test_arctic_stores_the_experts_length_as_feed_forward_length():
     metadata = {**EXPERTS, "feed_forward_length": 12, "expert_feed_forward_length": None, "expert_shared_count": None}
     both = {**DENSE, **{f"blk.{n}.{name}": shape for n in range(1, 4) for name, shape in ROUTED.items()}}
     assert refusal(metadata, both, "arctic") == "" and "feed_forward_length, 12" in refusal(metadata, both)
@@ -150,7 +152,7 @@ def test_experts_alone_have_arctics_length():
 
 
 def kept(arch: str = "llama", **values: Any) -> str:
-    """Why a hyperparameter is refused; "" if it is not. Two underscores are a point."""
+    """Return why a hyperparameter is refused, or ""; two underscores are a dot."""
     try:
         require_kinds(
             fields_of({"block_count": 2, **{key.replace("__", "."): value for key, value in values.items()}}, arch)
@@ -177,7 +179,7 @@ def kept(arch: str = "llama", **values: Any) -> str:
     ("unheard_of", [1.5, "x", -1, np.array([1.0])], [float("inf"), np.array([1.0, np.nan])]),
     ("activation_sparsity_scale", [np.array([-np.inf, 1.0])], []),
 ])  # fmt: skip
-def test_kinds(name: str, fine: list[Any], wrong: list[Any]):
+def test_every_key_accepts_its_range_only(name: str, fine: list[Any], wrong: list[Any]):
     for value in fine:
         assert kept(**{name: value}) == "", value
     for value in wrong:
@@ -186,12 +188,12 @@ def test_kinds(name: str, fine: list[Any], wrong: list[Any]):
         )
 
 
-def test_who_may_look_ahead():
+def test_only_encoders_may_attend_to_later_tokens():
     assert kept(attention__causal=True) == kept("bert", attention__causal=False) == ""
     assert "llama models with bidirectional attention are not supported" in kept(attention__causal=False)
 
 
-def test_numbers_that_float32_holds():
+def test_values_must_be_normal_float32_or_zero():
     tiny = float(np.finfo(np.float32).tiny)
     assert is_number(0.0) and is_number(tiny) and is_number(3e38)
     assert (

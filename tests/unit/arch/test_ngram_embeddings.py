@@ -1,4 +1,4 @@
-"""N-gram embeddings: who goes on, forks or goes back takes the tokens before."""
+"""Test n-gram embeddings: continued, forked and truncated sequences use the tokens before."""
 
 import re
 
@@ -14,14 +14,14 @@ from tests.goldens.test_logits import nmse
 
 @pytest.fixture(scope="module", params=["cpu", "reference"])
 def engine(request, model_path):
-    """Of a model that knows the last four tokens, and sees three blocks of four."""
+    """Return an engine for a model of 4-grams that attends to three blocks of four."""
     engine = open_engine(model_path("qwen4exp_blocks"), context=256, kv_type="f32", backend=request.param)
     yield engine
     engine.close()
 
 
 def fresh(engine: Engine, ids: list[int]) -> np.ndarray:
-    """Logits behind each token, read at once."""
+    """Return the logits behind each token, computed at once."""
     sequence = engine.sequence()
     rows = sequence.append(ids, "all")
     sequence.close()
@@ -29,13 +29,13 @@ def fresh(engine: Engine, ids: list[int]) -> np.ndarray:
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:
-    """With 7, the token that separates sequences, here and there."""
+    """Return random tokens with some 7s, the token that separates sequences."""
     random = np.random.default_rng(seed)
     return np.where(random.random(count) < 0.1, 7, random.integers(0, 272, count)).tolist()
 
 
 @pytest.mark.parametrize("pieces", [[1] * 9, [1, 2, 3, 4, 30], [20, 1, 1, 2, 1, 25]])
-def test_in_pieces_as_at_once(engine, pieces):
+def test_ngram_embeddings_in_chunks_equal_one_run(engine, pieces):
     ids, sequence, at = tokens(sum(pieces)), engine.sequence(), 0
     rows = []
     for count in pieces:
@@ -45,14 +45,14 @@ def test_in_pieces_as_at_once(engine, pieces):
     assert nmse(np.concatenate(rows), fresh(engine, ids)) < FAITHFUL
 
 
-def test_together_as_alone(engine):
-    """Of different lengths, at different places, one without a token in between."""
+def test_ngram_embeddings_of_sequences_together_equal_each_alone(engine):
+    """Run different lengths at different positions, one sequence without a token in between."""
     texts = [tokens(40, seed) for seed in range(4)]
     sequences, places = [engine.sequence() for _ in texts], [0] * 4
     for counts in ((3, 1, 17, 0), (1, 1, 1, 2), (0, 5, 1, 30), (9, 1, 1, 1)):
-        asked = [(number, count) for number, count in enumerate(counts) if count]
-        rows = engine.step([(sequences[n], texts[n][places[n] : places[n] + count]) for n, count in asked])
-        for row, (number, count) in zip(rows, asked, strict=True):
+        steps = [(number, count) for number, count in enumerate(counts) if count]
+        rows = engine.step([(sequences[n], texts[n][places[n] : places[n] + count]) for n, count in steps])
+        for row, (number, count) in zip(rows, steps, strict=True):
             places[number] += count
             assert nmse(row, fresh(engine, texts[number][: places[number]])[-1:]) < FAITHFUL
     for sequence in sequences:
@@ -60,8 +60,7 @@ def test_together_as_alone(engine):
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 37, 64])
-def test_forks(engine, length):
-    """Each has its own tokens from then on, and the same ones before."""
+def test_ngram_embeddings_of_forks_use_the_shared_tokens(engine, length):
     begin, (first, second) = tokens(length), (tokens(20, 1), tokens(20, 2))
     sequence = engine.sequence()
     sequence.append(begin, "none")
@@ -74,8 +73,7 @@ def test_forks(engine, length):
 
 
 @pytest.mark.parametrize("back", [1, 2, 3, 5, 41, 69])
-def test_going_back(engine, back):
-    """And on with other tokens."""
+def test_ngram_embeddings_of_a_truncated_sequence_use_what_remains(engine, back):
     ids, other, sequence = tokens(70), tokens(9, 3), engine.sequence()
     sequence.append(ids[:50], "none")
     for token in ids[50:]:
@@ -111,7 +109,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("fields", "problem"), WRONG)
-def test_wrong_models(tmp_path, fields, problem):
+def test_invalid_ngram_metadata_is_refused(tmp_path, fields, problem):
     built = model("qwen4exp_blocks")
     built.metadata.update({f"qwen4exp.{name}": value for name, value in fields.items()})
     with pytest.raises(ModelError, match=re.escape(problem)):

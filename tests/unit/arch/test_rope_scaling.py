@@ -1,4 +1,4 @@
-"""Positions scaled at run time: as by a file that says so."""
+"""Test RoPE scaling options: they act like metadata of the file."""
 
 import math
 import warnings
@@ -33,7 +33,9 @@ def logits(path: Path | str, **options) -> np.ndarray:
         (RopeScaling("none", 3.0), {}, 64),
     ],
 )
-def test_as_a_file_that_says_so(tmp_path: Path, scaling: RopeScaling, metadata: dict, context: int):
+def test_rope_scaling_options_equal_metadata_of_the_file(
+    tmp_path: Path, scaling: RopeScaling, metadata: dict, context: int
+):
     names = {name: "rope.freq_base" if name == "freq_base" else f"rope.scaling.{name}" for name in metadata}
     keys = {f"llama.{names[name]}": value for name, value in metadata.items()}
     plain = write_tiny_model(tmp_path / "plain.gguf", 64)
@@ -47,7 +49,7 @@ def test_as_a_file_that_says_so(tmp_path: Path, scaling: RopeScaling, metadata: 
         assert not np.array_equal(here, logits(plain))
 
 
-def test_a_file_with_a_factor_is_not_stretched_twice(tmp_path: Path):
+def test_a_factor_of_the_file_is_not_applied_twice(tmp_path: Path):
     keys = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
     path = write_tiny_model(tmp_path / "yarn.gguf", 64, metadata=keys)
     own, same = logits(path), logits(path, rope=RopeScaling("yarn", 4.0))
@@ -56,7 +58,7 @@ def test_a_file_with_a_factor_is_not_stretched_twice(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ({"kind": "longrope"}, "rope_scaling must be none, linear or yarn, not 'longrope'"),
         ({"factor": -1.0}, "rope_scale must be from"),
@@ -65,13 +67,13 @@ def test_a_file_with_a_factor_is_not_stretched_twice(tmp_path: Path):
         ({"original_context": 0}, "yarn_orig_ctx must be at least 1 token"),
     ],
 )
-def test_what_no_model_has(tiny: str, given: dict, message: str):
+def test_invalid_rope_scaling_options_are_refused(tiny: str, options: dict, message: str):
     with pytest.raises(UsageError, match=message):
-        localllm.open(tiny, rope=RopeScaling(**given))
-    assert asdict(RopeScaling(**given)).keys() == {"kind", "factor", "base", "original_context"}
+        localllm.open(tiny, rope=RopeScaling(**options))
+    assert asdict(RopeScaling(**options)).keys() == {"kind", "factor", "base", "original_context"}
 
 
-def test_layers_with_windows_are_not_scaled(model_path):
+def test_models_with_windows_refuse_rope_scaling(model_path):
     with pytest.raises(UnsupportedError, match="the RoPE scaling of models with attention windows cannot be changed"):
         localllm.open(model_path("gemma2"), rope=RopeScaling("linear", 2.0))
 
@@ -79,18 +81,18 @@ def test_layers_with_windows_are_not_scaled(model_path):
 CARD = ("--rope-scaling", "yarn", "--rope-scale", "4", "--yarn-orig-ctx", "64")  # as Qwen's model cards write it
 
 
-def test_the_command_line_of_a_model_card(cli, tmp_path: Path):
+def test_the_options_of_a_qwen_model_card_extend_the_context(cli, tmp_path: Path):
     path = write_tiny_model(tmp_path / "model.gguf", 64)
-    asked = ("run", path, "-p", "hello " * 100, "--raw", "-n", "3", "--temp", "0")
-    code, _, err = cli(*asked)
+    words = ("run", path, "-p", "hello " * 100, "--raw", "-n", "3", "--temp", "0")
+    code, _, err = cli(*words)
     assert code == 4 and "the context holds only 64" in err, err
-    code, out, err = cli(*asked, *CARD, "--receipt", tmp_path / "receipt.json")
+    code, out, err = cli(*words, *CARD, "--receipt", tmp_path / "receipt.json")
     assert code == 0 and out, err
-    assert cli(*asked, "--rope-scaling", "yarn", "--rope-freq-scale", "0.25", "--yarn-orig-ctx", "64")[:2] == (0, out)
+    assert cli(*words, "--rope-scaling", "yarn", "--rope-freq-scale", "0.25", "--yarn-orig-ctx", "64")[:2] == (0, out)
     assert cli("replay", tmp_path / "receipt.json")[:2] == (0, "the same text\n")
 
 
-def test_only_one_of_two_scales(cli, tiny: str):
+def test_contradictory_or_negative_rope_scales_are_refused(cli, tiny: str):
     code, _, err = cli("run", tiny, "-p", "Hi", "--rope-scale", "4", "--rope-freq-scale", "0.25")
     assert (code, err) == (2, "localllm: error: give either --rope-scale or --rope-freq-scale, not both\n")
     code, _, err = cli("run", tiny, "-p", "Hi", "--rope-scale", "-4")

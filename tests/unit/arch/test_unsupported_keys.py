@@ -1,4 +1,4 @@
-"""Settings that a family does not read: refused by their name where they would change the result."""
+"""Test keys that a family does not read: they are refused by name if they would change the result."""
 
 from copy import copy
 from pathlib import Path
@@ -27,20 +27,19 @@ OF_EXPERTS = {"expert_weights_scale", "expert_group_count"}  # the first llama r
 
 
 @pytest.mark.parametrize("name", sorted(NEUTRAL.keys() - OF_EXPERTS))
-def test_a_setting_that_counts_is_refused(llama: GGUFFile, name: str):
+def test_an_unread_key_that_matters_is_refused(llama: GGUFFile, name: str):
     value = True if name == "ssm.dt_b_c_rms" else 2 if isinstance(NEUTRAL[name][0], int) else 0.5
     with pytest.raises(UnsupportedError, match=rf"llama\.{name} is \S+, which llama models do not have"):
         architecture(with_setting(llama, name, value))
 
 
 @pytest.mark.parametrize("name", sorted(NEUTRAL.keys() - OF_EXPERTS))
-def test_a_neutral_one_is_not(llama: GGUFFile, name: str):
+def test_an_unread_key_with_its_neutral_value_is_accepted(llama: GGUFFile, name: str):
     for value in NEUTRAL[name]:
         architecture(with_setting(llama, name, value))
 
 
-def test_a_window(llama: GGUFFile):
-    """Of 0, or as long as the context, it is none."""
+def test_a_window_shorter_than_the_context_is_refused(llama: GGUFFile):
     context = llama.metadata["llama.context_length"]
     for length in (0, context, context + 1):
         architecture(with_setting(llama, "attention.sliding_window", length))
@@ -48,11 +47,11 @@ def test_a_window(llama: GGUFFile):
         architecture(with_setting(llama, "attention.sliding_window", context - 1))
 
 
-def test_what_llama_cpp_passes_over_is_passed_over(tmp_path: Path):
+def test_a_window_that_llama_cpp_ignores_is_ignored(tmp_path: Path):
     file = GGUFFile.open(str(write_model("phi3", tmp_path / "phi3.gguf")))
     architecture(with_setting(file, "attention.sliding_window", 16))
 
 
-def test_what_says_nothing_about_the_computation_is_harmless(llama: GGUFFile):
+def test_unknown_keys_without_effect_are_accepted(llama: GGUFFile):
     architecture(with_setting(llama, "tensor_data_layout", "Meta AI original pth"))
     architecture(with_setting(llama, "a_name_from_the_future", 3))

@@ -1,4 +1,4 @@
-"""What small functions of architectures say, as texts of verbs, and tensors as they take them: each way by itself."""
+"""Test small functions of architectures with activations that are strings of verbs, and tensors as they use them."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +30,7 @@ from localllm.quant.formats import BY_NAME
 
 
 class Teller:
-    """A builder whose activations are texts of what makes them."""
+    """A builder whose activations are strings of the verbs that compute them."""
 
     positions = "positions"
 
@@ -63,7 +63,7 @@ def tensor(name: str, *shape: int, format: str = "F32") -> Tensor:
 
 
 def weights(**shapes: tuple[int, ...]) -> Weights:
-    """By names with __ for dots, ".weight" where none is said."""
+    """Return weights by names with __ for dots; ".weight" is added where it is missing."""
     names = {name.replace("__", "."): shape for name, shape in shapes.items()}
     names = {name if name.endswith((".bias", ".scale")) else f"{name}.weight": shape for name, shape in names.items()}
     return Weights({name: tensor(name, *shape) for name, shape in names.items()})
@@ -76,7 +76,7 @@ def weights(**shapes: tuple[int, ...]) -> Weights:
     ({"ffn_gate": (6, 4), "ffn_up": (6, 4)}, "linear(gate(linear(x, ffn_gate), linear(x, ffn_up)), ffn_down)"),
     ({"ffn_up": (12, 4)}, "linear(gate(linear(x, ffn_up), linear(x, ffn_up[6:12])), ffn_down)"),
 ])  # fmt: skip
-def test_gates(shapes: dict[str, tuple[int, ...]], says: str):
+def test_gates_multiply_two_matrices_or_halves_of_one(shapes: dict[str, tuple[int, ...]], says: str):
     b: Any = Teller()
     assert gated_feed_forward(b, weights(**shapes, ffn_down=(4, 6)), "x", b.gate) == says
     assert jina_bert.feed_forward(b, weights(**shapes, ffn_down=(4, 6)), "x") == says.replace(
@@ -84,7 +84,7 @@ def test_gates(shapes: dict[str, tuple[int, ...]], says: str):
     ).replace("), linear", ")), linear", 1)
 
 
-def test_networks_without_gates():
+def test_feed_forward_without_a_gate_has_one_activation():
     b: Any = Teller()
     w = weights(ffn_up=(6, 4), ffn_down=(4, 6))
     assert plain(b, w, "x", b.relu) == "linear(relu(linear(x, ffn_up)), ffn_down)"
@@ -102,11 +102,11 @@ def of_pictures(activation: str = "gelu", exact: bool = False) -> Any:
     (of_pictures("silu"), "multiply(x, sigmoid(x))"), (of_pictures("silu", True), "multiply(x, sigmoid(x))"),
     (of_pictures("gelu_quick"), "multiply(x, sigmoid(scale(x, 1.702)))"),
 ])  # fmt: skip
-def test_functions_of_encoders(h: Any, says: str):
+def test_encoders_apply_their_activation_function(h: Any, says: str):
     assert apply_activation(Teller(), h, "x") == says  # type: ignore[arg-type]
 
 
-def test_networks_of_encoders():
+def test_encoders_recognize_swapped_and_gated_feed_forward():
     b: Any = Teller()
     w, turned = weights(ffn_up=(6, 4), ffn_down=(4, 6)), weights(ffn_up=(4, 6), ffn_down=(6, 4))
     assert feed_forward(b, w, of_pictures(), "x") == "linear(gelu(linear(x, ffn_up)), ffn_down)"
@@ -127,7 +127,7 @@ SHARED = {"ffn_gate_shexp": (6, 4), "ffn_up_shexp": (6, 4), "ffn_down_shexp": (4
 
 
 class OfTwo:
-    """A routing."""
+    """A routing with a short name."""
 
     experts = 2
 
@@ -149,21 +149,21 @@ def mixed(bias: str = "None", gate: str = "ffn_gate_exps", up: str = "ffn_up_exp
     ({}, mixed()), ({"exp_probs_b__bias": (2,)}, mixed("exp_probs_b.bias")),
     ({"exp_probs_b__bias": (1, 2)}, mixed("exp_probs_b.bias")),
 ])  # fmt: skip
-def test_mixtures(more: dict[str, tuple[int, ...]], says: str):
+def test_a_mixture_routes_gathers_and_scatters(more: dict[str, tuple[int, ...]], says: str):
     b: Any = Teller()
     assert mixture(b, weights(**ROUTER, **STACKS, **more), R, "x", b.gate) == says
 
 
-def test_a_bias_of_one_row_is_a_vector():
-    seen: list[Weight] = []
+def test_a_router_bias_of_one_row_becomes_a_vector():
+    biases: list[Weight] = []
     b: Any = Teller()
-    b.route = lambda logits, routing, bias: seen.append(bias) or "choice"
+    b.route = lambda logits, routing, bias: biases.append(bias) or "choice"
     for shape in ((1, 2), (2,)):
         mixture(b, weights(**ROUTER, **STACKS, exp_probs_b__bias=shape), R, "x", b.gate)
-    assert [bias.shape for bias in seen] == [(2,), (2,)]
+    assert [bias.shape for bias in biases] == [(2,), (2,)]
 
 
-def test_gates_of_experts_above_the_others():
+def test_fused_expert_matrices_are_split_into_gate_and_up():
     b: Any = Teller()
     fused = weights(ffn_gate_up_exps=(2, 12, 4), ffn_down_exps=(2, 4, 6))
     of_gate, up, down = matrices(b, fused, 2)
@@ -173,7 +173,7 @@ def test_gates_of_experts_above_the_others():
         matrices(b, biased, 2)
 
 
-def test_experts_that_lie_apart_are_one_behind_the_other():
+def test_separate_expert_tensors_are_stacked():
     b: Any = Teller()
     numbers = np.arange(6 * 3 * 2, dtype=np.float32).reshape(6, 3, 2)
     names = [f"ffn_{part}.{expert}.weight" for part in ("gate", "up", "down") for expert in (0, 1)]
@@ -181,12 +181,12 @@ def test_experts_that_lie_apart_are_one_behind_the_other():
         name: Tensor(name, BY_NAME["F32"], (3, 2), each.view(np.uint8))
         for name, each in zip(names, numbers, strict=True)
     })  # fmt: skip
-    found = [np.ascontiguousarray(stack.tensor.data).view(np.float32) for stack in matrices(b, w, 2)]
-    np.testing.assert_array_equal(np.concatenate(found), numbers)
+    stacks = [np.ascontiguousarray(stack.tensor.data).view(np.float32) for stack in matrices(b, w, 2)]
+    np.testing.assert_array_equal(np.concatenate(stacks), numbers)
     assert b.ignored == names
 
 
-def test_layers_with_and_without_experts():
+def test_layers_use_experts_or_a_dense_network():
     b: Any = Teller()
     dense = weights(ffn_gate=(6, 4), ffn_up=(6, 4), ffn_down=(4, 6))
     says = "linear(gate(linear(x, ffn_gate), linear(x, ffn_up)), ffn_down)"
@@ -205,7 +205,7 @@ def test_layers_with_and_without_experts():
 # ---- attention
 
 
-def test_queries_keys_and_values():
+def test_queries_keys_and_values_may_be_one_matrix():
     b: Any = Teller()
     h: Any = SimpleNamespace(attention=SimpleNamespace(heads=(3, 2), kv_heads=(1, 2), head_dim=2, value_dim=2))
     apart = weights(attn_q=(6, 4), attn_k=(2, 4), attn_v=(2, 4))
@@ -216,7 +216,7 @@ def test_queries_keys_and_values():
         qkv(b, fused, h, 1, "x")
 
 
-def test_factors_of_rotations():
+def test_rope_factors_are_read_from_one_or_two_tensors():
     b: Any = Teller()
     h: Any = SimpleNamespace(attention=SimpleNamespace(rope=SimpleNamespace(original_context=7)))
     assert rope_factors(b, weights(), h) is None
@@ -230,7 +230,7 @@ def test_factors_of_rotations():
         rope_factors(b, weights(rope_factors_long=(3,), rope_factors_short=(2,)), h)
 
 
-def test_what_is_rotated():
+def test_heads_are_rotated_by_the_layers_rope():
     b: Any = Teller()
     ropes = {0: None, 1: SimpleNamespace(by_factors=False), 2: SimpleNamespace(by_factors=True)}
     h: Any = SimpleNamespace(rope=ropes.get)
@@ -257,13 +257,13 @@ class Numbers(Teller):
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3, 4, 5, 7, 8, 12])
-def test_each_head_by_its_factor(dim: int):
+def test_each_head_is_multiplied_by_its_factor(dim: int):
     x, factors = np.arange(2.0 * 3 * dim).reshape(2, -1) + 1, np.arange(6.0).reshape(2, 3) + 1
     expected = (x.reshape(2, 3, dim) * factors[:, :, None]).reshape(2, -1)
     np.testing.assert_array_equal(by_head(Numbers(), x, factors, 3, dim), expected)  # type: ignore[arg-type]
 
 
-def test_mpt_says_what_its_file_has():
+def test_mpt_clamps_and_normalizes_only_if_its_file_says_so():
     b: Any = Teller()
     attention = SimpleNamespace(heads=(2,), kv_heads=(2,), head_dim=2, value_dim=2)
     h: Any = SimpleNamespace(attention=attention, epsilon=0.5, limit=0.0, alibi_bias=0.0, scale=1.0, states=list)
@@ -281,7 +281,7 @@ def test_mpt_says_what_its_file_has():
     assert "slopes=(0.0625, 0.00390625)" in full
 
 
-def test_values_that_are_shorter_than_keys_in_one_matrix():
+def test_mimo_splits_fused_matrices_with_shorter_values():
     b: Any = Teller()
     attention = SimpleNamespace(heads=(2,))
     h: Any = SimpleNamespace(attention=attention, epsilon=0.5, scale=1.0, value_scale=3.0, routing=None)
@@ -298,7 +298,7 @@ def test_values_that_are_shorter_than_keys_in_one_matrix():
     assert fused == apart
 
 
-def test_what_the_delta_rule_writes_and_forgets():
+def test_the_delta_rule_reads_strength_and_steps_from_one_or_two_matrices():
     b: Any = Teller()
     d: Any = SimpleNamespace(heads=6, key_heads=2)
     both = "linear(x, ssm_ba)"
@@ -310,7 +310,7 @@ def test_what_the_delta_rule_writes_and_forgets():
 
 
 @pytest.mark.parametrize("family", [deepseek2, dots1, glm4, glm4moe, qwen35])
-def test_layers_that_guess_are_as_the_others(monkeypatch: pytest.MonkeyPatch, family: Any):
+def test_mtp_layers_are_blocks_like_the_others(monkeypatch: pytest.MonkeyPatch, family: Any):
     monkeypatch.setattr(family, "mtp_output", lambda *given: given)
     assert family.draft("b", "w", "h", "made") == ("b", "w", "h", "made", family.block)
 
@@ -337,21 +337,23 @@ def pooling(kind: str, bidirectional: bool = True, head_gelu: bool = False) -> A
     (pooling("rank", head_gelu=True), {"cls": (2, 4), "cls__norm": (2,), "cls__output": (1, 2)},
      "linear(layer_norm(gelu_erf(linear(pool(x, cls), cls)), cls.norm, 0.25), cls.output)", []),
 ])  # fmt: skip
-def test_poolings(h: Any, shapes: dict[str, tuple[int, ...]], says: str, ignored: list[str]):
+def test_pooling_applies_heads_and_ignores_their_unused_tensors(
+    h: Any, shapes: dict[str, tuple[int, ...]], says: str, ignored: list[str]
+):
     b: Any = Teller()
     assert pool_texts(b, weights(**shapes), h, "x") == says and b.ignored == ignored
 
 
-def test_scores_need_a_head():
+def test_reranking_needs_a_head():
     with pytest.raises(ModelError, match=r"^the model has no tensor cls\.output\.weight$"):
         pool_texts(Teller(), weights(), pooling("rank"), "x")  # type: ignore[arg-type]
 
 
-def test_numbers_of_poolings():
+def test_pooling_types_are_read_by_number():
     def read(number: int | None) -> str | None:
-        found: Any = SimpleNamespace(has=lambda name: number is not None, count=lambda name, least: number)
-        found.wrong = lambda name, expected: ModelError(f"{name} must be {expected}")
-        return read_pooling(found)
+        fields: Any = SimpleNamespace(has=lambda name: number is not None, count=lambda name, least: number)
+        fields.wrong = lambda name, expected: ModelError(f"{name} must be {expected}")
+        return read_pooling(fields)
 
     assert [read(number) for number in (None, 0, 1, 2, 3, 4)] == [None, "none", "mean", "cls", "last", "rank"]
     with pytest.raises(ModelError, match=r"^pooling_type must be a number from 0 to 4$"):
@@ -366,7 +368,7 @@ def weight(*shape: int, format: str = "F32", bias: bool = False) -> Weight:
     return Weight(tensor("w", *shape, format=format), Weight(tensor("w.bias", shape[0])) if bias else None)
 
 
-def test_tensors_of_encoders():
+def test_matrices_of_encoders_are_transposed_and_flattened():
     turned = transpose(weight(2, 3))
     assert turned.shape == (3, 2) and turned.tensor.data.view(np.float32).tolist() == [[0, 3], [1, 4], [2, 5]]
     for wrong in (weight(3), weight(2, 3, format="I32")):
@@ -378,7 +380,7 @@ def test_tensors_of_encoders():
             as_matrix(weight(*shape), columns)
 
 
-def test_embeddings_behind_lines():
+def test_newline_embeddings_must_have_the_width_of_rows():
     whole = Anyres(((2, 2),), True)
     for name in ("v.image_newline", "model.image_newline"):
         w = Weights({name: tensor(name, 3)})
@@ -393,7 +395,7 @@ def test_embeddings_behind_lines():
 
 
 @pytest.mark.parametrize(("merge", "says"), [(1, "x"), (2, "linear(x, mm.patch_merger)")])
-def test_what_pixtral_projects(merge: int, says: str):
+def test_pixtral_merges_patches_before_projecting(merge: int, says: str):
     b: Any = Teller()
     shapes = {"mm.patch_merger.weight": (4, 16), "mm.1.weight": (4, 4), "mm.2.weight": (4, 4)}
     tensors = {name: tensor(name, *shape) for name, shape in shapes.items()}
@@ -408,7 +410,7 @@ def test_what_pixtral_projects(merge: int, says: str):
 # ---- what is kept
 
 
-def test_how_many_bytes_are_kept():
+def test_cache_sizes_follow_from_types_windows_and_states():
     assert [window_tokens(tokens, 8) for tokens in (7, 8 + 2 * SLACK, 9 + 2 * SLACK)] == [7, 1032, 1032]
     assert window_tokens(5000, None) == 5000
     full, mixed = KVType("f32", "f32"), KVType("q8_0", "f16")
@@ -427,13 +429,13 @@ def test_how_many_bytes_are_kept():
     )  # fmt: skip
 
 
-def test_which_matrices_numbers_meet_before_they_are_kept():
+def test_cache_rotations_follow_from_types_and_head_sizes():
     few, many = KVType("q4_0", "f16"), KVType("q4_1", "q4_0")
     assert (Paged(0, 1, 96, 64).rotations(few), Paged(0, 1, 96, 64).rotations(many)) == ((32, 1), (32, 64))
     assert (Latent(0, 96, 64).rotations(few), Latent(0, 96, 64).rotations(KVType())) == ((32, 32), (1, 1))
 
 
-def test_what_all_models_have():
+def test_hyperparameters_have_defaults():
     h = Hyperparameters("x", 2, 8, 9, 10)
     assert (h.mtp_layers, h.pooling, h.bidirectional, h.fills, h.head_gelu) == (0, None, False, False, False)
     assert (h.row_width, h.before_head, h.encode, h.start_token, h.norm_of_head) == (8, "last", None, None, 1e-5)

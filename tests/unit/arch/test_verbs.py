@@ -1,4 +1,4 @@
-"""The registry of verbs: each row's kernels, for the CPU and for cards, against the formula that says what it means."""
+"""Compare each verb's kernels, for CPU and GPU, with the formula that defines it."""
 
 import inspect
 
@@ -20,7 +20,7 @@ from localllm.kernels import cuda
 from localllm.kernels.table import FORMULAS, KERNELS
 
 ROWWISE = {name: KERNELS[name] for name in FORMULAS}
-# What is given to verbs with a formula, besides activations.
+# Arguments of verbs with a formula, besides activations.
 CASES = {
     "add": {},
     "multiply": {},
@@ -40,12 +40,12 @@ CASES = {
     "signed_root": {"least": 0.25},
     "softcap": {"cap": 2.5},
 }
-WITH_VECTORS = {"softplus", "scale", "scale_columns", "lerp"}  # which have records, and tests of their own
+WITH_VECTORS = {"softplus", "scale", "scale_columns", "lerp"}  # these have their own records and tests
 TOKENS, COLUMNS = 5, 20
 
 
 class Formulas(RowwiseVerbs):
-    """A builder that does what the formulas say."""
+    """A builder that evaluates the formulas."""
 
     def rowwise(self, verb, formula, *inputs, **given):
         return formula(*inputs, **given)
@@ -56,7 +56,7 @@ def call():
     return caller(list(CASES))
 
 
-def test_every_row_is_tested():
+def test_every_rowwise_verb_is_tested():
     assert ROWWISE.keys() == CASES.keys() | WITH_VECTORS
 
 
@@ -79,8 +79,7 @@ def verbs_of(kind: type) -> set[str]:
     return {name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))}
 
 
-def test_builder_recorder_and_reference_agree_with_the_registry():
-    """Each verb that records an operation is in the registry or a formula, and all three builders have it."""
+def test_builder_recorder_and_reference_have_the_verbs_of_the_registry():
     verbs_said = verbs_of(verbs.Builder)
     assert verbs_said - NO_OPERATIONS == (OPERATIONS.keys() - UNSAID) | CASES.keys()
     for builder in (Recorder, Reference):
@@ -102,11 +101,11 @@ def test_every_operation_has_steps_on_every_target():
         assert name in CASES or name in OPERATIONS, name
 
 
-def test_every_grid_has_a_row():
+def test_every_grid_has_a_kernel():
     assert {row.grid for row in KERNELS.values() if row.cuda} <= cuda.GRIDS.keys()
 
 
-def test_a_forgotten_verb_is_an_error_that_says_where():
+def test_a_verb_without_a_formula_is_an_error_that_names_the_file():
     target = type("Target", (), {"verbs": OF_CPU})
     x = Activation(ALL, 4)
 
@@ -119,8 +118,8 @@ def test_a_forgotten_verb_is_an_error_that_says_where():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_kernels_do_what_the_formula_says(call, name):
-    """What is not finite stays that; nothing else does."""
+def test_kernels_agree_with_their_formula(call, name):
+    """Check also that exactly the infinite inputs give infinite outputs."""
     row, given = ROWWISE[name], CASES[name]
     inputs = [3 * normal(TOKENS, COLUMNS, seed=place) for place in range(len(row.inputs))]
     inputs[0][:, :4] = 50, -50, 1e-3, -1e-3
@@ -153,7 +152,7 @@ def test_kernels_do_what_the_formula_says(call, name):
             np.testing.assert_allclose(got[finite], expected[finite], rtol=1e-5, atol=1e-6)
 
 
-def test_formulas_and_verbs_take_the_same():
+def test_formulas_take_the_arguments_of_their_verbs():
     for name, given in CASES.items():
         _, *taken = inspect.signature(getattr(RowwiseVerbs, name)).parameters
         assert taken[len(ROWWISE[name].inputs) :] == [*given]

@@ -1,4 +1,4 @@
-"""Tensors by their names, and parts of them, without a model."""
+"""Test weights by name, and parts of them, without a model."""
 
 from typing import Any
 
@@ -14,9 +14,9 @@ NUMBERS = np.arange(24, dtype=np.float32) + 1
 
 
 def tensor(name: str, *shape: int, format: str = "F32", numbers: np.ndarray | None = None) -> Tensor:
-    """With NUMBERS, as many as there is room for."""
-    found = NUMBERS[: int(np.prod(shape))] if numbers is None else numbers
-    data = found.reshape(shape).view(np.uint8) if len(shape) > 1 else found.view(np.uint8)
+    """Return a tensor with the first of NUMBERS."""
+    content = NUMBERS[: int(np.prod(shape))] if numbers is None else numbers
+    data = content.reshape(shape).view(np.uint8) if len(shape) > 1 else content.view(np.uint8)
     return Tensor(name, BY_NAME[format], shape, data)
 
 
@@ -28,21 +28,21 @@ def numbers(weight: Weight) -> Any:
 
 
 @pytest.mark.parametrize(("format", "kind"), [("F32", np.float32), ("F16", np.float16), ("F64", np.float64)])
-def test_plain_numbers(format: str, kind: Any):
-    found = Weight(tensor("v", 3, format=format, numbers=np.array([1.5, -2, 0.25], kind))).vector()
-    assert found.dtype == np.float32 and found.tolist() == [1.5, -2, 0.25]
+def test_plain_values_become_float32(format: str, kind: Any):
+    vector = Weight(tensor("v", 3, format=format, numbers=np.array([1.5, -2, 0.25], kind))).vector()
+    assert vector.dtype == np.float32 and vector.tolist() == [1.5, -2, 0.25]
 
 
-def test_halves_of_numbers_and_whole_ones():
+def test_bf16_and_integer_tensors_are_read():
     upper = (np.array([1.5, -2, 0.25], np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    found = Weight(tensor("v", 3, format="BF16", numbers=upper)).vector()
-    assert found.dtype == np.float32 and found.tolist() == [1.5, -2, 0.25]
+    vector = Weight(tensor("v", 3, format="BF16", numbers=upper)).vector()
+    assert vector.dtype == np.float32 and vector.tolist() == [1.5, -2, 0.25]
     whole = Weight(tensor("v", 2, 2, format="I32", numbers=np.array([1, -2, 3, 1 << 30], np.int32))).whole()
     assert whole.dtype == np.int64 and whole.tolist() == [[1, -2], [3, 1 << 30]]
     assert Weight(tensor("v", 1)).number() == 1.0
 
 
-@pytest.mark.parametrize(("read", "weight", "said"), [
+@pytest.mark.parametrize(("read", "weight", "message"), [
     (Weight.vector, tensor("v", 2, 2), r"v must be a vector of F32 \(found F32 \(2, 2\)\)"),
     (Weight.vector, tensor("v", 3, format="I32"), r"v must be a vector of F32 \(found I32 \(3,\)\)"),
     (Weight.vector, tensor("v", 2, numbers=np.array([1, np.inf], np.float32)), "v has values that are not numbers"),
@@ -55,15 +55,15 @@ def test_halves_of_numbers_and_whole_ones():
     (lambda weight: weight.split(1, 1), tensor("v", 3, 2), r"v must have 2 rows \(found 3\)"),
     (lambda weight: weight.split(2, 2), tensor("v", 3, 2), r"v must have 4 rows \(found 3\)"),
 ])  # fmt: skip
-def test_what_a_tensor_is_not(read: Any, weight: Tensor, said: str):
-    with pytest.raises(ModelError, match=said):
+def test_tensors_of_another_shape_or_type_are_refused(read: Any, weight: Tensor, message: str):
+    with pytest.raises(ModelError, match=message):
         read(Weight(weight))
 
 
 # ---- other shapes
 
 
-def test_vectors_and_matrices():
+def test_weights_are_reshaped_to_vectors_rows_and_stacks():
     matrix = Weight(tensor("m", 3, 2))
     assert matrix.shaped(3, 2) is matrix
     assert matrix.flat().shape == (6,) and matrix.flat().vector().tolist() == [1, 2, 3, 4, 5, 6]
@@ -76,8 +76,7 @@ def test_vectors_and_matrices():
         Weight(tensor("m", 4, 2), bias=matrix).in_stacks(2)
 
 
-def test_rows_for_each():
-    """They know where they begin in the file, and have their part of the bias."""
+def test_split_rows_know_their_offset_and_bias():
     fused = Weight(tensor("m", 5, 2), bias=Weight(tensor("m.bias", 5)))
     first, second = fused.split(2, 3)
     assert numbers(first) == [[1, 2], [3, 4]] and numbers(second) == [[5, 6], [7, 8], [9, 10]]
@@ -93,7 +92,7 @@ def test_rows_for_each():
         Weight(tensor("m", 5, 2), bias=Weight(tensor("m.bias", 4))).split(2, 3)
 
 
-def test_rows_of_every_expert():
+def test_rows_of_every_expert_are_split():
     experts = Weight(tensor("m", 2, 3, 2))
     first, second = experts.split(1, 2)
     assert numbers(first) == [[[1, 2]], [[7, 8]]] and numbers(second) == [[[3, 4], [5, 6]], [[9, 10], [11, 12]]]
@@ -102,12 +101,12 @@ def test_rows_of_every_expert():
         Weight(experts.tensor, bias=Weight(tensor("m.bias", 2, 3))).split(1, 2)
 
 
-def test_experts_in_a_tensor_each():
+def test_equally_spaced_experts_are_stacked_without_copying():
     whole = NUMBERS.reshape(3, 2, 4)
     apart = [Weight(Tensor(f"e.{n}", BY_NAME["F32"], (2, 4), whole[n].view(np.uint8))) for n in range(3)]
-    made = as_stack(apart)
-    assert made.shape == (3, 2, 4) and numbers(made) == whole.tolist() and not made.tensor.data.flags.writeable
-    assert np.shares_memory(made.tensor.data, whole)
+    stack = as_stack(apart)
+    assert stack.shape == (3, 2, 4) and numbers(stack) == whole.tolist() and not stack.tensor.data.flags.writeable
+    assert np.shares_memory(stack.tensor.data, whole)
     assert numbers(as_stack(apart[1:2])) == whole[1:2].tolist()
     elsewhere = Weight(Tensor("e.9", BY_NAME["F32"], (2, 4), whole[1].copy().view(np.uint8)))
     other = Weight(Tensor("e.9", BY_NAME["I32"], (2, 4), whole[2].view(np.uint8)))
@@ -139,7 +138,7 @@ def names(*found: Weight | None) -> list[str | None]:
     return [weight and weight.name for weight in found]
 
 
-def test_weights_by_their_names(weights: Weights):
+def test_weights_are_found_by_name_in_a_layer_or_outside(weights: Weights):
     first, second = weights.block(0), weights.block(1)
     whole = first.a
     assert names(whole, whole.bias, whole.scale) == ["blk.0.a.weight", "blk.0.a.bias", "blk.0.a.scale"]
@@ -156,8 +155,8 @@ def test_weights_by_their_names(weights: Weights):
     assert names_in_layers(NAMES) == {"a.weight", "a.bias", "a.scale", "b.weight", "c.bias", "d"}
 
 
-def test_what_only_other_layers_have(weights: Weights):
-    """Unless the family says that it goes by layer. A part has layers of its own."""
+def test_a_tensor_that_only_other_layers_have_is_refused(weights: Weights):
+    """A family may allow it by layer; a prefix has its own layers."""
     first, second = weights.block(0), weights.block(1)
     for ask, name in (
         (lambda: first.get("b"), "blk.0.b.weight"), (lambda: first.bias("c"), "blk.0.c.bias"),
@@ -166,13 +165,13 @@ def test_what_only_other_layers_have(weights: Weights):
         with pytest.raises(ModelError, match=f"the model has no tensor {name}, but other layers have one"):
             ask()
     assert first.get("b", by_layer=True) is None
-    found = second.get("a", by_layer=True)
-    assert found and names(found, found.bias, found.scale) == ["blk.1.a.weight", None, None]
+    weight = second.get("a", by_layer=True)
+    assert weight and names(weight, weight.bias, weight.scale) == ["blk.1.a.weight", None, None]
     part = weights.part("v.")
     assert names(part.block(0).b, part.block(0).get("a"), part.block(0).bias("c")) == ["v.blk.0.b.weight", None, None]
 
 
-def test_what_is_missing_is_named(weights: Weights):
+def test_a_missing_weight_is_named(weights: Weights):
     for ask, name in (
         (lambda: weights.require("x"), "x.weight"), (lambda: weights.x, "x.weight"),
         (lambda: weights.block(2).x, "blk.2.x.weight"), (lambda: weights.block(2).exactly("x"), "blk.2.x"),

@@ -1,4 +1,4 @@
-"""Checkpoints and settings, for the tests of converting."""
+"""Checkpoints and settings for the tests of converting."""
 
 from collections.abc import Callable
 from math import prod
@@ -26,7 +26,7 @@ def all_rows(tensor: Any) -> np.ndarray:
 
 
 def refused(folder: Path) -> str:
-    """The message with which a folder is refused: one line."""
+    """Return the one line with which a folder is refused."""
     with pytest.raises(ModelError) as caught:
         open_folder(folder)
     message = str(caught.value)
@@ -35,7 +35,7 @@ def refused(folder: Path) -> str:
 
 
 def splits(*patterns: str, byte_level_words: bool = False) -> dict[str, Any]:
-    """A pre-tokenizer of regular expressions, then bytes."""
+    """Return a pre-tokenizer of regular expressions, then bytes."""
     parts = [{"type": "Split", "pattern": {"Regex": p}, "behavior": "Isolated", "invert": False} for p in patterns]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": byte_level_words}
     return {"type": "Sequence", "pretokenizers": [*parts, byte_level]}

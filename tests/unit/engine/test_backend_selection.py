@@ -1,4 +1,4 @@
-"""From what an architecture has said of a model, and options, to what computes it: without computing anything."""
+"""Test how options and a traced model select a backend, without computing anything."""
 
 import importlib.util
 import sys
@@ -71,8 +71,8 @@ NO_DRIVER = "the CPU computes: no NVIDIA driver found"
         ("auto", "all", False, BackendChoice("cpu", NO_DRIVER)),
     ],
 )  # fmt: skip
-def test_the_choice(backend, layers, driver, choice):
-    """Whether there is a driver is asked only where it matters."""
+def test_the_backend_is_chosen_by_device_layers_and_driver(backend, layers, driver, choice):
+    """Check that the driver is looked for only where it matters."""
 
     def has_driver() -> bool:
         assert driver is not None
@@ -90,14 +90,14 @@ def said(encoding=()) -> TracedModel:
 
 @pytest.fixture
 def made(monkeypatch) -> list[tuple]:
-    """What computes is what it was made of."""
-    heard = list[tuple]()
-    monkeypatch.setattr(opening, "CpuBackend", lambda *given: heard.append(given) or "the CPU")
+    """Record what a CPU backend is built from, in place of building it."""
+    built = list[tuple]()
+    monkeypatch.setattr(opening, "CpuBackend", lambda *given: built.append(given) or "the CPU")
     monkeypatch.setattr(opening, "has_driver", lambda: True)
-    return heard
+    return built
 
 
-def test_the_cpu(made):
+def test_building_the_cpu_backend_passes_operations_states_and_options(made):
     options = EngineOptions()
     assert build_backend(said(["encode"]), options) == SelectedBackend("the CPU", "CPU", None, None)
     assert made.pop() == (["operation"], ["a", "b"], 64, options, ["encode"], "rows")
@@ -107,16 +107,15 @@ def test_the_cpu(made):
 
 
 @pytest.mark.parametrize("encodes", [False, True])
-def test_the_reference(made, monkeypatch, encodes):
-    """Says what the model says, and what its encoder says, if it has one."""
-    heard = list[tuple]()
-    monkeypatch.setattr("localllm.engine.reference.ReferenceBackend", lambda *given: heard.append(given) or "plain")
+def test_building_the_reference_passes_forward_and_encode(made, monkeypatch, encodes):
+    built = list[tuple]()
+    monkeypatch.setattr("localllm.engine.reference.ReferenceBackend", lambda *given: built.append(given) or "plain")
     monkeypatch.setattr(opening, "Weights", lambda tensors: "weights")
     of_model, options = said(), EngineOptions(backend="reference", observer="observer")
     h = of_model.hyperparameters
     h.encode = (lambda *given, **named: ("encoded", given, named)) if encodes else None
     assert build_backend(of_model, options) == SelectedBackend("plain")
-    ((forward, kept_as, context, observer, encoding),) = heard
+    ((forward, kept_as, context, observer, encoding),) = built
     assert (kept_as, context, observer) == (options.kv_cache_type, 64, "observer")
     assert forward("builder") == (("builder",), {"w": "weights", "h": h})
     assert (encoding and encoding("builder")) == (
@@ -133,18 +132,17 @@ def card(**known):
 
 
 @pytest.mark.parametrize(("layers", "limits"), [(4, (5.0, 6.0)), (3, None)])
-def test_a_card(made, monkeypatch, layers, limits):
-    """Its limits are those of what computes only if it computes all."""
-    asked, (one, closed) = [], card()
+def test_a_card_that_computes_all_layers_reports_its_limits(made, monkeypatch, layers, limits):
+    calls, (one, closed) = [], card()
     monkeypatch.setattr(
-        devices, "place_layers", lambda *given: asked.append(given) or GpuPlacement(one, layers, 7, "slow")
+        devices, "place_layers", lambda *given: calls.append(given) or GpuPlacement(one, layers, 7, "slow")
     )
-    monkeypatch.setattr("localllm.engine.cuda.backend.CudaBackend", lambda *given: asked.append(given) or "on a card")
+    monkeypatch.setattr("localllm.engine.cuda.backend.CudaBackend", lambda *given: calls.append(given) or "on a card")
     options = EngineOptions(backend="cuda")
     assert build_backend(said(), options) == SelectedBackend(
         "on a card", f"a card, {layers} of 4 layers", "slow", limits
     )
-    (asked_options, file, states, count, context, buffers), backend = asked
+    (asked_options, file, states, count, context, buffers), backend = calls
     assert (asked_options, file.tensors, states, count, context) == (options, {}, ["a", "b"], 4, 64)
     assert buffers.args == (["operation"],)
     assert backend == (one, ["operation"], ["a", "b"], 64, options, 4 - layers, 7)
@@ -154,13 +152,12 @@ def test_a_card(made, monkeypatch, layers, limits):
 @pytest.mark.parametrize(
     "found", [GpuPlacement(None, 0), GpuPlacement(None, 0, 0, "why"), GpuPlacement(card()[0], 0, 0, "why")]
 )
-def test_a_card_that_gets_no_layers(made, monkeypatch, found):
+def test_a_card_that_gets_no_layers_leaves_all_to_the_cpu(made, monkeypatch, found):
     monkeypatch.setattr(devices, "place_layers", lambda *given: found)
     assert build_backend(said(), EngineOptions(backend="auto")) == SelectedBackend("the CPU", "CPU", found.warning)
 
 
-def test_a_card_that_fails(made, monkeypatch):
-    """It is given back; who asked for it hears why, and who did not, too."""
+def test_a_card_that_fails_is_closed_and_reported(made, monkeypatch):
     one, closed = card()
 
     def broken(*given):
@@ -171,13 +168,13 @@ def test_a_card_that_fails(made, monkeypatch):
     with pytest.raises(LocalllmError, match=r"^it is on fire$"):
         build_backend(said(), EngineOptions(backend="cuda"))
     assert closed == [1]
-    found = build_backend(said(), EngineOptions(backend="auto"))
-    assert found == SelectedBackend("the CPU", "CPU", "the CPU computes: it is on fire") and closed == [1, 1]
+    selected = build_backend(said(), EngineOptions(backend="auto"))
+    assert selected == SelectedBackend("the CPU", "CPU", "the CPU computes: it is on fire") and closed == [1, 1]
 
 
-def test_an_encoder_is_no_cards(made):
-    found = build_backend(said(["encode"]), EngineOptions(backend="auto"))
-    assert found == SelectedBackend("the CPU", "CPU", "the CPU computes: encoders do not run on GPUs")
+def test_encoders_run_on_the_cpu_only(made):
+    selected = build_backend(said(["encode"]), EngineOptions(backend="auto"))
+    assert selected == SelectedBackend("the CPU", "CPU", "the CPU computes: encoders do not run on GPUs")
     with pytest.raises(UnsupportedError) as error:
         build_backend(said(["encode"]), EngineOptions(backend="cuda"))
     assert str(error.value) == "encoder models run on the CPU only: use --device cpu"
@@ -190,38 +187,38 @@ def test_an_encoder_is_no_cards(made):
     ("wanted", "free", "layers"),
     [("all", 65, 4), (4, 65, 4), (9, 65, 4), (2, 45, 2), ("auto", 44, 1), ("auto", 35, 1), ("auto", 999, 4)],
 )
-def test_how_many_layers_a_card_gets(wanted, free, layers):
+def test_as_many_layers_as_fit_are_placed_on_a_card(wanted, free, layers):
     needed = Sizes([10, 10, 10, 30], 5)
     assert layers_on("a card", needed, wanted, MARGIN + free) == layers
-    for more, room, told in (("all", 64, "4 layers need 0.0 GB of GPU memory"), (9, 64, "4 layers need 0.0 GB"),
+    for more, room, message in (("all", 64, "4 layers need 0.0 GB of GPU memory"), (9, 64, "4 layers need 0.0 GB"),
                              ("auto", 34, "a card has 0.4 GB free, too little for one layer of")):  # fmt: skip
-        with pytest.raises(MemoryLimitError, match=told):
+        with pytest.raises(MemoryLimitError, match=message):
             layers_on("a card", needed, more, MARGIN + room)
 
 
-def test_a_card_is_found(monkeypatch):
-    asked, (one, closed) = [], card()
+def test_placing_layers_opens_the_named_card_and_closes_it_on_failure(monkeypatch):
+    opened, (one, closed) = [], card()
     one.free_bytes = lambda: MARGIN + 100
-    monkeypatch.setattr(devices, "open_card", lambda number: asked.append(number) or one)
+    monkeypatch.setattr(devices, "open_card", lambda number: opened.append(number) or one)
 
     def place_layers(device, layers="auto", buffers=lambda states, kv_type: 30, kv_type="f16"):
         file, options = SimpleNamespace(tensors={}), EngineOptions(backend=device, gpu_layers=layers, kv_type=kv_type)
         return devices.place_layers(options, file, [], 2, 64, buffers)
 
-    assert place_layers("cuda", 0) == GpuPlacement(None, 0) and asked == []
+    assert place_layers("cuda", 0) == GpuPlacement(None, 0) and opened == []
     for device, number in (("cuda", 0), ("cuda:12", 12), ("auto", 0)):
-        assert place_layers(device) == GpuPlacement(one, 2, 70) and asked.pop() == number
+        assert place_layers(device) == GpuPlacement(one, 2, 70) and opened.pop() == number
     assert place_layers("cuda", 1) == GpuPlacement(one, 1, 70) and closed == []
-    told = "a card has 0.4 GB free, too little for one layer of this model"
-    assert place_layers("auto", buffers=lambda *given: 101) == GpuPlacement(None, 0, 0, f"the CPU computes: {told}")
+    reason = "a card has 0.4 GB free, too little for one layer of this model"
+    assert place_layers("auto", buffers=lambda *given: 101) == GpuPlacement(None, 0, 0, f"the CPU computes: {reason}")
     assert closed == [1]
     for device, layers in (("cuda", "auto"), ("auto", "all"), ("auto", 1)):
         with pytest.raises(MemoryLimitError):
             place_layers(device, layers, lambda *given: 101)
     assert closed == [1] * 4
-    told = "no KV cache of type bf16 on GPUs: use f16, f32, q8_0, q4_1, q4_0, or --device cpu"
-    assert place_layers("auto", kv_type="v=bf16").warning == f"the CPU computes: {told}"
-    with pytest.raises(UnsupportedError, match=told):
+    reason = "no KV cache of type bf16 on GPUs: use f16, f32, q8_0, q4_1, q4_0, or --device cpu"
+    assert place_layers("auto", kv_type="v=bf16").warning == f"the CPU computes: {reason}"
+    with pytest.raises(UnsupportedError, match=reason):
         place_layers("cuda", kv_type="bf16")
 
     def missing(number):
@@ -233,15 +230,15 @@ def test_a_card_is_found(monkeypatch):
         place_layers("cuda")
 
 
-def test_what_layers_take_on_a_card():
-    """All tokens, also those behind a window, and two pages more; of recurrent layers seven states."""
+def test_layer_sizes_count_windows_states_and_spare_pages():
+    """Check all tokens, also those behind a window, and two pages more; recurrent layers have seven states."""
     plain, kept = Paged(0, 1, 16, 16, window=4), KVType.of("f16")
     assert state_bytes(plain, 64, kept) == (64 + 2 * PAGE) * 2 * 32
     assert state_bytes(Recurrent(0, ((2, 3),)), 64, kept) == 7 * 24
     tensors = {name: tensor(name, 3, 8) for name in ("blk.0.a.weight", "blk.1.b.weight", "blk.2.c.weight", "output")}
     one = 3 * 32
-    found = sizes(tensors, [plain, Recurrent(1, ((2, 3),))], 2, 64, kept, 1000)
-    assert found == Sizes([one + (64 + 2 * PAGE) * 64, one + 7 * 24], 1000 + 2 * one)
+    estimated = sizes(tensors, [plain, Recurrent(1, ((2, 3),))], 2, 64, kept, 1000)
+    assert estimated == Sizes([one + (64 + 2 * PAGE) * 64, one + 7 * 24], 1000 + 2 * one)
     assert spare(Sizes([1, 20, 300], 4000), 2, MARGIN + 5000) == 680
     assert spare(Sizes([1, 20, 300], 4000), 0, MARGIN + 5000) == 1000
 
@@ -249,26 +246,35 @@ def test_what_layers_take_on_a_card():
 # ---- options, and what stands for an engine -------------------------------------------------------------------------
 
 
-def test_options():
-    for options, told in (
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
         ({"context": 0}, "context must be at least 1 token, not 0"),
         ({"threads": 0}, "threads must be from 1 to 1024, not 0"),
         ({"threads": 1025}, "threads must be from 1 to 1024, not 1025"),
         ({"backend": "cuda:1234"}, "unknown device 'cuda:1234': use cpu, cuda, cuda:N, auto or reference"),
-    ):
-        with pytest.raises(UsageError) as error:
-            EngineOptions(**options).require_valid()
-        assert str(error.value) == told
+    ],
+)
+def test_invalid_engine_options_are_refused(options, message):
+    with pytest.raises(UsageError) as error:
+        EngineOptions(**options).require_valid()
+    assert str(error.value) == message
+
+
+def test_valid_engine_options_are_accepted():
     for options in ({"context": 1}, {"threads": 1}, {"threads": 1024}, {"backend": "cuda:123"}, {"backend": "auto"}):
         EngineOptions(**options).require_valid()
-    assert [layers_of(layers) for layers in ("all", "auto", 0, 7)] == ["all", "auto", 0, 7]
-    with pytest.raises(UsageError, match=r"^gpu_layers must be a number, all or auto, not 'most'$"):
-        layers_of("most")
     options = EngineOptions()
     assert (options.backend, options.kv_type, options.gpu_layers) == ("cpu", "f16", "auto")
 
 
-def test_a_model_without_text():
+def test_gpu_layers_are_a_number_all_or_auto():
+    assert [layers_of(layers) for layers in ("all", "auto", 0, 7)] == ["all", "auto", 0, 7]
+    with pytest.raises(UsageError, match=r"^gpu_layers must be a number, all or auto, not 'most'$"):
+        layers_of("most")
+
+
+def test_an_embedding_engine_refuses_to_generate():
     h = SimpleNamespace(arch="bert", context=77, vocab_size=9)
     options = EngineOptions(threads=2)
     engine = EmbeddingOnlyEngine("m.gguf", h, options)
@@ -280,13 +286,13 @@ def test_a_model_without_text():
     for call in (engine.sequence, lambda: engine.step(1)):
         with pytest.raises(UnsupportedError) as error:
             call()
-        told = "m.gguf: bert models make embeddings and cannot generate text: use localllm embed or localllm rerank"
-        assert str(error.value) == told
+        message = "m.gguf: bert models make embeddings and cannot generate text: use localllm embed or localllm rerank"
+        assert str(error.value) == message
     engine.prepare_all()
     engine.close()
 
 
-def test_who_was_forked_refuses():
+def test_using_an_engine_after_a_fork_is_refused():
     class Owner:
         lock = None
 
@@ -301,8 +307,7 @@ def test_who_was_forked_refuses():
         owner.lock.__enter__()
 
 
-def test_all_owners_are_told_of_a_fork(monkeypatch):
-    """Those that are still there, by the system, in the new process."""
+def test_a_fork_replaces_the_locks_of_all_living_owners(monkeypatch):
     calls = []
     monkeypatch.setattr(processes, "after_fork", calls.append)
     spec = importlib.util.spec_from_file_location("other_forks", forks.__file__)
@@ -327,7 +332,7 @@ def test_all_owners_are_told_of_a_fork(monkeypatch):
 
 @operation
 class Named(StateOperation):
-    """Any verb that has a state."""
+    """A verb that has a state."""
 
     function: str
 
@@ -345,27 +350,26 @@ def at(verb: str, layer: int, inputs: tuple[Activation, ...], output: Activation
 
 
 def chain(*verbs: str, weights: dict[str, int] | None = None) -> list[Operation]:
-    """Each reads what the one before makes; weights: the layer of each, by verb."""
-    made, x = [], Activation(ALL, 4)
+    """Return operations that each read the output of the one before; weights: the layer of each, by verb."""
+    operations, x = [], Activation(ALL, 4)
     for number, verb in enumerate(verbs):
         inputs, output = (x,) if number else (), Activation(ALL, 4 + number)
-        made.append(
+        operations.append(
             at(verb, weights[verb], inputs, output) if weights and verb in weights else other(verb, inputs, output)
         )
         x = output
-    return made
+    return operations
 
 
-def test_from_what_a_cache_is_filled():
-    """Keys and values, and what they are made of up to the last product."""
-    x, q, k, scaled, v, made, chosen = (Activation(ALL, number) for number in range(7))
-    attend = Attend((q, scaled, v), made, *[None] * 12)
+def test_kv_producers_are_found_back_to_the_last_product():
+    x, q, k, scaled, v, output, chosen = (Activation(ALL, number) for number in range(7))
+    attend = Attend((q, scaled, v), output, *[None] * 12)
     operations = [
         other("norm", (), x), Linear((x,), q, None, None), Linear((x,), k, None, None),
         Scale((k,), scaled, 2.0), Linear((x,), v, None, None), attend,
     ]  # fmt: skip
     assert kv_producers(operations) == {k, scaled, v}
-    assert kv_producers([*operations[:5], WriteKV((scaled, v), made, None)]) == {k, scaled, v}
+    assert kv_producers([*operations[:5], WriteKV((scaled, v), output, None)]) == {k, scaled, v}
     assert kv_producers([*operations[:5], SelectKeys((q, scaled), chosen, None, 1, 1, 1)]) == {k, scaled}
     assert kv_producers([*operations[:5], SelectKeyBlocks((q, scaled), chosen, None, 1, 1, 1, 1)]) == {k, scaled}
     assert kv_producers(operations[:5]) == set()
@@ -374,23 +378,28 @@ def test_from_what_a_cache_is_filled():
     }  # fmt: skip
 
 
-def test_forms_are_made_once():
-    """Before the first who needs them, and read behind what was read already."""
+def test_each_activation_form_is_inserted_once_before_its_first_use():
     x, y = Activation(WANTED, 4), Activation(ALL, 5)
     operations = [other(verb, (x, y), Activation(ALL, 1)) for verb in ("one", "none", "both", "one")]
     wanted = {"one": {"halve": True}, "none": {}, "both": {"pack": False, "halve": False}}
-    found = insert_activation_forms(operations, lambda operation: wanted[operation.verb])
-    assert [one.verb for one in found] == ["halve", "one", "none", "pack", "both", "one"]
-    halved, packed = found[0].output, found[3].output
-    assert (found[0].inputs, found[0].exact, halved.rows, halved.columns) == ((x,), True, WANTED, 4)
-    assert [one.inputs for one in found[1:]] == [(x, y, halved), (x, y), (x,), (x, y, packed, halved), (x, y, halved)]
-    assert found[2] is operations[1] and [one.output for one in found if one.verb == "one"] == [
+    inserted = insert_activation_forms(operations, lambda operation: wanted[operation.verb])
+    assert [one.verb for one in inserted] == ["halve", "one", "none", "pack", "both", "one"]
+    halved, packed = inserted[0].output, inserted[3].output
+    assert (inserted[0].inputs, inserted[0].exact, halved.rows, halved.columns) == ((x,), True, WANTED, 4)
+    assert [one.inputs for one in inserted[1:]] == [
+        (x, y, halved),
+        (x, y),
+        (x,),
+        (x, y, packed, halved),
+        (x, y, halved),
+    ]
+    assert inserted[2] is operations[1] and [one.output for one in inserted if one.verb == "one"] == [
         operations[0].output, operations[3].output,
     ]  # fmt: skip
 
 
-def test_where_a_model_is_cut():
-    """In front of a layer, where least has to cross, and of equal places at the first."""
+def test_a_model_is_split_where_the_fewest_values_cross():
+    """Check that the first of equal positions is taken."""
     operations = chain("embed", "a", "wide", "b", "end", weights={"a": 0, "b": 1})
     halves = split_at_layer(operations, 1)
     assert ([one.verb for one in halves.before], [x.columns for x in halves.crossing]) == (["embed", "a"], [5])
@@ -403,17 +412,17 @@ def test_where_a_model_is_cut():
     assert [one.verb for one in split_at_layer(narrow, 1).before] == ["embed", "a", "narrow"]
     for entangled in (chain("b", "a", weights={"a": 0, "b": 1}), chain("a", "b", weights={"a": 0, "b": 1})):
         if entangled[0].verb == "a":
-            made = Activation(WANTED, 4)
+            wanted_rows = Activation(WANTED, 4)
             entangled = [
-                at("a", 0, (), made),
-                at("b", 1, (made,), made),
+                at("a", 0, (), wanted_rows),
+                at("b", 1, (wanted_rows,), wanted_rows),
             ]
         with pytest.raises(UnsupportedError, match=r"^the model cannot be split before layer 1$"):
             split_at_layer(entangled, 1)
 
 
-def test_squares_are_summed_up_once_for_all_who_read():
-    """By the name of each matrix, since the last time."""
+def test_squares_are_summed_once_for_all_readers_of_an_activation():
+    """Check that taking the sums, by the name of each matrix, resets them."""
     x, y = Activation(ALL, 20), Activation(WANTED, 3)
 
     def linear(name, source):
@@ -444,8 +453,7 @@ ROPE = Rope(8, 4, False, magnitude=2.0)
 H = SimpleNamespace(vocab_size=9, width=4, row_width=8)
 
 
-def test_angles_of_rows():
-    """By their position in time, or of each pair by the axis that it says."""
+def test_angles_of_image_rows_follow_their_time_or_axis():
     turns = np.array([[5, 6, 7], [8, 9, 10]])
     for rope, divisors, positions in (
         (ROPE, None, [[5, 5], [8, 8]]),
@@ -463,7 +471,7 @@ def test_angles_of_rows():
         assert not table[2].any()
 
 
-def test_layers_that_turn_alike_share_angles():
+def test_layers_with_the_same_rope_share_angles():
     recorder = TabulatedRecorder(H, 64, 5)
     one, two = np.array([1.0, 2.0], np.float32), np.array([1.0, 3.0], np.float32)
     tables = [recorder._angles(rope, divisors) for rope, divisors in (
@@ -476,19 +484,19 @@ def test_layers_that_turn_alike_share_angles():
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
-def test_rows_stand_for_tokens(is_whole):
-    """And what is deeper lies behind them; whole images see each other."""
+def test_image_rows_replace_tokens_and_deepstack_rows_follow(is_whole):
+    """Check that whole images see all their rows."""
     state = Paged(0, 1, 4, 4)
 
     def forward(b, w, h):
         x = b.add_deepstack(b.embed_inputs(lambda: 1 // 0, 2), 1)
         b.attend(x, x, x, state, Scores(1, 1.0, lookahead=3))
 
-    made = row_operations(forward, "weights", H, 64, is_whole)
-    begin, deep, add, attend = made.operations
-    assert [one.verb for one in made.operations] == ["external_input", "external_input", "add", "attend"]
-    assert made.rows.shape[0] == 512 and made.rows.shape[1] >= 8 and made.rows.dtype == np.float32
-    made.rows[0] = np.arange(made.rows.shape[1])
+    traced = row_operations(forward, "weights", H, 64, is_whole)
+    begin, deep, add, attend = traced.operations
+    assert [one.verb for one in traced.operations] == ["external_input", "external_input", "add", "attend"]
+    assert traced.rows.shape[0] == 512 and traced.rows.shape[1] >= 8 and traced.rows.dtype == np.float32
+    traced.rows[0] = np.arange(traced.rows.shape[1])
     assert begin.memory[0, :4].tolist() == [0, 1, 2, 3] and begin.output.columns == 4
     assert deep.memory[0, :4].tolist() == [4, 5, 6, 7] and deep.output.columns == 4
     assert add.inputs == (begin.output, deep.output)
@@ -501,11 +509,10 @@ def test_rows_stand_for_tokens(is_whole):
 
 
 def model_with(**parts: Any) -> Model:
-    made = Model.__new__(Model)
-    made.session = SimpleNamespace(cache=SimpleNamespace(collect=lambda: None))  # type: ignore[assignment]
-    made.session = SimpleNamespace(cache=SimpleNamespace(collect=lambda: None))  # type: ignore[assignment]
-    made.__dict__.update(parts)
-    return made
+    model = Model.__new__(Model)
+    model.session = SimpleNamespace(cache=SimpleNamespace(collect=lambda: None))  # type: ignore[assignment]
+    model.__dict__.update(parts)
+    return model
 
 
 @pytest.mark.parametrize(
@@ -515,9 +522,11 @@ def model_with(**parts: Any) -> Model:
         (10_000, 1650, 10, 165), (500, None, 10, 164), (10_000, 0, 10, 164), (10_000, None, 0, sys.maxsize),
     ],
 )  # fmt: skip
-def test_room_for_many_answers(monkeypatch, free: int, memory: int | None, bytes_per_token: int, places: int):
-    """What memory has left beside the weights, and no more than one is allowed; one answer is made in any case."""
-    monkeypatch.setattr(batch, "Scheduler", lambda *given: given)
+def test_a_batch_takes_the_memory_that_weights_leave(
+    monkeypatch, free: int, memory: int | None, bytes_per_token: int, places: int
+):
+    """No more than the given memory is used; at least one answer is computed in any case."""
+    monkeypatch.setattr(batch, "Scheduler", lambda *arguments: arguments)
     monkeypatch.setattr(system_memory, "available_memory", lambda: free)
     monkeypatch.setattr(reading, "most_between_steps", lambda parameters: f"chunk of {parameters}")
     file, engine = (
@@ -525,20 +534,20 @@ def test_room_for_many_answers(monkeypatch, free: int, memory: int | None, bytes
         SimpleNamespace(bytes_per_token=bytes_per_token, context=100),
     )
     model = model_with(file=file, engine=engine, context=100, tokenizer="t", prefixes="kept", ngrams="before")
-    given: Any = model.batch("requests", memory=memory)  # type: ignore[arg-type]
-    assert given == (engine, "t", "requests", 16, "chunk of 7", places, True, None)
-    given = model.batch("requests", 3, False, True)  # type: ignore[arg-type]
-    assert given[3] == 3 and given[6] is False and given[7].ngrams == "before"
+    arguments: Any = model.batch("requests", memory=memory)  # type: ignore[arg-type]
+    assert arguments == (engine, "t", "requests", 16, "chunk of 7", places, True, None)
+    arguments = model.batch("requests", 3, False, True)  # type: ignore[arg-type]
+    assert arguments[3] == 3 and arguments[6] is False and arguments[7].ngrams == "before"
 
 
 @pytest.mark.parametrize("forked", [False, True])
-def test_a_model_closes_all_that_it_has_opened(monkeypatch, forked: bool):
-    """Where it was forked, nothing; who leaves by an error does not wait for what is written."""
-    told: list[Any] = []
+def test_a_model_closes_its_parts_unless_it_was_forked(monkeypatch, forked: bool):
+    """Check that leaving by an error does not wait for the prefix cache."""
+    calls: list[Any] = []
     monkeypatch.setattr(api, "was_forked", lambda owner: forked)
 
     def part(name: str) -> Any:
-        return SimpleNamespace(close=lambda wait=True: told.append((name, wait)), save=lambda: told.append("save"))
+        return SimpleNamespace(close=lambda wait=True: calls.append((name, wait)), save=lambda: calls.append("save"))
 
     model = model_with(
         prefixes=part("prefixes"), ngrams=part("written"), engine=part("engine"), vision=part("vision"),
@@ -546,59 +555,59 @@ def test_a_model_closes_all_that_it_has_opened(monkeypatch, forked: bool):
     )  # fmt: skip
     all_of_them = [("prefixes", True), "save", *((name, True) for name in ("draft", "reader", "vision", "engine"))]
     model.close()
-    assert told == ([] if forked else all_of_them)
-    told.clear()
+    assert calls == ([] if forked else all_of_them)
+    calls.clear()
     with model as it:
-        assert it is model and told == []
-    assert told == ([] if forked else all_of_them)
-    told.clear()
+        assert it is model and calls == []
+    assert calls == ([] if forked else all_of_them)
+    calls.clear()
     with pytest.raises(ZeroDivisionError), model:
         raise ZeroDivisionError
-    assert told == [("prefixes", False), *([] if forked else all_of_them)]
-    told.clear()
+    assert calls == [("prefixes", False), *([] if forked else all_of_them)]
+    calls.clear()
     model.prefixes = model.ngrams = None
     with pytest.raises(ZeroDivisionError), model:
         raise ZeroDivisionError
-    assert told == ([] if forked else all_of_them[2:])
+    assert calls == ([] if forked else all_of_them[2:])
 
 
-def test_logits_of_a_text():
-    """By a sequence that is closed whatever happens; of a model that fills in, of the whole."""
-    told: list[Any] = []
+def test_logits_are_computed_by_a_sequence_that_is_always_closed():
+    """Diffusion models compute the whole prompt at once."""
+    calls: list[Any] = []
 
     def append(ids: Any, which: str, kernel_tokens: int) -> str:
-        told.append((list(ids), which, kernel_tokens))
+        calls.append((list(ids), which, kernel_tokens))
         if len(ids) > 2:
             raise ContextError("too long")
         return "logits"
 
     engine = SimpleNamespace(
         hyperparameters=SimpleNamespace(fills=False), forward_full=lambda ids: ("whole", list(ids)),
-        sequence=lambda: SimpleNamespace(append=append, close=lambda: told.append("closed")),
+        sequence=lambda: SimpleNamespace(append=append, close=lambda: calls.append("closed")),
     )  # fmt: skip
     model = model_with(engine=engine)
-    assert model.logits([1, 2]) == "logits" and told == [([1, 2], "all", PRECISE_TOKENS), "closed"]
+    assert model.logits([1, 2]) == "logits" and calls == [([1, 2], "all", PRECISE_TOKENS), "closed"]
     with pytest.raises(ContextError):
         model.logits([1, 2, 3], precise=False)
-    assert told[2:] == [([1, 2, 3], "all", 0), "closed"]
+    assert calls[2:] == [([1, 2, 3], "all", 0), "closed"]
     engine.hyperparameters.fills = True
-    assert model.logits([1, 2]) == ("whole", [1, 2]) and len(told) == 4
+    assert model.logits([1, 2]) == ("whole", [1, 2]) and len(calls) == 4
 
 
-def test_what_reads_whole_texts_is_made_once():
-    model, made = model_with(_opening=threading.Lock(), _threads=3, context=99), list[Any]()
+def test_embedders_and_rerankers_are_opened_once():
+    model, opened = model_with(_opening=threading.Lock(), _threads=3, context=99), list[Any]()
 
     def make(options: Any) -> int:
-        made.append((options.threads, options.context))
-        return len(made)
+        opened.append((options.threads, options.context))
+        return len(opened)
 
     embedders, rerankers = dict[str | None, int](), dict[str | None, int]()
     kinds: list[Any] = [(embedders, None), (embedders, "mean"), (rerankers, None)]
     assert [model._open_once(*kind, make) for kind in [*kinds, *kinds]] == [1, 2, 3, 1, 2, 3]
-    assert made == [(3, 99)] * 3
+    assert opened == [(3, 99)] * 3
 
 
-def test_files_that_a_model_was_read_from():
+def test_a_models_files_include_drafts_and_draft_heads():
     engine = SimpleNamespace(draft_head_path=None)
     draft = model_with(
         file=SimpleNamespace(parts=["d"]), engine=SimpleNamespace(draft_head_path="dh"), _draft_models={}
@@ -619,40 +628,41 @@ def test_files_that_a_model_was_read_from():
         ({"context": 0, "gpu_layers": "all"}, "CPU", False, True, True),
     ],
 )  # fmt: skip
-def test_how_a_model_is_opened(monkeypatch, given: dict, device: str, two_parts: bool, keeps: bool, guesses: bool):
-    """What is kept from process to process, and what the engine is told."""
+def test_opening_a_model_selects_its_caches_and_engine_options(
+    monkeypatch, given: dict, device: str, two_parts: bool, keeps: bool, guesses: bool
+):
     h = SimpleNamespace(bidirectional=False, fills=False, encode=two_parts)
     file, engine = SimpleNamespace(path="p"), SimpleNamespace(device=device, vocab_size=9)
-    told: list[Any] = []
+    calls: list[Any] = []
     monkeypatch.setattr(api, "GGUFFile", SimpleNamespace(open=lambda path: file))
     monkeypatch.setattr(api, "architecture", lambda file: (None, h))
     monkeypatch.setattr(api, "tokenizer_of", lambda file: SimpleNamespace(pieces="pieces"))
     monkeypatch.setattr(api, "NgramCache", lambda *given: given)
     monkeypatch.setattr(api, "Model", lambda *given: given)
-    monkeypatch.setattr("localllm.engine.engine.Engine", lambda *given: told.append(given[1]) or engine)
+    monkeypatch.setattr("localllm.engine.engine.Engine", lambda *given: calls.append(given[1]) or engine)
     monkeypatch.setattr("localllm.engine.prefix_store.PrefixStore", lambda *given: given)
-    monkeypatch.setattr("localllm.files.gguf.file.prefault", told.append)
-    made: Any = api.open_model("p", **given)
-    assert made[5:] == ((engine, file) if keeps else None, (9, "pieces") if guesses else None)
-    assert made[0] is file and made[2:5] == (engine, None, given.get("threads")) and told[0] is file
+    monkeypatch.setattr("localllm.files.gguf.file.prefault", calls.append)
+    opened: Any = api.open_model("p", **given)
+    assert opened[5:] == ((engine, file) if keeps else None, (9, "pieces") if guesses else None)
+    assert opened[0] is file and opened[2:5] == (engine, None, given.get("threads")) and calls[0] is file
     usual = {"context": None, "kv_type": "f16", "backend": "cpu", "gpu_layers": "auto", "observer": None}
     wanted = {**usual, **{name: value for name, value in given.items() if name in usual}}
     wanted["context"] = wanted["context"] or None
-    assert {name: getattr(told[1], name) for name in usual} == wanted
+    assert {name: getattr(calls[1], name) for name in usual} == wanted
 
 
-def test_the_architecture_is_found_once(monkeypatch):
-    found: list[str] = []
-    monkeypatch.setattr(arch, "require_agreement", lambda fields, tensors: found.append(fields.arch))
+def test_the_architecture_is_checked_once(monkeypatch):
+    checked: list[str] = []
+    monkeypatch.setattr(arch, "require_agreement", lambda fields, tensors: checked.append(fields.arch))
     with api.open_model(builtin_model(), 1):
-        assert found == ["llama"]
+        assert checked == ["llama"]
 
 
-def test_what_a_model_is_asked_for_without_more_words(monkeypatch):
+def test_public_methods_pass_their_default_options(monkeypatch):
     told: list[Any] = []
 
     class Teller:
-        """Tells what it is asked for, by whatever name."""
+        """Record each call of any method."""
 
         def __getattr__(self, name: str) -> Any:
             return lambda *given: told.append((name, *given)) or name
@@ -661,8 +671,8 @@ def test_what_a_model_is_asked_for_without_more_words(monkeypatch):
         "localllm.generation.embedding.embedder.Embedder", lambda *given: told.append(given[3:]) or Teller()
     )
     monkeypatch.setattr("localllm.generation.embedding.reranker.Reranker", lambda *given: Teller())
-    asked: Any = Teller()
-    model: Any = model_with(tokenizer=asked, engine=asked, session=asked, file="f", context=9, _threads=1)
+    stand_in: Any = Teller()
+    model: Any = model_with(tokenizer=stand_in, engine=stand_in, session=stand_in, file="f", context=9, _threads=1)
     model.__dict__ |= {"_opening": threading.Lock(), "_embedders": {}, "_rerankers": {}}
     usual = GenerationOptions()
     assert usual.stop == () and usual.speculate == "auto" and usual.max_tokens is None
@@ -681,16 +691,16 @@ def test_what_a_model_is_asked_for_without_more_words(monkeypatch):
     assert told == [("mean",), ("embed", ["x"], EmbedOptions(3, False, "query", "cut"))]
 
 
-def test_many_answers_come_in_the_order_of_their_prompts():
-    """The first error is raised where its answer would be; what answers is closed."""
-    told: list[Any] = []
+def test_map_yields_answers_in_the_order_of_prompts():
+    """Check that the first error is raised in its answer's turn, and that the batch is closed."""
+    calls: list[Any] = []
 
     def request(prompt: str, options: Any, key: int) -> Any:
         return SimpleNamespace(key=key, answers=[f"{prompt}!"], error=LocalllmError("bad") if prompt == "bad" else None)
 
     class Answers:
         def __init__(self, requests: Any, *given: Any):
-            told.append(given)
+            calls.append(given)
             first, second, *others = requests
             self._turns = iter([[second], [], [first, *others]])
 
@@ -698,15 +708,15 @@ def test_many_answers_come_in_the_order_of_their_prompts():
             return self._turns
 
         def close(self) -> None:
-            told.append("closed")
+            calls.append("closed")
 
     model: Any = model_with(session=SimpleNamespace(request=request), batch=Answers)
-    assert list(model.map(["a", "b", "c"])) == ["a!", "b!", "c!"] and told == [(None, True), "closed"]
-    told.clear()
+    assert list(model.map(["a", "b", "c"])) == ["a!", "b!", "c!"] and calls == [(None, True), "closed"]
+    calls.clear()
     answers = model.map(["a", "b", "bad", "c"], parallel=3, precise=False)
-    assert [next(answers), next(answers)] == ["a!", "b!"] and told == [(3, False)]
+    assert [next(answers), next(answers)] == ["a!", "b!"] and calls == [(3, False)]
     with pytest.raises(LocalllmError, match="bad"):
         next(answers)
-    assert told[1:] == ["closed"]
+    assert calls[1:] == ["closed"]
     with pytest.raises(UsageError, match="parallel must be"):
         next(model.map(["a", "b"], parallel=0))

@@ -1,4 +1,4 @@
-"""Tokens that a sequence takes from the middle of another one: keys rotated to their new positions."""
+"""Test copying tokens from the middle of another sequence: keys are rotated to their new positions."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def nmse(got: np.ndarray, expected: np.ndarray) -> float:
 
 @pytest.fixture
 def opened():
-    """A function that opens engines, which are closed in the end."""
+    """Return a function that opens engines and closes them after the test."""
     engines = []
 
     def open_engine(path: Path, kv_type: str = "f32", backend: str = "cpu") -> Engine:
@@ -36,7 +36,7 @@ def opened():
 
 @pytest.fixture
 def one_layer(tmp_path, monkeypatch) -> Path:
-    """A model whose keys and values depend on their own tokens only."""
+    """Write a model whose keys and values depend on their own tokens only."""
     monkeypatch.setattr(tiny_model, "LAYERS", 1)
     return write_tiny_model(tmp_path / "one.gguf", context=2048)
 
@@ -45,8 +45,10 @@ def one_layer(tmp_path, monkeypatch) -> Path:
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0", "q4_0"])
 @pytest.mark.parametrize(("begin", "first", "count"), [(40, 170, 101), (200, 7, 130), (64, 64, 64), (0, 3, 65)])
-def test_one_layer_is_as_if_it_had_been_read(opened, one_layer, backend, kv_type, begin, first, count):
-    """At earlier, later and the same positions, across pages."""
+def test_copied_tokens_equal_computed_ones_in_a_model_of_one_layer(
+    opened, one_layer, backend, kv_type, begin, first, count
+):
+    """Copy to earlier, later and the same positions, across pages."""
     engine = opened(one_layer, kv_type, backend)
     source, got, alone = (engine.sequence() for _ in range(3))
     source.append(TOKENS[:300], "none")
@@ -62,7 +64,7 @@ def test_one_layer_is_as_if_it_had_been_read(opened, one_layer, backend, kv_type
     np.testing.assert_array_equal(source.append([7]), expected.append([7]))
 
 
-def test_how_far_it_is_exact(opened, one_layer):
+def test_a_sequence_is_exact_up_to_its_first_copied_token(opened, one_layer):
     engine = opened(one_layer)
     source, got = engine.sequence(), engine.sequence()
     source.append(TOKENS[:300], "none")
@@ -74,8 +76,7 @@ def test_how_far_it_is_exact(opened, one_layer):
     assert fork.exact > 10**6 and got.exact == 80
 
 
-def test_what_windows_have_lost(opened, model_path):
-    """Layers with a window have forgotten the beginning of a long text."""
+def test_tokens_whose_windows_were_dropped_cannot_be_copied(opened, model_path):
     engine = opened(model_path("gemma3"))
     source, got = engine.sequence(), engine.sequence()
     for _ in range(2):
@@ -86,7 +87,7 @@ def test_what_windows_have_lost(opened, model_path):
     assert engine.append_from(got, source, 1500, 64)
 
 
-def test_keys_that_cannot_be_moved(opened, tmp_path):
+def test_copying_is_refused_for_recurrent_models(opened, tmp_path):
     engine = opened(write_tiny_hybrid(tmp_path / "hybrid.gguf"))
     source, got = engine.sequence(), engine.sequence()
     source.append(TOKENS[:100], "none")

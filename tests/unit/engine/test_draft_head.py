@@ -1,4 +1,4 @@
-"""Layers that guess, against what they mean in NumPy: read in one go, token by token, after going back, on guesses."""
+"""Compare draft layers with NumPy: for whole prompts, token by token, after truncation, behind their own drafts."""
 
 import json
 from collections import Counter
@@ -43,7 +43,7 @@ NAMES = [*OWN, *MADE, *HEADS]
 
 @pytest.fixture(params=[pytest.param(name, marks=[] if name in USUAL else pytest.mark.sampled) for name in NAMES])
 def path(request, tmp_path) -> Path:
-    """Of a model; a head's is beside it."""
+    """Write a model; its draft head lies beside it."""
     return written(request.param, tmp_path)
 
 
@@ -76,17 +76,19 @@ def opened(path: Path) -> api.Model:
 
 
 class Meaning:
-    """What guesses for a model, in NumPy."""
+    """A draft layer in NumPy."""
 
     def __init__(self, path: Path):
         file, self.kept = GGUFFile.open(path), KVType.of("f32")
         (self._model, self._h), self._weights = architecture(file), Weights(file.tensors)
         has_head = head_of(path).exists()
-        found = head(GGUFFile.open(head_of(path)), file, self._h) if has_head else own_layer(file, self._model, self._h)
-        self.head_source: DraftHeadSource = found
+        source = (
+            head(GGUFFile.open(head_of(path)), file, self._h) if has_head else own_layer(file, self._model, self._h)
+        )
+        self.head_source: DraftHeadSource = source
 
     def before(self, ids: list[int]) -> np.ndarray:
-        """What it reads together with tokens and one more: of each the one before."""
+        """Return the hidden state before each token that the layer reads: that of the token before."""
         g, reads = self.head_source, self.reference(ReferenceCache(self.kept), 0, ids, 1)
         reads.reveals, reads.entered = not g.layers, dict.fromkeys(g.layers)
         self._model.forward(reads, self._weights, self._h)
@@ -95,7 +97,7 @@ class Meaning:
         return np.concatenate([np.zeros_like(rows[:1]), rows])
 
     def guess(self, store: ReferenceCache, place: int, ids: list[int], wanted: int, before: np.ndarray) -> MtpOutput:
-        """The logits are those of all tokens."""
+        """Return the layer's output, with logits of all tokens."""
         g = self.head_source
         made, logits = g.draft(self.reference(store, place, ids, wanted), g.weights, g.hyperparameters, before)
         every = np.full((len(logits), g.hyperparameters.vocab_size), -np.inf, np.float32)
@@ -108,21 +110,20 @@ class Meaning:
 
 
 def meant(path: Path, ids: list[int], guesses: int = 0) -> tuple[np.ndarray, list[int]]:
-    """The logits of what guesses behind a text that the model has read but for its last token, and behind so many of
-    its own guesses; and these."""
+    """Return the layer's logits behind a prompt and behind some of its own drafts, and these drafts."""
     meaning = Meaning(path)
     store = ReferenceCache(meaning.kept)
     made, logits = meaning.guess(store, 0, ids, 1, meaning.before(ids[:-1]))
-    rows, found = [logits[0]], [int(logits[0].argmax())]
+    rows, drafts = [logits[0]], [int(logits[0].argmax())]
     for place in range(len(ids), len(ids) + guesses):
-        made, logits = meaning.guess(store, place, found[-1:], 1, made[-1:])
+        made, logits = meaning.guess(store, place, drafts[-1:], 1, made[-1:])
         rows.append(logits[0])
-        found.append(int(logits[0].argmax()))
-    return np.array(rows), found
+        drafts.append(int(logits[0].argmax()))
+    return np.array(rows), drafts
 
 
 def nmse(got: np.ndarray, expected: np.ndarray) -> float:
-    """Tokens that are impossible must be so in both."""
+    """Compare finite logits; impossible tokens must be so in both."""
     some = np.isfinite(expected)
     assert (some == np.isfinite(got)).all() and some.any()
     got, expected = got[some], expected[some]
@@ -130,7 +131,7 @@ def nmse(got: np.ndarray, expected: np.ndarray) -> float:
 
 
 def guessed(engine: Engine, sequence, ids: list[int], guesses: int = 0) -> np.ndarray:
-    """The logits of the layer, which follows the sequence, behind this text and behind its own guesses."""
+    """Return the logits of the sequence's follower behind these tokens and behind its own drafts."""
     follower = sequence.listener
     rows = [follower.append(ids[len(follower.tokens) :])[0]]
     for _ in range(guesses):
@@ -140,8 +141,8 @@ def guessed(engine: Engine, sequence, ids: list[int], guesses: int = 0) -> np.nd
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_llama_cpp_says(name, tmp_path):
-    """Measured: 4e-12 at most."""
+def test_drafts_in_numpy_agree_with_llama_cpp(name, tmp_path):
+    """The error is at most 4e-12 (measured)."""
     made = with_head(name)[1] if name in HEADS else with_guess(name)
     with np.load(GUESSES) as golden:
         assert str(golden[f"{name} digest"]) == made.digest(), "record it anew: scripts/record/record_guesses.py"
@@ -152,7 +153,7 @@ def test_what_llama_cpp_says(name, tmp_path):
 
 
 @pytest.mark.parametrize("count", [2, 9, 34, 90])
-def test_what_a_layer_says(path, engine, count):
+def test_drafts_of_the_engine_agree_with_numpy(path, engine, count):
     ids = text(count)
     sequence = engine.sequence()
     engine.attach_draft_head(sequence)
@@ -161,7 +162,7 @@ def test_what_a_layer_says(path, engine, count):
     assert nmse(guessed(engine, sequence, ids, guesses=2), expected) < FAITHFUL
 
 
-def test_token_by_token_is_the_same(path, engine):
+def test_drafting_token_by_token_agrees_with_numpy(path, engine):
     ids = text(50)
     sequence = engine.sequence()
     engine.attach_draft_head(sequence)
@@ -172,8 +173,7 @@ def test_token_by_token_is_the_same(path, engine):
             assert nmse(got, meant(path, ids[: number + 1], number % 3)[0]) < FAITHFUL
 
 
-def test_nobody_reads_before_it_is_asked(path, engine, monkeypatch):
-    """But when much has come together."""
+def test_a_follower_reads_on_demand_or_when_it_lags_far_behind(path, engine, monkeypatch):
     ids = text(60)
     for late, read in ((20, 42), (100, 0)):
         monkeypatch.setattr(guess_head, "LATE", late)
@@ -186,8 +186,8 @@ def test_nobody_reads_before_it_is_asked(path, engine, monkeypatch):
         sequence.close()
 
 
-def test_wrong_drafts_leave_no_trace(path, engine):
-    """What the model has made of tokens that are taken back is not what it makes of others at their places."""
+def test_rejected_drafts_leave_no_trace(path, engine):
+    """Hidden states of truncated tokens must not be used for others at their positions."""
     ids, wrong = text(40), text(6, seed=2)
     sequence = engine.sequence()
     engine.attach_draft_head(sequence)
@@ -199,8 +199,8 @@ def test_wrong_drafts_leave_no_trace(path, engine):
     assert nmse(guessed(engine, sequence, ids[:39], 2), meant(path, ids[:39], 2)[0]) < FAITHFUL
 
 
-def test_a_text_whose_beginning_nobody_heard(engine):
-    """It knows less, and says something all the same; further back it begins anew."""
+def test_a_follower_can_start_in_the_middle_of_a_prompt(engine):
+    """Check that it starts again at a truncation before it."""
     ids, sequence = text(60), engine.sequence()
     sequence.append(ids[:30])
     follower = engine.attach_draft_head(sequence)
@@ -213,8 +213,7 @@ def test_a_text_whose_beginning_nobody_heard(engine):
     assert np.isfinite(follower.append(ids[follower.begin : 16])).any()
 
 
-def test_the_models_logits_are_the_same(path):
-    """Whether somebody listens."""
+def test_drafting_does_not_change_the_models_logits(path):
     ids, rows = text(70), []
     for listens in (False, True):
         file = GGUFFile.open(path)
@@ -229,7 +228,7 @@ def test_the_models_logits_are_the_same(path):
     np.testing.assert_array_equal(*rows)
 
 
-def test_closed_sequences_give_their_pages_back(path, engine):
+def test_closed_sequences_return_the_pages_of_their_follower(path, engine):
     other = head_of(path)  # or a layer of the model's own
     assert (engine.has_draft_head, engine.draft_head_path) == (True, str(other) if other.exists() else None)
     for _ in range(20):
@@ -241,7 +240,7 @@ def test_closed_sequences_give_their_pages_back(path, engine):
     assert follower.engine._backend.cache_usage()[0] == 0
 
 
-def test_who_has_no_such_layer_says_so(tmp_path):
+def test_attaching_a_draft_head_without_an_mtp_layer_is_refused(tmp_path):
     file = GGUFFile.open(write(model("llama"), tmp_path / "llama.gguf"))
     engine = Engine(file, EngineOptions(1, 300))
     with pytest.raises(UsageError, match="has no MTP layer"):
@@ -251,8 +250,7 @@ def test_who_has_no_such_layer_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])
-def test_texts_are_the_same(path, seed, monkeypatch):
-    """Whatever the layer says, and whether it is asked."""
+def test_drafting_does_not_change_answers(path, seed, monkeypatch):
     monkeypatch.setattr(leaps, "StepCostModel", Free)
     drawn = {"temperature": 0} if seed is None else {"temperature": 1.0, "seed": seed}
     answers = {}
@@ -265,8 +263,7 @@ def test_texts_are_the_same(path, seed, monkeypatch):
     assert [drafted for _, _, drafted in answers.values()] == [False, is_long, is_long]
 
 
-def test_nobody_listens_where_no_guesses_are_wanted(path, monkeypatch):
-    """Nor where they have cost too much lately."""
+def test_no_follower_is_attached_where_drafting_is_off_or_lost_too_much(path, monkeypatch):
     with opened(path) as model:
         for how, losses, listens in (("mtp", 0, True), ("off", 0, False), ("mtp", 99, False), ("auto", 0, False)):
             account_of(model.engine).charge(losses)
@@ -274,8 +271,7 @@ def test_nobody_listens_where_no_guesses_are_wanted(path, monkeypatch):
             assert bool(model.session.cache.idle[-1].listener) == listens
 
 
-def test_a_conversation_goes_on(path):
-    """The layer goes on with it, from where the cache does."""
+def test_drafting_continues_a_conversation(path):
     with opened(path) as model:
         first = model.generate(text(40), 8, speculate="mtp", temperature=0)
         "".join(first)
@@ -289,7 +285,7 @@ def test_a_conversation_goes_on(path):
     assert again.tokens == alone.tokens
 
 
-def test_forgetting_the_beginning_is_refused(path):
+def test_drafting_with_context_shift_is_refused(path):
     with (
         opened(path) as model,
         pytest.raises(UsageError, match="cannot be combined with on_overflow=shift"),
@@ -298,17 +294,17 @@ def test_forgetting_the_beginning_is_refused(path):
 
 
 @pytest.mark.parametrize("name", [*OWN, *MADE])
-def test_states_are_those_of_an_attending_layer(name, tmp_path):
+def test_the_state_of_an_mtp_layer_follows_the_models_layers(name, tmp_path):
     file = GGUFFile.open(written(name, tmp_path))
     _, h = architecture(file)
     assert has_mtp_layer(Weights(file.tensors), h) and mtp_state(h).layer == h.layers
 
 
-@pytest.mark.parametrize(("name", "said"), [("qwen35", "1 layer, * MB, used"), ("hy_v3", "1 layer, * MB, used")])
-def test_inspect_shows_the_layer(name, said, tmp_path, cli):
+@pytest.mark.parametrize(("name", "expected"), [("qwen35", "1 layer, * MB, used"), ("hy_v3", "1 layer, * MB, used")])
+def test_inspect_shows_the_mtp_layer(name, expected, tmp_path, cli):
     path = write(with_guess(name), tmp_path / "model.gguf")
     (line,) = [line for line in cli("inspect", path)[1].splitlines() if line.startswith("guesses")]
-    assert fnmatch(line.removeprefix("guesses").strip(), said.replace("MB", "?B")), line
+    assert fnmatch(line.removeprefix("guesses").strip(), expected.replace("MB", "?B")), line
     facts = json.loads(cli("inspect", path, "--json")[1])["guessing"]
     assert facts["layers"] == 1 and facts["used"] and facts["bytes"] > 10_000
     other = write(model("llama"), tmp_path / "llama.gguf")
@@ -319,11 +315,11 @@ def test_inspect_shows_the_layer(name, said, tmp_path, cli):
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3, FEW + 1])
 @pytest.mark.parametrize("seed", [None, 1, 2])
-def test_batches_say_the_same(path, count, seed, monkeypatch):
-    """Few answers are guessed ahead, also when they are the last of many."""
+def test_drafting_does_not_change_answers_of_batches(path, count, seed, monkeypatch):
+    """Check few answers, also when they are the last of many."""
     drawn = {"temperature": 0} if seed is None else {"temperature": 1.0, "seed": seed}
     monkeypatch.setattr(leaps, "StepCostModel", Free)
-    prompts, found, steps = [text(20 + 7 * n, seed=n) for n in range(count)], [], []
+    prompts, answers, steps = [text(20 + 7 * n, seed=n) for n in range(count)], [], []
     for how in ("off", "auto"):
         with opened(path) as model:
             chosen = [gather_options(60 - 6 * n, (), drawn, how) for n in range(count)]
@@ -340,14 +336,14 @@ def test_batches_say_the_same(path, count, seed, monkeypatch):
             for _ in batch:
                 pass
             batch.close()
-            found.append([request.answers[0].tokens for request in requests])
+            answers.append([request.answers[0].tokens for request in requests])
             steps.append(taken)
-    assert found[0] == found[1]
+    assert answers[0] == answers[1]
     assert not steps[0]
-    assert max(steps[1], default=0) > 1 or min(map(len, found[1])) < 4  # they have ended at once
+    assert max(steps[1], default=0) > 1 or min(map(len, answers[1])) < 4  # they have ended at once
 
 
-def test_one_is_guessed_for_beside_one_that_is_not(path):
+def test_drafting_requests_batch_with_others(path):
     with opened(path) as model:
         requests = [
             model.session.request(text(30, seed=n), gather_options(30, (), {"temperature": 0}, how), key=n)
@@ -390,14 +386,14 @@ def damaged(tensors: dict, name: str, values: np.ndarray | None) -> dict:
         ("is 30.0, which eagle3 models do not have", {"final_logit_softcapping": 30.0}, None),
     ],
 )  # fmt: skip
-def test_a_head_that_does_not_fit(tmp_path, message, metadata, tensor):
-    made = with_head("eagle3_own")[0]
-    wrong = head_for("eagle3_own", made, **({"target_layers": np.array([1, 2, 4])} | metadata))
+def test_a_draft_head_that_does_not_fit_is_refused(tmp_path, message, metadata, tensor):
+    target = with_head("eagle3_own")[0]
+    wrong = head_for("eagle3_own", target, **({"target_layers": np.array([1, 2, 4])} | metadata))
     if tensor:
         tensors = damaged(wrong.tensors, *tensor)
         formats = {name: "I64" for name, values in tensors.items() if values.dtype == np.uint8}
         wrong = Model("eagle3", wrong.metadata, tensors, formats)
-    with api.open_model(write(made, tmp_path / "model.gguf"), threads=1, context=300, cache=False) as model:
+    with api.open_model(write(target, tmp_path / "model.gguf"), threads=1, context=300, cache=False) as model:
         before = model.generate(text(30), 5, temperature=0, speculate="off")
         expected = "".join(before)
         with pytest.raises((ModelError, UsageError), match=message) as caught:
@@ -406,11 +402,10 @@ def test_a_head_that_does_not_fit(tmp_path, message, metadata, tensor):
         assert "".join(model.generate(text(30), 5, temperature=0, speculate="auto")) == expected
 
 
-def test_what_comes_out_of_the_last_layer_goes_in(tmp_path):
-    """A head may read it."""
-    made = with_head("eagle3")[0]
-    path = write(made, tmp_path / "model.gguf")
-    write(head_for("eagle3", made, target_layers=np.array([1, 4, 2])), head_of(path))
+def test_a_draft_head_may_read_the_output_of_the_last_layer(tmp_path):
+    target = with_head("eagle3")[0]
+    path = write(target, tmp_path / "model.gguf")
+    write(head_for("eagle3", target, target_layers=np.array([1, 4, 2])), head_of(path))
     engine = Engine(GGUFFile.open(path), EngineOptions(2, 300, "f32"))
     engine.load_draft_head(GGUFFile.open(head_of(path)))
     sequence = engine.sequence()
@@ -420,8 +415,8 @@ def test_what_comes_out_of_the_last_layer_goes_in(tmp_path):
     engine.close()
 
 
-def test_a_head_of_another_file_takes_over(tmp_path):
-    """From a layer of the model's own, also for sequences that this has followed."""
+def test_a_draft_head_file_replaces_the_models_own_layer(tmp_path):
+    """Check also sequences that the own layer followed."""
     path = written("eagle3", tmp_path)
     other = write(
         head_for("eagle3", with_head("eagle3")[0], target_layers=np.array([1, 2, 4])), tmp_path / "other.gguf"
@@ -442,14 +437,15 @@ def test_a_head_of_another_file_takes_over(tmp_path):
     engine.close()
 
 
-def test_commands(tmp_path, cli):
+def test_run_with_a_draft_head_prints_the_same_answer(tmp_path, cli):
     path = written("eagle3", tmp_path)
     words = (path, "-p", "Hi", "-n", "30", "--temp", "0", "--no-cache")
-    plain, guessing = (
-        cli("run", *words, "--speculate", "off"),
-        cli("run", *words, "--speculate", f"draft:{head_of(path)}"),
-    )
-    assert plain[:2] == guessing[:2] and plain[0] == 0
+    plain, drafted = (cli("run", *words, "--speculate", how) for how in ("off", f"draft:{head_of(path)}"))
+    assert plain[:2] == drafted[:2] and plain[0] == 0
+
+
+def test_run_refuses_a_draft_head_alone_or_with_another_model(tmp_path, cli):
+    path = written("eagle3", tmp_path)
     code, out, err = cli("run", head_of(path), "-p", "Hi")
     assert (code, out) == (3, "") and "a draft head runs only together with the model" in err
     other = write(model("llama", layers=2), tmp_path / "other.gguf")
@@ -458,7 +454,7 @@ def test_commands(tmp_path, cli):
 
 
 class Told(DraftHead):
-    """A head that computes nothing: what it is told of each run."""
+    """A head that records its runs and computes nothing."""
 
     def __init__(self, tokens: list[int] | None = None):
         self.vocab_size, self.width, self.context = 5, 1, 300
@@ -485,7 +481,7 @@ class Told(DraftHead):
 
         self._backend = Backend()
 
-    def of_runs(self) -> list[tuple]:
+    def take_runs(self) -> list[tuple]:
         told, self.told = self.told, []
         return told
 
@@ -494,52 +490,51 @@ def shown(*numbers: float) -> np.ndarray:
     return np.array(numbers, np.float32)[:, None]
 
 
-def test_what_a_follower_reads_of_whom(monkeypatch):
-    """Of each token what the model showed of the one before; on guesses, what the layer has made of it itself."""
+def test_a_follower_pairs_each_token_with_the_hidden_state_before(monkeypatch):
+    """Behind its own drafts it reads its own hidden states."""
     head = Told()
     follower = head.follower(0)
     follower.on_hidden_states(0, np.array([1, 2, 3]), shown(10, 20, 30))
-    assert (follower.tokens, head.of_runs()) == ([], [])
+    assert (follower.tokens, head.take_runs()) == ([], [])
     follower.append([1, 2, 3, 4])
-    assert head.of_runs() == [(0, [1, 2, 3, 4], [0, 10, 20, 30], 1)]
+    assert head.take_runs() == [(0, [1, 2, 3, 4], [0, 10, 20, 30], 1)]
     follower.append([2])
     follower.append([1])
-    assert head.of_runs() == [(4, [2], [400], 1), (5, [1], [200], 1)]
+    assert head.take_runs() == [(4, [2], [400], 1), (5, [1], [200], 1)]
     assert follower.truncate(6) == 4  # what was read on guesses is not kept
     follower.on_hidden_states(3, np.array([4, 3]), shown(40, 50))
     assert follower.tokens == [1, 2, 3, 4]  # it is the same token
     follower.append([3, 2])
-    assert head.of_runs() == [(4, [3, 2], [40, 50], 1)]
+    assert head.take_runs() == [(4, [3, 2], [40, 50], 1)]
     follower.on_hidden_states(4, np.array([1, 1, 2]), shown(41, 51, 61))
     assert follower.tokens == [1, 2, 3, 4]  # it is another one
     follower.append([1, 1], "none")
     follower.append([2, 3, 0])
     # What was shown of the token before is forgotten by then.
-    assert head.of_runs() == [(4, [1, 1], [0, 41], 0), (6, [2, 3, 0], [51, 61, 0], 1)]
+    assert head.take_runs() == [(4, [1, 1], [0, 41], 0), (6, [2, 3, 0], [51, 61, 0], 1)]
     assert follower.truncate(9) == 6  # of the last run one token was a guess, so none counts
     follower.rewind_to(6)
     assert (follower.begin, follower.tokens) == (0, [1, 2, 3, 4, 1, 1])
     follower.append([3, 2])
-    assert head.of_runs() == [(6, [3, 2], [51, 0], 1)]
+    assert head.take_runs() == [(6, [3, 2], [51, 0], 1)]
 
 
 @pytest.mark.parametrize(("place", "begin"), [(8, 8), (9, 9), (14, 9), (15, 15)])
-def test_a_follower_goes_on_only_where_it_was(place, begin):
-    """Elsewhere it begins anew, and knows nothing of what is before."""
+def test_a_follower_restarts_where_hidden_states_are_missing(place, begin):
     follower = (head := Told()).follower(9)
     follower.on_hidden_states(9, np.array([1, 2, 3, 4, 1]), shown(10, 20, 30, 40, 50))
     follower.append([1, 2, 3, 4, 1])
-    head.of_runs()
+    head.take_runs()
     follower.on_hidden_states(place, np.array([2]), shown(60))
     assert follower.begin == begin
     missing = place - begin - len(follower.tokens)
     follower.append([*[1] * missing, 2, 0])
     before = {8: [0, 60], 9: [0, 60], 14: [50, 60], 15: [0, 60]}[place]
-    assert head.of_runs() == [(place - begin, [2, 0], before, 1)]
+    assert head.take_runs() == [(place - begin, [2, 0], before, 1)]
 
 
 @pytest.mark.parametrize(("begin", "place", "tokens"), [(3, 2, []), (3, 3, []), (3, 4, [1]), (3, 9, [1, 2])])
-def test_a_follower_goes_back_with_the_model(begin, place, tokens):
+def test_rewinding_a_follower_drops_tokens_behind_the_position(begin, place, tokens):
     follower = Told().follower(begin)
     follower.on_hidden_states(begin, np.array([1, 2]), shown(10, 20))
     follower.append([1, 2])
@@ -550,26 +545,26 @@ def test_a_follower_goes_back_with_the_model(begin, place, tokens):
 
 
 @pytest.mark.parametrize("late", [2, 3])
-def test_a_follower_reads_by_itself_when_it_is_late(monkeypatch, late):
+def test_a_follower_runs_by_itself_when_it_lags(monkeypatch, late):
     monkeypatch.setattr(guess_head, "LATE", late)
     follower = (head := Told()).follower(7)
     follower.on_hidden_states(7, np.array([1, 2]), shown(10, 20))
-    assert head.of_runs() == []
+    assert head.take_runs() == []
     follower.on_hidden_states(9, np.array([3]), shown(30))
-    assert head.of_runs() == ([(0, [1, 2, 3], [0, 10, 20], 0)] if late == 2 else [])
+    assert head.take_runs() == ([(0, [1, 2, 3], [0, 10, 20], 0)] if late == 2 else [])
     follower.append([4] if late == 2 else [1, 2, 3, 4])
-    assert head.of_runs() == ([(3, [4], [30], 1)] if late == 2 else [(0, [1, 2, 3, 4], [0, 10, 20, 30], 1)])
+    assert head.take_runs() == ([(3, [4], [30], 1)] if late == 2 else [(0, [1, 2, 3, 4], [0, 10, 20, 30], 1)])
 
 
-def test_runs_of_a_head(monkeypatch):
-    """As many tokens as a run has; logits are of the last one, and of all tokens, if it knows some of them only."""
+def test_a_follower_splits_long_inputs_and_maps_reduced_vocabularies(monkeypatch):
+    """Only the last run computes logits."""
     monkeypatch.setattr(guess_head, "BATCH", 2)
     for count, wanted in ((1, [1]), (2, [1]), (3, [0, 1]), (4, [0, 1]), (5, [0, 0, 1])):
         head = Told()
         assert head.follower(0).append([4, 3, 2, 1, 0][:count]).tolist() == [[5.0 - count] * 5]
-        assert [run[3] for run in head.of_runs()] == wanted
+        assert [run[3] for run in head.take_runs()] == wanted
         assert len(head.follower(0).append([1] * count, "none")) == 0
-        assert [run[3] for run in head.of_runs()] == [0] * len(wanted)
+        assert [run[3] for run in head.take_runs()] == [0] * len(wanted)
     closed = list[int]()
     some = Told([3, 1])
     some.orphaned = [SimpleNamespace(close=lambda number=number: closed.append(number)) for number in range(3)]
@@ -581,8 +576,7 @@ def test_runs_of_a_head(monkeypatch):
         follower.append([2])
 
 
-def test_what_guesses_is_named():
-    """A layer of the model's own has no file."""
+def test_draft_head_paths_name_files_but_not_own_layers():
     for head_source, path, has_layer in (
         (None, None, False),
         (SimpleNamespace(path="own.gguf", layers=()), None, True),

@@ -1,4 +1,4 @@
-"""The engine on a tiny model: what it refuses, what it keeps between calls, and what it costs."""
+"""Test the engine on a tiny model: refusals, state between calls, and cost."""
 
 import subprocess
 import sys
@@ -37,7 +37,7 @@ def file(path):
 
 @pytest.fixture
 def opened(file):
-    """A function that opens engines on `file`, which tests may have changed; they are closed in the end."""
+    """Return a function that opens engines on `file`, which tests may have changed, and closes them after the test."""
     engines = []
 
     def open_it(**options) -> SingleEngine:
@@ -49,7 +49,7 @@ def opened(file):
         engine.close()
 
 
-def test_the_reference_reserves_nothing_and_has_no_limit(opened):
+def test_the_reference_reserves_no_cache_and_has_no_limit(opened):
     engine = opened(backend="reference")
     engine.forward(TOKENS[:3], 0)
     used, count = engine.cache_usage()
@@ -71,7 +71,7 @@ def change(file: GGUFFile, name: str, values: np.ndarray, format: str = "F32") -
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_which_logits_are_returned(opened, backend):
+def test_logits_are_returned_for_all_the_last_or_no_tokens(opened, backend):
     engine = opened(backend=backend)
     every = engine.forward(TOKENS[:20], 0, "all")
     assert every.shape == (20, engine.vocab_size)
@@ -85,14 +85,14 @@ def test_which_logits_are_returned(opened, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_tokens_may_be_a_list_or_an_array(opened, backend):
+def test_token_ids_may_be_a_list_a_tuple_or_an_array(opened, backend):
     engine = opened(backend=backend)
     expected = engine.forward([5, 6, 7], 0)
     np.testing.assert_array_equal(engine.forward(np.array([5, 6, 7], np.int32), 0), expected)
     np.testing.assert_array_equal(engine.forward((5, 6, 7), 0), expected)
 
 
-def test_logits_are_the_callers_own(opened):
+def test_returned_logits_are_copies(opened):
     engine = opened()
     first = engine.forward(TOKENS[:3], 0, "all")
     kept = first.copy()
@@ -101,8 +101,7 @@ def test_logits_are_the_callers_own(opened):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_later_positions_are_overwritten(opened, backend):
-    """Going back to a position forgets what came after it: the result is that of a fresh engine."""
+def test_running_from_an_earlier_position_overwrites_later_ones(opened, backend):
     used, fresh = opened(backend=backend, context=700), opened(backend=backend, context=700)
     used.forward(TOKENS[:600], 0)
     other = [*TOKENS[:37], *TOKENS[100:120]]
@@ -114,7 +113,7 @@ def test_later_positions_are_overwritten(opened, backend):
 @pytest.mark.parametrize(
     "splits", [(1,), (16,), (17, 18, 19), (64, 128), (1, 2, 3, 4, 5, 6, 7, 8, 9), (511, 512), (513, 599)]
 )
-def test_a_prompt_in_pieces_is_the_same_prompt(opened, splits):
+def test_a_prompt_in_chunks_gives_the_logits_of_the_whole(opened, splits):
     whole, pieces = opened(kv_type="f32"), opened(kv_type="f32")
     expected = whole.forward(TOKENS[:600], 0, "all")
     ends = [0, *splits, 600]
@@ -122,7 +121,7 @@ def test_a_prompt_in_pieces_is_the_same_prompt(opened, splits):
     assert nmse(np.concatenate(got), expected) < 1e-10
 
 
-def test_a_prompt_cut_in_two_anywhere(opened):
+def test_a_prompt_divided_anywhere_gives_the_same_logits(opened):
     engine = opened(kv_type="f32")
     expected = engine.forward(TOKENS[:40], 0, "all")
     for cut in range(1, 40):
@@ -131,14 +130,14 @@ def test_a_prompt_cut_in_two_anywhere(opened):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_last_place_of_the_context_can_be_used(opened, backend):
+def test_the_last_position_of_the_context_can_be_used(opened, backend):
     engine, roomy = opened(backend=backend, context=37), opened(backend=backend, context=512)
     assert engine.context == 37
     np.testing.assert_allclose(engine.forward(TOKENS[:37], 0), roomy.forward(TOKENS[:37], 0), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(engine.forward([9], 36), roomy.forward([9], 36), rtol=1e-5, atol=1e-6)
 
 
-def test_context_as_trained_unless_said_otherwise(opened):
+def test_the_context_defaults_to_the_trained_one(opened):
     assert opened().context == 1024
     assert opened(context=4096).context == 4096
 
@@ -167,7 +166,7 @@ def test_cpu_agrees_with_reference(opened):
         ("iq4_nl", 0.1),
     ],
 )
-def test_smaller_caches_are_close_to_f32(opened, kv_type, error):
+def test_smaller_cache_types_are_close_to_f32(opened, kv_type, error):
     cpu, reference = opened(kv_type=kv_type), opened(kv_type=kv_type, backend="reference")
     exact, rounded = opened(kv_type="f32").forward(TOKENS[:300], 0, "all"), cpu.forward(TOKENS[:300], 0, "all")
     assert 1e-12 < nmse(rounded, exact) < error
@@ -175,7 +174,7 @@ def test_smaller_caches_are_close_to_f32(opened, kv_type, error):
 
 
 def test_less_precision_rounds_activations_to_8_bits(opened, file):
-    """Of a few tokens, not of one, and only those of quantized weights."""
+    """Check few tokens, not one, and quantized weights only."""
     for layer in range(2):
         for name in ("gate", "up"):
             values = np.random.default_rng(layer).normal(0, 0.1, file.tensors[f"blk.{layer}.ffn_{name}.weight"].shape)
@@ -189,8 +188,8 @@ def test_less_precision_rounds_activations_to_8_bits(opened, file):
 
 @pytest.mark.parametrize("format", ["F16", "BF16", "Q4_0", "Q8_0"])
 @pytest.mark.parametrize("width", [64, 96])
-def test_formats(opened, file, format, width):
-    """Also columns that are no multiple of 64, which the int8 kernels do not take."""
+def test_every_type_agrees_with_the_reference(opened, file, format, width):
+    """Check also columns that are no multiple of 64, which the int8 kernels do not take."""
     generator = np.random.default_rng(0)
     file.metadata["llama.feed_forward_length"] = width
     for layer in range(2):
@@ -226,7 +225,7 @@ def test_threads_do_not_change_a_bit(opened):
     [[], [-1], [1, 268], [2**31], [2**70], [[1, 2]], [1.5], 5],
     ids=repr,
 )
-def test_ids_that_are_none(opened, backend, ids):
+def test_invalid_token_ids_are_refused(opened, backend, ids):
     engine = opened(backend=backend)
     with pytest.raises(UsageError, match="token ids"):
         engine.forward(ids, 0)
@@ -234,7 +233,7 @@ def test_ids_that_are_none(opened, backend, ids):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("tokens", "position"), [(1025, 0), (1, 1024), (2, 1023)])
-def test_tokens_beyond_the_context(opened, backend, tokens, position):
+def test_tokens_beyond_the_context_are_refused(opened, backend, tokens, position):
     sequence = opened(backend=backend).sequence()
     if position:
         sequence.append([1] * position, "none")
@@ -243,7 +242,7 @@ def test_tokens_beyond_the_context(opened, backend, tokens, position):
     assert len(sequence.tokens) == position
 
 
-def test_unknown_logits(opened):
+def test_unknown_choices_of_logits_are_refused(opened):
     with pytest.raises(UsageError):
         opened().forward([1], 0, "first")
 
@@ -256,21 +255,21 @@ def test_unknown_logits(opened):
     ],
     ids=repr,
 )  # fmt: skip
-def test_options_that_make_no_sense(opened, options):
+def test_invalid_engine_options_are_refused_in_one_line(opened, options):
     with pytest.raises(UsageError) as error:
         opened(**options)
     assert str(error.value).isprintable()
 
 
 @pytest.mark.parametrize("context", [1 << 45, 1 << 70])
-def test_a_context_beyond_all_memory(opened, context):
+def test_a_context_larger_than_memory_is_refused(opened, context):
     with pytest.raises(MemoryLimitError, match="context"):
         opened(context=context)
 
 
 @pytest.mark.parametrize(("room", "sequences"), [(sys.maxsize, 16), (1 << 22, 4), (1 << 18, 1)])
-def test_a_cache_leaves_addresses_to_others(monkeypatch, room: int, sequences: int):
-    """Under `ulimit -v`: 2 MB are 16 contexts of 128 tokens here."""
+def test_a_limited_address_space_reserves_fewer_sequences(monkeypatch, room: int, sequences: int):
+    """Under `ulimit -v`: 2 MB are 16 contexts of 128 tokens."""
     monkeypatch.setattr(cache, "address_room", lambda: room)
     states = [Paged(layer, kv_heads=2, key_dim=64, value_dim=64) for layer in range(2)]
     assert cache.KVCache(states, 128, KVType.of("f16")).sequences == (sequences,)
@@ -280,7 +279,7 @@ def test_a_cache_leaves_addresses_to_others(monkeypatch, room: int, sequences: i
 
 
 def refusal(opened, backend: str = "cpu") -> str:
-    """The message with which the model is refused, at the latest when it is used: one printable line."""
+    """Return the one printable line with which the model is refused, when it is opened or first used."""
     with pytest.raises(ModelError) as error:
         opened(backend=backend).forward([1, 2, 3], 0)
     message = str(error.value)
@@ -298,12 +297,12 @@ EVERY_TENSOR = [
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", EVERY_TENSOR)
-def test_missing_tensors(opened, file, backend, name):
+def test_a_missing_tensor_is_named(opened, file, backend, name):
     del file.tensors[name]
     assert name in refusal(opened, backend)
 
 
-def test_a_missing_output_is_the_embedding(opened, file):
+def test_a_missing_output_matrix_is_the_embedding(opened, file):
     del file.tensors["output.weight"]
     got = opened(kv_type="f32").forward(TOKENS[:5], 0, "all")
     assert nmse(got, opened(kv_type="f32", backend="reference").forward(TOKENS[:5], 0, "all")) < 1e-10
@@ -312,8 +311,8 @@ def test_a_missing_output_is_the_embedding(opened, file):
 @pytest.mark.parametrize("grow", [64, -16])
 @pytest.mark.parametrize("axis", [0, -1])
 @pytest.mark.parametrize("name", [*EVERY_TENSOR, "output.weight"])
-def test_wrong_shapes(opened, file, name, axis, grow):
-    """Kernels check nothing: a matrix that is too small or too large would make them read other memory."""
+def test_tensors_of_wrong_shapes_are_refused(opened, file, name, axis, grow):
+    """Kernels check nothing: a matrix of another size would make them read other memory."""
     shape = list(file.tensors[name].shape)
     shape[axis] += grow
     change(file, name, np.ones(shape))
@@ -321,13 +320,13 @@ def test_wrong_shapes(opened, file, name, axis, grow):
 
 
 @pytest.mark.parametrize("name", EVERY_TENSOR)
-def test_wrong_number_of_dimensions(opened, file, name):
+def test_tensors_of_wrong_dimensions_are_refused(opened, file, name):
     shape = file.tensors[name].shape
     change(file, name, np.ones((*shape, 32) if len(shape) == 1 else (1, *shape)))
     assert name in refusal(opened)
 
 
-def test_a_residual_stream_of_another_width(opened, file):
+def test_a_residual_stream_of_another_width_is_refused(opened, file):
     """Every matrix fits the next, but not the stream that it is added to."""
     change(file, "blk.1.attn_output.weight", np.ones((2 * WIDTH, WIDTH)))
     change(file, "blk.1.ffn_norm.weight", np.ones(2 * WIDTH))
@@ -340,24 +339,24 @@ def test_a_residual_stream_of_another_width(opened, file):
 
 
 @pytest.mark.parametrize("gate", [HIDDEN // 2, 2 * HIDDEN])
-def test_gate_and_up_of_different_widths(opened, file, gate):
+def test_gate_and_up_of_different_widths_are_refused(opened, file, gate):
     change(file, "blk.0.ffn_gate.weight", np.ones((gate, WIDTH)))
     refusal(opened)
 
 
 @pytest.mark.parametrize("size", [WIDTH - 1, 2 * WIDTH, 1])
-def test_bias_of_a_wrong_length(opened, file, size):
+def test_a_bias_of_a_wrong_length_is_refused(opened, file, size):
     change(file, "blk.0.attn_q.bias", np.ones(size))
     assert "blk.0.attn_q.bias" in refusal(opened)
 
 
 @pytest.mark.parametrize("size", [7, 9, 1, 16])
-def test_rope_factors_of_a_wrong_length(opened, file, size):
+def test_rope_factors_of_a_wrong_length_are_refused(opened, file, size):
     change(file, "rope_freqs.weight", np.ones(size))
     assert "rope_freqs.weight" in refusal(opened)
 
 
-def test_formats_that_are_no_weights(opened, file):
+def test_types_that_are_not_for_weights_are_refused(opened, file):
     tensor = file.tensors["blk.0.attn_q.weight"]
     for name in ("I32", "F64", "I8"):
         data = np.zeros((WIDTH, WIDTH * BY_NAME[name].bytes), np.uint8)
@@ -365,7 +364,7 @@ def test_formats_that_are_no_weights(opened, file):
         assert name in refusal(opened)
 
 
-def test_a_norm_in_a_block_format(opened, file):
+def test_a_norm_in_a_block_format_is_refused(opened, file):
     change(file, "output_norm.weight", np.ones((1, WIDTH)), "Q8_0")
     tensor = file.tensors["output_norm.weight"]
     file.tensors[tensor.name] = Tensor(tensor.name, tensor.format, (WIDTH,), tensor.data.reshape(-1))
@@ -392,13 +391,13 @@ def test_a_norm_in_a_block_format(opened, file):
     ],
     ids=repr,
 )
-def test_metadata_that_do_not_fit_the_tensors(opened, file, changes):
+def test_metadata_that_do_not_fit_the_tensors_are_refused(opened, file, changes):
     file.metadata.update(changes)
     refusal(opened)
 
 
-def test_as_many_tokens_as_the_embedding_has_rows(opened, file):
-    """The file may say so in two places, or in none."""
+def test_the_vocabulary_size_must_match_the_embedding(opened, file):
+    """Two metadata keys may state it, or none."""
     del file.metadata["llama.vocab_size"]
     assert opened().vocab_size == 268
     tokens, file.metadata["tokenizer.ggml.tokens"] = file.metadata["tokenizer.ggml.tokens"], ["a"] * 300
@@ -417,8 +416,8 @@ def test_as_many_tokens_as_the_embedding_has_rows(opened, file):
     ],
     ids=repr,
 )  # fmt: skip
-def test_a_tensor_that_means_something_else(opened, file, name):
-    """Nothing in a file is passed over: the model would say something, but not what was meant."""
+def test_an_unknown_tensor_is_refused(opened, file, name):
+    """No tensor is ignored: the model would compute something, but not what was meant."""
     change(file, name, np.ones(WIDTH))
     if name == "blk.0.attn_norm.bias":  # or it is another layer's that is missing
         change(file, "blk.1.attn_norm.bias", np.ones(WIDTH))
@@ -426,7 +425,7 @@ def test_a_tensor_that_means_something_else(opened, file, name):
 
 
 @pytest.mark.parametrize("name", ["blk.0.attn_rot_embd.weight", "blk.1.attn.rope_freqs"])
-def test_tensors_that_say_what_the_metadata_say(opened, file, name):
+def test_tensors_that_repeat_metadata_are_accepted(opened, file, name):
     change(file, name, np.ones(8))
     opened().forward([1], 0)
 
@@ -434,8 +433,8 @@ def test_tensors_that_say_what_the_metadata_say(opened, file, name):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["blk.1.ffn_down.weight", "token_embd.weight", "output.weight"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_logits_that_are_not_numbers(opened, file, backend, name, value):
-    """Wherever a damaged weight is. The sequence then holds what it held before."""
+def test_logits_that_are_not_finite_are_refused(opened, file, backend, name, value):
+    """Check also that the sequence keeps its tokens."""
     values = np.ones(file.tensors[name].shape, np.float32)
     values[..., -1] = value
     change(file, name, values)
@@ -474,7 +473,7 @@ print(after_opening - before, after_use - before, resident() - before)
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
-def test_a_long_context_costs_only_what_is_used(path):
+def test_a_long_context_uses_memory_as_it_fills(path):
     """131072 tokens are 16 MiB of cache per layer and side here; 4096 of them are used, 0.5 MiB of each."""
     output = subprocess.run([sys.executable, "-c", MEMORY, path], capture_output=True, text=True, check=True).stdout
     opening, use, filled = (int(number) / 2**20 for number in output.split())
@@ -483,7 +482,7 @@ def test_a_long_context_costs_only_what_is_used(path):
     assert filled < 24
 
 
-def test_engines_leave_no_threads_behind(opened):
+def test_closed_engines_leave_no_threads(opened):
     before = threading.active_count()
     for threads in (2, 3, 5) * 7:
         engine = opened(threads=threads, context=64)
@@ -493,7 +492,7 @@ def test_engines_leave_no_threads_behind(opened):
     assert threading.active_count() == before
 
 
-def test_several_engines_at_once_do_not_mix(opened):
+def test_several_engines_at_once_keep_apart(opened):
     engines = [opened(kv_type="f32") for _ in range(3)]
     expected = [opened(kv_type="f32").forward(TOKENS[start : start + 20], 0) for start in (0, 100, 200)]
     for engine, start in zip(engines, (0, 100, 200), strict=True):
@@ -503,8 +502,8 @@ def test_several_engines_at_once_do_not_mix(opened):
 
 
 @pytest.mark.parametrize("format", ["F16", "BF16"])
-def test_wide_rows_of_floats_in_large_batches(format):
-    """What is made of activations in 16 bits, once for all matrices, has room for its scales behind each row."""
+def test_wide_float_rows_in_large_batches_agree_with_the_reference(format):
+    """Activations in 16 bits, made once for all matrices, have room for scales behind each row."""
     ids, rows = [number % 200 for number in range(140)], {}
     for backend in ("reference", "cpu"):
         file = small_model((1088, 17, 1, 64, 1120, 203), format, False, 0)
@@ -514,8 +513,8 @@ def test_wide_rows_of_floats_in_large_batches(format):
     assert nmse(rows["cpu"], rows["reference"]) < 1e-4
 
 
-def test_both_ends_of_a_long_prompt_are_exact(model_path):
-    """They are read as a few are, before and behind the others; where all logits are wanted, the first ones."""
+def test_both_ends_of_a_long_prompt_are_computed_exactly(model_path):
+    """They run before and behind the others; with all logits, only the beginning does."""
     engine, exact = (
         open_engine(model_path("llama-Q8_0"), context=1024),
         open_engine(model_path("llama-Q8_0"), backend="reference"),
@@ -536,8 +535,8 @@ def test_both_ends_of_a_long_prompt_are_exact(model_path):
         each.close()
 
 
-def test_several_long_prompts_at_once_have_exact_ends(model_path):
-    """Each comes to what it comes to alone, as far as rounding goes; what is short beside them, too."""
+def test_long_prompts_run_together_agree_with_each_alone(model_path):
+    """Check also a short prompt beside them."""
     engine = open_engine(model_path("llama-Q8_0"), context=1024)
     prompts = [TOKENS[:200] % 250, TOKENS[200:203] % 250, TOKENS[203:500] % 250]
     rows = engine.step([(engine.sequence(), prompt) for prompt in prompts])
@@ -547,5 +546,5 @@ def test_several_long_prompts_at_once_have_exact_ends(model_path):
     engine.close()
 
 
-def test_floats_need_no_exact_end(opened):
+def test_float_weights_need_no_exact_ends(opened):
     assert opened().runs.exact == 0

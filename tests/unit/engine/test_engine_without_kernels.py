@@ -1,4 +1,4 @@
-"""An engine whose backend computes nothing: what is run, in which pieces, and what is left behind a failure."""
+"""Test the engine with a backend that computes nothing: its runs, their divisions, and its state after failures."""
 
 from threading import Lock
 from types import SimpleNamespace
@@ -22,11 +22,11 @@ from localllm.errors import ContextError, LocalllmError, ModelError, Unsupported
 from localllm.kernels.table import PAGE
 from tests.unit.generation.test_prefix_cache import TakenLock
 
-KNOWN = 20  # a store goes back to multiples of it, or stays where it is
+KNOWN = 20  # a store truncates to multiples of it, or not at all
 
 
 class Store:
-    """How many tokens it holds, and what it was asked."""
+    """A state that counts its tokens and records its calls."""
 
     def __init__(self):
         self.held, self.asked, self.is_closed, self.known = 0, list[tuple](), False, KNOWN
@@ -50,7 +50,7 @@ class Store:
 
 
 class Backend:
-    """The logits of a token are its id. What it is asked to run: (position, ids, wanted, encoded, ahead) by span."""
+    """Return each token's id as its logits, and record (position, ids, wanted, encoded, ahead) of each span."""
 
     rotates_keys = True
 
@@ -93,7 +93,7 @@ class Backend:
 
 
 class Bare(Engine):
-    """As if it had been opened."""
+    """An engine as if it had been opened."""
 
     def __init__(self, **known):
         self.context, self.vocab_size, self.runs, self.device = 300, 100, Runs(), "CPU"
@@ -105,7 +105,7 @@ class Bare(Engine):
         self.__dict__.update(known)
 
     def ran(self) -> list[list[tuple]]:
-        """By run and span: (position, ids, wanted)."""
+        """Return (position, ids, wanted) by run and span."""
         ran, self._backend.ran = self._backend.ran, []
         return [[span[:3] for span in spans] for spans in ran]
 
@@ -122,8 +122,7 @@ def runs_of_4(monkeypatch) -> None:
     monkeypatch.setattr("localllm.engine.run_plan.PRECISE_TOKENS", 4)
 
 
-def test_requests_share_runs(engine, runs_of_4):
-    """Each gets its own rows, of the tokens that it asked for."""
+def test_requests_share_runs_and_each_gets_its_own_logits(engine, runs_of_4):
     first, second = engine.sequence(), engine.sequence()
     for logits, expected, wanted in (
         ("all", [[1, 2, 3, 4, 5, 6], [7, 8, 9]], [[4], [2, 2], [1]]),
@@ -155,8 +154,8 @@ def test_requests_share_runs(engine, runs_of_4):
         (37, [[(20, [1] * 17, 0)], [(37, [7, 8], 1)]]),
     ],
 )
-def test_what_a_store_has_lost_is_read_again(engine, held, expected):
-    """Few tokens together with the new ones, many before them, and nobody wants their logits."""
+def test_tokens_that_a_store_has_dropped_run_again(engine, held, expected):
+    """Few run together with the new ones, many before them, without logits."""
     sequence = engine.sequence()
     sequence.append([1] * 40, "none")
     engine.ran()
@@ -167,24 +166,24 @@ def test_what_a_store_has_lost_is_read_again(engine, held, expected):
 
 
 @pytest.mark.parametrize(
-    ("error", "told"), [(ModelError("not numbers"), "m.gguf: not numbers"), (MemoryError("none"), "none")]
+    ("error", "message"), [(ModelError("not numbers"), "m.gguf: not numbers"), (MemoryError("none"), "none")]
 )
-def test_a_run_that_fails(engine, error, told):
+def test_a_failed_run_truncates_all_of_its_sequences(engine, error, message):
     first, second = engine.sequence(), engine.sequence()
     first.append([1] * 20)
     engine._backend.error = error
     with pytest.raises(type(error)) as caught:
         engine.step([(first, [2]), (second, [3])])
-    assert str(caught.value) == told
+    assert str(caught.value) == message
     assert [(len(some.tokens), some.store.held, some.store.asked[-1]) for some in (first, second)] == [
         (20, 20, ("truncate", 20)), (0, 0, ("truncate", 0)),
     ]  # fmt: skip
 
 
-def test_what_is_refused_before_anything_runs(engine):
+def test_invalid_requests_are_refused_before_anything_runs(engine):
     sequence, of_another = engine.sequence(), Bare().sequence()
     sequence.append([1] * 298)
-    for requests, error, told in (
+    for requests, error, message in (
         ([(sequence, [1]), (sequence, [1])], UsageError, "a sequence can be in a run only once"),
         ([(of_another, [1])], UsageError, "a sequence belongs to the model that created it"),
         ([(sequence, [1] * 3)], ContextError, "301 tokens do not fit the context of 300"),
@@ -194,7 +193,7 @@ def test_what_is_refused_before_anything_runs(engine):
     ):
         with pytest.raises(error) as caught:
             engine.step(requests)
-        assert str(caught.value) == told
+        assert str(caught.value) == message
     with pytest.raises(UsageError, match=r"^logits must be last, all or none, not 'some'$"):
         engine.run([(sequence, [1])], "some", True)
     engine.ran()
@@ -205,7 +204,7 @@ def test_what_is_refused_before_anything_runs(engine):
 # ---- encoders -------------------------------------------------------------------------------------------------------
 
 
-def test_an_encoder_reads_the_text_before_the_answer():
+def test_an_encoder_runs_before_the_answers_first_token():
     engine = Bare(_start=0)
     sequence, backend = engine.sequence(), engine._backend
     assert sequence.append([5, 6, 0, 7], "all", False).ravel().tolist() == [0, 7]
@@ -214,11 +213,11 @@ def test_an_encoder_reads_the_text_before_the_answer():
     assert backend.ran == [[(2, [0, 7], 2, 2, 0)], [(4, [0, 8], 1, 2, 0)]]
     assert (sequence.tokens, sequence.encoded, len(backend.asked)) == ([5, 6, 0, 7, 0, 8], 2, 1)
     fresh = engine.sequence()
-    told = "llama models have an encoder: pass its text's tokens, the start token 0, and the answer's tokens"
+    message = "llama models have an encoder: pass its text's tokens, the start token 0, and the answer's tokens"
     for ids in ([5, 6], [0, 5]):
         with pytest.raises(UsageError) as caught:
             fresh.append(ids)
-        assert str(caught.value) == told
+        assert str(caught.value) == message
     backend.error = MemoryError()
     with pytest.raises(MemoryError):
         fresh.append([5, 0])
@@ -228,7 +227,7 @@ def test_an_encoder_reads_the_text_before_the_answer():
 
 
 @pytest.mark.parametrize("most", [3, 4])
-def test_texts_that_are_read_whole(engine, runs_of_4, most):
+def test_bidirectional_models_run_a_whole_prompt_at_once(engine, runs_of_4, most):
     engine._backend.error = None if most == 4 else ModelError("not numbers")
     if most == 4:
         assert engine.forward_full([1, 2, 3, 4]).ravel().tolist() == [1, 2, 3, 4]
@@ -251,7 +250,7 @@ def test_texts_that_are_read_whole(engine, runs_of_4, most):
 # ---- forgetting the middle ------------------------------------------------------------------------------------------
 
 
-def test_asking_whether_tokens_can_move_compiles_nothing(engine):
+def test_asking_whether_tokens_can_shift_compiles_nothing(engine):
     assert engine.can_shift and engine._backend.asked == []
     engine.prepare_shift()
     engine.prepare_shift()
@@ -262,7 +261,7 @@ def test_asking_whether_tokens_can_move_compiles_nothing(engine):
         engine.prepare_shift()
 
 
-def test_forgetting_moves_what_is_behind(engine):
+def test_a_shift_rotates_the_keys_behind_the_dropped_tokens(engine):
     sequence, asked = engine.sequence(), engine._backend.asked
     sequence.append([1] * 10 + [2] * PAGE + [3] * 6)
     sequence.shift(10, PAGE)
@@ -279,8 +278,7 @@ def test_forgetting_moves_what_is_behind(engine):
             sequence.shift(keep, count)
 
 
-def test_forgetting_what_a_store_has_lost(engine):
-    """What it does not have, it reads again when it goes on."""
+def test_a_shift_of_dropped_tokens_runs_them_again_later(engine):
     sequence = engine.sequence()
     sequence.append([1] * 200)
     sequence.truncate(90)  # of which 80 are there
@@ -295,7 +293,7 @@ def test_forgetting_what_a_store_has_lost(engine):
     assert engine._backend.asked == [] and len(sequence.tokens) == 37
 
 
-def test_forgetting_as_much_as_there_is(engine):
+def test_a_shift_at_the_end_of_the_stored_tokens_rotates_nothing(engine):
     sequence = engine.sequence()
     sequence.append([1] * 200)
     sequence.truncate(101)  # of which 100 are there
@@ -308,8 +306,8 @@ def test_forgetting_as_much_as_there_is(engine):
     assert sequence.store.asked[-1] == ("truncate", 80)
 
 
-def test_what_goes_with_an_image_takes_its_positions(engine):
-    """Fewer than its rows."""
+def test_dropping_an_image_shifts_by_its_positions(engine):
+    """They are fewer than its rows."""
     seen = ImageEmbedding(b"grid", np.zeros((6, 2), np.float32), np.array([[0, row // 3, row % 3] for row in range(6)]))
     engine.register_image(seen)
     for keep, distance in ((0, PAGE - 3), (10, PAGE)):
@@ -320,7 +318,7 @@ def test_what_goes_with_an_image_takes_its_positions(engine):
         assert sequence.images == ([] if keep == 0 else [(4, seen)])
 
 
-def test_forgetting_that_fails(engine):
+def test_a_failed_shift_truncates_the_store(engine):
     sequence = engine.sequence()
     sequence.append([1] * 100)
     engine._backend.error = MemoryError()
@@ -332,9 +330,9 @@ def test_forgetting_that_fails(engine):
 # ---- images ---------------------------------------------------------------------------------------------------------
 
 
-def test_which_images_can_be_seen(engine, runs_of_4):
+def test_images_that_a_model_cannot_run_are_refused(engine, runs_of_4):
     rows = np.zeros((5, 2), np.float32)
-    for known, seen, error, told in (
+    for known, seen, error, message in (
         (
             {"_takes_rows": False},
             ImageEmbedding(b"", rows),
@@ -363,7 +361,7 @@ def test_which_images_can_be_seen(engine, runs_of_4):
     ):
         with pytest.raises(error) as caught:
             Bare(**known).register_image(seen)
-        assert str(caught.value) == told
+        assert str(caught.value) == message
     for seen in (ImageEmbedding(b"long", rows), ImageEmbedding(b"whole", rows[:4], is_whole=True)):
         engine.register_image(seen)
         sequence = engine.sequence()
@@ -374,8 +372,8 @@ def test_which_images_can_be_seen(engine, runs_of_4):
             sequence.append([seen.ids[-1] - 1])
 
 
-def test_places_behind_images(engine, runs_of_4):
-    """Are ahead of positions; an image is read alone."""
+def test_positions_behind_an_image_count_its_grid(engine, runs_of_4):
+    """Check also that an image runs alone."""
     seen = ImageEmbedding(b"grid", np.zeros((6, 2), np.float32), np.array([[0, row // 3, row % 3] for row in range(6)]))
     engine.register_image(seen)
     engine.sequence().append([1, *seen.ids, 2])
@@ -388,8 +386,11 @@ def test_places_behind_images(engine, runs_of_4):
 
 
 def read_in(*pieces: int, known: int = 1) -> Sequence:
-    """A sequence that has read so many tokens at a time, by an engine with runs of 4; its store goes back to multiples
-    of `known`."""
+    """Return a sequence that ran these numbers of tokens, 4 at most at a time.
+
+
+    Its store truncates to multiples of `known`.
+    """
     engine = Bare(runs=Runs(4, 4))
     sequence = engine.sequence()
     sequence.engine_of = engine  # which must not be forgotten
@@ -413,19 +414,19 @@ def read_in(*pieces: int, known: int = 1) -> Sequence:
         ((8,), 0),
     ],
 )
-def test_what_was_read_in_whole_runs(pieces, aligned):
+def test_a_sequence_is_aligned_while_its_runs_are_whole(pieces, aligned):
     assert read_in(*pieces).aligned == aligned
 
 
 @pytest.mark.parametrize(
     ("length", "held", "aligned"), [(9, 9, 8), (8, 8, 8), (7, 7, 4), (4, 4, 4), (3, 3, 0), (0, 0, 0), (99, 10, 8)]
 )
-def test_going_back(length, held, aligned):
+def test_truncating_a_sequence_rewinds_its_follower_and_alignment(length, held, aligned):
     sequence = read_in(4, 4, 2)
-    sequence.listener = SimpleNamespace(rewind_to=lambda place: told.append(place), engine=None)
-    told = list[int]()
+    sequence.listener = SimpleNamespace(rewind_to=lambda place: rewound.append(place), engine=None)
+    rewound = list[int]()
     assert sequence.truncate(length) == held
-    assert (len(sequence.tokens), sequence.aligned, sequence.store.held, told) == (held, aligned, held, [held])
+    assert (len(sequence.tokens), sequence.aligned, sequence.store.held, rewound) == (held, aligned, held, [held])
     with pytest.raises(UsageError, match=r"^a length must be 0 or above, not -1$"):
         sequence.truncate(-1)
 
@@ -434,8 +435,7 @@ def test_going_back(length, held, aligned):
     ("known", "length", "held"),
     [(1, 99, 24), (1, 24, 24), (1, 23, 20), (1, 3, 0), (10, 23, 20), (10, 19, 0), (6, 13, 12)],
 )
-def test_going_back_to_the_end_of_a_run(known, length, held):
-    """Where the store can go back to as well."""
+def test_rewinding_returns_to_the_end_of_a_run_in_the_store(known, length, held):
     sequence = read_in(4, 4, 4, 4, 4, 4, 3, known=known)
     assert sequence.rewind(length) == held
     assert (len(sequence.tokens), sequence.aligned, sequence.store.held) == (held, held, held)
@@ -443,13 +443,13 @@ def test_going_back_to_the_end_of_a_run(known, length, held):
     assert sequence.aligned == held + 4
 
 
-def test_what_was_read_in_other_runs_stays_so():
+def test_tokens_of_other_runs_stay_unaligned():
     sequence = read_in(4, 5, 3)
     assert (sequence.aligned, sequence.truncate(9), sequence.aligned) == (4, 9, 4)
     assert (sequence.rewind(9), sequence.aligned) == (4, 4)
 
 
-def test_what_an_encoder_has_read_is_held_with_an_answer_or_not_at_all():
+def test_truncating_into_the_encoders_text_drops_it_whole():
     engine = Bare(_start=0)
     for length, held in ((4, 4), (3, 3), (2, 0), (1, 0)):
         sequence = engine.sequence()
@@ -459,7 +459,7 @@ def test_what_an_encoder_has_read_is_held_with_an_answer_or_not_at_all():
         assert (sequence.encoded, sequence.tokens) == (2 if held else 0, [5, 6, 0, 7][:held])
 
 
-def test_a_fork_goes_its_own_way(engine):
+def test_a_fork_copies_the_state_and_then_diverges(engine):
     seen = ImageEmbedding(b"x", np.zeros((2, 2), np.float32))
     engine.register_image(seen)
     sequence = engine.sequence()
@@ -475,8 +475,8 @@ def test_a_fork_goes_its_own_way(engine):
         assert (twin.images, sequence.images, len(sequence.tokens)) == (images, [(1, seen)], 3)
 
 
-def test_images_in_runs(engine, runs_of_4, monkeypatch):
-    """An image, and each whole run of it, ends as one does; what is behind a part of one does not."""
+def test_whole_runs_of_an_image_are_aligned(engine, runs_of_4, monkeypatch):
+    """Tokens behind a part of an image are not."""
     engine.runs = Runs(4, 4)
     seen = ImageEmbedding(b"x", np.zeros((6, 2), np.float32))
     engine.register_image(seen)
@@ -493,8 +493,8 @@ def test_images_in_runs(engine, runs_of_4, monkeypatch):
         assert sequence.aligned == aligned, pieces
 
 
-def test_closing(engine):
-    """Once; nobody waits then, and there is nothing left to ask."""
+def test_a_closed_sequence_releases_its_store_once(engine):
+    """Check also that closing it again does not wait for the lock."""
     sequence, closed = engine.sequence(), list[int]()
     sequence.append([1, 2])
     sequence.listener = SimpleNamespace(rewind_to=lambda place: None, close=lambda: closed.append(1), engine=None)
@@ -517,22 +517,24 @@ def test_closing(engine):
 
 
 class Head:
-    """Makes followers."""
+    """A draft head that makes followers."""
 
     def __init__(self, *given):
         self.given, self.orphaned, self.closed = given, [], 0
 
     def follower(self, place: int) -> DraftSequence:
-        made = DraftSequence.__new__(DraftSequence)
-        made.engine, made.begin, made.told = self, place, []
-        made.on_hidden_states = lambda *given: made.told.append((given[0], given[1].tolist(), given[2].tolist()))
-        return made
+        follower = DraftSequence.__new__(DraftSequence)
+        follower.engine, follower.begin, follower.told = self, place, []
+        follower.on_hidden_states = lambda *given: follower.told.append(
+            (given[0], given[1].tolist(), given[2].tolist())
+        )
+        return follower
 
     def close(self) -> None:
         self.closed += 1
 
 
-def test_who_listens_is_told_of_what_was_read(engine, monkeypatch):
+def test_followers_receive_the_hidden_states_of_their_sequence(engine, monkeypatch):
     monkeypatch.setattr(engine_module, "DraftHead", Head)
     with pytest.raises(UsageError, match=r"^m\.gguf has no MTP layer, or CPU does not support it$"):
         engine.attach_draft_head(engine.sequence())
@@ -554,7 +556,7 @@ def test_who_listens_is_told_of_what_was_read(engine, monkeypatch):
 
 
 class Cpu(CpuBackend):
-    """Of which nothing is there."""
+    """A CPU backend without programs."""
 
     def __init__(self):
         self.became = []
@@ -563,19 +565,18 @@ class Cpu(CpuBackend):
         self.became.append(operations)
 
 
-def test_a_head_of_another_file_takes_over(monkeypatch):
-    """Only when all of it is there; until then nothing changes."""
-    given = []
+def test_loading_a_draft_head_replaces_the_old_one_only_if_it_fits(monkeypatch):
+    calls = []
     monkeypatch.setattr(engine_module, "DraftHead", Head)
-    monkeypatch.setattr(engine_module, "head", lambda *files: given.append(files) or "head_source")
+    monkeypatch.setattr(engine_module, "head", lambda *files: calls.append(files) or "head_source")
     monkeypatch.setattr(engine_module, "hidden_state_tap", lambda head_source: f"shown to {head_source}")
-    said, before = [Operation((), Activation(ALL, 4))], Head()
+    operations, before = [Operation((), Activation(ALL, 4))], Head()
     known = {"_file": "file", "_options": "options", "_head": before, "_head_source": "own", "_tap": "what is shown"}
     engine, file = Bare(**known, device="a card"), SimpleNamespace(path="head.gguf")
     with pytest.raises(UsageError, match=r"^head\.gguf: draft heads run on the CPU only, not on a card$"):
         engine.load_draft_head(file)
     engine._backend = Cpu()
-    engine._record = lambda shown: given.append(shown) or SimpleNamespace(operations=said)
+    engine._record = lambda shown: calls.append(shown) or SimpleNamespace(operations=operations)
     with pytest.raises(UnsupportedError) as caught:
         engine.load_draft_head(file)
     assert str(caught.value) == "m.gguf: llama models do not expose the hidden states that a draft head needs"
@@ -585,18 +586,18 @@ def test_a_head_of_another_file_takes_over(monkeypatch):
         known["_tap"],
         [],
     )
-    said.append(ExportHidden((), Activation(ALL, 4), np.zeros(0)))
-    given.clear()
+    operations.append(ExportHidden((), Activation(ALL, 4), np.zeros(0)))
+    calls.clear()
     engine.load_draft_head(file)
-    assert given == [(file, "file", engine.hyperparameters), "shown to head_source"]
+    assert calls == [(file, "file", engine.hyperparameters), "shown to head_source"]
     assert engine._head.given == ("head_source", 300, "options")
     assert (engine._head_source, engine._tap, engine._backend.became) == (
         "head_source",
         "shown to head_source",
-        [said],
+        [operations],
     )
     assert before.closed == 1
-    monkeypatch.setattr(engine_module, "DraftHead", lambda *given: 1 // 0)
+    monkeypatch.setattr(engine_module, "DraftHead", lambda *calls: 1 // 0)
     head = engine._head
     with pytest.raises(ZeroDivisionError):
         engine.load_draft_head(file)
@@ -609,7 +610,7 @@ def test_a_head_of_another_file_takes_over(monkeypatch):
 # ---- what goes back -------------------------------------------------------------------------------------------------
 
 
-def test_what_was_forgotten_without_being_closed_goes_back(engine):
+def test_stores_of_collected_sequences_are_closed(engine):
     stores = [Store(), Store()]
     engine.orphaned += stores
     assert engine.cache_usage() == (3, 4)
@@ -620,7 +621,7 @@ def test_what_was_forgotten_without_being_closed_goes_back(engine):
     assert engine.orphaned == []
 
 
-def test_an_engine_ends_once(engine):
+def test_an_engine_closes_its_backend_once(engine):
     backend, head = engine._backend, Head()
     engine._head = head
     engine.prepare_all()
@@ -634,7 +635,7 @@ def test_an_engine_ends_once(engine):
     assert forked._backend is not None
 
 
-def test_whoever_changes_sequences_waits(engine):
+def test_every_change_of_a_sequence_takes_the_lock(engine):
     sequence = engine.sequence()
     sequence.append([1, 2])
     engine.lock = TakenLock()

@@ -1,4 +1,4 @@
-"""Eight threads with one model, and a process forked in the middle: right answers, or a clear refusal."""
+"""Run eight threads with one model, and fork in the middle: answers are right, or clearly refused."""
 
 import os
 import subprocess
@@ -76,7 +76,7 @@ model.close()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_fork_while_every_lock_is_held():
+def test_a_child_forked_while_locks_are_held_refuses_and_opens_anew():
     ran = subprocess.run([sys.executable, "-c", LOCKED], capture_output=True, timeout=60)
     assert complaints(ran.stderr) == ""
     refused = "LocalllmError the model was opened before this process was forked: open it here"
@@ -85,7 +85,7 @@ def test_a_fork_while_every_lock_is_held():
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_eight_threads_and_a_fork():
+def test_eight_threads_answer_right_while_the_process_forks():
     seconds = 30 if everything() else 2
     program = PROGRAM.replace("SECONDS", str(seconds))
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=120 + seconds)

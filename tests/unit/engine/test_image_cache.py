@@ -1,5 +1,4 @@
-"""Images from process to process: what was made of them and what was read of prompts with them is found again, and
-nothing of another image is taken for it."""
+"""Test images in the prefix cache: later processes neither encode nor prefill them again, nor confuse them."""
 
 import os
 from pathlib import Path
@@ -37,26 +36,25 @@ ONE, TWO, THREE = (picture(size, seed) for seed, size in ((1, (640, 480)), (2, (
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch) -> Path:
-    """An empty folder for what is kept."""
+    """Return an empty folder for the prefix cache."""
     monkeypatch.delenv(prefix_files.SIZE_VARIABLE)
     monkeypatch.setattr(prefix_files, "folder", lambda: tmp_path / "kept")
     return tmp_path / "kept"
 
 
 def written(folder: Path, name: str) -> Path:
-    """A model and its projector; Gemma's images have 144 rows here, which see each other."""
+    """Write a model and its projector; Gemma's images have 144 rows, which see each other."""
     write_projector(projector(name, **({"side": 336} if name == "gemma3" else {})), folder / "mmproj.gguf")
     return write(seeing(name, context=4096), folder / "tiny.gguf")
 
 
-def asked(question: str, *images: object, before: int = 0) -> list[dict]:
+def build_messages(question: str, *images: object, before: int = 0) -> list[dict]:
     parts = [{"type": "text", "text": "Look. " * before}, *({"type": "image", "image": image} for image in images)]
     return [{"role": "user", "content": [*parts, {"type": "text", "text": question}]}]
 
 
 class Read:
-    """What a process makes of a prompt: the next logits, how many tokens it had not to read, and how many images it
-    encoded."""
+    """A prompt as a process runs it: the next logits, its cached tokens, and how many images it encoded."""
 
     def __init__(self, path: Path, messages: list[dict], cache: bool = True, pan_and_scan: bool = False):
         with localllm.open(path, threads=2, cache=cache, pan_and_scan=pan_and_scan) as model:
@@ -79,16 +77,17 @@ class Read:
 @pytest.mark.slow
 @pytest.mark.parametrize("before", [0, 450])
 @pytest.mark.parametrize("name", ["gemma3", "idefics3", "qwen25vl", "qwen35", "lfm2", "llava16"])
-def test_another_process_reads_no_image_again(tmp_path, name, before):
-    """Neither is encoded, nor read; of another question only the question is read, to the same bits: with recurrent
-    layers, what is behind the last of few snapshots."""
+def test_another_process_neither_encodes_nor_prefills_an_image_again(tmp_path, name, before):
+    """Of another question only the question runs, to the same bits; with recurrent layers, all behind the last
+    snapshot.
+    """
     path = written(tmp_path, name)
-    first = Read(path, asked("What is it? " * 20, ONE, TWO, before=before))
+    first = Read(path, build_messages("What is it? " * 20, ONE, TWO, before=before))
     assert (first.known, first.encoded) == (0, 2) and is_worth_caching(first.prompt)
-    again = Read(path, asked("What is it? " * 20, ONE, TWO, before=before))
+    again = Read(path, build_messages("What is it? " * 20, ONE, TWO, before=before))
     assert (again.known, again.encoded) == (len(first.prompt), 0)
     assert np.array_equal(again.logits, first.logits)
-    question = asked("And the colour? " * 9, ONE, TWO, before=before)
+    question = build_messages("And the colour? " * 9, ONE, TWO, before=before)
     other = Read(path, question)
     assert other.encoded == 0 and other.known >= other.image_end - (512 if name in ("lfm2", "qwen35") else 0)
     anew = Read(path, question, cache=False)
@@ -97,22 +96,20 @@ def test_another_process_reads_no_image_again(tmp_path, name, before):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", ["gemma3", "qwen25vl"])
-def test_another_image_is_another_prompt(tmp_path, name):
-    """Of the same size, at the same place, behind one that is the same."""
+def test_another_image_of_the_same_size_is_not_taken_from_the_cache(tmp_path, name):
     path = written(tmp_path, name)
-    first = Read(path, asked("What? " * 20, ONE))
-    other = Read(path, asked("What? " * 20, THREE))
+    first = Read(path, build_messages("What? " * 20, ONE))
+    other = Read(path, build_messages("What? " * 20, THREE))
     assert len(first.prompt) == len(other.prompt) and (other.known, other.encoded) == (0, 1)
     assert not np.array_equal(first.logits, other.logits)
-    assert np.array_equal(other.logits, Read(path, asked("What? " * 20, THREE), cache=False).logits)
-    both = Read(path, asked("What? " * 20, ONE, THREE))
+    assert np.array_equal(other.logits, Read(path, build_messages("What? " * 20, THREE), cache=False).logits)
+    both = Read(path, build_messages("What? " * 20, ONE, THREE))
     assert both.encoded == 0 and both.known < both.image_end
-    assert np.array_equal(both.logits, Read(path, asked("What? " * 20, ONE, THREE), cache=False).logits)
+    assert np.array_equal(both.logits, Read(path, build_messages("What? " * 20, ONE, THREE), cache=False).logits)
 
 
-def test_another_projector_at_the_same_place(tmp_path):
-    """What an earlier one has made is of no use."""
-    path, question = written(tmp_path, "gemma3"), asked("What? " * 20, ONE)
+def test_another_projector_at_the_same_path_encodes_again(tmp_path):
+    path, question = written(tmp_path, "gemma3"), build_messages("What? " * 20, ONE)
     first = Read(path, question)
     write_projector(projector("gemma3", seed=1, side=336), tmp_path / "mmproj.gguf")
     other = Read(path, question)
@@ -120,9 +117,8 @@ def test_another_projector_at_the_same_place(tmp_path):
     assert np.array_equal(other.logits, Read(path, question, cache=False).logits)
 
 
-def test_with_crops_and_without(tmp_path):
-    """What was made and read of a picture without its crops is not taken for it with them, nor the other way round."""
-    path, question = written(tmp_path, "gemma3"), asked("What? " * 20, ONE)
+def test_images_with_and_without_crops_are_cached_apart(tmp_path):
+    path, question = written(tmp_path, "gemma3"), build_messages("What? " * 20, ONE)
     whole = Read(path, question)
     cut = Read(path, question, pan_and_scan=True)
     assert cut.encoded == 1 and not set(cut.prompt) & {token for token in whole.prompt if token < 0}
@@ -132,8 +128,8 @@ def test_with_crops_and_without(tmp_path):
         assert again.encoded == 0 and again.prompt == first.prompt and np.array_equal(again.logits, first.logits)
 
 
-def test_damage_costs_time_only(tmp_path, folder):
-    path, question = written(tmp_path, "gemma3"), asked("What? " * 20, ONE)
+def test_damaged_cache_files_cost_only_time(tmp_path, folder):
+    path, question = written(tmp_path, "gemma3"), build_messages("What? " * 20, ONE)
     first = Read(path, question)
     for file in folder.iterdir():
         data = bytearray(file.read_bytes())
@@ -144,29 +140,29 @@ def test_damage_costs_time_only(tmp_path, folder):
     assert Read(path, question).encoded == 0
 
 
-def test_who_wants_no_cache_leaves_nothing(tmp_path, folder, monkeypatch):
+def test_a_disabled_cache_writes_nothing(tmp_path, folder, monkeypatch):
     path = written(tmp_path, "gemma3")
-    Read(path, asked("What? " * 20, ONE), cache=False)
+    Read(path, build_messages("What? " * 20, ONE), cache=False)
     assert not folder.exists()
     monkeypatch.setenv(prefix_files.SIZE_VARIABLE, "0")
-    Read(path, asked("What? " * 20, ONE))
+    Read(path, build_messages("What? " * 20, ONE))
     assert not folder.exists()
 
 
-def test_a_short_prompt_encodes_nothing_again(tmp_path, cli):
-    """Of few rows; the list shows what is kept of the image."""
+def test_an_image_in_a_short_prompt_is_not_encoded_again(tmp_path, cli):
+    """Check also that `cache` lists it."""
     path = write(seeing("gemma3", context=2048), tmp_path / "tiny.gguf")
     write_projector(projector("gemma3"), tmp_path / "mmproj-tiny.gguf")
-    assert Read(path, asked("What?", ONE)).encoded == 1
-    assert Read(path, asked("And what else?", ONE)).encoded == 0
+    assert Read(path, build_messages("What?", ONE)).encoded == 1
+    assert Read(path, build_messages("And what else?", ONE)).encoded == 0
     _, out, _ = cli("cache")
     assert "mmproj-tiny.gguf" in out and "tiny.gguf" in out
 
 
 @pytest.mark.parametrize("name", ["gemma3", "qwen25vl", "qwen35"])
-def test_a_conversation_goes_on_in_another_process(tmp_path, name):
-    """With its image, though the answers were read token by token: nothing but the new question is read."""
-    path, question, said = written(tmp_path, name), asked("What is this? " * 9, ONE), [5, 6, 7, 8]
+def test_a_conversation_with_an_image_continues_in_another_process(tmp_path, name):
+    """Only the new question runs, though answers were decoded token by token."""
+    path, question, said = written(tmp_path, name), build_messages("What is this? " * 9, ONE), [5, 6, 7, 8]
 
     def goes_on(prompt: list[int], earlier: int, model: localllm.Model) -> tuple[int, np.ndarray]:
         with acquire(model.session.cache, prompt, earlier=earlier) as (sequence, _):
@@ -191,8 +187,7 @@ def test_a_conversation_goes_on_in_another_process(tmp_path, name):
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_a_session_without_its_image(tmp_path, is_there):
-    """A conversation whose image is not there any more, or is another one."""
+def test_a_session_whose_image_is_missing_or_replaced_runs_it_again(tmp_path, is_there):
     path, image = written(tmp_path, "gemma3"), tmp_path / "one.png"
     ONE.save(image)
     with localllm.open(path, threads=2) as model:
@@ -214,8 +209,7 @@ def test_a_session_without_its_image(tmp_path, is_there):
         assert answer.cached_tokens < 20 and model.vision.encoder.encoded == 1
 
 
-def test_where_pieces_end():
-    """Where reading goes on alike, whatever follows; and of tiles of one image behind the last."""
+def test_chunks_end_where_runs_end_and_after_the_last_tile():
     rng, runs = np.random.default_rng(0), Runs()
     for _ in range(200):
         tokens = list[int]()
@@ -232,15 +226,15 @@ def test_where_pieces_end():
     assert chunk_ends([5] * 3000, runs) == [512, 1024, 1536, 2048, 2304, 2560, 2816]
 
 
-def test_what_rows_of_images_depend_on(tmp_path, monkeypatch):
-    """The projector, Pillow, and every module that prepares images, in whatever order the system lists them."""
+def test_projector_fingerprints_cover_weights_pillow_and_modules(tmp_path, monkeypatch):
+    """The order in which the system lists modules must not matter."""
     for name in ("a.py", "b.py", "c.txt"):
         (tmp_path / name).write_text(name, encoding="utf-8")
     known = {"fingerprint": b"projector", "state": "state"}
     file = SimpleNamespace(versions=lambda: known["state"])
     monkeypatch.setattr(seen_rows, "fingerprint", lambda file, state, operations, kept: (
         f"{state} {operations} {kept.keys} {kept.values}".encode() + known["fingerprint"]))  # fmt: skip
-    found, modules = [], [SimpleNamespace(__path__=[str(tmp_path)])]
+    others, modules = [], [SimpleNamespace(__path__=[str(tmp_path)])]
 
     def made() -> bytes:
         return seen_rows.projector_fingerprint(file, "operations", modules)
@@ -253,18 +247,18 @@ def test_what_rows_of_images_depend_on(tmp_path, monkeypatch):
     (tmp_path / "c.txt").write_text("changed", encoding="utf-8")
     assert made() == first
     (tmp_path / "b.py").write_text("changed", encoding="utf-8")
-    found.append(made())
+    others.append(made())
     monkeypatch.setattr("PIL.__version__", "0")
-    found.append(made())
+    others.append(made())
     known["state"] = "changed"
-    found.append(made())
+    others.append(made())
     modules.clear()
-    found.append(made())
-    assert len({first, *found}) == 5
+    others.append(made())
+    assert len({first, *others}) == 5
 
 
-def test_what_a_cache_depends_on(monkeypatch):
-    """The weights, what is done with them, and by which code, in whatever order the system lists it."""
+def test_model_fingerprints_cover_weights_operations_and_code(monkeypatch):
+    """The order in which the system lists files must not matter."""
     tensor = SimpleNamespace(format=SimpleNamespace(name="F32"), shape=(2,), data=np.arange(8, dtype=np.uint8))
     file, known = SimpleNamespace(tensors={"a": tensor}), {"folder": "code", "tiles": False}
     monkeypatch.setattr(fingerprints, "object_folder", lambda: SimpleNamespace(name=known["folder"]))
@@ -278,22 +272,21 @@ def test_what_a_cache_depends_on(monkeypatch):
         other.setattr(Path, "rglob", lambda folder, pattern: reversed(sorted(rglob(folder, pattern))))
         assert made() == first and len(first) == 32
         other.setattr(Path, "rglob", lambda folder, pattern: sorted(rglob(folder, pattern))[:-1])
-        found = [made()]
-    found += [made("other"), made(operations=[Operation((), Activation(ALL, 4))]), made(kv_type="f32")]
+        others = [made()]
+    others += [made("other"), made(operations=[Operation((), Activation(ALL, 4))]), made(kv_type="f32")]
     for change in ({"folder": "other"}, {"tiles": True}):
         known |= change
-        found.append(made())
+        others.append(made())
     tensor.data = tensor.data + 1
-    found.append(made())
+    others.append(made())
     file.tensors = {"b": tensor}
-    found.append(made())
+    others.append(made())
     tensor.shape = (1, 2)
-    found.append(made())
-    assert len({first, *found}) == 10
+    others.append(made())
+    assert len({first, *others}) == 10
 
 
-def test_rows_that_are_kept(folder, monkeypatch):
-    """Lot by lot; they are used then, and what cannot be is removed."""
+def test_encoded_rows_are_cached_and_invalid_files_removed(folder, monkeypatch):
     kept, lots = (
         EncodedImageCache("name", 3),
         [np.arange(9.0).reshape(3, 3), np.zeros((0, 3)), np.ones((1, 3), np.float32)],
@@ -305,10 +298,10 @@ def test_rows_that_are_kept(folder, monkeypatch):
     opened, opens = [], seen_rows.open_prefix
     with monkeypatch.context() as watched:
         watched.setattr(seen_rows, "open_prefix", lambda key: opened.append(opens(key)) or opened[-1])
-        found = kept.find(b"a")
+        loaded = kept.find(b"a")
     assert [one._file.closed for one in opened] == [True]
-    assert [lot.tolist() for lot in found] == [lot.tolist() for lot in lots]
-    assert {lot.dtype for lot in found} == {np.dtype(np.float32)}
+    assert [lot.tolist() for lot in loaded] == [lot.tolist() for lot in lots]
+    assert {lot.dtype for lot in loaded} == {np.dtype(np.float32)}
     assert file.stat().st_mtime > 1e9
     assert [(one.about.model, one.about.end, one.about.before) for one in prefix_files.list_entries()] == [
         ("name", 4, "")
@@ -330,13 +323,12 @@ def test_rows_that_are_kept(folder, monkeypatch):
         full.assert_called_once()
 
 
-def test_a_projector_whose_file_is_gone(monkeypatch):
-    """Nothing is kept of what it sees; it sees on."""
-    seeing, heard = ImageEncoder.__new__(ImageEncoder), []
+def test_a_projector_whose_file_is_gone_is_not_cached(monkeypatch):
+    seeing, calls = ImageEncoder.__new__(ImageEncoder), []
     seeing.path, seeing._file, seeing._files = "/p.gguf", "file", "files"
     seeing._reader = SimpleNamespace(operations="operations")
-    monkeypatch.setattr(eye, "projector_fingerprint", lambda *what: heard.append(what) or b"digest")
-    assert (seeing._fingerprint(), seeing._files, heard) == (
+    monkeypatch.setattr(eye, "projector_fingerprint", lambda *what: calls.append(what) or b"digest")
+    assert (seeing._fingerprint(), seeing._files, calls) == (
         b"digest",
         "files",
         [("file", "operations", (vision, images))],

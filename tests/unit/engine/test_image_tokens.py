@@ -1,4 +1,4 @@
-"""Rows of images in the place of tokens: a row that is a token's embedding is read as that token."""
+"""Test rows of images in place of tokens: a token's embedding as a row gives the token's logits."""
 
 import numpy as np
 import pytest
@@ -36,14 +36,14 @@ GRID = np.stack([np.zeros(15), np.arange(15) // 5, np.arange(15) % 5], axis=1).a
 
 @pytest.fixture
 def opened(tmp_path, request):
-    """An engine for a model, and the embeddings of IDS."""
+    """Return a function that opens a model and returns its engine and the embeddings of IDS."""
     engines = []
 
     def opened(name: str, backend: str):
-        made = model(name)
-        engine = open_engine(write(made, tmp_path / f"{name}.gguf"), backend=backend, kv_type="f32")
+        declared = model(name)
+        engine = open_engine(write(declared, tmp_path / f"{name}.gguf"), backend=backend, kv_type="f32")
         engines.append(engine)
-        return engine, made.tensors["token_embd.weight"][IDS] * np.float32(SCALED.get(name, 1))
+        return engine, declared.tensors["token_embd.weight"][IDS] * np.float32(SCALED.get(name, 1))
 
     yield opened
     for engine in engines:
@@ -51,7 +51,7 @@ def opened(tmp_path, request):
 
 
 def read(engine, seen: ImageEmbedding, pieces=(40,)) -> np.ndarray:
-    """Logits behind IDS, some of them an image."""
+    """Return the logits behind IDS, some of them replaced by an image."""
     engine.register_image(seen)
     ids, sequence, rows, first = [*IDS[:FIRST], *seen.ids, *IDS[LAST:]], engine.sequence(), [], 0
     for piece in pieces:
@@ -62,8 +62,8 @@ def read(engine, seen: ImageEmbedding, pieces=(40,)) -> np.ndarray:
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("name", NAMES)
-def test_rows_of_tokens(opened, name, backend):
-    """All at once, and with pieces that end before, in and behind the image."""
+def test_rows_equal_to_embeddings_give_the_logits_of_their_tokens(opened, name, backend):
+    """Run them at once, and in chunks that end before, in and behind the image."""
     engine, embedded = opened(name, backend)
     expected = engine.sequence().append(IDS, "all")
     seen = ImageEmbedding(b"image", embedded[FIRST:LAST])
@@ -72,9 +72,9 @@ def test_rows_of_tokens(opened, name, backend):
 
 
 @pytest.mark.parametrize("name", NAMES[:-1])
-def test_rows_that_see_each_other_and_turn_by_axes(opened, name):
-    """As the reference; and neither is what one behind the other is."""
-    found = {}
+def test_whole_and_grid_images_agree_with_the_reference(opened, name):
+    """Check that both differ from an image in a row."""
+    logits = {}
     for backend in ("cpu", "reference"):
         engine, embedded = opened(name, backend)
         rows = embedded[FIRST:LAST]
@@ -83,17 +83,17 @@ def test_rows_that_see_each_other_and_turn_by_axes(opened, name):
             ImageEmbedding(b"grid", rows, GRID),
             ImageEmbedding(b"row", rows),
         )
-        found[backend] = [read(engine, seen) for seen in images]
-    for ours, theirs in zip(*found.values(), strict=True):
+        logits[backend] = [read(engine, seen) for seen in images]
+    for ours, theirs in zip(*logits.values(), strict=True):
         assert nmse(ours, theirs) < bound(1e-10, 1e-6)
-    whole, grid, plain = found["cpu"]
+    whole, grid, plain = logits["cpu"]
     assert nmse(whole[FIRST:], plain[FIRST:]) > 1e-2
     assert np.array_equal(whole[:FIRST], plain[:FIRST])
     assert nmse(grid[FIRST + 1 :], plain[FIRST + 1 :]) > 1e-2
 
 
-def test_positions_behind_an_image(opened):
-    """A grid of 3 x 5 rows takes 5 positions, so that text behind it turns as if 10 rows were missing."""
+def test_text_behind_a_grid_continues_at_its_positions(opened):
+    """A grid of 3 x 5 rows takes 5 positions, so that text behind it is rotated as if 10 rows were missing."""
     engine, embedded = opened("qwen2vl", "reference")
     seen = ImageEmbedding(b"grid", embedded[FIRST:LAST], GRID)
     assert seen.position_count == 5
@@ -115,13 +115,12 @@ def test_positions_behind_an_image(opened):
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen2vl"])
-def test_forgetting_around_an_image(tmp_path, name, backend):
-    """In one layer what is left is as if it had been read alone: text in front of the image goes, or the image with
-    it, which may have taken fewer positions than rows."""
-    made = model(name, layers=1, context=1024)
-    engine = open_engine(write(made, tmp_path / "one.gguf"), backend=backend, kv_type="f32")
+def test_shifting_around_an_image_equals_prefilling_the_rest(tmp_path, name, backend):
+    """With one layer, drop text before the image, or the image with it, which may take fewer positions than rows."""
+    declared = model(name, layers=1, context=1024)
+    engine = open_engine(write(declared, tmp_path / "one.gguf"), backend=backend, kv_type="f32")
     ids = np.random.default_rng(3).integers(3, 250, 300).tolist()
-    rows = made.tensors["token_embd.weight"][ids[100:115]] * np.float32(SCALED.get(name, 1))
+    rows = declared.tensors["token_embd.weight"][ids[100:115]] * np.float32(SCALED.get(name, 1))
     seen = ImageEmbedding(b"image", rows, GRID if name == "qwen2vl" else None, is_whole=name == "gemma3")
     engine.register_image(seen)
     tokens = [*ids[:100], *seen.ids, *ids[115:]]
@@ -142,26 +141,25 @@ def test_forgetting_around_an_image(tmp_path, name, backend):
 
 
 @pytest.mark.slow
-def test_many_rows(opened, tmp_path):
-    """More than a run has, and two images one behind the other."""
-    made = model("llama", context=2000)
+def test_images_longer_than_a_run_agree_with_the_reference(opened, tmp_path):
+    declared = model("llama", context=2000)
     ids = np.random.default_rng(1).integers(3, 250, 1300)
-    path, found = write(made, tmp_path / "long.gguf"), {}
+    path, logits = write(declared, tmp_path / "long.gguf"), {}
     for backend in ("cpu", "reference"):
         engine = open_engine(path, backend=backend, kv_type="f32")
-        rows = made.tensors["token_embd.weight"][ids]
+        rows = declared.tensors["token_embd.weight"][ids]
         images = [ImageEmbedding(b"one", rows[:700]), ImageEmbedding(b"two", rows[700:1250])]
         for seen in images:
             engine.register_image(seen)
         shown = [*images[0].ids, *images[1].ids, *ids[1250:].tolist()]
-        found[backend] = engine.sequence().append(shown), engine.sequence().append(ids.tolist())
+        logits[backend] = engine.sequence().append(shown), engine.sequence().append(ids.tolist())
         engine.close()
-    assert nmse(found["cpu"][0], found["reference"][1]) < 1e-7
-    assert nmse(found["reference"][0], found["reference"][1]) < 1e-10
+    assert nmse(logits["cpu"][0], logits["reference"][1]) < 1e-7
+    assert nmse(logits["reference"][0], logits["reference"][1]) < 1e-10
 
 
-def test_ids_of_nothing(opened):
-    """An image that nobody has shown, or one that is forgotten, is refused; and so are rows of another width."""
+def test_ids_of_unknown_or_collected_images_are_refused(opened):
+    """Check also rows of another width."""
     engine, embedded = opened("llama", "cpu")
     seen = ImageEmbedding(b"gone", embedded[:4])
     ids = seen.ids
@@ -183,8 +181,7 @@ def test_ids_of_nothing(opened):
         engine.register_image(ImageEmbedding(b"long", np.zeros((513, embedded.shape[1]), np.float32), is_whole=True))
 
 
-def test_pieces():
-    """Images are read alone, and not cut where they need not be."""
+def test_images_run_alone_and_are_divided_only_at_full_runs():
     one, two = ImageEmbedding(b"1", np.zeros((3, 1), np.float32)), ImageEmbedding(b"2", np.zeros((600, 1), np.float32))
     ids = [5, *one.ids, *one.ids, 6, *two.ids]
     assert [(first, end, key is None) for first, end, key in passages(np.array(ids))] == [
@@ -200,8 +197,8 @@ def test_pieces():
     assert ImageEmbedding(b"1", np.zeros((2, 1), np.float32)).ids == one.ids[:2] != two.ids[:2]
 
 
-def test_what_is_seen_of_an_image():
-    """Ids below 0 of 47 bits for the image and 15 for the row; positions by rows, or as far as a grid reaches."""
+def test_image_ids_encode_the_images_hash_and_the_row():
+    """47 bits are for the image and 15 for the row; positions count rows, or the extent of a grid."""
     rows, grid = np.arange(12, dtype=np.float32).reshape(6, 2), np.array([[0, i // 3, i % 3] for i in range(6)])
     plain, turned = ImageEmbedding(b"x", rows), ImageEmbedding(b"x", rows, grid, True)
     assert (plain.is_whole, plain.mrope_offsets, plain.position_count, turned.is_whole, turned.position_count) == (
@@ -224,8 +221,7 @@ def test_what_is_seen_of_an_image():
         ImageEmbedding(b"", np.zeros((MOST_ROWS + 1, 1)))
 
 
-def test_places_and_positions():
-    """Behind an image that takes fewer positions than rows, from its last row on."""
+def test_position_offsets_grow_behind_images_with_a_grid():
     grid = ImageEmbedding(b"x", np.zeros((15, 1)), GRID)
     images = [(10, grid), (30, ImageEmbedding(b"y", np.zeros((4, 1)))), (40, grid)]
     assert [position_offset(images, place) for place in (0, 24, 25, 34, 54, 55)] == [0, 0, 10, 10, 10, 20]
@@ -238,7 +234,7 @@ def rows_of(key: int, count: int, first: int = 0) -> list[int]:
     return [-1 - (key * MOST_ROWS + row) for row in range(first, first + count)]
 
 
-def test_where_an_image_goes_on():
+def test_positions_within_images_are_recognized():
     tokens = [5, *rows_of(1, 3), *rows_of(2, 2), 6]
     assert [place for place in range(9) if is_within(tokens, place)] == [2, 3, 5]
     assert not is_within(rows_of(1, 2, first=4), 0) and not is_within(rows_of(1, 2), 2)
@@ -249,7 +245,7 @@ def test_where_an_image_goes_on():
 @pytest.mark.parametrize(
     ("text", "rows", "is_worth"), [(512, 0, False), (513, 0, True), (127, 1, False), (128, 1, True), (0, 129, True)]
 )
-def test_what_is_worth_keeping(text, rows, is_worth):
+def test_prompts_are_cached_above_a_length_that_images_shorten(text, rows, is_worth):
     assert is_worth_caching([5] * text + rows_of(1, rows)) == is_worth
 
 
@@ -262,16 +258,16 @@ def test_what_is_worth_keeping(text, rows, is_worth):
         ([3, -4], 7), ([1, -7], 8),
     ],
 )  # fmt: skip
-def test_the_last_end_of_a_run_or_an_image(parts, end):
-    """parts: how many tokens of text, or rows of an image, below 0."""
+def test_the_last_end_is_that_of_a_run_or_an_image(parts, end):
+    """parts: numbers of text tokens, or of rows of an image, below 0."""
     tokens = [token for number, count in enumerate(parts)
               for token in ([5] * count if count > 0 else rows_of(number, -count))]  # fmt: skip
     assert last_end(tokens, len(tokens), Runs(4, 4)) == end
     assert last_end([*tokens, 5], len(tokens), Runs(4, 4)) == end
 
 
-def test_no_run_ends_within_an_image():
-    """What is cut off is read again from its beginning, or from the end of the run before."""
+def test_runs_do_not_end_within_an_image():
+    """Rows behind the last end run again."""
     for before, rows, length, end in (
         (3, 4, 5, 0),
         (3, 4, 6, 0),
@@ -287,8 +283,7 @@ def test_no_run_ends_within_an_image():
 
 
 @pytest.mark.parametrize(("between", "ends"), [(63, [30]), (64, [30]), (65, [15, 30])])
-def test_images_that_are_parts_of_one(between, ends):
-    """No more than 64 tokens between them."""
+def test_tiles_with_at_most_64_tokens_between_them_are_one_image(between, ends):
     tokens = [5] * 5 + rows_of(1, 10) + [5] * between + rows_of(2, 15)
     ends = [end if end == 15 else 15 + between + 15 for end in ends]
     assert chunk_ends(tokens, Runs(1000, 1000)) == ends
@@ -296,17 +291,17 @@ def test_images_that_are_parts_of_one(between, ends):
 
 @pytest.mark.parametrize("key", [0, 1, 5])
 @pytest.mark.parametrize("row", [0, 1, MOST_ROWS - 1])
-def test_ids_tell_an_image_and_a_row(key: int, row: int):
+def test_token_ids_are_decoded_to_an_image_and_a_row(key: int, row: int):
     token = -1 - ((key << ROW_BITS) + row)
     assert (key_of(token), row_of(token)) == (key, row)
 
 
-def test_an_image_goes_on_between_two_of_its_rows():
+def test_rows_of_an_image_continue_in_order_only():
     assert [is_within([-3, -2], place) for place in range(3)] == [False] * 3  # the last one comes before no other
     assert [is_within([-1, -2], place) for place in range(3)] == [False, True, False]
 
 
-def test_passages_of_nothing_and_of_one_kind():
+def test_passages_divide_tokens_by_image():
     assert [*passages(np.zeros(0, np.int64))] == [(0, 0, None)]
     assert [*passages(np.array([0, 4]))] == [(0, 2, None)]
     assert [*passages(np.array(rows_of(7, 3, first=2)))] == [(0, 3, 7)]

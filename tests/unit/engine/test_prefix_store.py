@@ -1,4 +1,4 @@
-"""Prompts that were read before, by this process or another: not read again, and no bit of the answer changes."""
+"""Test the prefix cache: prompts of this process or another do not run again, and answers keep every bit."""
 
 import errno
 import os
@@ -47,7 +47,7 @@ KINDS = ["llama", "gemma3", "gemma4", "deepseek2_v3", "dots3note", "llama_moe", 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch) -> Path:
-    """An empty folder for what is kept."""
+    """Return an empty folder for the prefix cache."""
     monkeypatch.delenv(prefix_files.SIZE_VARIABLE)
     monkeypatch.setattr(prefix_files, "folder", lambda: tmp_path / "prefixes")
     return tmp_path / "prefixes"
@@ -72,7 +72,7 @@ def open_model(path: Path, **options) -> localllm.Model:
 
 
 def read(model: localllm.Model, ids: list[int]) -> tuple[int, np.ndarray]:
-    """How many tokens were known; the logits after the prompt, and after three tokens more, one by one."""
+    """Return the number of cached tokens, and the logits behind the prompt and behind each of three more tokens."""
     sequences = model.session.cache
     with acquire(sequences, ids) as (sequence, logits):
         known = len(sequence.tokens)
@@ -84,21 +84,25 @@ def read(model: localllm.Model, ids: list[int]) -> tuple[int, np.ndarray]:
 
 
 def in_new_process(path: Path, ids: list[int], **options) -> tuple[int, np.ndarray]:
-    """As `read`, by a model that knows only what files hold; then they hold this prompt, too."""
+    """Do as `read`, with a model that has only the files, which hold the prompt afterwards."""
     with open_model(path, **options) as model:
         return read(model, ids)
 
 
 def check(path: Path, length: int, known: int | None = None, **options) -> None:
-    """A prompt, again, others that begin alike: known are whole runs, or all; the logits are as without files."""
+    """Check a prompt twice and others that share its beginning: the logits are those without files.
+
+
+    Known tokens are whole runs, or all.
+    """
     ids = tokens(length)
     whole = length // BATCH * BATCH if known is None else known
     prompts = [(ids, 0), (ids, length), ([*ids[:-3], 9, 9, 9], (length - 3) // BATCH * BATCH)]
     prompts += [([*ids, 8, 8], whole), ([*ids[: BATCH + 50], 4], BATCH if known is None else None)]
     for prompt, expected in prompts:
         _, anew = in_new_process(path, prompt, cache=False, **options)
-        found, logits = in_new_process(path, prompt, **options)
-        assert expected is None or found == expected
+        cached, logits = in_new_process(path, prompt, **options)
+        assert expected is None or cached == expected
         np.testing.assert_array_equal(logits, anew)
 
 
@@ -107,8 +111,8 @@ def check(path: Path, length: int, known: int | None = None, **options) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
-def test_another_process_finds_what_was_read(model_path, name: str):
-    """Whatever the layers keep: of windows only the last is there, and states are known where snapshots are."""
+def test_another_process_finds_the_prefix_for_every_type_of_layer(model_path, name: str):
+    """Windows are stored at the end only, and states at snapshots."""
     known = (
         2 * BATCH
         if name in ("gemma3", "gemma4", "llama4", "dots3note", "qwen35", "mamba2", "deepseek4", "qwen4exp_blocks")
@@ -121,7 +125,7 @@ def test_another_process_finds_what_was_read(model_path, name: str):
 @pytest.mark.slow
 @pytest.mark.parametrize("kv_type", ["f16", "k=q8_0,v=q4_0"])
 @pytest.mark.parametrize("name", [name for name in DECLARATIONS if name not in FEW_POSITIONS])
-def test_all_architectures(model_path, name: str, kv_type: str):
+def test_every_architecture_gives_the_same_bits_from_the_cache(model_path, name: str, kv_type: str):
     path = model_path(name)
     ids = tokens(2 * BATCH + 200)
     for prompt in (ids, ids, [*ids[: 2 * BATCH + 40], 3, 4, 5], [*ids, 9]):
@@ -131,14 +135,14 @@ def test_all_architectures(model_path, name: str, kv_type: str):
 
 
 @pytest.mark.parametrize("length", [BATCH + 1, 2 * BATCH, 2 * BATCH + 1, 2 * BATCH + PAGE])
-def test_lengths(tiny: Path, length: int):
+def test_prompts_of_every_length_give_the_same_bits_from_the_cache(tiny: Path, length: int):
     check(tiny, length, (length if length % BATCH == 0 else length // BATCH * BATCH))
 
 
 @pytest.mark.sampled
 @pytest.mark.slow
-def test_a_real_model(shared):
-    """A prompt of words, in small integers: 8 bits of activations in long runs and 16 in short ones."""
+def test_a_real_model_answers_the_same_from_the_cache(shared):
+    """Long runs round activations to 8 bits, and short ones to 16."""
     path = shared / "models" / "smollm2-135m-instruct-q4_1.gguf"
     text = (shared / "text" / "tinyshakespeare.txt").read_text()[:2200]
     answers = []
@@ -150,36 +154,35 @@ def test_a_real_model(shared):
     assert answers[0] == answers[1] == answers[2]
     with open_model(path) as model:
         other = model.generate(text + " What", max_tokens=8, temperature=0)
-        found = "".join(other)
+        from_cache = "".join(other)
     with open_model(path, cache=False, threads=1) as model:
-        assert found == "".join(model.generate(text + " What", max_tokens=8, temperature=0))
+        assert from_cache == "".join(model.generate(text + " What", max_tokens=8, temperature=0))
     assert other.cached_tokens == len(other.prompt) // BATCH * BATCH
 
 
 @pytest.mark.parametrize("model", ["tiny", "hybrid"])
-def test_within_one_process(model: str, request):
-    """A long prompt goes on where a whole run ended, or has the logits of the same one."""
+def test_a_long_prompt_continues_where_a_whole_run_ended(model: str, request):
     path = request.getfixturevalue(model)
     ids = tokens(1300)
     prompts = [(ids, 0), (ids, 1300), ([*ids[:1290], 9], 1024), (ids[:700], 512), (tokens(600, seed=1), 0)]
     with open_model(path, cache=False) as one:
         for prompt, known in prompts:
-            found, logits = read(one, prompt)
-            assert found == known
+            cached, logits = read(one, prompt)
+            assert cached == known
             np.testing.assert_array_equal(logits, in_new_process(path, prompt, cache=False)[1])
 
 
-def test_a_turn_goes_on_where_the_last_one_ended(tiny: Path):
+def test_a_turn_continues_where_the_last_one_ended(tiny: Path):
     ids = tokens(1300)
     with open_model(tiny) as model:
         read(model, ids)
-        found, _ = read(model, [*ids, 5, 6, 7, 8, 9])
-        assert found == 1303
+        cached, _ = read(model, [*ids, 5, 6, 7, 8, 9])
+        assert cached == 1303
     assert in_new_process(tiny, [*ids, 5, 6, 7, 8, 9])[0] == 1024
 
 
-def test_windows_of_long_prompts(model_path):
-    """Layers with a window have given back most of a long prompt: where it can go on is at its end."""
+def test_windows_are_stored_at_the_end_of_long_prompts(model_path):
+    """Layers with a window have given back most pages by then."""
     path = model_path("gemma3")
     ids = tokens(5 * BATCH + 10)
     in_new_process(path, ids)
@@ -190,30 +193,29 @@ def test_windows_of_long_prompts(model_path):
         5 * BATCH + 10: {"pages", "windows", "logits"},
     }
     for prompt, known in ((ids, 5 * BATCH + 10), ([*ids, 3], 5 * BATCH), ([*ids[: 2 * BATCH], 3], 0)):
-        found, logits = in_new_process(path, prompt)
-        assert found == known
+        cached, logits = in_new_process(path, prompt)
+        assert cached == known
         np.testing.assert_array_equal(logits, in_new_process(path, prompt, cache=False)[1])
     assert in_new_process(path, [*ids[: 2 * BATCH], 4])[0] == 2 * BATCH, "it has been written with its windows now"
 
 
-def test_deep_places(tiny: Path):
-    """Runs are shorter there, so that less is read again."""
+def test_runs_behind_deep_positions_are_shorter(tiny: Path):
     ids = tokens(2700)
     in_new_process(tiny, ids)
     for prompt, known in ((ids, 2700), ([*ids[:2600], 3], 2560), ([*ids[:2500], 3], 2304), ([*ids[:2000], 3], 1536)):
-        found, logits = in_new_process(tiny, prompt)
-        assert found == known
+        cached, logits = in_new_process(tiny, prompt)
+        assert cached == known
         np.testing.assert_array_equal(logits, in_new_process(tiny, prompt, cache=False)[1])
 
 
-def test_the_last_whole_run_has_all_that_windows_need():
+def test_the_slack_of_windows_covers_a_whole_run():
     assert SLACK >= BATCH
 
 
 # ---- another model is another key -----------------------------------------------------------------------------------
 
 
-def test_only_the_same_model_finds_it(tiny: Path, tmp_path: Path):
+def test_only_the_same_model_and_cache_type_find_a_prefix(tiny: Path, tmp_path: Path):
     ids = tokens(600)
     path = tmp_path / "model.gguf"
     shutil.copy(tiny, path)
@@ -229,8 +231,7 @@ def test_only_the_same_model_finds_it(tiny: Path, tmp_path: Path):
     assert in_new_process(path, ids)[0] == 0
 
 
-def test_the_samples_see_another_model(tiny: Path, model_path):
-    """Even if the system told the same times of two files."""
+def test_fingerprints_differ_by_weights_operations_and_cache_type(tiny: Path, model_path):
     prints = set()
     for path in (tiny, model_path("llama"), model_path("llama_yarn")):
         with open_model(path, cache=False) as model:
@@ -248,7 +249,7 @@ def test_the_samples_see_another_model(tiny: Path, model_path):
     assert len(prints) == 12
 
 
-def test_a_model_that_changes_meanwhile(tiny: Path, tmp_path: Path, folder: Path):
+def test_a_model_that_changes_while_open_is_not_cached(tiny: Path, tmp_path: Path, folder: Path):
     path = tmp_path / "model.gguf"
     shutil.copy(tiny, path)
     with open_model(path) as model:
@@ -264,7 +265,7 @@ def test_a_model_that_changes_meanwhile(tiny: Path, tmp_path: Path, folder: Path
 @pytest.mark.parametrize("harm", ["flip", "cut", "empty", "swap", "longer", "folder"])
 @pytest.mark.parametrize("model", ["tiny", "hybrid"])
 def test_damaged_files_are_never_used(model: str, harm: str, request, folder: Path):
-    """Bits that flip in any place, files that are cut off or have changed places: as if they were not there."""
+    """Flip bits, cut files off, or swap them: the answer is as without them."""
     path, ids, random_ = request.getfixturevalue(model), tokens(1100), random.Random(harm)
     _, expected = in_new_process(path, ids)
     for _ in range(12 if harm == "flip" else 2):
@@ -284,8 +285,8 @@ def test_damaged_files_are_never_used(model: str, harm: str, request, folder: Pa
             file.mkdir()
         else:
             file.write_bytes(data)
-        found, logits = in_new_process(path, ids)
-        assert found < len(ids) or (harm, model) == ("flip", "hybrid"), "states in the middle are not read"
+        cached, logits = in_new_process(path, ids)
+        assert cached < len(ids) or (harm, model) == ("flip", "hybrid"), "states in the middle are not read"
         np.testing.assert_array_equal(logits, expected)
         if harm == "folder":
             file.rmdir()
@@ -293,8 +294,7 @@ def test_damaged_files_are_never_used(model: str, harm: str, request, folder: Pa
         assert in_new_process(path, ids)[0] == len(ids), "it was written again"
 
 
-def test_a_damaged_file_that_stays(tiny: Path, folder: Path, monkeypatch):
-    """In a folder where nothing can be removed: it is passed over, and not looked at again and again."""
+def test_a_damaged_file_that_cannot_be_removed_is_ignored(tiny: Path, folder: Path, monkeypatch):
     with open_model(tiny) as model:
         _, logits = read(model, tokens(600))
     for file in folder.iterdir():
@@ -312,8 +312,8 @@ def test_a_damaged_file_that_stays(tiny: Path, folder: Path, monkeypatch):
         np.testing.assert_array_equal(read(model, tokens(600))[1], logits)
 
 
-def test_a_system_without_another_thread(tiny: Path, folder: Path, monkeypatch):
-    """As when the interpreter ends: nothing is written, nobody waits for who never began, and the answer is there."""
+def test_without_another_thread_nothing_is_written(tiny: Path, folder: Path, monkeypatch):
+    """As when the interpreter ends: the answer comes, and nobody waits for a thread that never started."""
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -327,8 +327,7 @@ def test_a_system_without_another_thread(tiny: Path, folder: Path, monkeypatch):
         np.testing.assert_array_equal(read(model, tokens(600))[1], logits)
 
 
-def test_a_folder_that_cannot_be_written(tiny: Path, folder: Path, monkeypatch):
-    """One warning, and the answer as always."""
+def test_a_folder_that_cannot_be_written_gives_one_warning(tiny: Path, folder: Path, monkeypatch):
     folder.parent.mkdir(exist_ok=True)
     folder.write_text("a file")
     with open_model(tiny) as model:
@@ -336,7 +335,7 @@ def test_a_folder_that_cannot_be_written(tiny: Path, folder: Path, monkeypatch):
         model.close()
         assert (
             f"cannot write the prefix cache: {folder}: cannot be created: " in model.prefixes.warning
-        )  # behind it the system's words
+        )  # then the system's message
     folder.unlink()
 
     def refuse(self, data):
@@ -350,7 +349,7 @@ def test_a_folder_that_cannot_be_written(tiny: Path, folder: Path, monkeypatch):
     assert list(folder.iterdir()) == []
 
 
-def test_the_least_recently_used_goes_first(tiny: Path, folder: Path, monkeypatch):
+def test_the_least_recently_used_prefix_is_pruned_first(tiny: Path, folder: Path, monkeypatch):
     prompts = [tokens(600, seed) for seed in range(4)]
     for number, prompt in enumerate(prompts[:3]):
         in_new_process(tiny, prompt)
@@ -365,12 +364,12 @@ def test_the_least_recently_used_goes_first(tiny: Path, folder: Path, monkeypatc
     monkeypatch.setenv(prefix_files.SIZE_VARIABLE, "1")
     with open_model(tiny) as model:
         held = [restored(model.prefixes, prompt) for prompt in prompts]
-        assert [len(found.sequence.tokens) if found else 0 for found in held] == [600, 0, 600, 600]
+        assert [len(prefix.sequence.tokens) if prefix else 0 for prefix in held] == [600, 0, 600, 600]
 
 
 @pytest.mark.parametrize("is_found", [False, True])
-def test_of_a_prompt_its_end_goes_first(tiny: Path, folder: Path, monkeypatch, is_found: bool):
-    """Without its beginning the rest is worth nothing. All of it was written, or found, in the same moment."""
+def test_the_end_of_a_prompt_is_pruned_first(tiny: Path, folder: Path, monkeypatch, is_found: bool):
+    """Without its beginning the rest is useless. All of it was written, or found, in the same moment."""
     ids = tokens(3 * BATCH + 100)
     in_new_process(tiny, ids)
     if is_found:
@@ -380,18 +379,18 @@ def test_of_a_prompt_its_end_goes_first(tiny: Path, folder: Path, monkeypatch, i
             most = sum(sorted(file.stat().st_size for file in folder.iterdir())[-left:])
             monkeypatch.setenv(prefix_files.SIZE_VARIABLE, str((most + 500) / 1e9))
             prefix_files.prune()
-            found = restored(model.prefixes, ids)
-            assert found and len(found.sequence.tokens) == left * BATCH
-            found.sequence.close()
+            prefix = restored(model.prefixes, ids)
+            assert prefix and len(prefix.sequence.tokens) == left * BATCH
+            prefix.sequence.close()
 
 
-def test_nothing_is_kept_with_a_limit_of_nothing(tiny: Path, folder: Path, monkeypatch):
+def test_a_limit_of_0_writes_nothing(tiny: Path, folder: Path, monkeypatch):
     monkeypatch.setenv(prefix_files.SIZE_VARIABLE, "0")
     in_new_process(tiny, tokens(600))
     assert not folder.exists()
 
 
-def test_nothing_is_found_with_a_limit_of_nothing(tiny: Path, folder: Path, monkeypatch):
+def test_a_limit_of_0_finds_nothing(tiny: Path, folder: Path, monkeypatch):
     ids = tokens(600)
     assert [in_new_process(tiny, ids)[0] for _ in range(2)] == [0, 600]
     monkeypatch.setenv(prefix_files.SIZE_VARIABLE, "0")
@@ -400,15 +399,15 @@ def test_nothing_is_found_with_a_limit_of_nothing(tiny: Path, folder: Path, monk
         assert restored(model.prefixes, ids) is None and model.prefixes.find_prefix(ids, is_conversation=True) is None
 
 
-def test_short_prompts_are_not_kept(tiny: Path, folder: Path):
+def test_short_prompts_are_not_stored(tiny: Path, folder: Path):
     in_new_process(tiny, tokens(BATCH))
     assert not folder.exists()
     in_new_process(tiny, tokens(BATCH + 1))
     assert len(list(folder.iterdir())) == 2
-    assert os.name != "posix" or folder.stat().st_mode & 0o077 == 0, "what somebody has asked is nobody else's business"
+    assert os.name != "posix" or folder.stat().st_mode & 0o077 == 0, "prompts are private"
 
 
-def test_two_prompts_share_what_they_begin_with(tiny: Path, folder: Path):
+def test_prompts_share_the_files_of_their_common_prefix(tiny: Path, folder: Path):
     ids = tokens(1500)
     in_new_process(tiny, ids)
     assert len(list(folder.iterdir())) == 3
@@ -416,7 +415,7 @@ def test_two_prompts_share_what_they_begin_with(tiny: Path, folder: Path):
     assert len(list(folder.iterdir())) == 4
 
 
-def test_no_more_is_written_than_there_is_room_for(tiny: Path, folder: Path, monkeypatch):
+def test_nothing_is_written_to_a_full_disk(tiny: Path, folder: Path, monkeypatch):
     monkeypatch.setattr(prefix_files, "DISK_SHARE", 1 << 60)
     in_new_process(tiny, tokens(2900))
     assert list(folder.iterdir()) == []
@@ -426,8 +425,8 @@ def test_no_more_is_written_than_there_is_room_for(tiny: Path, folder: Path, mon
 
 
 @pytest.mark.parametrize("later", [256, 512])
-def test_where_runs_end(later: int):
-    """At the same places for all prompts, at most BATCH tokens apart."""
+def test_runs_end_at_the_same_positions_for_all_prompts(later: int):
+    """They are at most BATCH tokens apart."""
     runs, ends = Runs(later), [0]
     while ends[-1] < 4000:
         ends.append(runs.next_end(ends[-1]))
@@ -438,8 +437,8 @@ def test_where_runs_end(later: int):
         assert runs.next_end(length) == min(end for end in ends if end > length)
 
 
-def test_what_is_read_of_long_prompts():
-    """By an engine that tells: runs begin at multiples of 512, unless a turn goes on or all is read in 16 bits."""
+def test_long_prompts_run_from_multiples_of_512_or_a_turns_end():
+    """Tokens computed in 8 bits are not used for a prompt that runs in 16."""
     fake = FakeEngine(300, lambda tokens: 1, 5000)
     sequences = PrefixCache(fake)
 
@@ -470,14 +469,14 @@ def test_what_is_read_of_long_prompts():
 
 @pytest.fixture(scope="module")
 def warm(tiny: Path) -> Path:
-    """The model, with kernels compiled."""
+    """Return the model, with kernels compiled."""
     localllm.open(tiny, threads=2).close()
     return tiny
 
 
 @pytest.fixture
 def environment(tmp_path: Path, warm: Path) -> Iterator[dict[str, str]]:
-    """A cache of its own, with the kernels of the common one."""
+    """Return an environment with its own cache, but the common kernels."""
     cache = tmp_path / "cache"
     cache.mkdir()
     (cache / "kernels").symlink_to(cache_folder() / "kernels")
@@ -495,7 +494,7 @@ def answer(arguments: list[str], environment: dict[str, str]) -> subprocess.Comp
     return done
 
 
-def test_the_command_line(warm: Path, environment, cli, monkeypatch, folder):
+def test_run_stores_prompts_that_cache_lists_and_clears(warm: Path, environment, cli, monkeypatch, folder):
     kept = Path(environment["LOCALLLM_CACHE"]) / "prefixes"
     anew = answer(command(warm, "--no-cache", "--stats"), environment)
     assert not kept.exists()
@@ -516,8 +515,8 @@ def test_the_command_line(warm: Path, environment, cli, monkeypatch, folder):
     assert code == 2 and "empty" in err
 
 
-def test_who_reads_the_answer_does_not_wait(warm: Path, environment, tmp_path):
-    """stdout ends before the first file is there, however long the disk takes."""
+def test_the_answer_ends_before_the_prefix_is_written(warm: Path, environment, tmp_path):
+    """stdout ends before the first file exists, however slow the disk; Ctrl-C ends the writing."""
     slow = "import time\nfrom localllm.files import safe_file\nsync = safe_file.SafeFile.sync\n"
     slow += "def slowly(self):\n    time.sleep(90)\n    sync(self)\nsafe_file.SafeFile.sync = slowly\n"
     slow += "from localllm.cli.main import main\nmain()"
@@ -528,14 +527,14 @@ def test_who_reads_the_answer_does_not_wait(warm: Path, environment, tmp_path):
     ended = time.monotonic()
     assert process.poll() is None
     ctrl_c(process)
-    assert process.wait(120) == 0, "the answer was said"
+    assert process.wait(120) == 0, "the answer was printed"
     assert time.monotonic() - ended < 60, "Ctrl-C ends the writing"
     assert not list((Path(environment["LOCALLLM_CACHE"]) / "prefixes").glob(".*"))
 
 
 @pytest.mark.slow
-def test_killed_while_writing(warm: Path, environment):
-    """Three times; scripts/fuzz/kill_test.py does it as often as wanted."""
+def test_killing_a_process_while_it_writes_loses_no_answer(warm: Path, environment):
+    """Kill it three times; scripts/fuzz/kill_test.py does it as often as wanted."""
     expected = answer(command(warm, "--no-cache"), environment).stdout
     started = time.monotonic()
     answer(command(warm), environment)
@@ -555,7 +554,7 @@ def test_killed_while_writing(warm: Path, environment):
 
 
 @pytest.mark.slow
-def test_several_processes_at_once(warm: Path, environment):
+def test_several_processes_share_the_prefix_cache(warm: Path, environment):
     expected = answer(command(warm, "--no-cache"), environment).stdout
     for _ in range(2):
         processes = [
@@ -567,8 +566,7 @@ def test_several_processes_at_once(warm: Path, environment):
             assert process.returncode == 0
 
 
-def test_several_answers(tiny: Path):
-    """They begin with one prompt, which they find and keep as others do."""
+def test_several_candidates_share_their_prompts_prefix(tiny: Path):
     ids, options = tokens(1100), {"n": 2, "beams": 2, "max_tokens": 5}
     with open_model(tiny, cache=False) as model:
         anew = model.candidates(ids, **options)
@@ -582,8 +580,7 @@ def test_several_answers(tiny: Path):
         assert model.candidates([*ids[:1050], 3], **options) == other
 
 
-def test_what_files_hold_is_for_everyone(tiny: Path):
-    """A sequence that begins as a list of tokens, to fork: what others build on."""
+def test_restored_sequences_can_be_forked_and_continued(tiny: Path):
     ids = tokens(1100)
     in_new_process(tiny, ids)
     with open_model(tiny) as model:
@@ -597,7 +594,7 @@ def test_what_files_hold_is_for_everyone(tiny: Path):
 
 
 class Written:
-    """What a PrefixStore would write, where it waits to be told; and how often a sequence was closed."""
+    """A PrefixStore whose writes wait for a signal, and which counts closed sequences."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.begun, self.go_on, self.written = threading.Semaphore(0), threading.Semaphore(0), list[str]()
@@ -620,32 +617,32 @@ class Written:
         self.kept.keep(SimpleNamespace(name=name, close=lambda: self.closed.append(name)), None)  # type: ignore[arg-type]
 
     def wait(self) -> None:
-        """Until the thread has ended."""
+        """Wait until the thread has ended."""
         thread = self.kept._thread
         self.go_on.release()
         if thread:
             thread.join(60)
 
 
-def test_what_waits_gives_way_to_what_comes_later(monkeypatch):
-    """One is written at a time, by one thread at a time; all sequences are closed in the end."""
-    heard = Written(monkeypatch)
-    assert not heard.kept.is_writing
-    heard.keep("a")
-    assert heard.begun.acquire(timeout=60) and heard.kept.is_writing
-    heard.keep("b")
-    heard.keep("c")
-    assert (heard.closed, heard.written) == (["b"], [])
-    heard.go_on.release()
-    heard.wait()
-    assert (heard.closed, heard.written, heard.pruned) == (["b", "a", "c"], ["a", "c"], 2)
-    assert not heard.kept.is_writing
-    heard.keep("d")
-    heard.wait()
-    assert (heard.closed[3:], heard.written[2:], heard.kept.warning) == (["d"], ["d"], None)
-    heard.kept.close()
-    heard.keep("e")
-    assert (heard.closed[4:], heard.written[3:], heard.kept.is_writing) == (["e"], [], False)
+def test_a_waiting_prefix_is_replaced_by_a_later_one(monkeypatch):
+    """One thread writes one prefix at a time; all sequences are closed in the end."""
+    store = Written(monkeypatch)
+    assert not store.kept.is_writing
+    store.keep("a")
+    assert store.begun.acquire(timeout=60) and store.kept.is_writing
+    store.keep("b")
+    store.keep("c")
+    assert (store.closed, store.written) == (["b"], [])
+    store.go_on.release()
+    store.wait()
+    assert (store.closed, store.written, store.pruned) == (["b", "a", "c"], ["a", "c"], 2)
+    assert not store.kept.is_writing
+    store.keep("d")
+    store.wait()
+    assert (store.closed[3:], store.written[2:], store.kept.warning) == (["d"], ["d"], None)
+    store.kept.close()
+    store.keep("e")
+    assert (store.closed[4:], store.written[3:], store.kept.is_writing) == (["e"], [], False)
 
 
 @pytest.mark.parametrize(
@@ -655,19 +652,18 @@ def test_what_waits_gives_way_to_what_comes_later(monkeypatch):
         (LocalllmError("as it is"), "as it is"),
     ],
 )  # fmt: skip
-def test_after_a_failure_nothing_more_is_written(monkeypatch, error: Exception, reason: str):
-    heard = Written(monkeypatch)
-    heard.error = error
-    heard.keep("a")
-    heard.wait()
-    assert (heard.closed, heard.pruned, heard.kept.is_writing) == (["a"], 0, False)
-    assert heard.kept.warning == f"cannot write the prefix cache: {reason}"
-    heard.keep("b")
-    assert (heard.closed, heard.written, heard.kept.is_writing) == (["a", "b"], [], False)
+def test_nothing_is_written_after_a_failure(monkeypatch, error: Exception, reason: str):
+    store = Written(monkeypatch)
+    store.error = error
+    store.keep("a")
+    store.wait()
+    assert (store.closed, store.pruned, store.kept.is_writing) == (["a"], 0, False)
+    assert store.kept.warning == f"cannot write the prefix cache: {reason}"
+    store.keep("b")
+    assert (store.closed, store.written, store.kept.is_writing) == (["a", "b"], [], False)
 
 
-def test_samples_of_a_tensor():
-    """All of a small one; of others the first bytes, the last ones, and some between."""
+def test_samples_of_a_tensor_cover_its_beginning_middle_and_end():
     data = np.random.default_rng(1).integers(0, 256, 5000, np.uint8)
     assert sample(data[:512]) == data[:512].tobytes()
     for size in (513, 5000):
@@ -676,8 +672,8 @@ def test_samples_of_a_tensor():
     assert taken[64:128] == data[705:769].tobytes()
 
 
-def test_what_is_done_in_plain_values():
-    """The same for the same, whatever order it was said in; another number, type or shape is something else."""
+def test_descriptions_are_equal_for_equal_operations_only():
+    """The order of arguments does not matter; another value, type or shape does."""
     x, y = Activation(ALL, 4), Activation(WANTED, 6)
     operations = [Elementwise((), x, "embed", {"b": 2, "a": 1}), Elementwise((x, x), y, "add", {})]
     assert describe_operations(operations) == [

@@ -1,4 +1,4 @@
-"""Sequences of models that keep states: forks, and going back to anywhere, are as if read anew."""
+"""Test sequences of models with states: forks and truncated ones equal newly computed ones."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ def fresh(engine: SingleEngine, ids: Sequence[int]) -> np.ndarray:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("name", NAMES)
-def test_forks_and_going_back(model_path, name, backend):
+def test_forks_and_truncated_sequences_equal_new_ones(model_path, name, backend):
     engine, most = opened(model_path(name), backend), FAITHFUL if backend == "cpu" else 1e-9
     expected, other = fresh(engine, IDS), fresh(engine, [*IDS[:30], *OTHERS[:40]])
     sequence = engine.sequence()

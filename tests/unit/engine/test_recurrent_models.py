@@ -1,4 +1,4 @@
-"""Models with recurrent layers: whatever the dimensions, and however a sequence has come to its tokens."""
+"""Test models with recurrent layers: any dimensions, and any history of a sequence."""
 
 import numpy as np
 import pytest
@@ -48,8 +48,7 @@ def fresh(engine: Engine, ids: list[int], logits: str = "last") -> np.ndarray:
     return rows
 
 
-def test_where_states_lie():
-    """Kernels take 16 columns at a time, also of the last ones; memories begin with a line of the processor's cache."""
+def test_states_are_padded_to_vectors_and_aligned_to_cache_lines():
     layout = StateLayout([Recurrent(0, ((3, 20), (5,))), Recurrent(2, ((2, 2, 32),))])
     assert [layout.offset(*place) for place in ((0, 0), (0, 1), (2, 0))] == [0, 4 * 3 * 32, 4 * (3 * 32 + 16)]
     for memory in (layout.zeros, layout.new()):
@@ -60,8 +59,8 @@ def test_where_states_lie():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_reference_and_the_cpu_agree(name):
-    """As a prompt, as many tokens one by one, and for several sequences at once."""
+def test_recurrent_models_agree_with_the_reference(name):
+    """Run a prompt at once, one token at a time, and several sequences together."""
     cpu, reference, ids = engine_of(name), engine_of(name, "reference"), tokens(70)
     expected = fresh(reference, ids, "all")
     assert nmse(fresh(cpu, ids, "all"), expected) < FAITHFUL
@@ -88,7 +87,7 @@ def test_the_reference_and_the_cpu_agree(name):
     (("mamba", {"ssm.conv_kernel": 2}), "ssm_conv1d"),
     (("qwen35", {"ssm.state_size": 13}), "attn_qkv"),
 ])  # fmt: skip
-def test_what_does_not_fit_is_refused(model, problem):
+def test_recurrent_models_with_invalid_metadata_or_tensors_are_refused(model, problem):
     arch, fields = model
     _, metadata, tensors = MODELS[arch]
     if problem == "token_embd":
@@ -97,7 +96,7 @@ def test_what_does_not_fit_is_refused(model, problem):
         Engine(file_of(arch, metadata | fields, tensors), EngineOptions(2, 700, "f32"))
 
 
-def test_layers_that_guess_further_tokens_are_left_out():
+def test_mtp_layers_are_left_out_of_the_model():
     arch, metadata, tensors = qwen35(layers=2, interval=2)
     expected = fresh(Engine(file_of(arch, metadata, tensors), EngineOptions(2, 700, "f32")), tokens(9))
     more = {"blk.2.nextn.eh_proj.weight": np.ones((64, 128), np.float32), "blk.2.attn_norm.weight": np.ones(64, "f4")}
@@ -105,22 +104,22 @@ def test_layers_that_guess_further_tokens_are_left_out():
     np.testing.assert_array_equal(fresh(Engine(file, EngineOptions(2, 700, "f32")), tokens(9)), expected)
 
 
-def test_layers_that_attend_may_be_listed():
+def test_attending_layers_may_be_listed_in_the_metadata():
     arch, metadata, tensors = MODELS["qwen35"]
     listed = metadata | {"full_attention_interval": 7, "attention.recurrent_layers": np.array([True, False, True])}
     h = architecture(file_of(arch, listed, tensors))[1]
     assert h.attends == (False, True, False)
 
 
-def test_memory_of_states_does_not_grow():
+def test_memory_of_states_does_not_grow_with_the_context():
     h = architecture(file_of(*mamba(inner=72, state=5, taps=3, layers=2)))[1]
     assert cache_bytes(h.states(), 10, KVType()) == cache_bytes(h.states(), 10**6, KVType()) == 2 * 4 * 72 * (2 + 5)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("name", ["blk.0.ssm_alpha.weight", "blk.0.ssm_beta.weight", "blk.1.attn_q.weight"])
-def test_infinite_weights_before_a_gate(name, backend):
-    """A sigmoid of infinity is a good number, and so is the step of a recurrence: none may come of it."""
+def test_infinite_weights_before_a_gate_are_refused(name, backend):
+    """A sigmoid of infinity is finite, and so is the step of a recurrence: they must not hide it."""
     arch, metadata, tensors = MODELS["qwen35"]
     for value in (np.inf, -np.inf):
         broken = tensors[name].copy()
@@ -134,8 +133,8 @@ def test_infinite_weights_before_a_gate(name, backend):
 # ---- forks and ways back --------------------------------------------------------------------------------------------
 
 
-def test_going_back_to_anywhere(engine):
-    """Also far behind all snapshots."""
+def test_truncating_anywhere_gives_the_logits_of_a_new_sequence(engine):
+    """Check also positions far behind all snapshots."""
     ids = tokens(600)
     sequence = engine.sequence()
     sequence.append(ids[:300], "none")
@@ -151,7 +150,7 @@ def test_going_back_to_anywhere(engine):
         assert nmse(sequence.append(ids[length:450]), fresh(engine, ids[:450])) < FAITHFUL
 
 
-def test_forks_of_a_sequence_that_went_back(engine):
+def test_forks_of_a_truncated_sequence_continue_from_there(engine):
     ids = tokens(100)
     sequence = engine.sequence()
     sequence.append(ids, "none")
@@ -162,8 +161,8 @@ def test_forks_of_a_sequence_that_went_back(engine):
     assert nmse(rows[1], fresh(engine, [*ids[:50], 2, 3])) < FAITHFUL
 
 
-def test_guesses_that_were_wrong_cost_a_few_tokens(engine, monkeypatch):
-    """As in speculation: several tokens are read, some of them are kept."""
+def test_rejected_drafts_run_few_tokens_again(engine, monkeypatch):
+    """As in speculation, some of several tokens are kept."""
     ids, read = tokens(300), []
     sequence = engine.sequence()
     sequence.append(ids[:200], "none")
@@ -181,7 +180,7 @@ def test_guesses_that_were_wrong_cost_a_few_tokens(engine, monkeypatch):
     assert nmse(sequence.append([7]), fresh(engine, [*ids[:held], 7])) < FAITHFUL
 
 
-def test_a_run_that_fails_does_not_change_a_sequence(engine, monkeypatch):
+def test_an_interrupted_run_does_not_change_a_sequence(engine, monkeypatch):
     ids = tokens(40)
     sequence = engine.sequence()
     sequence.append(ids, "none")
@@ -203,8 +202,8 @@ def test_a_run_that_fails_does_not_change_a_sequence(engine, monkeypatch):
 
 
 @pytest.mark.parametrize("failure", [MemoryLimitError, KeyboardInterrupt])
-def test_what_a_failed_run_should_have_read_again(engine, monkeypatch, failure):
-    """It is among a sequence's tokens already. Memory may end for another sequence of the run."""
+def test_tokens_to_run_again_survive_a_failed_run(engine, monkeypatch, failure):
+    """They are among the sequence's tokens already. Memory may end for another sequence of the run."""
     ids = tokens(100)
     sequences = engine.sequence(), engine.sequence()
     for sequence in sequences:
@@ -224,7 +223,7 @@ def test_what_a_failed_run_should_have_read_again(engine, monkeypatch, failure):
         assert nmse(sequence.append([5]), fresh(engine, [*ids[:60], 5])) < FAITHFUL
 
 
-def test_forks_copy_nothing_and_share_snapshots():
+def test_forks_share_states_until_they_run():
     layout = StateLayout(architecture(file_of(*MODELS["mamba2"]))[1].states())
     state = RecurrentState(layout)
     state.prepare(0, 10)
@@ -242,8 +241,8 @@ def test_forks_copy_nothing_and_share_snapshots():
     assert state.source is state.target is before, "nobody else has it"
 
 
-def test_answers_in_forks_are_what_they_are_alone(tmp_path):
-    """Sampled ones, and beams on the CPU as on the reference."""
+def test_candidates_in_forks_equal_separate_answers(tmp_path):
+    """Sampled ones equal those alone, and beams on the CPU those on the reference."""
     path, options = write_tiny_hybrid(tmp_path / "hybrid.gguf"), {"max_tokens": 20, "temperature": 1.0}
     beams = []
     for backend in ("cpu", "reference"):
@@ -255,16 +254,16 @@ def test_answers_in_forks_are_what_they_are_alone(tmp_path):
     assert beams[0] == beams[1]
 
 
-def test_snapshots_are_few_and_near_the_end_denser(monkeypatch):
+def test_snapshots_are_limited_and_denser_near_the_end(monkeypatch):
     layout = StateLayout(architecture(file_of(*MODELS["mamba"]))[1].states())
     state, length = RecurrentState(layout), 0
     for count in [512] * 20 + [1] * 500:
         state.prepare(length, count)
         length += count
-    found = [kept.position for kept in state._snapshots]
-    assert len(found) == recurrent.SNAPSHOTS
-    assert 512 * 20 in found, "where the prompt ended"
-    assert length - found[-1] <= PAGE
-    assert found[0] <= 512 * 20
+    positions = [kept.position for kept in state._snapshots]
+    assert len(positions) == recurrent.SNAPSHOTS
+    assert 512 * 20 in positions, "where the prompt ended"
+    assert length - positions[-1] <= PAGE
+    assert positions[0] <= 512 * 20
     assert state.truncate(512 * 20 + 1) == 512 * 20
     assert state.truncate(0) == 0

@@ -1,4 +1,4 @@
-"""Sequences that forget their middle: tokens move, keys turn, and what is left is as if it had been read there."""
+"""Test context shift: tokens move, keys are rotated, and the rest equals a newly computed sequence."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -42,14 +42,14 @@ def nmse(got: np.ndarray, expected: np.ndarray) -> float:
 
 @pytest.fixture
 def one_layer(tmp_path, monkeypatch) -> Path:
-    """A model whose keys and values depend on their own tokens only."""
+    """Write a model whose keys and values depend on their own tokens only."""
     monkeypatch.setattr(tiny_model, "LAYERS", 1)
     return write_tiny_model(tmp_path / "one.gguf", context=1024)
 
 
 @pytest.fixture
 def opened():
-    """A function that opens engines, which are closed in the end."""
+    """Return a function that opens engines and closes them after the test."""
     engines = []
 
     def open_engine(path: Path, kv_type: str = "f32", backend: str = "cpu", context: int = 1024) -> Engine:
@@ -62,7 +62,7 @@ def opened():
 
 
 def shifted(engine: Engine, keep: int, count: int, tokens: list[int] = TOKENS[:600]):
-    """A sequence that has read the tokens and forgotten some."""
+    """Return a sequence that has read the tokens and dropped some."""
     sequence = engine.sequence()
     sequence.append(tokens, "none")
     sequence.shift(keep, count)
@@ -73,7 +73,7 @@ def shifted(engine: Engine, keep: int, count: int, tokens: list[int] = TOKENS[:6
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kv_type", KINDS)
 @pytest.mark.parametrize(("keep", "count"), [(4, 64), (0, 256), (64, 128), (70, 448), (0, 576), (88, 512), (600, 0)])
-def test_one_layer_is_as_if_the_rest_had_been_read_alone(opened, one_layer, backend, kv_type, keep, count):
+def test_a_shifted_sequence_equals_the_rest_alone_with_one_layer(opened, one_layer, backend, kv_type, keep, count):
     engine = opened(one_layer, kv_type, backend)
     left = TOKENS[:keep] + TOKENS[keep + count : 600]
     sequence, alone = shifted(engine, keep, count), engine.sequence()
@@ -88,8 +88,8 @@ def test_one_layer_is_as_if_the_rest_had_been_read_alone(opened, one_layer, back
 @pytest.mark.slow
 @pytest.mark.sampled("kv_type", always=("f32", "f16", "q8_0"))  # to compile the kernels of others takes five seconds
 @pytest.mark.parametrize("kv_type", KINDS)
-def test_cpu_agrees_with_reference(opened, tmp_path, kv_type):
-    """Twice forgotten, and read on in between."""
+def test_repeated_shifts_agree_with_the_reference(opened, tmp_path, kv_type):
+    """Shift twice, and append in between."""
     path, rows = write_tiny_model(tmp_path / "tiny.gguf", context=1024), []
     for backend in BACKENDS:
         sequence = shifted(opened(path, kv_type, backend), 4, 320)
@@ -102,7 +102,7 @@ def test_cpu_agrees_with_reference(opened, tmp_path, kv_type):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", MODELS)
-def test_models(opened, model_path, name):
+def test_shifts_of_every_type_of_rope_agree_with_the_reference(opened, model_path, name):
     path, rows = model_path(name), []
     for backend in BACKENDS:
         sequence = shifted(opened(path, "f32", backend), 4, 128, TOKENS[:300])
@@ -110,8 +110,7 @@ def test_models(opened, model_path, name):
     assert nmse(*rows) < 1e-8
 
 
-def test_what_has_been_forgotten_still_shows(opened, tmp_path):
-    """In more than one layer, what is left has seen it."""
+def test_dropped_tokens_still_influence_deeper_layers(opened, tmp_path):
     engine = opened(write_tiny_model(tmp_path / "tiny.gguf", context=1024))
     alone = engine.sequence()
     alone.append(TOKENS[:4] + TOKENS[324:600], "none")
@@ -119,7 +118,7 @@ def test_what_has_been_forgotten_still_shows(opened, tmp_path):
     assert 1e-6 < nmse(got, expected) < 0.5
 
 
-def test_forks_know_nothing_of_it(opened, tmp_path):
+def test_forks_are_not_shifted_with_their_original(opened, tmp_path):
     engine = opened(write_tiny_model(tmp_path / "tiny.gguf", context=1024))
     sequence = engine.sequence()
     sequence.append(TOKENS[:600], "none")
@@ -134,7 +133,7 @@ def test_forks_know_nothing_of_it(opened, tmp_path):
     assert not engine.backend.room.pages.references.any()
 
 
-def test_pages_that_were_forgotten_go_back(opened, tmp_path):
+def test_dropped_pages_are_returned(opened, tmp_path):
     engine = opened(write_tiny_model(tmp_path / "tiny.gguf", context=1024))
     sequence = shifted(engine, 4, 448)
     assert np.count_nonzero(engine.backend.room.pages.references) == -(-(600 - 448) // PAGE)
@@ -145,8 +144,8 @@ def test_pages_that_were_forgotten_go_back(opened, tmp_path):
     assert len(sequence.tokens) == 70
 
 
-def test_lost_windows(opened, model_path, monkeypatch):
-    """Layers with a window have no first tokens any more: where they would be seen, all is read again."""
+def test_shifting_a_sequence_without_its_first_windows_runs_it_again(opened, model_path, monkeypatch):
+    """Layers with a window have dropped the first tokens: where they would be attended to, all tokens run again."""
     monkeypatch.setattr(page_table, "SLACK", 2 * PAGE)
     engine = opened(model_path("gemma3"))
     sequence = engine.sequence()
@@ -166,8 +165,8 @@ def test_lost_windows(opened, model_path, monkeypatch):
     assert nmse(longer.append([7, 8], "all"), reference.append([7, 8], "all")) < 1e-8
 
 
-def test_a_failure_is_read_again(opened, tmp_path):
-    """Whatever has become of the keys until then."""
+def test_an_interrupted_shift_keeps_the_tokens(opened, tmp_path):
+    """They run again, whatever has become of the keys until then."""
     engine = opened(write_tiny_model(tmp_path / "tiny.gguf", context=1024))
     sequence, alone = shifted(engine, 0, 0), engine.sequence()
     turn = engine.backend.rotate_keys
@@ -186,7 +185,7 @@ def test_a_failure_is_read_again(opened, tmp_path):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("keep", "count"), [(-1, 64), (0, -64), (0, 65), (0, 640), (37, 576)])
-def test_what_cannot_be_forgotten(opened, one_layer, backend, keep, count):
+def test_shifts_of_invalid_ranges_are_refused(opened, one_layer, backend, keep, count):
     sequence = opened(one_layer, backend=backend).sequence()
     sequence.append(TOKENS[:600], "none")
     with pytest.raises(UsageError, match="cannot drop"):
@@ -194,7 +193,7 @@ def test_what_cannot_be_forgotten(opened, one_layer, backend, keep, count):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_models_whose_tokens_cannot_move(opened, model_path, tmp_path, backend):
+def test_models_that_cannot_shift_say_why(opened, model_path, tmp_path, backend):
     for path, reason in (
         (write_tiny_hybrid(tmp_path / "hybrid.gguf"), "recurrent"),
         (model_path("gpt2"), "absolute position"),
@@ -204,10 +203,11 @@ def test_models_whose_tokens_cannot_move(opened, model_path, tmp_path, backend):
 
 
 @pytest.mark.slow
-def test_every_family_is_known(model_path):
-    """Each can be shifted, or says why not: none has keys that are made in a way that nobody has thought of.
+def test_every_architecture_shifts_or_says_why_not(model_path):
+    """No architecture may compute keys in a way that the check does not recognize.
 
-    Hunyuan and Maincoder normalize keys behind the rotation, by which they cannot be told from others any more.
+
+    Hunyuan and Maincoder normalize keys after the rotation, so that they cannot be told from others any more.
     """
     refused = set()
     for name in DECLARATIONS:
@@ -227,16 +227,16 @@ NEOX, PAIRS = Rope(32, 32, False), Rope(32, 8, True)
 
 
 class Said(dict):
-    """Operations by what they make."""
+    """Operations by their output."""
 
     def __call__(self, verb: str, *inputs: Activation, columns: int = 64, **given: object) -> Activation:
-        """What is not given does not matter."""
-        made = Activation(ALL, columns)
+        """Add an operation; arguments that are not given do not matter."""
+        output = Activation(ALL, columns)
         kind = OPERATIONS.get(verb)
         names = [each.name for each in fields(kind)][2:] if kind else []
         more = [given.get(name) for name in names] if kind else [verb, {}]
-        self[made] = (kind or Elementwise)(inputs, made, *more)
-        return made
+        self[output] = (kind or Elementwise)(inputs, output, *more)
+        return output
 
 
 @pytest.fixture
@@ -250,7 +250,7 @@ def product(said: Said) -> Activation:
 
 
 def turned(said: Said, x: Activation) -> tuple[list[float], int, int] | str | None:
-    """How keys turn: radians, step, apart; or what is not possible."""
+    """Return how keys are rotated (frequencies, step, apart), or why they cannot be."""
     try:
         turn = rotation_of(said, x, 32, 0)
     except UsageError as error:
@@ -258,8 +258,8 @@ def turned(said: Said, x: Activation) -> tuple[list[float], int, int] | str | No
     return turn and (turn.frequencies.tolist(), turn.step, turn.apart)
 
 
-def test_how_keys_turn(said: Said, product: Activation):
-    """By the pairs of their rotation, wherever in a head they are, whatever is done before it, and a little behind."""
+def test_rotations_of_keys_are_recognized_through_later_operations(said: Said, product: Activation):
+    """Check pairs anywhere in a head, operations before the rotation, and harmless ones after it."""
     neox, pairs = (said("rope", product, rope=rope, divisors=None) for rope in (NEOX, PAIRS))
     slow = said("rope", product, rope=NEOX, divisors=np.full(16, 2, np.float32))
     expected = NEOX.frequencies().tolist()
@@ -285,8 +285,8 @@ def test_how_keys_turn(said: Said, product: Activation):
         assert turned(said, x) == f"context shift is not supported: '{verb}' changes keys after RoPE"
 
 
-def test_which_states_have_keys_that_turn(said: Said, product: Activation):
-    """Those that an operation fills: with keys of its own, or with keys by which it chooses."""
+def test_states_with_rotated_keys_are_those_that_an_operation_fills(said: Said, product: Activation):
+    """Keys of attention and of key selection count."""
     keys = said("rope", product, rope=NEOX, divisors=None)
     states = [Paged(number, 2, 32, 32) for number in range(4)]
     said("attend", product, keys, product, state=states[0], choices=None)
@@ -294,8 +294,8 @@ def test_which_states_have_keys_that_turn(said: Said, product: Activation):
     said("attend", product, state=states[2], choices=None)  # keys of another layer
     said("select_keys", product, keys, state=states[2])
     said("attend", product, keys, state=states[3], choices=keys)  # and what was chosen of them
-    found = rotations([*said.values()], states)
-    assert {state.layer: turn.apart for state, turn in found.items()} == {0: 16, 2: 16}
+    rotated = rotations([*said.values()], states)
+    assert {state.layer: turn.apart for state, turn in rotated.items()} == {0: 16, 2: 16}
     said("embed_positions", product)
     with pytest.raises(UsageError, match="absolute position embeddings"):
         rotations([*said.values()], [])

@@ -1,4 +1,4 @@
-"""What programs are told of a run, where runs end, and memory that is reserved."""
+"""Test the header of a run, the ends of runs, and reserved memory."""
 
 from types import SimpleNamespace
 
@@ -24,8 +24,8 @@ from tests.unit.engine.trace.test_recorder import x
 
 
 @pytest.mark.parametrize(("precise", "most"), [(True, 128), (False, 1)])
-def test_what_a_run_is_told_of_sequences(precise, most):
-    """Their tokens one behind the other; queries turn by positions, keys lie at places."""
+def test_a_header_lists_the_tokens_and_positions_of_sequences(precise, most):
+    """Queries are rotated by positions; keys are stored at offsets."""
     header, logits = Header(9), np.zeros((3, 4), np.float32)
     store = SimpleNamespace(addresses=(101, 102, 103))
     other = SimpleNamespace(addresses=(201, 202, 203))
@@ -51,15 +51,15 @@ def test_what_a_run_is_told_of_sequences(precise, most):
 
 
 @pytest.mark.parametrize("tokens", [ALL_IN_TILES - 1, ALL_IN_TILES])
-def test_few_tokens_are_counted(tokens):
+def test_few_tokens_are_counted_below_a_limit(tokens):
     header = Header()
     header.fill([Span(SimpleNamespace(addresses=(0, 0, 0)), 0, np.zeros(tokens), 1)], True, np.zeros((1, 1)))
     assert header.few_counts.tolist() == [tokens if tokens < ALL_IN_TILES else 0, 1]
 
 
 @pytest.mark.parametrize(("precise", "tokens", "most"), [(True, 3, 128), (True, 130, 135), (False, 130, 128)])
-def test_what_a_run_is_told_of_texts(precise, tokens, most):
-    """Each begins a page, and what stands behind the first of a pair is of another kind."""
+def test_a_header_lists_texts_on_pages_of_their_own(precise, tokens, most):
+    """Tokens behind the first of a pair have another token type."""
     header, rows, pages = Header(200), np.zeros((3, 4), np.float32), np.arange(10, 20)
     texts = [TextSpan(np.array([7, 8]), 1), TextSpan(np.arange(tokens), tokens), TextSpan(np.array([4, 5, 6]), 2)]
     header.fill_texts(texts, pages, rows, precise)
@@ -85,7 +85,7 @@ def test_what_a_run_is_told_of_texts(precise, tokens, most):
     ]  # fmt: skip
 
 
-def test_where_runs_end():
+def test_runs_end_at_multiples_of_their_length():
     runs = Runs()
     assert [runs.last_end(length) for length in (0, 511, 512, 1024, 2047, 2048, 2303, 2304)] == [
         0, 0, 512, 1024, 1536, 2048, 2048, 2304,
@@ -98,11 +98,11 @@ def test_where_runs_end():
 # ---- memory ---------------------------------------------------------------------------------------------------------
 
 
-def test_memory_that_there_is_not(monkeypatch):
-    asked = []
+def test_failing_to_reserve_memory_says_what_to_do(monkeypatch):
+    calls = []
 
     def refuse(*given):
-        asked.append(given)
+        calls.append(given)
         raise errors[-1]
 
     errors = [OSError()]
@@ -112,7 +112,7 @@ def test_memory_that_there_is_not(monkeypatch):
             context.setattr(cache_module, "Region", refuse)
             Reserved(2_500_000_000, whole=False, is_context=True)
         assert str(caught.value) == "cannot reserve 2.50 GB of memory; use a smaller context"
-    assert asked == [(2_500_000_000, False)] * 3
+    assert calls == [(2_500_000_000, False)] * 3
     with monkeypatch.context() as context:
         context.setattr(cache_module, "Region", refuse)
         context.setattr(cache_module, "describe_limit", lambda size: "`ulimit -v` leaves 0.31 GB of it" * (size > 5))
@@ -123,24 +123,24 @@ def test_memory_that_there_is_not(monkeypatch):
         ):
             with pytest.raises(MemoryLimitError) as caught:
                 Reserved(size, is_context=is_context)
-            asked.pop()
+            calls.pop()
             assert str(caught.value) == f"cannot reserve 0.00 GB of memory{advice}"
-    made = Reserved(10)
+    reserved = Reserved(10)
     errors.append(OSError())
-    assert len(made.bytes) == 10 and made.is_whole and made.bytes.ctypes.data == made.address
-    made._region = SimpleNamespace(use=refuse, give_back=refuse)
-    for call, told in (
-        (made.use, "not enough memory for the KV cache; use a smaller context"),
-        (made.give_back, "cannot return 7 bytes of memory to the system"),
+    assert len(reserved.bytes) == 10 and reserved.is_whole and reserved.bytes.ctypes.data == reserved.address
+    reserved._region = SimpleNamespace(use=refuse, give_back=refuse)
+    for call, message in (
+        (reserved.use, "not enough memory for the KV cache; use a smaller context"),
+        (reserved.give_back, "cannot return 7 bytes of memory to the system"),
     ):
         with pytest.raises(MemoryLimitError) as caught:
             call(2, 9)
-        assert str(caught.value) == told
-    assert asked[3:] == [(2, 9)] * 2
+        assert str(caught.value) == message
+    assert calls[3:] == [(2, 9)] * 2
 
 
-def test_a_cache_takes_what_it_gets(monkeypatch):
-    """Room for many contexts, for fewer, at last for one; where no layer has keys, places cost nothing."""
+def test_a_cache_reserves_as_many_contexts_as_memory_allows(monkeypatch):
+    """Without attention, positions cost nothing."""
     states, sizes, limits = [Paged(0, 1, 16, 16)], [], []
     one = (2 * 16 * 4) * PAGE
 
@@ -158,8 +158,8 @@ def test_a_cache_takes_what_it_gets(monkeypatch):
         sizes.clear()
         limits.append(most)
         monkeypatch.setattr(cache_module, "address_room", lambda room=room: room)
-        made = KVCache(states, 2 * PAGE, KVType.of("f32"))
-        assert (made.sequences, made.pages, [size // one for size in sizes]) == ((contexts,), 2 * contexts | 1, tried)
+        cache = KVCache(states, 2 * PAGE, KVType.of("f32"))
+        assert (cache.sequences, cache.pages, [size // one for size in sizes]) == ((contexts,), 2 * contexts | 1, tried)
     limits.append(0)
     with pytest.raises(MemoryLimitError):
         KVCache(states, 2 * PAGE, KVType.of("f32"))
@@ -169,12 +169,11 @@ def test_a_cache_takes_what_it_gets(monkeypatch):
         KVCache([Recurrent(7, ())], PAGE, KVType.of("f32"))
 
 
-def test_an_arena_grows():
-    """Earlier addresses stay good."""
-    taken = []
-    arena = Arena(SimpleNamespace(allocate=lambda size: taken.append(size) or 1000 * len(taken)))
+def test_an_arena_grows_and_keeps_earlier_addresses():
+    allocated = []
+    arena = Arena(SimpleNamespace(allocate=lambda size: allocated.append(size) or 1000 * len(allocated)))
     assert [arena.address(size) for size in (0, 5, 5, 4, 6, 6)] == [1000, 2000, 2000, 2000, 3000, 3000]
-    assert taken == [1, 5, 6]
+    assert allocated == [1, 5, 6]
 
 
 # ---- what a card does in one launch ---------------------------------------------------------------------------------
@@ -188,32 +187,32 @@ def test_an_arena_grows():
         ("rms_norm", 16, True, "norm_quantize scale"), (None, None, True, "scale quantize_planes"),
     ],
 )  # fmt: skip
-def test_integers_are_made_on_the_way(maker, group, between, kernels):
-    made = Buffer(4, 64)
-    done = [Step(maker, {"y": made} | ({"group": group} if group else {}), 5, None, [], [made])] if maker else []
-    done += [Step("scale", {}, 1, None, [made], [Buffer(1, 1)])] if between else []
+def test_quantizing_is_merged_into_the_step_before_if_rows_match(maker, group, between, kernels):
+    output = Buffer(4, 64)
+    done = [Step(maker, {"y": output} | ({"group": group} if group else {}), 5, None, [], [output])] if maker else []
+    done += [Step("scale", {}, 1, None, [output], [Buffer(1, 1)])] if between else []
     codes = [Buffer(1, size) for size in (1, 2, 3)]
-    given = dict(zip(("codes", "scales", "sums"), codes, strict=True))
-    quantize = Step("quantize_planes", given | {"x": made, "columns": 16}, 7, None, [made], codes)
-    found = merge_quantizations([*done, quantize])
-    assert " ".join(step.kernel for step in found) == kernels
+    arguments = dict(zip(("codes", "scales", "sums"), codes, strict=True))
+    quantize = Step("quantize_planes", arguments | {"x": output, "columns": 16}, 7, None, [output], codes)
+    merged = merge_quantizations([*done, quantize])
+    assert " ".join(step.kernel for step in merged) == kernels
     if "_quantize" in kernels:
-        assert found[0].arguments == done[0].arguments | given and found[0].writes == [made, *codes]
-        assert (found[0].parts, found[0].reads) == (5, [])
+        assert merged[0].arguments == done[0].arguments | arguments and merged[0].writes == [output, *codes]
+        assert (merged[0].parts, merged[0].reads) == (5, [])
     else:
-        assert found[-1] is quantize
+        assert merged[-1] is quantize
 
 
 # ---- a card and the CPU, a head that guesses ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("on_cpu", [0, 1])
-def test_layers_of_both(monkeypatch, on_cpu):
-    """Each has the cache of its own layers; what cross_attention lies in memory of the host."""
-    module, made = "localllm.engine.cuda.backend", {}
+def test_gpu_and_cpu_layers_have_their_own_caches_and_share_activations(monkeypatch, on_cpu):
+    """Activations that cross lie in the host's memory."""
+    module, calls = "localllm.engine.cuda.backend", {}
 
     def keep(name, value=None):
-        monkeypatch.setattr(f"{module}.{name}", lambda *given, **named: [made.setdefault(name, given), value][1])
+        monkeypatch.setattr(f"{module}.{name}", lambda *given, **named: [calls.setdefault(name, given), value][1])
 
     states = [Paged(0, 1, 16, 16), Latent(1, 16, 16), Paged(2, 1, 16, 16)]
     card = SimpleNamespace(
@@ -227,20 +226,20 @@ def test_layers_of_both(monkeypatch, on_cpu):
         keep(name, value)
     options = EngineOptions(threads=3)
     backend = CudaBackend(card, ["operations"], states, 64, options, on_cpu, 9)
-    assert made["CudaCache"] == (card, states[on_cpu:], 64, options.kv_cache_type, 9)
+    assert calls["CudaCache"] == (card, states[on_cpu:], 64, options.kv_cache_type, 9)
     operations = ["behind"] if on_cpu else ["operations"]
-    *program, taken = made["CudaProgram"]
+    *program, taken = calls["CudaProgram"]
     assert program == [card, operations, cache, None, 64, options]
     assert backend.warning == ("slow kernels" if on_cpu else "slow card")
     assert backend.bytes_per_token == (10 if on_cpu else 5)
     if on_cpu:
-        assert made["split_at_layer"] == (["operations"], 1) and made["KVCache"] == (
+        assert calls["split_at_layer"] == (["operations"], 1) and calls["KVCache"] == (
             states[:1],
             64,
             options.kv_cache_type,
             (1,),
         )
-        before, places, threads, progress, crossing = made["compile_program"]
+        before, places, threads, progress, crossing = calls["compile_program"]
         assert (before, places.cache, threads, progress, crossing) == (["before"], cache, 3, None, taken)
         assert [(key.columns, rows.shape, rows.dtype) for key, rows in taken.items()] == [(20, (512, 48), np.float32)]
     else:
@@ -258,22 +257,22 @@ def head_source(**changed):
 
 def guess(tokens: int):
     def say(b, weights, h, rows):
-        made = b.scale(rows, 2.0)
-        return SimpleNamespace(hidden=made, logits=b.slice_columns(b.concat_heads(made, made, 1), 0, tokens))
+        hidden = b.scale(rows, 2.0)
+        return SimpleNamespace(hidden=hidden, logits=b.slice_columns(b.concat_heads(hidden, hidden, 1), 0, tokens))
 
     return say
 
 
 @pytest.mark.parametrize("fuses", [True, False])
-def test_a_head_is_a_program_and_what_comes_before_it(monkeypatch, fuses):
-    made = []
-    backend = SimpleNamespace(beside=lambda operations: made.append(operations) or "beside")
-    monkeypatch.setattr(guess_head, "CpuBackend", lambda *given: made.append(given) or backend)
+def test_a_draft_head_compiles_its_program_and_its_fusion(monkeypatch, fuses):
+    compiled = []
+    backend = SimpleNamespace(beside=lambda operations: compiled.append(operations) or "beside")
+    monkeypatch.setattr(guess_head, "CpuBackend", lambda *given: compiled.append(given) or backend)
     source = head_source() if fuses else head_source(
         fuse=None, columns=4, tokens=None, draft=guess(8), hyperparameters=(
         SimpleNamespace(vocab_size=8, width=4)))  # fmt: skip
     head = DraftHead(source, 300, "options")
-    (operations, states, context, options), *beside = made
+    (operations, states, context, options), *beside = compiled
     assert [one.verb for one in operations] == [
         "external_input",
         "scale",
@@ -295,7 +294,7 @@ def test_a_head_is_a_program_and_what_comes_before_it(monkeypatch, fuses):
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "message"),
     [
         ({"state": Recurrent(0, ())}, "head.gguf: draft heads without attention are not supported"),
         (
@@ -307,8 +306,8 @@ def test_a_head_is_a_program_and_what_comes_before_it(monkeypatch, fuses):
         ({"names": ["a"]}, "head.gguf: tensor a: not part of this architecture as localllm supports it"),
     ],
 )
-def test_a_head_that_does_not_fit(monkeypatch, changed, told):
+def test_a_draft_head_of_other_dimensions_is_refused(monkeypatch, changed, message):
     monkeypatch.setattr(guess_head, "CpuBackend", lambda *given: 1 // 0)
     with pytest.raises(ModelError) as error:
         DraftHead(head_source(**changed), 300, "options")
-    assert str(error.value) == told
+    assert str(error.value) == message

@@ -1,4 +1,4 @@
-"""A token's logits are the same to the bit however its run is divided, and whatever else is in the run."""
+"""Test that a token's logits keep every bit however its run is divided, and with anything else in the run."""
 
 from contextlib import closing
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(this_lane().has_avx2_only, reason="with AVX2 onl
 
 
 def read(engine: Engine, ids: np.ndarray, sizes: list[int], kernel_tokens: int) -> np.ndarray:
-    """Return the logits of all tokens, float32 [tokens, vocab], read in runs of these sizes."""
+    """Return the logits of all tokens, float32 [tokens, vocab], computed in runs of these sizes."""
     ends = np.cumsum(sizes)
     with closing(engine.sequence()) as sequence:
         return np.concatenate([sequence.append(some, "all", True, kernel_tokens) for some in np.split(ids, ends[:-1])])
@@ -29,8 +29,8 @@ def random_ids(engine: Engine, count: int) -> np.ndarray:
 @pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", [*DECLARATIONS, *QUANTIZED])
-def test_a_run_gives_the_same_bits_in_any_parts(model_path, name):
-    """As answers, which are read one by one; as a prompt of 40 tokens, part of which may be cached."""
+def test_dividing_a_run_changes_no_bit(model_path, name):
+    """Divide decode into single tokens, and a prompt of 40, part of which may be cached."""
     with closing(open_engine(model_path(name), context=128, kv_type="q8_0")) as engine:
         if engine.hyperparameters.start_token is not None:
             pytest.skip("an encoder reads its text whole")
@@ -42,7 +42,7 @@ def test_a_run_gives_the_same_bits_in_any_parts(model_path, name):
 
 
 @pytest.mark.parametrize("name", ["llama-Q4_0", "llama-Q4_K_M", "llama_moe-Q4_0", "gemma2-F16", "llama-F16"])
-def test_sequences_get_the_same_bits_together_and_alone(model_path, name):
+def test_running_sequences_together_changes_no_bit(model_path, name):
     with closing(open_engine(model_path(name), context=512, kv_type="q8_0")) as engine:
         prompts = np.split(random_ids(engine, 300), [20, 70, 72, 130])
         alone = []
@@ -59,8 +59,8 @@ def test_sequences_get_the_same_bits_together_and_alone(model_path, name):
             sequence.close()
 
 
-def test_long_runs_give_the_same_bits_wherever_their_tiles_begin(model_path):
-    """In 8 bits: a tile of several tokens does not let them change each other."""
+def test_tiles_of_long_runs_change_no_bit_wherever_they_begin(model_path):
+    """A tile of several tokens in 8 bits must not let them change each other."""
     with closing(open_engine(model_path("llama-Q4_K_M"), context=512)) as engine:
         ids = random_ids(engine, 400)
         whole = read(engine, ids, [400], 400)
@@ -75,7 +75,7 @@ SENTENCE = "Each model is a file of weights, and each prompt is read by it in ru
     ["Once upon a time"] * 5, [SENTENCE * 2 + str(number) for number in range(6)],
     [SENTENCE * count for count in (1, 2, 3, 5, 9)], [SENTENCE * 14] * 3,
 ], ids=["short and equal", "with a common beginning", "of many lengths", "long and equal"])  # fmt: skip
-def test_prompts_of_a_batch_get_the_answers_that_they_get_alone(prompts):
+def test_prompts_of_a_batch_get_the_answers_that_each_gets_alone(prompts):
     with localllm.open(localllm.builtin_model(), threads=2, cache=False) as model:
         together = [
             [each.chosen for each in answer.logprobs]

@@ -1,4 +1,4 @@
-"""Sequences on one engine: whatever they do, each has the logits that it has alone; pages are shared and given back."""
+"""Test sequences of one engine: each has the logits that it has alone; pages are shared and returned."""
 
 import gc
 import threading
@@ -68,7 +68,7 @@ def pages(engine: Engine) -> Pages:
 
 
 class Interleaving(RuleBasedStateMachine):
-    """Up to 8 sequences append, fork, go back, end and step together; a fresh sequence knows what each should say."""
+    """Append to, fork, truncate, close and step up to 8 sequences; compare each with a new one."""
 
     engine: Engine
 
@@ -99,7 +99,7 @@ class Interleaving(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def step(self, data) -> None:
-        """Some of them at once, with different numbers of tokens."""
+        """Step some of them together, with different numbers of tokens."""
         able = [number for number, held in enumerate(self.expected) if len(held) < CONTEXT]
         if able:
             chosen = data.draw(st.lists(st.sampled_from(able), unique=True, min_size=1))
@@ -125,7 +125,7 @@ class Interleaving(RuleBasedStateMachine):
     @precondition(lambda self: len(self.sequences) > 1)
     @rule(data=st.data(), forget=st.booleans())
     def close(self, data, forget) -> None:
-        """Properly, or by forgetting it."""
+        """Close a sequence, or drop its last reference."""
         number = self.choose(data)
         sequence = self.sequences.pop(number)
         del self.expected[number]
@@ -143,7 +143,7 @@ class Interleaving(RuleBasedStateMachine):
 
 
 @pytest.mark.slow
-def test_any_interleaving_gives_each_sequence_what_it_has_alone(engine):
+def test_any_interleaving_gives_each_sequence_its_own_logits(engine):
     machine = type("Machine", (Interleaving,), {"engine": engine})
     quick = {"deadline": None, "suppress_health_check": list(HealthCheck)}
     case = machine.TestCase
@@ -158,8 +158,7 @@ def test_any_interleaving_gives_each_sequence_what_it_has_alone(engine):
         assert np.count_nonzero(pages(engine).references) <= 2
 
 
-def test_a_step_gives_the_bits_that_the_same_step_gives_elsewhere(cpu):
-    """Neither where the pages lie nor who else has them shows."""
+def test_a_step_changes_no_bit_by_where_its_pages_lie(cpu):
     first, second = cpu.sequence(), cpu.sequence()
     first.append(tokens(200), "none")
     noise = cpu.sequence()
@@ -188,7 +187,7 @@ def test_forks_share_pages_until_they_write(cpu):
     assert not pages(cpu).references.any()
 
 
-def test_a_sequence_alone_has_its_pages_in_a_row(cpu):
+def test_a_sequence_alone_has_contiguous_pages(cpu):
     sequence = cpu.sequence()
     for length in (1, 100, 700):
         sequence.append(tokens(length), "none")
@@ -200,20 +199,20 @@ def test_a_sequence_alone_has_its_pages_in_a_row(cpu):
     np.testing.assert_array_equal(np.diff(sequence.store.table), 1), "there is room to grow"
 
 
-def test_pages_when_there_are_no_more():
+def test_taking_a_page_of_a_full_pool_is_refused():
     pool = Pages(5)
-    taken = [pool.take(None)]
-    while len(taken) < 5:
-        taken.append(pool.take(taken[-1]))
-    assert sorted(taken) == [0, 1, 2, 3, 4]
+    taken_pages = [pool.take(None)]
+    while len(taken_pages) < 5:
+        taken_pages.append(pool.take(taken_pages[-1]))
+    assert sorted(taken_pages) == [0, 1, 2, 3, 4]
     with pytest.raises(MemoryLimitError, match="full"):
-        pool.take(taken[-1])
+        pool.take(taken_pages[-1])
     pool.share([3])
     assert pool.release([2, 3]) == [2]
     assert pool.take(3) == 2
 
 
-def test_a_full_cache_is_an_error_that_loses_nothing(path):
+def test_a_full_cache_is_an_error_that_keeps_all_sequences(path):
     engine = Engine(GGUFFile.open(path), EngineOptions(1, PAGE, "f32"))
     count = len(pages(engine))
     sequences = [engine.sequence() for _ in range(count + 1)]
@@ -227,7 +226,7 @@ def test_a_full_cache_is_an_error_that_loses_nothing(path):
     engine.close()
 
 
-def test_a_run_that_fails_halfway_gives_back_what_it_took(path):
+def test_a_run_that_fails_halfway_returns_its_pages(path):
     """Of two sequences the first has its pages already when there are none for the second."""
     engine = Engine(GGUFFile.open(path), EngineOptions(1, 5 * PAGE, "f32"))
     room = engine.cache_usage()[1] // PAGE
@@ -256,14 +255,14 @@ def fresh(path: Path, ids: list[int]) -> np.ndarray:
 
 
 def resident() -> int:
-    """Bytes of memory that this process has now."""
+    """Return the resident memory of this process, in bytes."""
     pages_now = int(Path("/proc/self/statm").read_text().split()[1])
     return pages_now * 4096
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
-def test_memory_comes_with_tokens_and_goes_with_them(tmp_path):
+def test_memory_grows_and_shrinks_with_tokens(tmp_path):
     file = GGUFFile.open(write_tiny_model(tmp_path / "tiny.gguf", context=200_000))
     engine = Engine(file, EngineOptions(2, None, "f32"))
     warm = engine.sequence()
@@ -287,7 +286,7 @@ def test_memory_comes_with_tokens_and_goes_with_them(tmp_path):
 # ---- what is refused ------------------------------------------------------------------------------------------------
 
 
-def test_what_a_run_refuses_changes_nothing(engine):
+def test_a_refused_call_changes_no_sequence(engine):
     first, second = engine.sequence(), engine.sequence()
     first.append([1, 2, 3])
     with pytest.raises(UsageError, match="once"):
@@ -309,8 +308,8 @@ def test_what_a_run_refuses_changes_nothing(engine):
 # ---- several threads ------------------------------------------------------------------------------------------------
 
 
-def test_threads_that_call_one_model_wait_for_each_other(cpu):
-    """Eight of them, each with a sequence of its own, get what they get alone."""
+def test_threads_that_share_a_model_get_the_logits_of_one(cpu):
+    """Run eight, each with its own sequence."""
     prompts = [tokens(40, seed) for seed in range(8)]
     alone = []
     for prompt in prompts:

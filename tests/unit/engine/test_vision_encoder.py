@@ -1,4 +1,4 @@
-"""Vision encoders: the CPU as the reference, the files that are refused, and how images are prepared."""
+"""Test vision encoders: agreement with the reference, refused files, and preparation of images."""
 
 import hashlib
 import itertools
@@ -34,14 +34,14 @@ SIZES = (131, 90), (33, 200)
 
 
 def picture(size: tuple[int, int], seed: int = 0) -> Image.Image:
-    """Random blocks, smooth enough that resizing matters little where it should not."""
+    """Return random blocks, smooth enough that resizing matters little where it should not."""
     columns, rows = size
     blocks = np.random.default_rng(seed).integers(0, 256, (rows // 8 + 1, columns // 8 + 1, 3), dtype=np.uint8)
     return Image.fromarray(np.kron(blocks, np.ones((8, 8, 1), np.uint8))[:rows, :columns])
 
 
 def twin(file: GGUFFile, reader: VisionEncoder, shown: Image.Image) -> np.ndarray:
-    """What the reference makes of a picture."""
+    """Return the reference's rows of a picture."""
     h, family, weights = reader.hyperparameters, reader.family, Weights(file.tensors)
     grid = h.grid(shown)
 
@@ -63,17 +63,16 @@ def opened(tmp_path: Path, name: str, **changed) -> tuple[GGUFFile, VisionEncode
 
 
 @pytest.mark.parametrize("name", PROJECTORS)
-def test_as_the_reference(tmp_path, name):
+def test_rows_of_pictures_agree_with_the_reference(tmp_path, name):
     file, reader = opened(tmp_path, name)
     for size in SIZES:
         for shown in reader.family.prepare(reader.hyperparameters, picture(size)).pictures:
-            found = reader.read(shown)
-            assert nmse(found, twin(file, reader, shown)) < bound(1e-10, 1e-6)
+            rows = reader.read(shown)
+            assert nmse(rows, twin(file, reader, shown)) < bound(1e-10, 1e-6)
     reader.close()
 
 
-def test_pictures_differ(tmp_path):
-    """Every patch counts, and one after the other is as each alone."""
+def test_rows_depend_on_every_patch_and_on_no_other_picture(tmp_path):
     _, reader = opened(tmp_path, "gemma3")
     first, second = (
         reader.family.prepare(reader.hyperparameters, picture((70, 60), seed)).pictures[0] for seed in (1, 2)
@@ -87,7 +86,7 @@ def test_pictures_differ(tmp_path):
     reader.close()
 
 
-def test_threads_wait_for_each_other(tmp_path):
+def test_reading_a_picture_takes_the_lock(tmp_path):
     """One program's buffers hold one picture."""
     _, reader = opened(tmp_path, "idefics3")
     (shown, *_) = reader.family.prepare(reader.hyperparameters, picture((64, 64))).pictures
@@ -99,8 +98,8 @@ def test_threads_wait_for_each_other(tmp_path):
     reader.close()
 
 
-def test_weights_are_given_back_behind_their_use(tmp_path, monkeypatch):
-    """In pieces of one stage rows are the same, and nothing of the file stays mapped but what is met between pieces."""
+def test_streamed_weights_leave_memory_and_give_the_same_rows(tmp_path, monkeypatch):
+    """Only what several stages share may stay mapped."""
     wide = {"layers": 3, "width": 384, "hidden": 768, "side": 64, "patch": 16}
     file, reader = opened(tmp_path, "idefics3", **wide)
     rows = reader.read(picture((64, 64)))
@@ -115,14 +114,14 @@ def test_weights_are_given_back_behind_their_use(tmp_path, monkeypatch):
 
 
 def mapped_bytes(path: Path) -> int:
-    """How much of a file this process has in its memory."""
+    """Return how many bytes of a file are resident in this process."""
     maps = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
     return sum(
         int(size) << 10 for one in maps if str(path) in one for size in re.findall(r"^Rss: +(\d+) kB", one, re.M)
     )
 
 
-def test_what_is_no_view_of_a_file_is_not_forgotten(tmp_path):
+def test_pages_of_other_arrays_are_not_released(tmp_path):
     file = GGUFFile.open(write_projector(projector("idefics3"), tmp_path / "mmproj.gguf"))
     for tensor in file.tensors.values():
         data, start = map_of(tensor.data)
@@ -134,10 +133,10 @@ def test_what_is_no_view_of_a_file_is_not_forgotten(tmp_path):
 
 
 @pytest.mark.parametrize("format", ["F16", "BF16", "Q8_0"])
-def test_other_formats(tmp_path, format):
-    """Weights in 16 bits or in blocks, as projectors are often written; rows of convolutions are not in blocks."""
-    made = projector("idefics3", width=96, hidden=128, side=64, patch=16)
-    path = write_projector(made, tmp_path / "mmproj.gguf", format)
+def test_every_type_of_weights_agrees_with_the_reference(tmp_path, format):
+    """Projectors often have 16 bits or blocks; convolutions are not stored in blocks."""
+    declared = projector("idefics3", width=96, hidden=128, side=64, patch=16)
+    path = write_projector(declared, tmp_path / "mmproj.gguf", format)
     file = GGUFFile.open(path)
     kinds = {tensor.format.name for tensor in file.tensors.values()}
     assert format in kinds
@@ -147,13 +146,13 @@ def test_other_formats(tmp_path, format):
     reader.close()
 
 
-def test_how_gemma_3_prepares(tmp_path):
+def test_gemma_3_resizes_to_one_square(tmp_path):
     _, reader = opened(tmp_path, "gemma3")
     shown = picture((131, 90))
-    made = reader.family.prepare(reader.hyperparameters, shown)
-    assert made.parts == ["<start_of_image>", 0, "<end_of_image>"]
+    prepared = reader.family.prepare(reader.hyperparameters, shown)
+    assert prepared.parts == ["<start_of_image>", 0, "<end_of_image>"]
     by_columns = shown.resize((56, 90), Image.Resampling.BILINEAR)
-    assert np.array_equal(made.pictures[0], by_columns.resize((56, 56), Image.Resampling.BILINEAR))
+    assert np.array_equal(prepared.pictures[0], by_columns.resize((56, 56), Image.Resampling.BILINEAR))
     reader.close()
 
 
@@ -167,18 +166,18 @@ def test_how_gemma_3_prepares(tmp_path):
         ((2999, 500), [0, 750, 1500, 2250, 2999]),
     ],
 )  # fmt: skip
-def test_gemma_3_pans_and_scans(tmp_path, size, sides):
-    """Crops between the borders that transformers 5.23 has (pan_and_scan_batched), behind the whole picture."""
+def test_gemma_3_adds_crops_of_long_pictures(tmp_path, size, sides):
+    """The borders are those of transformers 5.23 (pan_and_scan_batched)."""
     _, reader = opened(tmp_path, "gemma3")
     h, shown = reader.hyperparameters, picture(size)
-    made, whole = reader.family.panned(h, shown), reader.family.prepare(h, shown)
+    panned, whole = reader.family.panned(h, shown), reader.family.prepare(h, shown)
     numbers = np.asarray(shown)
     cut = [
         numbers[:, begin:end] if size[0] > size[1] else numbers[begin:end] for begin, end in itertools.pairwise(sides)
     ]
     squares = [reader.family.prepare(h, Image.fromarray(part)).pictures[0] for part in cut]
-    assert len(made.pictures) == 1 + len(squares) and (cut or made.parts == whole.parts)
-    for one, other in zip(made.pictures, [*whole.pictures, *squares], strict=True):
+    assert len(panned.pictures) == 1 + len(squares) and (cut or panned.parts == whole.parts)
+    for one, other in zip(panned.pictures, [*whole.pictures, *squares], strict=True):
         assert np.array_equal(one, other)
     reader.close()
 
@@ -186,13 +185,13 @@ def test_gemma_3_pans_and_scans(tmp_path, size, sides):
 @pytest.mark.parametrize(
     ("size", "grid"), [((131, 90), (2, 2)), ((300, 60), (2, 1)), ((40, 90), (1, 2)), ((8, 8), (2, 2))]
 )
-def test_how_idefics_3_prepares(tmp_path, size, grid):
-    """Squares of 56, the longer side of the image 112, and then all of it; each row of squares ends with its line."""
+def test_idefics_3_cuts_squares_of_56_and_adds_the_whole(tmp_path, size, grid):
+    """The longer side becomes 112; each row of squares ends with a line break."""
     _, reader = opened(tmp_path, "idefics3")
-    made = reader.family.prepare(reader.hyperparameters, picture(size))
+    prepared = reader.family.prepare(reader.hyperparameters, picture(size))
     columns, rows = grid
-    assert [shown.size for shown in made.pictures] == [(56, 56)] * (columns * rows + 1)
-    text = "".join(f"[{part}]" if isinstance(part, int) else part for part in made.parts)
+    assert [shown.size for shown in prepared.pictures] == [(56, 56)] * (columns * rows + 1)
+    text = "".join(f"[{part}]" if isinstance(part, int) else part for part in prepared.parts)
     squares = [
         "".join(f"<fake_token_around_image><row_{y + 1}_col_{x + 1}>[{y * columns + x}]" for x in range(columns))
         for y in range(rows)
@@ -202,8 +201,7 @@ def test_how_idefics_3_prepares(tmp_path, size, grid):
     reader.close()
 
 
-def test_how_llava_prepares(tmp_path):
-    """Bars above and below, or on both sides."""
+def test_llava_pads_pictures_to_squares(tmp_path):
     _, reader = opened(tmp_path, "llava")
     for size, bars in (((112, 56), ((0, 0), (55, 13))), ((56, 112), ((0, 0), (13, 55)))):
         (square,) = reader.family.prepare(reader.hyperparameters, picture(size)).pictures
@@ -222,8 +220,8 @@ def test_how_llava_prepares(tmp_path):
         ((40, 50), (1, 2), 6, 4), ((1, 1), (1, 2), 4, 4),
     ],
 )  # fmt: skip
-def test_how_llava_16_cuts(tmp_path, size, grid, lines, across):
-    """All of it, and tiles whose rows without bars are lines, each with its end."""
+def test_llava_1_6_cuts_tiles_whose_lines_end_with_a_newline(tmp_path, size, grid, lines, across):
+    """The whole picture comes first; bars are left out of the lines."""
     _, reader = opened(tmp_path, "llava16")
     h, (columns, rows) = reader.hyperparameters, grid
     prepared = reader.family.prepare(h, picture(size))
@@ -239,8 +237,7 @@ def test_how_llava_16_cuts(tmp_path, size, grid, lines, across):
     reader.close()
 
 
-def test_tiles_one_behind_the_other(tmp_path):
-    """Where the file does not say that they are put together."""
+def test_flat_tiles_are_concatenated(tmp_path):
     flat = {"vision.mm_patch_merge_type": "flat"}
     write_projector(projector("llava16", metadata=flat), tmp_path / "flat.gguf")
     reader = VisionEncoder(GGUFFile.open(tmp_path / "flat.gguf"), EngineOptions(threads=2))
@@ -250,9 +247,12 @@ def test_tiles_one_behind_the_other(tmp_path):
     reader.close()
 
 
-def test_as_transformers_puts_lines_together():
-    """Images of some 500 sizes, from 3 to 3000 pixels, at those of LLaVA 1.6 7B (scripts/record/record_lines.py):
-    which of them is taken, which rows are of bars, where lines end."""
+def test_lines_of_tiles_agree_with_transformers():
+    """Compare the chosen size, the rows of bars and the ends of lines for some 500 sizes from 3 to 3000 pixels.
+
+
+    scripts/record/record_lines.py recorded them from transformers for LLaVA 1.6 7B.
+    """
     how = Anyres(((672, 336), (336, 672), (672, 672), (336, 1008), (1008, 336)), is_unpadded=True)
     with np.load(FOLDER / "lines_of_llava16.npz") as golden:
         sizes, digests = golden["sizes"].tolist(), golden["digests"].tolist()
@@ -261,14 +261,14 @@ def test_as_transformers_puts_lines_together():
         columns, rows = choose_used_size(tuple(size), how.sizes)
         count = 1 + columns * rows // 336**2
         numbers = np.arange(count * 24**2, dtype=np.float32).reshape(count, -1, 1)
-        found = arrange_rows(list(numbers), tuple(size), how, 336, np.float32([-1])).astype(np.int32)
-        assert hashlib.sha256(found.tobytes()).hexdigest()[:16] == digest, size
+        arranged = arrange_rows(list(numbers), tuple(size), how, 336, np.float32([-1])).astype(np.int32)
+        assert hashlib.sha256(arranged.tobytes()).hexdigest()[:16] == digest, size
 
 
 @pytest.mark.parametrize(
     "sizes", [[56, 57], [56], [], [28, 56], [0, 0], [56 * 37, 56], [56 * 7, 56 * 7], [-56, -56], 5]
 )
-def test_sizes_of_llava_16_that_lie(tmp_path, sizes):
+def test_invalid_grid_sizes_of_llava_1_6_are_refused(tmp_path, sizes):
     changed = np.array(sizes, np.int64) if isinstance(sizes, list) else sizes
     refused(tmp_path, "llava16", {"vision.image_grid_pinpoints": changed}, "image_grid_pinpoints")
 
@@ -297,7 +297,7 @@ def test_sizes_of_llava_16_that_lie(tmp_path, sizes):
         ({"use_silu": True}, "both"),
     ],
 )
-def test_metadata_that_lie(tmp_path, changed, message):
+def test_invalid_projector_metadata_is_refused(tmp_path, changed, message):
     refused(tmp_path, "gemma3", changed, message)
 
 
@@ -313,7 +313,7 @@ def test_metadata_that_lie(tmp_path, changed, message):
         ({"vision.patch_size": 57, "vision.image_size": 560}, "windows"),
     ],
 )
-def test_metadata_of_qwen_that_lie(tmp_path, changed, message):
+def test_invalid_metadata_of_qwen_2_5_is_refused(tmp_path, changed, message):
     refused(tmp_path, "qwen25vl", changed, message)
 
 
@@ -326,20 +326,19 @@ def test_metadata_of_qwen_that_lie(tmp_path, changed, message):
         ({"vision.is_deepstack_layers": "x"}, "is_deepstack_layers"),
     ],
 )
-def test_metadata_of_qwen_3_that_lie(tmp_path, changed, message):
+def test_invalid_deepstack_layers_of_qwen_3_are_refused(tmp_path, changed, message):
     refused(tmp_path, "qwen3vl", changed, message)
 
 
-def test_a_table_that_is_for_no_square(tmp_path):
-    made = projector("qwen3vl")
-    made.tensors["v.position_embd.weight"] = made.tensors["v.position_embd.weight"][:35]
-    path = write_projector(made, tmp_path / "mmproj.gguf")
+def test_a_position_table_for_no_square_is_refused(tmp_path):
+    declared = projector("qwen3vl")
+    declared.tensors["v.position_embd.weight"] = declared.tensors["v.position_embd.weight"][:35]
+    path = write_projector(declared, tmp_path / "mmproj.gguf")
     with pytest.raises(ModelError, match=r"v\.position_embd\.weight must have the shape \[n \* n, "):
         VisionEncoder(GGUFFile.open(path), EngineOptions(threads=1))
 
 
-def test_tables_of_positions():
-    """For the square that they are for, themselves; between its corners for others; of areas, in means."""
+def test_position_tables_are_interpolated_between_corners_or_over_areas():
     assert np.array_equal(align_corners(5, 5), np.eye(5)) and np.allclose(align_areas(5, 5), np.eye(5))
     assert align_corners(3, 2).tolist() == [[1, 0], [0.5, 0.5], [0, 1]] and align_corners(1, 3).tolist() == [[1, 0, 0]]
     assert np.allclose(align_areas(1, 2), [[0.5, 0.5]])
@@ -348,7 +347,7 @@ def test_tables_of_positions():
 
 
 def refused(tmp_path: Path, name: str, changed: dict, message: str) -> None:
-    """By a line that names the file."""
+    """Check that a projector is refused in one line that names the file."""
     with pytest.raises(ModelError, match=message) as error:
         opened(tmp_path, name, metadata=changed)
     assert "\n" not in str(error.value) and "mmproj.gguf" in str(error.value)
@@ -365,13 +364,13 @@ def refused(tmp_path: Path, name: str, changed: dict, message: str) -> None:
         ((112, 112), (112, 112), (0, 0)),
     ],
 )
-def test_how_qwen_prepares(tmp_path, size, wanted, bars):
-    """Whole squares of 28 pixels, 8 of them at least and 4096 at most; black bars where the shape is another."""
+def test_qwen_2_5_resizes_to_multiples_of_28_and_pads_with_black(tmp_path, size, wanted, bars):
+    """Between 8 and 4096 squares of 28 pixels are used."""
     _, reader = opened(tmp_path, "qwen25vl")
     white = Image.new("RGB", size, (255, 255, 255))
-    made = reader.family.prepare(reader.hyperparameters, white)
-    (shown,) = made.pictures
-    assert shown.size == wanted and made.parts == ["<|vision_start|>", 0, "<|vision_end|>"]
+    prepared = reader.family.prepare(reader.hyperparameters, white)
+    (shown,) = prepared.pictures
+    assert shown.size == wanted and prepared.parts == ["<|vision_start|>", 0, "<|vision_end|>"]
     lit = np.asarray(shown)[:, :, 0] == 255
     columns, rows = np.flatnonzero(lit.any(axis=0)), np.flatnonzero(lit.any(axis=1))
     assert (columns[0], rows[0]) == bars and lit[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].all()
@@ -388,15 +387,15 @@ def test_how_qwen_prepares(tmp_path, size, wanted, bars):
         ((56, 56), (0, 0), (0, 0)),
     ],
 )
-def test_how_internvl_prepares(tmp_path, size, grid, bars):
-    """Up to 12 tiles row by row, with black bars, then all of it; an image that is no larger than a tile is not cut."""
+def test_internvl_cuts_up_to_12_tiles_and_adds_the_whole(tmp_path, size, grid, bars):
+    """A picture no larger than a tile is not cut."""
     _, reader = opened(tmp_path, "internvl")
     white = Image.new("RGB", size, (255, 255, 255))
-    made = reader.family.prepare(reader.hyperparameters, white)
+    prepared = reader.family.prepare(reader.hyperparameters, white)
     columns, rows = grid
-    assert made.parts == ["<img>", *range(columns * rows + 1), "</img>"]
-    assert {shown.size for shown in made.pictures} == {(56, 56)} and len(made.pictures) == columns * rows + 1
-    left, upper = np.argwhere(np.asarray(made.pictures[0])[:, :, 0] == 255)[0][::-1]
+    assert prepared.parts == ["<img>", *range(columns * rows + 1), "</img>"]
+    assert {shown.size for shown in prepared.pictures} == {(56, 56)} and len(prepared.pictures) == columns * rows + 1
+    left, upper = np.argwhere(np.asarray(prepared.pictures[0])[:, :, 0] == 255)[0][::-1]
     assert (left, upper) == bars
     reader.close()
 
@@ -404,34 +403,34 @@ def test_how_internvl_prepares(tmp_path, size, grid, bars):
 @pytest.mark.parametrize(
     ("size", "grid"), [((3000, 1000), (3, 1)), ((1100, 2000), (2, 4)), ((1600, 1600), (3, 3)), ((1000, 2500), (2, 5))]
 )
-def test_how_lfm2_cuts(tmp_path, size, grid):
-    """The grid whose shape is nearest, of equal ones the one with the most tiles of which half is filled."""
+def test_lfm2_cuts_tiles_of_the_nearest_shape_and_adds_a_thumbnail(tmp_path, size, grid):
+    """Of equal shapes, the one with the most tiles of which half is filled is taken."""
     _, reader = opened(tmp_path, "lfm2")
-    made, (columns, rows) = reader.family.prepare(reader.hyperparameters, picture(size)), grid
-    *tiles, whole = made.pictures
+    prepared, (columns, rows) = reader.family.prepare(reader.hyperparameters, picture(size)), grid
+    *tiles, whole = prepared.pictures
     assert [tile.size for tile in tiles] == [(512, 512)] * (columns * rows) and whole.size[0] * whole.size[1] <= 1 << 20
-    text = "".join(f"[{part}]" if isinstance(part, int) else part for part in made.parts)
+    text = "".join(f"[{part}]" if isinstance(part, int) else part for part in prepared.parts)
     places = "".join(f"<|img_row_{n // columns + 1}_col_{n % columns + 1}|>[{n}]" for n in range(columns * rows))
     assert text == f"<|image_start|>{places}<|img_thumbnail|>[{columns * rows}]<|image_end|>"
     reader.close()
 
 
-def test_how_lfm2_prepares(tmp_path):
-    """One picture of whole squares of 64 pixels, 64 of them at least, that fills it."""
+def test_lfm2_resizes_small_pictures_to_whole_squares(tmp_path):
+    """At least 64 squares of 64 pixels are filled."""
     _, reader = opened(tmp_path, "lfm2")
     for size, wanted in (((131, 90), (640, 448)), ((1000, 700), (1024, 704)), ((1024, 2000), (704, 1408))):
-        made = reader.family.prepare(reader.hyperparameters, Image.new("RGB", size, (255, 255, 255)))
-        assert made.parts == ["<|image_start|>", 0, "<|image_end|>"]
-        assert made.pictures[0].size == wanted and np.asarray(made.pictures[0]).min() == 255
+        prepared = reader.family.prepare(reader.hyperparameters, Image.new("RGB", size, (255, 255, 255)))
+        assert prepared.parts == ["<|image_start|>", 0, "<|image_end|>"]
+        assert prepared.pictures[0].size == wanted and np.asarray(prepared.pictures[0]).min() == 255
     reader.close()
 
 
-def test_how_pixtral_prepares(tmp_path):
-    """Whole squares of 28 pixels; each line of rows but the last ends with one of its own."""
+def test_pixtral_ends_each_line_of_rows_with_a_break(tmp_path):
+    """The picture becomes whole squares of 28 pixels; the last line has no break."""
     file, reader = opened(tmp_path, "mistral3")
-    made = reader.family.prepare(reader.hyperparameters, picture((131, 90)))
-    (shown,) = made.pictures
-    assert shown.size == (140, 84) and made.parts == [0, "[IMG_END]"]
+    prepared = reader.family.prepare(reader.hyperparameters, picture((131, 90)))
+    (shown,) = prepared.pictures
+    assert shown.size == (140, 84) and prepared.parts == [0, "[IMG_END]"]
     rows = reader.read(shown)
     end = np.asarray(file.tensors["v.token_embd.img_break"].data).view(np.float32)
     assert len(rows) == 3 * 6 - 1 and np.array_equal(rows[[5, 11]], np.stack([end.reshape(-1)] * 2))
@@ -439,8 +438,8 @@ def test_how_pixtral_prepares(tmp_path):
     reader.close()
 
 
-def test_windows(tmp_path):
-    """In order, of 8 x 8 patches, smaller at the edges; every patch is in one."""
+def test_windows_of_qwen_2_5_cover_every_patch_once(tmp_path):
+    """They are 8 x 8 patches, in order, and smaller at the edges."""
     _, reader = opened(tmp_path, "qwen25vl")
     h = reader.hyperparameters
     assert h.windows((6, 20)).tolist() == [48, 96, 120] and h.windows((8, 8)).tolist() == [64]
@@ -455,27 +454,26 @@ def test_windows(tmp_path):
 @pytest.mark.parametrize(
     "name", ["gemma3", "idefics3", "llava", "llava16", "qwen2vl", "qwen25vl", "qwen3vl", "lfm2", "mistral3", "internvl"]
 )
-def test_tensors_that_are_missing_or_too_many(tmp_path, name):
-    made = projector(name)
-    for tensor in made.tensors:
-        fewer = {key: value for key, value in made.tensors.items() if key != tensor}
-        path = write_projector(type(made)(made.arch, made.metadata, fewer), tmp_path / "mmproj.gguf")
+def test_missing_and_unknown_projector_tensors_are_refused(tmp_path, name):
+    declared = projector(name)
+    for tensor in declared.tensors:
+        fewer = {key: value for key, value in declared.tensors.items() if key != tensor}
+        path = write_projector(type(declared)(declared.arch, declared.metadata, fewer), tmp_path / "mmproj.gguf")
         if tensor.endswith(".bias"):
             continue
         with pytest.raises(ModelError) as error:
             VisionEncoder(GGUFFile.open(path), EngineOptions(threads=1)).close()
         assert "\n" not in str(error.value)
-    more = {**made.tensors, "v.blk.0.extra.weight": np.zeros(4, np.float32)}
-    path = write_projector(type(made)(made.arch, made.metadata, more), tmp_path / "mmproj.gguf")
+    more = {**declared.tensors, "v.blk.0.extra.weight": np.zeros(4, np.float32)}
+    path = write_projector(type(declared)(declared.arch, declared.metadata, more), tmp_path / "mmproj.gguf")
     with pytest.raises(ModelError, match="extra"):
         VisionEncoder(GGUFFile.open(path), EngineOptions(threads=1))
 
 
-def test_broken_numbers(tmp_path):
-    """A weight that is not a number is seen, not hidden."""
-    made = projector("gemma3")
-    made.tensors["v.blk.1.ffn_up.weight"][3, 5] = np.nan
-    file = GGUFFile.open(write_projector(made, tmp_path / "mmproj.gguf"))
+def test_a_nan_among_projector_weights_is_refused(tmp_path):
+    declared = projector("gemma3")
+    declared.tensors["v.blk.1.ffn_up.weight"][3, 5] = np.nan
+    file = GGUFFile.open(write_projector(declared, tmp_path / "mmproj.gguf"))
     reader = VisionEncoder(file, EngineOptions(threads=1))
     with pytest.raises(ModelError, match="not numbers"):
         reader.read(picture((56, 56)))

@@ -1,4 +1,4 @@
-"""Encoders of pictures piece by piece: which programs run, with what, and what is given back. Nothing is computed."""
+"""Test which programs a vision encoder runs, with what, and what it gives back. Nothing is computed."""
 
 from threading import Lock
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ H = SimpleNamespace(
 
 
 def family(project_columns: int = 5, names=("tower", "project")) -> SimpleNamespace:
-    """A transformer of rows of 3, of which two are a row for the projector."""
+    """Return a transformer of rows of 3, two of which make a row for the projector."""
     return SimpleNamespace(
         tower=lambda b, weights, h, x: b.linear(x, w(3, 20, name=names[0])),
         project=lambda b, weights, h, x: b.linear(x, w(project_columns, 6, name=names[1])),
@@ -34,23 +34,23 @@ def file(*names: str) -> SimpleNamespace:
     return SimpleNamespace(path="mmproj.gguf", tensors=dict.fromkeys(names, tensor("x", 1)))
 
 
-def test_what_a_family_says_of_both_parts():
+def test_tracing_a_projector_records_tower_and_projection():
     tower, project = trace_parts(file("tower", "project"), family(), H)
     assert (len(tower.rows), len(project.rows)) == (6, 3)
     assert (tower.width, project.width) == (3, 5)
     for part, columns in ((tower, 20), (project, 6)):
-        given, product = part.recorder.operations
-        assert (given.memory is part.rows, given.output.columns) == (True, columns)
+        source, product = part.recorder.operations
+        assert (source.memory is part.rows, source.output.columns) == (True, columns)
         assert (
             part.rows.shape[1] == {20: 48, 6: 16}[columns]
             and part.rows.dtype == np.float32
-            and product.inputs == (given.output,)
+            and product.inputs == (source.output,)
         )
         assert part.recorder._angles(SimpleNamespace(dims=4), None).shape == (len(part.rows), 2, 2)
 
 
 @pytest.mark.parametrize(
-    ("tensors", "columns", "told"),
+    ("tensors", "columns", "message"),
     [
         (("tower", "project", "more"), 5,
          "mmproj.gguf: tensor more: not part of this architecture as localllm supports it"),
@@ -58,14 +58,14 @@ def test_what_a_family_says_of_both_parts():
         (("tower", "project"), 6, "mmproj.gguf: rows of 6 numbers, not of 5 as projection_dim says"),
     ],
 )  # fmt: skip
-def test_files_that_do_not_fit(tensors, columns, told):
+def test_projectors_that_do_not_fit_are_refused(tensors, columns, message):
     with pytest.raises(ModelError) as error:
         trace_parts(file(*tensors), family(columns), H)
-    assert str(error.value) == told
+    assert str(error.value) == message
 
 
 class Program:
-    """What it is given, and how often it was closed."""
+    """A program that records its arguments and counts its closings."""
 
     def __init__(self, *given):
         self.given, self.ran, self.closed, self.error = given, [], 0, None
@@ -92,8 +92,8 @@ def programs(monkeypatch) -> list[Program]:
     return made
 
 
-def test_a_picture_is_read_by_both_programs(programs):
-    """Which are made for the first one."""
+def test_a_picture_runs_through_tower_and_projection(programs):
+    """The first picture compiles both programs."""
     reader = VisionEncoder.__new__(VisionEncoder)
     reader.hyperparameters = h = SimpleNamespace(
         path="mmproj.gguf", grid=lambda picture: f"grid of {picture}", rotary_positions=lambda grid: f"turns of {grid}",
@@ -124,51 +124,56 @@ def test_a_picture_is_read_by_both_programs(programs):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_program_gives_back_what_it_took(fails):
-    asked, filled = list[tuple](), list[object]()
+def test_a_program_gives_its_memory_back_even_if_it_fails(fails):
+    calls, filled = list[tuple](), list[object]()
 
-    def rows(*given):
-        asked.append(given)
+    def rows(*pixels):
+        calls.append(pixels)
         if fails:
             raise ModelError("not numbers")
-        return "found"
+        return "rows"
 
     program = VisionProgram.__new__(VisionProgram)
     program._rows, program._pages = np.full((6, 8), 9, np.float32), np.arange(3)
     program._angles = [SimpleNamespace(fill=filled.append)]
-    program._program = SimpleNamespace(rows=rows, give_back=lambda: asked.append(("program",)))
-    program._cache = SimpleNamespace(give_back=lambda pages: asked.append(("cache", pages)))
-    given = np.arange(8, dtype=np.float32).reshape(2, 4)
+    program._program = SimpleNamespace(rows=rows, give_back=lambda: calls.append(("program",)))
+    program._cache = SimpleNamespace(give_back=lambda pages: calls.append(("cache", pages)))
+    pixels = np.arange(8, dtype=np.float32).reshape(2, 4)
     if fails:
         with pytest.raises(ModelError):
-            program.run(given, "turns", "windows")
+            program.run(pixels, "turns", "windows")
     else:
-        assert program.run(given, "turns", "windows") == "found"
-    assert program._rows[:2, :4].tolist() == given.tolist() and (program._rows[2:] == 9).all()
+        assert program.run(pixels, "turns", "windows") == "rows"
+    assert program._rows[:2, :4].tolist() == pixels.tolist() and (program._rows[2:] == 9).all()
     assert (program._rows[:2, 4:] == 9).all()
-    assert asked == [(2, program._pages, "windows"), ("program",), ("cache", [0, 1, 2])] and filled == ["turns"]
+    assert calls == [(2, program._pages, "windows"), ("program",), ("cache", [0, 1, 2])] and filled == ["turns"]
 
 
 @pytest.mark.parametrize(("rows", "pages"), [(64, 1), (65, 2)])
-def test_a_program_has_room_for_all_rows(monkeypatch, rows, pages):
-    """And each layer's keys where those of the last one were."""
-    heard = []
+def test_a_program_has_memory_for_all_rows(monkeypatch, rows, pages):
+    """Layers share the memory of their keys."""
+    calls = []
     part = trace_part(lambda b, weights, h, x: x, file(), H, rows, 4)
-    monkeypatch.setattr(pictures, "RunCache", lambda *given: heard.append(given) or "cache")
+    monkeypatch.setattr(pictures, "RunCache", lambda *given: calls.append(given) or "cache")
     program = SimpleNamespace(close="close")
-    monkeypatch.setattr(pictures, "compile_program", lambda *given, **named: heard.append((given, named)) or program)
+    monkeypatch.setattr(pictures, "compile_program", lambda *given, **named: calls.append((given, named)) or program)
     options = SimpleNamespace(thread_count=3, progress="progress")
-    made = VisionProgram(part, H, options, True)
-    cache, ((operations, places, threads, progress), named) = heard
+    program_of_part = VisionProgram(part, H, options, True)
+    cache, ((operations, places, threads, progress), named) = calls
     assert cache == ((), pages, pictures.KV_TYPE, part.recorder.operations) and operations is part.recorder.operations
     assert (places.cache, places.layout, len(places.header.ids)) == ("cache", None, rows)
-    assert (threads, progress, named, made.close) == (3, "progress", {"keeps": False, "streams": True}, "close")
+    assert (threads, progress, named, program_of_part.close) == (
+        3,
+        "progress",
+        {"keeps": False, "streams": True},
+        "close",
+    )
     VisionProgram(part, H, options)
-    assert heard[-1][1] == {"keeps": False, "streams": False}
+    assert calls[-1][1] == {"keeps": False, "streams": False}
 
 
-def test_pairs(programs, monkeypatch):
-    """Two programs for pictures and two for texts, made when they are needed; of texts the last row counts."""
+def test_clip_compiles_two_programs_each_for_pictures_and_texts(programs, monkeypatch):
+    """They are compiled at first use; of a text the last row counts."""
     reader = ClipEncoder.__new__(ClipEncoder)
     vision = SimpleNamespace(rows=lambda picture, weights: np.full((3, 2), 7))
     reader._path, reader._options, reader.lock, reader._programs = "clip.gguf", "options", Lock(), {}
@@ -212,7 +217,7 @@ def test_pairs(programs, monkeypatch):
     assert dequantize_rows(w(5, 2), np.array([4, 0])).tolist() == [[9, 10], [1, 2]]
 
 
-def test_both_encoders_of_a_pair(monkeypatch):
+def test_tracing_a_clip_pair_records_both_encoders_and_projections(monkeypatch):
     same = {"vocab_size": 9, "width": 4, "out": 3}
     vision, text = (SimpleNamespace(most_patches=n, input_width=c, **same) for n, c in ((6, 20), (7, 4)))
     monkeypatch.setattr(clip, "see", lambda b, weights, h, x: b.linear(x, w(4, 20, name="a")))
@@ -221,8 +226,8 @@ def test_both_encoders_of_a_pair(monkeypatch):
         monkeypatch.setattr(clip, name, lambda b, weights, h, x, name=name: b.linear(x, w(3, 4, name=name)))
     names = "a", "b", "vector_of_picture", "vector_of_text"
     pair = SimpleNamespace(vision=vision, text=text)
-    said = pairs.trace_parts(file(*names), pair)
-    assert [(len(part.rows), part.recorder.operations[0].output.columns, part.width) for part in said] == [
+    parts = pairs.trace_parts(file(*names), pair)
+    assert [(len(part.rows), part.recorder.operations[0].output.columns, part.width) for part in parts] == [
         (6, 20, 4), (1, 4, 3), (7, 4, 4), (1, 4, 3),
     ]  # fmt: skip
     with pytest.raises(ModelError, match=r"^mmproj\.gguf: tensor more: not part of this architecture"):

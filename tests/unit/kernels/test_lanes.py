@@ -1,7 +1,7 @@
-"""Kernels of every lane that this machine has, in one process, against the same twins as those of its own lane.
+"""Compare the kernels of all lanes that this machine has with NumPy, in one process.
 
-A lane is handed to what compiles; nothing else knows of it. What test_kernels.py and its like say about kernels they
-say here about those that were compiled for CPUs with fewer features.
+
+The compiler gets another lane, of which nothing else knows, and tests of test_kernels.py and others run on its kernels.
 """
 
 import struct
@@ -37,62 +37,62 @@ pytestmark = [pytest.mark.slow(20), pytest.mark.sampled(every=24)]  # each compi
 
 @pytest.fixture(params=LANES)
 def other(request, monkeypatch) -> Lane:
-    """A lane of this machine."""
-    found = LANES[request.param]
-    if not found.features <= this_lane().features:
+    """Return a lane of this machine."""
+    lane = LANES[request.param]
+    if not lane.features <= this_lane().features:
         pytest.skip("this CPU does not have it")
-    monkeypatch.setattr(test_kernels, "LANE", found)
-    return found
+    monkeypatch.setattr(test_kernels, "LANE", lane)
+    return lane
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_products_of_blocks(other, name):
-    """Of one token, of a few, of many in one plane and in two; with what is no number."""
+def test_products_of_every_lane_agree_with_numpy(other, name):
+    """Multiply one token, a few, and many in one plane and in two; check also NaN."""
     call = caller([f"linear_quantized-{name}"], other)
     for tokens in (1, 7, test_kernels.MANY):
-        test_kernels.test_linear_quantized(call, name, tokens)
-    test_kernels.test_what_is_no_number_stays_visible(call, name, 4, True)
+        test_kernels.test_quantized_products_multiply_integers_exactly(call, name, tokens)
+    test_kernels.test_nan_spoils_only_its_row_or_token(call, name, 4, True)
 
 
 @pytest.mark.parametrize("name", ["F16", "Q8_0", "NVFP4"])
-def test_rows_of_embeddings(other, name):
-    test_kernels.test_embed(caller([f"embed-{name}"], other), name)
+def test_embeddings_of_every_lane_agree_with_numpy(other, name):
+    test_kernels.test_embedding_rows_are_dequantized_and_keep_nan(caller([f"embed-{name}"], other), name)
 
 
 @pytest.mark.parametrize("name", ["F16", "Q8_0"])
-def test_attention_with_caches(other, name):
+def test_attention_of_every_lane_agrees_with_numpy(other, name):
     call = caller([f"attend-{name}", "plan", "merge", f"store-{name}"], other)
-    test_attention.test_store(call, name, 80)
+    test_attention.test_storing_rounds_tokens_at_their_positions_and_changes_nothing_else(call, name, 80)
     for tokens, length in ((1, 300), (33, 300)):
-        test_attention.test_attention(call, name, tokens, length)
+        test_attention.test_attention_agrees_with_numpy_wherever_pages_lie(call, name, tokens, length)
 
 
-def test_row_by_row(other, monkeypatch):
+def test_rowwise_kernels_of_every_lane_agree_with_numpy(other, monkeypatch):
     without_dots = "ssse3" in other.features and not {"avxvnni", "avx512vnni"} & other.features
     monkeypatch.setattr(test_kernels, "BYTE_OFFSET", 0 if without_dots else 128)  # of bytes that rescale.py makes
     call = caller(["rms_norm", "layer_norm", "add", "swiglu", "rope", "angles", "quantize", "logits"], other)
-    test_kernels.test_rms_norm(call, 7, 100, 100, False)
-    test_kernels.test_layer_norm(call, 7, 100, 100, True)
-    test_kernels.test_add(call, 7, 100)
-    test_kernels.test_swiglu(call, 7, 100)
-    test_kernels.test_rope(call, 80, 32, True)
-    test_kernels.test_angles(call, 40)
+    test_kernels.test_rms_norm_agrees_with_numpy_and_keeps_nan(call, 7, 100, 100, False)
+    test_kernels.test_layer_norm_agrees_with_numpy_and_keeps_nan(call, 7, 100, 100, True)
+    test_kernels.test_adding_rows_or_a_bias_agrees_with_numpy(call, 7, 100)
+    test_kernels.test_swiglu_agrees_with_numpy(call, 7, 100)
+    test_kernels.test_rope_rotates_the_first_dimensions_of_each_head(call, 80, 32, True)
+    test_kernels.test_angles_agree_with_numpy(call, 40)
     for in_pairs in (False, True):
-        test_kernels.test_quantize(call, 7, 320, in_pairs)
-    test_kernels.test_logits(call, 100)
+        test_kernels.test_quantize_agrees_with_numpy_and_rounds_within_half_a_step(call, 7, 320, in_pairs)
+    test_kernels.test_logits_are_copied_and_infinite_ones_flagged(call, 100)
     for function in test_kernels.FUNCTIONS:
-        test_kernels.test_functions_of_single_numbers(call, 7, 100, function)
+        test_kernels.test_elementwise_functions_agree_with_numpy(call, 7, 100, function)
 
 
-def test_recurrences(other):
+def test_recurrent_kernels_of_every_lane_agree_with_the_reference(other):
     call, counts = caller(["convolve", "selective_scan", "head_scan-delta"], other), test_recurrent_kernels.COUNTS[-1]
-    test_recurrent_kernels.test_convolve(call, counts, 48, 3, False)
-    test_recurrent_kernels.test_selective_scan(call, counts, 48, 16)
-    test_recurrent_kernels.test_head_scan(call, counts, "delta", 2, 2, 20, 16)
+    test_recurrent_kernels.test_convolving_agrees_with_the_reference(call, counts, 48, 3, False)
+    test_recurrent_kernels.test_selective_scans_agree_with_the_reference(call, counts, 48, 16)
+    test_recurrent_kernels.test_head_scans_agree_with_the_reference(call, counts, "delta", 2, 2, 20, 16)
 
 
 def functions_needed(code: bytes) -> set[str]:
-    """The functions that machine code in an ELF file calls elsewhere."""
+    """Return the external functions that machine code in an ELF file calls."""
     sections = {section.name(): section.data() for section in llvm.ObjectFileRef.from_data(code).sections()}
     names = sections[b".strtab"]
     symbols = struct.iter_unpack("<IBBHQQ", sections[b".symtab"])
@@ -102,7 +102,7 @@ def functions_needed(code: bytes) -> set[str]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="object files are of another kind")
 @pytest.mark.parametrize("name", ["Q4_K", "F16"])
-def test_nothing_calls_a_function_for_what_other_cpus_have_instructions_for(other, name):
+def test_kernels_of_older_lanes_call_no_functions_but_mathematics(other, name):
     kernels = ["rms_norm", "rope", "geglu", "quantize", f"embed-{name}"]
     kernels += compiled_for([f"linear_quantized-{name}"]) if name == "Q4_K" else [f"attend-{name}"]
     Library(kernels, lane=other)

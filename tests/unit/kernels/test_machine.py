@@ -1,4 +1,4 @@
-"""The lane that a process compiles for, by the features of its CPU."""
+"""Test the lane that a process compiles for, by the features of its CPU."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Quantizers of the i-quants with codebooks, against one that tries every code, and `gguf` as the decoder."""
+"""Compare quantizers of the i-quants with one that tries every code; `gguf` decodes."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ every_format = pytest.mark.parametrize("name", ENCODERS)
 
 
 def decoded(name: str, weights: np.ndarray, importance: np.ndarray | None = None) -> np.ndarray:
-    """What comes back of weights, float32 [rows, columns]; the output is full of something else before."""
+    """Encode and decode weights, float32 [rows, columns]; the output is not zero before."""
     out = np.full((weights.shape[0], BY_NAME[name].row_bytes(weights.shape[1])), 0xA5, dtype=np.uint8)
     ENCODERS[name](weights, importance, out)
     return dequantize(out, GGMLQuantizationType[name])
@@ -37,7 +37,7 @@ def some_importance(columns: int) -> np.ndarray:
 
 
 def least_of_vectors(name: str, scale: float, weights: np.ndarray, importance: np.ndarray) -> np.ndarray:
-    """The least error of each vector of a group with the best of all codes, for shifts +, -: float [2, vectors]."""
+    """Return each vector's least error over all codes, for shifts + and -: float [2, vectors]."""
     grid = codebook("IQ1_S" if name == "IQ1_M" else name).grid
     w, i = weights.reshape(-1, 1, grid.shape[1]), importance.reshape(-1, 1, grid.shape[1])
     shifts = [0.125, -0.125] if name.startswith("IQ1") else [0, 0]
@@ -45,7 +45,7 @@ def least_of_vectors(name: str, scale: float, weights: np.ndarray, importance: n
 
 
 def least(name: str, weights: np.ndarray, importance: np.ndarray, groups: int, multiples: np.ndarray) -> float:
-    """A small error of a block of 256: for 15 d, every multiple and every code."""
+    """Return a small error of a block of 256: the least for 15 values of d, all multiples and all codes."""
     weights = weights.astype(np.float64) if name.startswith("IQ1") else np.abs(weights).astype(np.float64)
     reach = codebook("IQ1_S" if name == "IQ1_M" else name).grid.max()
     best = np.inf
@@ -61,7 +61,7 @@ def least(name: str, weights: np.ndarray, importance: np.ndarray, groups: int, m
 @pytest.mark.parametrize(
     ("name", "groups", "bits"), [("IQ3_S", 8, 4), ("IQ2_S", 16, 4), ("IQ1_S", 8, 3), ("IQ1_M", 16, 3)]
 )
-def test_errors_are_near_those_of_trying_every_code(name: str, groups: int, bits: int):
+def test_errors_are_close_to_those_of_trying_every_code(name: str, groups: int, bits: int):
     for importance in (np.ones(256, np.float32), some_importance(256)):
         weights = some_weights(256)[:2]
         result = error(weights, decoded(name, weights, importance), importance)
@@ -69,7 +69,7 @@ def test_errors_are_near_those_of_trying_every_code(name: str, groups: int, bits
 
 
 @every_format
-def test_importance_helps_what_is_important(name: str):
+def test_importance_reduces_the_error_of_important_columns(name: str):
     weights, importance = some_weights(1024), some_importance(1024)
     plain, important = decoded(name, weights), decoded(name, weights, importance)
     assert error(weights, important, importance) < error(weights, plain, importance)
@@ -78,13 +78,13 @@ def test_importance_helps_what_is_important(name: str):
 
 @pytest.mark.parametrize(("name", "share"), [("IQ3_XXS", 0.035), ("IQ2_XS", 0.09), ("IQ2_XXS", 0.115)])
 def test_an_even_number_of_signs_costs_little(name: str, share: float):
-    """Of normal weights, llama.cpp's quantizers leave 0.046, 0.090 and 0.118 of the power as error."""
+    """For normal weights, llama.cpp's quantizers leave 0.046, 0.090 and 0.118 of the power as error."""
     weights = np.random.default_rng(6).standard_normal((8, 1024)).astype(np.float32)
     assert error(weights, decoded(name, weights), np.ones(1024)) <= share * np.sum(weights.astype(np.float64) ** 2)
 
 
 @every_format
-def test_what_the_format_holds_comes_back(name: str):
+def test_encoding_decoded_weights_again_loses_little(name: str):
     weights = some_weights(1024)
     held = decoded(name, weights)
     again = decoded(name, held)
@@ -93,7 +93,7 @@ def test_what_the_format_holds_comes_back(name: str):
 
 @every_format
 @pytest.mark.parametrize("rows", [1, 3])
-def test_rows_are_encoded_on_their_own(name: str, rows: int):
+def test_rows_are_encoded_independently(name: str, rows: int):
     weights, importance = some_weights(768), some_importance(768)
     one_by_one = [decoded(name, weights[row : row + 1], importance) for row in range(rows)]
     together = decoded(name, weights[:rows], importance)
@@ -111,7 +111,7 @@ def test_zeros_stay_zero(name: str):
 
 @every_format
 @pytest.mark.parametrize("size", [3e38, 1e7, 1, 1e-4, 1e-7, 1e-9, 1e-38, 1e-44])
-def test_any_size_is_decoded_to_something_better_than_zeros(name: str, size: float):
+def test_weights_of_any_size_decode_better_than_zeros(name: str, size: float):
     weights = np.random.default_rng(1).uniform(-1, 1, (2, 512)) * size
     result = decoded(name, weights.astype(np.float32))
     assert np.isfinite(result).all()
@@ -121,7 +121,7 @@ def test_any_size_is_decoded_to_something_better_than_zeros(name: str, size: flo
 
 
 @every_format
-def test_zeros_with_an_outlier(name: str):
+def test_an_outlier_among_zeros_stays_finite(name: str):
     weights = np.zeros((1, 512), dtype=np.float32)
     weights[0, 7], weights[0, 300] = 1000, -1e-38
     result = decoded(name, weights)
@@ -130,7 +130,7 @@ def test_zeros_with_an_outlier(name: str):
 
 
 @every_format
-def test_importance_of_zero_says_nothing(name: str):
+def test_importance_of_zero_counts_as_equal_importance(name: str):
     weights, importance = some_weights(512), np.zeros(512, dtype=np.float32)
     assert decoded(name, weights, importance).tobytes() == decoded(name, weights).tobytes()
     importance[256:] = np.tile([1, 0], 128)
@@ -140,8 +140,8 @@ def test_importance_of_zero_says_nothing(name: str):
 
 
 @pytest.mark.parametrize("right", range(4))
-def test_the_d_is_chosen_whose_multiples_meet_the_scales(right: int):
-    """Wherever among the candidates it is; groups that gain nothing, whose scale is none, have no say."""
+def test_the_chosen_d_has_multiples_closest_to_the_scales(right: int):
+    """Groups that gain nothing, whose scale is zero, must not count."""
     shares = np.array([0.83, 0.9, 1.07, 1.21], np.float32)
     d = np.float32(0.01)
     largest = np.float32(31)

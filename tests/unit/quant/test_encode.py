@@ -1,4 +1,4 @@
-"""Weights into blocks: the error against simpler quantizers and exhaustive ones, and every odd matrix."""
+"""Compare quantizers with simpler and exhaustive ones, and encode odd matrices."""
 
 import gguf
 import numpy as np
@@ -38,7 +38,7 @@ IMPORTANCE = np.exp(RANDOM.standard_normal(COLUMNS) * 1.5).astype(np.float32)
 
 
 def decode(name: str, blocks: np.ndarray) -> np.ndarray:
-    """float32 [rows, columns], by somebody else."""
+    """Decode blocks to float32 [rows, columns] by another implementation."""
     return dequantized(name, blocks)
 
 
@@ -48,7 +48,7 @@ def error(weights: np.ndarray, decoded: np.ndarray, importance: np.ndarray | Non
 
 
 def rounded(name: str, weights: np.ndarray) -> np.ndarray:
-    """Each group of weights on a grid from its least to its largest, or from - to + its largest size; exact scales."""
+    """Round each group of weights to a grid over its range, with exact scales."""
     size, codes, has_minimum = CODES[name]
     groups = weights.astype(np.float64).reshape(-1, size)
     if has_minimum:
@@ -62,14 +62,14 @@ def rounded(name: str, weights: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", FLOATS)
-def test_plain_numbers_are_the_nearest(name: str):
+def test_floats_are_rounded_to_nearest(name: str):
     weights = np.concatenate([MATRICES["uneven"], MATRICES["normal"] * np.float32(1e-6)])
     error = np.abs(decode(name, encode(name, weights)) - weights)
     assert np.all(error <= np.maximum(np.abs(weights) * FLOATS[name], 2.0**-25 if name == "F16" else 0))
 
 
 @pytest.mark.parametrize("name", ["F16", "BF16"])
-def test_plain_numbers_never_become_infinite(name: str):
+def test_large_floats_never_become_infinite(name: str):
     largest = np.finfo(np.float32).max
     weights = np.array([[largest, -largest, 65504, -65519, 65520, 0, -0.0, 1]], np.float32)
     decoded = decode(name, encode(name, weights))
@@ -91,7 +91,7 @@ def test_the_error_is_less_than_that_of_rounding(name: str, matrix: str, weighti
 
 
 @pytest.mark.parametrize(("name", "slack"), [("Q4_0", 1.02), ("Q5_0", 1.06), ("Q8_0", 1.25)])
-def test_one_scale_is_nearly_the_best_of_all(name: str, slack: float):
+def test_scales_are_nearly_the_best_of_all(name: str, slack: float):
     codes = CODES[name][1]
     bottom, top = (-127, 127) if name == "Q8_0" else (-codes // 2, codes // 2 - 1)
     weights = MATRICES["normal"][:4, :32]
@@ -104,7 +104,7 @@ def test_one_scale_is_nearly_the_best_of_all(name: str, slack: float):
 
 
 @pytest.mark.parametrize("name", CODES)
-def test_importance_moves_the_error_to_where_it_counts_less(name: str):
+def test_importance_moves_the_error_to_less_important_columns(name: str):
     weights = MATRICES["normal"]
     plain, weighted = decode(name, encode(name, weights)), decode(name, encode(name, weights, IMPORTANCE))
     assert error(weights, weighted, IMPORTANCE) < error(weights, plain, IMPORTANCE)
@@ -112,7 +112,7 @@ def test_importance_moves_the_error_to_where_it_counts_less(name: str):
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_only_the_ratios_of_the_importance_count(name: str):
+def test_only_ratios_of_the_importance_count(name: str):
     blocks = encode(name, MATRICES["normal"], IMPORTANCE)
     for factor in (2.0**-80, 2.0**80):
         assert np.array_equal(encode(name, MATRICES["normal"], IMPORTANCE * np.float32(factor)), blocks)
@@ -125,15 +125,15 @@ def test_only_the_ratios_of_the_importance_count(name: str):
 
 
 @pytest.mark.parametrize("name", CODES)
-def test_powers_of_two_go_to_the_scales(name: str):
+def test_scaling_by_powers_of_two_scales_the_result(name: str):
     weights = MATRICES["normal"]
     decoded = decode(name, encode(name, weights))
     assert np.array_equal(decode(name, encode(name, weights * 8)), decoded * 8)
 
 
 @pytest.mark.parametrize("name", CODES)
-def test_weights_that_can_be_represented_nearly_are(name: str):
-    """Encoding again costs next to nothing; where scales are float16 and the codes use their whole range, nothing."""
+def test_encoding_representable_weights_loses_nearly_nothing(name: str):
+    """Types with float16 scales whose codes use their whole range lose nothing."""
     weights = MATRICES["normal"]
     once = decode(name, encode(name, weights))
     again = decode(name, encode(name, once))
@@ -152,8 +152,8 @@ def test_zeros_stay_zeros(name: str):
 
 @pytest.mark.parametrize("size", [1e-42, 1e-30, 1e-8, 1e-7, 3e-6, 1e4, 1e6, 1e30])
 @pytest.mark.parametrize("name", CODES)
-def test_scales_beyond_float16(name: str, size: float):
-    """What no float16 times a code can reach comes out too small, what is below them all as nothing."""
+def test_sizes_beyond_float16_scales_are_clipped(name: str, size: float):
+    """Weights that no float16 times a code can reach become too small, those below all of them zero."""
     weights = MATRICES["normal"][:2] * np.float32(size)
     for importance in (None, IMPORTANCE):
         decoded = decode(name, encode(name, weights, importance))
@@ -177,7 +177,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", CODES)
-def test_blocks_of_unusual_shape(name: str, shape: str):
+def test_unusual_blocks_lose_no_more_than_by_rounding(name: str, shape: str):
     weights = np.asarray(SHAPES[shape](np.arange(COLUMNS)), np.float32)[None]
     for importance in (None, IMPORTANCE):
         ours = error(weights, decode(name, encode(name, weights, importance)), importance)
@@ -188,7 +188,7 @@ def test_blocks_of_unusual_shape(name: str, shape: str):
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_threads_and_the_input_array_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch):
+def test_threads_and_strides_do_not_change_the_blocks(name: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("localllm.quant.encode.RANGE", 3 * COLUMNS)
     weights = MATRICES["uneven"]
     blocks = encode(name, weights, IMPORTANCE)
@@ -203,7 +203,7 @@ def test_threads_and_the_input_array_change_nothing(name: str, monkeypatch: pyte
     assert weights.flags.writeable
 
 
-def test_what_does_not_fit_is_refused():
+def test_weights_and_importance_of_wrong_shapes_are_refused():
     weights = MATRICES["normal"]
     with pytest.raises(ValueError, match="rows of 480 weights cannot be divided into Q4_K's blocks of 256"):
         encode("Q4_K", weights[:, :480])

@@ -1,4 +1,4 @@
-"""Where the searches' machine code is kept: it is found again, and its loss costs nothing but time."""
+"""Test the cache of the quantizers' machine code: it is found again, and losing it costs only time."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ def run(cache: Path) -> str:
 @pytest.mark.parametrize(
     "damage", [lambda data: data[: len(data) // 2], lambda data: b"", lambda data: b"x" * len(data)]
 )
-def test_machine_code_is_kept_and_made_again_when_damaged(tmp_path: Path, damage):
+def test_machine_code_is_cached_and_compiled_again_when_damaged(tmp_path: Path, damage):
     assert run(tmp_path) == "[15360, 49152] 0"
     assert run(tmp_path) == "[15360, 49152] 1"
     for file in tmp_path.rglob("*.nb*"):
@@ -39,14 +39,14 @@ def test_machine_code_is_kept_and_made_again_when_damaged(tmp_path: Path, damage
 
 
 @pytest.mark.slow
-def test_a_folder_that_cannot_be_written_is_done_without(tmp_path: Path):
+def test_a_cache_folder_that_cannot_be_written_is_not_used(tmp_path: Path):
     (tmp_path / "file").touch()
     assert run(tmp_path / "file") == "[15360, 49152] 0"
 
 
 @pytest.mark.slow
-def test_a_folder_where_others_can_write_is_done_without(tmp_path: Path):
-    """What Numba reads there are pickles."""
+def test_a_cache_folder_that_others_can_write_is_not_used(tmp_path: Path):
+    """Numba reads pickles there."""
     assert run(tmp_path) == "[15360, 49152] 0"
     (folder,) = (tmp_path / "quant").iterdir()
     folder.chmod(0o777)
@@ -69,7 +69,7 @@ def test_the_cache_is_never_in_the_current_folder(tmp_path: Path, monkeypatch: p
     assert cache_folder() == Path("/chosen")
 
 
-def test_every_source_and_the_cpu_are_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_cache_key_covers_every_source_and_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from localllm.quant import numba_cache as compiled
 
     monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))

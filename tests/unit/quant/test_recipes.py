@@ -1,9 +1,10 @@
-"""Which tensor gets which format, compared with llama-quantize.
+"""Compare the type that each tensor gets with llama-quantize.
 
-llama_quantize_plans.json holds what `llama_model_quantize` of llama.cpp (llama-cpp-python 0.3.36) plans in a dry run,
-for models that have a header only: by recipe, with "pure" or "imatrix" where the user asks for that, the formats of
-each kind of matrix, in the order of the layers ("Q6_K*2 Q4_K*3"); vectors and the experts' router, which stay F32, are
-not listed.
+
+llama_quantize_plans.json holds what `llama_model_quantize` of llama.cpp (llama-cpp-python 0.3.36) plans in a dry run
+for models that have a header only: by recipe, with "pure" or "imatrix" where the user asks for that, the types of each
+group of matrices, in the order of the layers ("Q6_K*2 Q4_K*3"). Vectors and the experts' router stay F32 and are not
+listed.
 """
 
 import json
@@ -30,10 +31,10 @@ CASES = json.loads((GOLDENS / "llama_quantize_plans.json").read_text())
 
 
 def shapes(arch="llama", layers=4, width=256, heads=8, kv=2, ff=512, experts=0, tied=False, qkv=False):
-    """Tensors of a model, by name."""
-    found = {"token_embd.weight": (32, width), "output_norm.weight": (width,)}
+    """Return the shapes of a model's tensors, by name."""
+    tensors = {"token_embd.weight": (32, width), "output_norm.weight": (width,)}
     if not tied:
-        found["output.weight"] = (32, width)
+        tensors["output.weight"] = (32, width)
     kv_width = width // heads * kv
     attention = {"attn_q": (width, width), "attn_k": (kv_width, width), "attn_v": (kv_width, width)}
     attention = {"attn_qkv": (width + 2 * kv_width, width)} if qkv else attention
@@ -44,8 +45,8 @@ def shapes(arch="llama", layers=4, width=256, heads=8, kv=2, ff=512, experts=0, 
     norms = {"attn_norm": (width,), "ffn_norm": (width,)}
     for layer in range(layers):
         for name, shape in (norms | attention | {"attn_output": (width, width)} | dense).items():
-            found[f"blk.{layer}.{name}.weight"] = shape
-    return found
+            tensors[f"blk.{layer}.{name}.weight"] = shape
+    return tensors
 
 
 def facts(arch="llama", layers=4, heads=8, kv=2, experts=0, importance=False, **others):
@@ -60,14 +61,14 @@ def facts(arch="llama", layers=4, heads=8, kv=2, experts=0, importance=False, **
 
 
 def planned(recipe, model, tensors, options=Options()):  # noqa: B008
-    """The format of every tensor that gets one."""
+    """Return the type of every tensor that is quantized."""
     planner = Planner(recipe, model, tensors, options)
     choices = {name: planner.choose(name, tensors[name]) for name in llama_order(tensors)}
     return {name: choice.format for name, choice in choices.items() if choice}
 
 
 def by_kind(plan):
-    """As the file of llama-quantize's plans has it."""
+    """Group a plan as the recorded file does."""
     kinds = {}
     for name, format in plan.items():
         kinds.setdefault(re.sub(r"^blk\.\d+\.", "", name).removesuffix(".weight"), []).append(format)
@@ -75,7 +76,7 @@ def by_kind(plan):
 
 
 def expanded(plan):
-    """A row of that file: kind of matrix -> the formats of all layers, where one name is for as many as there are."""
+    """Expand a row of the recorded file to the types of all layers; one name stands for any number."""
     return {
         kind: [format for run in text.split() for format in [run.partition("*")[0]] * int(run.partition("*")[2] or 1)]
         for kinds, text in plan.items()
@@ -123,8 +124,8 @@ def test_plans_are_those_of_llama_quantize(case: str, name: str):
     ],
     ids=str,
 )
-def test_models_in_the_shape_of_llama_2_70b_have_better_values(model: dict, is_70b: bool):
-    """Whose attn_v is small: in recipes of 3 and 4 bits it gets one of 5, as llama.cpp has it by architecture."""
+def test_models_shaped_like_llama_2_70b_get_better_values(model: dict, is_70b: bool):
+    """Their attn_v is small: recipes of 3 and 4 bits give it 5 bits, by architecture as in llama.cpp."""
     values = {f"blk.{layer}.attn_v.weight": (256, 1024) for layer in range(80)}
     for name, usual in (("Q3_K_S", "Q3_K"), ("Q4_K_S", "Q4_K")):
         plan = planned(RECIPES[name], facts(**model), values)
@@ -132,17 +133,20 @@ def test_models_in_the_shape_of_llama_2_70b_have_better_values(model: dict, is_7
     assert facts(**model).is_70b == is_70b
 
 
-def test_names_and_numbers():
+def test_recipes_are_found_by_name_number_and_alias():
     assert find_recipe("q4_k_m") is find_recipe("15") is find_recipe("Q4_K") is RECIPES["Q4_K_M"]
     for text in ("Q4", "", "33", "-1", "²"):
         with pytest.raises(KeyError):
             find_recipe(text)
+
+
+def test_recipes_have_different_numbers_and_known_types():
     assert len({recipe.number for recipe in RECIPES.values()}) == len(RECIPES)
     assert set(ALIASES.values()) <= RECIPES.keys() and not ALIASES.keys() & RECIPES.keys()
     assert all(recipe.base in BY_NAME for recipe in RECIPES.values())
 
 
-def test_llama_cpp_has_the_same_numbers():
+def test_recipes_have_the_numbers_of_llama_cpp():
     import gguf
 
     theirs = {kind.name.removeprefix("MOSTLY_").removeprefix("ALL_"): int(kind) for kind in gguf.LlamaFileType}
@@ -151,7 +155,7 @@ def test_llama_cpp_has_the_same_numbers():
     }.items() <= theirs.items()
 
 
-def test_the_user_decides():
+def test_options_override_the_recipe():
     model, tensors = facts(), shapes()
     chosen = Options(output="F16", embedding="Q8_0", patterns=((re.compile("attn_[qk]"), "Q5_1"),))
     plan = planned(RECIPES["Q4_K_S"], model, tensors, chosen)
@@ -161,12 +165,12 @@ def test_the_user_decides():
     assert "output.weight" not in planned(RECIPES["Q4_K_S"], model, tensors, Options(keep_output=True))
 
 
-def test_the_first_pattern_counts():
+def test_the_first_matching_pattern_decides():
     patterns = ((re.compile("attn"), "Q8_0"), (re.compile("attn_v"), "Q2_K"))
     assert planned(RECIPES["Q6_K"], facts(), shapes(), Options(patterns=patterns))["blk.0.attn_v.weight"] == "Q8_0"
 
 
-def test_formats_fit_the_rows():
+def test_a_type_that_does_not_fit_the_rows_falls_back():
     assert [fit_format("Q4_K", columns) for columns in (512, 320, 80)] == ["Q4_K", "Q5_0", "F16"]
     assert [fit_format("Q8_0", columns) for columns in (96, 80)] == ["Q8_0", "F16"]
     for recipe in RECIPES.values():
@@ -177,7 +181,7 @@ def test_formats_fit_the_rows():
     assert (choice.format, choice.wanted, choice.is_fallback) == ("Q5_0", "Q4_K", True)
 
 
-def test_vectors_norms_and_small_matrices_stay():
+def test_vectors_norms_and_small_matrices_are_not_quantized():
     assert is_quantized("blk.0.ffn_up_exps.weight", (4, 512, 256))
     for name, shape in [
         ("blk.0.attn_q.bias", (256, 256)),
@@ -198,8 +202,8 @@ def test_vectors_norms_and_small_matrices_stay():
         ("ssm_f_a", None), ("attn_v_b", None), ("attn_q_a", "Q8_0"), ("attn_q_b", "Q8_0"), ("ffn_gate_shexp", "Q4_K"),
     ],
 )  # fmt: skip
-def test_delicate_matrices_of_glm_5_3(name, format):
-    """As llama-quantize writes them in Q4_K_M. In other architectures they are like any other."""
+def test_delicate_matrices_of_glm_5_3_keep_more_bits(name, format):
+    """llama-quantize writes them so in Q4_K_M; other architectures treat them like any matrix."""
     name = f"blk.1.{name}.weight"
     for arch, expected in (("glm5-next", format), ("deepseek2", "Q4_K")):
         model = facts(layers=4, experts=8)._replace(arch=arch)
@@ -213,7 +217,7 @@ def test_an_expert_without_a_layer_is_refused():
         planner.choose("blk.2.ffn_down_exps.weight", (8, 256, 256))
 
 
-def test_metadata_of_every_kind():
+def test_model_facts_tolerate_missing_and_odd_metadata():
     assert ModelFacts.of({}, False) == ModelFacts("", 0, 0, 0, False, False)
     per_layer = {"general.architecture": "x", "x.attention.head_count": [8, 16], "x.attention.head_count_kv": [2, 0]}
     assert ModelFacts.of(per_layer, True).grouping == 4
@@ -223,12 +227,12 @@ def test_metadata_of_every_kind():
     ) == ModelFacts("x", 0, 0, 0, False, False)
 
 
-def test_order_is_that_of_llama_cpp():
+def test_tensors_are_ordered_as_in_llama_cpp():
     names = ["blk.10.a", "output.weight", "blk.2.b", "blk.2.a", "blkx", "token_embd.weight"]
     assert llama_order(names) == ["blkx", "output.weight", "token_embd.weight", "blk.2.a", "blk.2.b", "blk.10.a"]
 
 
-def test_what_needs_an_importance_matrix():
+def test_low_bit_types_need_an_importance_matrix():
     assert needs_importance(RECIPES["Q2_K_S"], "blk.0.ffn_up.weight", "Q2_K")
     assert not needs_importance(RECIPES["Q2_K"], "blk.0.ffn_up.weight", "Q2_K")
     assert not needs_importance(RECIPES["Q2_K_S"], "token_embd.weight", "Q2_K")

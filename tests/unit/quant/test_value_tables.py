@@ -1,4 +1,4 @@
-"""Quantizers of formats with a table of values, against quantizers that try everything, and `gguf` as the decoder."""
+"""Compare quantizers of types with a table of values with exhaustive ones; `gguf` decodes."""
 
 from collections.abc import Iterator
 
@@ -20,7 +20,7 @@ every_format = pytest.mark.parametrize("name", ENCODERS)
 
 
 def encode(name: str, weights: np.ndarray, importance: np.ndarray | None = None) -> np.ndarray:
-    """float32 [rows, columns] to uint8 [rows, bytes]; the output is full of something else before."""
+    """Encode float32 [rows, columns] to uint8 [rows, bytes]; the output is not zero before."""
     out = np.full((weights.shape[0], BY_NAME[name].row_bytes(weights.shape[1])), 0xA5, dtype=np.uint8)
     ENCODERS[name](weights, importance, out)
     return out
@@ -31,7 +31,7 @@ def decoded(name: str, weights: np.ndarray, importance: np.ndarray | None = None
 
 
 def matrices(columns: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Normal and heavy-tailed weights, float32 [3, columns], with importance of all ones and of great differences."""
+    """Yield normal and heavy-tailed weights, float32 [3, columns], with equal and with uneven importance."""
     generator = np.random.default_rng(4)
     ones, uneven = np.ones(columns, np.float32), np.exp(1.5 * generator.standard_normal(columns)).astype(np.float32)
     for weights in (generator.standard_normal((3, columns)), 0.02 * generator.standard_t(3, (3, columns))):
@@ -40,21 +40,21 @@ def matrices(columns: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 def errors(values: np.ndarray, scales: np.ndarray, weights: np.ndarray, importance: np.ndarray) -> np.ndarray:
-    """Σ importance (weight - scale * nearest value)² for each of the scales: [scales]."""
+    """Return Σ importance (weight - scale * nearest value)² for each scale: [scales]."""
     borders = (values[1:] + values[:-1]) / 2
     nearest = values[np.searchsorted(borders, weights / scales[:, None])]
     return (importance * (weights - scales[:, None] * nearest) ** 2).sum(axis=1)
 
 
 def least_iq4_nl(weights: np.ndarray, importance: np.ndarray) -> float:
-    """The least error of a block of 32: by every float16 d."""
+    """Return the least error of a block of 32 over every float16 d."""
     largest = np.abs(weights).max()
     scales = FLOAT16[(largest / 400 < FLOAT16) & (largest / 40 > FLOAT16)]
     return errors(IQ4_VALUES, np.concatenate([scales, -scales]), weights, importance).min()
 
 
 def least_iq4_xs(weights: np.ndarray, importance: np.ndarray) -> float:
-    """A small error of a block of 256: by 100 float16 d, every scale of the groups."""
+    """Return a small error of a block of 256: 100 float16 values of d, every scale of the groups."""
     largest = np.abs(weights).max()
     candidates = np.linspace(largest / 127 / 34, largest / 80 / 24, 100).astype(np.float16).astype(np.float64)
     scales = np.concatenate([np.arange(-32, 0), np.arange(1, 32)])
@@ -66,12 +66,12 @@ def least_iq4_xs(weights: np.ndarray, importance: np.ndarray) -> float:
 
 
 def least_mxfp4(weights: np.ndarray, importance: np.ndarray) -> float:
-    """The least error of a block of 32: by every exponent."""
+    """Return the least error of a block of 32 over every exponent."""
     return errors(MXFP4_VALUES, 2.0 ** np.arange(-127, 126), weights, importance).min()
 
 
 def least_ternary(weights: np.ndarray, importance: np.ndarray) -> float:
-    """The least error of a block of 256 if d need not be a float16: by every number of weights that are not 0."""
+    """Return the least error of a block of 256 with any d: over all numbers of weights that are not 0."""
     order = np.argsort(-np.abs(weights))
     size, importance = np.abs(weights[order]).astype(np.float64), importance[order].astype(np.float64)
     gain = np.cumsum(importance * size) ** 2 / np.cumsum(importance)
@@ -88,7 +88,7 @@ def least_ternary(weights: np.ndarray, importance: np.ndarray) -> float:
         ("TQ2_0", 512, least_ternary, 0.002),
     ],
 )
-def test_errors_are_near_the_least(name: str, columns: int, least, excess: float):
+def test_errors_are_close_to_the_least(name: str, columns: int, least, excess: float):
     block = BY_NAME[name].block
     for weights, importance in matrices(columns):
         error = (importance * (weights - decoded(name, weights, importance).astype(np.float64)) ** 2).sum()
@@ -104,7 +104,7 @@ def test_errors_are_below_those_of_rounding(name: str):
 
 
 def representable(name: str) -> np.ndarray:
-    """Weights [5, 512] that the format holds exactly: random codes, scales that are not tiny."""
+    """Return weights [5, 512] that the type represents exactly: random codes, scales that are not tiny."""
     generator = np.random.default_rng(list(name.encode()))
     format = BY_NAME[name]
     blocks = generator.integers(0, 256, (5 * 512 // format.block, format.bytes), dtype=np.uint8)
@@ -124,14 +124,14 @@ def representable(name: str) -> np.ndarray:
 
 
 @every_format
-def test_what_the_format_holds_comes_back(name: str):
+def test_representable_weights_are_encoded_exactly(name: str):
     weights = representable(name)
     np.testing.assert_array_equal(decoded(name, weights), weights)
 
 
 @every_format
 @pytest.mark.parametrize("rows", [0, 1, 3, 7])
-def test_rows_are_encoded_on_their_own(name: str, rows: int):
+def test_rows_are_encoded_independently(name: str, rows: int):
     weights = np.random.default_rng(rows).standard_normal((7, 768)).astype(np.float32)
     importance = np.random.default_rng(8).random(768).astype(np.float32)
     one_by_one = [encode(name, weights[row : row + 1], importance) for row in range(rows)]
@@ -150,7 +150,7 @@ def test_zeros_stay_zero(name: str):
 
 @every_format
 @pytest.mark.parametrize("size", [3e38, 1e30, 1e7, 1e-4, 1e-7, 1e-9, 1e-30, 1e-38, 1e-44])
-def test_any_size_is_decoded_to_something_better_than_zeros(name: str, size: float):
+def test_weights_of_any_size_decode_better_than_zeros(name: str, size: float):
     weights = np.random.default_rng(1).uniform(-1, 1, (2, 512)) * size
     result = decoded(name, weights.astype(np.float32)).astype(np.float64)
     assert np.isfinite(result).all()
@@ -160,7 +160,7 @@ def test_any_size_is_decoded_to_something_better_than_zeros(name: str, size: flo
 
 
 @every_format
-def test_an_outlier_and_rubbish_beside_it(name: str):
+def test_an_outlier_keeps_tiny_neighbours_finite(name: str):
     weights = np.full((1, 512), 1e-30, dtype=np.float32)
     weights[0, 7], weights[0, 300] = 1000, -1e-38
     result = decoded(name, weights)
@@ -169,8 +169,8 @@ def test_an_outlier_and_rubbish_beside_it(name: str):
 
 
 @every_format
-def test_importance_of_zero_says_nothing(name: str):
-    """Where all of a block is unimportant, it is encoded as if nothing were known; elsewhere zeros do not disturb."""
+def test_importance_of_zero_counts_as_equal_importance(name: str):
+    """Zeros within a block whose other weights matter do not disturb."""
     weights = np.random.default_rng(2).standard_normal((2, 512)).astype(np.float32)
     importance = np.zeros(512, dtype=np.float32)
     assert encode(name, weights, importance).tobytes() == encode(name, weights).tobytes()

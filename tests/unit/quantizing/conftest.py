@@ -1,4 +1,4 @@
-"""Models that several tests quantize."""
+"""Fixtures: models that several tests quantize."""
 
 import signal
 import sys
@@ -26,7 +26,7 @@ def importance(tmp_path: Path) -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def command(capfd, monkeypatch) -> Callable[..., tuple[int, str, str]]:
-    """Runs `localllm quantize`; exit code, stdout, stderr."""
+    """Return a function that runs `localllm quantize`: exit code, stdout, stderr."""
 
     def call(*arguments) -> tuple[int, str, str]:
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -1,4 +1,4 @@
-"""Models to quantize, for the tests of `quantize`."""
+"""Models for the tests of `quantize`."""
 
 from pathlib import Path
 
@@ -40,8 +40,8 @@ SHAPES = {
 
 def arrays(dtype=np.float32) -> dict[str, np.ndarray]:
     generator = np.random.default_rng(5)
-    made = {name: generator.normal(0, 0.1, shape).astype(np.float32) for name, shape in SHAPES.items()}
-    return {name: array.astype(dtype) if array.ndim > 1 else array for name, array in made.items()}
+    weights = {name: generator.normal(0, 0.1, shape).astype(np.float32) for name, shape in SHAPES.items()}
+    return {name: array.astype(dtype) if array.ndim > 1 else array for name, array in weights.items()}
 
 
 def write_model(path: Path, weights: dict[str, np.ndarray] | None = None, **metadata) -> Path:
@@ -51,14 +51,16 @@ def write_model(path: Path, weights: dict[str, np.ndarray] | None = None, **meta
 
 
 def quantized(path: Path, target: Path, recipe: str, threads: int = 2, **request) -> GGUFFile:
-    """The file that becomes of it."""
-    asked = QuantizeRequest(COPY if recipe == "COPY" else RECIPES[recipe], **request)
-    run(make_plan(open_source(str(path)), asked), str(target), asked, threads, lambda done, name: None)
+    """Quantize a file and open the result."""
+    request_of_run = QuantizeRequest(COPY if recipe == "COPY" else RECIPES[recipe], **request)
+    run(
+        make_plan(open_source(str(path)), request_of_run), str(target), request_of_run, threads, lambda done, name: None
+    )
     return GGUFFile.open(target)
 
 
 def values(file: GGUFFile) -> dict[str, np.ndarray]:
-    """All weights, by the gguf package."""
+    """Dequantize all weights by the gguf package."""
     return {
         name: gguf.dequantize(np.asarray(t.data), gguf.GGMLQuantizationType(t.format.id)).reshape(t.shape)
         for name, t in file.tensors.items()

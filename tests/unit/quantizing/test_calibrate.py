@@ -1,4 +1,4 @@
-"""Quantizing with what matrices meet: error feedback, and calibration of a whole model."""
+"""Test quantizing with calibration: error feedback, and whole models."""
 
 import os
 import platform
@@ -72,7 +72,7 @@ from localllm.text.tokenizer import Tokenizer
 
 
 def inputs(rows: int, columns: int, seed: int = 0) -> np.ndarray:
-    """What a matrix may meet: columns of different sizes that have much in common."""
+    """Return correlated inputs whose columns differ in size."""
     generator = np.random.default_rng(seed)
     mixed = np.random.default_rng(100).normal(size=(columns // 4, columns)) * np.exp(np.linspace(-1, 1, columns))
     return (generator.normal(size=(rows, columns // 4)) @ mixed + generator.normal(size=(rows, columns))).astype("f4")
@@ -86,7 +86,7 @@ def weights(rows: int, columns: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", OPENABLE)
-def test_scales_and_codes_of_a_block_are_what_gguf_takes_them_for(name: str):
+def test_scales_and_codes_of_a_block_agree_with_gguf(name: str):
     generator, format, table = np.random.default_rng(3), BY_NAME[name], format_codes(name)
     blocks = generator.integers(0, 256, (64, format.bytes), dtype=np.uint8)
     for at in floats_at(name):
@@ -97,8 +97,8 @@ def test_scales_and_codes_of_a_block_are_what_gguf_takes_them_for(name: str):
     scales, offsets = read_scales(name, blocks)
     put_codes(name, blocks, table.stored[chosen])
     group = np.arange(format.block) // table.group
-    for found, before in zip(read_scales(name, blocks), (scales, offsets), strict=True):
-        np.testing.assert_array_equal(found, before)
+    for read_again, before in zip(read_scales(name, blocks), (scales, offsets), strict=True):
+        np.testing.assert_array_equal(read_again, before)
     expected = dequantized(name, blocks)
     np.testing.assert_allclose(table.levels[chosen] * scales[:, group] + offsets[:, group], expected, rtol=1e-5)
 
@@ -108,7 +108,7 @@ def test_scales_and_codes_of_a_block_are_what_gguf_takes_them_for(name: str):
 
 @pytest.mark.sampled("name", always=("Q4_K",))
 @pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q4_0", "IQ4_XS"])
-def test_feedback_costs_less_on_inputs_that_it_has_not_seen(name: str):
+def test_feedback_costs_less_on_unseen_inputs(name: str):
     columns = 512
     seen, unseen = (np.cov(inputs(4000, columns, seed), rowvar=False, bias=True) for seed in (1, 2))
     matrix = weights(48, columns)
@@ -118,12 +118,12 @@ def test_feedback_costs_less_on_inputs_that_it_has_not_seen(name: str):
     assert cost(fed, unseen) < cost(plain, unseen) * 0.9
 
 
-def test_what_a_cost_is():
+def test_a_cost_is_the_mean_squared_error_of_outputs():
     x, lost = inputs(300, 64), weights(5, 64)
     assert cost(lost, x.T.astype(float) @ x / 300) == pytest.approx(((x @ lost.T) ** 2).mean(axis=0).sum(), rel=1e-4)
 
 
-def test_codes_do_not_depend_on_threads_and_columns_may_end_within_a_span():
+def test_codes_do_not_depend_on_the_number_of_threads():
     moments, matrix = np.cov(inputs(900, 288), rowvar=False), weights(130, 288)
     one, three = (Feedback(moments, 0.1, threads).encode("Q4_0", matrix) for threads in (1, 3))
     np.testing.assert_array_equal(one, three)
@@ -132,18 +132,18 @@ def test_codes_do_not_depend_on_threads_and_columns_may_end_within_a_span():
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", ["Q4_K", "IQ4_XS", "Q6_K"])
-def test_odd_matrices_and_inputs(name: str):
-    """Zeros, a column that meets nothing, inputs that are all alike, and weights too small for a float16."""
+def test_odd_matrices_and_inputs_are_encoded_finitely(name: str):
+    """Check zeros, a column without inputs, equal inputs, and weights too small for float16."""
     matrix = weights(4, 256)
     matrix[0], matrix[1], matrix[2, :64] = 0, 1e-30, 1e4
     x = inputs(300, 256)
     x[:, 5] = 0
     for met in (x, np.zeros_like(x), np.ones_like(x)):
-        found = dequantize_blocks(name, Feedback(met.T.astype(float) @ met, 0.1).encode(name, matrix))
-        assert np.isfinite(found).all() and not found[0].any()
+        decoded = dequantize_blocks(name, Feedback(met.T.astype(float) @ met, 0.1).encode(name, matrix))
+        assert np.isfinite(decoded).all() and not decoded[0].any()
 
 
-def test_shrunk_moments_lie_between_what_was_seen_and_its_diagonal():
+def test_shrunk_moments_lie_between_the_measured_and_their_diagonal():
     moments = np.cov(inputs(500, 32), rowvar=False)
     mean = np.diagonal(moments).mean()
     np.testing.assert_allclose(shrink(moments, 1) * mean, np.diag(np.diagonal(moments)), rtol=1e-4)
@@ -151,7 +151,7 @@ def test_shrunk_moments_lie_between_what_was_seen_and_its_diagonal():
 
 
 def test_feedback_is_off_where_it_does_not_help():
-    """Inputs whose two halves have nothing in common."""
+    """The two halves of the inputs have nothing in common."""
     generator = np.random.default_rng(0)
     halves = [(generator.normal(size=(40, 2)) @ generator.normal(size=(2, 256))).astype("f4") for _ in range(2)]
     assert Hessian(halves, 256).damping("Q4_K", weights(32, 256)) == DAMPINGS[-1]
@@ -161,7 +161,7 @@ def test_feedback_is_off_where_it_does_not_help():
 
 @pytest.mark.parametrize("columns", [1, 32, 255, 256, 257, 600])
 def test_a_matrix_is_factored_in_place(columns):
-    """The same for any number of threads."""
+    """Check also that threads do not change the result."""
     x = inputs(3 * columns, columns)
     moments = (x.T.astype(float) @ x).astype("f4")
     one, three = moments.copy(), moments.copy()
@@ -174,26 +174,26 @@ def test_a_matrix_is_factored_in_place(columns):
 
 
 @pytest.mark.parametrize("columns", [32, 127, 128, 129, 300])
-def test_a_few_inputs_do_not_decide_for_all(columns):
-    """Squares count as FAR times the median at most; a text without inputs is none."""
+def test_a_few_outliers_do_not_dominate_the_moments(columns):
+    """Squares count as FAR times the median at most; prompts without inputs are skipped."""
     x = inputs(101, columns)
     x[7] *= 1e4
     pieces = [x[:50], x[:0], x[50:]]
     squares = (x.astype(float) ** 2).sum(axis=1)
     fair = x * np.sqrt(np.minimum(1, FAR * np.median(squares) / squares))[:, None]
-    found = mean_moments(pieces, columns)
-    np.testing.assert_allclose(found, fair.T @ fair / 101, rtol=1e-4, atol=1e-3)
-    np.testing.assert_array_equal(found, mean_moments(pieces, columns, 3))
+    moments = mean_moments(pieces, columns)
+    np.testing.assert_allclose(moments, fair.T @ fair / 101, rtol=1e-4, atol=1e-3)
+    np.testing.assert_array_equal(moments, mean_moments(pieces, columns, 3))
     assert outlier_shares([np.ones((3, columns), np.float32), x[:0]]) == [None, None]
 
 
-def test_without_inputs_there_are_no_moments():
+def test_moments_without_inputs_are_zero():
     x = inputs(101, 32)
     assert not mean_moments([x[:0]], 32).any() and not mean_moments([np.zeros_like(x)], 32).any()
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="which keeps what was freed")
-def test_freed_activations_go_back_to_the_system():
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps freed memory")
+def test_freed_activations_are_returned_to_the_system():
     program = """
 import os
 import platform
@@ -213,15 +213,15 @@ for n in range(8):
 del all[::2]
 print(held() - before)
 """
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert int(said) < 4 * (LARGE >> 10)
+    grown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert int(grown) < 4 * (LARGE >> 10)
 
 
-def test_without_inputs_all_columns_count_alike():
+def test_without_inputs_all_columns_count_equally():
     matrix = weights(8, 256)
     moments = Hessian([np.zeros((0, 256), np.float32)] * 2, 256)
-    found = moments.feedback("Q4_K", matrix).encode("Q4_K", matrix)
-    np.testing.assert_array_equal(found, encode("Q4_K", matrix))
+    encoded = moments.feedback("Q4_K", matrix).encode("Q4_K", matrix)
+    np.testing.assert_array_equal(encoded, encode("Q4_K", matrix))
 
 
 # ---- whole models
@@ -237,7 +237,7 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def text(tmp_path: Path, monkeypatch) -> Path:
-    """A text, of which little is read."""
+    """Write a calibration text, of which only 6 chunks are read."""
     monkeypatch.setattr(calibrate, "CHUNKS", 6)
     path = tmp_path / "text.txt"
     path.write_text(TEXT)
@@ -245,14 +245,14 @@ def text(tmp_path: Path, monkeypatch) -> Path:
 
 
 def quantize(arguments: list[str]) -> int:
-    """The command line; its exit code."""
+    """Run `localllm quantize`; return its exit code."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
         patch.setattr(sys, "argv", ["localllm", "quantize", *arguments])
         main()
     return int(end.value.code or 0)
 
 
-def test_a_calibrated_file_has_the_formats_of_another_one_and_says_how_it_was_made(model: Path, text: Path, tmp_path):
+def test_a_calibrated_file_keeps_the_types_and_tells_its_texts(model: Path, text: Path, tmp_path):
     assert quantize([str(model), str(tmp_path / "plain.gguf"), "Q4_0"]) == 0
     assert quantize([str(model), str(tmp_path / "out.gguf"), "Q4_0", "--calibrate", str(text)]) == 0
     assert not (tmp_path / "out.gguf.calibration").exists()
@@ -265,8 +265,10 @@ def test_a_calibrated_file_has_the_formats_of_another_one_and_says_how_it_was_ma
     matrices = {name for name in plain.tensors if name.startswith("blk.") and "norm" not in name}
     norms = {name for name in changed if "norm" in name}
     assert changed == matrices | {"output.weight"} | norms
-    said = describe_quantization(calibrated.metadata)
-    assert said.startswith("calibrated on text.txt, ") and (" scalings folded away" in said) == bool(norms)
+    description = describe_quantization(calibrated.metadata)
+    assert description.startswith("calibrated on text.txt, ") and (" scalings folded away" in description) == bool(
+        norms
+    )
     assert describe_quantization(plain.metadata) is None
 
 
@@ -286,20 +288,18 @@ def test_a_calibrated_file_has_the_formats_of_another_one_and_says_how_it_was_ma
         ({"quantize.imatrix.file": "i.gguf", **calibration(["a"], 5, "1")}, "calibrated on a, 5 tokens (localllm 1)"),
     ],
 )  # fmt: skip
-def test_what_a_file_was_made_with(metadata: dict, line: str | None):
+def test_metadata_tell_how_a_file_was_quantized(metadata: dict, line: str | None):
     assert describe_quantization(metadata) == line
 
 
-def test_texts_that_nobody_named_have_a_name():
-    found = {f"localllm.quantize.{name}": value for name, value in (("tokens", 5), ("version", "1"))}
-    for texts, said in ((), ["localllm's mixture"]), (("a", "b"), ["a", "b"]):
-        assert calibration(texts, 5, "1") == {"localllm.quantize.texts": said, **found}
+def test_default_calibration_texts_have_a_name():
+    common = {f"localllm.quantize.{name}": value for name, value in (("tokens", 5), ("version", "1"))}
+    for texts, names in ((), ["localllm's mixture"]), (("a", "b"), ["a", "b"]):
+        assert calibration(texts, 5, "1") == {"localllm.quantize.texts": names, **common}
 
 
-def test_a_matrix_is_encoded_with_what_it_meets_behind_encoded_ones(
-    model: Path, text: Path, tmp_path: Path, monkeypatch
-):
-    """The inputs of the second layer are those of a model whose first layer is the encoded one."""
+def test_a_matrix_is_calibrated_on_the_outputs_of_encoded_layers(model: Path, text: Path, tmp_path: Path, monkeypatch):
+    """Inputs of the second layer are those of a model whose first layer is encoded."""
     met = {}
     encode_with = CalibratedMatrices._encode
 
@@ -325,7 +325,7 @@ def test_a_matrix_is_encoded_with_what_it_meets_behind_encoded_ones(
 
 @pytest.mark.sampled
 @pytest.mark.slow(6)
-def test_the_same_bytes_again_also_after_an_interruption(model: Path, text: Path, tmp_path: Path, monkeypatch):
+def test_an_interrupted_calibration_continues_to_the_same_bytes(model: Path, text: Path, tmp_path: Path, monkeypatch):
     out, encoded = tmp_path / "out.gguf", []
     command = [str(model), str(out), "Q4_0", "--calibrate", str(text), "--threads"]
     assert quantize([*command, "1"]) == 0
@@ -360,7 +360,7 @@ def test_the_same_bytes_again_also_after_an_interruption(model: Path, text: Path
 
 
 @pytest.mark.sampled
-def test_a_source_that_changes_while_its_scales_are_measured(model: Path, text: Path, tmp_path: Path):
+def test_a_source_that_changes_during_calibration_is_refused(model: Path, text: Path, tmp_path: Path):
     source, out, request = tmp_path / "m.gguf", tmp_path / "out.gguf", QuantizeRequest(RECIPES["Q4_0"])
     source.write_bytes(model.read_bytes())
     request = replace(request, texts=(str(text),))
@@ -375,7 +375,7 @@ def test_a_source_that_changes_while_its_scales_are_measured(model: Path, text: 
     assert not out.exists()
 
 
-def test_other_texts_do_not_go_on_with_what_is_left(tmp_path: Path):
+def test_an_interrupted_calibration_of_other_texts_starts_anew(tmp_path: Path):
     path = tmp_path / "x"
     with ArrayLog(path, "one") as records:
         records.add("a", np.arange(5, dtype=np.uint8))
@@ -385,7 +385,7 @@ def test_other_texts_do_not_go_on_with_what_is_left(tmp_path: Path):
         assert "a" not in records
 
 
-def test_a_file_that_is_something_else_stays(model: Path, text: Path, tmp_path: Path, capsys):
+def test_a_foreign_file_in_place_of_the_log_is_kept(model: Path, text: Path, tmp_path: Path, capsys):
     (tmp_path / "out.gguf.calibration").write_text("dear diary")
     assert quantize([str(model), str(tmp_path / "out.gguf"), "Q4_0", "--calibrate", str(text)]) == 2
     assert "not a file of localllm" in capsys.readouterr().err
@@ -393,23 +393,25 @@ def test_a_file_that_is_something_else_stays(model: Path, text: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("arguments", "message"),
     [
         (["Q4_0", "--calibrate", "nowhere.txt"], "nowhere.txt: cannot be read"),
         (["Q4_0", "--calibrate", "short.txt"], "short.txt: the text has"),
         (["Q4_0", "--calibrate", "text.txt", "--imatrix", "x"], "leave out --imatrix"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_a_line(given, said: str, model, text, tmp_path, monkeypatch, capsys):
+def test_invalid_calibration_options_are_refused_in_one_line(
+    arguments, message: str, model, text, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "short.txt").write_text("hello")
-    assert quantize([str(model), "out.gguf", *given]) == 2
+    assert quantize([str(model), "out.gguf", *arguments]) == 2
     error = capsys.readouterr().err
-    assert said in error.splitlines()[-1] and error.count("localllm: error: ") == 1
+    assert message in error.splitlines()[-1] and error.count("localllm: error: ") == 1
     assert not list(tmp_path.glob("out*"))
 
 
-def test_inputs_that_are_no_numbers_are_an_error(text: Path, tmp_path: Path, capsys):
+def test_infinite_inputs_of_a_matrix_are_refused(text: Path, tmp_path: Path, capsys):
     path = write_tiny_model(tmp_path / "broken.gguf", context=128)
     _, start = map_of(GGUFFile.open(path).tensors["blk.1.attn_norm.weight"].data)
     with open(path, "r+b") as file:
@@ -423,7 +425,7 @@ def test_inputs_that_are_no_numbers_are_an_error(text: Path, tmp_path: Path, cap
 
 
 class AsTheyAre:
-    """Matrices that stay what they are."""
+    """Matrices that are not quantized."""
 
     def rows(self, weight, ids):
         return dequantize(weight.tensor)[ids]
@@ -437,7 +439,7 @@ FAMILIES = ["gemma3", "gemma4", "llama_moe", "mamba2", "deepseek2_v3", "gpt_oss"
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_texts_side_by_side_are_texts_alone(shared: Path, kind: str, monkeypatch):
+def test_prompts_side_by_side_equal_prompts_alone(shared: Path, kind: str, monkeypatch):
     monkeypatch.setattr(sequential, "KEPT_AS", KVType.of("f32"))  # float16 would make more of another order of sums
     file = GGUFFile.open(shared / f"goldens/arch/{kind}.gguf")
     module, h = architecture(file)
@@ -446,15 +448,15 @@ def test_texts_side_by_side_are_texts_alone(shared: Path, kind: str, monkeypatch
     last = LastReads()
     again = shared_states(trace_model(file, last.record(module.forward), w, h, 20).operations)
     together = LayerwiseRunner(texts, again, AsTheyAre(), 2, last)
-    found = module.forward(together, w, h)
+    batched = module.forward(together, w, h)
     together.close()
-    for text, logits in zip(texts, found, strict=True):
+    for text, logits in zip(texts, batched, strict=True):
         span = Span(ReferenceCache(KVType.of("f32")), 0, text, len(text))
         np.testing.assert_allclose(logits, module.forward(Reference([span], {}, 20), w, h), rtol=1e-4, atol=1e-4)
 
 
 class Stack:
-    """Matrices of this array, and what each has met."""
+    """Matrices of an array; records the inputs of each."""
 
     def __init__(self, array: np.ndarray):
         self.array, self.inputs = array, list[np.ndarray]()
@@ -467,39 +469,39 @@ class Stack:
 
 @pytest.fixture
 def two_texts() -> Any:
-    """A builder with texts of 2 and 3 tokens that meets a stack of three matrices."""
+    """Return a runner of prompts with 2 and 3 tokens, and a stack of three matrices."""
     matrices: Any = Stack(np.random.default_rng(0).normal(size=(3, 7, 5)).astype(np.float32))
     builder = LayerwiseRunner([np.arange(2), np.arange(3)], (), matrices, 2)
     yield builder, matrices
     builder.close()
 
 
-def test_each_expert_meets_the_tokens_that_have_chosen_it(two_texts: Any):
+def test_each_expert_gets_the_tokens_that_chose_it(two_texts: Any):
     builder, matrices = two_texts
     x = BatchedActivations(inputs(2 * tokens, 5, tokens) for tokens in (2, 3))
     numbers = [np.array([[0, 2], [2, 0]]), np.array([[0, 1], [2, 0], [1, 0]])]
     choice, before = BatchedActivations(SimpleNamespace(experts=some) for some in numbers), np.concatenate(x)
-    made = builder._expert_linear([x], x, matrices.weight, choice)
+    outputs = builder._expert_linear([x], x, matrices.weight, choice)
     flat = np.concatenate([some.reshape(-1) for some in numbers])
     for expert, met in enumerate(matrices.inputs):
         np.testing.assert_array_equal(met, before[flat == expert])
     expected = [matrices.array[expert] @ row for expert, row in zip(flat, before, strict=True)]
-    np.testing.assert_allclose(np.concatenate(made), expected, rtol=1e-4, atol=1e-5)
-    assert [len(part) for part in made] == [4, 6]
+    np.testing.assert_allclose(np.concatenate(outputs), expected, rtol=1e-4, atol=1e-5)
+    assert [len(part) for part in outputs] == [4, 6]
     assert x == [None, None] and builder._loaded == {}  # neither the activation nor the matrix is kept
 
 
-def test_each_head_meets_its_columns(two_texts: Any):
+def test_each_head_gets_its_columns(two_texts: Any):
     builder, matrices = two_texts
     x = BatchedActivations(inputs(tokens, 15, tokens) for tokens in (2, 3))
-    made = builder._head_linear([], x, matrices.weight)
+    outputs = builder._head_linear([], x, matrices.weight)
     for head, met in enumerate(matrices.inputs):
         np.testing.assert_array_equal(met, np.concatenate(x)[:, 5 * head : 5 * head + 5])
     expected = [np.concatenate([m @ row[5 * n : 5 * n + 5] for n, m in enumerate(matrices.array)]) for row in x[1]]
-    np.testing.assert_allclose(made[1], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(outputs[1], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_texts_have_no_images_and_the_longest_decides_between_factors(two_texts: Any):
+def test_prompts_have_no_images_and_the_longest_selects_rope_factors(two_texts: Any):
     builder, x = two_texts[0], BatchedActivations([1, 2])
     assert builder.embed_inputs(lambda: x, 3) is builder.add_deepstack(x, 1) is builder.tap_layer_input(x, 0) is x
     assert builder.ignore(None) is None and [builder.by_context("short", "long", n) for n in (2, 3)] == [
@@ -518,14 +520,14 @@ def test_texts_have_no_images_and_the_longest_decides_between_factors(two_texts:
         ((2, 13), [(0, 0, 1), (0, 1, 2)]),
     ],
 )  # fmt: skip
-def test_all_rows_of_a_matrix_are_made_float32_some_at_a_time(monkeypatch, shape: tuple, ends: list):
-    """A share of a small one, so many weights of a large one, a row at least."""
+def test_rows_of_a_matrix_are_dequantized_in_ranges(monkeypatch, shape: tuple, ends: list):
+    """Ranges are a share of a small matrix, a number of weights of a large one, and at least a row."""
     monkeypatch.setattr(sequential, "AT_ONCE", 12)
     assert list(MatrixRows(shape, None).row_ranges()) == ends  # type: ignore[arg-type]
 
 
 class AsTheyAreWatched(AsTheyAre):
-    """Takes down which of the activations that matrices have met are still there when a matrix meets another one."""
+    """Record which earlier inputs are alive when a matrix gets its own."""
 
     def __init__(self):
         self.known, self.alive = dict[str, weakref.ref](), dict[str, list[str]]()
@@ -536,7 +538,7 @@ class AsTheyAreWatched(AsTheyAre):
         return super().resolve(weight, inputs)
 
 
-def test_what_nobody_reads_any_more_is_given_up(model: Path):
+def test_activations_are_freed_after_their_last_use(model: Path):
     file, matrices, last = GGUFFile.open(model), AsTheyAreWatched(), LastReads()
     module, h = architecture(file)
     w = Weights(file.tensors)
@@ -548,7 +550,7 @@ def test_what_nobody_reads_any_more_is_given_up(model: Path):
     assert matrices.alive["blk.0.ffn_down.weight"] == matrices.alive["blk.1.attn_q.weight"] == []
 
 
-def test_the_mixture_is_read_without_a_text_chats_in_the_models_template(model: Path):
+def test_the_default_mixture_is_tokenized_with_the_models_chat_template(model: Path):
     tokenizer = Tokenizer.from_file(model)
     chunks = load_chunks(tokenizer, (), 128)
     assert len(chunks) == CHUNKS and {len(chunk) for chunk in chunks} == {128}
@@ -560,7 +562,7 @@ def test_the_mixture_is_read_without_a_text_chats_in_the_models_template(model: 
 
 @pytest.fixture
 def numbering(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A tokenizer that makes so many tokens of a text, which is their number, each the number of the one before + 1."""
+    """Return a tokenizer for which a text is its number of tokens, 0, 1, 2 and so on."""
     monkeypatch.setattr(calibrate, "read_text", lambda name: name)
     monkeypatch.setattr(calibrate, "tokenize_sample", lambda name, tokenizer: [*range(tokenizer.usual)])
     made = SimpleNamespace(adds_bos=False, bos_id=None, usual=5, heard=[])
@@ -575,15 +577,15 @@ def numbering(monkeypatch: pytest.MonkeyPatch) -> Any:
         (65 * 512, 4096, [*range(32), *range(33, 65)]), (100, 40, [0, 1]),
     ],
 )  # fmt: skip
-def test_so_much_of_a_text_is_read(numbering: Any, tokens: int, context: int, places: list[int]):
-    """Chunks of 512 tokens, or of what the model holds; of more than 64 some, evenly."""
+def test_a_text_is_read_in_evenly_spread_chunks(numbering: Any, tokens: int, context: int, places: list[int]):
+    """Chunks have 512 tokens, or the model's context; at most 64 are read."""
     chunks, size = load_chunks(numbering, [str(tokens)], context), min(512, context)
     assert [int(chunk[0]) for chunk in chunks] == [place * size for place in places] and numbering.heard == [True]
     assert all(np.array_equal(chunk, np.arange(size) + chunk[0]) for chunk in chunks)
 
 
-def test_texts_that_are_too_short(numbering: Any):
-    """Of the mixture some may be, of one's own texts none."""
+def test_texts_too_short_for_a_chunk_are_refused(numbering: Any):
+    """In the mixture some may be."""
     with pytest.raises(UsageError, match=r"^511: "):
         load_chunks(numbering, ["600", "511"], 4096)
     with pytest.raises(UsageError, match=r"^every text has fewer than 6 tokens$"):
@@ -594,8 +596,8 @@ def test_texts_that_are_too_short(numbering: Any):
 # ---- formats by need
 
 
-def test_the_least_divergence_for_a_size():
-    """All ways to choose are tried."""
+def test_the_cheapest_types_within_a_size_are_close_to_optimal():
+    """Compare with all combinations."""
     generator = np.random.default_rng(2)
     needs = []
     for n in range(5):
@@ -609,16 +611,16 @@ def test_the_least_divergence_for_a_size():
     ways = [dict(zip((need.name for need in needs), way, strict=True)) for way in product(sizes, repeat=5)]
     smallest, largest = (end(total(needs, way) for way in ways) for end in (min, max))
     for budget in np.linspace(smallest, largest, 20).astype(int):
-        found = cheapest_within(needs, int(budget))
+        chosen = cheapest_within(needs, int(budget))
         best = min(predict(needs, way) for way in ways if total(needs, way) <= budget)
-        assert total(needs, found) <= budget and predict(needs, found) <= best * 1.35 + 1e-9
+        assert total(needs, chosen) <= budget and predict(needs, chosen) <= best * 1.35 + 1e-9
     assert predict(needs, cheapest_within(needs, largest)) == min(predict(needs, way) for way in ways)
     with pytest.raises(UsageError, match=r"smallest (possible file has|formats take)"):
         cheapest_within(needs, smallest - 1)
 
 
 def test_a_file_is_never_larger_than_asked_for_and_hardly_smaller():
-    """Here a format's matrices are padded to 100 bytes, which the first guess does not know."""
+    """Matrices are padded to 100 bytes, which the first guess ignores."""
     needs = [Sensitivity(f"m{n}", 4096, {"Q2_K": 1.0, "Q4_K": 0.1, "Q6_K": 0.01}, harm=1 + n / 7) for n in range(20)]
 
     def size_with(formats):
@@ -626,13 +628,13 @@ def test_a_file_is_never_larger_than_asked_for_and_hardly_smaller():
 
     least, most = (size_with({need.name: format for need in needs}) for format in ("Q2_K", "Q6_K"))
     for size in range(least, most + 5000, 777):
-        found = size_with(fit_to_size(needs, size, 1000, size_with))
-        assert found <= size and found >= min(size - 4096, most)
+        size_found = size_with(fit_to_size(needs, size, 1000, size_with))
+        assert size_found <= size and size_found >= min(size - 4096, most)
     with pytest.raises(UsageError, match=r"smallest (possible file has|formats take)"):
         fit_to_size(needs, least - 2000, 1000, size_with)
 
 
-def test_sizes_as_people_write_them():
+def test_sizes_and_bits_are_parsed_or_refused():
     plan = SimpleNamespace(nbytes=1000, weights=800, jobs=[SimpleNamespace(output=SimpleNamespace(nbytes=900))])
     assert [parse_size(text)(plan) for text in ("3.5GB", "800 mb", "77", "own")] == [
         3_500_000_000,
@@ -652,10 +654,10 @@ def test_sizes_as_people_write_them():
 
 @pytest.mark.sampled
 @pytest.mark.slow(6)
-def test_a_file_of_a_size_and_its_plan(model: Path, text: Path, tmp_path: Path, capsys):
+def test_quantizing_to_a_size_writes_a_plan_that_can_be_used_again(model: Path, text: Path, tmp_path: Path, capsys):
     out, plan = tmp_path / "out.gguf", tmp_path / "plan.toml"
-    given = [str(model), str(out), "Q4_0", "--calibrate", str(text), "--size", "85kB", "--plan", str(plan)]
-    assert quantize(given) == 0
+    arguments = [str(model), str(out), "Q4_0", "--calibrate", str(text), "--size", "85kB", "--plan", str(plan)]
+    assert quantize(arguments) == 0
     said = re.search(
         r"predicted KL divergence (\S+) \((\S+) with the formats of Q4_0\); .* only: (\S+)", capsys.readouterr().err
     )
@@ -667,18 +669,18 @@ def test_a_file_of_a_size_and_its_plan(model: Path, text: Path, tmp_path: Path, 
     again = tmp_path / "again.gguf"
     assert quantize([str(model), str(again), "Q4_0", "--calibrate", str(text), "--plan", str(plan)]) == 0
     assert again.read_bytes() == out.read_bytes()
-    assert quantize([*given, "--dry-run"]) == 2  # the plan is there
+    assert quantize([*arguments, "--dry-run"]) == 2  # the plan is there
     assert "without --size its formats are used" in capsys.readouterr().err
 
 
 def needs_of_layers() -> list[Sensitivity]:
-    """Of eight layers, all alike."""
+    """Return the sensitivities of eight equal layers."""
     names = [f"blk.{n}.{kind}.weight" for n in range(8) for kind in ("attn_v", "ffn_down")]
     return [Sensitivity(name, 4096, {"Q2_K": 0.4, "Q4_K": 0.1, "Q6_K": 0.01}, harm=1.0) for name in names]
 
 
-def test_what_parts_really_do_corrects_their_harm():
-    """Values do four times as much as down; layers of the last quarter three times as much as others."""
+def test_measured_contributions_correct_the_harm():
+    """Values contribute four times as much as down, the last quarter of layers three times as much as others."""
     needs = needs_of_layers()
 
     def contribution(names):
@@ -693,12 +695,12 @@ def test_what_parts_really_do_corrects_their_harm():
     assert harm["blk.7.attn_v.weight"] == pytest.approx(1.6 * 2)
 
 
-def test_parts_that_do_good_count_as_if_they_did_nothing():
+def test_contributions_below_zero_count_as_zero():
     needs = [replace(need, harm=3.0 if "attn_v" in need.name else 1.0) for need in needs_of_layers()]
     formats = dict.fromkeys((need.name for need in needs), "Q4_K")
 
     def harm_if(down: float) -> list[float]:
-        """Of the first two, values and down."""
+        """Return the harm of the first two matrices, values and down."""
         done = correct_harm(needs, formats, lambda names: sum(0.3 if "attn_v" in name else down for name in names))
         return [need.harm for need in done[:2]]
 
@@ -707,7 +709,7 @@ def test_parts_that_do_good_count_as_if_they_did_nothing():
 
 
 class Scripted:
-    """In place of a model: what is found with formats, one after the other."""
+    """A model whose divergences are given in order."""
 
     def __init__(self, found: list[float]):
         self.found, self.asked = found, list[dict[str, str]]()
@@ -721,17 +723,17 @@ class Scripted:
 
 
 @pytest.mark.parametrize(
-    ("found", "best", "rounds"), [([0.3, 0.2, 0.1], 2, 3), ([0.2, 0.3], 0, 2), ([0.3, 0.2, 0.25], 1, 3)]
+    ("divergences", "best", "rounds"), [([0.3, 0.2, 0.1], 2, 3), ([0.2, 0.3], 0, 2), ([0.3, 0.2, 0.25], 1, 3)]
 )
-def test_the_best_of_the_checked_formats_are_taken(found: list[float], best: int, rounds: int, monkeypatch):
-    checked, needs = Scripted(found), needs_of_layers()
+def test_the_best_of_the_checked_plans_is_taken(divergences: list[float], best: int, rounds: int, monkeypatch):
+    checked, needs = Scripted(divergences), needs_of_layers()
     monkeypatch.setattr(corrected, "PlanCheck", lambda *given: checked)
     ways = iter([{need.name: format for need in needs} for format in ("Q6_K", "Q4_K", "Q2_K")])
     formats, least = corrected.refine(None, needs, lambda needs: next(ways), None, 1, None)
-    assert (formats, least, len(checked.asked)) == (checked.asked[best], found[best], rounds)
+    assert (formats, least, len(checked.asked)) == (checked.asked[best], divergences[best], rounds)
 
 
-def test_formats_that_are_chosen_again_need_no_further_check(monkeypatch):
+def test_a_plan_that_is_chosen_again_is_not_checked_again(monkeypatch):
     checked, needs = Scripted([0.3, 0.2]), needs_of_layers()
     monkeypatch.setattr(corrected, "PlanCheck", lambda *given: checked)
     same = {need.name: "Q4_K" for need in needs}
@@ -740,8 +742,8 @@ def test_formats_that_are_chosen_again_need_no_further_check(monkeypatch):
 
 
 @pytest.mark.slow(2)
-def test_what_is_checked_is_what_an_encoded_model_does(model: Path, text: Path):
-    """Nothing is left of the divergence if all matrices are as they are; only what changes is encoded again."""
+def test_checked_divergences_are_those_of_an_encoded_model(model: Path, text: Path):
+    """Unquantized matrices have no divergence; only matrices that change are encoded again."""
     plan = make_plan(open_source(str(model)), QuantizeRequest(RECIPES["Q4_0"], texts=[str(text)]))
     calibration, met = Calibration(plan, [str(text)]), list[str]()
     widener = widener_of(plan, None, ["Q8_0"])
@@ -756,17 +758,15 @@ def test_what_is_checked_is_what_an_encoded_model_does(model: Path, text: Path):
     assert checked.divergence(formats | {"blk.0.ffn_down.weight": "Q8_0"}) < coarse and met == ["blk.0.ffn_down.weight"]
 
 
-def test_a_coarse_embedding_is_coarse_where_it_is_looked_up_too():
-    """Which is where the harm of one that makes the logits comes from, too."""
+def test_a_coarse_embedding_is_coarse_in_its_rows():
     matrix = weights(6, 256)
     weight = SimpleNamespace(name="token_embd.weight", first_row=0, shape=matrix.shape)
     ids, widener = np.array([4, 0, 4]), Widener([BY_NAME["Q3_K"]])
-    found = CoarseWeights({}, widener, {weight.name: MatrixBlocks("Q3_K", encode("Q3_K", matrix))}).rows(weight, ids)
-    np.testing.assert_array_equal(found, dequantize_blocks("Q3_K", encode("Q3_K", matrix))[ids])
+    rows = CoarseWeights({}, widener, {weight.name: MatrixBlocks("Q3_K", encode("Q3_K", matrix))}).rows(weight, ids)
+    np.testing.assert_array_equal(rows, dequantize_blocks("Q3_K", encode("Q3_K", matrix))[ids])
 
 
-def test_coarse_matrices_are_coarse_for_what_meets_them():
-    """A part of the rows of each of a stack; others are as they are."""
+def test_coarse_matrices_replace_only_their_rows():
     stack, name = weights(8, 256), "blk.0.ffn_up_exps.weight"
     weight: Any = SimpleNamespace(name=name, first_row=1, shape=(2, 3, 256))
     jobs: Any = {name: SimpleNamespace(tensor=SimpleNamespace(name=name, shape=(2, 4, 256)))}
@@ -782,7 +782,7 @@ def test_coarse_matrices_are_coarse_for_what_meets_them():
     np.testing.assert_array_equal(coarse.rows(weight, np.array([2, 0])), found[[3, 1]])
 
 
-def test_rounding_costs_what_it_changes_in_the_output():
+def test_rounding_costs_the_change_of_the_output():
     x, matrix = inputs(40, 256), weights(6, 256)
     lost = ((round_activations(x, 32) - x) @ matrix.T) ** 2
     assert rounding_cost(matrix, x, 32) == pytest.approx(float(lost.sum(axis=1).mean()), rel=1e-4)
@@ -790,7 +790,7 @@ def test_rounding_costs_what_it_changes_in_the_output():
     assert {"IQ4_XS", "IQ4_NL", "Q5_K", "Q5_0"} <= {*candidates(256)} and "Q4_K" not in candidates(32)
 
 
-def test_harm_is_the_divergence_of_predictions():
+def test_divergence_is_the_mean_kl_divergence_of_predictions():
     generator = np.random.default_rng(0)
     p, q = (generator.normal(0, 3, (7, 50)).astype(np.float32) for _ in range(2))
     soft = [np.exp(x.astype(float)) / np.exp(x.astype(float)).sum(axis=1, keepdims=True) for x in (p, q)]
@@ -801,7 +801,7 @@ def test_harm_is_the_divergence_of_predictions():
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("a = [", "Invalid value"),
         ('"blk.9.attn_q.weight" = "Q4_0"', "the model has no tensor blk.9.attn_q.weight"),
@@ -809,14 +809,14 @@ def test_harm_is_the_divergence_of_predictions():
         ('"blk.0.attn_q.weight" = 3', "is not a tensor format"),
     ],
 )
-def test_plans_that_do_not_fit_are_refused(content: str, said: str, model: Path, tmp_path: Path, capsys):
+def test_invalid_plans_are_refused(content: str, message: str, model: Path, tmp_path: Path, capsys):
     (tmp_path / "plan.toml").write_text(content)
     assert quantize([str(model), str(tmp_path / "x.gguf"), "Q4_0", "--plan", str(tmp_path / "plan.toml")]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--size", "1GB"], "add --calibrate"),
         (["--calibrate", "--size", "1GB", "--bpw", "4"], "give either --size or --bpw"),
@@ -827,19 +827,19 @@ def test_plans_that_do_not_fit_are_refused(content: str, said: str, model: Path,
         (["--calibrate", "--size", "1GB", "--dry-run", "--plan", "."], "must be a regular file"),
     ],
 )
-def test_sizes_that_make_no_sense_are_refused(options: list[str], said: str, model: Path, tmp_path: Path, capsys):
+def test_invalid_sizes_are_refused(options: list[str], message: str, model: Path, tmp_path: Path, capsys):
     assert quantize([str(model), str(tmp_path / "x.gguf"), "Q4_0", *options]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_each_stage_counts_to_its_end(model: Path, text: Path, tmp_path: Path):
-    """An embedding whose rows are only read is written, not calibrated."""
+    """An embedding that is only read is written, not calibrated."""
     asked = QuantizeRequest(RECIPES["Q4_0"], texts=[str(text)])
-    plan, told = make_plan(open_source(str(model)), asked), dict[str, list[tuple[int, int]]]()
-    stage = lambda stage, done, total, name: told.setdefault(stage, []).append((done, total))  # noqa: E731
+    plan, reported = make_plan(open_source(str(model)), asked), dict[str, list[tuple[int, int]]]()
+    stage = lambda stage, done, total, name: reported.setdefault(stage, []).append((done, total))  # noqa: E731
     run(plan, str(tmp_path / "out.gguf"), asked, 2, lambda done, name: None, on_stage=stage)
-    assert [*told] == [SCALES, MATRICES, WRITING]
-    for counts in told.values():
+    assert [*reported] == [SCALES, MATRICES, WRITING]
+    for counts in reported.values():
         done, total = zip(*counts, strict=True)
         assert min(done) >= 0 and done == tuple(sorted(done)) and set(total) == {done[-1]}, counts
 
@@ -847,18 +847,18 @@ def test_each_stage_counts_to_its_end(model: Path, text: Path, tmp_path: Path):
 @pytest.mark.sampled
 @pytest.mark.slow(4)
 @pytest.mark.parametrize("kind", ["llama_moe", "gpt_oss", "mamba2", "qwen35", "deepseek2_v3", "gemma3"])
-def test_other_architectures_come_nearer_to_what_they_were(
+def test_calibration_reduces_the_divergence_of_every_architecture(
     shared: Path, kind: str, text: Path, tmp_path: Path, monkeypatch
 ):
-    """Experts, recurrent layers, attention of other kinds, a matrix that is embedding and output."""
+    """Check experts, recurrent layers, kinds of attention, and tied embeddings."""
     monkeypatch.setattr(calibrate, "CHUNK", 64)
     path = shared / f"goldens/arch/{kind}.gguf"
     request = QuantizeRequest(RECIPES["Q4_0"], allow_requantize=True)
     known = dict[str, GGUFFile]()
     for name, texts in (("plain", None), ("calibrated", [str(text)])):
-        asked = replace(request, texts=texts)
-        plan = make_plan(open_source(str(path)), asked)
-        run(plan, str(tmp_path / name), asked, 2, lambda done, name: None)
+        request_with_texts = replace(request, texts=texts)
+        plan = make_plan(open_source(str(path)), request_with_texts)
+        run(plan, str(tmp_path / name), request_with_texts, 2, lambda done, name: None)
         known[name] = GGUFFile.open(tmp_path / name)
         assert {t.format.name for t in known[name].tensors.values()} >= {"Q4_0"}
     chunks = Calibration(make_plan(open_source(str(path)), replace(request, texts=[])), [str(text)]).chunks[:8]

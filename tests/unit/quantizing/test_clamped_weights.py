@@ -1,4 +1,4 @@
-"""Weights that are too large for the new format are named."""
+"""Test warnings for weights that are too large for the new type."""
 
 from pathlib import Path
 
@@ -36,26 +36,28 @@ def with_weights(path: Path, *values: float) -> Path:
         ("Q4_0", "Q4_0", (1e7, 9e6), 2, "1e+07"),
     ],
 )
-def test_they_are_named(tmp_path: Path, cli, type: str, format: str, values: tuple[float, ...], count: int, largest):
-    """In a single file and in a ladder; with --strict nothing is written."""
+def test_clamped_weights_are_named_or_refused_with_strict(
+    tmp_path: Path, cli, type: str, format: str, values: tuple[float, ...], count: int, largest
+):
+    """Check a single file and several types at once."""
     model = with_weights(tmp_path / "m.gguf", *values)
     is_are = f"{count} weights are" if count > 1 else "1 weight is"
-    said = f"tensor {NAME}: {is_are} too large for {format} and became its largest number (the largest is {largest})"
+    message = f"tensor {NAME}: {is_are} too large for {format} and became its largest number (the largest is {largest})"
     code, _, err = cli("quantize", model, tmp_path / "out.gguf", type)
-    assert code == 0 and f"localllm: warning: {said}: use BF16 or F32 for this tensor\n" in err
+    assert code == 0 and f"localllm: warning: {message}: use BF16 or F32 for this tensor\n" in err
     weights = dequantize(GGUFFile.open(tmp_path / "out.gguf").tensors[NAME])
     assert np.isfinite(weights).all()
     code, _, err = cli("quantize", model, tmp_path / "{type}.gguf", "--types", type)
-    assert code == 0 and f"localllm: warning: {said}" in err
+    assert code == 0 and f"localllm: warning: {message}" in err
     for out in ("strict.gguf", "strict-{type}.gguf"):
         words = ["--pure", *(["--types", type] if "{" in out else [type])]
         code, _, err = cli("quantize", model, tmp_path / out, *words, "--strict")
-        assert code != 0 and f"--strict: {said}" in err
+        assert code != 0 and f"--strict: {message}" in err
         assert not list(tmp_path.glob("strict*gguf"))
 
 
 @pytest.mark.parametrize("type", ["F32", "F16", "BF16", "Q4_0"])
-def test_what_fits_is_not(tmp_path: Path, cli, type: str):
+def test_weights_that_fit_are_not_named(tmp_path: Path, cli, type: str):
     model = with_weights(tmp_path / "m.gguf", 65504, -65519)
     code, _, err = cli("quantize", model, tmp_path / "out.gguf", type)
     assert code == 0 and "too large" not in err
@@ -63,8 +65,8 @@ def test_what_fits_is_not(tmp_path: Path, cli, type: str):
 
 @pytest.mark.sampled("name", always=("Q4_K", "Q6_K"))  # to compile another search takes three seconds
 @pytest.mark.parametrize("name", ["Q2_K", "Q4_K", "Q6_K", "IQ4_XS", "Q5_1"])
-def test_blocks_of_large_weights_that_fit(name: str):
-    """Rounding is not clamping: a float16 scale holds some 100,000."""
+def test_rounded_blocks_of_large_weights_are_not_clamped(name: str):
+    """A float16 scale represents some 100,000."""
     weights = np.random.default_rng(0).normal(0, 3e4, (4, 256)).astype(np.float32)
     clamped = ClampedWeights(is_strict=True)
     clamped.check("w", BY_NAME[name], weights, encode(name, weights))

@@ -1,4 +1,4 @@
-"""Metadata as publishers change it: with quantize, and in files that are there."""
+"""Test changes of metadata, by `quantize` and by `edit`."""
 
 import struct
 from pathlib import Path
@@ -26,8 +26,8 @@ def weights(path: Path) -> bytes:
 TAGS = struct.pack("<IIQ", 9, 8, 2) + struct.pack("<Q", 1) + b"a" + struct.pack("<Q", 2) + b"bc"
 SETTINGS = {
     "general.name=Other": struct.pack("<IQ", 8, 5) + b"Other",
-    "general.name=5": struct.pack("<IQ", 8, 1) + b"5",  # a text stays a text
-    "llama.context_length=300": struct.pack("<II", 4, 300),  # and a number of 32 bits one of 32 bits
+    "general.name=5": struct.pack("<IQ", 8, 1) + b"5",  # a string stays a string
+    "llama.context_length=300": struct.pack("<II", 4, 300),  # a 32-bit integer stays one
     "llama.rope.freq_base=5": struct.pack("<If", 6, 5.0),
     "llama.rope.freq_base=f64:5": struct.pack("<Id", 12, 5.0),
     "tokenizer.ggml.token_type=[1, 2]": struct.pack("<IIQii", 9, 5, 2, 1, 2),
@@ -50,7 +50,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_values_have_their_types(model: Path, cli, setting: str):
+def test_settings_are_written_with_their_types(model: Path, cli, setting: str):
     key = setting.partition("=")[0]
     packed = packed_of(GGUFFile.open(model))
     assert parse_setting(setting, packed)[1] == SETTINGS[setting]
@@ -64,19 +64,18 @@ def test_values_have_their_types(model: Path, cli, setting: str):
     "new=bool:maybe", "new=f32:inf", "new=[1, [2]]", 'new=["a", 1]', "new=u8[]:1,x", "split.count=3", "sch\u00f6n=1",
     "general.alignment=3", "general.architecture=", "new=i32[]:[1",
 ])  # fmt: skip
-def test_values_that_are_none(model: Path, cli, setting: str):
+def test_invalid_settings_are_refused(model: Path, cli, setting: str):
     before = model.read_bytes()
     code, _, err = cli("edit", model, "--set-metadata", setting)
     assert code == 2 and err.count("\n") == 1 and "--set-metadata" in err and model.read_bytes() == before
 
 
-def test_values_are_read_back():
+def test_packed_values_are_unpacked_unchanged():
     for value in (np.uint8(3), -5, 0.5, True, "text", ["a", "ü"], np.array([1, 2], np.uint16), [True, False]):
         assert np.array_equal(unpack(pack_value(value)), value)
 
 
-def test_keys_keep_their_places(model: Path, cli):
-    """New ones come last; the others stay as they are."""
+def test_edited_keys_keep_their_order_and_new_ones_come_last(model: Path, cli):
     before = GGUFFile.open(model).packed
     words = ["--set-metadata", "general.name=X", "--set-metadata", "a.new=1", "--remove-metadata", "general.file_type"]
     assert cli("edit", model, model.with_name("e.gguf"), *words)[0] == 0
@@ -86,8 +85,8 @@ def test_keys_keep_their_places(model: Path, cli):
     assert weights(model.with_name("e.gguf")) == weights(model)
 
 
-def test_in_place_where_it_fits(model: Path, cli):
-    """The header only is written, and the old one is beside it; it can be restored."""
+def test_a_header_that_fits_is_changed_in_place_and_can_be_restored(model: Path, cli):
+    """Only the header is written; the old one is stored beside the file."""
     before, node = model.read_bytes(), model.stat().st_ino
     code, out, _ = cli("edit", model, "--set-metadata", "general.name=Tiny Tesx")
     assert code == 0 and model.stat().st_ino == node and "model.gguf.header" in out
@@ -100,8 +99,7 @@ def test_in_place_where_it_fits(model: Path, cli):
     assert model.read_bytes() == before and model.with_name("model.gguf.header.2").exists()
 
 
-def test_a_header_that_does_not_fit(model: Path, cli):
-    """The whole file is written anew."""
+def test_a_header_that_does_not_fit_rewrites_the_file(model: Path, cli):
     data = weights(model)
     code, out, _ = cli("edit", model, "--set-metadata", f"general.name={'long ' * 100}")
     assert code == 0 and "old header" not in out and [path.name for path in model.parent.iterdir()] == ["model.gguf"]
@@ -109,7 +107,7 @@ def test_a_header_that_does_not_fit(model: Path, cli):
     assert cli("run", model, "-p", "Hi", "-n", "1")[0] == 0
 
 
-def test_a_stored_header_of_another_file(model: Path, cli):
+def test_a_stored_header_of_another_file_is_refused(model: Path, cli):
     other = model.with_name("other.header")
     assert cli("split", model, model.with_name("s"), "--split-max-tensors", "20")[0] == 0
     part = model.with_name("s-00001-of-00002.gguf").read_bytes()[:6000]
@@ -120,7 +118,7 @@ def test_a_stored_header_of_another_file(model: Path, cli):
         assert code == 2 and "not a stored header" in err and model.read_bytes() == before, data[:10]
 
 
-def test_what_would_not_run_is_refused(model: Path, cli):
+def test_edits_that_break_the_model_are_refused(model: Path, cli):
     before = model.read_bytes()
     for words in (["--set-metadata", "llama.block_count=3"], ["--remove-metadata", "llama.*"],
                   ["--set-metadata", "tokenizer.ggml.tokens=[]"]):  # fmt: skip
@@ -131,7 +129,7 @@ def test_what_would_not_run_is_refused(model: Path, cli):
     assert model.read_bytes() == before and len(list(model.parent.iterdir())) == 1
 
 
-def test_a_key_that_is_not_there(model: Path, cli):
+def test_removing_a_missing_key_warns_or_fails_with_strict(model: Path, cli):
     words = ["--set-metadata", "a=1", "--remove-metadata", "nothing.*"]
     code, _, err = cli("edit", model, model.with_name("e.gguf"), *words)
     assert code == 0 and "--remove-metadata nothing.* matches no key" in err
@@ -141,14 +139,17 @@ def test_a_key_that_is_not_there(model: Path, cli):
     assert cli("quantize", model, model.with_name("r.gguf"), "Q8_0", *words, "--strict")[0] == 2
 
 
-def test_a_chat_template(model: Path, cli, tmp_path: Path):
+def test_edit_and_quantize_set_a_chat_template(model: Path, cli, tmp_path: Path):
     file = tmp_path / "template.jinja"
     file.write_text("{{ messages[0].content }}\n")
-    assert cli("edit", model, model.with_name("e.gguf"), "--chat-template-file", file)[0] == 0
-    assert GGUFFile.open(model.with_name("e.gguf")).metadata["tokenizer.chat_template"] == file.read_text()
     folder = write_checkpoint(tmp_path / "folder")
-    assert cli("quantize", folder, tmp_path / "q.gguf", "Q8_0", "--chat-template-file", file)[0] == 0
-    assert GGUFFile.open(tmp_path / "q.gguf").metadata["tokenizer.chat_template"] == file.read_text()
+    for words in (("edit", model, tmp_path / "e.gguf"), ("quantize", folder, tmp_path / "e.gguf", "Q8_0", "--force")):
+        assert cli(*words, "--chat-template-file", file)[0] == 0
+        assert GGUFFile.open(tmp_path / "e.gguf").metadata["tokenizer.chat_template"] == file.read_text()
+
+
+def test_a_chat_template_that_does_not_compile_warns_or_fails_with_strict(model: Path, cli, tmp_path: Path):
+    file = tmp_path / "template.jinja"
     file.write_text("{% if %}")
     code, _, err = cli("edit", model, model.with_name("f.gguf"), "--chat-template-file", file)
     assert code == 0 and "warning" in err and "template.jinja" in err
@@ -156,12 +157,12 @@ def test_a_chat_template(model: Path, cli, tmp_path: Path):
     assert cli("edit", model, "--chat-template-file", tmp_path / "none")[0] == 2
 
 
-def test_all_files_of_a_split_model(model: Path, cli):
+def test_editing_a_split_model_changes_its_first_file_only(model: Path, cli):
     assert cli("split", model, "--split-max-tensors", "8")[0] == 0
     first = model.with_name("model-00001-of-00003.gguf")
     assert cli("edit", first, model.with_name("e.gguf"), "--set-metadata", "general.name=Some longer name")[0] == 0
-    made = GGUFFile.open(model.with_name("e-00001-of-00003.gguf"))
-    assert made.metadata["general.name"] == "Some longer name" and len(made.parts) == 3
+    edited = GGUFFile.open(model.with_name("e-00001-of-00003.gguf"))
+    assert edited.metadata["general.name"] == "Some longer name" and len(edited.parts) == 3
     others = [path.read_bytes() for path in sorted(model.parent.glob("model-0000[23]*"))]
     assert others == [path.read_bytes() for path in sorted(model.parent.glob("e-0000[23]*"))]
     assert cli("edit", first, "--set-metadata", "general.name=Again another name")[0] == 0
@@ -169,7 +170,7 @@ def test_all_files_of_a_split_model(model: Path, cli):
     assert cli("run", first, "-p", "Hi", "-n", "1")[0] == 0
 
 
-def test_either_set_or_removed(model: Path, cli):
+def test_setting_and_removing_the_same_key_is_refused(model: Path, cli):
     code, _, err = cli("edit", model, "--set-metadata", "general.name=x", "--remove-metadata", "general.*")
     assert code == 2 and "needs this key" in err
     edits = resolve_edits(["a=1"], [], None, {})

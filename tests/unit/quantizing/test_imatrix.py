@@ -1,4 +1,4 @@
-"""localllm imatrix: what is summed up, against the reference; files, merging, going on after an interruption."""
+"""Test `localllm imatrix`: sums compared with the reference, files, merging, and continuing after interruptions."""
 
 import json
 import re
@@ -64,7 +64,7 @@ def squares(matrices: int, columns: int, tokens: float = 8.0) -> Squares:
 
 
 def same(one: ImportanceMatrix, two: ImportanceMatrix) -> None:
-    """Every number, bit for bit."""
+    """Check that two matrices are equal, bit for bit."""
     assert one.squares.keys() == two.squares.keys()
     for name, ours in one.squares.items():
         np.testing.assert_array_equal(ours.sums, two.squares[name].sums)
@@ -82,7 +82,7 @@ def call():
 
 @pytest.mark.parametrize("tokens", [0, 1, 3, 40])
 @pytest.mark.parametrize("columns", [1, 16, 64, 70, 576])
-def test_the_kernel(call, tokens, columns):
+def test_squares_of_activations_are_added_by_column(call, tokens, columns):
     x, before = normal(tokens, columns), np.abs(normal(columns))
 
     def compute(parts):
@@ -96,7 +96,7 @@ def test_the_kernel(call, tokens, columns):
 
 
 @pytest.mark.parametrize("columns", [1, 64, 70])
-def test_the_kernel_for_experts(call, columns):
+def test_squares_of_experts_are_added_to_their_own_sums(call, columns):
     """Experts 2 and 0 have rows, two and one; expert 1 has none."""
     x, before = normal(5, columns), np.abs(normal(3, columns))
     active = np.array([[0, 0, 2], [2, 3, 1]], np.int64)
@@ -117,14 +117,14 @@ def test_the_kernel_for_experts(call, columns):
 @pytest.mark.sampled
 @pytest.mark.parametrize("variant", ["qwen3moe", "llama4", "deepseek3"])
 def test_experts_get_the_sums_of_their_own_rows(variant: str, tmp_path: Path):
-    """As the reference does: one row of sums per expert, and how many tokens each one got."""
+    """The reference also gives one row of sums and a count of tokens for each expert."""
     model = converted(variant, tmp_path)
-    tokens, taken = np.random.default_rng(0).integers(3, 250, 90), {}
+    tokens, collected = np.random.default_rng(0).integers(3, 250, 90), {}
     for backend in ("cpu", "reference"):
         observer = observe.ImatrixCollector()
         open_engine(model, context=90, kv_type="f32", backend=backend, observer=observer).forward(tokens, 0)
-        taken[backend] = observer.take(), observer.take_counts()
-    (ours, counts), (theirs, expected) = taken["cpu"], taken["reference"]
+        collected[backend] = observer.take(), observer.take_counts()
+    (ours, counts), (theirs, expected) = collected["cpu"], collected["reference"]
     assert ours.keys() == theirs.keys() and counts.keys() == expected.keys()
     stacks = [name for name in ours if "_exps" in name]
     assert stacks and set(stacks) <= counts.keys()
@@ -137,7 +137,7 @@ def test_experts_get_the_sums_of_their_own_rows(variant: str, tmp_path: Path):
 
 
 def converted(variant: str, folder: Path) -> Path:
-    """A tiny checkpoint of checkpoints.json, as a file in F32."""
+    """Convert a tiny checkpoint of checkpoints.json to F32."""
     facts = json.loads((GOLDENS / "checkpoints.json").read_text())[variant]
     checkpoint = write_family(folder / "checkpoint", facts["config"], spelled_out(facts["shapes"]))
     invoke("quantize", checkpoint, folder / "model.gguf", "F32")
@@ -155,8 +155,8 @@ OF_EXPERTS = {
 }  # fmt: skip
 
 
-def test_the_importance_matrix_of_experts_is_llama_imatrixs(tmp_path: Path):
-    """A row and a count for each expert, which quantize takes."""
+def test_importance_of_experts_agrees_with_llama_imatrix(tmp_path: Path):
+    """Each expert has a row and a count, which quantize uses."""
     model, out, text = converted("qwen3moe", tmp_path), tmp_path / "m.imatrix", tmp_path / "text.txt"
     text.write_text((SUPPORT / "prose.txt").read_text(encoding="utf-8")[:3000], encoding="utf-8")
     invoke("imatrix", model, text, "-o", out, "--chunks", "3", "--ctx-size", "128")
@@ -172,7 +172,7 @@ def test_the_importance_matrix_of_experts_is_llama_imatrixs(tmp_path: Path):
     assert (plain != weighted).any()
 
 
-def test_the_engine_collects_what_the_reference_does(tiny):
+def test_the_engine_collects_the_sums_of_the_reference(tiny):
     tokens = np.random.default_rng(0).integers(0, 260, 600)
     observers = {"cpu": observe.ImatrixCollector(), "reference": observe.ImatrixCollector()}
     for backend, observer in observers.items():
@@ -191,7 +191,7 @@ def test_the_engine_collects_what_the_reference_does(tiny):
     np.testing.assert_allclose(ours["output.weight"].sum(), 601 * WIDTH, rtol=1e-3)  # normed; 600 tokens and one
 
 
-def test_observing_changes_nothing(tiny):
+def test_observing_does_not_change_the_logits(tiny):
     watched, plain = open_engine(tiny, observer=observe.ImatrixCollector()), open_engine(tiny)
     np.testing.assert_array_equal(watched.forward(range(200), 0), plain.forward(range(200), 0))
     assert observe.ImatrixCollector().take() == {}
@@ -208,7 +208,7 @@ def test_all_sequences_are_observed(tiny):
         np.testing.assert_allclose(sums, apart[name], rtol=1e-3)
 
 
-def test_threads_do_not_change_a_bit(tiny):
+def test_threads_do_not_change_the_sums(tiny):
     results = []
     for threads in (1, 2, 3):
         observer = observe.ImatrixCollector()
@@ -222,7 +222,7 @@ def test_threads_do_not_change_a_bit(tiny):
 # ---- files ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_layout_is_llama_cpps(tmp_path):
+def test_imatrix_files_have_the_layout_of_llama_cpp(tmp_path):
     stack = Squares(np.abs(normal(3, 5)), np.array([4.0, 0.0, 8.0]))
     one = squares(1, 5, 16.0)
     matrix = ImportanceMatrix({"blk.0.b.weight": stack, "blk.0.a.weight": one}, ["x.txt", "y.txt"], 2, 512)
@@ -254,8 +254,8 @@ def test_the_layout_is_llama_cpps(tmp_path):
     np.testing.assert_array_equal(means["blk.0.b.weight"][1], np.ones(5))  # an expert about which nothing is known
 
 
-def test_files_of_others(tmp_path):
-    """Newer ones have sums of plain activations too; some have one count for a stack; numbers may be missing."""
+def test_imatrix_files_of_other_programs_are_read(tmp_path):
+    """Newer ones have sums of activations too; some have one count for a stack; chunk counts may be missing."""
     writer = gguf.GGUFWriter(tmp_path / "x", "llama")
     writer.add_tensor("blk.0.a.weight.in_sum", normal(4))
     writer.add_tensor("blk.0.a.weight.in_sum2", np.full((2, 4), 6, np.float32))
@@ -279,7 +279,7 @@ def legacy(entries: dict[str, tuple[int, np.ndarray]], rest: bytes) -> bytes:
     return data + rest
 
 
-def test_the_older_layout(tmp_path):
+def test_the_legacy_layout_is_read(tmp_path):
     values = np.abs(normal(7))
     end = struct.pack("<2i", 4, 5) + b"x.txt"
     (tmp_path / "x").write_bytes(legacy({"blk.0.a.weight": (4, 4 * values), "b": (1, values)}, end))
@@ -304,8 +304,9 @@ def test_the_older_layout(tmp_path):
         ((1, 1), struct.pack("<ii", 7, 1) + b"\xff", None),
     ],
 )  # fmt: skip
-def test_numbers_of_the_older_layout(tmp_path, entry: tuple[int, int], rest: bytes, counts: int | None):
-    """Calls and values of a matrix, and how long things are: what cannot be is refused, and all that fits is read."""
+def test_legacy_files_with_invalid_counts_or_lengths_are_refused(
+    tmp_path, entry: tuple[int, int], rest: bytes, counts: int | None
+):
     head = struct.pack("<ii", 1, 1) + b"a" + struct.pack("<ii", *entry)
     (tmp_path / "x").write_bytes(head + np.float32([2]).tobytes() + rest)
     if counts is None:
@@ -318,7 +319,7 @@ def test_numbers_of_the_older_layout(tmp_path, entry: tuple[int, int], rest: byt
     assert list(matrix.datasets) == ([rest[8 : 8 + rest[4]].decode()] if len(rest) > 8 else [])
 
 
-def test_files_that_are_none(tmp_path, tiny):
+def test_files_that_are_no_importance_matrix_are_refused(tmp_path, tiny):
     good = legacy({"a": (1, np.ones(3))}, b"")
     with_nan = legacy({"a": (1, np.array([1, np.nan, 1]))}, b"")
     negative = legacy({"a": (1, np.array([1, -1, 1]))}, b"")
@@ -342,7 +343,7 @@ def test_files_that_are_none(tmp_path, tiny):
         ({"a.in_sum2": np.full(4, np.inf), "a.counts": np.ones(1)}, "must not be negative"),
     ],
 )
-def test_tensors_that_make_no_sense(tmp_path, tensors, reason):
+def test_inconsistent_imatrix_tensors_are_refused(tmp_path, tensors, reason):
     writer = gguf.GGUFWriter(tmp_path / "x", "llama")
     for name, values in tensors.items():
         writer.add_tensor(name, values.astype(np.float32))
@@ -354,7 +355,7 @@ def test_tensors_that_make_no_sense(tmp_path, tensors, reason):
         read_imatrix(tmp_path / "x")
 
 
-def test_merging(tmp_path):
+def test_merging_adds_sums_counts_and_chunks(tmp_path):
     one = ImportanceMatrix({"a": squares(1, 4), "b": squares(2, 4)}, ["x"], 2, 4)
     two = ImportanceMatrix({"a": squares(1, 4, 32.0), "c": squares(1, 3)}, ["y", "x"], 4, 8)
     write_imatrix(tmp_path / "1", one)
@@ -363,7 +364,7 @@ def test_merging(tmp_path):
     assert (both.chunks, both.chunk_size, list(both.datasets)) == (10, 4, ["x", "y"])
     np.testing.assert_array_equal(both.squares["a"].sums, one.squares["a"].sums + two.squares["a"].sums)
     assert both.squares["a"].counts.tolist() == [40]
-    assert one.merge(ImportanceMatrix({"c": squares(1, 3)})).chunks == 2, "of one that says nothing there are none"
+    assert one.merge(ImportanceMatrix({"c": squares(1, 3)})).chunks == 2, "a matrix without a chunk count adds none"
     np.testing.assert_array_equal(both.squares["b"].sums, one.squares["b"].sums)
     with pytest.raises(UsageError, match="are of different models: a is"):
         one.merge(ImportanceMatrix({"a": squares(1, 5)}))
@@ -373,7 +374,7 @@ def test_merging(tmp_path):
 
 
 def collected(path: str, chunks: np.ndarray) -> dict[str, np.ndarray]:
-    """Mean squares by the reference."""
+    """Return mean squares by the reference."""
     observer = observe.ImatrixCollector()
     engine = open_engine(path, backend="reference", observer=observer)
     for chunk in chunks:
@@ -382,21 +383,21 @@ def collected(path: str, chunks: np.ndarray) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("output", [False, True])
-def test_what_is_collected(tmp_path, tiny, text, output):
+def test_collected_squares_agree_with_the_reference(tmp_path, tiny, text, output):
     chunks = split_chunks(Tokenizer.from_file(tiny).encode(TEXT), SIZE, 3)
     with Collector(tiny, [text], tmp_path / "out", SIZE, 3, output=output, threads=2) as collector:
         assert (collector.total, collector.done) == (3, 0)
         assert list(collector.read()) == [1, 2, 3]
-        found = collector.result()
-    assert (found.chunks, found.chunk_size, list(found.datasets), found.run) == (3, SIZE, [text], "")
+        result = collector.result()
+    assert (result.chunks, result.chunk_size, list(result.datasets), result.run) == (3, SIZE, [text], "")
     exact = collected(tiny, chunks)
-    assert found.squares.keys() == {name for name in exact if output or name != "output.weight"}
-    for name, ours in found.squares.items():
+    assert result.squares.keys() == {name for name in exact if output or name != "output.weight"}
+    for name, ours in result.squares.items():
         assert ours.counts.tolist() == [3 * SIZE]
         np.testing.assert_allclose(ours.mean()[0], exact[name], rtol=2e-3)  # keys and values are f16
 
 
-def test_nothing_was_read(tmp_path, tiny, text):
+def test_a_collector_without_chunks_has_no_result(tmp_path, tiny, text):
     with Collector(tiny, [text], tmp_path / "out", size=32) as collector:
         assert collector.done == 0 and collector.total > 0
         with pytest.raises(UsageError, match=r"^no chunk has been read yet$"):
@@ -404,7 +405,7 @@ def test_nothing_was_read(tmp_path, tiny, text):
     assert not (tmp_path / "out.part").exists()
 
 
-def test_several_texts_are_one(tmp_path, tiny):
+def test_several_texts_are_concatenated(tmp_path, tiny):
     for name, content in (("a", TEXT[:100]), ("b", TEXT[100:300])):
         (tmp_path / name).write_text(content)
     tokenizer = Tokenizer.from_file(tiny)
@@ -414,7 +415,7 @@ def test_several_texts_are_one(tmp_path, tiny):
 
 
 def read_all(*arguments, after: int = 10**9) -> ImportanceMatrix:
-    """A run, which is interrupted after some chunks."""
+    """Collect all chunks, or stop after some."""
     with Collector(*arguments, threads=1) as collector:
         for done in (reading := collector.read()):
             if done >= after:
@@ -424,7 +425,7 @@ def read_all(*arguments, after: int = 10**9) -> ImportanceMatrix:
 
 
 @pytest.mark.parametrize("save_every", [0, 10])
-def test_an_interrupted_run_goes_on(monkeypatch, tmp_path, tiny, text, save_every):
+def test_an_interrupted_run_continues_to_the_same_sums(monkeypatch, tmp_path, tiny, text, save_every):
     monkeypatch.setattr(imatrix, "SAVE_EVERY", save_every)
     whole = read_all(tiny, [text], tmp_path / "whole", SIZE, 5)
     out, part = tmp_path / "out", tmp_path / "out.part"
@@ -436,7 +437,7 @@ def test_an_interrupted_run_goes_on(monkeypatch, tmp_path, tiny, text, save_ever
     assert not out.exists()
 
 
-def test_an_interruption_within_a_chunk(monkeypatch, tmp_path, tiny, text):
+def test_an_interruption_within_a_chunk_repeats_the_chunk(monkeypatch, tmp_path, tiny, text):
     whole = read_all(tiny, [text], tmp_path / "whole", SIZE, 3)
     append, calls = Sequence.append, []
 
@@ -456,7 +457,7 @@ def test_an_interruption_within_a_chunk(monkeypatch, tmp_path, tiny, text):
         same(collector.result(), whole)
 
 
-def test_another_run_begins_anew(tmp_path, tiny, text):
+def test_a_run_with_other_arguments_starts_anew(tmp_path, tiny, text):
     out = tmp_path / "out"
     read_all(tiny, [text], out, SIZE, 5, after=2)
     for different in ((tiny, [text], out, SIZE, 4), (tiny, [text], out, SIZE - 1, 5), (tiny, [text, text], out, SIZE)):
@@ -467,8 +468,8 @@ def test_another_run_begins_anew(tmp_path, tiny, text):
         assert collector.done == 0
 
 
-def test_a_damaged_model(tmp_path, text):
-    """Even where no logits are asked for."""
+def test_a_model_with_infinite_weights_is_refused(tmp_path, text):
+    """Check this although no logits are computed."""
     path = damage(write_tiny_model(tmp_path / "tiny.gguf"), "blk.1.attn_output.weight")
     reason = r"tiny\.gguf: .* blk\.1\.ffn_gate\.weight is not finite"
     with Collector(path, [text], tmp_path / "out", SIZE) as collector, pytest.raises(ModelError, match=reason):
@@ -478,7 +479,7 @@ def test_a_damaged_model(tmp_path, text):
 
 @pytest.mark.sampled
 @pytest.mark.slow
-def test_as_llama_imatrix(shared: Path, monkeypatch, tmp_path):
+def test_importance_agrees_with_llama_imatrix(shared: Path, monkeypatch, tmp_path):
     """SmolLM2, dequantized to F32, 2 chunks, with llama.cpp 0.5.0: mean over the columns, largest column, its mean."""
     figures = {
         "blk.0.attn_q.weight": (0.00219448618, 471, 0.2354841530),
@@ -490,10 +491,10 @@ def test_as_llama_imatrix(shared: Path, monkeypatch, tmp_path):
     monkeypatch.setattr(GGUFFile, "open", classmethod(lambda cls, path, open=GGUFFile.open: exact(open(path))))
     text = tmp_path / "text"
     text.write_text(read_text(shared / "text" / "tinyshakespeare.txt")[:10000])
-    found = read_all(path, [text], tmp_path / "out", 512, 2)
-    assert len(found.squares) == 210
+    matrix = read_all(path, [text], tmp_path / "out", 512, 2)
+    assert len(matrix.squares) == 210
     for name, (average, place, largest) in figures.items():
-        mean = found.squares[name].mean()[0]
+        mean = matrix.squares[name].mean()[0]
         assert mean.mean(dtype=np.float64) == pytest.approx(average, rel=1e-3)
         assert (mean.argmax(), mean.max()) == (place, pytest.approx(largest, rel=1e-3))
 
@@ -503,27 +504,31 @@ def test_as_llama_imatrix(shared: Path, monkeypatch, tmp_path):
 
 @pytest.fixture
 def cli(cli):
-    """`localllm imatrix` within this process: arguments to (exit code, stdout, stderr)."""
+    """Run `localllm imatrix` within this process: arguments to (exit code, stdout, stderr)."""
     return partial(cli, "imatrix")
 
 
-def test_the_command(cli, tmp_path, tiny, text):
+def test_imatrix_writes_the_same_bytes_again_for_any_threads(cli, tmp_path, tiny, text):
+    out = tmp_path / "out.gguf"
+    assert cli(tiny, text, "-o", out, "-c", SIZE, "--chunks", 3, "-t", 1) == (0, "", "")
+    matrix, before = read_imatrix(out), out.read_bytes()
+    assert (len(matrix.squares), matrix.chunks, matrix.chunk_size) == (7 * LAYERS, 3, SIZE)
+    assert cli(tiny, text, "-o", out, "-c", SIZE, "--chunks", 3, "-t", 2)[0] == 0
+    assert out.read_bytes() == before
+
+
+def test_imatrix_adds_to_files_and_merges_them(cli, tmp_path, tiny, text):
     out, second, both = tmp_path / "out.gguf", tmp_path / "2.gguf", tmp_path / "both.gguf"
     assert cli(tiny, text, "-o", out, "-c", SIZE, "--chunks", 3, "-t", 1) == (0, "", "")
-    first = read_imatrix(out)
-    assert (len(first.squares), first.chunks, first.chunk_size) == (7 * LAYERS, 3, SIZE)
     assert cli(tiny, text, "-o", second, "-c", SIZE, "--chunks", 2, "--in-file", out, "-t", 1) == (0, "", "")
     assert read_imatrix(second).chunks == 5
     assert cli("-o", both, "--in-file", out, "--in-file", second) == (0, "", "")
-    same(read_imatrix(both), first.merge(read_imatrix(second)))
-    bytes_before = out.read_bytes()
-    assert cli(tiny, text, "-o", out, "-c", SIZE, "--chunks", 3, "-t", 2)[0] == 0
-    assert out.read_bytes() == bytes_before
+    same(read_imatrix(both), read_imatrix(out).merge(read_imatrix(second)))
     assert {path.name for path in tmp_path.iterdir()} == {"text.txt", "out.gguf", "2.gguf", "both.gguf"}
 
 
-def test_what_is_shown_while_it_goes_on(monkeypatch):
-    """After an interruption, with four of ten chunks done."""
+def test_progress_continues_at_the_chunk_of_the_interruption(monkeypatch):
+    """Four of ten chunks are done."""
     shown: list[str] = []
     monkeypatch.setattr(command.ProgressLine, "show", lambda line, text: shown.append(text))
     command.read(SimpleNamespace(total=10, done=4, read=lambda: iter(range(5, 11))), command.ProgressLine())
@@ -532,7 +537,7 @@ def test_what_is_shown_while_it_goes_on(monkeypatch):
     assert shown[-1] == "reading: chunk 10 of 10, 0 s left"
 
 
-def test_what_is_said_of_an_interruption_stands_on_a_line_of_its_own(monkeypatch):
+def test_an_interruption_is_reported_after_the_progress_line_is_cleared(monkeypatch):
     events: list[str] = []
 
     def interrupted():
@@ -544,11 +549,11 @@ def test_what_is_said_of_an_interruption_stands_on_a_line_of_its_own(monkeypatch
     monkeypatch.setattr(command, "dim", lambda text: events.append(text))
     with pytest.raises(KeyboardInterrupt):
         command.read(SimpleNamespace(total=10, done=4, read=interrupted), command.ProgressLine())
-    told = next(place for place, event in enumerate(events) if event.startswith("4 of 10 chunks are done"))
-    assert events[told - 1] == "clear" and "show" not in events[told:]
+    reported = next(place for place, event in enumerate(events) if event.startswith("4 of 10 chunks are done"))
+    assert events[reported - 1] == "clear" and "show" not in events[reported:]
 
 
-def test_ctrl_c_and_again(cli, monkeypatch, tmp_path, tiny, text):
+def test_ctrl_c_keeps_the_finished_chunks_for_the_next_run(cli, monkeypatch, tmp_path, tiny, text):
     arguments = (tiny, text, "-o", tmp_path / "out", "-c", SIZE, "--chunks", 4, "-t", 1)
     read = Collector.read
 
@@ -588,7 +593,7 @@ def test_ctrl_c_and_again(cli, monkeypatch, tmp_path, tiny, text):
         (3, ["TINY", "TEXT", "-o", "OUT", "--in-file", "TINY"], "not an importance matrix"),
     ],
 )
-def test_refusals(cli, tmp_path, tiny, text, code, arguments, reason):
+def test_invalid_imatrix_arguments_are_refused_in_one_line(cli, tmp_path, tiny, text, code, arguments, reason):
     names = {"TINY": tiny, "TEXT": text, "OUT": tmp_path / "out"}
     before = Path(tiny).read_bytes()
     got, out, err = cli(*[names.get(word, word) for word in arguments])
@@ -598,17 +603,17 @@ def test_refusals(cli, tmp_path, tiny, text, code, arguments, reason):
     assert Path(tiny).read_bytes() == before
 
 
-def test_a_disk_that_refuses(monkeypatch, tmp_path):
+def test_a_file_that_cannot_be_written_is_an_error(monkeypatch, tmp_path):
     (tmp_path / "out").mkdir()
     with pytest.raises(LocalllmError):
         write_imatrix(tmp_path / "out", ImportanceMatrix({"a": squares(1, 4)}))
 
 
 @pytest.mark.parametrize(
-    ("said", "read"), [(1, 1), (300, 300), (0, 512), (-3, 512), ("8", 512), (2.0, 512), (None, 512)]
+    ("value", "expected"), [(1, 1), (300, 300), (0, 512), (-3, 512), ("8", 512), (2.0, 512), (None, 512)]
 )
-def test_numbers_of_a_file_are_positive_or_assumed(said: object, read: int):
-    assert positive_integer({"imatrix.chunk_size": said}, "imatrix.chunk_size", 512) == read
+def test_chunk_sizes_in_files_are_positive_or_assumed(value: object, expected: int):
+    assert positive_integer({"imatrix.chunk_size": value}, "imatrix.chunk_size", 512) == expected
     assert positive_integer({}, "imatrix.chunk_size", 512) == 512
 
 
@@ -617,7 +622,7 @@ def test_numbers_of_a_file_are_positive_or_assumed(said: object, read: int):
 
 @pytest.fixture(scope="module", params=["gemma-embedding", "bert", "bert-rank", "jina-bert", "t5encoder"])
 def encoder(request, tmp_path_factory) -> Path:
-    """A tiny model that makes vectors, or scores."""
+    """Convert a tiny embedding model or reranker."""
     folder = tmp_path_factory.mktemp("encoder")
     facts = json.loads((GOLDENS / "checkpoints.json").read_text())[request.param]
     write_family(folder / "model", facts["config"], spelled_out(facts["shapes"]))
@@ -625,12 +630,12 @@ def encoder(request, tmp_path_factory) -> Path:
     return folder / "model.gguf"
 
 
-def test_encoders(encoder: Path, cli, tmp_path, text):
-    """Each matrix has the sums that NumPy comes to, those after pooling, too: quantize needs them for low-bit types."""
+def test_matrices_of_encoders_get_the_sums_of_the_reference(encoder: Path, cli, tmp_path, text):
+    """Check also those after pooling, which low-bit types need."""
     out = tmp_path / "out.gguf"
     code, _, err = cli(encoder, text, "-o", out, "-c", 24, "--chunks", 4)
     assert code == 0, err
-    found, file = read_imatrix(out), GGUFFile.open(encoder)
+    matrix, file = read_imatrix(out), GGUFFile.open(encoder)
     tokenizer = Tokenizer.from_metadata(file.metadata)
     expected = dict[str, np.ndarray]()
     for pooling in ("rank", "mean") if "cls.weight" in file.tensors else ("mean",):
@@ -639,17 +644,17 @@ def test_encoders(encoder: Path, cli, tmp_path, text):
         for chunk in split_chunks(tokenizer.encode(TEXT, bos=True), 24, 4):
             runner.read([with_bos(chunk, tokenizer)])
         expected |= observer.take()
-    assert found.squares.keys() == expected.keys() and len(expected) >= 8 and found.chunks == 4
+    assert matrix.squares.keys() == expected.keys() and len(expected) >= 8 and matrix.chunks == 4
     quantized = {name for name, tensor in file.tensors.items() if is_quantized(name, tensor.shape)}
     assert {name for name in quantized - expected.keys() if role_of(name) != "embedding"} == set()
     after = expected.keys() & {"dense_2.weight", "dense_3.weight", "cls.weight", "cls.output.weight"}
-    assert all(found.squares[name].counts.tolist() == [4 if name in after else 4 * 24] for name in expected)
+    assert all(matrix.squares[name].counts.tolist() == [4 if name in after else 4 * 24] for name in expected)
     for name, sums in expected.items():
-        np.testing.assert_allclose(found.squares[name].sums[0], sums, rtol=2e-3, atol=1e-3 * sums.max())
+        np.testing.assert_allclose(matrix.squares[name].sums[0], sums, rtol=2e-3, atol=1e-3 * sums.max())
     assert {job for job in expected if "attn_q" in job or "attn_qkv" in job}
 
 
-def test_a_model_with_encoder_and_decoder(cli, tmp_path, text):
+def test_a_model_with_encoder_and_decoder_is_refused(cli, tmp_path, text):
     facts = json.loads((GOLDENS / "checkpoints.json").read_text())["t5"]
     write_family(tmp_path / "model", facts["config"], spelled_out(facts["shapes"]))
     invoke("quantize", tmp_path / "model", tmp_path / "model.gguf", "F32")
@@ -659,7 +664,7 @@ def test_a_model_with_encoder_and_decoder(cli, tmp_path, text):
     )
 
 
-def test_an_encoders_context(encoder: Path, cli, tmp_path, text):
+def test_a_chunk_longer_than_an_encoders_context_is_refused(encoder: Path, cli, tmp_path, text):
     code, _, err = cli(encoder, text, "-o", tmp_path / "out", "-c", 10**6)
     assert code == 2 and re.search(r"must be \d+ or below for this model", err)
     assert imatrix.default_size(encoder) == min(512, architecture(GGUFFile.open(encoder))[1].context)

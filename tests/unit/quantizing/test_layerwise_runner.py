@@ -1,4 +1,4 @@
-"""Texts that are read again with another matrix: what comes before it is not computed, and nothing else changes."""
+"""Test prompts that run again with another matrix: earlier layers are reused, and nothing else changes."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ FAMILIES = [
 
 
 class Matrices:
-    """Those of a file, one of which is doubled."""
+    """Matrices of a file, one of which is doubled."""
 
     def __init__(self, doubled: str = ""):
         self.doubled, self.read = doubled, list[str]()
@@ -40,7 +40,7 @@ class Matrices:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_reading_again_changes_nothing_and_computes_less(kind: str, model_path: Callable[[str], Path]):
+def test_running_again_from_a_matrix_changes_nothing_and_computes_less(kind: str, model_path: Callable[[str], Path]):
     file = GGUFFile.open(model_path(kind))
     module, h = architecture(file)
     weights = Weights(file.tensors)
@@ -62,11 +62,11 @@ def test_reading_again_changes_nothing_and_computes_less(kind: str, model_path: 
     read(Matrices(), filled)
     for [name], past in zip(groups, afterwards, strict=True):
         again, whole = Matrices(name), Matrices(name)
-        for found, expected in zip(read(again, past), read(whole), strict=True):
-            np.testing.assert_array_equal(found, expected)
+        for logits, expected in zip(read(again, past), read(whole), strict=True):
+            np.testing.assert_array_equal(logits, expected)
         computed, possible = computed + len(again.read), possible + len(whole.read)
     assert afterwards[0].first <= 1 and (shared or computed < possible * 0.7)
 
 
-def test_every_family_is_there():
+def test_every_tested_family_is_declared():
     assert set(FAMILIES) <= DECLARATIONS.keys()

@@ -1,4 +1,4 @@
-"""A model's matrices as texts meet them: which rows are read of which tensor, and what is forgotten of the file."""
+"""Test the original weights during calibration: which rows are read, and which pages released."""
 
 import os
 from pathlib import Path
@@ -24,7 +24,7 @@ from localllm.quantizing.sources import FoldedSource
 
 
 class Numbered:
-    """A tensor whose rows are their numbers; what was forgotten of it."""
+    """A tensor whose rows contain their indices; records the released rows."""
 
     format = BY_NAME["F32"]
 
@@ -42,7 +42,7 @@ class Numbered:
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing has to be widened."""
+    """Replace dequantizing; nothing has to be widened."""
 
     def widened(widener: Any, tensor: Numbered, first: int, end: int) -> np.ndarray:
         assert 0 <= first < end <= len(tensor.data)
@@ -67,14 +67,13 @@ def numbers(rows: np.ndarray) -> list[int]:
     return rows[:, 0].astype(int).tolist()
 
 
-def test_rows_of_an_embedding():
-    """Of a part of a tensor; each is read once."""
+def test_rows_of_an_embedding_are_read_by_id():
     matrices = as_they_are(Numbered("e", 9, 4))
     assert numbers(matrices.rows(weight("e", 9, 4), np.array([5, 0, 5, 8]))) == [5, 0, 5, 8]
     assert numbers(matrices.rows(weight("e", 4, 4, first_row=3), np.array([2, 1]))) == [5, 4]
 
 
-def test_rows_of_a_matrix_and_of_one_of_a_stack():
+def test_rows_of_a_matrix_or_of_one_in_a_stack_are_read_and_released():
     matrix, stack = Numbered("m", 9, 4), Numbered("s", 3, 5, 4)
     matrices = as_they_are(matrix, stack)
     met = matrices.resolve(weight("m", 4, 4, first_row=3), None)  # type: ignore[arg-type]
@@ -88,7 +87,7 @@ def test_rows_of_a_matrix_and_of_one_of_a_stack():
 @pytest.mark.parametrize(
     ("most", "places"), [(1, [0]), (2, [0, 4]), (3, [0, 2, 4]), (5, [*range(5)]), (99, [*range(5)])]
 )
-def test_a_sample_of_rows(most: int, places: list[int]):
+def test_rows_are_sampled_evenly(most: int, places: list[int]):
     stack = Numbered("s", 3, 5, 4)
     for n in range(3):
         assert numbers(as_they_are(stack).sample_rows(stack, n, most)) == [5 * n + place for place in places]  # type: ignore[arg-type]
@@ -98,11 +97,11 @@ def test_a_sample_of_rows(most: int, places: list[int]):
 @pytest.mark.parametrize(
     ("at_once", "pieces"), [(1, [1] * 5), (8, [2, 2, 1]), (11, [2, 2, 1]), (12, [3, 2]), (20, [5])]
 )
-def test_all_rows_in_pieces(monkeypatch: pytest.MonkeyPatch, at_once: int, pieces: list[int]):
+def test_rows_are_iterated_in_chunks(monkeypatch: pytest.MonkeyPatch, at_once: int, pieces: list[int]):
     monkeypatch.setattr(originals, "AT_ONCE", at_once)
     stack = Numbered("s", 3, 5, 4)
-    found = [*as_they_are(stack).iterate_rows(stack, 1)]  # type: ignore[arg-type]
-    assert [len(piece) for piece in found] == pieces and numbers(np.concatenate(found)) == [*range(5, 10)]
+    chunks = [*as_they_are(stack).iterate_rows(stack, 1)]  # type: ignore[arg-type]
+    assert [len(piece) for piece in chunks] == pieces and numbers(np.concatenate(chunks)) == [*range(5, 10)]
     assert [end - first for first, end in stack.forgotten] == pieces and stack.forgotten[0][0] == 5
 
 
@@ -110,7 +109,7 @@ def test_all_rows_in_pieces(monkeypatch: pytest.MonkeyPatch, at_once: int, piece
 
 
 class Encoding:
-    """Rows become others: 100 more. What was encoded of whom."""
+    """Add 100 to rows in place of encoding, and record the calls."""
 
     def __init__(self, pieces: list[np.ndarray], columns: int, threads: int, is_read: bool):
         self.given = [numbers(piece) for piece in pieces], columns, threads, is_read
@@ -126,16 +125,16 @@ heard = list[Any]()
 
 @pytest.fixture
 def done(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What has been encoded, by name."""
+    """Return the encoded matrices, by name."""
     heard.clear()
-    found = dict[str, np.ndarray]()
+    encoded = dict[str, np.ndarray]()
     monkeypatch.setattr(calibrate, "Hessian", Encoding)
     monkeypatch.setattr(calibrate, "encode", lambda format, rows: rows + 50)
     monkeypatch.setattr(calibrate, "dequantize", lambda format, blocks: blocks)
 
     class Done(dict[str, Any]):
         def add(self, name: str, rows: np.ndarray) -> None:
-            found[name] = self[name] = rows
+            encoded[name] = self[name] = rows
 
         def read(self, name: str, first: int, end: int) -> np.ndarray:
             width = BY_NAME["Q4_0"].row_bytes(32)
@@ -148,18 +147,20 @@ def done(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def meeting(done: Any, *jobs: TensorJob) -> Any:
-    told = list[Any]()
+    reported = list[Any]()
     widener = SimpleNamespace(widen=lambda format, rows, columns: rows[:, :1].repeat(columns, axis=1))
-    made = CalibratedMatrices({job.tensor.name: job for job in jobs}, done, widener, 3, lambda *of: told.append(of))  # type: ignore[arg-type]
-    made.told = told  # type: ignore[attr-defined]
-    return made
+    matrices = CalibratedMatrices(
+        {job.tensor.name: job for job in jobs}, done, widener, 3, lambda *of: reported.append(of)
+    )  # type: ignore[arg-type]
+    matrices.told = reported  # type: ignore[attr-defined]
+    return matrices
 
 
 def met_by(*values: int, shared: Any = None) -> Inputs:
     return Inputs(lambda n: iter([np.full((2, 32), value + n, np.float32) for value in values]), shared)
 
 
-def test_a_matrix_is_encoded_once_with_what_it_meets(done: Any):
+def test_a_matrix_is_encoded_once_with_its_inputs(done: Any):
     matrices = meeting(
         done, job_of(Numbered("a", 3, 32)), job_of(Numbered("s", 2, 3, 32)), job_of(Numbered("f", 3, 32), "F16")
     )
@@ -172,14 +173,14 @@ def test_a_matrix_is_encoded_once_with_what_it_meets(done: Any):
     assert matrices.told == [(96, "a"), (96 + 192, "s")]
 
 
-def test_what_was_encoded_before_is_not_encoded_again(done: Any):
+def test_a_matrix_that_was_encoded_before_is_read(done: Any):
     done["a"] = np.full((3, 32), 9)
     matrices = meeting(done, job_of(Numbered("a", 3, 32)))
     assert numbers(matrices.resolve(weight("a", 3, 32), met_by(7)).of(0, 0, 2)) == [9, 9]
     assert heard == [] and matrices.told == [(96, "a")]
 
 
-def test_moments_of_what_several_meet_are_taken_once(done: Any):
+def test_moments_of_shared_inputs_are_computed_once(done: Any):
     shared = object()
     matrices = meeting(done, *(job_of(Numbered(name, 3, 32)) for name in "abc"))
     for name, met in (("a", met_by(1, shared=shared)), ("b", met_by(2, shared=shared)), ("c", met_by(3))):
@@ -187,7 +188,7 @@ def test_moments_of_what_several_meet_are_taken_once(done: Any):
     assert [given[0] for given in heard] == [[[1, 1]], [[1, 1]], [[3, 3]]]
 
 
-def test_the_logits_matrix_is_the_last_and_errors_count_where_it_is_looked_up(done: Any):
+def test_the_logits_matrix_is_encoded_last_with_its_embedding_errors(done: Any):
     matrices = meeting(done, job_of(Numbered("token_embd.weight", 3, 32), makes_logits=True))
     with pytest.raises(StopCalibrationError):
         matrices.resolve(weight("token_embd.weight", 3, 32), met_by(1))
@@ -196,20 +197,20 @@ def test_the_logits_matrix_is_the_last_and_errors_count_where_it_is_looked_up(do
         meeting(done, job_of(Numbered("a", 3, 32))).resolve(weight("a", 3, 32), met_by(99))
 
 
-def test_embeddings_are_read_as_they_will_be(done: Any):
-    """But for those that make the logits, too: what they meet is not known yet."""
+def test_embedding_rows_are_rounded_unless_they_make_the_logits(done: Any):
+    """The inputs of the latter are not known yet."""
     tensors = [Numbered(name, 3, 32) for name in "abc"]
     jobs = [job_of(tensors[0]), job_of(tensors[1], makes_logits=True), job_of(tensors[2], "F16")]
     matrices = meeting(done, *jobs)
-    found = [numbers(matrices.rows(weight(name, 3, 32), np.array([2, 0]))) for name in "abc"]
-    assert found == [[52, 50], [2, 0], [2, 0]]
+    rows = [numbers(matrices.rows(weight(name, 3, 32), np.array([2, 0]))) for name in "abc"]
+    assert rows == [[52, 50], [2, 0], [2, 0]]
 
 
 # ---- sources and chunks
 
 
-def test_a_source_that_is_no_file_is_read_as_one():
-    """Vectors with their numbers, matrices without: those are read when they are met."""
+def test_a_checkpoint_is_opened_as_a_file_with_values_of_vectors_only():
+    """Matrices are read when they are needed."""
     vector, matrix = Numbered("v", 4), Numbered("m", 3, 32, before="Q4_0")
     vector.data = np.arange(4, dtype=np.float32).reshape(1, 4)
     source: Any = SimpleNamespace(path="folder", metadata={"a": 1}, tensors=[vector, matrix])
@@ -221,7 +222,7 @@ def test_a_source_that_is_no_file_is_read_as_one():
     assert not hollow.data.any() and hollow.data.strides == (0, 0)
 
 
-def test_a_folded_source_is_read_as_its_own_file_with_other_vectors():
+def test_a_folded_source_is_opened_as_its_file_with_other_vectors():
     inner: Any = GGUFSource.__new__(GGUFSource)
     inner.file = SimpleNamespace(tensors={"v": "old", "m": "matrix"})
     assert as_file(inner) is inner.file
@@ -237,7 +238,7 @@ def test_a_folded_source_is_read_as_its_own_file_with_other_vectors():
 
 @pytest.fixture
 def key_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """The key of what is done, by what may change of it."""
+    """Return a function of a plan's properties to the calibration's key."""
     monkeypatch.setattr(calibrate, "return_freed_from", lambda size: None)
     monkeypatch.setattr(calibrate, "as_file", lambda source: source)
     monkeypatch.setattr(calibrate, "architecture", lambda file: ("module", SimpleNamespace(context=77)))
@@ -258,8 +259,7 @@ def key_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return key
 
 
-def test_work_goes_on_if_nothing_has_changed(key_of: Any):
-    """Of the model, what is wanted of it, and what it reads."""
+def test_the_calibration_key_depends_on_model_types_and_texts(key_of: Any):
     changes: list[dict[str, Any]] = [
         {"size": 6}, {"time": 101}, {"shape": (4, 32)}, {"format": "Q8_0"}, {"kind": 3}, {"chunks": (2, 1)},
         {"files": ()},
@@ -268,24 +268,26 @@ def test_work_goes_on_if_nothing_has_changed(key_of: Any):
     assert len(set(keys)) == len(keys) and key_of() == keys[0]
 
 
-def test_some_chunks_and_what_is_said_of_them():
-    made = Calibration.__new__(Calibration)
-    made.chunks = [np.arange(10) + 100 * number for number in range(7)]
-    for count, found in ((1, [0]), (2, [0, 6]), (3, [0, 3, 6]), (7, [*range(7)]), (99, [*range(7)])):
-        assert [int(chunk[0]) // 100 for chunk in made.select_chunks(count)] == found
-    assert [len(chunk) for chunk in made.select_chunks(2, 4)] == [4, 4] and len(made.select_chunks(1)[0]) == 10
-    made._hyperparameters = SimpleNamespace(encode=True)  # type: ignore[assignment]
-    assert made.folds() == [], "models of two parts are not scaled"
+def test_chunks_are_selected_evenly():
+    calibration = Calibration.__new__(Calibration)
+    calibration.chunks = [np.arange(10) + 100 * number for number in range(7)]
+    for count, expected in ((1, [0]), (2, [0, 6]), (3, [0, 3, 6]), (7, [*range(7)]), (99, [*range(7)])):
+        assert [int(chunk[0]) // 100 for chunk in calibration.select_chunks(count)] == expected
+    assert [len(chunk) for chunk in calibration.select_chunks(2, 4)] == [4, 4] and len(
+        calibration.select_chunks(1)[0]
+    ) == 10
+    calibration._hyperparameters = SimpleNamespace(encode=True)  # type: ignore[assignment]
+    assert calibration.folds() == [], "models of two parts are not scaled"
 
 
 @pytest.fixture
 def reading(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A calibration of a model that is not there: `heard` has what its parts were asked."""
-    made: Any = Calibration.__new__(Calibration)
-    made.heard, made.chunks = [], [np.arange(5), np.arange(9)]
-    made._file = SimpleNamespace(tensors="tensors")
-    made._hyperparameters = SimpleNamespace(encode=None, mtp_layers=0)
-    made._model = SimpleNamespace(forward=lambda *given: made.heard.append(given) or "logits")
+    """Return a calibration without a model, which records calls in `heard`."""
+    calibration: Any = Calibration.__new__(Calibration)
+    calibration.heard, calibration.chunks = [], [np.arange(5), np.arange(9)]
+    calibration._file = SimpleNamespace(tensors="tensors")
+    calibration._hyperparameters = SimpleNamespace(encode=None, mtp_layers=0)
+    calibration._model = SimpleNamespace(forward=lambda *given: calibration.heard.append(given) or "logits")
     states = SimpleNamespace(operations=[
         kind((), None, state, *[None] * more)
         for kind, state, more in ((Attend, "a", 11), (Attend, "b", 11), (Attend, "a", 11), (StateOperation, "b", 0))
@@ -293,25 +295,25 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     class Builder:
         def __init__(self, *given: Any):
-            made.heard.append(given)
+            calibration.heard.append(given)
 
         def close(self) -> None:
-            made.heard.append("closed")
+            calibration.heard.append("closed")
 
     monkeypatch.setattr(calibrate, "Weights", lambda tensors: f"weights of {tensors}")
-    monkeypatch.setattr(calibrate, "trace_model", lambda *given: made.heard.append(given) or states)
+    monkeypatch.setattr(calibrate, "trace_model", lambda *given: calibration.heard.append(given) or states)
     monkeypatch.setattr(calibrate, "folds", lambda *given: given)
     monkeypatch.setattr(calibrate, "LastReads", lambda: SimpleNamespace(record=lambda forward: ("watched", forward)))
     monkeypatch.setattr(calibrate, "LayerwiseRunner", Builder)
     monkeypatch.setattr(calibrate, "plan_reuse", lambda *given: given[1:])
-    return made
+    return calibration
 
 
 @pytest.mark.parametrize(
     ("guessing", "kept"), [(0, ("token_embd.weight",)), (1, ("output.weight", "token_embd.weight"))]
 )
-def test_where_a_model_may_be_scaled(reading: Any, guessing: int, kept: tuple[str, ...]):
-    """Where it reads the longest chunk; a layer that guesses reads the logits' matrix, too."""
+def test_folds_are_traced_at_the_longest_chunk(reading: Any, guessing: int, kept: tuple[str, ...]):
+    """An MTP layer also reads the logits' matrix."""
     reading._hyperparameters.mtp_layers = guessing
     operations, tensors, held = reading.folds()
     assert (len(operations), tensors, held) == (4, "tensors", kept)
@@ -319,12 +321,12 @@ def test_where_a_model_may_be_scaled(reading: Any, guessing: int, kept: tuple[st
     assert reading.heard == [expected]
 
 
-def test_chunks_are_read_by_a_builder_that_is_closed(reading: Any):
-    """States of which several layers read are kept; who has met the last matrix wants no logits."""
+def test_logits_close_their_runner_and_forwarding_may_stop_early(reading: Any):
+    """States that several layers read are kept; after the last matrix no logits are needed."""
     forward = reading._model.forward
     assert reading.logits("matrices", reading.chunks, 3, "past") == "logits"
-    said, built, (builder, weights, h), closed = reading.heard
-    assert said[1:] == (("watched", forward), "weights of tensors", reading._hyperparameters, 9)
+    traced, built, (builder, weights, h), closed = reading.heard
+    assert traced[1:] == (("watched", forward), "weights of tensors", reading._hyperparameters, 9)
     assert built[0] is reading.chunks and built[1:4] == ({"a"}, "matrices", 3) and built[5] == "past"
     assert (type(builder).__name__, weights, h, closed) == (
         "Builder",
@@ -343,8 +345,8 @@ def test_chunks_are_read_by_a_builder_that_is_closed(reading: Any):
         reading.logits("matrices", reading.chunks, 3)
 
 
-def test_a_plan_says_of_its_first_file_what_was_read():
-    made: Any = Calibration.__new__(Calibration)
-    made._metadata = {"calibration.texts": "t"}
+def test_calibration_metadata_goes_to_the_first_file_of_a_plan():
+    calibration: Any = Calibration.__new__(Calibration)
+    calibration._metadata = {"calibration.texts": "t"}
     plan: Any = QuantizePlan("source", [({"a": 1}, ["x"]), ({"b": 2}, ["y"])], [])  # type: ignore[arg-type, list-item]
-    assert made.with_metadata(plan).files == [({"a": 1, "calibration.texts": "t"}, ["x"]), ({"b": 2}, ["y"])]
+    assert calibration.with_metadata(plan).files == [({"a": 1, "calibration.texts": "t"}, ["x"]), ({"b": 2}, ["y"])]

@@ -1,4 +1,4 @@
-"""The plan for a smaller model, without an encoder: which weights together, what importance reaches, what is told."""
+"""Test plans of `quantize` without encoding: ranges of weights, importance, warnings, and metadata."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -45,24 +45,26 @@ def plan(path: Path, recipe: str, **request: Any) -> quantize_plan.QuantizePlan:
     ((3, 2, 4), 100, [(0, 2), (2, 4), (4, 6)]), ((2, 3, 4), 8, [(0, 2), (2, 3), (3, 5), (5, 6)]), ((8,), 2, [(0, 1)]),
     ((2, 1, 2, 4), 100, [(0, 2), (2, 4)]),
 ])  # fmt: skip
-def test_weights_that_are_searched_together(shape, chunk, ranges, monkeypatch):
-    """As many rows as a chunk has weights for, one at least, and none across the matrices of a stack."""
+def test_weights_are_encoded_in_ranges_of_rows(shape, chunk, ranges, monkeypatch):
+    """A range has at least one row and does not cross matrices of a stack."""
     monkeypatch.setattr(quantize_plan, "CHUNK", chunk)
     assert job("x", "Q8_0", "Q8_0", shape=shape).ranges() == ranges
 
 
-def test_sizes_before_and_after(model: Path):
-    made = plan(model, "F16")
+def test_plans_count_sizes_and_bits_before_and_after(model: Path):
+    f16_plan = plan(model, "F16")
     before = sum(array.nbytes for array in arrays().values())
     vectors = sum(array.nbytes for array in arrays().values() if array.ndim == 1)
-    assert made.nbytes_before == before and made.bits_per_weight_before == 32 and made.weights == before // 4
-    assert made.bits_per_weight == pytest.approx(8 * ((before - vectors) / 2 + vectors) / made.weights)
-    assert {each.tensor.name for each in made.jobs if each.is_copied} == {
+    assert (
+        f16_plan.nbytes_before == before and f16_plan.bits_per_weight_before == 32 and f16_plan.weights == before // 4
+    )
+    assert f16_plan.bits_per_weight == pytest.approx(8 * ((before - vectors) / 2 + vectors) / f16_plan.weights)
+    assert {each.tensor.name for each in f16_plan.jobs if each.is_copied} == {
         name for name, array in arrays().items() if array.ndim == 1
     }
 
 
-def test_paths(model: Path):
+def test_split_outputs_are_numbered(model: Path):
     one = plan(model, "F16")
     three = replace(one, files=[({}, [])] * 3)
     assert one.paths("a.gguf") == ["a.gguf"] and one.paths("b") == ["b"]
@@ -70,7 +72,7 @@ def test_paths(model: Path):
     assert three.paths("a.gguf") == three.paths("a") == three.paths("a-00001-of-00002.gguf") == names
 
 
-def test_fallbacks_are_told_once_for_all_that_are_alike():
+def test_equal_fallbacks_are_reported_once():
     jobs = [job("a", "Q4_K", "Q5_0"), job("b", "Q4_K", "Q5_0"), job("c", "Q4_K", "Q5_0"), job("d", "Q6_K", "Q8_0"),
             job("e", "Q4_K", "Q4_K")]  # fmt: skip
     why = "because the row length is not a multiple of 256"
@@ -85,13 +87,18 @@ def matrix(name: str, shape: tuple[int, ...]) -> ImportanceMatrix:
     return ImportanceMatrix({name: Squares(sums, np.ones(shape[0]))})
 
 
-def test_importance_of_a_tensor():
-    given = tensor("blk.0.ffn_up_exps.weight", (3, 2, 4))
-    found = importance_of(given, matrix(given.name, (3, 4)))
-    assert found is not None and found.shape == (3, 4) and found.dtype == np.float32 and found[1, 0] == 5
-    assert importance_of(given, None) is None and importance_of(given, matrix("other", (3, 4))) is None
+def test_importance_of_a_tensor_must_have_its_shape():
+    experts = tensor("blk.0.ffn_up_exps.weight", (3, 2, 4))
+    importance = importance_of(experts, matrix(experts.name, (3, 4)))
+    assert (
+        importance is not None
+        and importance.shape == (3, 4)
+        and importance.dtype == np.float32
+        and importance[1, 0] == 5
+    )
+    assert importance_of(experts, None) is None and importance_of(experts, matrix("other", (3, 4))) is None
     with pytest.raises(ModelError, match=r"has the shape \[1, 4\], expected \[3, 4\]"):
-        importance_of(given, matrix(given.name, (1, 4)))
+        importance_of(experts, matrix(experts.name, (1, 4)))
     embedding = tensor("token_embd.weight", (9, 4))
     assert importance_of(embedding, matrix(embedding.name, (1, 5))) is None  # an accident
     assert importance_of(embedding, matrix(embedding.name, (1, 4))) is not None
@@ -113,7 +120,7 @@ def imatrix(tmp_path: Path) -> str:
         ("blk.0.ffn_up_exps.weight", "blk.0.ffn_gate_up_exps.weight"),
     ],
 )
-def test_gate_and_up_serve_each_other_where_one_was_measured(name: str, entry: str):
+def test_gate_and_up_share_their_importance(name: str, entry: str):
     one, measured = tensor(name, (3, 2, 4)), matrix(entry, (3, 4))
     importance = importance_of(one, measured)
     assert importance is not None and np.array_equal(importance, measured.squares[entry].mean())
@@ -121,14 +128,14 @@ def test_gate_and_up_serve_each_other_where_one_was_measured(name: str, entry: s
     assert importance_of(one, matrix(entry.replace("blk.0", "blk.1"), (3, 4))) is None
 
 
-def test_formats_without_blocks_search_nothing(model: Path, imatrix: str):
+def test_types_without_blocks_use_no_importance(model: Path, imatrix: str):
     for recipe, searched in (("F16", False), ("BF16", False), ("Q8_0", True)):
         jobs = {each.tensor.name: each for each in plan(model, recipe, imatrix=imatrix).jobs}
         assert (jobs["output.weight"].importance is not None) == searched
         assert jobs["output.weight"].makes_logits == searched and not jobs["token_embd.weight"].makes_logits
 
 
-def test_small_formats_want_importance(model: Path, imatrix: str, tmp_path: Path):
+def test_the_smallest_types_need_importance(model: Path, imatrix: str, tmp_path: Path):
     even = write_model(tmp_path / "even.gguf", {name: a for name, a in arrays().items() if a.shape[-1] % 256 == 0})
     with pytest.raises(UsageError, match=r"would become IQ2_XXS, which needs an importance matrix"):
         plan(even, "IQ2_XXS")
@@ -136,17 +143,19 @@ def test_small_formats_want_importance(model: Path, imatrix: str, tmp_path: Path
     assert plan(even, "IQ4_XS").jobs and not plan(even, "IQ4_XS").warnings
 
 
-def test_what_is_told_of_importance(model: Path, imatrix: str, tmp_path: Path):
+def test_missing_importance_is_warned_of(model: Path, imatrix: str, tmp_path: Path):
     poor = "Q2_K_S is poor without an importance matrix: give --imatrix"
     assert poor in plan(model, "Q2_K_S").warnings and poor not in plan(model, "Q2_K_S", imatrix=imatrix).warnings
     assert poor not in plan(model, "Q2_K_S", texts=()).warnings and poor not in plan(model, "Q4_K_M").warnings
     few = write_imatrix(tmp_path / "few.gguf", {"blk.0.attn_v.weight": np.ones((1, 256), np.float32)})
-    told = "the importance matrix does not have "
+    warning = "the importance matrix does not have "
     lines = plan(model, "Q8_0", imatrix=few).warnings
-    assert any(line.startswith(told) and line.endswith("and 3 more") for line in lines)
-    assert not any(line.startswith(told) for line in plan(model, "F16", imatrix=few).warnings)  # it is of no use there
+    assert any(line.startswith(warning) and line.endswith("and 3 more") for line in lines)
+    assert not any(
+        line.startswith(warning) for line in plan(model, "F16", imatrix=few).warnings
+    )  # it is of no use there
     for chosen in ({"include": ["attn"]}, {"exclude": ["ffn"]}, {"imatrix": imatrix}):
-        assert not any(line.startswith(told) for line in plan(model, "Q8_0", **{"imatrix": few, **chosen}).warnings)
+        assert not any(line.startswith(warning) for line in plan(model, "Q8_0", **{"imatrix": few, **chosen}).warnings)
 
 
 @pytest.mark.parametrize(("request_", "message"), [
@@ -154,12 +163,12 @@ def test_what_is_told_of_importance(model: Path, imatrix: str, tmp_path: Path):
     ({"include": ["a"]}, "need --imatrix"), ({"exclude": ["a"]}, "need --imatrix"),
     ({"imatrix": "x", "include": ["a"], "exclude": ["b"]}, "not both"),
 ])  # fmt: skip
-def test_requests_that_contradict_themselves(model: Path, request_: dict[str, Any], message: str):
+def test_contradictory_requests_are_refused(model: Path, request_: dict[str, Any], message: str):
     with pytest.raises(UsageError, match=message):
         plan(model, "Q8_0", **request_)
 
 
-def test_which_parts_of_a_matrix_are_used(model: Path, imatrix: str):
+def test_included_and_excluded_weights_limit_the_importance(model: Path, imatrix: str):
     def used(**chosen: Any) -> set[str]:
         return {
             each.tensor.name
@@ -179,7 +188,7 @@ def test_which_parts_of_a_matrix_are_used(model: Path, imatrix: str):
 # ---- what is refused
 
 
-def test_what_cannot_be_made(model: Path, tmp_path: Path):
+def test_tensors_that_cannot_be_quantized_are_refused(model: Path, tmp_path: Path):
     whole = write_model(tmp_path / "whole.gguf", {"blk.0.attn_q.weight": np.ones((4, 256), np.int32)})
     with pytest.raises(ModelError, match=r"tensor blk\.0\.attn_q\.weight: I32 cannot become Q8_0"):
         plan(whole, "Q8_0")
@@ -196,7 +205,7 @@ def metadata_of(path: Path, recipe: str, **request: Any) -> dict[str, Any]:
     return dict(plan(path, recipe, **request).files[0][0])
 
 
-def test_kinds_of_files(model: Path, tmp_path: Path, imatrix: str):
+def test_metadata_tell_the_file_type_and_the_importance_matrix(model: Path, tmp_path: Path, imatrix: str):
     assert metadata_of(model, "Q8_0")["general.file_type"] == pack_value(7)
     assert metadata_of(model, "COPY")["general.file_type"] == pack_value(0)
     metadata = metadata_of(model, "Q8_0", imatrix=imatrix)
@@ -213,22 +222,21 @@ def test_kinds_of_files(model: Path, tmp_path: Path, imatrix: str):
     (np.float32(1), 5, 5), (np.uint32(1), 0.5, 0.5), (True, 1, 1), (np.uint8(1), True, True), ("x", 1, 1), (None, 1, 1),
     (np.uint8(1), "x", "x"),
 ])  # fmt: skip
-def test_types_of_values_that_are_replaced(before: Any, value: Any, after: Any):
+def test_replaced_metadata_keep_their_types_where_values_fit(before: Any, value: Any, after: Any):
     assert pack_value(match_type(None if before is None else Packed(pack_value(before)), value)) == pack_value(after)
 
 
-def test_an_alignment_of_the_files_own(tmp_path: Path):
-    """Tensors begin at multiples of it, which counts for the size."""
+def test_tensors_are_aligned_as_the_file_says(tmp_path: Path):
     sizes = {}
     for alignment in (None, 32, 4096):
         key = {} if alignment is None else {"general.alignment": alignment}
-        made = plan(write_model(tmp_path / f"{alignment}.gguf", **key), "Q8_0")
-        sizes[alignment] = made.nbytes
-        assert quantize_plan.alignment_of(made.files[0][0]) == (alignment or 32)
+        aligned_plan = plan(write_model(tmp_path / f"{alignment}.gguf", **key), "Q8_0")
+        sizes[alignment] = aligned_plan.nbytes
+        assert quantize_plan.alignment_of(aligned_plan.files[0][0]) == (alignment or 32)
     assert sizes[None] < sizes[32] < sizes[4096] and sizes[4096] % 4096 == 0
 
 
-def test_every_part_says_which_one_it_is(model: Path):
+def test_every_split_has_its_index_and_the_tensor_count(model: Path):
     source = open_source(str(model))
     names = [each.name for each in source.tensors]
     source.parts = [names[:3], names[3:5], names[5:]]
@@ -244,13 +252,12 @@ def test_every_part_says_which_one_it_is(model: Path):
     assert not rest and "split.no" not in whole and {each.tensor.name for each in jobs} == {*names}
 
 
-def test_options_reach_the_planner(model: Path):
+def test_tensor_type_options_reach_the_planner(model: Path):
     jobs = {each.tensor.name: each.format.name for each in plan(model, "Q8_0", options=Options(output="F16")).jobs}
     assert jobs["output.weight"] == "F16" and jobs["token_embd.weight"] == "Q8_0"
 
 
-def test_types_by_name_and_number():
-    """In any case, as llama-quantize has them; a copy has no number."""
+def test_recipes_and_copy_are_found_by_name_or_number():
     for text in ("COPY", "copy", "Copy"):
         assert find_type(text) is COPY
     for text in ("Q4_K_M", "q4_k_m", "15"):
@@ -266,7 +273,7 @@ def test_types_by_name_and_number():
 
 
 class Lock:
-    """Held in a `with` block; `done` hears of it."""
+    """A context manager that records entering and leaving."""
 
     def __init__(self, done: list[Any], name: str):
         self.done, self.name = done, name
@@ -295,8 +302,8 @@ PLAN: Any = SimpleNamespace(source=SimpleNamespace(path="in.gguf"), guard="guard
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_files_are_written_by_one_process(steps: list[Any], monkeypatch: pytest.MonkeyPatch, wanted: bool):
-    """What the user should see comes back, if somebody looks."""
+def test_outputs_are_locked_while_they_are_written(steps: list[Any], monkeypatch: pytest.MonkeyPatch, wanted: bool):
+    """Check also that warnings are returned if asked for."""
     request, lines = QuantizeRequest(COPY), list[str]() if wanted else None
     assert quantize.run(PLAN, "out", request, 3, print, repr, lines) == ["a", "b"]  # type: ignore[arg-type]
     wrote = ("write", PLAN, ["a", "b"], 3, print, repr, ANY)
@@ -308,7 +315,7 @@ def test_files_are_written_by_one_process(steps: list[Any], monkeypatch: pytest.
     assert lines == (["the disk is odd"] if wanted else None)
 
 
-def test_what_is_wrong_with_a_weight_names_its_file(steps: list[Any], monkeypatch: pytest.MonkeyPatch):
+def test_errors_in_weights_name_the_file(steps: list[Any], monkeypatch: pytest.MonkeyPatch):
     def fails(*given: object) -> None:
         raise ModelError("tensor x has no numbers")
 
@@ -325,8 +332,8 @@ class NamedPlan(str):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_calibrated_plan_is_one_that_was_folded_and_encoded(steps: list[Any], monkeypatch, fails: bool):
-    """Work that is done is kept until the file is there."""
+def test_a_calibrated_plan_is_folded_then_encoded_and_written(steps: list[Any], monkeypatch, fails: bool):
+    """Encoded matrices are kept until the file exists."""
 
     class Calibration:
         key = "key"
@@ -353,8 +360,8 @@ def test_a_calibrated_plan_is_one_that_was_folded_and_encoded(steps: list[Any], 
             raise ModelError("odd")
         return "the disk is odd"
 
-    heard = list[Any]()
-    hears = lambda *told: heard.append(told)  # noqa: E731
+    progress = list[Any]()
+    on_progress = lambda *told: progress.append(told)  # noqa: E731
     monkeypatch.setattr(calibrate, "Calibration", Calibration)
     monkeypatch.setattr(folding, "fold_scales", folded)
     monkeypatch.setattr(quantize, "ArrayLog", lambda path, key: Lock(steps, f"{path} {key}"))
@@ -371,10 +378,10 @@ def test_a_calibrated_plan_is_one_that_was_folded_and_encoded(steps: list[Any], 
     )
     if fails:
         with pytest.raises(ModelError):
-            quantize.run(PLAN, "out", request, 3, hears, repr, lines)  # type: ignore[arg-type]
+            quantize.run(PLAN, "out", request, 3, on_progress, repr, lines)  # type: ignore[arg-type]
     else:
-        quantize.run(PLAN, "out", request, 3, hears, repr, lines)  # type: ignore[arg-type]
-    assert heard == [(0, "x")] and lines == ["the disk is odd"] * (not fails)
+        quantize.run(PLAN, "out", request, 3, on_progress, repr, lines)  # type: ignore[arg-type]
+    assert progress == [(0, "x")] and lines == ["the disk is odd"] * (not fails)
     assert steps[3:-2] == [
         ("calibration", PLAN, ["t"]), f"+{done}", ("folded", PLAN.source, request, 3, repr, done),
         ("run", plan, done, f"widener of {plan}", 3, ANY), ("write", plan, ["a", "b"], 3, ANY, repr, ANY, done),

@@ -1,4 +1,4 @@
-"""The command `quantize`: its options, errors and table."""
+"""Test the command `quantize`: its options, errors and table."""
 
 import mmap
 import re
@@ -32,7 +32,7 @@ from tests.unit.quantizing.quantize_parts import write_model
 
 
 @pytest.mark.parametrize("arguments", [["q8_0"], ["7"], ["OUT", "Q8_0"], ["OUT", "Q8_0", "1"], ["Q8_0", "2"]])
-def test_the_order_of_llama_quantize(arguments: list[str], model: Path, tmp_path: Path, command):
+def test_arguments_may_have_the_order_of_llama_quantize(arguments: list[str], model: Path, tmp_path: Path, command):
     shutil.copy(model, tmp_path / "m.gguf")
     target = tmp_path / ("out.gguf" if "OUT" in arguments else "m-Q8_0.gguf")
     code, out, err = command(tmp_path / "m.gguf", *[target if word == "OUT" else word for word in arguments])
@@ -56,13 +56,13 @@ def test_the_order_of_llama_quantize(arguments: list[str], model: Path, tmp_path
         (["/nowhere/x.gguf", "Q8_0"], "there is no folder /nowhere"),
     ],
 )
-def test_arguments_that_make_no_sense(arguments: list[str], problem: str, model: Path, command):
+def test_invalid_quantize_arguments_are_refused_in_one_line(arguments: list[str], problem: str, model: Path, command):
     code, out, err = command(model, *arguments)
     assert (code, out) == (2, "") and problem in err and err.count("\n") == 1 and err.startswith("localllm: error:")
     assert [path.name for path in model.parent.iterdir()] == [model.name]
 
 
-def test_a_dry_run_writes_nothing(model: Path, command):
+def test_a_dry_run_prints_the_plan_and_writes_nothing(model: Path, command):
     code, out, err = command(
         model, "q4_k_m", "--dry-run", "--output-tensor-type", "f16", "--tensor-type", "ffn_DOWN=q8_0"
     )
@@ -73,7 +73,7 @@ def test_a_dry_run_writes_nothing(model: Path, command):
     assert [path.name for path in model.parent.iterdir()] == [model.name]
 
 
-def test_options_reach_the_service(model: Path, tmp_path: Path, command):
+def test_options_reach_the_quantizer(model: Path, tmp_path: Path, command):
     code, _, err = command(
         model, tmp_path / "x.gguf", "Q4_0", "--leave-output-tensor", "--pure", "--override-kv", "a=int:1"
     )
@@ -84,16 +84,15 @@ def test_options_reach_the_service(model: Path, tmp_path: Path, command):
     assert not (tmp_path / "y.gguf").exists()
 
 
-def test_formats_of_the_table_are_those_of_gguf():
-    """The numbers that go into files."""
+def test_tensor_types_have_the_numbers_of_gguf():
     known = {kind.value: kind.name for kind in gguf.GGMLQuantizationType}
     assert all(known.get(number, format.name) == format.name for number, format in FORMATS.items())
     assert {number for number in FORMATS if number not in known} <= {42}, "Q2_0, which gguf does not know yet"
     assert service.parse_patterns(["a=q8_0"])[0][1] == "Q8_0" and Options().patterns == ()
 
 
-def test_which_map_an_array_is_in(tmp_path: Path):
-    """Of views of views, too; what is not mapped is in none."""
+def test_arrays_are_traced_to_their_memory_map(tmp_path: Path):
+    """Check views of views, and arrays that are not mapped."""
     (tmp_path / "x").write_bytes(bytes(10_000))
     with open(tmp_path / "x", "rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -104,23 +103,22 @@ def test_which_map_an_array_is_in(tmp_path: Path):
         assert map_of(array) is None
 
 
-def test_rows_that_are_forgotten(tmp_path: Path, monkeypatch):
-    """Their place in the file; of what is in no file nothing is."""
-    told = []
-    monkeypatch.setattr(source.memory, "release_pages", lambda *place: told.append(place))
+def test_releasing_rows_releases_their_pages_in_the_file(tmp_path: Path, monkeypatch):
+    """Arrays outside a file have none."""
+    released = []
+    monkeypatch.setattr(source.memory, "release_pages", lambda *place: released.append(place))
     file = GGUFFile.open(write_model(tmp_path / "m.gguf"))
     tensor, data = GGUFTensor(file.tensors["blk.1.ffn_gate_exps.weight"]), (tmp_path / "m.gguf").read_bytes()
     tensor.release_rows(3, 5)
-    ((mapped, begin, end),) = told
+    ((mapped, begin, end),) = released
     assert data[begin:end] == tensor.rows(3, 5).tobytes() == mapped[begin:end] and end - begin == 2 * 1024
     assert tensor.rows(3, 5).shape == (2, 1024)
     GGUFTensor(replace(file.tensors["output.weight"], data=np.zeros((40, 1024), np.uint8))).release_rows(0, 40)
-    assert len(told) == 1
+    assert len(released) == 1
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_the_first_weight_that_is_no_number(bad: float):
-    """By its row in the tensor and its column."""
+def test_the_first_infinite_weight_is_named_by_row_and_column(bad: float):
     weights = np.zeros((3, 4), np.float32)
     tensor = SimpleNamespace(name="w", format=BY_NAME["F32"], shape=(9, 4), rows=lambda first, last: (first, last))
     widener = SimpleNamespace(widen=lambda format, rows, columns: weights if (rows, columns) == ((5, 8), 4) else None)
@@ -131,8 +129,7 @@ def test_the_first_weight_that_is_no_number(bad: float):
         finite.dequantize_finite(widener, tensor, 5, 8)
 
 
-def test_how_far_measuring_is(model: Path, monkeypatch, capsys):
-    """Scales first, then formats, which are checked: one progress for all."""
+def test_one_progress_covers_scales_types_and_checks(model: Path, monkeypatch, capsys):
     monkeypatch.setattr(quantize_progress, "EVERY", 0.0)
 
     def folded(source, request, threads, on_matrix, compiling):
@@ -148,20 +145,20 @@ def test_how_far_measuring_is(model: Path, monkeypatch, capsys):
     monkeypatch.setattr(by_need, "choose_formats", formats)
     asked = QuantizeRequest(RECIPES["Q4_K_M"], texts=())
     sized = CalibrationGroup(calibrate=True, file_size="own")
-    _, found = quantize_command.plan_by_sensitivity(
+    _, sized_request = quantize_command.plan_by_sensitivity(
         open_source(str(model)), asked, lambda plan: 1 << 30, None, 1, False, quantize_command.Spent(sized)
     )
-    assert found.options.formats == {"output.weight": "Q8_0"}
-    said = "predicted KL divergence 0.5000 (0.2500 with the formats of Q4_K_M)"
+    assert sized_request.options.formats == {"output.weight": "Q8_0"}
+    expected = "predicted KL divergence 0.5000 (0.2500 with the formats of Q4_K_M)"
     first, *others, last = capsys.readouterr().err.splitlines()
     assert first == "localllm: 0 %: measuring scales: blk.0.attn_q.weight"
     for line, name in zip(others, ("measuring formats: two lines", "checking formats: output.weight"), strict=True):
         assert re.fullmatch(rf"localllm: \d+ %, about \d+ s left: {name}", line)
-    assert last == f"localllm: {said}; measured on held-out texts, weights only: 0.7500"
+    assert last == f"localllm: {expected}; measured on held-out texts, weights only: 0.7500"
 
 
-def test_the_time_that_is_left():
-    """By the shares of stages at first, then by each one's own pace; a stage that was skipped tells nothing."""
+def test_the_time_left_follows_the_pace_of_each_stage():
+    """At first shares of stages are assumed; skipped stages do not count."""
     now = [100.0]
     stages = Stages({"scales": 1.0, "matrices": 6.0, "writing": 1.0}, lambda: now[0])
     stages.update("scales", 0, 4)
@@ -186,7 +183,7 @@ def test_the_time_that_is_left():
 
 
 def test_no_time_is_estimated_before_the_pace_is_known():
-    """What comes before the first part, and what an earlier run has done, says nothing about the pace."""
+    """Time before the first part, and parts of an earlier run, do not count."""
     now = [0.0]
     resumed = Stages({"scales": 1.0, "matrices": 6.0, "writing": 1.0}, lambda: now[0])
     now[0] = 30.0
@@ -209,11 +206,11 @@ def test_no_time_is_estimated_before_the_pace_is_known():
     assert encoding.left == pytest.approx(6 / 60 * 939)
 
 
-def test_the_bar_ends_with_the_work():
+def test_the_progress_bar_stops_with_the_work():
     progress = quantize_progress.Progress({"encoding": 1.0}, ProgressLine())
     bar = progress._display = quantize_progress._Bar(ProgressLine())
     with progress as show:
         show("encoding", 5, 10, "blk.0.attn_q.weight")
         assert bar._progress and bar._progress.live.is_started
         drawn = bar._progress
-    assert not drawn.live.is_started, "or it would draw over what is said next"
+    assert not drawn.live.is_started, "or it would draw over the next line"

@@ -1,4 +1,4 @@
-"""Options of quantize that would say nothing, dry runs, checkpoints of several files, folders of another kind."""
+"""Test options of quantize that match nothing, dry runs, checkpoints in several files, and other folders."""
 
 import json
 import os
@@ -38,8 +38,9 @@ def model(tmp_path: Path) -> Path:
     ("--tensor-type", "_norm=q8_0", True),  # which nothing quantizes
     ("--tensor-type", "attn_v=q8_0,ffn=q4_0", False), ("--tensor-type", "attn_v=q8_0,fnn=q4_0", True),
 ])  # fmt: skip
-def test_a_tensor_type_that_matches_nothing(model: Path, cli, option: str, value: str, idle: bool):
-    """It is named, and an error where all is to be strict."""
+def test_a_tensor_type_that_matches_nothing_warns_or_fails_with_strict(
+    model: Path, cli, option: str, value: str, idle: bool
+):
     out = model.with_name("out.gguf")
     code, _, err = cli("quantize", model, out, "Q8_0", option, value)
     named = value.split(",")[-1].rpartition("=")[0]
@@ -50,7 +51,7 @@ def test_a_tensor_type_that_matches_nothing(model: Path, cli, option: str, value
     assert out.exists() is not idle
 
 
-def test_several_types_in_one(model: Path, cli):
+def test_several_tensor_types_may_be_one_argument(model: Path, cli):
     out = model.with_name("out.gguf")
     assert cli("quantize", model, out, "Q4_0", "--tensor-type", "attn_v=q8_0,ffn=q5_0")[0] == 0
     formats = {name: tensor.format.name for name, tensor in GGUFFile.open(out).tensors.items()}
@@ -58,7 +59,7 @@ def test_several_types_in_one(model: Path, cli):
     assert formats["blk.0.attn_q.weight"] == "Q4_0"
 
 
-def test_commas_of_an_expression_stay():
+def test_commas_within_an_expression_are_kept():
     assert split_patterns(r"blk\.[0-9]{1,2}\.attn_v=q8_0") == [r"blk\.[0-9]{1,2}\.attn_v=q8_0"]
     assert [format for _, format in parse_patterns(["a=q8_0,b=F16", "c=q4_0"])] == ["Q8_0", "F16", "Q4_0"]
     for text in ("a=q8_0,b", "a=q8_0,b=zz"):
@@ -66,13 +67,13 @@ def test_commas_of_an_expression_stay():
             parse_patterns([text])
 
 
-def test_types_where_nothing_is_quantized(model: Path, cli):
+def test_a_tensor_type_where_nothing_is_quantized_warns(model: Path, cli):
     code, _, err = cli("quantize", model, model.with_name("o.gguf"), "F16", "--tensor-type", "attn_v=q8_0")
     assert code == 0 and "--tensor-type attn_v=Q8_0 matches no tensor that is quantized" in err
 
 
 @pytest.mark.parametrize("option", ["include", "exclude"])
-def test_weights_that_match_nothing(model: Path, cli, option: str):
+def test_an_included_or_excluded_weight_that_matches_nothing_warns(model: Path, cli, option: str):
     names = [name for name in GGUFFile.open(model).tensors if "norm" not in name]
     shapes = {name: GGUFFile.open(model).tensors[name].shape for name in names}
     squares = {name: Squares(np.ones((1, shapes[name][-1]), np.float32), np.ones(1, np.float32)) for name in names}
@@ -89,7 +90,7 @@ def test_weights_that_match_nothing(model: Path, cli, option: str):
 
 
 def test_a_dry_run_refuses_what_the_run_refuses(model: Path, cli, monkeypatch):
-    """With the same code and message; and nothing is written."""
+    """With the same code and message, and writing nothing."""
     link, folder = model.with_name("link.gguf"), model.parent / "nowhere"
     os.symlink(model, link)
     (model.with_name("notes.gguf")).write_text("mine")
@@ -104,7 +105,7 @@ def test_a_dry_run_refuses_what_the_run_refuses(model: Path, cli, monkeypatch):
         assert sorted(path.name for path in model.parent.iterdir()) == before
 
 
-def test_a_dry_run_on_a_full_disk(model: Path, tmp_path: Path, monkeypatch, capsys):
+def test_a_dry_run_fails_on_a_full_disk(model: Path, tmp_path: Path, monkeypatch, capsys):
     from invoked import invoke
 
     from localllm.errors import LocalllmError
@@ -119,7 +120,7 @@ def test_a_dry_run_on_a_full_disk(model: Path, tmp_path: Path, monkeypatch, caps
 
 
 @pytest.mark.parametrize("files", [2, 3, 5])
-def test_a_checkpoint_of_several_files_stays_so(tmp_path: Path, cli, files: int):
+def test_keep_split_writes_a_checkpoint_as_several_files(tmp_path: Path, cli, files: int):
     folder = write_checkpoint(tmp_path / "model", files=files)
     code, out, err = cli("quantize", folder, tmp_path / "out.gguf", "Q8_0", "--keep-split")
     assert code == 0, err
@@ -133,7 +134,7 @@ def test_a_checkpoint_of_several_files_stays_so(tmp_path: Path, cli, files: int)
     assert cli("run", paths[0], "-p", "Hi", "-n", "1")[0] == 0
 
 
-def test_parts_of_about_the_same_size():
+def test_tensors_are_divided_into_splits_of_similar_size():
     assert split_names({"a": 1, "b": 1, "c": 1, "d": 1}, 2) == [["a", "b"], ["c", "d"]]
     assert split_names({"a": 100, "b": 1, "c": 1}, 3) == [["a"], ["b"], ["c"]]
     assert split_names({"a": 1, "b": 1, "c": 100}, 3) == [["a"], ["b"], ["c"]]
@@ -143,23 +144,22 @@ def test_parts_of_about_the_same_size():
         assert len(parts) == count and all(parts) and sum(map(len, parts)) == 11
 
 
-@pytest.mark.parametrize(("said", "expected"), [
+@pytest.mark.parametrize(("config", "expected"), [
     ({"peft_type": "LORA", "base_model_name_or_path": "o/base"},
      "is a LoRA adapter, not a model: merge it into its base model, o/base, first"),
     ({}, "is a LoRA adapter, not a model: merge it into its base model first"),
     ({"peft_type": "IA3"}, "is an adapter (IA3), not a model"),
 ])  # fmt: skip
-def test_an_adapter_is_no_model(tmp_path: Path, cli, said: dict, expected: str):
+def test_an_adapter_is_refused_and_tells_its_base_model(tmp_path: Path, cli, config: dict, expected: str):
     folder = tmp_path / "adapter"
     folder.mkdir()
-    write_json(folder / "adapter_config.json", said)
+    write_json(folder / "adapter_config.json", config)
     (folder / "adapter_model.safetensors").write_bytes(b"")
     code, _, err = cli("quantize", folder, tmp_path / "x.gguf", "Q8_0")
     assert code == 3 and expected in err and err.count("\n") == 1
 
 
-def test_templates_that_do_not_compile(tmp_path: Path, cli):
-    """They are written as they are, and a warning tells it, for each."""
+def test_templates_that_do_not_compile_are_written_with_a_warning_each(tmp_path: Path, cli):
     folder = write_checkpoint(tmp_path / "model")
     (folder / "chat_template.jinja").write_text("{% for message in messages %}{{ message }")
     (folder / "additional_chat_templates").mkdir()
@@ -167,12 +167,18 @@ def test_templates_that_do_not_compile(tmp_path: Path, cli):
     (folder / "additional_chat_templates/good.jinja").write_text("{{ messages[0].content }}")
     code, _, err = cli("quantize", folder, tmp_path / "x.gguf", "F32")
     lines = [line for line in err.splitlines() if "the chat template is invalid" in line]
-    assert code == 0 and len(lines) == 2 and "(rag)" in lines[1] and "(rag)" not in lines[0]
+    assert (
+        code == 0
+        and len(lines) == 2
+        and "it is written as it is" in err
+        and "(rag)" in lines[1]
+        and "(rag)" not in lines[0]
+    )
     assert GGUFFile.open(tmp_path / "x.gguf").metadata["tokenizer.chat_template"].startswith("{% for")
 
 
-def test_a_source_that_changes_while_it_is_read(model: Path, tmp_path: Path):
-    """Nothing is written, whatever the command, and the older output stays."""
+def test_a_source_that_changes_while_it_is_read_is_refused(model: Path, tmp_path: Path):
+    """Nothing is written, whatever the command, and an older output stays."""
     from localllm.quantizing.plan import QuantizeRequest, make_plan
     from localllm.quantizing.quantize import find_type, open_source, run
     from localllm.quantizing.rewrite import split_files, write_files
@@ -202,8 +208,8 @@ def test_a_source_that_changes_while_it_is_read(model: Path, tmp_path: Path):
 # ---- layers that are left out, formats from a file
 
 
-def test_pruned_layers(model: Path, cli):
-    """The others move up; the number of layers is what llama-quantize writes, and where."""
+def test_pruning_layers_renumbers_the_others(model: Path, cli):
+    """The layer count is written as llama-quantize does, and where."""
     out = model.with_name("out.gguf")
     assert cli("quantize", model, out, "COPY", "--prune-layers", "0")[0] == 0
     before, after = GGUFFile.open(model), GGUFFile.open(out)
@@ -213,17 +219,17 @@ def test_pruned_layers(model: Path, cli):
     for name, tensor in after.tensors.items():
         assert np.array_equal(tensor.data, before.tensors[name.replace("blk.0.", "blk.1.")].data)
     assert cli("run", out, "-p", "Hi", "-n", "1")[0] == 0
-    for words, said in (
+    for words, message in (
         ("2", "no layer 2"),
         ("0,1", "no layer is left"),
         ("x", "expected layer numbers"),
         ("", "expected"),
     ):
         code, _, err = cli("quantize", model, out, "COPY", "--prune-layers", words)
-        assert code == 2 and said in err and err.count("\n") == 1
+        assert code == 2 and message in err and err.count("\n") == 1
 
 
-def test_pruned_layers_have_their_own_importance(model: Path, cli):
+def test_pruned_layers_keep_their_own_importance(model: Path, cli):
     squares = {f"blk.{n}.attn_q.weight": Squares(np.full((1, 64), 1 + 9 * n, np.float32), np.ones(1, np.float32))
                for n in (0, 1)}  # fmt: skip
     squares["blk.1.attn_q.weight"].sums[0, :32] = 1e-3
@@ -236,7 +242,7 @@ def test_pruned_layers_have_their_own_importance(model: Path, cli):
     assert np.array_equal(ours["blk.0.attn_q.weight"].data, theirs["blk.1.attn_q.weight"].data)
 
 
-def test_numbers_for_each_layer_are_pruned(tmp_path: Path):
+def test_values_by_layer_are_pruned_with_the_layers(tmp_path: Path):
     from localllm.quantizing.sources import PrunedSource
 
     names = ["blk.0.x", "blk.1.x", "blk.2.x", "y"]
@@ -251,39 +257,27 @@ def test_numbers_for_each_layer_are_pruned(tmp_path: Path):
     assert pruned.metadata["a.other"] == [1, 2] and pruned.metadata["b.names"] == [1, 2, 3]
 
 
-def test_formats_from_a_file(model: Path, cli):
+def test_tensor_types_are_read_from_a_file_and_overridden_by_options(model: Path, cli):
     file, out = model.with_name("types.txt"), model.with_name("out.gguf")
     file.write_text("attn_v=q8_0\nffn_up=f16 ATTN_Q=q5_0\n")
     assert cli("quantize", model, out, "Q4_0", "--tensor-type-file", file, "--tensor-type", "attn_q=Q5_1")[0] == 0
-    formats = {
-        name.split(".")[2]: tensor.format.name for name, tensor in GGUFFile.open(out).tensors.items() if "blk" in name
-    }
-    assert (formats["attn_v"], formats["ffn_up"], formats["attn_q"], formats["attn_k"]) == (
-        "Q8_0",
-        "F16",
-        "Q5_1",
-        "Q4_0",
-    )
+    tensors = GGUFFile.open(out).tensors
+    expected = {"attn_v": "Q8_0", "ffn_up": "F16", "attn_q": "Q5_1", "attn_k": "Q4_0"}
+    assert {name: tensors[f"blk.1.{name}.weight"].format.name for name in expected} == expected
+
+
+def test_invalid_files_of_tensor_types_are_refused(model: Path, cli):
+    file, out = model.with_name("types.txt"), model.with_name("out.gguf")
     file.write_text("attn_q=q8_0 attn_v")
     code, _, err = cli("quantize", model, out, "Q4_0", "--tensor-type-file", file)
     assert code == 2 and f"{file}: attn_v: expected REGEX=FORMAT" in err
     assert cli("quantize", model, out, "Q4_0", "--tensor-type-file", model.with_name("none"))[0] == 2
 
 
-# ---- what is told
+# ---- progress and times
 
 
-def test_a_broken_template_is_told(tmp_path: Path, cli):
-    """It is converted as it is, with a warning that names it."""
-    folder = write_checkpoint(tmp_path / "model")
-    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }")
-    code, _, err = cli("quantize", folder, tmp_path / "out.gguf", "Q8_0")
-    assert code == 0 and "warning" in err and "it is written as it is" in err
-    assert GGUFFile.open(tmp_path / "out.gguf").metadata["tokenizer.chat_template"].startswith("{% for m")
-
-
-def test_without_a_terminal_there_are_plain_lines(model: Path, cli, monkeypatch):
-    """Now and then, with what is done and how long the rest may take."""
+def test_without_a_terminal_progress_is_printed_as_lines(model: Path, cli, monkeypatch):
     monkeypatch.setattr(quantize_progress, "EVERY", 0.0)
     code, _, err = cli("quantize", model, model.with_name("o.gguf"), "Q8_0")
     lines = [line for line in err.splitlines() if " s left: " in line]
@@ -294,25 +288,24 @@ def test_without_a_terminal_there_are_plain_lines(model: Path, cli, monkeypatch)
 
 
 @pytest.mark.sampled
-def test_the_whole_time_is_told(model: Path, cli, tmp_path: Path):
-    """With what it is spent on, where that is more than encoding."""
+def test_the_total_time_is_printed_with_its_parts(model: Path, cli, tmp_path: Path):
     text = tmp_path / "text.txt"
     text.write_text("hello world " * 400)
     words = ["quantize", model, tmp_path / "o.gguf", "Q4_0", "--calibrate", text, "--size", "own"]
     code, out, _ = cli(*words)
-    found = re.search(r", (\d+\.\d) s \(scales (\d+\.\d), choosing formats (\d+\.\d), encoding (\d+\.\d)\)\n$", out)
-    assert code == 0 and found
-    total, *parts = map(float, found.groups())
+    match = re.search(r", (\d+\.\d) s \(scales (\d+\.\d), choosing formats (\d+\.\d), encoding (\d+\.\d)\)\n$", out)
+    assert code == 0 and match
+    total, *parts = map(float, match.groups())
     assert abs(total - sum(parts)) < 0.5
     assert re.search(r", \d+\.\d s\n$", cli("quantize", model, tmp_path / "p.gguf", "Q4_0")[1])
 
 
-def test_embeddings_that_make_no_logits_are_not_weighted(tmp_path: Path, cli):
+def test_embeddings_that_make_no_logits_are_quantized_without_importance(tmp_path: Path, cli):
     """Rows of an embedding model are looked up: the same error counts in each column."""
     facts = json.loads((GOLDENS / "checkpoints.json").read_text())["gemma-embedding"]
     folder = write_family(tmp_path / "model", facts["config"], spelled_out(facts["shapes"]))
     for name, words in (("f32", ["F32"]), ("q", ["Q4_0", "--token-embedding-type", "Q4_0"])):
         assert cli("quantize", folder, tmp_path / f"{name}.gguf", *words)[0] == 0
     weights = dequantize(GGUFFile.open(tmp_path / "f32.gguf").tensors["token_embd.weight"])
-    made = GGUFFile.open(tmp_path / "q.gguf").tensors["token_embd.weight"]
-    assert np.array_equal(made.data, encode(made.format.name, weights))
+    quantized = GGUFFile.open(tmp_path / "q.gguf").tensors["token_embd.weight"]
+    assert np.array_equal(quantized.data, encode(quantized.format.name, weights))

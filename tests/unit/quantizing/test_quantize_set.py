@@ -1,4 +1,4 @@
-"""Files of several types in one pass: the bytes of single runs, whatever interrupts it."""
+"""Test files of several types in one pass: the bytes are those of single runs, whatever interrupts it."""
 
 import json
 import os
@@ -35,29 +35,29 @@ def model(tmp_path: Path) -> Path:
 
 
 def single(cli, model: Path, folder: Path, *words: str) -> dict[str, bytes]:
-    """What a run for each type makes, by name."""
+    """Quantize to each type in a run of its own; return the files' bytes by name."""
     folder.mkdir()
     for name in KINDS:
         assert cli("quantize", model, folder / f"{model.stem}-{name}.gguf", name, *words)[0] == 0
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def made(folder: Path) -> dict[str, bytes]:
+def read_files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize("words", [(), ("--pure",), ("--split-max-tensors", "7"), ("--prune-layers", "0")])
-def test_the_bytes_are_those_of_single_runs(model: Path, cli, words: tuple[str, ...]):
+def test_files_of_several_types_have_the_bytes_of_single_runs(model: Path, cli, words: tuple[str, ...]):
     expected = single(cli, model, model.parent / "single", *words)
     folder = model.parent / "ladder"
     folder.mkdir()
     code, out, _ = cli("quantize", model, folder, "--types", ",".join(KINDS), *words)
-    assert code == 0 and made(folder) == expected
+    assert code == 0 and read_files(folder) == expected
     sums = dict(re.findall(r"^([0-9a-f]{64})  (.+)$", out, re.MULTILINE))
     assert sums == {sha256(data).hexdigest(): str(folder / name) for name, data in expected.items()}
 
 
-def test_with_an_importance_matrix(model: Path, cli):
+def test_files_with_importance_have_the_bytes_of_single_runs(model: Path, cli):
     tensors = GGUFFile.open(model).tensors
     random = np.random.default_rng(1)
     squares = {name: Squares(random.random((1, tensor.shape[-1])).astype(np.float32), np.ones(1, np.float32))
@@ -68,10 +68,10 @@ def test_with_an_importance_matrix(model: Path, cli):
     folder = model.parent / "ladder"
     folder.mkdir()
     assert cli("quantize", model, folder, "--types", ",".join(KINDS), "--imatrix", path)[0] == 0
-    assert made(folder) == expected
+    assert read_files(folder) == expected
 
 
-def test_a_checkpoint(tmp_path: Path, cli):
+def test_a_checkpoint_is_quantized_to_several_types_with_a_markdown_table(tmp_path: Path, cli):
     folder = write_checkpoint(tmp_path / "My-Model")
     code, out, _ = cli("quantize", folder, "--types", "F16,Q8_0", "--md")
     assert code == 0
@@ -81,27 +81,27 @@ def test_a_checkpoint(tmp_path: Path, cli):
         assert f"| My-Model-{name}.gguf | {name} | " in out and f"`{digest}`" in out
 
 
-def test_json(model: Path, cli):
+def test_json_lists_the_files_sizes_and_digests_of_each_type(model: Path, cli):
     code, out, _ = cli("quantize", model, model.parent / "x-{type}.gguf", "--types", "Q8_0,q4_0,Q8_0", "--json")
-    said = json.loads(out)
-    assert code == 0 and [row["type"] for row in said["types"]] == ["Q8_0", "Q4_0"]
-    for row in said["types"]:
+    report = json.loads(out)
+    assert code == 0 and [row["type"] for row in report["types"]] == ["Q8_0", "Q4_0"]
+    for row in report["types"]:
         data = (model.parent / f"x-{row['type']}.gguf").read_bytes()
         expected = {"name": f"x-{row['type']}.gguf", "size": len(data), "sha256": sha256(data).hexdigest()}
         assert row["files"] == [expected] and row["size"] == len(data) and row["seconds"] >= 0
-    assert sum(row["seconds"] for row in said["types"]) <= said["seconds"] + 0.02  # rounded to hundredths
+    assert sum(row["seconds"] for row in report["types"]) <= report["seconds"] + 0.02  # rounded to hundredths
 
 
-def test_divergences_are_those_of_perplexity(model: Path, cli, tmp_path: Path):
-    """All three tables show each file's; logits of another vocabulary are refused before anything is written."""
+def test_divergences_of_all_types_are_those_of_perplexity(model: Path, cli, tmp_path: Path):
+    """Check all three tables; logits of another vocabulary are refused before anything is written."""
     text, base = tmp_path / "t.txt", tmp_path / "base.logits"
     text.write_text("hello world, " * 40)
     assert cli("perplexity", model, text, "-c", 32, "--chunks", 3, "--save-logits", base)[0] == 0
     command = ("quantize", model, tmp_path / "{type}.gguf", "--types", "Q8_0,Q4_0", "--base", base)
-    said = json.loads(cli(*command, "--json")[1])["types"]
+    rows = json.loads(cli(*command, "--json")[1])["types"]
     lines = [cli(*command, *words)[1].splitlines() for words in ((), ("--md",))]
     assert all("KL divergence" in some[0] and "same top token" in some[0] for some in lines)
-    for number, row in enumerate(said):
+    for number, row in enumerate(rows):
         file = tmp_path / f"{row['type']}.gguf"
         alone = json.loads(cli("perplexity", file, "--kl-divergence", "--base", base, "--json")[1])
         expected = {"mean": alone["kld"]["mean"], "error": alone["kld"]["error"], "same_top": alone["same_top"]["mean"]}
@@ -119,8 +119,7 @@ def test_divergences_are_those_of_perplexity(model: Path, cli, tmp_path: Path):
     )
 
 
-def test_searches_are_shared(model: Path, cli, monkeypatch):
-    """Rows are encoded once for each format, however many types have it."""
+def test_equal_searches_run_once_for_all_types(model: Path, cli, monkeypatch):
     encoded = []
     encode = quantize_set.encode
 
@@ -133,7 +132,7 @@ def test_searches_are_shared(model: Path, cli, monkeypatch):
     assert len({*encoded}) == len(encoded) and {name for name, _, _ in encoded} >= {"Q4_0", "Q5_1", "Q8_0"}
 
 
-def test_the_usual_types(model: Path, cli):
+def test_the_ladder_has_the_usual_types(model: Path, cli):
     code, out, _ = cli("quantize", model, "--ladder", "--dry-run")
     rows = [line.split()[0] for line in out.splitlines()[1:] if line][:-1]
     assert code == 0 and rows == [*TYPES] and len(list(model.parent.iterdir())) == 1
@@ -141,7 +140,7 @@ def test_the_usual_types(model: Path, cli):
 
 
 @pytest.mark.sampled
-def test_calibrated(model: Path, cli, tmp_path: Path):
+def test_calibrated_files_of_several_types_have_the_bytes_of_single_runs(model: Path, cli, tmp_path: Path):
     text = tmp_path / "t.txt"
     text.write_text("hello world " * 600)
     for name in ("Q8_0", "Q4_0"):
@@ -153,7 +152,7 @@ def test_calibrated(model: Path, cli, tmp_path: Path):
     assert not list(tmp_path.glob("*.ladder"))
 
 
-@pytest.mark.parametrize(("words", "said"), [
+@pytest.mark.parametrize(("words", "message"), [
     (["--types", "Q8_0,Q9"], "Q9 is not a type"), (["--types", ","], "expected types"),
     (["--types", "Q8_0", "--ladder"], "either"), (["Q8_0", "--json"], "need --types"),
     (["--types", "Q8_0", "--json", "--md"], "either"), (["--types", "Q8_0", "--calibrate", "--size", "1M"], "one TYPE"),
@@ -161,18 +160,18 @@ def test_calibrated(model: Path, cli, tmp_path: Path):
     (["x-{type}.gguf", "y", "--types", "Q4_0"], "expected IN [OUT]"),
     (["Q8_0", "--base", "x"], "--base needs --types"), (["--types", "Q4_0", "--base", "nowhere"], "nowhere"),
 ])  # fmt: skip
-def test_words_that_are_refused(model: Path, cli, words: list[str], said: str):
+def test_invalid_arguments_for_several_types_are_refused(model: Path, cli, words: list[str], message: str):
     code, _, err = cli("quantize", model, *words)
-    assert code == 2 and said in err and err.count("\n") == 1 and len(list(model.parent.iterdir())) == 1
+    assert code == 2 and message in err and err.count("\n") == 1 and len(list(model.parent.iterdir())) == 1
 
 
-def test_two_types_of_one_name(model: Path, cli):
+def test_output_names_need_the_type_or_a_folder(model: Path, cli):
     assert output_for("m.gguf", "a-{type}-{type}.gguf", parse_types("Q8_0", False)[0]) == "a-Q8_0-Q8_0.gguf"
     with pytest.raises(UsageError, match="expected a folder"):
         output_for("m.gguf", "a.gguf", parse_types("Q8_0", False)[0])
 
 
-def test_files_that_are_there(model: Path, cli):
+def test_existing_files_are_kept_without_force(model: Path, cli):
     mine = model.with_name("model-Q4_0.gguf")
     mine.write_bytes(b"mine")
     for words in ([], ["--types"]):
@@ -191,7 +190,7 @@ def members(model: Path, folder: Path, names: str = "Q8_0,Q4_0") -> list[Member]
 
 
 def write_made(path: Path, weights: dict[str, np.ndarray]) -> Path:
-    """Write a file of an architecture that nothing knows, which is not checked."""
+    """Write a file of an unknown architecture, which is not checked."""
     write_gguf(path, {"general.architecture": "made", "made.block_count": 6},
                [OutputTensor.of(name, array) for name, array in weights.items()])  # fmt: skip
     return path
@@ -202,7 +201,7 @@ class StopError(Exception):
 
 
 def stopped(model: Path, folder: Path, at: int, monkeypatch=None) -> None:
-    """A run that ends after so many rows."""
+    """Run until `at` ranges of rows are encoded, then stop."""
     calls = 0
 
     def on_progress(done: int, name: str) -> None:
@@ -211,13 +210,13 @@ def stopped(model: Path, folder: Path, at: int, monkeypatch=None) -> None:
         if calls == at:
             raise StopError
 
-    made = members(model, folder)
+    read_files = members(model, folder)
     with pytest.raises(StopError):
-        QuantizeSet(made, [], 1, on_progress).run(Widener({job.tensor.format for job in made[0].plan.jobs}))
+        QuantizeSet(read_files, [], 1, on_progress).run(Widener({job.tensor.format for job in read_files[0].plan.jobs}))
 
 
-def test_an_interrupted_set_goes_on(model: Path, tmp_path: Path, monkeypatch):
-    """At every tensor: without half files, without encoding again what is on the disk, to the same bytes."""
+def test_an_interrupted_set_continues_to_the_same_bytes(model: Path, tmp_path: Path, monkeypatch):
+    """Stop at every tensor: no half files appear, and what is on the disk is not encoded again."""
     monkeypatch.setattr(quantize_set, "SAVE_EVERY", -1)
     whole = tmp_path / "whole"
     whole.mkdir()
@@ -240,7 +239,7 @@ def test_an_interrupted_set_goes_on(model: Path, tmp_path: Path, monkeypatch):
         assert len(seen) <= 21 - at + 1 and {path.name: path.read_bytes() for path in folder.iterdir()} == expected
 
 
-def test_another_set_begins_anew(model: Path, tmp_path: Path, monkeypatch):
+def test_a_set_of_other_types_or_sources_starts_anew(model: Path, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(quantize_set, "SAVE_EVERY", -1)
     stopped(model, tmp_path, 9)
     assert QuantizeSet(members(model, tmp_path), [], 1, print).resumes
@@ -251,8 +250,7 @@ def test_another_set_begins_anew(model: Path, tmp_path: Path, monkeypatch):
     assert not QuantizeSet(members(model, tmp_path), [], 1, print).resumes
 
 
-def test_between_two_names(model: Path, tmp_path: Path, monkeypatch):
-    """All bytes are there, and one of two files has its name."""
+def test_an_interruption_between_two_renames_is_finished_later(model: Path, tmp_path: Path, monkeypatch):
     kept = quantize_set.replace
     monkeypatch.setattr(quantize_set, "replace", lambda old, new: kept(old, new) if "Q8_0" in new else stop())
 
@@ -273,7 +271,7 @@ def test_between_two_names(model: Path, tmp_path: Path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["Q4_0.gguf", "Q8_0.gguf", "model.gguf"]
 
 
-def test_a_source_that_changes(model: Path, tmp_path: Path):
+def test_a_source_that_changes_during_a_set_is_refused(model: Path, tmp_path: Path):
     made_of = members(model, tmp_path)
 
     def change(done: int, name: str) -> None:
@@ -284,7 +282,7 @@ def test_a_source_that_changes(model: Path, tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
 
 
-def test_a_weight_that_is_not_finite(tmp_path: Path, cli):
+def test_a_weight_that_is_not_finite_stops_a_set(tmp_path: Path, cli):
     weights = np.ones((8, 64), np.float32)
     weights[3, 4] = np.nan
     model = write_made(tmp_path / "bad.gguf", {"blk.0.attn_v.weight": weights})
@@ -295,9 +293,8 @@ def test_a_weight_that_is_not_finite(tmp_path: Path, cli):
 @pytest.mark.sampled
 @posix
 @pytest.mark.slow
-@pytest.mark.sampled
-def test_killed_sets():
-    """At random moments: no file has its name before all are whole, and the next run ends with the same bytes."""
+def test_killed_sets_leave_no_half_files():
+    """Kill at random moments: no file has its name before all are whole, and the next run ends with the same bytes."""
     command = [sys.executable, ROOT / "scripts" / "fuzz" / "kill_test.py", "ladder", "--times", "4"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "4 times" in done.stdout, done.stderr

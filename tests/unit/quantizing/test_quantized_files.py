@@ -1,4 +1,4 @@
-"""What a quantized file has: formats by plan, importance, metadata."""
+"""Test quantized files: types by plan, importance, metadata."""
 
 import os
 from collections.abc import Callable
@@ -49,14 +49,14 @@ def test_a_file_has_the_planned_formats_and_the_weights(recipe: str, model: Path
 
 
 def test_experts_are_encoded_one_by_one(model: Path, tmp_path: Path):
-    """Chunks do not cross from one matrix of a stack to the next, and each is what the encoder makes of it."""
+    """Ranges do not cross from one matrix of a stack to the next."""
     got = quantized(model, tmp_path / "x.gguf", "Q8_0").tensors["blk.1.ffn_gate_exps.weight"].data
     for expert, weights in enumerate(arrays()["blk.1.ffn_gate_exps.weight"]):
         np.testing.assert_array_equal(got[expert], encode("Q8_0", weights))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_from_16_bits(dtype: str, model: Path, tmp_path: Path):
+def test_weights_of_16_bits_are_encoded_as_float32(dtype: str, model: Path, tmp_path: Path):
     quantized(model, tmp_path / "half.gguf", {"float16": "F16", "bfloat16": "BF16"}[dtype])
     file, half = quantized(tmp_path / "half.gguf", tmp_path / "x.gguf", "Q8_0"), GGUFFile.open(tmp_path / "half.gguf")
     for name, tensor in file.tensors.items():
@@ -67,12 +67,12 @@ def test_from_16_bits(dtype: str, model: Path, tmp_path: Path):
 
 
 def own_importance(weights: np.ndarray) -> np.ndarray:
-    """The mean squares of a matrix's columns."""
+    """Return the mean squares of a matrix's columns."""
     return (weights.astype(np.float32) ** 2).mean(axis=0)
 
 
-def test_columns_of_the_matrix_that_makes_logits_count_by_their_weights(model: Path, tmp_path: Path):
-    """Also if it is the embedding; but not an embedding whose rows are only picked."""
+def test_the_logits_matrix_is_weighted_by_its_own_columns(model: Path, tmp_path: Path):
+    """Also a tied embedding, but not one whose rows are only looked up."""
     output, embedding = "output.weight", "token_embd.weight"
     tied = write_model(tmp_path / "tied.gguf", {name: array for name, array in arrays().items() if name != output})
     for path, name, counts in ((model, output, True), (model, embedding, False), (tied, embedding, True)):
@@ -96,21 +96,21 @@ def test_metadata_is_kept_and_completed(model: Path, tmp_path: Path):
         assert bytes(file.packed[key][:4]) == bytes(before.packed[key][:4])
 
 
-def test_overrides_keep_the_type_that_readers_expect(tmp_path: Path):
+def test_overrides_keep_the_integer_types_of_the_file(tmp_path: Path):
     write_model(tmp_path / "m.gguf", **{"a.byte": np.uint8(1), "a.long": np.uint64(1), "a.double": np.float64(1)})
     texts = ["a.byte=int:300", "a.long=int:5", "a.double=float:0.1"]
-    asked = QuantizeRequest(COPY, overrides=[parse_override(text) for text in texts])
-    (metadata, _), *_ = make_plan(open_source(str(tmp_path / "m.gguf")), asked).files
+    request = QuantizeRequest(COPY, overrides=[parse_override(text) for text in texts])
+    (metadata, _), *_ = make_plan(open_source(str(tmp_path / "m.gguf")), request).files
     assert [metadata[key][0] for key in ("a.byte", "a.long", "a.double")] == [4, 10, 12]
 
 
 @pytest.mark.parametrize("text", ["", "a", "a=1", "a=int:x", "a=bool:1", "=int:1", "a=long:1"])
-def test_overrides_that_make_no_sense(text: str):
+def test_invalid_overrides_are_refused(text: str):
     with pytest.raises(UsageError, match="expected KEY=TYPE:VALUE"):
         parse_override(text)
 
 
-def test_a_copy_is_the_same(tmp_path: Path):
+def test_copying_keeps_tensors_and_bytes(tmp_path: Path):
     write_model(tmp_path / "a.gguf", arrays(np.float16))
     quantized(tmp_path / "a.gguf", tmp_path / "b.gguf", "COPY")
     quantized(tmp_path / "b.gguf", tmp_path / "c.gguf", "COPY")
@@ -122,8 +122,7 @@ def test_a_copy_is_the_same(tmp_path: Path):
 
 
 @pytest.mark.parametrize("recipe", ["COPY", "Q8_0"])
-def test_whole_numbers_stay_as_they_are(recipe: str, tmp_path: Path, monkeypatch):
-    """Also in several pieces: no weights can be made of them."""
+def test_integer_tensors_are_copied_by_every_recipe(recipe: str, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(quantize_plan, "CHUNK", 1 << 12)
     numbers = np.arange(100 * 64, dtype=np.int32).reshape(100, 64)
     write_model(tmp_path / "a.gguf", arrays() | {"blk.0.ids": numbers})
@@ -131,18 +130,18 @@ def test_whole_numbers_stay_as_they_are(recipe: str, tmp_path: Path, monkeypatch
     np.testing.assert_array_equal(b.tensors["blk.0.ids"].data.view(np.int32), numbers)
 
 
-def test_again_and_with_other_threads_the_same_bytes(tmp_path: Path, monkeypatch):
+def test_threads_and_ranges_do_not_change_the_bytes(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(quantize_plan, "CHUNK", 1 << 12)
     write_model(tmp_path / "m.gguf")
-    made = []
+    files = []
     for number, (threads, chunk) in enumerate([(1, 1 << 12), (3, 1 << 12), (3, 1 << 12), (2, CHUNK), (2, 1)]):
         monkeypatch.setattr(quantize_plan, "CHUNK", chunk)
         quantized(tmp_path / "m.gguf", tmp_path / f"{number}.gguf", "Q4_K_M", threads)
-        made.append((tmp_path / f"{number}.gguf").read_bytes())
-    assert len(set(made)) == 1
+        files.append((tmp_path / f"{number}.gguf").read_bytes())
+    assert len(set(files)) == 1
 
 
-def test_quantized_files_only_if_asked(model: Path, tmp_path: Path):
+def test_quantized_files_are_quantized_again_only_if_allowed(model: Path, tmp_path: Path):
     quantized(model, tmp_path / "q8.gguf", "Q8_0")
     with pytest.raises(UsageError, match=r"tensor output\.weight is Q8_0 already; --allow-requantize"):
         quantized(tmp_path / "q8.gguf", tmp_path / "x.gguf", "Q4_0")
@@ -152,10 +151,10 @@ def test_quantized_files_only_if_asked(model: Path, tmp_path: Path):
     quantized(tmp_path / "q8.gguf", tmp_path / "y.gguf", "Q8_0")  # nothing to do but to copy
 
 
-def test_what_is_encoded_already_is_not_searched(model: Path, tmp_path: Path, monkeypatch):
-    """Its bytes are taken as they were kept, in pieces, too; how far the work is counts them from the beginning."""
+def test_encoded_rows_of_an_earlier_run_are_written_unchanged(model: Path, tmp_path: Path, monkeypatch):
+    """Check ranges, and that progress counts them from the beginning."""
     monkeypatch.setattr(quantize_plan, "CHUNK", 1 << 12)
-    plan, told = make_plan(open_source(str(model)), QuantizeRequest(RECIPES["Q8_0"])), []
+    plan, progress = make_plan(open_source(str(model)), QuantizeRequest(RECIPES["Q8_0"])), []
     known = {
         job.tensor.name: job for job in plan.jobs if job.tensor.name in ("blk.1.ffn_gate_exps.weight", "output.weight")
     }
@@ -173,7 +172,7 @@ def test_what_is_encoded_already_is_not_searched(model: Path, tmp_path: Path, mo
             plan,
             [str(tmp_path / "x.gguf")],
             2,
-            lambda count, name: told.append((count, name)),
+            lambda count, name: progress.append((count, name)),
             None,
             ClampedWeights(),
             done,
@@ -187,11 +186,11 @@ def test_what_is_encoded_already_is_not_searched(model: Path, tmp_path: Path, mo
         for first, last in job.ranges():
             count += 0 if job.tensor.name in known else (last - first) * job.tensor.shape[-1]
             expected.append((count, job.tensor.name))
-    assert told == expected and count == sum(row_count(shape) * shape[-1] for shape in SHAPES.values())
+    assert progress == expected and count == sum(row_count(shape) * shape[-1] for shape in SHAPES.values())
 
 
 class AtOnce:
-    """Does what is submitted at once, and counts it."""
+    """An executor that runs tasks at once and counts them."""
 
     def __init__(self, threads: int, name: str):
         self.told, self.count, self.ended = (threads, name), 0, None
@@ -202,13 +201,12 @@ class AtOnce:
         future.set_result(task())
         return future
 
-    def shutdown(self, **how: bool) -> None:
-        self.ended = how
+    def shutdown(self, **options: bool) -> None:
+        self.ended = options
 
 
-def test_how_far_ahead_is_searched(model: Path, monkeypatch):
-    """Two chunks more than there are threads, over the borders of tensors; a page is forgotten when it is written, and
-    what is not begun is not begun any more when the writer has gone."""
+def test_encoding_runs_two_ranges_ahead_of_the_writer(model: Path, monkeypatch):
+    """Pages are released when their rows are written; tasks that have not begun are cancelled at the end."""
     monkeypatch.setattr(service, "ThreadPoolExecutor", AtOnce)
     monkeypatch.setattr(quantize_plan, "CHUNK", 1 << 12)
     jobs, forgotten = make_plan(open_source(str(model)), QuantizeRequest(RECIPES["F32"])).jobs, []
@@ -232,7 +230,7 @@ def test_how_far_ahead_is_searched(model: Path, monkeypatch):
 
 @pytest.mark.sampled("name")
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in REST)])
-def test_every_format_is_read_as_gguf_reads_it(name: str):
+def test_every_type_is_dequantized_as_by_gguf(name: str):
     format = BY_NAME[name]
     columns = 7 if format.block == 1 else 2 * format.block
     blocks = np.random.default_rng(1).integers(0, 256, (5, format.row_bytes(columns)), np.uint8)
@@ -241,7 +239,7 @@ def test_every_format_is_read_as_gguf_reads_it(name: str):
     np.testing.assert_array_equal(Widener([format]).widen(format, blocks, columns), expected)
 
 
-def test_rows_that_do_not_fit(model: Path, tmp_path: Path):
+def test_rows_that_do_not_fit_fall_back_or_fail_with_strict(model: Path, tmp_path: Path):
     plan = make_plan(open_source(str(model)), QuantizeRequest(RECIPES["Q4_K_S"]))
     assert [job.tensor.name for job in plan.jobs if job.is_fallback] == ["blk.0.ffn_up.weight"]
     assert plan.warnings == [
@@ -268,18 +266,18 @@ def test_types_without_an_encoder_are_refused(model: Path, monkeypatch):
         ("strange", "F16", "strange-F16.gguf"),
     ],
 )
-def test_the_default_name(path: str, recipe: str, expected: str):
+def test_the_default_output_replaces_the_type_in_the_name(path: str, recipe: str, expected: str):
     assert default_output(path, RECIPES[recipe]) == expected
 
 
-def test_the_default_name_of_a_folder(tmp_path: Path, monkeypatch):
+def test_the_default_output_of_a_folder_is_beside_it(tmp_path: Path, monkeypatch):
     (tmp_path / "Model-1B").mkdir()
     monkeypatch.chdir(tmp_path / "Model-1B")
     for path in (".", str(tmp_path / "Model-1B"), f"{tmp_path}/Model-1B/"):
         assert default_output(path, RECIPES["Q8_0"]) == str(tmp_path / "Model-1B-Q8_0.gguf")
 
 
-def test_importance_reaches_the_encoder(model: Path, importance, tmp_path: Path):
+def test_importance_reaches_the_encoder_and_the_metadata(model: Path, importance, tmp_path: Path):
     imatrix = write_imatrix(tmp_path / "i.gguf", importance)
     file = quantized(model, tmp_path / "x.gguf", "Q4_1", imatrix=imatrix)
     for name, mean in importance.items():
@@ -290,7 +288,7 @@ def test_importance_reaches_the_encoder(model: Path, importance, tmp_path: Path)
     assert {key: file.metadata[f"quantize.imatrix.{key}"] for key in keys} == keys
 
 
-def test_the_user_chooses_where_importance_counts(model: Path, importance, tmp_path: Path):
+def test_included_and_excluded_weights_select_the_importance(model: Path, importance, tmp_path: Path):
     imatrix = write_imatrix(tmp_path / "i.gguf", importance)
     used = {
         key: {job.tensor.name for job in make_plan(open_source(str(model)), request).jobs if job.importance is not None}
@@ -305,14 +303,14 @@ def test_the_user_chooses_where_importance_counts(model: Path, importance, tmp_p
             make_plan(open_source(str(model)), QuantizeRequest(RECIPES["Q4_1"], **named))
 
 
-def test_importance_of_another_model(model: Path, importance, tmp_path: Path):
+def test_importance_of_another_model_is_refused(model: Path, importance, tmp_path: Path):
     importance["blk.0.ffn_down.weight"] = np.ones((1, 256), np.float32)
     imatrix = write_imatrix(tmp_path / "i.gguf", importance)
     with pytest.raises(ModelError, match=r"blk\.0\.ffn_down\.weight: the importance matrix has the shape \[1, 256\]"):
         make_plan(open_source(str(model)), QuantizeRequest(RECIPES["Q4_1"], imatrix=imatrix))
 
 
-def test_what_importance_misses_is_told(model: Path, importance, tmp_path: Path):
+def test_missing_importance_is_warned_of(model: Path, importance, tmp_path: Path):
     imatrix = write_imatrix(tmp_path / "i.gguf", importance)
     lines = make_plan(open_source(str(model)), QuantizeRequest(RECIPES["Q2_K_S"], imatrix=imatrix)).warnings
     assert any("does not have blk.0.ffn_up.weight and 1 more" in line for line in lines)

@@ -1,4 +1,4 @@
-"""Scales that are folded away: where they can be, that the model stays the same, and that they gain."""
+"""Test folding of scales: where it is possible, that the model stays the same, and that it gains."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -53,13 +53,13 @@ def found_in(path: Path) -> list[ScaleFold]:
 
 
 @pytest.mark.parametrize("kind", FOLDED)
-def test_where_scales_can_be_folded_away(shared: Path, kind: str):
-    made = [fold.divided[0][0] for fold in found_in(shared / f"goldens/arch/{kind}.gguf")]
-    own = [name for name in made if not name.startswith("blk.") or name.startswith("blk.0.")]
+def test_folds_are_found_in_every_architecture(shared: Path, kind: str):
+    names = [fold.divided[0][0] for fold in found_in(shared / f"goldens/arch/{kind}.gguf")]
+    own = [name for name in names if not name.startswith("blk.") or name.startswith("blk.0.")]
     assert [name.removeprefix("blk.0.").removesuffix(".weight") for name in own] == FOLDED[kind]
 
 
-def test_rows_of_fused_matrices_and_heads_in_groups(shared: Path):
+def test_folds_cover_rows_of_fused_matrices_and_grouped_heads(shared: Path):
     by_made = {fold.divided[0][0]: fold for fold in found_in(shared / "goldens/arch/falcon.gguf")}
     values = by_made["blk.0.attn_qkv.weight"]
     assert (values.width, values.divided[0][1], values.heads, values.times) == (32, 160, 1, 4)
@@ -68,8 +68,8 @@ def test_rows_of_fused_matrices_and_heads_in_groups(shared: Path):
 
 
 @pytest.mark.parametrize("kind", FOLDED)
-def test_a_scaled_model_computes_the_same(shared: Path, tmp_path: Path, kind: str):
-    """Powers of two, with which floats are as exact as before: only where they are out of range something is lost."""
+def test_a_scaled_model_computes_the_same_logits(shared: Path, tmp_path: Path, kind: str):
+    """Powers of two lose nothing unless floats leave their range."""
     (tmp_path / "text.txt").write_text(TEXT)
     source = open_source(str(shared / f"goldens/arch/{kind}.gguf"))
     request = QuantizeRequest(RECIPES["Q4_0"], allow_requantize=True, texts=[str(tmp_path / "text.txt")])
@@ -96,7 +96,7 @@ def test_a_scaled_model_computes_the_same(shared: Path, tmp_path: Path, kind: st
 
 
 def reader(format: str, sizes: np.ndarray) -> FoldReader:
-    """A matrix whose inputs have columns of such sizes."""
+    """Return a reader whose inputs have columns of these sizes."""
     generator, columns = np.random.default_rng(1), len(sizes)
     x = generator.normal(size=(300, columns)).astype(np.float32) * sizes
     return FoldReader(
@@ -114,8 +114,7 @@ def test_columns_that_stand_out_are_scaled(format: str):
     assert one.error(scales) < 0.8 * one.error(np.ones(512, np.float32))
 
 
-def test_without_a_gain_nothing_is_scaled():
-    """All columns meet the same, and all weigh the same."""
+def test_equal_columns_are_not_scaled():
     generator = np.random.default_rng(1)
     x = generator.choice(np.array([-1, 1], np.float32), (200, 512))
     alike = generator.permuted(np.tile(generator.normal(size=(32, 1)).astype(np.float32), 512), axis=0)
@@ -124,21 +123,21 @@ def test_without_a_gain_nothing_is_scaled():
     )
 
 
-def test_columns_that_meet_nothing_or_weigh_nothing_stay():
+def test_columns_without_inputs_or_weights_keep_a_scale_of_1():
     met, weighed = np.array([0, 1, 4, 1e-30, 1e30]), np.array([1, 0, 1, 1, 1])
-    found = power_scales(met, weighed, 0.5, 0.5)
-    assert found[0] == found[1] == 1 and found.min() >= 1 / 64 and found.max() <= 64 and found[2] > 1
+    scales = power_scales(met, weighed, 0.5, 0.5)
+    assert scales[0] == scales[1] == 1 and scales.min() >= 1 / 64 and scales.max() <= 64 and scales[2] > 1
 
 
-def test_eight_bits_have_the_largest_number_of_a_block_and_zeros():
+def test_activations_round_exactly_at_the_largest_value_and_zero():
     x = np.array([[1, -3, 0.5, 0, 0, 0, 0, 0]], np.float32)
-    found = round_activations(x, 4)
-    assert found[0, 1] == -3 and not found[0, 3:].any()
-    assert 0 < np.abs(found - x).max() <= 3 / 127 / 2
+    rounded = round_activations(x, 4)
+    assert rounded[0, 1] == -3 and not rounded[0, 3:].any()
+    assert 0 < np.abs(rounded - x).max() <= 3 / 127 / 2
 
 
-def test_tensors_of_a_folded_source():
-    """Columns are multiplied, rows and numbers of vectors divided, also of each matrix of a stack; all else stays."""
+def test_a_folded_source_scales_rows_and_columns():
+    """Columns are multiplied, rows and values of vectors divided, also in each matrix of a stack."""
     shapes = {"norm": (4,), "up": (6, 4), "stack": (2, 6, 4), "free": (2, 4)}
     tensors = {name: job_of(name, *shape).tensor for name, shape in shapes.items()}
     for each in tensors.values():
@@ -151,15 +150,17 @@ def test_tensors_of_a_folded_source():
     first, second = np.array([2, 4, 8, 16], np.float32), np.array([2, 4, 8], np.float32)
     scales = [(ScaleFold(4, (("norm", 0),), ("up",)), first), (ScaleFold(3, (("up", 1), ("stack", 3)), ()), second)]
     source = FoldedSource(inner, scales, widener)
-    found = {tensor.name: tensor for tensor in source.tensors}
-    rows = {name: found[name].rows(0, len(tensors[name].data)).view(np.float32) for name in ("norm", "up", "stack")}
+    folded = {tensor.name: tensor for tensor in source.tensors}
+    rows = {name: folded[name].rows(0, len(tensors[name].data)).view(np.float32) for name in ("norm", "up", "stack")}
     np.testing.assert_array_equal(rows["norm"], tensors["norm"].data / first)
     divided = np.array([1, 2, 4, 8, 1, 1], np.float32)[:, None]
     np.testing.assert_array_equal(rows["up"], tensors["up"].data * first / divided)
     behind = np.tile(np.array([1, 1, 1, 2, 4, 8], np.float32), 2)[:, None]
     np.testing.assert_array_equal(rows["stack"], tensors["stack"].data / behind)
-    np.testing.assert_array_equal(found["stack"].rows(7, 11).view(np.float32), rows["stack"][7:11])
-    assert found["free"] is tensors["free"] and {name for name in found if found[name].format.name == "F32"} == {*found}
+    np.testing.assert_array_equal(folded["stack"].rows(7, 11).view(np.float32), rows["stack"][7:11])
+    assert folded["free"] is tensors["free"] and {name for name in folded if folded[name].format.name == "F32"} == {
+        *folded
+    }
     assert (source.path, source.files, source.warnings, source.inner) == ("in.gguf", ["in.gguf"], ["w"], inner)
     assert source.metadata == {"a": 1, SCALED: 2} and [*source.packed] == [SCALED]
     assert FoldedSource(inner, [], widener).metadata == {"a": 1}
@@ -170,28 +171,30 @@ def test_tensors_of_a_folded_source():
 
 @pytest.fixture
 def rounding(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
-    """Encoding is rounding to whole numbers, of an array; the importance of columns is in the list."""
-    heard = list[np.ndarray]()
-    monkeypatch.setattr(folding, "encode", lambda format, weights, squares: heard.append(squares) or np.rint(weights))
+    """Replace encoding by rounding to integers; return the importance of each call."""
+    importance = list[np.ndarray]()
+    monkeypatch.setattr(
+        folding, "encode", lambda format, weights, squares: importance.append(squares) or np.rint(weights)
+    )
     monkeypatch.setattr(folding, "dequantize", lambda format, blocks: blocks)
-    return heard
+    return importance
 
 
 @pytest.mark.parametrize("format", ["Q4_K", "Q4_0"])
-def test_what_is_wrong_when_columns_are_scaled(format: str, rounding: list[np.ndarray]):
-    """Weights that are multiplied and rounded meet inputs that are divided and rounded, in blocks of their format."""
+def test_errors_of_scaled_columns_include_rounded_inputs(format: str, rounding: list[np.ndarray]):
+    """Inputs are divided and rounded in blocks of the type."""
     generator = np.random.default_rng(2)
     x, matrix = (generator.normal(0, 3, (rows, 256)).astype(np.float32) for rows in (7, 5))
     scales, squares = np.exp2(generator.integers(-2, 3, 256)).astype(np.float32), np.arange(256, dtype=np.float32)
-    found = FoldReader(format, matrix, squares, x).error(scales)
-    made = x.astype(float) @ matrix.T
+    error = FoldReader(format, matrix, squares, x).error(scales)
+    output = x.astype(float) @ matrix.T
     wrong = round_activations(x / scales, BY_NAME[format].block).astype(float) @ np.rint(matrix * scales).T
-    assert found == pytest.approx(((wrong - made) ** 2).sum() / (made**2).sum(), rel=1e-4) and found > 0
+    assert error == pytest.approx(((wrong - output) ** 2).sum() / (output**2).sum(), rel=1e-4) and error > 0
     np.testing.assert_allclose(rounding[0], squares / scales**2)
 
 
 class Judge:
-    """A reader that prefers the scales of one number."""
+    """A reader that prefers one of the scales that are tried."""
 
     def __init__(self, squares: list[float], weights: list[list[float]], best: int, error: float):
         self.squares, self.weights, self.heard = np.array(squares), np.array(weights), list[np.ndarray]()
@@ -205,10 +208,10 @@ class Judge:
 @pytest.mark.parametrize("best", [0, 4, 8])
 @pytest.mark.parametrize(("error", "gains"), [(0.96, True), (0.97, True), (0.99, False), (1.0, False)])
 def test_the_best_scales_are_taken_if_they_gain(best: int, error: float, gains: bool):
-    """By one part in a hundred of all that is wrong, in two matrices of which one has nothing of it."""
+    """They must save one part in a hundred of the error, in two matrices of which one loses nothing."""
     one = Judge([1, 2, 3, 6], [[1, 2, 1, 0], [1, 0, 1, 2]], best, error)
     other = Judge([40, 20, 10, 10], [[5, 1, 1, 1]], best, 1.0)
-    found = search_scales(ScaleFold(2, (), (), 1, 2), [one, other])
+    scales = search_scales(ScaleFold(2, (), (), 1, 2), [one, other])
     means = [(1 / 3 + 2, 2 / 3 + 1), (1.0 + 0.5, 2.0 + 0.5)]  # of one and other, relative to each one's mean
     met = np.array([means[0][0] + means[1][0], means[0][1] + means[1][1]]) / 4
     weighed = np.array([1 / 1.5 + 25 / 7 + 1 / 1.5 + 1 / 7, 2 / 1.5 + 1 / 7 + 2 / 1.5 + 1 / 7]) / 4
@@ -217,14 +220,14 @@ def test_the_best_scales_are_taken_if_they_gain(best: int, error: float, gains: 
     for heard, each in zip(one.heard[1:], tried, strict=True):
         np.testing.assert_allclose(heard, np.tile(each, 2), rtol=1e-6)
     if gains:
-        assert found is not None
-        np.testing.assert_allclose(found, tried[best], rtol=1e-6)
+        assert scales is not None
+        np.testing.assert_allclose(scales, tried[best], rtol=1e-6)
     else:
-        assert found is None
+        assert scales is None
 
 
-def test_usual_scales():
-    """A power of the root of what columns meet by one of what they weigh; one in the geometric mean."""
+def test_scales_are_powers_of_inputs_and_weights():
+    """Their geometric mean is one."""
     met, weighed = np.array([16.0, 1.0]), np.array([1.0, 16.0])
     np.testing.assert_allclose(power_scales(met, weighed, 0.5, 0.0), [2**0.5, 2**-0.5], rtol=1e-6)
     np.testing.assert_allclose(power_scales(met, weighed, 0.5, 0.25), [2**0.75, 2**-0.75], rtol=1e-6)
@@ -234,7 +237,7 @@ def test_usual_scales():
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("number", [np.inf, np.nan, 1e30])
-def test_what_is_met_has_to_be_numbers(number: float):
+def test_infinite_inputs_are_refused(number: float):
     x = np.array([[1, 2], [3, 4]], np.float32)
     np.testing.assert_array_equal(mean_squares(x, "a"), [5, 10])
     x[1, 0] = number
@@ -246,14 +249,14 @@ def test_what_is_met_has_to_be_numbers(number: float):
 
 
 def job_of(name: str, *shape: int, format: str = "Q4_0", before: str = "F32") -> TensorJob:
-    """A tensor of an array."""
+    """Return a job for a tensor of random values."""
     data = np.random.default_rng(5).normal(size=shape).astype(np.float32).reshape(-1, shape[-1])
     tensor: Any = SimpleNamespace(name=name, shape=shape, data=data, format=BY_NAME[before], release_rows=print)
     return TensorJob(tensor, BY_NAME[format], format)
 
 
 class OfArrays(FoldMeasurer):
-    """Tensors are arrays."""
+    """A measurer for tensors that are arrays."""
 
     def dequantize_finite(self, tensor: Any, first: int, end: int) -> np.ndarray:
         assert 0 <= first < end <= len(tensor.data)
@@ -265,7 +268,7 @@ def watched(folds: list[ScaleFold], *jobs: TensorJob, told: Any = lambda *given:
 
 
 def texts(n: int, count: int = 4) -> list[np.ndarray]:
-    """What matrix n meets: rows that are as long as each other, so that none counts less."""
+    """Return the inputs of matrix n: rows of equal length, so that none is clipped."""
     generator = np.random.default_rng(n)
     return [generator.choice(np.array([-1, 1], np.float32), (9 + k, 32)) * (n + 1) for k in range(count)]
 
@@ -275,21 +278,22 @@ def texts(n: int, count: int = 4) -> list[np.ndarray]:
     [((8, 32), [0]), ((2, 8, 32), [0, 1]), ((3, 8, 32), [0, 1, 2]), ((6, 8, 32), [0, 2, 5])],
 )
 @pytest.mark.parametrize(("most", "step"), [(22, 1), (21, 2), (11, 2), (10, 3)])
-def test_what_tells_of_a_matrix(monkeypatch, shape: tuple[int, ...], taken: list[int], most: int, step: int):
-    """Every second text what it meets, some inputs of the others what it makes; of a stack three."""
+def test_a_fold_is_measured_on_samples_of_matrices_rows_and_inputs(
+    monkeypatch, shape: tuple[int, ...], taken: list[int], most: int, step: int
+):
+    """Every second text gives the importance, the others the inputs; a stack gives three matrices."""
     monkeypatch.setattr(folding, "INPUTS", most)
     monkeypatch.setattr(folding, "SAMPLE", 4)
     job = job_of("a", *shape)
-    found = watched([], job)._read(job, Inputs(lambda n: iter(texts(n))))
-    for reader, n in zip(found, taken, strict=True):
+    readers = watched([], job)._read(job, Inputs(lambda n: iter(texts(n))))
+    for reader, n in zip(readers, taken, strict=True):
         assert reader.format == "Q4_0"
         np.testing.assert_array_equal(reader.weights, job.tensor.data.reshape(-1, 8, 32)[n][[0, 2, 4, 7]])  # type: ignore[attr-defined]
         np.testing.assert_allclose(reader.squares, np.full(32, (n + 1) ** 2))
         np.testing.assert_array_equal(reader.inputs, np.concatenate(texts(n)[1::2])[::step])
 
 
-def test_matrices_that_tell_nothing():
-    """That stay as they are, that make nothing, that only one text meets, or none."""
+def test_matrices_without_encoding_output_or_inputs_are_not_measured():
     job, copied, plain = job_of("a", 8, 32), job_of("b", 8, 32, before="Q4_0"), job_of("c", 8, 32, format="F16")
     met = Inputs(lambda n: iter(texts(n)))
     assert [len(watched([], one)._read(one, met)) for one in (job, copied, plain)] == [1, 0, 0]
@@ -299,34 +303,34 @@ def test_matrices_that_tell_nothing():
     assert watched([], job)._read(job, met) == []
 
 
-def test_a_fold_is_measured_when_all_its_matrices_were_met(monkeypatch):
-    """Each of them once; one that gains nothing, or of which nothing tells, has no scales."""
-    heard, told = list[Any](), list[Any]()
+def test_a_fold_is_measured_after_all_its_matrices(monkeypatch):
+    """Matrices count once; a fold that gains nothing has no scales."""
+    searches, progress = list[Any](), list[Any]()
     scales = {"a": np.full(32, 2, np.float32), "c": None}
 
     def search_scales(fold: ScaleFold, readers: Any, threads: int) -> Any:
-        heard.append((fold.multiplied, len(readers), threads))
+        searches.append((fold.multiplied, len(readers), threads))
         return scales[fold.multiplied[0]]
 
     monkeypatch.setattr(folding, "search_scales", search_scales)
     folds = [ScaleFold(32, (), names) for names in (("a", "b"), ("c",), ("copied",), ("output.weight",))]
     jobs = [job_of(name, 8, 32) for name in ("a", "b", "c", "free", "output.weight")]
     jobs.append(job_of("copied", 8, 32, before="Q4_0"))
-    watching, met = watched(folds, *jobs, told=lambda *given: told.append(given)), Inputs(lambda n: iter(texts(n)))
+    watching, met = watched(folds, *jobs, told=lambda *given: progress.append(given)), Inputs(lambda n: iter(texts(n)))
     scales["output.weight"] = np.full(32, 3, np.float32)
     for name in ("a", "c", "free", "a", "b", "copied", "a"):
         weight: Any = SimpleNamespace(name=name, shape=(8, 32), first_row=0)
         assert watching.resolve(weight, met).shape == (8, 32)
     with pytest.raises(StopCalibrationError):
         watching.resolve(SimpleNamespace(name="output.weight", shape=(8, 32), first_row=0), met)
-    assert heard == [(("c",), 1, 2), (("a", "b"), 2, 2), (("output.weight",), 1, 2)]
-    assert told == [(2, "c"), (3, "b"), (4, "copied"), (5, "output.weight")]
-    assert {fold.multiplied[0]: found[0] for fold, found in watching.scales.items()} == {"a": 2, "output.weight": 3}
+    assert searches == [(("c",), 1, 2), (("a", "b"), 2, 2), (("output.weight",), 1, 2)]
+    assert progress == [(2, "c"), (3, "b"), (4, "copied"), (5, "output.weight")]
+    assert {fold.multiplied[0]: scale[0] for fold, scale in watching.scales.items()} == {"a": 2, "output.weight": 3}
 
 
-def test_scales_of_all_folds_one_behind_the_other(monkeypatch):
-    """With ones where nothing gains; without folds nothing is read."""
-    told, heard = list[Any](), list[Any]()
+def test_measured_scales_are_concatenated_for_all_folds(monkeypatch):
+    """Folds that gain nothing have ones; without folds nothing runs."""
+    progress, heard = list[Any](), list[Any]()
 
     class Calibrating(SimpleNamespace):
         jobs: Any = {}  # noqa: RUF012
@@ -342,41 +346,41 @@ def test_scales_of_all_folds_one_behind_the_other(monkeypatch):
 
     folds = [ScaleFold(1, (), ("a", "b")), ScaleFold(2, (), ("c",)), ScaleFold(3, (), ("d",))]
     calibration: Any = Calibrating()
-    found = folding.measure_scales(calibration, folds, None, 5, lambda *given: told.append(given))  # type: ignore[arg-type]
-    assert found.tolist() == [1, 2, 3, 1, 1, 1] and found.dtype == np.float32
-    assert (heard, told) == ([((12, 256), 5)], [(3, 4, "x")])
+    measured = folding.measure_scales(calibration, folds, None, 5, lambda *given: progress.append(given))  # type: ignore[arg-type]
+    assert measured.tolist() == [1, 2, 3, 1, 1, 1] and measured.dtype == np.float32
+    assert (heard, progress) == ([((12, 256), 5)], [(3, 4, "x")])
     assert folding.measure_scales(calibration, [], None, 5, print).tolist() == [] and len(heard) == 1  # type: ignore[arg-type]
 
 
-def test_what_is_folded_is_kept_for_the_next_time(monkeypatch, tmp_path: Path):
-    """By the formats of the type alone: what a plan chooses afterwards changes no scales."""
-    heard, measured = list[Any](), list[Any]()
+def test_measured_scales_are_stored_for_the_next_run(monkeypatch, tmp_path: Path):
+    """They depend on the types of the recipe alone, not on those that a plan chooses."""
+    calls, measured = list[Any](), list[Any]()
     jobs = [job_of("a", 8, 32), job_of("b", 8, 32, format="F16"), job_of("odd", 8, 32, before="I32")]
     folds = [ScaleFold(2, (), ("a",)), ScaleFold(1, (), ("a",)), ScaleFold(3, (), ("a",))]
-    monkeypatch.setattr(folding, "make_plan", lambda *given: heard.append(given) or SimpleNamespace(jobs=jobs))
-    monkeypatch.setattr(folding, "Calibration", lambda plan, texts: heard.append(texts) or "calibration")
+    monkeypatch.setattr(folding, "make_plan", lambda *given: calls.append(given) or SimpleNamespace(jobs=jobs))
+    monkeypatch.setattr(folding, "Calibration", lambda plan, texts: calls.append(texts) or "calibration")
     monkeypatch.setattr(folding, "Widener", lambda formats, compiling: (formats, compiling))
     monkeypatch.setattr(folding, "foldable", lambda calibration: folds)
-    found = np.array([2, 1, 1, 1, 1, 3], np.float32)
-    monkeypatch.setattr(folding, "measure_scales", lambda *given: measured.append(given) or found)
+    scales_found = np.array([2, 1, 1, 1, 1, 3], np.float32)
+    monkeypatch.setattr(folding, "measure_scales", lambda *given: measured.append(given) or scales_found)
     monkeypatch.setattr(folding, "FoldedSource", Folding)
     request = QuantizeRequest(RECIPES["Q4_0"], texts=["t"])
     request = replace(request, options=request.options._replace(formats={"a": "Q8_0"}))
     for _ in range(2):
         with ArrayLog(tmp_path / "done", "key") as done:
-            made: Any = folding.fold_scales("source", request, 3, print, "compiling", done)  # type: ignore[arg-type]
-        source, scales, widener = made.given
+            folded_source: Any = folding.fold_scales("source", request, 3, print, "compiling", done)  # type: ignore[arg-type]
+        source, scales, widener = folded_source.given
         assert source == "source" and widener == ({BY_NAME["F32"]}, "compiling")
         assert [(fold, part.tolist()) for fold, part in scales] == [(folds[0], [2, 1]), (folds[2], [1, 1, 3])]
     assert measured == [("calibration", folds, widener, 3, print)]
-    assert heard[0] == ("source", replace(request, options=request.options._replace(formats={}))) and heard[1] == ["t"]
-    assert folding.fold_scales(made, request, 3, print) is made and len(heard) == 4  # type: ignore[arg-type]
+    assert calls[0] == ("source", replace(request, options=request.options._replace(formats={}))) and calls[1] == ["t"]
+    assert folding.fold_scales(folded_source, request, 3, print) is folded_source and len(calls) == 4  # type: ignore[arg-type]
     folding.fold_scales("source", replace(request, texts=None), 3, print)  # type: ignore[arg-type]
-    assert len(measured) == 2 and heard[-1] == ()
+    assert len(measured) == 2 and calls[-1] == ()
 
 
 class Folding:
-    """In place of a source that is folded."""
+    """A stand-in for a folded source."""
 
     def __init__(self, *given: Any):
         self.given = given
@@ -390,8 +394,7 @@ class Folding:
         (ScaleFold(1, (("made", 0), ("odd", 5)), ("a",)), False), (ScaleFold(1, (("made", 0),), ("a", "odd")), False),
     ],
 )  # fmt: skip
-def test_which_folds_are_possible(fold: ScaleFold, is_possible: bool):
-    """What reads or makes is made float32, so it has to be known how, and something has to be encoded."""
+def test_folds_need_dequantizable_tensors_and_an_encoded_matrix(fold: ScaleFold, is_possible: bool):
     jobs = [job_of("a", 8, 32), job_of("plain", 8, 32, format="F16"), job_of("made", 8, 32, before="Q4_0")]
     jobs.append(job_of("odd", 8, 32, before="I32"))
     calibration: Any = SimpleNamespace(jobs={job.tensor.name: job for job in jobs}, folds=lambda: [fold])
@@ -402,17 +405,17 @@ def test_which_folds_are_possible(fold: ScaleFold, is_possible: bool):
 
 
 class Model:
-    """What verbs say, and the tensors that they use."""
+    """Recorded verbs and the tensors that they use."""
 
     def __init__(self):
         self.builder, self.tensors = Recorder(SimpleNamespace(vocab_size=9, width=4), 32), dict[str, Tensor]()
         self.x = Activation(ALL, 4)
 
     def weight(self, name: str, *shape: int, bias: int = 0, scale: bool = False) -> Weight:
-        made, parts = self._made(name, shape), []
+        tensor, parts = self._made(name, shape), []
         for kind, size in (("bias", bias), ("scale", int(scale))):
             parts.append(Weight(self._made(f"{name}.{kind}", (size,))) if size else None)
-        return Weight(made, *parts)
+        return Weight(tensor, *parts)
 
     def _made(self, name: str, shape: tuple[int, ...]) -> Tensor:
         self.tensors[name] = Tensor(name, BY_NAME["F32"], shape, np.ones(shape, np.float32).view(np.uint8))
@@ -552,13 +555,13 @@ FOUND = {
 
 
 @pytest.mark.parametrize("case", FOUND)
-def test_what_can_be_scaled_instead(case):
+def test_folds_are_found_verb_by_verb(case):
     say, expected = FOUND[case]
     say(model := Model())
     assert model.found() == expected
 
 
 @pytest.mark.parametrize(("kept", "left"), [("a", 0), ("norm", 0), ("norm.bias", 0), ("c", 1)])
-def test_what_must_not_change_is_not_folded(kept, left):
+def test_tensors_that_must_not_change_are_not_folded(kept, left):
     read_by_two(model := Model())
     assert len(model.found(kept)) == left

@@ -1,4 +1,4 @@
-"""Splitting a model into files and merging them: bytes as llama-gguf-split writes them."""
+"""Test splitting a model into files and merging them: bytes are those of llama-gguf-split."""
 
 import json
 import struct
@@ -29,8 +29,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_files_are_those_of_gguf_split(tmp_path: Path, cli, case: str):
-    """To the byte, and so is what their merging gives."""
+def test_splits_and_merged_files_have_the_bytes_of_gguf_split(tmp_path: Path, cli, case: str):
     kind, *words = case.split()
     model, out = MODELS[kind](tmp_path / "model.gguf"), tmp_path / "out"
     out.mkdir()
@@ -41,8 +40,7 @@ def test_files_are_those_of_gguf_split(tmp_path: Path, cli, case: str):
     assert sha256((tmp_path / "merged.gguf").read_bytes()).hexdigest() == RECORDED["merged"][case]
 
 
-def test_what_quantize_splits_is_what_split_makes_of_its_file(model: Path, cli):
-    """With the same options, in one step and in two."""
+def test_quantize_splits_as_split_does(model: Path, cli):
     one, two = model.parent / "one", model.parent / "two"
     one.mkdir(), two.mkdir()
     for words in (["--split-max-tensors", "4"], ["--split-max-size", "20K"],
@@ -58,7 +56,7 @@ def test_what_quantize_splits_is_what_split_makes_of_its_file(model: Path, cli):
         assert cli("run", next(one.glob("*-00001-*")), "-p", "Hi", "-n", "1")[0] == 0
 
 
-def test_a_split_model_is_split_anew(model: Path, cli):
+def test_a_split_model_is_split_again(model: Path, cli):
     assert cli("split", model, "--split-max-tensors", "3")[0] == 0
     part = next(model.parent.glob("model-00002-*"))
     assert cli("split", part, model.parent / "other", "--split-max-tensors", "8")[0] == 0
@@ -66,13 +64,13 @@ def test_a_split_model_is_split_anew(model: Path, cli):
     assert list(again.tensors) == list(whole.tensors) and len(again.parts) == 3
 
 
-def test_a_dry_run_writes_nothing(model: Path, cli):
+def test_a_dry_run_of_split_writes_nothing(model: Path, cli):
     code, out, _ = cli("split", model, "--split-max-tensors", "10", "--dry-run")
     assert code == 0 and len(list(model.parent.iterdir())) == 1
     assert [line.split(": ")[1].split(",")[0] for line in out.splitlines()] == ["10 tensors", "10 tensors", "1 tensors"]
 
 
-def test_files_that_are_there_stay(model: Path, cli):
+def test_existing_files_are_kept_by_split_and_merge(model: Path, cli):
     kept = model.with_name("model-00002-of-00003.gguf")
     kept.write_text("mine")
     code, _, err = cli("split", model, "--split-max-tensors", "10")
@@ -89,33 +87,33 @@ def test_files_that_are_there_stay(model: Path, cli):
     assert list(ours) == list(theirs) and all(np.array_equal(ours[name].data, theirs[name].data) for name in theirs)
 
 
-@pytest.mark.parametrize(("words", "said"), [
+@pytest.mark.parametrize(("words", "message"), [
     (["--split-max-size", "0"], "expected a size"), (["--split-max-size", "45X"], "expected a size"),
     (["--split-max-tensors", "0"], "1 or above"), (["--split-max-size", "1G", "--split-max-tensors", "3"], "either"),
 ])  # fmt: skip
-def test_limits_that_are_none(model: Path, cli, words: list[str], said: str):
+def test_invalid_split_limits_are_refused(model: Path, cli, words: list[str], message: str):
     code, _, err = cli("split", model, *words)
-    assert code == 2 and said in err and err.count("\n") == 1
+    assert code == 2 and message in err and err.count("\n") == 1
     assert cli("quantize", model, model.with_name("o.gguf"), "Q8_0", *words)[0] == 2
 
 
-def test_keep_split_and_limits(model: Path, cli):
+def test_keep_split_with_a_limit_is_refused(model: Path, cli):
     code, _, err = cli("quantize", model, model.with_name("o.gguf"), "Q8_0", "--keep-split", "--split-max-size", "1G")
     assert code == 2 and "either --keep-split or a limit" in err
 
 
-def test_only_a_split_model_is_merged(model: Path, cli):
+def test_merging_an_unsplit_model_is_refused(model: Path, cli):
     code, _, err = cli("merge", model)
     assert code == 2 and "not a file of a split model" in err
 
 
-def test_a_tensor_larger_than_a_file_may_be(model: Path, cli):
+def test_a_tensor_larger_than_the_limit_warns(model: Path, cli):
     code, _, err = cli("split", model, "--split-max-size", "1K")
     assert code == 0 and "token_embd.weight and " in err and "alone is larger" in err
 
 
-def test_another_alignment_stays(tmp_path: Path, cli):
-    """Each file says by its own header where tensors lie: only the first one has the key."""
+def test_a_custom_alignment_applies_to_the_first_split_only(tmp_path: Path, cli):
+    """Each file is aligned by its own header, and only the first one has the key."""
     tensors = [OutputTensor.of(f"blk.{n}.x.weight", np.full((3, 5), n, np.float32)) for n in range(4)]
     write_gguf(tmp_path / "m.gguf", {"general.architecture": "x", "general.alignment": 64}, tensors)
     assert cli("split", tmp_path / "m.gguf", "--split-max-tensors", "2")[0] == 0
@@ -124,7 +122,7 @@ def test_another_alignment_stays(tmp_path: Path, cli):
     assert [float(whole.tensors[f"blk.{n}.x.weight"].data.view("<f4")[0, 0]) for n in range(4)] == [0, 1, 2, 3]
 
 
-def test_sizes_and_names():
+def test_split_sizes_are_parsed_and_outputs_numbered():
     assert [parse_bytes(text, "") for text in ("45G", "45GB", "3.5gb", "800M", "10k", "7")] == [
         45 * 10**9, 45 * 10**9, 3_500_000_000, 800_000_000, 10_000, 7]  # fmt: skip
     assert divide_tensors({"a": 10, "b": 10, "c": 10}, SplitLimits(nbytes=64)) == [["a", "b"], ["c"]]
@@ -136,7 +134,7 @@ def test_sizes_and_names():
         divide_tensors({str(n): 1 for n in range(70000)}, SplitLimits(1))
 
 
-def test_the_numbers_have_gguf_splits_types(model: Path, cli):
+def test_split_metadata_have_the_types_of_gguf_split(model: Path, cli):
     cli("split", model, "--split-max-tensors", "10")
     packed = GGUFFile.open(next(model.parent.glob("*-00001-*"))).packed
     assert bytes(packed["split.count"]) == struct.pack("<IH", 2, 3)

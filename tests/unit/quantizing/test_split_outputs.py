@@ -1,4 +1,4 @@
-"""Split models, and outputs that replace nothing by mistake."""
+"""Test split models, and that outputs replace nothing by mistake."""
 
 import errno
 import itertools
@@ -38,7 +38,7 @@ from tests.unit.quantizing.quantize_parts import (
 
 
 def split(path: Path, folder: Path) -> Path:
-    """The model in three files; the first's path."""
+    """Write the model in three files; return the first's path."""
     weights = arrays()
     writer = gguf.GGUFWriter(str(folder / "part.gguf"), "llama", split_max_tensors=3)
     writer.add_uint32("llama.block_count", 2)
@@ -60,7 +60,7 @@ def test_split_files_become_one(tmp_path: Path):
     assert file.tensors.keys() == SHAPES.keys()
 
 
-def test_no_part_has_its_name_before_all_are_on_the_disk(tmp_path: Path, monkeypatch):
+def test_no_split_gets_its_name_before_all_are_on_the_disk(tmp_path: Path, monkeypatch):
     parts, calls = split(tmp_path, tmp_path), SystemCalls(monkeypatch)
     quantized(parts, tmp_path / "x-00001-of-00003.gguf", "COPY", keep_split=True)
     numbers = {(tmp_path / f"x-0000{number}-of-00003.gguf").stat().st_ino for number in (1, 2, 3)}
@@ -69,7 +69,7 @@ def test_no_part_has_its_name_before_all_are_on_the_disk(tmp_path: Path, monkeyp
     assert calls.of(tmp_path / "x-00003-of-00003.gguf")[-2:] == ["name", "fsync folder"]
 
 
-def test_split_files_stay_split(tmp_path: Path):
+def test_split_files_stay_split_with_keep_split(tmp_path: Path):
     parts = split(tmp_path, tmp_path)
     file = quantized(parts, tmp_path / "x-00001-of-00003.gguf", "COPY", keep_split=True)
     assert [os.path.basename(name) for name in file.parts] == [f"x-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
@@ -82,7 +82,7 @@ def test_split_files_stay_split(tmp_path: Path):
         np.testing.assert_array_equal(values(file)[name], array)
 
 
-def test_files_of_a_split_model_are_not_replaced(tmp_path: Path):
+def test_existing_files_of_a_split_model_are_not_replaced(tmp_path: Path):
     parts = split(tmp_path, tmp_path)
     (tmp_path / "x-00002-of-00003.gguf").write_text("old")
     with pytest.raises(UsageError, match=r"x-00002-of-00003\.gguf: this file exists"):
@@ -92,7 +92,7 @@ def test_files_of_a_split_model_are_not_replaced(tmp_path: Path):
     assert sorted(path.name[:2] for path in tmp_path.iterdir()) == ["pa", "pa", "pa", "x-"]
 
 
-def test_all_files_of_a_split_model_or_none(tmp_path: Path, monkeypatch):
+def test_a_failure_leaves_no_file_of_a_split_model(tmp_path: Path, monkeypatch):
     parts = split(tmp_path, tmp_path)
     calls = itertools.count()
     real = SafeFile.finish
@@ -111,7 +111,7 @@ def test_all_files_of_a_split_model_or_none(tmp_path: Path, monkeypatch):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", ["blk.0.ffn_down.weight", "blk.0.attn_norm.weight", "blk.1.ffn_gate_exps.weight"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_weights_that_are_no_numbers_are_refused_by_name(bad: float, name: str, dtype, tmp_path: Path):
+def test_infinite_weights_are_refused_by_name(bad: float, name: str, dtype, tmp_path: Path):
     weights = arrays(dtype)
     weights[name][..., -1] = bad
     write_model(tmp_path / "m.gguf", weights)
@@ -122,14 +122,14 @@ def test_weights_that_are_no_numbers_are_refused_by_name(bad: float, name: str, 
     assert (tmp_path / "x.gguf").read_text() == "old" and len(list(tmp_path.iterdir())) == 2
 
 
-def test_huge_weights_are_numbers(tmp_path: Path):
+def test_weights_near_the_float_limit_are_accepted(tmp_path: Path):
     weights = arrays()
     weights["blk.0.attn_v.weight"][0, :2] = 3e38, -3e38
     write_model(tmp_path / "m.gguf", weights)
     quantized(tmp_path / "m.gguf", tmp_path / "x.gguf", "F32")
 
 
-def test_the_output_is_not_the_input(model: Path, tmp_path: Path):
+def test_an_output_that_is_the_input_is_refused(model: Path, tmp_path: Path):
     shutil.copy(model, tmp_path / "m.gguf")
     (tmp_path / "soft.gguf").symlink_to("m.gguf")
     os.link(tmp_path / "m.gguf", tmp_path / "hard.gguf")
@@ -147,7 +147,7 @@ def test_the_importance_matrix_is_not_replaced(model: Path, importance, tmp_path
         quantized(model, tmp_path / "i.gguf", "Q8_0", imatrix=imatrix)
 
 
-def test_a_full_disk_is_seen_before(model: Path, tmp_path: Path, monkeypatch):
+def test_a_full_disk_is_noticed_before_writing(model: Path, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - 1000, 1000))
     with pytest.raises(LocalllmError, match="bytes needed, but only 1000 free"):
         quantized(model, tmp_path / "x.gguf", "Q8_0")
@@ -171,7 +171,7 @@ def test_a_disk_that_fills_up_leaves_the_old_file(model: Path, tmp_path: Path, m
 
 @pytest.fixture
 def small_disk(tmp_path: Path):
-    """A file system of 128 KB."""
+    """Mount a file system of 128 KB."""
     folder = tmp_path / "disk"
     folder.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "none", folder], capture_output=True).returncode:
@@ -181,8 +181,8 @@ def small_disk(tmp_path: Path):
 
 
 @pytest.mark.skipif(not shutil.which("mount") or os.name != "posix", reason="needs mount")
-def test_a_small_file_system(model: Path, small_disk: Path, monkeypatch):
-    """A real one: full before the start, and, when the system's answer was too good, in the middle."""
+def test_a_small_file_system_leaves_the_old_file(model: Path, small_disk: Path, monkeypatch):
+    """It is full before the start, or in the middle after the system has promised more."""
     (small_disk / "x.gguf").write_text("old")
     with pytest.raises(LocalllmError, match="bytes needed"):
         quantized(model, small_disk / "x.gguf", "F16")
@@ -192,7 +192,7 @@ def test_a_small_file_system(model: Path, small_disk: Path, monkeypatch):
     assert (small_disk / "x.gguf").read_text() == "old" and len(list(small_disk.iterdir())) == 1
 
 
-def test_a_limit_of_the_size(model: Path, tmp_path: Path):
+def test_a_file_size_limit_leaves_no_file(model: Path, tmp_path: Path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
     try:
@@ -235,7 +235,7 @@ def with_fate(number: int, call: int, model: Path, target: Path) -> subprocess.C
 
 @pytest.fixture(scope="module")
 def calls(model: Path, tmp_path_factory) -> int:
-    """How many such calls there are; the last, which syncs the folder, comes when the new file is there."""
+    """Return the number of such calls; the last, which syncs the folder, comes after the new file exists."""
     return int(with_fate(0, 0, model, tmp_path_factory.mktemp("calls") / "x.gguf").stderr)
 
 
@@ -246,7 +246,7 @@ def calls(model: Path, tmp_path_factory) -> int:
     ("number", "code"),
     [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)],
 )
-def test_ended_at_random_points_the_old_file_is_whole(number: int, code: int, calls: int, model: Path, tmp_path: Path):
+def test_a_signal_at_random_points_leaves_the_old_file(number: int, code: int, calls: int, model: Path, tmp_path: Path):
     (tmp_path / "x.gguf").write_text("old")
     for call in random.Random().sample(range(1, calls), 3):
         done = with_fate(number, call, model, tmp_path / "x.gguf")
@@ -255,7 +255,7 @@ def test_ended_at_random_points_the_old_file_is_whole(number: int, code: int, ca
 
 
 @pytest.mark.parametrize("columns", [10, 20, 80])
-def test_the_percentage_is_shown_however_narrow_the_terminal_is(columns: int, monkeypatch, capsys):
+def test_the_percentage_is_shown_on_narrow_terminals(columns: int, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", str(columns))
     progress = quantize_progress.Progress({"encoding": 1.0}, ProgressLine())
     progress._display = quantize_progress._Bar(ProgressLine())
@@ -270,8 +270,8 @@ def test_the_percentage_is_shown_however_narrow_the_terminal_is(columns: int, mo
 
 @pytest.mark.slow
 @posix
-def test_a_terminal_sees_how_far_it_is(tmp_path: Path):
-    """And nothing of that stays; a dumb one sees the last line only."""
+def test_a_terminal_sees_progress_that_disappears(tmp_path: Path):
+    """A dumb one sees the last line only."""
     model, out = write_tiny_model(tmp_path / "m.gguf"), tmp_path / "x.gguf"
     for term in ("xterm", "dumb"):
         shown = Terminal("quantize", str(model), str(out), "Q8_0", "--force", TERM=term)
@@ -282,8 +282,8 @@ def test_a_terminal_sees_how_far_it_is(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments(tmp_path: Path):
-    """From outside: old or new, never anything else. The moments go from before the first import to the end."""
+def test_a_kill_at_random_moments_leaves_the_old_or_new_file(tmp_path: Path):
+    """The moments range from before the first import to the end."""
     model = write_tiny_model(tmp_path / "m.gguf")
     folder = tmp_path / "out"
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""localllm verify: broken and odd files are told, errors are those of NumPy."""
+"""Test localllm verify: broken and odd files are reported, and errors agree with NumPy."""
 
 import json
 from hashlib import sha256
@@ -24,7 +24,7 @@ def facts(cli, *words: object) -> dict:
     return json.loads(out) | {"code": code}
 
 
-def test_a_whole_file(model: Path, cli):
+def test_a_whole_file_is_valid_and_its_digest_printed(model: Path, cli):
     code, out, err = cli("verify", model)
     assert code == 0 and err == ""
     assert out.splitlines()[0].split() == ["format", "tensors", "weights"]
@@ -33,37 +33,37 @@ def test_a_whole_file(model: Path, cli):
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "F16"])
-def test_the_error_against_the_source(model: Path, cli, name: str):
+def test_errors_against_the_source_agree_with_numpy(model: Path, cli, name: str):
     out = model.with_name("out.gguf")
     assert cli("quantize", model, out, name)[0] == 0
-    found = facts(cli, out, "--against", model)
-    assert found["code"] == 0 and found["odd"] == []
+    report = facts(cli, out, "--against", model)
+    assert report["code"] == 0 and report["odd"] == []
     ours, theirs = GGUFFile.open(out).tensors, GGUFFile.open(model).tensors
-    for tensor in found["tensors"]:
+    for tensor in report["tensors"]:
         a, b = (dequantize(each[tensor["name"]]).astype(np.float64) for each in (ours, theirs))
         assert tensor["error"] == pytest.approx(np.sqrt(((a - b) ** 2).sum() / (b**2).sum()), rel=1e-6, abs=1e-12)
-    row = next(row for row in found["formats"] if row["format"] == name)
-    errors = [tensor["error"] for tensor in found["tensors"] if tensor["format"] == name]
+    row = next(row for row in report["formats"] if row["format"] == name)
+    errors = [tensor["error"] for tensor in report["tensors"] if tensor["format"] == name]
     assert row["error"] == pytest.approx(np.median(errors)) and row["worst"] == max(errors)
     code, text, _ = cli("verify", out, "--against", model)
     assert code == 0 and text.splitlines()[0].split() == ["format", "tensors", "weights", "error", "worst", "of"]
 
 
-def test_against_a_checkpoint(tmp_path: Path, cli):
+def test_a_file_is_compared_with_its_checkpoint(tmp_path: Path, cli):
     folder = write_checkpoint(tmp_path / "folder")
     assert cli("quantize", folder, tmp_path / "out.gguf", "Q8_0")[0] == 0
-    found = facts(cli, tmp_path / "out.gguf", "--against", folder)
-    assert found["odd"] == [] and 0 < max(tensor["error"] for tensor in found["tensors"]) < 0.02
+    report = facts(cli, tmp_path / "out.gguf", "--against", folder)
+    assert report["odd"] == [] and 0 < max(tensor["error"] for tensor in report["tensors"]) < 0.02
 
 
-def test_weights_that_are_not_finite(model: Path, cli):
+def test_infinite_weights_make_a_file_invalid(model: Path, cli):
     damage(model, "blk.1.attn_output.weight")
     code, _, err = cli("verify", model)
     assert code == 3 and "blk.1.attn_output.weight: the weight in row" in err and err.count("\n") == 1
     assert facts(cli, model)["valid"] is False
 
 
-def test_a_file_that_was_cut_off(model: Path, cli):
+def test_a_truncated_file_is_invalid(model: Path, cli):
     model.write_bytes(model.read_bytes()[:-5000])
     code, out, err = cli("verify", model)
     assert code == 3 and out == "" and "download incomplete" in err
@@ -82,8 +82,7 @@ def scale(row: np.ndarray) -> np.ndarray:
     return row
 
 
-def test_what_is_odd(tmp_path: Path, cli):
-    """Each in a sentence, and the file is valid."""
+def test_zeros_broken_scales_and_large_errors_warn(tmp_path: Path, cli):
     whole = written(tmp_path / "whole.gguf")
     weights = dequantize(GGUFFile.open(whole).tensors["blk.2.ffn_up.weight"]).copy()
     cases = {
@@ -91,14 +90,14 @@ def test_what_is_odd(tmp_path: Path, cli):
         "a broken scale?": scale(weights.copy()),
         "the error is 1 of the weights": np.zeros((16, 256), np.float32),
     }
-    for said, array in cases.items():
+    for message, array in cases.items():
         path = written(tmp_path / "odd.gguf", **{"blk.2.ffn_up.weight": array})
         code, _, err = cli("verify", path, "--against", whole)
-        assert code == 0 and "warning: tensor blk.2.ffn_up.weight: " in err and said in err, err
+        assert code == 0 and "warning: tensor blk.2.ffn_up.weight: " in err and message in err, err
     assert cli("verify", whole, "--against", whole)[2] == ""
 
 
-def test_other_tensors_than_the_source(model: Path, cli, tmp_path: Path):
+def test_tensors_that_only_one_file_has_are_reported(model: Path, cli, tmp_path: Path):
     whole = written(tmp_path / "whole.gguf")
     other = written(tmp_path / "other.gguf", extra=np.ones(3, np.float32))
     assert "the source has no extra, which the file has" in cli("verify", other, "--against", whole)[2]
@@ -108,15 +107,14 @@ def test_other_tensors_than_the_source(model: Path, cli, tmp_path: Path):
     assert code == 3 and "the shape [8, 256]; the source has [16, 256]" in err
 
 
-def test_a_type_that_no_matrix_has(model: Path, cli):
+def test_a_file_type_that_no_matrix_has_warns(model: Path, cli):
     out = model.with_name("out.gguf")
     assert cli("edit", model, out, "--set-metadata", "general.file_type=7")[0] == 0
     code, _, err = cli("verify", out)
     assert code == 0 and "general.file_type says Q8_0, but no matrix is in Q8_0" in err
 
 
-def test_swapped_tensors_are_told(tmp_path: Path, cli):
-    """A tensor that went wrong among others of its format."""
+def test_a_tensor_that_differs_from_others_of_its_type_warns(tmp_path: Path, cli):
     whole = written(tmp_path / "whole.gguf")
     assert cli("quantize", whole, tmp_path / "q.gguf", "Q8_0", "--pure")[0] == 0
     swapped = written(tmp_path / "swapped.gguf", **{

@@ -1,4 +1,4 @@
-"""What families have of their own, beyond the goldens: golden models with other metadata or tensors."""
+"""Test details of families beyond the goldens: golden models with other metadata or tensors."""
 
 import re
 from collections.abc import Callable
@@ -31,14 +31,13 @@ def golden(model_path) -> Callable[[str], GGUFFile]:
 
 
 def change(file: GGUFFile, **fields) -> GGUFFile:
-    """Other metadata, their keys without the architecture's name, with __ for dots."""
+    """Change metadata; keys come without the architecture's name, with __ for dots."""
     arch = file.metadata["general.architecture"]
     file.metadata |= {f"{arch}.{key.replace('__', '.')}": value for key, value in fields.items()}
     return file
 
 
 def encoded(name: str, values: np.ndarray, format: str) -> Tensor:
-    """A tensor with these values."""
     values = values.astype(np.float32)
     data = values.view(np.uint8) if format == "F32" else encode(format, values)
     return Tensor(name, BY_NAME[format], values.shape, data.reshape(*values.shape[:-1], -1))
@@ -55,7 +54,7 @@ def values(file: GGUFFile, name: str) -> np.ndarray:
 
 
 def logits(file: GGUFFile, backend: str = "cpu", context: int = 128, steps: bool = False) -> np.ndarray:
-    """Of TOKENS, in one run or one by one."""
+    """Return the logits of TOKENS, computed in one run or one by one."""
     engine = Engine(file, EngineOptions(2, context, "f32", backend))
     sequence = engine.sequence()
     tokens = [[token] for token in TOKENS] if steps else [TOKENS]
@@ -69,7 +68,7 @@ def nmse(got: np.ndarray, expected: np.ndarray) -> float:
 
 
 def assert_same_everywhere(file: GGUFFile, most: float | None = None) -> None:
-    """The targets agree, in one run and token by token."""
+    """Check that both backends agree, in one run and token by token."""
     exact, most = logits(file, "reference"), most or bound(1e-10, in_tiles=1e-8)
     assert nmse(logits(file, "reference", steps=True), exact) < 1e-10
     assert nmse(logits(file), exact) < most
@@ -80,8 +79,8 @@ def assert_same_everywhere(file: GGUFFile, most: float | None = None) -> None:
 
 
 @pytest.mark.parametrize("format", ["Q8_0", "Q4_0", "F16"])
-def test_rows_of_a_fused_matrix(golden, format):
-    """Queries, keys and values, gate and up, whatever their format, are rows of one matrix."""
+def test_fused_matrices_equal_separate_ones(golden, format):
+    """Queries, keys and values, or gate and up, are rows of one matrix, whatever its type."""
     fused, apart = golden("phi3_longrope"), golden("phi3_longrope")
     for layer in range(2):
         for name in ("attn_qkv", "ffn_up"):
@@ -105,8 +104,8 @@ def test_a_fused_matrix_of_other_rows_is_refused(golden):
 # ---- positions ------------------------------------------------------------------------------------------------------
 
 
-def test_factors_for_long_contexts(golden):
-    """By the context that the model is opened with, against the original one, here 1024."""
+def test_longrope_factors_follow_the_context(golden):
+    """The context is compared with the original one, 1024."""
     swapped = golden("phi3_longrope")
     kinds = [f"rope_factors_{kind}.weight" for kind in ("short", "long")]
     arrays = [values(swapped, name).copy() for name in kinds]
@@ -119,7 +118,7 @@ def test_factors_for_long_contexts(golden):
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma", "phi3"])
-def test_factors_that_are_missing(golden, name):
+def test_missing_longrope_factors_are_refused(golden, name):
     file = change(golden(name), rope__scaling__type="longrope")
     with pytest.raises(ModelError, match="no factors for its rope scaling, longrope"):
         logits(file)
@@ -136,20 +135,19 @@ def test_positions_beyond_a_table_are_refused(golden):
 
 
 @pytest.mark.parametrize(("heads", "bias"), [(8, 8.0), (4, 4.0), (2, 16.0)])
-def test_heads_of_alibi(golden, heads, bias):
+def test_alibi_agrees_for_any_number_of_heads(golden, heads, bias):
     file = change(golden("mpt"), attention__head_count=heads, attention__head_count_kv=heads)
     assert_same_everywhere(change(file, attention__max_alibi_bias=bias))
 
 
-def test_slopes_of_alibi():
+def test_alibi_slopes_are_powers_of_two():
     from localllm.arch.families.mpt import alibi_slopes
 
     assert alibi_slopes(8, 8.0) == tuple(2.0**-i for i in range(1, 9))
     assert alibi_slopes(12, 8.0)[8:] == (2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5)
 
 
-def test_mistral3_grows_by_the_logarithm(golden):
-    """Not at all within the original context."""
+def test_temperature_of_mistral_3_starts_behind_the_original_context(golden):
     plain, tempered = change(golden("mistral3"), attention__temperature_scale=0.0), golden("mistral3")
     plain, tempered = logits(plain), logits(tempered)
     assert nmse(plain[:16], tempered[:16]) < 1e-12
@@ -162,7 +160,7 @@ def test_mistral3_grows_by_the_logarithm(golden):
 @pytest.mark.parametrize("name, layers, defaults", [
     ("gemma3", 7, "wwwwwaw"), ("cohere2", 4, "wwwa"), ("olmo3", 4, "wwwa"), ("gemma2", 4, "wawa"),
 ])  # fmt: skip
-def test_patterns_of_windows(golden, name, layers, defaults):
+def test_window_patterns_follow_the_metadata(golden, name, layers, defaults):
     def pattern(file):
         return "".join("w" if state.window else "a" for state in architecture(file)[1].states())
 
@@ -179,7 +177,7 @@ def test_patterns_of_windows(golden, name, layers, defaults):
             pattern(change(file, **{key: wrong}))
 
 
-def test_exaone4_rotates_only_where_there_are_windows_if_there_are_any(golden):
+def test_exaone_4_rotates_windowed_layers_only_if_there_are_any(golden):
     def ropes(file):
         h = architecture(file)[1]
         return [h.rope(layer) is not None for layer in range(h.layers)]
@@ -194,7 +192,7 @@ def test_exaone4_rotates_only_where_there_are_windows_if_there_are_any(golden):
 
 
 def gemma4(file: GGUFFile, kinds: str, shared: int) -> GGUFFile:
-    """Layers of the golden's kinds, w or a, the last `shared` of which have no keys and values of their own."""
+    """Build a model of layers w and a, the last `shared` of which have no keys and values of their own."""
     sources = {"w": 0, "a": 2}
     layers = {
         f"blk.{layer}{name[5:]}": replace(tensor, name=f"blk.{layer}{name[5:]}")
@@ -207,8 +205,8 @@ def gemma4(file: GGUFFile, kinds: str, shared: int) -> GGUFFile:
     return change(file, attention__sliding_window_pattern=np.array([kind == "w" for kind in kinds]))
 
 
-def test_gemma4_layers_that_read_those_of_others(golden):
-    """Whether the file has keys and values for them or not."""
+def test_gemma_4_layers_may_share_keys_and_values(golden):
+    """Check with and without their unused tensors in the file."""
     file = gemma4(golden("gemma4"), "wawwaw", 3)
     h = architecture(file)[1]
     assert [h.state_of(layer).layer for layer in range(6)] == [0, 1, 2, 2, 1, 2]
@@ -222,7 +220,7 @@ def test_gemma4_layers_that_read_those_of_others(golden):
         logits(gemma4(golden("gemma4"), "wwwa", 1))
 
 
-def test_gemma4_values_that_are_keys(golden):
+def test_gemma_4_layers_without_values_use_their_keys(golden):
     file = golden("gemma4")
     for layer in range(3):
         del file.tensors[f"blk.{layer}.attn_v.weight"]
@@ -232,8 +230,8 @@ def test_gemma4_values_that_are_keys(golden):
 # ---- and more -------------------------------------------------------------------------------------------------------
 
 
-def test_scales_of_matrices(golden):
-    """As BitNet has them."""
+def test_scales_of_matrices_equal_scaled_matrices(golden):
+    """BitNet has them."""
     file, scaled = golden("bitnet"), golden("bitnet")
     for layer in range(2):
         for name in ("attn_q", "attn_output", "ffn_gate", "ffn_down"):
@@ -246,8 +244,8 @@ def test_scales_of_matrices(golden):
         logits(scaled)
 
 
-def test_norms_of_heads_have_weights_of_their_own(golden):
-    """In Command R+, as in StableLM 12B: a row for each head."""
+def test_norms_of_heads_may_have_a_row_each(golden):
+    """Command R+ and StableLM 12B have them."""
     file = golden("command_r")
     for layer in range(2):
         for name in ("attn_q_norm", "attn_k_norm"):
@@ -257,7 +255,7 @@ def test_norms_of_heads_have_weights_of_their_own(golden):
 
 
 @pytest.mark.parametrize("name, extra", [("llama", "attn_norm.bias"), ("qwen2", "attn_sub_norm.weight")])
-def test_what_has_no_meaning_is_refused(golden, name, extra):
+def test_tensors_without_a_meaning_are_refused(golden, name, extra):
     file = golden(name)
     for layer in range(file.metadata[f"{name}.block_count"]):
         put(file, f"blk.{layer}.{extra}", np.ones(file.metadata[f"{name}.embedding_length"]))
@@ -265,7 +263,7 @@ def test_what_has_no_meaning_is_refused(golden, name, extra):
         logits(file)
 
 
-def test_logits_without_a_cap(golden):
+def test_a_softcap_of_0_does_not_limit_the_logits(golden):
     capped = logits(change(golden("muse_glimmer"), final_logit_softcapping=3.0), "reference")
     free = logits(change(golden("muse_glimmer"), final_logit_softcapping=0.0), "reference")
     assert np.abs(free).max() > 3
@@ -273,7 +271,7 @@ def test_logits_without_a_cap(golden):
 
 
 @pytest.mark.parametrize("more", [-1, 1])
-def test_a_fused_bias_has_as_many_numbers_as_its_matrix_rows(golden, more):
+def test_a_fused_bias_must_have_its_matrix_rows(golden, more):
     file = golden("gptneox")
     rows, _ = file.tensors["blk.0.attn_qkv.weight"].shape
     put(file, "blk.0.attn_qkv.bias", np.zeros(rows + more))
@@ -282,7 +280,7 @@ def test_a_fused_bias_has_as_many_numbers_as_its_matrix_rows(golden, more):
 
 
 def refused(file, fields, problem):
-    """A file with these fields of its architecture is an error that says this."""
+    """Check that a file with these fields is refused with this message."""
     file.metadata |= {f"{file.metadata['general.architecture']}.{key}": value for key, value in fields.items()}
     with pytest.raises(ModelError, match=problem):
         architecture(file)
@@ -351,7 +349,7 @@ def refused(file, fields, problem):
     ("laguna", {"rope.dimension_count_swa": 3}, "dimension_count_swa is 3, a head has"),
     ("rwkv6qwen2", {"attention.head_count_kv": 5}, "6 heads cannot share 5 key-value heads"),
 ])  # fmt: skip
-def test_what_is_not_done_is_refused(golden, name, fields, problem):
+def test_unsupported_metadata_of_families_is_refused(golden, name, fields, problem):
     refused(golden(name), fields, problem)
 
 
@@ -365,8 +363,7 @@ def test_what_is_not_done_is_refused(golden, name, fields, problem):
     ("minicpm", {"expert_count": 4}, r"mixtures of experts are not supported yet \(4 experts\)"),
     ("minimax_01", {"expert_count": 0}, "expert_count is missing"),
 ])  # fmt: skip
-def test_what_a_family_refuses_if_the_tensors_would_fit(golden, name, fields, problem):
-    """Without the checks of what metadata and tensors say together."""
+def test_families_refuse_metadata_before_tensors_are_compared(golden, name, fields, problem):
     file = golden(name)
     arch, vocab = file.metadata["general.architecture"], fields.pop("vocab_size", 8496)
     read = import_module(f"localllm.arch.families.{ARCHITECTURES[arch]}").read
@@ -409,11 +406,11 @@ def test_what_a_family_refuses_if_the_tensors_would_fit(golden, name, fields, pr
     ("glm5_next", {"hyper_connection.count": 17}, "17 streams, mixed by"),
     ("glm5_next", {"hyper_connection.sinkhorn_iterations": 1001}, "mixed by 1001 steps, are not supported"),
 ])  # fmt: skip
-def test_sizes_that_do_not_go_together(golden, name, fields, problem):
+def test_sizes_that_contradict_each_other_are_refused(golden, name, fields, problem):
     refused(golden(name), fields, problem)
 
 
-def test_the_largest_sizes_that_go_together(golden):
+def test_the_largest_consistent_sizes_are_accepted(golden):
     keys = {"attention__indexer__top_k": 128, "attention__compress_ratios": np.array([0, 0, 0, 64])}
     blocks = architecture(change(golden("qwen4exp"), **keys))[1].blocks
     assert (blocks.tokens, [*blocks.sizes]) == (128, [0, 0, 0, 64])
@@ -422,27 +419,27 @@ def test_the_largest_sizes_that_go_together(golden):
     assert (streams.count, streams.iterations) == (16, 1000)
 
 
-def test_a_layer_without_a_feed_forward_network_does_nothing(golden):
-    """As in llama.cpp, though it may have attention: whose tensors stand in the file, and keep nothing."""
+def test_deci_layers_without_feed_forward_are_skipped(golden):
+    """As in llama.cpp, though the file may have tensors of their attention."""
     file = golden("deci")
     assert [state.layer for state in architecture(file)[1].states()] == [0, 5]
     assert_same_everywhere(file)
 
 
-def test_layers_that_are_gone_through_twice_keep_twice(golden):
+def test_layers_that_run_twice_have_two_states(golden):
     states = architecture(golden("nanbeige"))[1].states()
     assert [state.layer for state in states] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("name, still", [("qwen2vl", range(12, 16)), ("qwen3vl", (9, 12, 14, 15))])
-def test_pairs_of_no_axis_stand_still(golden, name, still):
-    """Of 16 pairs, 3, 5 and 4 belong to the axes of an image: one behind the other, or in turn."""
+def test_pairs_without_an_axis_are_not_rotated(golden, name, still):
+    """Of 16 pairs, 3, 5 and 4 belong to the axes of an image, in sequence or interleaved."""
     assert architecture(golden(name))[1].attention.rope.unrotated == tuple(still)
 
 
 OF_EXPERTS = "gate_inp", "gate_exps", "up_exps", "down_exps"
 
-# Biases that a model must have: without one it would be another model, and nobody would hear of it.
+# Biases that a model must have: without one it would be another model, and nothing would tell.
 BIASES = {
     "afmoe": ["exp_probs_b"], "bailingmoe3": ["exp_probs_b"], "bloom": ["token_embd_norm", "output_norm"],
     "deepseek32": ["indexer.k_norm"], "glm4moe": ["exp_probs_b"],
@@ -458,9 +455,9 @@ BIASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "bias"), [(name, bias) for name, found in BIASES.items() for bias in found])
-def test_biases_that_are_missing(golden, name, bias):
-    """In all layers; of one that only some layers lack, the others tell."""
+@pytest.mark.parametrize(("name", "bias"), [(name, bias) for name, biases in BIASES.items() for bias in biases])
+def test_missing_biases_are_refused(golden, name, bias):
+    """They are removed from all layers; where only some layers lack one, the others tell."""
     file = golden(name)
     its_name = rf"(blk\.\d\.)?{re.escape(bias)}\.bias"
     for tensor in [each for each in file.tensors if re.fullmatch(its_name, each)]:
@@ -478,7 +475,7 @@ NEEDED = {
 
 
 @pytest.mark.parametrize(("name", "lost"), [(name, lost) for lost, names in NEEDED.items() for name in names])
-def test_tensors_that_are_missing(golden, name, lost):
+def test_missing_tensors_are_refused(golden, name, lost):
     file = golden(name)
     file.tensors = {
         each: tensor for each, tensor in file.tensors.items() if not re.fullmatch(rf"(blk\.\d+\.)?{lost}", each)
@@ -488,8 +485,8 @@ def test_tensors_that_are_missing(golden, name, lost):
         trace_model(file, module.forward, Weights(file.tensors), h, 128)
 
 
-def said(file) -> list:
-    """What a family says of a file, operation by operation, whatever tensors say of metadata."""
+def trace_operations(file) -> list:
+    """Return a family's operations for a file, without comparing its tensors with metadata."""
     arch = file.metadata["general.architecture"]
     module = import_module(f"localllm.arch.families.{ARCHITECTURES[arch]}")
     h = module.read(Fields(file.metadata, file.path, file.tensors["token_embd.weight"].shape[0]))
@@ -502,24 +499,24 @@ def said(file) -> list:
     ("gemma3", "final_logit_softcapping", "softcap", (0, 1)),
     ("muse_glimmer", "final_logit_softcapping", "softcap", (0, 1)),
 ])  # fmt: skip
-def test_what_is_limited_where_a_file_says_so(golden, name, key, verb, counts):
+def test_clamps_and_softcaps_are_applied_only_if_given(golden, name, key, verb, counts):
     for limit, count in zip((0.0, 3.0), counts, strict=True):
         file = change(golden(name), **{key.replace(".", "__"): limit})
-        found = [each for each in said(file) if each.verb == verb]
-        assert len(found) == count and all(3.0 in each.numbers.values() for each in found)
+        limited = [each for each in trace_operations(file) if each.verb == verb]
+        assert len(limited) == count and all(3.0 in each.numbers.values() for each in limited)
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gemma3"])
-def test_scores_that_are_limited(golden, name):
+def test_softcaps_of_attention_follow_the_metadata(golden, name):
     for limit in (0.0, 2.0):
         file = change(golden(name), attn_logit_softcapping=limit)
-        scores = [each.softcap for each in said(file) if each.verb == "attend"]
+        scores = [each.softcap for each in trace_operations(file) if each.verb == "attend"]
         assert scores and set(scores) == {limit}
 
 
 @pytest.mark.parametrize("name", ["gemma3n", "glm5_next", "hy_v4", "deepseek4", "llama"])
-def test_layers_that_guess_may_be_passed_over(golden, name):
-    """The last one is such a layer: whatever it has stands in the file, if it has what makes its input."""
+def test_mtp_layers_are_skipped_if_their_input_matrix_fits(golden, name):
+    """The last layer becomes an MTP layer."""
     file = golden(name)
     last = file.metadata[f"{file.metadata['general.architecture']}.block_count"] - 1
     width = file.tensors["token_embd.weight"].shape[-1]
@@ -528,19 +525,19 @@ def test_layers_that_guess_may_be_passed_over(golden, name):
         change(file, attention__indexer__types=file.metadata["hy_v4.attention.indexer.types"][:last])
     matrix = f"blk.{last}.nextn.eh_proj.weight"
     with pytest.raises(ModelError, match=re.escape(f"has no tensor {matrix}")):
-        said(file)
+        trace_operations(file)
     put(file, matrix, np.ones((width, width)))
     with pytest.raises(ModelError, match=re.escape(f"{matrix} must have the shape [{width}, {2 * width}]")):
-        said(file)
+        trace_operations(file)
     put(file, matrix, np.ones((width, 2 * width)))
-    assert said(file)
+    assert trace_operations(file)
 
 
-def test_biases_of_images_may_stand_in_a_file(golden):
+def test_biases_of_image_experts_are_accepted(golden):
     file = golden("deepseek4")
     for name in [name for name in file.tensors if name.endswith("ffn_gate_inp.weight")]:
         put(file, name.replace("ffn_gate_inp.weight", "exp_probs_b_vl.bias"), np.ones(file.tensors[name].shape[0]))
-    assert said(file)
+    assert trace_operations(file)
 
 
 @pytest.mark.parametrize(("name", "tensor", "problem"), [
@@ -549,7 +546,7 @@ def test_biases_of_images_may_stand_in_a_file(golden):
     ("qwen4exp", "per_layer_token_embd.weight", "must have rows of "),
     ("jamba", "blk.1.ssm_dt_norm.weight", "ssm_dt_norm"),
 ])  # fmt: skip
-def test_tensors_of_other_sizes(golden, name, tensor, problem):
+def test_tensors_of_other_sizes_are_refused(golden, name, tensor, problem):
     file = golden(name)
     shape = file.tensors[tensor].shape
     if len(shape) == 1:
@@ -557,10 +554,10 @@ def test_tensors_of_other_sizes(golden, name, tensor, problem):
     else:
         put(file, tensor, np.ones((*shape[:-1], shape[-1] + 32)))
     with pytest.raises(ModelError, match=problem):
-        said(file)
+        trace_operations(file)
 
 
-def test_how_fast_heads_fade(golden):
+def test_decay_slopes_of_minimax_depend_on_the_layer(golden):
     from localllm.arch.families import minimax_01
 
     file = golden("minimax_01")
@@ -573,7 +570,7 @@ def test_how_fast_heads_fade(golden):
 
 
 @pytest.mark.parametrize("lost", ["ffn_gate_inp.scale", "ffn_down_exps.scale"])
-def test_gemma_4_scales_what_its_experts_read_and_make(golden, lost):
+def test_gemma_4_needs_scales_of_its_experts(golden, lost):
     file = golden("gemma4_experts")
     file.tensors = {name: tensor for name, tensor in file.tensors.items() if not name.endswith(lost)}
     module, h = architecture(file)
@@ -582,19 +579,19 @@ def test_gemma_4_scales_what_its_experts_read_and_make(golden, lost):
 
 
 @pytest.mark.parametrize(("experts", "normed"), [(127, True), (128, False), (129, True)])
-def test_queries_of_maverick_are_not_normalized(tmp_path, experts, normed):
+def test_only_llama_4_with_128_experts_does_not_normalize_queries(tmp_path, experts, normed):
     path = write_model("llama4", tmp_path / "model.gguf", expert_hidden=32, experts=experts)
     assert architecture(GGUFFile.open(path))[1].normed is normed
 
 
 @pytest.mark.parametrize(("context", "choosing"), [(2**20 - 1, range(7)), (2**20, (0, 1, 2, 6))])
-def test_long_contexts_of_glm_have_an_indexer_in_every_fourth_layer(tmp_path, context, choosing):
-    """Where the file does not say which layers have one."""
+def test_glm_has_an_indexer_in_every_fourth_layer_of_long_contexts(tmp_path, context, choosing):
+    """Files may list the layers that have one."""
     file = GGUFFile.open(write_model("glm_dsa", tmp_path / "model.gguf", layers=7))
     assert architecture(change(file, context_length=context))[1].indexer.layers == tuple(choosing)
 
 
-def test_queries_of_llama4_grow_by_a_tenth_of_the_logarithm_of_8192(golden):
+def test_queries_of_llama_4_grow_by_0_1_of_the_logarithm(golden):
     file = golden("llama4")
     module, h = architecture(file)
     operations = trace_model(file, module.forward, Weights(file.tensors), h, 128).operations
@@ -602,22 +599,22 @@ def test_queries_of_llama4_grow_by_a_tenth_of_the_logarithm_of_8192(golden):
     assert tempered and all((each.slope, each.length) == (0.1, 8192) for each in tempered)
 
 
-def test_what_granite_takes_if_nothing_is_said(golden):
-    """Scales that are 0 are none, and positions count unless the file says that they do not."""
+def test_granite_treats_missing_and_zero_scales_as_1(golden):
+    """Positions are rotated unless the file says otherwise."""
     file = golden("granite")
     assert architecture(file)[1].rope(0) is not None
     assert architecture(change(file, rope__scaling__finetuned=False))[1].rope(0) is None
-    for said in (0.0, None):
+    for trace_operations in (0.0, None):
         file = golden("granite")
         for key in ("embedding_scale", "residual_scale", "attention.scale"):
             del file.metadata[f"granite.{key}"]
-            file.metadata |= {} if said is None else {f"granite.{key}": said}
+            file.metadata |= {} if trace_operations is None else {f"granite.{key}": trace_operations}
         h = architecture(file)[1]
         assert (h.embedding_scale, h.residual_scale, h.scale) == (1.0, 1.0, h.attention.head_dim**-0.5)
         assert h.rope(0) is not None and not h.has_shared
 
 
-def test_tokens_before_have_as_many_columns_as_are_kept(golden):
+def test_previous_tokens_must_have_the_columns_of_their_state(golden):
     module, h = architecture(file := golden("rwkv6"))
     recorder = trace_model(file, module.forward, Weights(file.tensors), h, 128)
     state = h.states()[0]

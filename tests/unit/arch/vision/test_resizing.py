@@ -1,4 +1,4 @@
-"""How large pictures are made, and how they are cut: numbers by hand, without an encoder."""
+"""Test sizes and tiles of pictures with examples by hand, without an encoder."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ from localllm.files.gguf.metadata import Oddities
 Image = pytest.importorskip("PIL.Image")
 
 
-def test_filters_are_pillows():
+def test_filters_have_the_values_of_pillow():
     kinds = Image.Resampling
     assert (LANCZOS, BILINEAR, BICUBIC) == (kinds.LANCZOS, kinds.BILINEAR, kinds.BICUBIC)
 
@@ -41,7 +41,7 @@ def noise(*size: int) -> Any:
     return Image.fromarray(np.random.default_rng(1).integers(0, 256, (size[1], size[0], 3), np.uint8), "RGB")
 
 
-def test_columns_are_made_first():
+def test_pictures_are_resized_by_columns_first():
     picture = noise(9, 7)
     by_hand = picture.resize((5, 7), BICUBIC).resize((5, 11), BICUBIC)
     assert resize(picture, (5, 11), BICUBIC).tobytes() == by_hand.tobytes()
@@ -51,41 +51,43 @@ def test_columns_are_made_first():
     ((10, 10), (10, 10), (0, 0, 10, 10)), ((20, 10), (10, 10), (0, 2, 10, 7)), ((10, 20), (10, 10), (2, 0, 7, 10)),
     ((5, 5), (12, 10), (1, 0, 11, 10)), ((30, 10), (10, 10), (0, 3, 10, 7)),
 ])  # fmt: skip
-def test_bars_are_on_both_sides(size: tuple[int, int], wanted: tuple[int, int], box: tuple[int, int, int, int]):
-    found = np.asarray(with_bars(Image.new("RGB", size, (255, 255, 255)), wanted, BILINEAR, (1, 2, 3)))
+def test_padding_is_on_both_sides(size: tuple[int, int], wanted: tuple[int, int], box: tuple[int, int, int, int]):
+    padded = np.asarray(with_bars(Image.new("RGB", size, (255, 255, 255)), wanted, BILINEAR, (1, 2, 3)))
     left, top, right, bottom = box
-    inside = np.zeros(found.shape[:2], bool)
+    inside = np.zeros(padded.shape[:2], bool)
     inside[top:bottom, left:right] = True
-    assert (found[inside] == 255).all() and (found[~inside] == (1, 2, 3)).all()
+    assert (padded[inside] == 255).all() and (padded[~inside] == (1, 2, 3)).all()
     black = np.asarray(with_bars(Image.new("RGB", size, (255, 255, 255)), wanted, BILINEAR))
     assert (black[~inside] == 0).all()
 
 
-@pytest.mark.parametrize(("size", "pixels", "found"), [
+@pytest.mark.parametrize(("size", "pixels", "expected"), [
     ((100, 50), Pixels(0, 10**6), (96, 64)),  # 3.125 units and 1.5625
     ((10, 10), Pixels(0, 10**6), (32, 32)), ((100, 100), Pixels(0, 96 * 96), (96, 96)),
     ((112, 40), Pixels(0, 128 * 32), (128, 32)), ((112, 40), Pixels(0, 128 * 32 - 1), (96, 32)),  # half a unit counts
     ((1000, 100), Pixels(0, 32 * 32 * 4), (192, 32)), ((40, 40), Pixels(4096, 10**6), (64, 64)),
     ((32, 96), Pixels(32 * 96, 10**6), (32, 96)), ((32, 96), Pixels(32 * 96 + 1, 10**6), (64, 128)),
 ])  # fmt: skip
-def test_whole_sizes(size: tuple[int, int], pixels: Pixels, found: tuple[int, int]):
-    assert whole_size(size, 32, pixels) == found
+def test_sizes_are_rounded_to_whole_squares_within_limits(
+    size: tuple[int, int], pixels: Pixels, expected: tuple[int, int]
+):
+    assert whole_size(size, 32, pixels) == expected
 
 
 # ---- tiles
 
 
-def test_squares_row_by_row():
+def test_tiles_are_cut_row_by_row():
     picture = noise(7, 4)
-    found = cut_tiles(picture, 2)
-    assert len(found) == 6
+    tiles = cut_tiles(picture, 2)
+    assert len(tiles) == 6
     whole = np.asarray(picture)
-    for number, tile in enumerate(found):
+    for number, tile in enumerate(tiles):
         y, x = number // 3 * 2, number % 3 * 2
         assert (np.asarray(tile) == whole[y : y + 2, x : x + 2]).all()
 
 
-def test_which_sizes_there_are():
+def test_grids_have_every_shape_within_their_limits():
     assert sorted(grids(1, 4, 10)) == [(10, 10), (10, 20), (10, 30), (10, 40), (20, 10), (20, 20), (30, 10), (40, 10)]
     assert grids(2, 4, 1) == [(2, 2)] and len(grids(1, 12, 448)) == 35
 
@@ -94,7 +96,7 @@ def test_which_sizes_there_are():
     ((100, 100), (20, 20)), ((200, 100), (20, 10)), ((100, 200), (10, 20)), ((10, 10), (10, 10)), ((5, 5), (10, 10)),
     ((11, 11), (20, 20)), ((1000, 100), (40, 10)),
 ])  # fmt: skip
-def test_the_size_that_is_used_most(size: tuple[int, int], best: tuple[int, int]):
+def test_the_size_that_keeps_most_pixels_is_chosen(size: tuple[int, int], best: tuple[int, int]):
     allowed = [(10, 10), (10, 20), (20, 10), (20, 20), (40, 10)]
     assert choose_used_size(size, allowed) == choose_used_size(size, allowed[::-1]) == best
 
@@ -108,8 +110,7 @@ def test_small_pictures_have_no_tiles():
     ((512, 512), (2, 2)), ((1024, 512), (2, 1)), ((2048, 512), (4, 1)), ((512, 1536), (1, 3)), ((9999, 512), (10, 1)),
     ((1086, 1086), (2, 2)), ((1087, 1087), (3, 3)), ((3000, 3000), (3, 3)), ((3000, 2000), (3, 2)),
 ])  # fmt: skip
-def test_grids_of_lfm2(size: tuple[int, int], grid: tuple[int, int]):
-    """Of grids of one shape the one with more tiles, if the image would fill half of it."""
+def test_lfm2_chooses_the_larger_of_equal_grids_if_half_is_filled(size: tuple[int, int], grid: tuple[int, int]):
     assert grid_for(size) == grid
 
 
@@ -121,7 +122,7 @@ def fields_of(**values: Any) -> Fields:
     return Fields({"general.architecture": "clip", **named}, "m.gguf", 0)
 
 
-def test_sizes_in_a_file():
+def test_llava_sizes_are_read_from_the_metadata():
     sizes = np.array([336, 672, 672, 336], np.int32)
     assert read_anyres(fields_of(), 336) == Anyres()
     flat = read_anyres(fields_of(vision__image_grid_pinpoints=sizes), 336)
@@ -140,25 +141,25 @@ def test_sizes_in_a_file():
     ((10, 10), slice(0, 8), slice(0, 8)), ((20, 10), slice(2, 6), slice(0, 8)), ((10, 20), slice(0, 8), slice(2, 6)),
     ((16, 12), slice(1, 7), slice(0, 8)), ((100, 1), slice(4, 4), slice(0, 8)),
 ])  # fmt: skip
-def test_bars_go(size: tuple[int, int], lines: slice, columns: slice):
+def test_padding_is_removed_from_grids(size: tuple[int, int], lines: slice, columns: slice):
     grid = np.arange(64).reshape(8, 8, 1)
     np.testing.assert_array_equal(without_bars(grid, size), grid[lines, columns])
 
 
-def test_tiles_become_lines():
-    """Two tiles beside each other, of 2 by 2 patches each: lines of four, each with an end."""
+def test_tiles_become_lines_with_an_end_each():
+    """Two tiles beside each other, of 2 by 2 patches each, become lines of four."""
     rows = [np.full((4, 1), -1.0), np.arange(4.0)[:, None], np.arange(4.0, 8)[:, None]]
     newline = np.array([9.0])
     how = Anyres(((20, 10),), True)
-    found = arrange_rows(rows, (20, 10), how, 10, newline)[:, 0].tolist()
-    assert found == [-1, -1, -1, -1, 0, 1, 4, 5, 9, 2, 3, 6, 7, 9]
+    values = arrange_rows(rows, (20, 10), how, 10, newline)[:, 0].tolist()
+    assert values == [-1, -1, -1, -1, 0, 1, 4, 5, 9, 2, 3, 6, 7, 9]
     assert arrange_rows(rows, (20, 10), Anyres(((20, 10),)), 10, newline)[:, 0].tolist() == [-1] * 4 + [*range(8)]
 
 
 # ---- positions, pixels, what a file says
 
 
-def test_places_between():
+def test_positions_are_interpolated_by_corners_or_areas():
     np.testing.assert_allclose(align_corners(3, 2), [[1, 0], [0.5, 0.5], [0, 1]])
     np.testing.assert_allclose(align_corners(1, 3), [[1, 0, 0]])
     np.testing.assert_allclose(align_areas(4, 2), [[1, 0], [0.75, 0.25], [0.25, 0.75], [0, 1]])
@@ -168,18 +169,18 @@ def test_places_between():
         np.testing.assert_allclose(function(7, 3).sum(axis=1), 1)
 
 
-def test_pixels_lie_as_a_convolutions_weights():
+def test_pixels_are_ordered_like_a_convolutions_weights():
     h: Any = SimpleNamespace(
         mean=(0.5, 0.25, 0.0), deviation=(0.5, 1.0, 2.0), patch=2, pixels=12, grid=lambda picture: (2, 1)
     )
     picture = noise(3, 4)  # a column is left over
-    found = pixels_of(h, picture)
-    assert found.shape == (2, 12) and found.dtype == np.float32
+    rows = pixels_of(h, picture)
+    assert rows.shape == (2, 12) and rows.dtype == np.float32
     numbers = (np.asarray(picture)[:, :2] / 255 - h.mean) / h.deviation
-    np.testing.assert_allclose(found[1], numbers[2:].transpose(2, 0, 1).reshape(-1), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(rows[1], numbers[2:].transpose(2, 0, 1).reshape(-1), rtol=1e-5, atol=1e-6)
 
 
-def test_squares_of_rows():
+def test_rows_are_grouped_in_squares():
     rows = np.arange(6)[:, None] + 1
     assert in_squares(rows, (2, 3), 1)[..., 0].tolist() == [[1], [2], [3], [4], [5], [6]]
     assert in_squares(rows, (2, 3), 2)[..., 0].tolist() == [[1, 2, 4, 5], [3, 0, 6, 0]]
@@ -193,11 +194,11 @@ SEEING = {"vision__attention__head_count": 4, "vision__embedding_length": 8, "vi
           "projector_type": "mlp"}  # fmt: skip
 
 
-def test_what_is_read():
-    found = read_vision(fields_of(**SEEING))
-    assert (found["layers"], found["width"], found["hidden"], found["heads"], found["side"], found["patch"],
-    found["merge"],
-            found["out"], found["activation"], found["kind"]) == (3, 8, 0, 4, 8, 2, 1, 6, "gelu_quick",
+def test_vision_metadata_are_read_with_their_defaults():
+    read = read_vision(fields_of(**SEEING))
+    assert (read["layers"], read["width"], read["hidden"], read["heads"], read["side"], read["patch"],
+    read["merge"],
+            read["out"], read["activation"], read["kind"]) == (3, 8, 0, 4, 8, 2, 1, 6, "gelu_quick",
             "mlp")  # fmt: skip
     assert read_vision(fields_of(**SEEING), merge=2)["merge"] == 2
     assert read_vision(fields_of(**SEEING, vision__projector__scale_factor=4), merge=2)["merge"] == 4
@@ -213,7 +214,7 @@ def test_what_is_read():
     ({"vision__image_mean": np.zeros(2, np.float32)}, "image_mean"),
     ({"vision__image_std": np.zeros(3, np.float32)}, "image_std"),
 ])  # fmt: skip
-def test_what_makes_no_sense(changes: dict[str, Any], message: str):
+def test_invalid_vision_metadata_is_refused(changes: dict[str, Any], message: str):
     with pytest.raises(ModelError, match=message):
         read_vision(fields_of(**{**SEEING, **changes}))
 
@@ -239,24 +240,24 @@ ANY_SIZE = {"vision__embedding_length": 16, "vision__image_size": 40}
     (partial(read_any_size, merge=2), ANY_SIZE, {**ANY_SIZE, "vision__embedding_length": 24},
      "heads of 6 numbers cannot be rotated"),
 ])  # fmt: skip
-def test_what_encoders_refuse(read: Any, right: dict[str, Any], wrong: dict[str, Any], message: str):
+def test_encoders_refuse_sizes_that_do_not_fit(read: Any, right: dict[str, Any], wrong: dict[str, Any], message: str):
     assert read(fields_of(**{**SEEING, **right}))
     with pytest.raises(ModelError, match=message):
         read(fields_of(**{**SEEING, **wrong}))
 
 
-def test_which_layer_an_encoders_rows_are_of():
-    found = [llava.read(fields_of(**SEEING, vision__feature_layer=np.array([layer]))).seen for layer in (1, 2, 3)]
-    assert found == [1, 2, 3] and llava.read(fields_of(**SEEING)).seen == 3
+def test_llava_reads_rows_of_the_given_layer():
+    layers = [llava.read(fields_of(**SEEING, vision__feature_layer=np.array([layer]))).seen for layer in (1, 2, 3)]
+    assert layers == [1, 2, 3] and llava.read(fields_of(**SEEING)).seen == 3
 
 
-def test_what_a_projector_is_unless_it_says_so():
+def test_projectors_have_defaults_by_family():
     tiles = internvl.read(fields_of(**SEEING))
     assert (tiles.tiles, tiles.rms, tiles.exact, tiles.most_patches) == ((1, 12), False, True, 17)
     assert idefics3.read(fields_of(**SEEING)).longest == 0 and pixtral.read(fields_of(**SEEING | ONE)).merge == 1
     assert qwen2vl.read(fields_of(**SEEING | ONE)).merge == lfm2vl.read(fields_of(**SEEING | ONE)).merge == 2
-    found = llava.read(fields_of(**SEEING))
-    assert (found.seen, found.cuts, found.most_patches) == (3, Anyres(), 17)
+    llava_defaults = llava.read(fields_of(**SEEING))
+    assert (llava_defaults.seen, llava_defaults.cuts, llava_defaults.most_patches) == (3, Anyres(), 17)
     for width, layers, rms in ((3200, 45, True), (3200, 44, False), (3204, 45, False)):
         large = {"vision__embedding_length": width, "vision__block_count": layers}
         assert internvl.read(fields_of(**SEEING | large)).rms is rms
@@ -275,7 +276,7 @@ def pair(**changes: Any) -> clip.Towers:
     return clip.read_pair(SimpleNamespace(metadata=metadata, path="clip.gguf", oddities=Oddities()))  # type: ignore[arg-type]
 
 
-def test_what_is_read_of_a_pair():
+def test_both_encoders_of_a_pair_are_read():
     vision, text = pair()
     assert (vision.kind, vision.exact, vision.most_patches, vision.layers, vision.out) == ("clip", True, 17, 3, 6)
     assert (text.kind, text.path, text.width, text.heads, text.out, text.side, text.patch, text.merge) == (
@@ -297,13 +298,13 @@ def test_what_is_read_of_a_pair():
     ({"text__context_length": 2}, "context_length must be a number from 3 to 4096"),
     ({"text__context_length": 4097}, "context_length must be a number from 3 to 4096"),
 ])  # fmt: skip
-def test_pairs_that_make_no_sense(changes: dict[str, Any], problem: str):
+def test_invalid_pairs_are_refused(changes: dict[str, Any], problem: str):
     with pytest.raises(ModelError) as error:
         pair(**changes)
     assert str(error.value).startswith("clip.gguf: ") and problem in str(error.value)
 
 
-def test_functions_and_colours():
+def test_activations_and_colours_are_read_or_refused():
     assert [read_activation(fields_of(**{f"use_{name}": True})) for name in ("gelu", "silu")] == ["gelu", "silu"]
     assert read_activation(fields_of(use_gelu=False)) == "gelu_quick"
     border = np.array([1e-3, 1000, 0.5], np.float32)

@@ -1,4 +1,4 @@
-"""Checkpoints that make vectors and scores: what sentence-transformers' files and model cards say of them."""
+"""Test converting embedding models and rerankers: files of sentence-transformers, and model cards."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ POOLING = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
 
 
 def gemma(folder: Path, dense: dict[str, Any] = IDENTITY, pooling: dict[str, Any] = POOLING) -> Path:
-    """EmbeddingGemma, with two matrices behind the mean."""
+    """Write EmbeddingGemma, with two matrices behind the mean."""
     written(folder, "gemma-embedding")
     places = ["", *(f"{number}_{kind}" for number, kind in enumerate(MODULES) if number)]
     kinds = [f"sentence_transformers.models.{kind}" for kind in MODULES]
@@ -48,18 +48,18 @@ def numbers(checkpoint: Checkpoint, name: str) -> np.ndarray:
     return tensor.rows(0, tensor.shape[0]).view(np.float32)
 
 
-def test_modules_of_sentence_transformers(tmp_path: Path):
-    found = open_folder(gemma(tmp_path / "model"))
-    told = {key.removeprefix("gemma-embedding."): value for key, value in found.metadata.items()}
-    assert (told["pooling_type"], told["dense_2_feat_out"], told["dense_2_feat_in"]) == (1, 96, 64)
-    assert (told["localllm.prompt.query"], told["localllm.prompt.document"]) == ("Q: ", "P: ")
-    np.testing.assert_array_equal(numbers(found, "dense_2.weight"), values("2_Dense", 96, 64))
-    np.testing.assert_array_equal(numbers(found, "dense_3.weight"), values("3_Dense", 64, 96))
-    assert not [line for line in found.warnings if "module" in line]
+def test_modules_of_sentence_transformers_become_metadata_and_tensors(tmp_path: Path):
+    checkpoint = open_folder(gemma(tmp_path / "model"))
+    metadata = {key.removeprefix("gemma-embedding."): value for key, value in checkpoint.metadata.items()}
+    assert (metadata["pooling_type"], metadata["dense_2_feat_out"], metadata["dense_2_feat_in"]) == (1, 96, 64)
+    assert (metadata["localllm.prompt.query"], metadata["localllm.prompt.document"]) == ("Q: ", "P: ")
+    np.testing.assert_array_equal(numbers(checkpoint, "dense_2.weight"), values("2_Dense", 96, 64))
+    np.testing.assert_array_equal(numbers(checkpoint, "dense_3.weight"), values("3_Dense", 64, 96))
+    assert not [line for line in checkpoint.warnings if "module" in line]
 
 
 @pytest.mark.parametrize(
-    ("problem", "given"),
+    ("problem", "changes"),
     [
         ("a Dense module with this activation", {"dense": IDENTITY | {"bias": True}}),
         ("a Dense module with this activation", {"dense": IDENTITY | {"activation_function": "torch.nn.Tanh"}}),
@@ -67,17 +67,17 @@ def test_modules_of_sentence_transformers(tmp_path: Path):
         ("unsupported pooling", {"pooling": POOLING | {"pooling_mode_cls_token": True}}),
     ],
 )
-def test_modules_that_gguf_cannot_tell(tmp_path: Path, problem: str, given: dict[str, Any]):
-    assert problem in refused(gemma(tmp_path / "model", **given))
+def test_modules_that_gguf_cannot_represent_are_refused(tmp_path: Path, problem: str, changes: dict[str, Any]):
+    assert problem in refused(gemma(tmp_path / "model", **changes))
 
 
-def test_matrices_that_readers_would_not_use(tmp_path: Path):
+def test_dense_modules_of_bert_are_refused(tmp_path: Path):
     folder = gemma(tmp_path / "model")
     written(folder, "bert")
     assert "a Dense module with this activation" in refused(folder)
 
 
-def test_modules_elsewhere_and_unknown_ones(tmp_path: Path):
+def test_unknown_modules_warn_and_odd_folders_are_refused(tmp_path: Path):
     folder = gemma(tmp_path / "model")
     content = json.loads((folder / "modules.json").read_text())
     write_json(folder / "modules.json", [*content[:2], {"type": "a.WordWeights", "path": "5"}])
@@ -88,8 +88,8 @@ def test_modules_elsewhere_and_unknown_ones(tmp_path: Path):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_reranker_of_qwen(tmp_path: Path, tied: bool):
-    """Its head are the rows of two tokens; the card says what it is."""
+def test_a_qwen_reranker_is_recognized_by_its_model_card(tmp_path: Path, tied: bool):
+    """Its head has the rows of two tokens."""
     folder = written(tmp_path, "qwen3")
     edit_json(folder / "config.json", tie_word_embeddings=tied)
     assert "qwen3.pooling_type" not in open_folder(folder).metadata
@@ -100,29 +100,29 @@ def test_a_reranker_of_qwen(tmp_path: Path, tied: bool):
     vocabulary[-1], vocabulary[-4] = "yes", "no"  # merges made them
     content["model"] |= {"vocab": {piece: token for token, piece in enumerate(vocabulary)}, "merges": []}
     write_json(folder / "tokenizer.json", content)
-    found = open_folder(folder)
+    checkpoint = open_folder(folder)
     name = "model.embed_tokens.weight" if tied else "lm_head.weight"
     np.testing.assert_array_equal(
-        numbers(found, "cls.output.weight"),
+        numbers(checkpoint, "cls.output.weight"),
         values(name, *shapes_of("qwen3")[name])[[len(vocabulary) - 1, len(vocabulary) - 4]],
     )
-    assert "output.weight" not in {tensor.name for tensor in found.tensors}
-    assert found.metadata["qwen3.classifier.output_labels"] == ["yes", "no"]
-    assert found.metadata["qwen3.pooling_type"] == 4
-    assert found.metadata["tokenizer.chat_template.rerank"].startswith("<|im_start|>system\nJudge whether")
+    assert "output.weight" not in {tensor.name for tensor in checkpoint.tensors}
+    assert checkpoint.metadata["qwen3.classifier.output_labels"] == ["yes", "no"]
+    assert checkpoint.metadata["qwen3.pooling_type"] == 4
+    assert checkpoint.metadata["tokenizer.chat_template.rerank"].startswith("<|im_start|>system\nJudge whether")
 
 
 @pytest.mark.parametrize("kind", ["RobertaProcessing", "BertProcessing"])
-def test_what_stands_around_texts(tmp_path: Path, kind: str):
+def test_bert_processors_add_tokens_at_both_ends(tmp_path: Path, kind: str):
     folder = written(tmp_path, "bert")
     first, last = (json.loads((folder / "tokenizer.json").read_text())["added_tokens"][n]["content"] for n in (0, 2))
     edit_json(folder / "tokenizer.json", post_processor={"type": kind, "cls": [first, 0], "sep": [last, 2]})
-    found = open_folder(folder).metadata
-    assert found["tokenizer.ggml.add_bos_token"] and found["tokenizer.ggml.add_eos_token"]
+    metadata = open_folder(folder).metadata
+    assert metadata["tokenizer.ggml.add_bos_token"] and metadata["tokenizer.ggml.add_eos_token"]
 
 
 def wordpiece(**changes: Any) -> dict[str, Any]:
-    """The tokenizer.json of a BERT."""
+    """Return the tokenizer.json of a BERT."""
     pieces = ["[UNK]", "[CLS]", "##", "##ab", "ab", "<x>"]
     added = [{"id": 1, "content": "[CLS]", "special": True}, {"id": 5, "content": "<x>", "special": False}]
     model = {"type": "WordPiece", "unk_token": "[UNK]", "vocab": {piece: token for token, piece in enumerate(pieces)}}
@@ -142,11 +142,13 @@ def wordpiece(**changes: Any) -> dict[str, Any]:
     ({"lowercase": False, "strip_accents": True}, "default",
      {"normalizer.lowercase": False, "normalizer.strip_accents": True}),
 ])  # fmt: skip
-def test_pieces_of_words(tmp_path: Path, normalizer: dict[str, Any], pre: str, more: dict[str, Any]):
-    """Beginnings have "▁" in front, the others no "##"; added tokens that are not special are pieces as others."""
-    found = read_tokens(tmp_path, wordpiece(normalizer=normalizer), 7)
-    assert found.pieces == ["[UNK]", "[CLS]", "▁##", "ab", "▁ab", "▁<x>", "[PAD6]"]
-    assert (found.types, found.model, found.pre, found.more) == ([3, 3, 1, 1, 1, 1, 5], "bert", pre, more)
+def test_wordpieces_are_marked_at_the_beginning_of_words(
+    tmp_path: Path, normalizer: dict[str, Any], pre: str, more: dict[str, Any]
+):
+    """Added tokens that are not special are ordinary pieces."""
+    tokens = read_tokens(tmp_path, wordpiece(normalizer=normalizer), 7)
+    assert tokens.pieces == ["[UNK]", "[CLS]", "▁##", "ab", "▁ab", "▁<x>", "[PAD6]"]
+    assert (tokens.types, tokens.model, tokens.pre, tokens.more) == ([3, 3, 1, 1, 1, 1, 5], "bert", pre, more)
 
 
 @pytest.mark.parametrize(("problem", "changes"), [
@@ -157,7 +159,9 @@ def test_pieces_of_words(tmp_path: Path, normalizer: dict[str, Any], pre: str, m
     ("leaves control or Chinese characters alone", {"normalizer": {"clean_text": False}}),
     ("leaves control or Chinese characters alone", {"normalizer": {"handle_chinese_chars": False}}),
 ])  # fmt: skip
-def test_words_that_gguf_cannot_tell(tmp_path: Path, problem: str, changes: dict[str, Any]):
+def test_wordpiece_tokenizers_that_gguf_cannot_represent_are_refused(
+    tmp_path: Path, problem: str, changes: dict[str, Any]
+):
     with pytest.raises(ModelError, match=problem):
         read_tokens(tmp_path, wordpiece(**changes), 7)
     same = {"model": {"continuing_subword_prefix": "##", "max_input_chars_per_word": 100}}
@@ -189,17 +193,17 @@ MERGES = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"}
     ({"pre_tokenizer": {"type": "Metaspace", "prepend_scheme": "never", "add_prefix_space": True}}, False, False, None),
     ({"pre_tokenizer": {"type": "Metaspace", "prepend_scheme": "first"}}, True, False, None),
 ])  # fmt: skip
-def test_pieces_with_scores(
+def test_unigram_pieces_keep_their_scores_and_normalizer(
     tmp_path: Path, changes: dict[str, Any], adds: bool, merges: bool, charsmap: list[int] | None
 ):
-    found = read_tokens(tmp_path, unigram(**changes), 6)
-    assert found.pieces == ["<s>", "<unk>", "▁a", "<x>", "<far>", "[PAD5]"] and found.types == [3, 2, 1, 4, 3, 5]
-    assert found.scores == [0.0, -1.0, -2.5, -3.0, 0.0, -10000.0]
-    assert (found.model, found.pre, found.adds_space, found.more["remove_extra_whitespaces"]) == (
+    tokens = read_tokens(tmp_path, unigram(**changes), 6)
+    assert tokens.pieces == ["<s>", "<unk>", "▁a", "<x>", "<far>", "[PAD5]"] and tokens.types == [3, 2, 1, 4, 3, 5]
+    assert tokens.scores == [0.0, -1.0, -2.5, -3.0, 0.0, -10000.0]
+    assert (tokens.model, tokens.pre, tokens.adds_space, tokens.more["remove_extra_whitespaces"]) == (
         "t5", "default", adds, merges,
     )  # fmt: skip
-    assert ("precompiled_charsmap" in found.more) == (charsmap is not None)
-    assert charsmap is None or found.more["precompiled_charsmap"].tolist() == charsmap
+    assert ("precompiled_charsmap" in tokens.more) == (charsmap is not None)
+    assert charsmap is None or tokens.more["precompiled_charsmap"].tolist() == charsmap
 
 
 @pytest.mark.parametrize(("problem", "changes"), [
@@ -209,6 +213,8 @@ def test_pieces_with_scores(
     ("with this pre-tokenizer is not supported", {"pre_tokenizer": {"type": "Digits"}}),
     ("with this pre-tokenizer is not supported", {"pre_tokenizer": None}),
 ])  # fmt: skip
-def test_scores_that_gguf_cannot_tell(tmp_path: Path, problem: str, changes: dict[str, Any]):
+def test_unigram_tokenizers_that_gguf_cannot_represent_are_refused(
+    tmp_path: Path, problem: str, changes: dict[str, Any]
+):
     with pytest.raises(ModelError, match=problem):
         read_tokens(tmp_path, unigram(**changes), 6)

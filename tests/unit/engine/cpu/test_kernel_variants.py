@@ -1,4 +1,4 @@
-"""Products of quantized weights: that a run has those that it needs, and that the others come behind it."""
+"""Test that a run loads the kernel variants it needs, and that the others are compiled in the background."""
 
 import itertools
 import shutil
@@ -43,7 +43,7 @@ def needed(format: str, columns: int, rows: Rows, run: RunShape) -> set[str]:
 
 @pytest.mark.parametrize("most_precise", [1, 128])
 @pytest.mark.parametrize(("format", "columns"), [("Q4_K", 512), ("Q6_K", 512), ("Q4_1", 576)])
-def test_a_run_loads_what_its_products_call(format, columns, most_precise):
+def test_a_run_loads_exactly_the_variants_that_its_products_call(format, columns, most_precise):
     for tokens, kernel_tokens in itertools.product((1, 2, 5, 20, 21, 30, 31, 48, 49, 128, 129, 512), repeat=2):
         run = RunShape(tokens, 1, kernel_tokens, 1, most_precise)
         assert needed(format, columns, ALL, run) == called(format, columns, [(tokens, kernel_tokens)], most_precise)
@@ -53,20 +53,20 @@ def test_a_run_loads_what_its_products_call(format, columns, most_precise):
         assert needed(format, columns, ROUTED, run) == called(format, columns, by_expert, precise)
 
 
-def test_tokens_of_an_answer_select_the_same_kernel_however_many_there_are():
+def test_decoding_any_number_of_sequences_selects_the_same_variant():
     few = VARIANTS.index("linear_few")
     assert {variant_for(tokens, 1, 20, 20, 128) for tokens in (2, 20, 21, 300)} == {few}
     assert variant_for(1, 60, 20, 20, 128) == variant_for(60, 60, 20, 20, 128) == VARIANTS.index("linear_precise")
 
 
-def test_runs_in_tiles_need_no_variant():
+def test_runs_in_tiles_load_no_variant():
     variants = VariantTable()
     variants.arguments("Q4_K", 512, ALL, 8, False)
     assert variants.names(RunShape(9, 1, 9, 1, 128)) == []
     assert variants.all_names() == ["linear_one-Q4_K", "linear_few-Q4_K", "linear_few_fast-Q4_K"]
 
 
-def test_runs_find_all_when_all_is_prepared(tmp_path, monkeypatch):
+def test_preparing_all_variants_leaves_nothing_to_load_for_later_runs(tmp_path, monkeypatch):
     asked, load = set[str](), Library.load
 
     def counted(library: Library, names: Iterable[str], progress: Progress | None = None) -> None:
@@ -87,17 +87,17 @@ def test_runs_find_all_when_all_is_prepared(tmp_path, monkeypatch):
 
 
 def compilers() -> list[str]:
-    """The processes that this one has started to compile."""
+    """Return the ids of the processes that this one has started to compile kernels."""
     lines = (path.read_text().split() for path in Path("/proc/self/task").glob("*/children"))
-    found = (pid for line in lines for pid in line)
-    return [pid for pid in found if b"localllm.kernels.build.compile" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    pids = (pid for line in lines for pid in line)
+    return [pid for pid in pids if b"localllm.kernels.build.compile" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 @pytest.mark.sampled
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
-def test_variants_are_compiled_behind_runs_that_do_not_need_them(tmp_path, monkeypatch):
-    """The answer is that of a later start; nobody shows progress when it has begun; compilers end with the engine."""
+def test_variants_are_compiled_in_the_background_of_runs_that_do_not_need_them(tmp_path, monkeypatch):
+    """Check that answers equal those of a later start, no progress shows after the first, and compilers end."""
     monkeypatch.setattr(lowering, "has_tiles", lambda: False)  # in tiles a prompt as long needs none of them
     write_model(tmp_path / "model.gguf", SHAPES["tiny"], "Q4_K_M")
     with closing(open_engine(tmp_path / "model.gguf")) as engine:

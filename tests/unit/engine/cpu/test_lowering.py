@@ -1,6 +1,7 @@
-"""Operations as steps of the CPU, in rows and in tiles: as lower/test_lowering.py, with tests/goldens/steps_cpu.txt.
+"""Compare the CPU's steps, in rows and in tiles, with tests/goldens/steps_cpu.txt (as lower/test_lowering.py does).
 
-Sizes that depend on the lane are fixed here, and so is which float weights are multiplied in 16 bits.
+
+Sizes that depend on the lane are fixed, and so is which float weights are multiplied in 16 bits.
 """
 
 from types import SimpleNamespace
@@ -57,7 +58,7 @@ WORDS = {"BF16": AsWords("round_bf16", 2, 2, 0), "F16": AsWords("quantize_words"
 
 
 class Target(CpuTarget):
-    """With sizes that are the same on all CPUs."""
+    """A target whose sizes are the same on all CPUs."""
 
     buffer_rows: Any = 8
     wanted_rows: Any = 8
@@ -68,8 +69,8 @@ class Target(CpuTarget):
         return f"matrix {weight.name}"
 
     def scratch(self, size: int) -> dict[str, Any]:
-        given = super().scratch(size)
-        assert given == {"scratch": Scratch(size), "scratch_bytes": SCRATCH_BYTES}
+        arguments = super().scratch(size)
+        assert arguments == {"scratch": Scratch(size), "scratch_bytes": SCRATCH_BYTES}
         return {"scratch": size}
 
 
@@ -80,10 +81,10 @@ def target_of(in_tiles: bool, keeps: bool = True) -> Target:
 
 
 def weight(format: str, *shape: int, bias: bool = False) -> Weight:
-    """Of blocks whose bytes do not matter."""
+    """Return a weight of zeros."""
     columns = BY_NAME[format].row_bytes(shape[-1])
-    made = Tensor("w", BY_NAME[format], shape, np.zeros((*shape[:-1], columns), np.uint8))
-    return Weight(made, w(shape[-2], name="b") if bias else None)
+    tensor = Tensor("w", BY_NAME[format], shape, np.zeros((*shape[:-1], columns), np.uint8))
+    return Weight(tensor, w(shape[-2], name="b") if bias else None)
 
 
 def product(format: str, rows: int = 20, columns: int = 256, bias: bool = False) -> Any:
@@ -91,7 +92,7 @@ def product(format: str, rows: int = 20, columns: int = 256, bias: bool = False)
 
 
 def stored(format: str) -> Any:
-    """Keys and values that go to the cache."""
+    """Return an architecture that attends with keys and values in the cache."""
 
     def say(b: Any, rows: Any) -> None:
         x = rows(256)
@@ -104,9 +105,9 @@ def stored(format: str) -> Any:
 def of_experts(format: str, rows_of_one: int = 20, bias: bool = False, used: int = 2) -> Any:
     def say(b: Any, rows: Any) -> None:
         choice = b.route(rows(18), Routing(18, used), w(18), None)
-        made = weight(format, 18, rows_of_one, 256)
-        made = Weight(made.tensor, w(18, rows_of_one, name="b")) if bias else made
-        b.scatter(b.expert_linear(b.gather(rows(256), choice), made, choice), choice)
+        experts = weight(format, 18, rows_of_one, 256)
+        experts = Weight(experts.tensor, w(18, rows_of_one, name="b")) if bias else experts
+        b.scatter(b.expert_linear(b.gather(rows(256), choice), experts, choice), choice)
 
     return say
 
@@ -144,13 +145,13 @@ def steps_of(in_tiles: bool, say: Any, states: Any = (), kv_type: str = "f32", k
     say(builder, lambda columns: builder.external_input(np.zeros((9, columns), np.float32), columns))
     target = target_of(in_tiles, keeps)
     places = StepPlaces(KVCache(list(states), PAGE, KVType.of(kv_type), (1,)), None, Header(7))
-    steps, told = lower_operations(optimize_graph(builder.operations, target), target, places), Told(places)
-    lines = [told.step(step) for step in steps.all]
+    steps, names = lower_operations(optimize_graph(builder.operations, target), target, places), Told(places)
+    lines = [names.step(step) for step in steps.all]
     return [line for line in lines if "x=float32[9x" not in line and not line.startswith("logits ")]
 
 
 def make_the_same_everywhere(patch: pytest.MonkeyPatch) -> None:
-    """Words of 16 bits, and memory that nobody has written to."""
+    """Fix the 16-bit formats and the lane, and clear memory that np.empty returns."""
     patch.setattr(lowering, "HALVES", WORDS)
     patch.setattr(lowering, "this_lane", lambda: Lane("haswell", "+avx2,+fma,+f16c"))
     patch.setattr(lowering, "np", SimpleNamespace(**vars(np) | {"empty": np.zeros}))
@@ -172,25 +173,25 @@ def same_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     make_the_same_everywhere(monkeypatch)
 
 
-def test_every_case_is_known(known: dict[str, list[str]]):
+def test_every_case_is_recorded(known: dict[str, list[str]]):
     assert [*known] == [f"{case} in {kind}" for case in CASES for kind in ("rows", "tiles")]
 
 
 @pytest.mark.parametrize("kind", ["rows", "tiles"])
 @pytest.mark.parametrize("case", CASES)
-def test_steps(known: dict[str, list[str]], case: str, kind: str):
+def test_operations_are_lowered_to_the_recorded_steps(known: dict[str, list[str]], case: str, kind: str):
     assert steps_of(kind == "tiles", *CASES[case]) == known[f"{case} in {kind}"]
 
 
-def test_keys_that_nobody_keeps_are_made_in_16_bits():
-    """Where no later run sees them; integers make them exactly in any case."""
+def test_keys_that_no_later_run_reads_are_computed_in_16_bits():
+    """Check that integer types, which round the keys, do not change."""
     kept, lost = (steps_of(False, stored("F16"), [PAGED], keeps=keeps) for keeps in (True, False))
     assert [" most_precise=7" in line for line in kept if line.startswith("linear")] == [True, True, False]
     assert [" most_precise=7" in line for line in lost if line.startswith("linear")] == [False] * 3
     assert steps_of(False, stored("Q8_0"), [PAGED]) == steps_of(False, stored("Q8_0"), [PAGED], keeps=False)
 
 
-def test_targets_for_this_cpu():
+def test_targets_for_this_cpu_have_its_tiles_and_batch_size():
     usual, other = target_for_this_cpu(3), target_for_this_cpu(2, 9, False)
     assert (usual.threads, usual.in_tiles, usual.verbs, usual.tokens, usual.keeps) == (
         3,
@@ -206,13 +207,12 @@ def test_targets_for_this_cpu():
     assert other.layout_of(weight("Q4_K", 2, 3, 512)) == ("Q4_K", 288)
 
 
-def test_in_how_many_parts_a_matrix_is():
-    """As many for each thread, if there is enough for all, and never more than eight."""
-    found = [count_parts(nbytes, 3) for nbytes in (0, 65535, 65536, 98303, 98304, 393216, 393217, 3 << 20, 1 << 40)]
-    assert found == [1, 1, 2, 2, 3, 3, 6, 24, 24]
+def test_matrices_are_divided_by_their_bytes_into_at_most_eight_parts_a_thread():
+    counts = [count_parts(nbytes, 3) for nbytes in (0, 65535, 65536, 98303, 98304, 393216, 393217, 3 << 20, 1 << 40)]
+    assert counts == [1, 1, 2, 2, 3, 3, 6, 24, 24]
 
 
-def test_bytes_that_threads_work_with():
+def test_scratch_sizes_follow_from_rows_heads_and_threads():
     assert select_scratch(3, 17, 64) == 4 * 4 * 32 + 2048 + 256
     heads = ATTEND_ROWS * (16 + 48 + ATTEND_KEYS + 32)
     assert attention_scratch(16, 48) == attention_scratch(48, 16) == 4 * (heads + 2 * ATTEND_KEYS * 48)
@@ -221,13 +221,13 @@ def test_bytes_that_threads_work_with():
     assert (float_scratch(13312), float_scratch(13313)) == (53248, 53252)
 
 
-def test_where_the_number_of_few_rows_is():
+def test_few_counts_are_read_from_the_header_for_all_or_wanted_rows():
     header = Header(7)
     header.few_counts[:] = 5, 3
     steps: Any = SimpleNamespace(header=header)
     assert [few_count(steps, rows).tolist() for rows in (ALL, WANTED)] == [[5], [3]]
 
 
-def test_formats_that_no_kernel_knows():
+def test_formats_without_a_kernel_are_refused():
     with pytest.raises(UnsupportedError, match="tensor w: format I8 is not supported"):
         target_of(False).matrix(weight("I8", 2, 4))

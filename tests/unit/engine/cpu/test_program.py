@@ -1,4 +1,4 @@
-"""What the CPU's programs are made of and how they run, without kernels: pieces, threads, images, shifts."""
+"""Test the CPU's programs with stand-ins for kernels: slices of the tape, threads, images, shifts."""
 
 from types import SimpleNamespace
 
@@ -30,17 +30,17 @@ from localllm.kernels.cpu.shared_job import JOB, JOB_WORDS, LINE
 # ---- weights that are given back ------------------------------------------------------------------------------------
 
 
-def test_a_tape_in_pieces(monkeypatch):
-    """A piece ends with a stage, where the next step would read more than may be; a single one may have more."""
+def test_tapes_are_sliced_at_stages_before_weights_exceed_the_limit(monkeypatch):
+    """Check that a single step may exceed the limit."""
     monkeypatch.setattr(passing, "AT_ONCE", 10)
     sizes = [(0, 6), (0, 6), (1, 0), (1, 4), (2, 6), (3, 1), (3, 9), (4, 0), (5, 12)]
     weights = [np.zeros(size, np.uint8) if size else 7 for _, size in sizes]
     steps = [SimpleNamespace(stage=stage, arguments={"weights": some} if number else {"weights": some, "x": 1})
              for number, ((stage, _), some) in enumerate(zip(sizes, weights, strict=True))]  # fmt: skip
     steps[7].arguments = {}
-    found = slice_steps(steps)
+    slices = slice_steps(steps)
     where = {id(some): number for number, some in enumerate(weights)}
-    assert [(end, [where[id(some)] for some in held]) for end, held in found] == [
+    assert [(end, [where[id(some)] for some in held]) for end, held in slices] == [
         (2, [0, 1]), (5, [3, 4]), (8, [5, 6]), (9, [8]),
     ]  # fmt: skip
     assert slice_steps([]) == [TapeSlice(0, [])]
@@ -84,16 +84,16 @@ def test_a_tape_in_pieces(monkeypatch):
         (Routed("experts", None, WANTED), 99, False, (90, 1, 4), "one"),
     ],
 )  # fmt: skip
-def test_variants_that_a_run_needs(of, most, is_precise, run, names):
+def test_a_run_lists_the_variants_that_its_products_need(of, most, is_precise, run, names):
     """Four tokens are few; experts have some of the tokens each, in the precision of the run."""
     tokens, wanted, most_precise = run
-    found = VariantProduct("Q8_0", 4, 4, of, most, is_precise).variants(
+    listed = VariantProduct("Q8_0", 4, 4, of, most, is_precise).variants(
         RunShape(*run[:2], tokens, wanted, most_precise)
     )
-    assert found == [f"linear_{name}-Q8_0" for name in names.split()]
+    assert listed == [f"linear_{name}-Q8_0" for name in names.split()]
 
 
-def test_pieces_of_all_products(monkeypatch):
+def test_products_of_one_format_and_width_share_their_variant_table(monkeypatch):
     for name in ("few_tokens", "few_fast"):
         monkeypatch.setattr(variants_module, name, lambda format, columns: columns)
     variants = VariantTable()
@@ -112,8 +112,8 @@ def test_pieces_of_all_products(monkeypatch):
     assert first["variants"].tolist() == [5, 0, 0, 0, 6] and other["variants"].tolist() == [0, 7, 0, 0, 0]
 
 
-def test_variants_are_loaded_before_a_run():
-    """Once for each kind of run; who has seen logits is shown no progress, and compiling gives way."""
+def test_variants_are_loaded_once_for_each_shape_of_run():
+    """Check that progress shows only until the first logits, and that background compilation gives way."""
     done, addresses = [], {"a": 1}
     library = SimpleNamespace(addresses=addresses, load=lambda *given: done.append(given),
                               give_way=lambda: done.append("way"))  # fmt: skip
@@ -143,8 +143,7 @@ def made_program(tokens=8, **changed):
     return done, header, Program(header, walker, 3, loader, **changed)
 
 
-def test_a_program_runs():
-    """Kernels are there before threads walk; what they write comes back."""
+def test_programs_prepare_kernels_then_compute_and_return_what_threads_write():
     done, header, program = made_program()
     store = SimpleNamespace(addresses=(1, 2, 3))
     spans = [Span(store, 0, np.array([4, 5]), 1), Span(store, 0, np.array([6]), 1)]
@@ -154,16 +153,16 @@ def test_a_program_runs():
     program.run(spans, False)
     assert done[2:] == [(3, 2, 1), "walk"]
     pages = np.array([9, 8])
-    found = program.rows(5, pages)
-    assert (found.shape, done[4:]) == ((5, 3), [(5, 1, 128), "walk"]) and header.window_count[0] == 0
+    results = program.rows(5, pages)
+    assert (results.shape, done[4:]) == ((5, 3), [(5, 1, 128), "walk"]) and header.window_count[0] == 0
     assert header.sequences[0].tolist() == [0, 5, 5, pages.ctypes.data, 0, 0, 0, 5] and not header.kinds.any()
     program.rows(5, pages, np.array([2, 5]))
     assert header.window_count[0] == 2 and header.windows[:2, 2].tolist() == [2, 5]
     done.clear()
     texts = [TextSpan(np.array([4, 5]), 1), TextSpan(np.array([6]), 1)]
     for precise, most in ((True, 128), (False, 128)):
-        found = program.read(texts, pages, precise)
-        assert (found.shape, header.numbers.tolist()) == ((2, 3), [3, 2, 2, most, found.ctypes.data, 0])
+        results = program.read(texts, pages, precise)
+        assert (results.shape, header.numbers.tolist()) == ((2, 3), [3, 2, 2, most, results.ctypes.data, 0])
         assert done.pop(0) == (3, 2, most) and done.pop(0) == "walk" and header.kinds[:3].tolist() == [0, 1, 0]
     header.flaws[0] = 1
     with pytest.raises(ModelError):
@@ -175,7 +174,7 @@ def test_a_program_runs():
 
 
 @pytest.mark.parametrize(("precise", "most"), [(True, 130), (False, 128)])
-def test_many_tokens_in_bytes(precise, most):
+def test_texts_may_exceed_128_tokens_in_precise_runs_and_rows_may_not(precise, most):
     """Of texts, where nobody wants more; of rows that are given always."""
     done, _, program = made_program(tokens=200)
     program.read([TextSpan(np.zeros(130, np.int64), 130)], np.arange(3), precise)
@@ -183,22 +182,22 @@ def test_many_tokens_in_bytes(precise, most):
     assert done == [(130, 1, most), "walk", (130, 1, 128), "walk"]
 
 
-def test_memory_of_a_run_goes_back():
-    given = []
-    memory = [SimpleNamespace(bytes=bytes(size), give_back=lambda *span: given.append(span)) for size in (5, 7)]
+def test_giving_memory_back_releases_all_reserved_buffers():
+    released = []
+    memory = [SimpleNamespace(bytes=bytes(size), give_back=lambda *span: released.append(span)) for size in (5, 7)]
     done, _, program = made_program(memory=memory, streaming=SimpleNamespace(run=lambda: done.append("passes")))
     program.give_back()
     program.rows(1, np.array([0]))
-    assert given == [(0, 5), (0, 7)] and done == [(1, 1, 128), "passes"]
+    assert released == [(0, 5), (0, 7)] and done == [(1, 1, 128), "passes"]
 
 
 @pytest.mark.parametrize("passes", [True, False])
-def test_a_program_is_compiled(monkeypatch, passes):
-    made = {}
+def test_compiling_a_program_wires_its_target_tape_library_and_threads(monkeypatch, passes):
+    calls = {}
 
     def keep(name, value):
         monkeypatch.setattr(
-            program_module, name, lambda *given, **named: [made.setdefault(name, (*given, named))] and value
+            program_module, name, lambda *given, **named: [calls.setdefault(name, (*given, named))] and value
         )
 
     memory = [object.__new__(Reserved), np.zeros(2), object.__new__(Reserved)]
@@ -213,24 +212,24 @@ def test_a_program_is_compiled(monkeypatch, passes):
         keep(name, value)
     operations, places = [SimpleNamespace(output=SimpleNamespace(columns=5))], SimpleNamespace(header=Header(9))
     program = program_module.compile_program(operations, places, 3, "progress", "given", keeps=False, streams=passes)
-    assert made["target_for_this_cpu"] == (3, 9, False, {}) and made["optimize_graph"] == (operations, target, {})
-    assert made["lower_operations"] == ("prepared", target, places, {"exported": "given"}) and made["Tape"] == (
+    assert calls["target_for_this_cpu"] == (3, 9, False, {}) and calls["optimize_graph"] == (operations, target, {})
+    assert calls["lower_operations"] == ("prepared", target, places, {"exported": "given"}) and calls["Tape"] == (
         "lowered",
         {},
     )
-    assert made["Library"] == ({"k", "run", "work"}, "progress", ["later"], {})
-    assert made["Threads"] == (3, "addresses", ("addresses", 3), {"keep": (library, places, memory)})
+    assert calls["Library"] == ({"k", "run", "work"}, "progress", ["later"], {})
+    assert calls["Threads"] == (3, "addresses", ("addresses", 3), {"keep": (library, places, memory)})
     assert (program._memory, program._vocab_size) == ([memory[0], memory[2]], 5)
     assert program._walk == ("passing" if passes else "run")
-    assert made.get("StreamingRunner") == ((walker, "steps", {}) if passes else None)
-    made.clear()
+    assert calls.get("StreamingRunner") == ((walker, "steps", {}) if passes else None)
+    calls.clear()
     program_module.compile_program([SimpleNamespace(output=SimpleNamespace(columns=1)), *operations], places, 1, None)
-    assert made["target_for_this_cpu"] == (1, 9, True, {}) and "StreamingRunner" not in made
+    assert calls["target_for_this_cpu"] == (1, 9, True, {}) and "StreamingRunner" not in calls
     assert program._loader._progress == "progress" and program._loader._variants is target.variants
 
 
-def test_what_threads_share(monkeypatch):
-    """Who gives the orders is one of them; a team of a process that this one was forked from is not ended."""
+def test_worker_groups_share_a_job_and_end_their_threads_once(monkeypatch):
+    """Check that a forked process does not end its parent's team."""
     called, prepared = [], []
     monkeypatch.setattr(threads, "KERNEL", lambda address: lambda *given: called.append((address, *given)))
     monkeypatch.setattr(threads, "waiting_functions", lambda: [11, 12, 13, 14, 15])
@@ -265,15 +264,15 @@ def test_what_threads_share(monkeypatch):
 
 
 @pytest.mark.parametrize("line", [64, 128, 4096])
-def test_memory_at_lines(monkeypatch, line):
+def test_allocations_begin_at_cache_lines(monkeypatch, line):
     monkeypatch.setattr(threads, "LINE", line)
     for size in (64, 8 * 77):
-        found = [threads.aligned_zeros(size) for _ in range(20)]
-        assert {memory.ctypes.data % line for memory in found} == {0}
-        assert {len(memory) for memory in found} == {size // 8} and not np.any(found)
+        blocks = [threads.aligned_zeros(size) for _ in range(20)]
+        assert {memory.ctypes.data % line for memory in blocks} == {0}
+        assert {len(memory) for memory in blocks} == {size // 8} and not np.any(blocks)
 
 
-def test_threads_walk(monkeypatch):
+def test_threads_run_all_steps_or_a_range_of_them(monkeypatch):
     done = []
 
     class Known(WorkerGroup):
@@ -307,13 +306,12 @@ def test_threads_walk(monkeypatch):
 # ---- the backend ----------------------------------------------------------------------------------------------------
 
 
-def test_programs_of_a_backend(monkeypatch):
-    """One for the model, one for its encoder, others beside; all are closed once."""
-    made, done = [], []
+def test_a_backend_compiles_a_program_for_each_use_and_closes_each_once(monkeypatch):
+    compiled_programs, done = [], []
 
     def compiled(operations, places, threads, progress):
-        number = len(made)
-        made.append((operations, places, threads, progress))
+        number = len(compiled_programs)
+        compiled_programs.append((operations, places, threads, progress))
         return SimpleNamespace(warning=f"warning {number}", kernel_limits=[],
                                run=lambda *given: done.append((number, *given)) or number,
                                close=lambda: done.append(f"close {number}"),
@@ -323,92 +321,94 @@ def test_programs_of_a_backend(monkeypatch):
     options = EngineOptions(threads=3, progress="shown")
     span = SimpleNamespace(seen=None)
     for context, room in ((100, BATCH), (1000, 1000)):
-        made.clear()
-        found = CpuBackend(["model"], [], context, options, ["encoder"])
-        assert [(operations, *rest) for operations, _, *rest in made] == [
+        compiled_programs.clear()
+        tested = CpuBackend(["model"], [], context, options, ["encoder"])
+        assert [(operations, *rest) for operations, _, *rest in compiled_programs] == [
             (["model"], 3, "shown"),
             (["encoder"], 3, "shown"),
         ]
-        assert [len(places.header.ids) for _, places, *_ in made] == [BATCH, room]
-        assert made[0][1].cache is made[1][1].cache is found._cache
-    assert found.warning == "warning 0" and made[0][1].layout is None
-    assert (found.run([span], True), found.encode([span], False)) == (0, None)
+        assert [len(places.header.ids) for _, places, *_ in compiled_programs] == [BATCH, room]
+        assert compiled_programs[0][1].cache is compiled_programs[1][1].cache is tested._cache
+    assert tested.warning == "warning 0" and compiled_programs[0][1].layout is None
+    assert (tested.run([span], True), tested.encode([span], False)) == (0, None)
     assert done == [(0, [span], True), (1, [span], False)]
-    beside = found.beside(["beside"])
+    beside = tested.beside(["beside"])
     assert (
-        made[2][1].header is not made[0][1].header and made[2][1].cache is found._cache and made[2][2:] == (3, "shown")
+        compiled_programs[2][1].header is not compiled_programs[0][1].header
+        and compiled_programs[2][1].cache is tested._cache
+        and compiled_programs[2][2:] == (3, "shown")
     )
     done.clear()
-    found.become(["another"])
-    assert done == ["close 0"] and made[3] == (["another"], made[0][1], 3, "shown")
-    assert found.run([span], False) == 3 and beside.warning == "warning 2"
+    tested.become(["another"])
+    assert done == ["close 0"] and compiled_programs[3] == (["another"], compiled_programs[0][1], 3, "shown")
+    assert tested.run([span], False) == 3 and beside.warning == "warning 2"
     done.clear()
-    found.prepare_all()
-    found._row_programs = {True: SimpleNamespace(close=lambda: done.append("close rows"))}
-    found.close()
+    tested.prepare_all()
+    tested._row_programs = {True: SimpleNamespace(close=lambda: done.append("close rows"))}
+    tested.close()
     assert done == ["prepare 3", "prepare 1", "prepare 2", "close 3", "close 1", "close 2", "close rows"]
-    made.clear()
+    compiled_programs.clear()
     CpuBackend(["model"], [], 100, options)
-    assert len(made) == 1
+    assert len(compiled_programs) == 1
 
 
-def test_what_a_backend_keeps(monkeypatch):
-    """Pages for what attends, states for what recurs; keys are turned in the first."""
-    made = {}
+def test_a_backend_keeps_pages_for_attention_and_states_for_recurrence(monkeypatch):
+    """Check that keys are rotated in pages only."""
+    calls = {}
     for name in ("KVCache", "StateLayout", "CachePool", "KeyRotator"):
         there = shift if name == "KeyRotator" else backend
-        known = SimpleNamespace(store="store", cache_usage="places", bytes_per_token=5, rotate_keys="turn")
-        monkeypatch.setattr(there, name, lambda *given, name=name, known=known: made.setdefault(name, given) and known)
+        stand_in = SimpleNamespace(store="store", cache_usage="places", bytes_per_token=5, rotate_keys="turn")
+        monkeypatch.setattr(
+            there, name, lambda *given, name=name, known=stand_in: calls.setdefault(name, given) and known
+        )
     monkeypatch.setattr(
         backend, "compile_program", lambda *given: SimpleNamespace(run=None, warning=None, kernel_limits=[])
     )
     states, options = [Paged(0, 1, 16, 16), Recurrent(1, ()), Latent(2, 16, 16)], EngineOptions(threads=3)
-    found = CpuBackend(["model"], states, 100, options)
-    assert made["KVCache"] == (states[::2], 100, options.kv_cache_type) and made["StateLayout"] == (states[1:2],)
-    assert made["CachePool"] == (found._cache, found._places.layout) and found._places.layout is not None
-    assert (found.store, found.cache_usage, found.bytes_per_token) == ("store", "places", 5)
-    found.prepare_shift("turns")
-    assert made["KeyRotator"] == (found._cache, states[::2], "turns") and found.rotate_keys == "turn"
+    tested = CpuBackend(["model"], states, 100, options)
+    assert calls["KVCache"] == (states[::2], 100, options.kv_cache_type) and calls["StateLayout"] == (states[1:2],)
+    assert calls["CachePool"] == (tested._cache, tested._places.layout) and tested._places.layout is not None
+    assert (tested.store, tested.cache_usage, tested.bytes_per_token) == ("store", "places", 5)
+    tested.prepare_shift("turns")
+    assert calls["KeyRotator"] == (tested._cache, states[::2], "turns") and tested.rotate_keys == "turn"
 
 
-def test_images_of_a_backend(monkeypatch):
-    """A program for images that see themselves whole and one for others, each made for the first of its kind."""
-    made = []
+def test_a_backend_compiles_one_image_program_for_each_type_of_attention(monkeypatch):
+    programs = []
     monkeypatch.setattr(
         backend, "compile_program", lambda *given: SimpleNamespace(run=None, warning=None, kernel_limits=[])
     )
-    monkeypatch.setattr(backend, "RowProgram", lambda *given: made.append(given) or SimpleNamespace(
+    monkeypatch.setattr(backend, "RowProgram", lambda *given: programs.append(given) or SimpleNamespace(
         run=lambda *run: (given[0], *run)))  # fmt: skip
     options = EngineOptions(threads=3)
-    found = CpuBackend(["model"], [], 100, options, rows=lambda is_whole: f"rows {is_whole}")
+    tested = CpuBackend(["model"], [], 100, options, rows=lambda is_whole: f"rows {is_whole}")
     spans = [SimpleNamespace(seen=SimpleNamespace(is_whole=is_whole)) for is_whole in (True, False, True)]
-    assert [found.run([span], False) for span in spans] == [
+    assert [tested.run([span], False) for span in spans] == [
         ("rows True", spans[0], False), ("rows False", spans[1], False), ("rows True", spans[2], False),
     ]  # fmt: skip
-    assert made == [("rows True", found._places, options), ("rows False", found._places, options)]
+    assert programs == [("rows True", tested._places, options), ("rows False", tested._places, options)]
     for none in (None, lambda is_whole: None):
         bare = CpuBackend(["model"], [], 100, options, rows=none)
         with pytest.raises(UnsupportedError, match=r"^this kind of model does not accept images$"):
             bare.run([spans[0]], False)
 
 
-def test_rows_of_an_image(monkeypatch):
-    """As wide as they are; places are ahead of the positions by which keys turn."""
-    made, done = [], []
+def test_image_rows_are_padded_and_positioned_by_their_angles(monkeypatch):
+    compiled, done = [], []
     program = SimpleNamespace(run=lambda *given: done.append(given) or "logits", close=lambda: done.append("close"))
-    monkeypatch.setattr(backend, "compile_program", lambda *given: made.append(given) or program)
-    said = SimpleNamespace(operations="operations", rows=np.full((4, 5), 9.0),
+    monkeypatch.setattr(backend, "compile_program", lambda *given: compiled.append(given) or program)
+    traced = SimpleNamespace(operations="operations", rows=np.full((4, 5), 9.0),
                            angles=[SimpleNamespace(fill=lambda turns: done.append(turns))] * 2)  # fmt: skip
     places = shift_places()
-    reader = RowProgram(said, places, EngineOptions(threads=3, progress="shown"))
-    ((operations, own, *rest),) = made
+    reader = RowProgram(traced, places, EngineOptions(threads=3, progress="shown"))
+    ((operations, own, *rest),) = compiled
     assert (operations, own.cache, rest) == ("operations", "cache", [3, "shown"]) and own.header is not places.header
     seen = SimpleNamespace(
         rows_of=lambda ids: np.arange(6).reshape(2, 3) + ids[0], mrope_positions=lambda ids, at: (*ids, at)
     )
     span = Span(None, 30, np.array([1, 2]), 1, seen=seen, ahead=10)
     assert reader.run(span, True) == "logits"
-    assert said.rows.tolist() == [[1, 2, 3, 9, 9], [4, 5, 6, 9, 9], [9] * 5, [9] * 5]
+    assert traced.rows.tolist() == [[1, 2, 3, 9, 9], [4, 5, 6, 9, 9], [9] * 5, [9] * 5]
     reader.close()
     assert done == [(1, 2, 20), (1, 2, 20), ([span], True), "close"]
 
@@ -417,23 +417,23 @@ def shift_places():
     return backend.StepPlaces("cache", None, Header(4))
 
 
-def test_keys_are_turned_some_at_a_time():
-    told = []
+def test_keys_are_rotated_in_batches():
+    calls = []
     turner = object.__new__(KeyRotator)
     turner._distances = np.zeros(BATCH, np.int64)
-    turner._header = SimpleNamespace(fill=lambda spans, *rest: told.append((*spans, *rest)))
-    turner._walker = SimpleNamespace(run=lambda: told.append(turner._distances.tolist()))
+    turner._header = SimpleNamespace(fill=lambda spans, *rest: calls.append((*spans, *rest)))
+    turner._walker = SimpleNamespace(run=lambda: calls.append(turner._distances.tolist()))
     turner.rotate_keys("store", 3, 3 + BATCH + 5, 64)
-    (first, *rest), distances, (second, *_), _ = told
+    (first, *rest), distances, (second, *_), _ = calls
     assert [(span.store, span.position, len(span.ids), span.wanted) for span in (first, second)] == [
         ("store", 3, BATCH, 0), ("store", 3 + BATCH, 5, 0),
     ]  # fmt: skip
     assert rest == [True, shift.NO_LOGITS] and distances == [-64] * BATCH
-    told.clear()
+    calls.clear()
     turner.rotate_keys("store", 3, 3 + BATCH, 1)
-    assert len(told) == 2
+    assert len(calls) == 2
     turner.rotate_keys("store", 3, 3, 1)
-    assert len(told) == 2
+    assert len(calls) == 2
 
 
 # ---- memory that is read, pictures ----------------------------------------------------------------------------------
@@ -444,30 +444,30 @@ def test_keys_are_turned_some_at_a_time():
     [(0, 1 << 24), (4 << 24, 1 << 24), (4 * ((1 << 24) + 1024), (1 << 24) + 1024), (4 * ((1 << 24) + 1023), 1 << 24),
      (1 << 40, 500_000 * 1024)],
 )  # fmt: skip
-def test_how_much_memory_is_read(monkeypatch, available, size):
-    """A quarter of what there is, but enough to be no cache's; the best pass of ten counts."""
-    made, speeds = [], iter([3.0, 9.0, *[1.0] * 7, 5.0, 99.0])
-    reader = SimpleNamespace(run=lambda: next(speeds), close=lambda: made.append("close"))
+def test_a_quarter_of_the_free_memory_measures_the_bandwidth(monkeypatch, available, size):
+    """Check that the size exceeds any cache, and that the best pass of ten counts."""
+    readers, speeds = [], iter([3.0, 9.0, *[1.0] * 7, 5.0, 99.0])
+    reader = SimpleNamespace(run=lambda: next(speeds), close=lambda: readers.append("close"))
     monkeypatch.setattr(bandwidth, "available_memory", lambda: available)
-    monkeypatch.setattr(bandwidth, "MemoryReader", lambda *given: made.append(given) or reader)
+    monkeypatch.setattr(bandwidth, "MemoryReader", lambda *given: readers.append(given) or reader)
     assert read_bandwidth(3) == 9.0
-    assert made == [(3, size), "close"]
+    assert readers == [(3, size), "close"]
     reader.run = lambda: 1 // 0
     with pytest.raises(ZeroDivisionError):
         read_bandwidth(3)
-    assert made[2:] == [(3, size), "close"]
+    assert readers[2:] == [(3, size), "close"]
 
 
-def test_memory_is_read_in_parts(monkeypatch):
-    made, done = [], []
+def test_memory_is_streamed_by_all_threads_in_parts(monkeypatch):
+    calls, done = [], []
     library = SimpleNamespace(addresses={"stream": 1, "run": 2, "work": 3})
-    monkeypatch.setattr(bandwidth, "Library", lambda *given: made.append(given) or library)
+    monkeypatch.setattr(bandwidth, "Library", lambda *given: calls.append(given) or library)
     walker = SimpleNamespace(run=lambda: done.append("run"), close=lambda: done.append("close"))
-    monkeypatch.setattr(bandwidth, "Threads", lambda *given, **named: made.append((*given, named)) or walker)
+    monkeypatch.setattr(bandwidth, "Threads", lambda *given, **named: calls.append((*given, named)) or walker)
     times = iter([10.0, 14.0])
     monkeypatch.setattr(bandwidth, "perf_counter", lambda: next(times))
     reader = MemoryReader(3, 2048)
-    asked, (count, addresses, steps, kept) = made
+    asked, (count, addresses, steps, kept) = calls
     assert asked == ({"stream", "run", "work"},) and (count, addresses) == (3, library.addresses)
     assert reader.results.shape == (24, 8) and reader.words.tolist() == [*range(256)]
     (step,) = kept["keep"][1].steps
@@ -478,7 +478,7 @@ def test_memory_is_read_in_parts(monkeypatch):
     assert done == ["run", "close"]
 
 
-def test_a_reader_of_pictures_has_its_options(monkeypatch):
+def test_vision_encoders_keep_their_engine_options(monkeypatch):
     monkeypatch.setattr(pictures, "projector", lambda file: ("family", "hyperparameters"))
     monkeypatch.setattr(pictures, "trace_parts", lambda *given: given)
     file, options = SimpleNamespace(tensors={}), EngineOptions(threads=3)

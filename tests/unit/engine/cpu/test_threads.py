@@ -1,4 +1,4 @@
-"""Threads and the kernel library: how many cores, what they cost at rest, that no order of events changes a result."""
+"""Test threads and the kernel library: counts of cores, cost at rest, and that no order of events changes a result."""
 
 import ctypes
 import os
@@ -34,7 +34,7 @@ from localllm.system.locks import lock
 
 
 def siblings(groups: list[str]) -> dict[str, str]:
-    """Files that tell which logical processors share a core."""
+    """Return the sysfs files that list which logical processors share a core."""
     paths = (f"/sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list" for i in range(len(groups)))
     return dict(zip(paths, groups, strict=True))
 
@@ -50,7 +50,7 @@ def siblings(groups: list[str]) -> dict[str, str]:
         ({}, {0, 1, 2}, 3),
     ],
 )
-def test_usable_cores(monkeypatch, files, allowed, cores):
+def test_usable_cores_are_counted_from_sysfs_and_affinity(monkeypatch, files, allowed, cores):
     monkeypatch.setattr(cores_module, "read_text", lambda path: files.get(path, ""))
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: allowed)
     monkeypatch.setattr(cores_module, "cgroup_quota", lambda: 1e6)
@@ -59,7 +59,7 @@ def test_usable_cores(monkeypatch, files, allowed, cores):
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs processor affinity")
-def test_usable_cores_of_a_bound_process():
+def test_usable_cores_of_a_process_bound_to_one_are_one():
     one = min(os.sched_getaffinity(0))
     program = f"import os; os.sched_setaffinity(0, {{{one}}}); from localllm.system.cpu import *; print(usable_cores())"
     assert run_python(program).stdout.strip() == "1"
@@ -69,7 +69,7 @@ def test_usable_cores_of_a_bound_process():
     ("known", "cores"),
     [({"hw.perflevel0.physicalcpu": 6, "hw.physicalcpu": 8}, 6), ({"hw.physicalcpu": 4}, 4), ({}, 1)],
 )
-def test_usable_cores_of_macos(monkeypatch, known, cores):
+def test_usable_cores_of_macos_are_its_performance_cores(monkeypatch, known, cores):
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(cores_module, "read_text", lambda path: "")
     monkeypatch.setattr(cores_module, "system_number", lambda name: known.get(name, 0))
@@ -80,7 +80,7 @@ def test_usable_cores_of_macos(monkeypatch, known, cores):
     ("available", "limit", "count"),
     [(8 << 30, sys.maxsize, 8), (2 << 30, sys.maxsize, 4), (8 << 30, 1_000_000 << 10, 1), (1 << 28, sys.maxsize, 1)],
 )
-def test_as_many_compilers_as_there_is_memory_for(monkeypatch, available, limit, count):
+def test_as_many_compilers_run_as_memory_allows(monkeypatch, available, limit, count):
     monkeypatch.setattr(compilers, "logical_cores", lambda: 8)
     monkeypatch.setattr(compilers, "available_memory", lambda: available)
     monkeypatch.setattr(compilers, "address_limit", lambda: limit)
@@ -102,7 +102,7 @@ NAMES = ["add", "run", "work"]
 
 
 class Counting:
-    """A tape of STAGES dependent steps, each of which adds one to an array: a step too early or late shows."""
+    """A tape of STAGES dependent steps, each of which adds one to an array, so that a wrong order shows."""
 
     def __init__(self, count: int, parts: int):
         self.tokens, self.one = np.array([TOKENS], np.int64), np.ones(STRIDE // 4, np.float32)
@@ -118,7 +118,7 @@ class Counting:
         self.threads = Threads(count, self.library.addresses, tape.finish(self.library.addresses))
 
     def run(self) -> np.ndarray:
-        """What the array holds after a run: STAGES everywhere, if all went well."""
+        """Return the array after a run: STAGES everywhere if every step ran in order."""
         self.arrays[0][:], self.arrays[1][:] = 0, -99
         self.threads.run()
         return self.result
@@ -133,8 +133,8 @@ def test_stages_wait_for_each_other(count, parts):
     counting.threads.close()
 
 
-def test_results_on_a_busy_machine():
-    """300 runs each, with other programs that take the processors away in the middle of things."""
+def test_results_are_right_on_a_busy_machine():
+    """Run each count of threads 300 times while other programs take the processors."""
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
     try:
         for count in (2, 3, 4, 5):
@@ -151,8 +151,8 @@ def test_results_on_a_busy_machine():
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_stages_in_pieces(count):
-    """A thread that is late for a piece does nothing in the next one."""
+def test_slices_of_a_tape_wait_for_each_other(count):
+    """Check that a thread that is late for a slice does nothing in the next one."""
     counting = Counting(count, 9)
     for _ in range(300):
         counting.arrays[0][:], counting.arrays[1][:] = 0, -99
@@ -163,8 +163,8 @@ def test_stages_in_pieces(count):
 
 
 @pytest.mark.parametrize("pause", [0, 1e-4, 1e-3, 3e-3, 2e-2])
-def test_sleeping_threads_wake(pause):
-    """Runs at all moments of a thread's way to sleep, which begins after about 1 ms."""
+def test_sleeping_threads_wake_for_a_run(pause):
+    """Start runs at all moments of a thread's way to sleep, which begins after about 1 ms."""
     counting = Counting(3, 9)
     for _ in range(20):
         time.sleep(pause)
@@ -173,7 +173,7 @@ def test_sleeping_threads_wake(pause):
 
 
 def test_parts_are_limited_by_the_count_of_tokens():
-    """A count of zero is still a step that ends."""
+    """Check also that a step for no tokens ends."""
     counting = Counting(2, 9)
     for step in counting.tape.steps:
         step.count = counting.tokens.ctypes.data
@@ -197,7 +197,7 @@ def test_no_two_writers_share_a_cache_line():
     assert len(set(JOB)) == len(Job._fields)
 
 
-def test_run_numbers_wrap():
+def test_run_numbers_wrap_at_31_and_32_bits():
     """Claim cells hold 32 bits of them; at 500 runs per second that is 50 days."""
     counting = Counting(3, 9)
     for start in (2**31 - 20, 2**32 - 20):
@@ -211,7 +211,7 @@ class Steps:
     """Steps of one stage each that call Python functions of (arguments, part, parts, thread)."""
 
     def __init__(self, threads: int, *steps: tuple[Callable[[int, int, int, int], None], int, int]):
-        """steps: function, parts, address of the count of parts."""
+        """Build the steps from tuples (function, parts, address of the count of parts)."""
         self.library, self.kernels = Library(NAMES), [KERNEL(function) for function, _, _ in steps]
         tape = np.zeros((len(steps), len(STEP)), np.int64)
         for row, kernel, (_, parts, count) in zip(tape, self.kernels, steps, strict=True):
@@ -220,7 +220,7 @@ class Steps:
 
 
 def test_a_late_thread_sees_that_its_run_is_over():
-    """It is put aside while it waits for the others, and comes back when Python has changed what the tape reads."""
+    """Suspend a thread that waits for the others, and resume it after Python has changed what the tape reads."""
     count, late, go_on = np.array([1], np.int64), threading.Event(), threading.Event()
 
     def slow_for_the_caller(_, part, parts, thread):
@@ -246,7 +246,7 @@ def test_a_late_thread_sees_that_its_run_is_over():
 
 @pytest.mark.slow
 def test_no_thread_sleeps_through_a_run():
-    """Both parts wait for each other, so a run needs both threads; they start at all moments of falling asleep."""
+    """Let both parts of a step wait for each other, from all moments of falling asleep."""
     met = threading.Barrier(2)
     steps = Steps(2, (lambda *_: met.wait(10), 2, 0))
     for pause in np.linspace(0, 4e-3, 400):
@@ -256,8 +256,7 @@ def test_no_thread_sleeps_through_a_run():
     steps.threads.close()
 
 
-def test_callers_take_turns():
-    """The step has one part, so only another run can come while it is done."""
+def test_callers_of_one_group_run_one_at_a_time():
     inside, most, runs = 0, 0, 0
 
     def enter(*_):
@@ -276,7 +275,7 @@ def test_callers_take_turns():
     steps.threads.close()
 
 
-def test_closing_waits_for_the_run():
+def test_closing_waits_for_the_run_in_progress():
     begun, done = threading.Event(), []
 
     def slow(*_):
@@ -294,8 +293,8 @@ def test_closing_waits_for_the_run():
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_everything_usable():
-    """At random moments of 500 runs of several threads, some of them asleep; the run after it is right."""
+def test_ctrl_c_leaves_threads_usable():
+    """Interrupt 500 runs of several threads at random moments; the run after each is right."""
     counting, random = Counting(3, 9), np.random.default_rng(1)
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     interrupted = 0
@@ -318,7 +317,7 @@ def test_ctrl_c_leaves_everything_usable():
     assert time.perf_counter() - start < 30
 
 
-def test_at_rest_threads_use_no_processor():
+def test_threads_at_rest_use_no_processor():
     counting = Counting(4, 9)
     counting.run()
     time.sleep(0.1)
@@ -329,7 +328,7 @@ def test_at_rest_threads_use_no_processor():
     assert used < 0.03
 
 
-def test_threads_end_when_asked_to_asleep_or_awake():
+def test_closing_ends_threads_asleep_or_awake():
     for pause in (0, 0.02):
         counting = Counting(4, 9)
         counting.run()
@@ -341,7 +340,7 @@ def test_threads_end_when_asked_to_asleep_or_awake():
         assert (counting.run() == STAGES).all(), "the thread that gives the orders can still do all by itself"
 
 
-def test_a_forgotten_engine_does_not_hold_up_the_end_of_the_program():
+def test_an_engine_that_was_never_closed_does_not_delay_the_exit():
     program = (
         "from tests.unit.engine.cpu.test_threads import *; counting = Counting(3, 9); counting.run(); print('end')"
     )
@@ -417,11 +416,11 @@ def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_cache_that_cannot_be_looked_into_costs_only_time(tmp_path):
-    """Also to find out which of the kernels for later are there."""
+def test_a_cache_that_cannot_be_opened_costs_only_time(tmp_path):
+    """Check also the lookup of kernels to compile later."""
     program = "from localllm.kernels.build.library import Library; print(Library(['add'], later=['select']).warning)"
-    told = run_python(program, LOCALLLM_CACHE=str(tmp_path / ("x" * 300))).stdout
-    assert told.endswith("File name too long\n")
+    warning = run_python(program, LOCALLLM_CACHE=str(tmp_path / ("x" * 300))).stdout
+    assert warning.endswith("File name too long\n")
 
 
 @pytest.mark.slow
@@ -435,7 +434,7 @@ def test_a_full_disk_costs_only_time(tmp_path):
 
 @pytest.mark.sampled
 @pytest.mark.slow
-def test_a_cache_that_vanishes_is_made_again(tmp_path, monkeypatch):
+def test_a_cache_that_vanishes_is_written_again(tmp_path, monkeypatch):
     monkeypatch.setattr(objects, "object_folder", lambda of=None: tmp_path / "kernels" / "key")
     for _ in range(2):
         assert Library(["add"]).warning is None
@@ -443,14 +442,14 @@ def test_a_cache_that_vanishes_is_made_again(tmp_path, monkeypatch):
         shutil.rmtree(tmp_path / "kernels")
 
 
-def test_the_folders_are_private(tmp_path):
+def test_cache_folders_are_private(tmp_path):
     path = tmp_path / "kernels" / "key" / "add.o"
     write_checksummed(path, b"code")
     assert [folder.stat().st_mode & 0o777 for folder in path.parents[:2]] == [0o700, 0o700]
 
 
-def test_an_object_file_is_good_in_its_place_only(tmp_path):
-    """Not under another kernel's name, nor another computer's key."""
+def test_an_object_file_is_valid_only_at_its_own_path(tmp_path):
+    """Copies under another kernel's name or another computer's key are refused."""
     path = tmp_path / "key" / "add.o"
     write_checksummed(path, b"code")
     for other in (tmp_path / "key" / "select.o", tmp_path / "yek" / "add.o"):
@@ -461,15 +460,15 @@ def test_an_object_file_is_good_in_its_place_only(tmp_path):
 
 
 @pytest.mark.parametrize(("place", "mode"), [("folder", 0o777), ("folder", 0o770), ("file", 0o666), ("file", 0o620)])
-def test_what_others_can_write_is_not_loaded(tmp_path, place: str, mode: int):
-    """Its checksum is right, but a stranger can make one too."""
+def test_files_that_others_can_write_are_not_loaded(tmp_path, place: str, mode: int):
+    """The checksum is right, but a stranger can compute one too."""
     path = tmp_path / "key" / "add.o"
     write_checksummed(path, b"code")
     (path if place == "file" else path.parent).chmod(mode)
     assert read_checksummed(path) is None
 
 
-def test_unused_folders_are_removed_when_new_kernels_have_been_written(tmp_path, monkeypatch):
+def test_writing_new_kernels_removes_unused_folders(tmp_path, monkeypatch):
     used, old, recent, foreign = (tmp_path / name for name in ("a" * 20, "0" * 20, "1" * 20, "not ours"))
     for folder in (used, old, recent, foreign):
         write_checksummed(folder / "select.o", b"code")
@@ -496,7 +495,7 @@ def test_use_is_marked_once_a_day(tmp_path, monkeypatch, days, marked):
     assert (objects.age(tmp_path / "key", time.time()) < 60) == marked
 
 
-def test_the_key_is_of_what_machine_code_depends_on(tmp_path, monkeypatch):
+def test_the_cache_key_covers_all_sources_of_machine_code(tmp_path, monkeypatch):
     kernels = tmp_path / "kernels"
     shutil.copytree(Path(objects.__file__).parents[1], kernels)
     monkeypatch.setattr(objects, "__file__", str(kernels / "build" / "objects.py"))
@@ -509,54 +508,54 @@ def test_the_key_is_of_what_machine_code_depends_on(tmp_path, monkeypatch):
     assert [name for name, changed in changes.items() if not changed] == others
 
 
-def test_compilers_do_not_hear_what_numba_is_told(monkeypatch):
-    """Only which CPU to compile for: NUMBA_DISABLE_JIT ended them, and slow code of NUMBA_OPT=0 was kept."""
-    heard = {}
+def test_compilers_receive_no_numba_setting_but_the_cpu(monkeypatch):
+    """NUMBA_DISABLE_JIT ended them, and slow code of NUMBA_OPT=0 was kept."""
+    environment = {}
 
     def start(command, env, **others):
-        heard.update(env)
+        environment.update(env)
         raise BlockingIOError
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    told = {
+    settings = {
         "NUMBA_DISABLE_JIT": "1",
         "NUMBA_OPT": "0",
         "NUMBA_CPU_NAME": "znver4",
         "NUMBA_CPU_NAMES": "x",
         "OTHER": "y",
     }
-    for name, value in told.items():
+    for name, value in settings.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(BlockingIOError):
         Compiler("nothing")
-    assert {name: heard.get(name) for name in told} == {
+    assert {name: environment.get(name) for name in settings} == {
         "NUMBA_DISABLE_JIT": None, "NUMBA_OPT": None, "NUMBA_CPU_NAME": "znver4", "NUMBA_CPU_NAMES": None, "OTHER": "y",
     }  # fmt: skip
 
 
-def test_why_a_kernel_cannot_be_compiled():
+def test_a_failed_compilation_names_the_kernel():
     with pytest.raises(LocalllmError, match=r"cannot compile the kernels for this computer: .*'nonsense'$"):
         Library(["add", "nonsense"])
 
 
-def test_want_of_memory_while_kernels_are_compiled(monkeypatch):
-    """LLVM has many words for it, and aborts, too: what a compiler should find is not there."""
+def test_running_out_of_memory_while_compiling_is_a_memory_error(monkeypatch):
+    """LLVM reports it in many ways and may abort: simulate it by a kernel that does not exist."""
     monkeypatch.setattr(compilers, "address_limit", lambda: 400 << 20)
     with pytest.raises(MemoryLimitError, match=r"not enough memory to compile the kernels: .*'nonsense'\)$"):
         Library(["add", "nonsense"])
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Living processes with this cache folder, but for the dead that nobody has buried yet."""
-    found = []
+    """Return the ids of living processes with this cache folder, without zombies."""
+    pids = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             environment, status = (process / "environ").read_bytes(), (process / "status").read_text()
         except OSError:
             continue
         if f"LOCALLLM_CACHE={folder}".encode() in environment.split(b"\0") and "\nState:\tZ" not in status:
-            found.append(int(process.name))
-    return found
+            pids.append(int(process.name))
+    return pids
 
 
 @pytest.mark.sampled
@@ -597,8 +596,8 @@ def test_progress_is_reported_while_compiling(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "name", [*NAMES, "linear_quantized", "linear_precise-Q8_0", "linear_float-F32", "attend-F16", "angles"]
 )
-def test_an_object_file_defines_its_kernel_and_nothing_else(name):
-    """Otherwise two of them could not be linked into one process; and what they need must be there without Numba."""
+def test_an_object_file_defines_only_its_kernel_and_needs_only_libc(name):
+    """Two that define the same symbol could not be linked into one process; what they need must exist without Numba."""
     Library([name])
     content = read_checksummed(object_file(name))
     if not content.startswith(b"\x7fELF\x02\x01"):
@@ -609,7 +608,7 @@ def test_an_object_file_defines_its_kernel_and_nothing_else(name):
 
 
 def global_symbols(content: bytes) -> tuple[set[str], set[str]]:
-    """The global symbols that a little-endian ELF64 object file defines, and those that it needs."""
+    """Return the global symbols that a little-endian ELF64 object file defines, and those that it needs."""
     (sections_at,), (count,) = struct.unpack_from("<Q", content, 40), struct.unpack_from("<H", content, 60)
     sections = [struct.unpack_from("<IIQQQQIIQQ", content, sections_at + 64 * i) for i in range(count)]
     defined, undefined = set(), set()

@@ -1,4 +1,4 @@
-"""An engine on a card that is Numba's simulator: sequences, layers on both sides, what fits, and what is missing."""
+"""Test an engine on Numba's simulated GPU: sequences, layers on both sides, memory, and missing cards."""
 
 import sys
 from types import SimpleNamespace
@@ -41,14 +41,14 @@ CONTEXT = 128
 
 @pytest.fixture
 def card(monkeypatch) -> SimulatedCard:
-    """What there is instead of a card."""
-    made = SimulatedCard()
-    monkeypatch.setattr(devices, "open_card", lambda number: made)
-    return made
+    """Open a simulated card in place of a GPU."""
+    simulated = SimulatedCard()
+    monkeypatch.setattr(devices, "open_card", lambda number: simulated)
+    return simulated
 
 
 def small(format: str = "F32"):
-    """A llama of two layers, 32 wide, of the kind that Engine takes as a file."""
+    """Return a llama of two layers, 32 wide, that Engine takes as a file."""
     return small_model((32, 2, 1, 16, 32, 33), format, False, 0)
 
 
@@ -57,24 +57,28 @@ def engine(backend: str, format: str = "F32", **options):
 
 
 def nmse(got: np.ndarray, expected: np.ndarray) -> float:
-    """Normalized mean square error."""
+    """Return the normalized mean square error."""
     assert got.shape == expected.shape
     return float(((got - expected) ** 2).sum() / (expected**2).sum())
 
 
-def test_weights_that_go_to_the_card_are_told_byte_for_byte(card):
-    """From the first matrix to all of them: what the file has in blocks, once."""
-    told = list[tuple[int, int]]()
-    engine("cuda", "Q8_0", on_upload=lambda done, total: told.append((done, total))).close()
+def test_uploading_weights_reports_progress_in_bytes(card):
+    """Check every matrix of the file, in blocks, once."""
+    reported = list[tuple[int, int]]()
+    engine("cuda", "Q8_0", on_upload=lambda done, total: reported.append((done, total))).close()
     matrices = {name: tensor for name, tensor in small("Q8_0").tensors.items() if len(tensor.shape) > 1}
     sizes = sorted(tensor.nbytes for tensor in matrices.values())
-    steps = np.diff([0, *(done for done, _ in told)])
-    assert {total for _, total in told} == {told[-1][0]} and set(steps.tolist()) <= set(sizes) and (steps > 0).all()
+    steps = np.diff([0, *(done for done, _ in reported)])
+    assert (
+        {total for _, total in reported} == {reported[-1][0]}
+        and set(steps.tolist()) <= set(sizes)
+        and (steps > 0).all()
+    )
 
 
 @pytest.mark.sampled
-def test_sequences_go_their_own_ways_together(card):
-    """Two prompts, a fork, a step of all three, and back: as on the CPU."""
+def test_stepping_sequences_and_forks_together_agrees_with_the_reference(card):
+    """Step two prompts and a fork together, then truncate one."""
     rows = {}
     for backend in ("reference", "cuda"):
         model = engine(backend)
@@ -92,8 +96,8 @@ def test_sequences_go_their_own_ways_together(card):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("layers", [1, 2])
-def test_layers_on_both_sides(card, layers):
-    """The first layer on the CPU and the second on the card, or both there."""
+def test_layers_on_cpu_and_card_agree_with_the_reference(card, layers):
+    """Compute the first layer on the CPU and the second on the card, or both there."""
     rows = {}
     for backend in ("reference", "cuda"):
         model = engine(backend, gpu_layers=layers)
@@ -104,8 +108,8 @@ def test_layers_on_both_sides(card, layers):
     assert nmse(rows["cuda"], rows["reference"]) < 1e-9
 
 
-def test_more_sequences_than_the_card_has_tables_for(card, monkeypatch):
-    """What the CPU's layers leave for the second group is not what they left for the first."""
+def test_more_sequences_than_tables_run_in_groups(card, monkeypatch):
+    """The CPU's layers leave other activations for the second group than for the first."""
     monkeypatch.setattr(cuda_backend, "MOST_SEQUENCES", 1)
     rows = {}
     for backend in ("reference", "cuda"):
@@ -117,8 +121,8 @@ def test_more_sequences_than_the_card_has_tables_for(card, monkeypatch):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(("format", "experts", "prompt"), [("Q8_0", 0, 9), ("F32", 3, 2)])
-def test_a_layer_on_the_card(card, monkeypatch, format, experts, prompt):
-    """A prompt, the longer one on tensor cores, and a token. Few parts and one layer are little work to simulate."""
+def test_a_layer_on_the_card_agrees_with_the_reference(card, monkeypatch, format, experts, prompt):
+    """Compute a prompt, the longer one on tensor cores, and a token. Few parts and one layer are little to simulate."""
     monkeypatch.setattr(cuda_attention, "BLOCKS", 3)
     rows = {}
     for backend in ("reference", "cuda"):
@@ -132,8 +136,8 @@ def test_a_layer_on_the_card(card, monkeypatch, format, experts, prompt):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("format", ["Q8_0", "BF16"])
-def test_formats(card, format):
-    """A prompt in float16 or BF16, and a token with the weights as they are."""
+def test_quantized_weights_on_the_card_agree_with_the_reference(card, format):
+    """Compute a prompt in float16 or BF16, and a token with the weights as they are."""
     rows = {}
     for backend in ("reference", "cuda"):
         model = engine(backend, format)
@@ -142,7 +146,7 @@ def test_formats(card, format):
     assert nmse(rows["cuda"], rows["reference"]) < 1e-5  # float16 has 11 bits: 1e-6 measured
 
 
-def test_everything_is_given_back(card):
+def test_closing_an_engine_frees_all_memory_of_the_card(card):
     model = engine("cuda")
     model.forward([1, 2], 0)
     assert card.memory
@@ -162,26 +166,25 @@ def test_everything_is_given_back(card):
         ("cuda", "auto", False, "card", False),
     ],
 )
-def test_what_is_chosen_to_compute(backend, layers, driver, kind, is_told):
-    """That there is no driver is told who wanted layers on a card; who named a card will hear it of the card."""
+def test_the_backend_follows_from_options_and_the_driver(backend, layers, driver, kind, is_told):
+    """A missing driver is noted for layers that were asked for; a named card fails later by itself."""
     choice = opening.choose_backend(EngineOptions(backend=backend, gpu_layers=layers), lambda: driver)
     assert (choice.kind, choice.note is not None) == (kind, is_told)
 
 
-def test_no_layers_means_the_cpu(card):
+def test_zero_gpu_layers_select_the_cpu(card):
     model = engine("cuda", gpu_layers=0)
     assert model.device == "CPU"
     model.close()
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "CUDA", "cuda:1234"])
-def test_devices_have_names(device):
+def test_unknown_device_names_are_refused(device):
     with pytest.raises(UsageError, match="unknown device"):
         engine(device)
 
 
-def test_a_card_without_room(monkeypatch):
-    """Asked for, it is an error; otherwise the CPU computes, and says why."""
+def test_a_card_without_room_is_an_error_or_falls_back_to_the_cpu(monkeypatch):
     monkeypatch.setattr(devices, "open_card", lambda number: SimulatedCard(MARGIN + 1000))
     with pytest.raises(MemoryLimitError, match=r"2 layers need 0\.\d GB of GPU memory; 0\.4 GB are free"):
         engine("cuda", gpu_layers="all")
@@ -193,7 +196,7 @@ def test_a_card_without_room(monkeypatch):
     model.close()
 
 
-def test_a_card_that_does_not_work(monkeypatch):
+def test_a_broken_card_falls_back_to_the_cpu_unless_it_was_named(monkeypatch):
     def broken(number: int) -> None:
         raise NoCardError("GPU 0 cannot be used: it is on fire")
 
@@ -206,8 +209,7 @@ def test_a_card_that_does_not_work(monkeypatch):
         engine("cuda")
 
 
-def test_nothing_is_asked_where_there_is_no_driver(monkeypatch):
-    """Not even a module is imported."""
+def test_without_a_driver_no_cuda_module_is_imported(monkeypatch):
     monkeypatch.setattr("localllm.engine.backend.has_driver", lambda: False)
     monkeypatch.delitem(sys.modules, "localllm.engine.cuda.devices")
     model = engine("auto")
@@ -219,7 +221,7 @@ def test_nothing_is_asked_where_there_is_no_driver(monkeypatch):
     model.close()
 
 
-def test_as_many_layers_as_fit():
+def test_as_many_layers_go_to_the_card_as_fit():
     needed = Sizes([10, 10, 10, 30], 5)
     fitting = {free: layers_that_fit(needed, MARGIN + free) for free in (0, 34, 35, 44, 45, 64, 65, 1000)}
     assert fitting == {0: 0, 34: 0, 35: 1, 44: 1, 45: 2, 64: 3, 65: 4, 1000: 4}
@@ -232,8 +234,8 @@ def test_as_many_layers_as_fit():
 
 
 @pytest.mark.parametrize("format", ["Q4_K", "IQ2_XXS", "IQ2_S", "BF16"])
-def test_what_a_layer_takes_on_the_card(format):
-    """As much as is allocated for it, whatever the file has: IQ2_XXS becomes Q8_0, IQ2_S float16."""
+def test_the_counted_size_of_a_layer_is_what_gets_allocated(format):
+    """Check types that are converted: IQ2_XXS becomes Q8_0, IQ2_S float16."""
     data = np.zeros((64, BY_NAME[format].row_bytes(256)), np.uint8)
     tensor = Tensor("blk.0.ffn_up.weight", BY_NAME[format], (64, 256), data)
     allocated: list[int] = []
@@ -245,8 +247,8 @@ def test_what_a_layer_takes_on_the_card(format):
 
 
 @pytest.mark.parametrize("contexts", [1, 2])
-def test_what_is_counted_is_enough(monkeypatch, contexts):
-    """Weights come behind the cache: a second context must not take their place, nor one behind a window."""
+def test_the_counted_size_leaves_room_for_weights_behind_the_cache(monkeypatch, contexts):
+    """Check that neither a second context nor a window takes the room of weights."""
     model, states, context = small(), [Paged(layer, 1, 16, 16, window=4) for layer in range(2)], 1 << 15
     needed = sizes(model.tensors, states, 2, context, KVType(), 0)
     room = needed.rest + sum(needed.layers)
@@ -257,8 +259,8 @@ def test_what_is_counted_is_enough(monkeypatch, contexts):
     card.allocate(sum(map(card_bytes, model.tensors.values())))
 
 
-def test_limits_of_cards():
-    """An H100's, as NVIDIA tells them: 3.35 TB/s, 989 TFLOPS."""
+def test_limits_of_an_h100_match_its_data_sheet():
+    """Compare with NVIDIA's figures: 3.35 TB/s, 989 TFLOPS."""
     properties = SimpleNamespace(
         memory_clock_rate=2_619_000, global_memory_bus_width=5120, clock_rate=1_830_000, multiprocessor_count=132
     )
@@ -266,54 +268,55 @@ def test_limits_of_cards():
     assert limits(properties, (42, 0))[1] == 0
 
 
-def test_what_the_cpu_has_of_a_card(card, monkeypatch):
-    """Its kernels are waited for, its threads end; both read the same sequences, as many as there are tables."""
-    heard, made = list[object](), cuda_backend.CudaBackend.__new__(cuda_backend.CudaBackend)
-    said = {name: lambda name=name: heard.append(name) for name in ("prepare_all", "close")}
+def test_a_backend_runs_cpu_and_card_layers_in_groups_of_tables(card, monkeypatch):
+    """Check also that it prepares the CPU's kernels and ends its threads."""
+    calls_made, made = list[object](), cuda_backend.CudaBackend.__new__(cuda_backend.CudaBackend)
+    parts = {name: lambda name=name: calls_made.append(name) for name in ("prepare_all", "close")}
 
     def front(spans, precise):
-        heard.append(([(span.position, span.wanted) for span in spans], precise))
+        calls_made.append(([(span.position, span.wanted) for span in spans], precise))
 
     def behind(spans, precise):
-        assert heard[-1] == ([(span.position, 0) for span in spans], precise)
+        assert calls_made[-1] == ([(span.position, 0) for span in spans], precise)
         return np.array([[span.position] for span in spans for _ in range(span.wanted)])
 
-    made._front, made._card = SimpleNamespace(run=front, **said), SimpleNamespace(close=lambda: heard.append("card"))
+    made._front, made._card = (
+        SimpleNamespace(run=front, **parts),
+        SimpleNamespace(close=lambda: calls_made.append("card")),
+    )
     made._program = SimpleNamespace(run=behind)
     monkeypatch.setattr(cuda_backend, "MOST_SEQUENCES", 2)
     spans = [Span(None, number, np.zeros(1, np.int64), 1) for number in range(5)]
     for count, calls in ((1, 1), (2, 1), (3, 2), (4, 2), (5, 3)):
-        heard.clear()
+        calls_made.clear()
         assert made.run(spans[:count], count > 2).ravel().tolist() == list(range(count))
-        assert len(heard) == calls
-    heard.clear()
+        assert len(calls_made) == calls
+    calls_made.clear()
     made.prepare_all()
     made.close()
-    assert heard == ["prepare_all", "close", "card"]
+    assert calls_made == ["prepare_all", "close", "card"]
     made._front = None
     made.prepare_all()
     made.close()
-    assert heard[3:] == ["card"]
+    assert calls_made[3:] == ["card"]
     assert not made.rotates_keys
 
 
-def test_a_product_begins_where_it_should():
-    """In its rows from the first byte on, or where the caller says, and it adds to what is there if he says that."""
-    told = list[tuple]()
-    steps = SimpleNamespace(max_rows=lambda rows: 7, append=lambda *given: told.append(given))
+def test_products_start_at_the_given_offset_and_may_accumulate():
+    appended = list[tuple]()
+    steps = SimpleNamespace(max_rows=lambda rows: 7, append=lambda *given: appended.append(given))
     a, b, y, x = Buffer(3, 64), Buffer(5, 128), Buffer(7, 256), SimpleNamespace(rows=None, columns=48)
     multiply(steps, "f16", Factor(a, 32), Factor(b, 64), x, y, 9)
     multiply(steps, "f16", Factor(12, 32), Factor(b, 64), x, BufferSlice(y, 40), 9, adds=True)
     same = {"kind": "f16", "m": 9, "n": 7, "k": 48, "a_stride": 32, "b_stride": 64, "c_stride": 64, "b": b}
-    assert told == [
+    assert appended == [
         ("product", same | {"a": a, "c": BufferSlice(y, 0), "adds": False}, 0, [b, a], [y]),
         ("product", same | {"a": 12, "c": BufferSlice(y, 40), "adds": True}, 0, [b], [y]),
     ]
 
 
 @pytest.mark.parametrize(("capability", "depth"), [((7, 5), 8), ((8, 0), 16), ((9, 0), 16)])
-def test_what_a_card_chooses(capability, depth):
-    """As many parts as there can be rows, whose number is known there; kernels have memory of their own."""
+def test_cuda_targets_choose_sizes_by_the_cards_capability(capability, depth):
     weights = SimpleNamespace(capability=capability, address=lambda weight: 77)
     target = CudaTarget(9, 3, weights, {})
     assert (target.tokens, target.buffer_rows, target.wanted_rows, target.depth) == (9, 9, 3, depth)

@@ -1,4 +1,4 @@
-"""How the card is asked, by stand-ins for the driver and NVIDIA's packages that write down what they hear."""
+"""Test calls to the card, with stand-ins for the driver and NVIDIA's packages that record them."""
 
 import ctypes
 import sys
@@ -15,10 +15,10 @@ from localllm.errors import LocalllmError, MemoryLimitError
 
 
 class Heard(list):
-    """Calls in their order."""
+    """Recorded calls, in order."""
 
     def says(self, name: str, *values):
-        """A function of that name, which returns the values."""
+        """Return a function that records the name and returns the values."""
 
         def function(*arguments):
             self.append(name)
@@ -28,7 +28,7 @@ class Heard(list):
 
 
 class BrokenError(Exception):
-    """As cuda.core's CUDAError and cuBLAS's: nothing that localllm knows."""
+    """An error that localllm does not know, like cuda.core's CUDAError and cuBLAS's."""
 
 
 @pytest.fixture
@@ -65,13 +65,13 @@ def card(heard: Heard, monkeypatch) -> CudaCard:
             sync=heard.says("sync"), handle=7, create_graph_builder=lambda: builder,
         ),
     )  # fmt: skip
-    made = CudaCard(device, driver, SimpleNamespace(create=lambda: 1, destroy=heard.says("destroy")))
+    opened = CudaCard(device, driver, SimpleNamespace(create=lambda: 1, destroy=heard.says("destroy")))
     heard.clear()
-    return made
+    return opened
 
 
-def test_every_thread_is_introduced_to_the_driver(card: CudaCard, heard: Heard):
-    """Who forks a sequence in a thread of its own copies a page before anything is run there."""
+def test_every_call_makes_the_device_current_in_its_thread(card: CudaCard, heard: Heard):
+    """A thread that forks a sequence copies a page before it runs anything."""
     for call in (lambda: card.copy(1, 2, 3), lambda: card.allocate(8), lambda: card.allocate_pinned(8),
                  lambda: card.upload(1, np.zeros(8, np.uint8)), lambda: card.download(1, 8), card.close):  # fmt: skip
         heard.clear()
@@ -79,7 +79,7 @@ def test_every_thread_is_introduced_to_the_driver(card: CudaCard, heard: Heard):
         assert heard[0] == "use"
 
 
-def test_what_is_uploaded_is_there(card: CudaCard, heard: Heard):
+def test_uploads_wait_until_the_bytes_have_arrived(card: CudaCard, heard: Heard):
     """cuMemcpyHtoD may return while bytes are on their way, for which no stream waits."""
     card.upload(1, np.zeros(8, np.uint8))
     assert heard[-3:] == ["cuMemcpyHtoDAsync", "sync", "sync"]
@@ -91,8 +91,7 @@ def moved(target: int, source: int, size: int, stream: int = 7) -> tuple[int]:
     return (0,)
 
 
-def test_bytes_go_from_where_they_are(card: CudaCard):
-    """To the card, within it, and back; chunks one behind the other, or where work on them wants them."""
+def test_bytes_arrive_on_the_card_within_it_and_back(card: CudaCard):
     for name in ("cuMemcpyHtoDAsync", "cuMemcpyDtoDAsync", "cuMemcpyDtoH"):
         setattr(card._driver, name, moved)
     data = np.arange(40, dtype=np.uint8)
@@ -106,8 +105,7 @@ def test_bytes_go_from_where_they_are(card: CudaCard):
 
 
 @pytest.mark.parametrize("stream", ["_stream", "_copies"])
-def test_a_card_that_fails(card: CudaCard, heard: Heard, stream: str):
-    """One line, whoever hears of it first; and what it had is let go once."""
+def test_a_card_that_fails_raises_one_line_and_is_closed_once(card: CudaCard, heard: Heard, stream: str):
 
     def broken(*arguments) -> None:
         raise BrokenError("CUDA_ERROR_ILLEGAL_ADDRESS:\n an address is not that of any memory")
@@ -131,8 +129,7 @@ def test_a_card_that_fails(card: CudaCard, heard: Heard, stream: str):
     assert freed == (heard.count("cuMemFree"), heard.count("cuMemFreeHost"))
 
 
-def test_chunks_take_turns(card: CudaCard, heard: Heard):
-    """Memory is not written again before the card has read it."""
+def test_uploading_reuses_staging_memory_only_after_it_was_read(card: CudaCard, heard: Heard):
     stream = card._stream
     stream.wait = heard.says("wait")
     stream.record = lambda: SimpleNamespace(sync=heard.says("done"))
@@ -142,8 +139,7 @@ def test_chunks_take_turns(card: CudaCard, heard: Heard):
     assert bytes((ctypes.c_uint8 * 8).from_address(card._staging[0].ctypes.data)) == bytes([2] * 8)
 
 
-def test_what_a_card_had_is_let_go_once(card: CudaCard, heard: Heard):
-    """The handle of cuBLAS too; and nothing is asked of it a second time."""
+def test_closing_a_card_frees_everything_once(card: CudaCard, heard: Heard):
     own = card.allocate(8)
     card.free(own)
     heard.clear()
@@ -153,8 +149,8 @@ def test_what_a_card_had_is_let_go_once(card: CudaCard, heard: Heard):
     assert heard.count("destroy") == 1
 
 
-def test_arguments_of_kernels_are_numbers():
-    """Addresses, also within buffers, integers, and the bits of a float32; of no rows stands for no memory."""
+def test_kernel_arguments_are_encoded_as_integers():
+    """Check addresses, also within buffers, integers, and the bits of a float32; an empty buffer has address 0."""
     buffer, array = Buffer(3, 64, address=128), np.zeros(2)
     for value, expected in (
         (buffer, 5128),
@@ -168,8 +164,8 @@ def test_arguments_of_kernels_are_numbers():
         assert encode_argument(value, lambda array: 77, 5000) == expected
 
 
-def test_kernels_that_are_compiled_are_ours():
-    """Products are the library's."""
+def test_only_our_own_kernels_are_compiled():
+    """Matrix products come from cuBLAS."""
     steps = [SimpleNamespace(kernel=name) for name in ("rms_norm", "product", "swiglu", "rms_norm")]
     assert kernels_of(steps) == {"rms_norm", "swiglu"}
 
@@ -184,7 +180,7 @@ CARDS = {
 
 
 @pytest.mark.parametrize("name", CARDS)
-def test_what_a_card_can_do(name: str):
+def test_limits_of_known_cards_match_their_data_sheets(name: str):
     capability, memory_clock, width, clock, count, gb_per_s, gops = CARDS[name]
     properties = SimpleNamespace(
         memory_clock_rate=memory_clock, global_memory_bus_width=width, clock_rate=clock, multiprocessor_count=count
@@ -194,12 +190,12 @@ def test_what_a_card_can_do(name: str):
     assert peak == pytest.approx(gops * 1e9, rel=0.01)
 
 
-def test_an_error_without_words_is_called_by_its_name():
+def test_an_error_without_a_message_is_reported_by_its_class():
     with pytest.raises(LocalllmError, match=r"^the GPU failed: BrokenError$"), cuda_device.report_failures():
         raise BrokenError
 
 
-def test_a_graph_is_recorded_once_and_goes_to_the_card(card: CudaCard, heard: Heard, monkeypatch):
+def test_a_graph_is_recorded_once_and_replayed(card: CudaCard, heard: Heard, monkeypatch):
     builder = card._stream.create_graph_builder()
     graph = SimpleNamespace(upload=lambda stream: heard.append(("upload", stream)),
                             launch=lambda stream: heard.append(("launch", stream)))  # fmt: skip
@@ -214,7 +210,7 @@ def test_a_graph_is_recorded_once_and_goes_to_the_card(card: CudaCard, heard: He
 
 @pytest.fixture
 def nvidia(monkeypatch) -> SimpleNamespace:
-    """NVIDIA's packages, for one card of the oldest kind."""
+    """Install stand-ins for NVIDIA's packages, for one card of the oldest supported capability."""
     device = SimpleNamespace(name="stand-in", compute_capability=(7, 5), set_current=lambda: heard.append("current"))
     heard, status = Heard(), SimpleNamespace(CUDA_SUCCESS=0, CUDA_ERROR_OUT_OF_MEMORY=2)
     driver = SimpleNamespace(CUresult=status, cuInit=lambda flags: (flags,), cuDeviceGetCount=lambda: (0, 1))
@@ -228,7 +224,7 @@ def nvidia(monkeypatch) -> SimpleNamespace:
     return SimpleNamespace(driver=driver, core=core, device=device, cublas=cublas, heard=heard)
 
 
-def test_a_card_is_opened(nvidia):
+def test_opening_a_card_makes_it_current(nvidia):
     assert cuda_device.open_card(0) == (nvidia.device, nvidia.driver, nvidia.cublas)
     assert nvidia.heard == ["current"]
     nvidia.driver.cuDeviceGetCount = lambda: (0, 2)
@@ -260,14 +256,14 @@ def failing(error: Exception):
          "GPU 0 cannot be used: BrokenError"),
     ],
 )  # fmt: skip
-def test_a_card_that_cannot_be_used(nvidia, monkeypatch, change, problem):
+def test_a_card_that_cannot_be_used_says_why(nvidia, monkeypatch, change, problem):
     change(nvidia, monkeypatch)
     with pytest.raises(NoCardError) as error:
         cuda_device.open_card(0)
     assert str(error.value) == problem
 
 
-def test_what_the_driver_returns(card: CudaCard):
+def test_driver_results_are_unpacked_or_raised(card: CudaCard):
     driver = card._driver
     assert cuda_device.check_call(driver, (0,)) is None
     assert cuda_device.check_call(driver, (0, 5, 6)) == 5
@@ -282,8 +278,10 @@ def test_what_the_driver_returns(card: CudaCard):
         card.free_bytes()
 
 
-def test_chunks_are_worked_on_where_they_arrive(card: CudaCard, heard: Heard, monkeypatch):
-    """Two rooms in turn, which are given back when all is done; what needs no work goes to its place at once."""
+def test_chunks_are_converted_where_they_arrive(card: CudaCard, heard: Heard, monkeypatch):
+    """Check that two buffers take turns and are freed, and that chunks without a conversion go to their address at
+    once.
+    """
     done, began = SimpleNamespace(sync=lambda: None), []
     card._stream.wait, card._stream.record = (lambda other: None), lambda: done
     monkeypatch.setattr(card, "_start", lambda stream, work: began.append((stream, work)))
@@ -299,8 +297,8 @@ def test_chunks_are_worked_on_where_they_arrive(card: CudaCard, heard: Heard, mo
     assert heard[last:] == ["sync", "use", "cuMemFree", "use", "cuMemFree"]
 
 
-def test_work(card: CudaCard, heard: Heard, monkeypatch):
-    """Kernels, which are loaded once, on their grids; products by cuBLAS, which has columns first."""
+def test_kernels_are_launched_and_products_sent_to_cublas(card: CudaCard, heard: Heard, monkeypatch):
+    """Kernels are loaded once; cuBLAS has columns first."""
     asked, launched = [], []
 
     def machine_code(missing, capability, progress, warn):

@@ -1,4 +1,4 @@
-"""Steps that a card does in one launch."""
+"""Test the steps that a GPU runs in one launch."""
 
 from typing import Any
 
@@ -12,32 +12,32 @@ COUNT, FEW = np.zeros(1, np.int64), np.zeros(1, np.int64)
 
 
 def add(x: Buffer, z: Buffer, y: Buffer, **changed: Any) -> Step:
-    given = {"count": COUNT, "x": x, "z": z, "z_stride": 64, "y": y, "stride": 64, "columns": 16} | changed
-    return Step("add", given, 1, None, [x, z], [y])
+    arguments = {"count": COUNT, "x": x, "z": z, "z_stride": 64, "y": y, "stride": 64, "columns": 16} | changed
+    return Step("add", arguments, 1, None, [x, z], [y])
 
 
 def norm(x: Buffer, y: Buffer, group: int = 16, **changed: Any) -> Step:
-    given = {"count": COUNT, "x": x, "weight": np.ones(16), "y": y, "stride": 64, "columns": 16, "group": group}
-    return Step("rms_norm", given | {"epsilon": 1e-5} | changed, 1, None, [x], [y])
+    arguments = {"count": COUNT, "x": x, "weight": np.ones(16), "y": y, "stride": 64, "columns": 16, "group": group}
+    return Step("rms_norm", arguments | {"epsilon": 1e-5} | changed, 1, None, [x], [y])
 
 
 def rope(x: Buffer, y: Buffer, table: Buffer, head_dim: int = 8) -> Step:
-    given = {"count": COUNT, "x": x, "y": y, "stride": 64, "heads": 2, "head_dim": head_dim, "table": table}
-    return Step("rope", given | {"pairs": 4, "step": 1, "apart": 4}, 1, None, [x, table], [y])
+    arguments = {"count": COUNT, "x": x, "y": y, "stride": 64, "heads": 2, "head_dim": head_dim, "table": table}
+    return Step("rope", arguments | {"pairs": 4, "step": 1, "apart": 4}, 1, None, [x, table], [y])
 
 
 def names(*steps: Step) -> list[str]:
-    made = fuse(list(steps))
-    for step in made:
+    fused = fuse(list(steps))
+    for step in fused:
         assert step.arguments.keys() == set(KERNELS[step.kernel].arguments._fields)
-    return [step.kernel for step in made]
+    return [step.kernel for step in fused]
 
 
 def buffers(count: int) -> list[Buffer]:
     return [Buffer(1, 64) for _ in range(count)]
 
 
-def test_a_sum_and_its_norm():
+def test_a_sum_and_its_norm_are_fused_unless_other_rows_or_steps_are_between():
     x, z, y, normed = buffers(4)
     (step,) = fuse([add(x, z, x), norm(x, normed)])
     assert step.kernel == "add_rms_norm" and step.reads == [x, z] and step.writes == [x, normed]
@@ -51,12 +51,12 @@ def test_a_sum_and_its_norm():
     assert names(add(x, z, y), add(z, z, z), norm(y, normed)) == ["add", "add", "rms_norm"], "later"
 
 
-def test_norms_of_heads_and_their_rotation():
+def test_norms_of_heads_and_their_rotation_are_fused_if_nothing_reads_between():
     x, q, k, other, table = buffers(5)
-    made = fuse([norm(x, q, 8), norm(k, k, 8), rope(q, q, table), rope(k, k, table)])
-    assert [step.kernel for step in made] == ["rms_norm_rope"] * 2
-    assert made[0].reads == [x, table] and made[0].writes == [q]
-    assert made[0].arguments["x"] is x and made[0].arguments["y"] is q
+    fused = fuse([norm(x, q, 8), norm(k, k, 8), rope(q, q, table), rope(k, k, table)])
+    assert [step.kernel for step in fused] == ["rms_norm_rope"] * 2
+    assert fused[0].reads == [x, table] and fused[0].writes == [q]
+    assert fused[0].arguments["x"] is x and fused[0].arguments["y"] is q
     apart = ["rms_norm", "rope"]
     assert names(norm(x, q, 16), rope(q, q, table)) == apart, "the norm of all heads together"
     assert names(norm(x, q, 8), rope(q, k, table)) == apart, "somebody may want what is not rotated"

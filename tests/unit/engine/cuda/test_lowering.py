@@ -1,5 +1,4 @@
-"""Operations as steps of a card, for one token, for a few and for many: as lower/test_lowering.py, with
-tests/goldens/steps_cuda.txt. No card is needed."""
+"""Compare a GPU's steps for one, a few and many tokens with tests/goldens/steps_cuda.txt. No GPU is needed."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -47,7 +46,7 @@ LONG, SPARSE = Paged(0, 2, 288, 32), Latent(0, 16, 16, period=2)
 
 
 def network(b: Any, rows: Any) -> None:
-    """As layers have it: norms whose results become integers, queries that are normalized and turned."""
+    """Record a layer as models have it: norms that are quantized, queries that are normalized and rotated."""
     x = b.rms_norm(rows(256), w(256), 0.5)
     q = b.rope(b.rms_norm(b.linear(x, weight("Q8_0", 64, 256)), w(16), 0.25, 16), HEADS_TURN, b.positions)
     k, v = (b.linear(x, weight("Q8_0", rows, 256)) for rows in (32, 64))
@@ -58,12 +57,12 @@ def network(b: Any, rows: Any) -> None:
 
 
 def sizes_of(case: str) -> list[str]:
-    """Of which the borders matter."""
+    """Return the sizes around which the steps of a case change."""
     return ["eight", "sixteen", "many"] if case.startswith("attend") else ["one", "eight", "sixteen"]
 
 
 class GpuContext(Told):
-    """Places in buffers, too."""
+    """Print offsets within buffers, too."""
 
     def value(self, value: Any) -> str:
         return (
@@ -107,9 +106,9 @@ def steps_of(size: tuple[int, int], say: Any, states: Any = (), kv_type: str = "
     say(builder, lambda columns: builder.external_input(np.zeros((9, columns), np.float32), columns))
     places = StepPlaces(KVCache(list(states), PAGE, KVType.of(kv_type), (1,)), None, Header(size[0]))
     weights: Any = SimpleNamespace(address=lambda weight: f"matrix {weight.name}", capability=capability)
-    steps, told = card_steps(builder.operations, places, weights, size, {}), GpuContext(places)
+    steps, context = card_steps(builder.operations, places, weights, size, {}), GpuContext(places)
     assert kernels_of(steps) == {step.kernel for step in steps} - {"product"}
-    lines = [told.step(step) for step in steps]
+    lines = [context.step(step) for step in steps]
     return [line for line in lines if "x=float32[9x" not in line and not line.startswith("logits ")]
 
 
@@ -125,12 +124,12 @@ def known() -> dict[str, list[str]]:
     return read(FILE)
 
 
-def test_every_case_is_known(known: dict[str, list[str]]):
+def test_every_cuda_case_is_recorded(known: dict[str, list[str]]):
     assert [*known] == [*NAMED]
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_steps(known: dict[str, list[str]], name: str):
+def test_operations_are_lowered_to_the_recorded_cuda_steps(known: dict[str, list[str]], name: str):
     assert steps_of(*NAMED[name]) == known[name]
 
 
@@ -138,8 +137,9 @@ def test_steps(known: dict[str, list[str]], name: str):
     (1, (64, 64), 1, 1), (8, (64, 64), 8, 1), (9, (64, 64), 5, 2), (16, (256, 256), 8, 2), (16, (257, 256), 4, 4),
     (3, (576, 512), 3, 1), (4, (576, 512), 2, 2), (7, (1024, 1024), 2, 4), (3, (4096, 4096), 1, 3),
 ])  # fmt: skip
-def test_heads_that_a_block_treats_together(group: int, dims: tuple[int, int], bundle: int, bundles: int):
-    """Equal parts of a group, whose numbers fit the registers."""
+def test_heads_of_a_group_are_bundled_equally_within_the_registers(
+    group: int, dims: tuple[int, int], bundle: int, bundles: int
+):
     few = FewTokenAttention(*dims, group)
     assert (few.bundle, few.bundles) == (bundle, bundles)
     assert few.parts(8, 2) == few.parts(1, 2) == -(-264 // (2 * bundles)) and few.parts(9, 2) == -(
@@ -147,27 +147,27 @@ def test_heads_that_a_block_treats_together(group: int, dims: tuple[int, int], b
     )
 
 
-def test_bytes_of_a_part_of_a_context():
+def test_partial_results_are_padded_to_whole_vectors():
     assert [FewTokenAttention(8, dim, 1).partial_bytes for dim in (64, 65, 72)] == [4 * 68, 4 * 76, 4 * 76]
 
 
-def test_what_cards_do_not_do():
+def test_unsupported_operations_are_refused_on_a_gpu():
     def crossing(b: Any, rows: Any) -> None:
         b.write_kv(rows(32), rows(64), PAGED)
         b.attend(rows(64), None, None, PAGED, Scores(4, 0.5, cross_attention=True))
 
-    for say, said in (
+    for say, message in (
         (crossing, "encoder models run on the CPU only: use --device cpu"),
         (attending(biases=np.ones((4, 3))), "encoder models run on the CPU only"),
         (lambda b, rows: b.route(rows(MOST_EXPERTS + 1), Routing(MOST_EXPERTS + 1, 2), None, None),
          f"{MOST_EXPERTS + 1} experts are too many for a GPU; the limit is {MOST_EXPERTS}"),
     ):  # fmt: skip
-        with pytest.raises(UnsupportedError, match=said):
+        with pytest.raises(UnsupportedError, match=message):
             steps_of((1, 1), say, [PAGED], "f16")
 
 
 @pytest.mark.parametrize(("capability", "depth"), [((7, 5), 8), ((8, 0), 16), ((8, 9), 16), ((9, 0), 16)])
-def test_tensor_cores_by_capability(capability: tuple[int, int], depth: int):
+def test_tensor_cores_are_chosen_by_capability(capability: tuple[int, int], depth: int):
     weights: Any = SimpleNamespace(capability=capability)
     target = CudaTarget(7, 3, weights, {})
     assert (target.depth, target.buffer_rows, target.share(5, np.ones(1)), target.parts(2, 5)) == (
@@ -179,10 +179,10 @@ def test_tensor_cores_by_capability(capability: tuple[int, int], depth: int):
     assert target.scratch(99) == {"scratch": 0, "scratch_bytes": 0}
 
 
-def test_arguments_as_64_bits():
+def test_arguments_are_encoded_in_64_bits():
     buffer, empty, array = Buffer(3, 64), Buffer(0, 64), np.zeros(2)
     buffer.address = empty.address = 640
     place = {id(array): 77}
-    found = [encode_argument(value, lambda array: place[id(array)], 1000) for value in
+    encoded = [encode_argument(value, lambda array: place[id(array)], 1000) for value in
              (buffer, empty, BufferSlice(buffer, 8), array, "kind", 5, True, 1.0, -2.0)]  # fmt: skip
-    assert found == [1640, 0, 1648, 77, 0, 5, 1, 0x3F800000, -0x40000000]
+    assert encoded == [1640, 0, 1648, 77, 0, 5, 1, 0x3F800000, -0x40000000]

@@ -1,4 +1,4 @@
-"""What a card is asked to do, by the number of tokens: no kernel runs here."""
+"""Test the launches that are asked of a GPU, by the number of tokens; no kernel runs."""
 
 from types import SimpleNamespace
 
@@ -41,7 +41,7 @@ from tests.unit.engine.trace.test_recorder import tensor
 
 
 class Somewhere(NullPlacement):
-    """Matrices at an address."""
+    """Place every matrix at the same address."""
 
     def __init__(self, capability=(8, 0)):
         self.capability = capability
@@ -51,7 +51,7 @@ class Somewhere(NullPlacement):
 
 
 def steps_of(say, tokens: int, states=(), kv_type: str = "f16", capability=(8, 0)) -> list[Step]:
-    """Of what is said of rows that are given: say(builder, columns to rows)."""
+    """Return the steps of an architecture, say(builder, rows), where rows maps a number of columns to an input."""
     builder = Recorder(SimpleNamespace(vocab_size=9, width=8), 64)
     say(builder, lambda columns: builder.external_input(np.zeros((tokens, columns), np.float32), columns))
     places = StepPlaces(KVCache(states, PAGE, KVType.of(kv_type), (1,)), None, Header(tokens))
@@ -91,7 +91,7 @@ PAGED = Paged(0, 2, 16, 32)
         (17, Latent(0, 32, 16, period=2), "f16", {}, "attend_few-F16-F16-4-32-16"),
     ],
 )
-def test_kernels_of_attention(tokens, state, kv_type, given, kernel):
+def test_attention_selects_a_kernel_by_tokens_type_and_head_size(tokens, state, kv_type, given, kernel):
     steps = steps_of(attending(state, **given), tokens, [state], kv_type)
     *_, attends = [step for step in steps if step.kernel.startswith("attend")]
     assert attends.kernel == kernel
@@ -108,29 +108,28 @@ def test_kernels_of_attention(tokens, state, kv_type, given, kernel):
 
 
 @pytest.mark.parametrize(("tokens", "kv_heads", "parts"), [(8, 2, 132), (9, 2, 15), (16, 2, 9), (16, 1, 17)])
-def test_contexts_are_cut_so_that_the_card_is_full(tokens, kv_heads, parts):
-    """A decode of few tokens as if each were alone."""
+def test_contexts_are_divided_so_that_all_multiprocessors_work(tokens, kv_heads, parts):
+    """A decode of few tokens is divided as if each were alone."""
     state = Paged(0, kv_heads, 16, 32)
     (few,) = [step for step in steps_of(attending(state), tokens, [state]) if step.kernel.startswith("attend")]
     assert few.arguments["parts"] == parts
 
 
 @pytest.mark.parametrize("tokens", [16, 17])
-def test_results_are_turned_back(tokens):
-    """Where the cache has them turned."""
+def test_results_are_rotated_back_where_the_cache_is_rotated(tokens):
     wide = Paged(0, 2, 64, 64)
     kernels = [step.kernel.partition("-")[0] for step in steps_of(attending(wide), tokens, [wide], "q4_0")]
     assert kernels[:5] == ["hadamard", "hadamard", "store", "store", "hadamard"] and kernels[-1] == "hadamard"
 
 
 @pytest.mark.parametrize("given", [{"cross_attention": True}, {"biases": np.zeros((4, 3), np.float32)}])
-def test_attention_of_encoders_is_no_cards(given):
+def test_attention_of_encoders_is_refused_on_a_gpu(given):
     with pytest.raises(UnsupportedError, match="encoder models run on the CPU only: use --device cp"):
         steps_of(attending(PAGED, **given), 1, [PAGED])
 
 
 @pytest.mark.parametrize(("tokens", "rows"), [(2, 2), (4096, CHOOSING)])
-def test_who_chooses_keys_has_room_for_some_at_a_time(tokens, rows):
+def test_selecting_keys_limits_its_scratch_memory(tokens, rows):
     index = Latent(0, 16, 16, is_index=True)
 
     def say(b, rows):
@@ -168,8 +167,8 @@ def matrix(format: str, rows: int, columns: int, bias: bool = False) -> Weight:
          ["halve", "unpack-Q8_0", ("product", "f16", False), "scale_rows"]),
     ],
 )  # fmt: skip
-def test_kernels_of_products(format, few, many):
-    """Up to eight rows with weights as they are; of the wanted ones there may be fewer."""
+def test_products_select_kernels_by_type_and_number_of_rows(format, few, many):
+    """Up to eight rows use the weights as they are; fewer may be wanted."""
 
     def kernels(say, tokens):
         return [(step.kernel, step.arguments["kind"], step.arguments["adds"]) if step.kernel == "product"
@@ -186,25 +185,25 @@ def test_kernels_of_products(format, few, many):
     assert kernels(for_wanted, 9)[1:] == [kernel.replace("-8-", "-1-") for kernel in few]
 
 
-def test_weights_are_unpacked_some_rows_at_a_time(monkeypatch):
+def test_large_matrices_are_unpacked_in_slices_of_rows(monkeypatch):
     monkeypatch.setattr(products, "UNPACKED", 2 * 256 * 2)
     steps = steps_of(lambda b, rows: b.linear(rows(256), matrix("Q8_0", 5, 256)), 9)
     unpacked = [step for step in steps if step.kernel == "unpack-Q8_0"]
-    made = [step for step in steps if step.kernel == "product"]
+    multiplied = [step for step in steps if step.kernel == "product"]
     assert [(step.arguments["first"], step.arguments["rows"], step.parts) for step in unpacked] == [
         (0, 2, 2), (2, 2, 2), (4, 1, 1),
     ]  # fmt: skip
-    assert [(step.arguments["m"], step.arguments["c"].offset, step.arguments["a_stride"]) for step in made] == [
+    assert [(step.arguments["m"], step.arguments["c"].offset, step.arguments["a_stride"]) for step in multiplied] == [
         (2, 0, 256), (2, 8, 256), (1, 16, 256),
     ]  # fmt: skip
-    assert [step.reads[1] for step in made] == [step.writes[0] for step in unpacked]
+    assert [step.reads[1] for step in multiplied] == [step.writes[0] for step in unpacked]
     assert all(buffer.stride == 512 for step in unpacked for buffer in step.writes)
     monkeypatch.setattr(products, "UNPACKED", 1)
     assert len(steps_of(lambda b, rows: b.linear(rows(256), matrix("Q8_0", 5, 256)), 9)) == 2 + 2 * 5
 
 
-def test_experts_of_a_card():
-    """With biases, of not too many."""
+def test_experts_are_routed_planned_multiplied_and_scattered():
+    """Check biases, and the limit of experts."""
 
     def say(b, rows, experts=3, bias=True):
         choice, data = b.route(rows(experts), Routing(experts, 2)), np.zeros((experts, 6, 272), np.uint8)
@@ -225,7 +224,7 @@ def test_experts_of_a_card():
         steps_of(lambda b, rows: say(b, rows, most + 1), 2)
 
 
-def test_a_kernel_is_given_what_it_takes():
+def test_a_launch_without_all_arguments_is_refused():
     step = Step("scale_rows", {"x": 1}, 1, None, [], [])
     with pytest.raises(TypeError, match=r"^scale_rows: columns, count, scales, stride, x, y$"):
         work_of(step, lambda array: 0, 0)
@@ -234,8 +233,8 @@ def test_a_kernel_is_given_what_it_takes():
 # ---- memory ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_cards_cache_is_as_the_cpus():
-    """Page by page and stream by stream; only where a second context has room, there is one."""
+def test_a_gpu_cache_stores_the_same_bytes_as_the_cpu_cache():
+    """Check also that only enough memory makes room for a second context."""
     states = [Paged(0, 2, 16, 32, window=20), Latent(1, 64, 32)]
     here, card = KVCache(states, 2 * PAGE, KVType.of("f16"), (1,)), SimulatedCard()
     there = CudaCache(card, states, 2 * PAGE, KVType.of("f16"), 0)
@@ -260,7 +259,7 @@ def test_a_cards_cache_is_as_the_cpus():
         np.testing.assert_array_equal(there.content(np.arange(3), local), here.content(np.arange(3), local))
 
 
-def test_states_of_a_card_go_back_when_nobody_has_them():
+def test_states_of_a_gpu_are_freed_with_their_last_reference():
     states, card = [Recurrent(0, ((3, 2), (17,)))], SimulatedCard()
     layout, here = CardLayout(card, states), StateLayout(states)
     assert layout.offset(0, 1) == here.offset(0, 1)
@@ -276,8 +275,8 @@ def test_states_of_a_card_go_back_when_nobody_has_them():
         layout.from_bytes(content[:1])
 
 
-def test_what_a_card_is_told_of_texts():
-    """As the CPU, but for tables of pages, which lie behind the header in the card's memory."""
+def test_texts_fill_the_gpu_header_as_the_cpu_header():
+    """Check that tables of pages lie behind the header in the GPU's memory."""
     card = SimulatedCard()
     there, here, pages = PinnedHeader(card, 200, 4), Header(200), np.array([5, 7, 6, 9])
     there.base = 10_000
@@ -297,8 +296,8 @@ def test_what_a_card_is_told_of_texts():
     assert there.offset(np.zeros(1)) is None
 
 
-def test_what_a_card_is_told_of_sequences():
-    """As the CPU, but for tables of pages, each in room of its own behind the header."""
+def test_sequences_fill_the_gpu_header_as_the_cpu_header():
+    """Check that each table of pages has its own memory behind the header."""
     card = SimulatedCard()
     header, here, logits = PinnedHeader(card, 9, 4), Header(9), np.zeros((2, 4), np.float32)
     header.base = 10_000
@@ -313,8 +312,8 @@ def test_what_a_card_is_told_of_sequences():
     for number, table in enumerate(tables):
         place = words_of_header(9) + 4 * number
         assert header.words[place : place + 4].tolist() == [*table, *[0] * (4 - len(table))]
-        told = here.sequences[number].tolist()
-        assert header.sequences[number].tolist() == [*told[:3], 10_000 + 8 * place, *told[4:]]
+        expected = here.sequences[number].tolist()
+        assert header.sequences[number].tolist() == [*expected[:3], 10_000 + 8 * place, *expected[4:]]
     header.fill(spans[1:], True, logits)  # one that is shorter, where the first was
     assert header.words[words_of_header(9) :][:5].tolist() == [8, 7, 6, 9, 3]
     assert header.offset(header.words[-1:]) == header.words.nbytes - 8 and header.offset(header.words[:1]) == 0
@@ -323,8 +322,8 @@ def test_what_a_card_is_told_of_sequences():
     assert [header.offset(around[number:]) for number in range(4)] == [None, 0, 8, None]
 
 
-def test_matrices_are_on_the_card_before_its_programs(monkeypatch):
-    """All of them, so that those who wait are told how many are left."""
+def test_matrices_are_uploaded_before_programs_are_built(monkeypatch):
+    """Check that all of them count for the progress."""
     done = []
 
     class Known:
@@ -344,33 +343,32 @@ def test_matrices_are_on_the_card_before_its_programs(monkeypatch):
     assert program._model[:4] == ("card", operations, "cache", "layout") and program._model[5:7] == (64, "taken")
 
 
-def test_buffers_that_a_card_needs(monkeypatch):
-    """For the longest run, by what attends and what recurs, and for three chunks on their way."""
-    asked = []
-    monkeypatch.setattr(card_program, "card_steps", lambda *given: asked.append(given) or [])
+def test_estimating_buffers_counts_the_longest_run_and_three_chunks(monkeypatch):
+    calls = []
+    monkeypatch.setattr(card_program, "card_steps", lambda *given: calls.append(given) or [])
     monkeypatch.setattr(card_program, "offsets", lambda steps: 1000)
     recurrent = Recurrent(1, ((2, 3),))
-    found = card_program.buffer_bytes(["operation"], [PAGED, recurrent], KVType.of("f16"))
-    assert found == 1000 + 3 * (32 << 20)
+    estimated = card_program.buffer_bytes(["operation"], [PAGED, recurrent], KVType.of("f16"))
+    assert estimated == 1000 + 3 * (32 << 20)
     card_program.buffer_bytes(["operation"], [PAGED], KVType.of("f16"))
-    for (operations, places, weights, size, taken), recurs in zip(asked, (True, False), strict=True):
+    for (operations, places, weights, size, taken), recurs in zip(calls, (True, False), strict=True):
         assert (operations, size, taken) == (["operation"], (512, 1), {}) and len(places.header.ids) == 512
         assert (places.layout is not None) == recurs and places.cache.sides(PAGED) and places.cache.sequences == (1,)
         assert weights.capability == (8, 0) and weights.address(None) == 0
 
 
-def test_programs_are_made_when_they_are_needed(monkeypatch):
-    """For powers of two; rows are the caller's own."""
-    made, told, pinned = [], [], []
+def test_programs_are_built_on_demand_for_powers_of_two(monkeypatch):
+    """Check also that results are copies."""
+    built, filled, pinned = [], [], []
 
     class Sized:
         def __init__(self, model, size, progress):
-            made.append((size, progress))
+            built.append((size, progress))
             self.size = size
 
         def run(self, fill):
-            fill(SimpleNamespace(fill=lambda *given: told.append((self.size, "spans", *given)),
-                                 fill_texts=lambda *given: told.append((self.size, "texts", *given))))  # fmt: skip
+            fill(SimpleNamespace(fill=lambda *given: filled.append((self.size, "spans", *given)),
+                                 fill_texts=lambda *given: filled.append((self.size, "texts", *given))))  # fmt: skip
 
     monkeypatch.setattr(card_program, "SizedProgram", Sized)
     used = []
@@ -379,18 +377,18 @@ def test_programs_are_made_when_they_are_needed(monkeypatch):
     operations = [Operation((), Activation(ALL, 3))]
     options = SimpleNamespace(on_upload=None, progress="shown")
     program = CudaProgram(card, operations, None, None, 64, options, {})
-    assert made == [((512, 1), "shown"), ((1, 1), "shown")]
+    assert built == [((512, 1), "shown"), ((1, 1), "shown")]
     texts = [TextSpan(np.zeros(count, np.int64), count) for count in (3, 2, 4)]
     rows = program.read(texts, "pages")
-    size, kind, *given, logits, precise = told.pop()
+    size, kind, *given, logits, precise = filled.pop()
     assert (size, kind, given, precise) == ((16, 4), "texts", [texts, "pages"], False)
     assert rows.shape == logits.shape == (3, 3) and not np.shares_memory(rows, logits)
-    assert pinned == [4 * 4 * 3] and made[2:] == [((16, 4), None)]
+    assert pinned == [4 * 4 * 3] and built[2:] == [((16, 4), None)]
     spans = [SimpleNamespace(ids=[1] * count, wanted=wanted) for count, wanted in ((5, 0), (4, 0))]
     assert program.run(spans, True).shape == (0, 3)
-    assert told.pop()[:2] == ((16, 1), "spans") and len(used) == 2
+    assert filled.pop()[:2] == ((16, 1), "spans") and len(used) == 2
     program.read(texts, "pages")
-    assert len(made) == 4 and len(pinned) == 1
+    assert len(built) == 4 and len(pinned) == 1
     program.read([*texts, *texts[:2]], "pages")
     assert pinned[1:] == [4 * 8 * 3]
     assert [program_size(tokens) for tokens in (1, 2, 3, 4, 5, 8, 9, 512)] == [1, 2, 4, 4, 8, 8, 16, 512]
@@ -399,28 +397,27 @@ def test_programs_are_made_when_they_are_needed(monkeypatch):
 @pytest.mark.parametrize(
     ("chunk", "counts"), [(1, [1] * 5), (271, [1] * 5), (272, [1] * 5), (544, [2, 2, 1]), (9999, [5])]
 )
-def test_rows_go_to_the_card_some_at_a_time(monkeypatch, chunk, counts):
-    """No more than a chunk, but a row at least; what the card has no kernels for, in another format."""
+def test_rows_are_uploaded_in_chunks_of_at_least_one(monkeypatch, chunk, counts):
     monkeypatch.setattr(card_weights, "CHUNK", chunk)
     data = np.random.default_rng(0).integers(0, 256, (5, 272), np.uint8)
     weights = Tensor("w", BY_NAME["Q8_0"], (5, 256), data)
-    found = [*pieces(weights, "Q8_0")]
-    assert [len(piece) // 272 for piece in found] == counts
-    np.testing.assert_array_equal(np.concatenate(found), data.reshape(-1))
+    chunks = [*pieces(weights, "Q8_0")]
+    assert [len(piece) // 272 for piece in chunks] == counts
+    np.testing.assert_array_equal(np.concatenate(chunks), data.reshape(-1))
 
 
-def test_weights_become_what_a_card_knows(monkeypatch):
-    """What it has no kernels for: float16, or blocks that are encoded."""
+def test_weights_without_kernels_are_converted(monkeypatch):
+    """Check float16, and blocks that are encoded."""
     weights = Tensor("w", BY_NAME["F32"], (2, 32), np.arange(64, dtype=np.float32).view(np.uint8).reshape(2, 128))
-    (found,) = pieces(weights, "F16")
-    assert found.view(np.float16).tolist() == [*range(64)]
+    (converted,) = pieces(weights, "F16")
+    assert converted.view(np.float16).tolist() == [*range(64)]
     monkeypatch.setattr("localllm.quant.encode.encode", lambda kind, numbers: (numbers + len(kind)).astype(np.uint8))
-    (found,) = pieces(weights, "Q8_0")
-    assert found.tolist() == [*range(4, 68)]
+    (converted,) = pieces(weights, "Q8_0")
+    assert converted.tolist() == [*range(4, 68)]
 
 
 class Fed:
-    """A card that writes down what goes to it."""
+    """A GPU that records the data that it receives."""
 
     capability = (8, 0)
 
@@ -439,32 +436,32 @@ class Fed:
             self.fed.append((place, chunk.tolist(), work(number, chunk)))
 
 
-def test_matrices_go_to_a_card_once(monkeypatch):
-    """Rows of plain numbers as whole 16 bytes; those of blocks as they are, for a kernel that takes them apart."""
-    card, told = Fed(), []
+def test_each_matrix_is_uploaded_once_in_planes_or_padded_rows(monkeypatch):
+    """Rows of plain values are padded to 16 bytes; a kernel unpacks blocks."""
+    card, progress = Fed(), []
     plain = Tensor("plain", BY_NAME["F16"], (2, 20), np.arange(80, dtype=np.uint8).reshape(2, 40))
     blocks = Tensor("blocks", BY_NAME["Q8_0"], (3, 64), np.arange(3 * 68, dtype=np.uint8).reshape(3, 68))
     matrices = [Weight(plain), Weight(blocks), Weight(plain)]
-    weights = CardWeights(card, matrices, lambda done, total: told.append((done, total)))
+    weights = CardWeights(card, matrices, lambda done, total: progress.append((done, total)))
     monkeypatch.setattr(card_weights, "CHUNK", 200)
     assert [weights.address(weight) for weight in matrices] == [1000, 2000, 1000]
     assert card.allocated[0] == 2 * 48 and len(card.allocated) == 2
     (place, rows, nothing), *chunks = card.fed
     padding = [0] * 8
     assert (place, nothing) == (1000, None) and rows == [*range(40), *padding, *range(40, 80), *padding]
-    assert told == [(80, 284), (80 + 136, 284), (284, 284)]
+    assert progress == [(80, 284), (80 + 136, 284), (284, 284)]
     assert card.prepared == [({"to_planes-Q8_0"}, None)]
     assert [(place, len(data)) for place, data, _ in chunks] == [(2000, 136), (2000, 68)]
     for number, (_, _, launch) in enumerate(chunks):
-        given = dict(zip(parameters("to_planes-Q8_0"), launch.arguments, strict=True))
-        assert (launch.kernel, given["blocks"], given["planes"], given["columns"]) == (
+        launched = dict(zip(parameters("to_planes-Q8_0"), launch.arguments, strict=True))
+        assert (launch.kernel, launched["blocks"], launched["planes"], launched["columns"]) == (
             "to_planes-Q8_0",
             number,
             2000,
             64,
         )
-        assert (given["first"], given["last"]) == ((0, 128), (128, 192))[number]
-        assert given["row_bytes"] * 3 == card.allocated[1]
+        assert (launched["first"], launched["last"]) == ((0, 128), (128, 192))[number]
+        assert launched["row_bytes"] * 3 == card.allocated[1]
     assert weights.unpacked == {} and weights.capability == (8, 0)
     part = Weight(Tensor("plain", BY_NAME["F16"], (1, 20), plain.data[1:]), first_row=1)
     assert weights.address(part) == 3000 and weights.address(part) == 3000
@@ -472,29 +469,29 @@ def test_matrices_go_to_a_card_once(monkeypatch):
     monkeypatch.setattr(card_weights, "convert_weights", lambda tensor, kind: np.zeros((1, 256), np.float16))
     CardWeights(card, [], None).address(Weight(unknown))
     weights.address(Weight(unknown))
-    assert weights.unpacked == {"IQ2_S": "F16"} and told[-1] == (284, 284)
+    assert weights.unpacked == {"IQ2_S": "F16"} and progress[-1] == (284, 284)
 
 
-def test_a_program_is_a_graph(monkeypatch):
-    """The header goes to the card first; constants are there once, and flaws lie where the host sees them."""
-    card, recorded, asked = SimulatedCard(), [], []
-    card.prepare = lambda kernels, progress: asked.append((kernels, progress))
-    card.record = lambda works: recorded.append(works) or (lambda: asked.append("replay"))
-    card.synchronize = lambda: asked.append("synchronize")
+def test_a_program_replays_a_graph_that_begins_with_the_header(monkeypatch):
+    """Check that constants are uploaded once, and that flaws lie where the host sees them."""
+    card, recorded, calls = SimulatedCard(), [], []
+    card.prepare = lambda kernels, progress: calls.append((kernels, progress))
+    card.record = lambda works: recorded.append(works) or (lambda: calls.append("replay"))
+    card.synchronize = lambda: calls.append("synchronize")
     steps = [SimpleNamespace(kernel="a", reads=[], writes=[]), SimpleNamespace(kernel="product", reads=[], writes=[])]
-    given = []
-    monkeypatch.setattr(card_program, "card_steps", lambda *known: given.append(known) or steps)
+    lowered = []
+    monkeypatch.setattr(card_program, "card_steps", lambda *known: lowered.append(known) or steps)
     monkeypatch.setattr(card_program, "work_of", lambda step, place, memory: (step.kernel, memory))
     monkeypatch.setattr(card_program, "offsets", lambda steps: 77)
     arena = SimpleNamespace(address=lambda size: 1000 + size)
     model = card_program.GpuContext(card, ["operation"], "cache", "layout", "weights", 130, "taken", arena)
     program = SizedProgram(model, (4, 1), "progress")
     header = program.header
-    ((operations, places, weights, size, taken),) = given
+    ((operations, places, weights, size, taken),) = lowered
     assert (operations, weights, size, taken) == (["operation"], "weights", (4, 1), "taken")
     assert (places.cache, places.layout, places.header) == ("cache", "layout", header)
     assert header._tables.shape == (4, 3) and header.base in card.memory
-    assert asked == [({"a", "fetch"}, "progress")] and [step.stage for step in steps] == [0, 0]
+    assert calls == [({"a", "fetch"}, "progress")] and [step.stage for step in steps] == [0, 0]
     ((fetch, *works),) = recorded
     assert works == [("a", 1077), ("product", 1077)]
     assert fetch.kernel == "fetch" and [*fetch.arguments] == [
@@ -507,10 +504,10 @@ def test_a_program_is_a_graph(monkeypatch):
     place = program._place(constant)
     assert program._place(constant) == place != program._place(other) == program._place(other)
     assert card.download(place, 12).view(np.int16).tolist() == [0, 3, 1, 4, 2, 5]
-    asked.clear()
+    calls.clear()
     program._flaws[0] = 1
-    program.run(lambda told: asked.append(told is header and not program._flaws[0]))
-    assert asked == [True, "replay", "synchronize"]
+    program.run(lambda told: calls.append(told is header and not program._flaws[0]))
+    assert calls == [True, "replay", "synchronize"]
     card.synchronize = lambda: program._flaws.fill(1)
     with pytest.raises(ModelError):
         program.run(lambda told: None)

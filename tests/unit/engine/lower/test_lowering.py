@@ -1,6 +1,7 @@
-"""Operations as steps: what kernels are given of each verb, where numbers and buffers are, what is read and written.
+"""Compare the steps of every operation (arguments, indices, buffers, reads, writes) with tests/goldens/steps.txt.
 
-tests/goldens/steps.txt has them, reviewed; scripts/record/record_steps.py writes it anew, for another review.
+
+A person has reviewed that file; scripts/record/record_steps.py writes it anew, for another review.
 """
 
 from pathlib import Path
@@ -44,7 +45,7 @@ def choose(steps: Steps, operation: SelectKeys, target: object) -> None:
 
 
 def expert_linear(steps: Steps, operation: ExpertLinear, target: object) -> None:
-    """Only its biases."""
+    """Lower the biases only."""
     steps.new(operation.output)
     operation.add_bias(steps)
 
@@ -62,7 +63,7 @@ NAMES = [f"{before}{letter}" for before in ("", "a", "b") for letter in "abcdefg
 
 
 class Told:
-    """Steps in words: buffers are called by their order, with rows and bytes of a row where they come first."""
+    """Print steps: buffers are named in order, with rows and bytes of a row at their first use."""
 
     def __init__(self, places: StepPlaces):
         self.buffers, self.places = dict[int, str](), places
@@ -84,27 +85,27 @@ class Told:
         return f"{value:g}" if isinstance(value, float) else str(value)
 
     def step(self, step) -> str:
-        given = " ".join(f"{name}={self.value(value)}" for name, value in step.arguments.items())
+        arguments = " ".join(f"{name}={self.value(value)}" for name, value in step.arguments.items())
         reads, writes = (" ".join(map(self.value, some)) for some in (step.reads, step.writes))
         limit = "" if step.count is None else f" of {self.value(step.count)}"
-        return " ".join(f"{step.kernel} {step.parts}{limit}: {given} | {reads} -> {writes}".split())
+        return " ".join(f"{step.kernel} {step.parts}{limit}: {arguments} | {reads} -> {writes}".split())
 
 
 def short(numbers: np.ndarray) -> str:
-    """What is not 0, and from where on."""
+    """Return the values that are not 0, with their indices."""
     flat = numbers.reshape(-1)
     return " ".join(f"{place}:{number:g}" for place, number in enumerate(flat.tolist()) if number)[:100]
 
 
 def steps_of(say, states=(), kv_type: str = "f32") -> list[str]:
-    """Of what is said of rows that are given: say(builder, columns to rows)."""
+    """Return the steps of an architecture, say(builder, rows), where rows maps a number of columns to an input."""
     builder = Recorder(SimpleNamespace(vocab_size=9, width=8), 64)
     say(builder, lambda columns: builder.external_input(np.zeros((9, columns), np.float32), columns))
     recurrent = [state for state in states if isinstance(state, Recurrent)]
     cache = KVCache([state for state in states if state not in recurrent], PAGE, KVType.of(kv_type), (1,))
     places = StepPlaces(cache, StateLayout(recurrent) if recurrent else None, Header(7))
-    steps, told = lower_operations(builder.operations, TARGET, places), Told(places)
-    lines = [told.step(step) for step in steps.all]
+    steps, printer = lower_operations(builder.operations, TARGET, places), Told(places)
+    lines = [printer.step(step) for step in steps.all]
     return [line for line in lines if "x=float32[9x" not in line and not line.startswith("logits ")]
 
 
@@ -127,7 +128,7 @@ def attending(state=PAGED, heads=4, **given):
 
 
 def chosen(b, rows):
-    """Keys, for each group of heads."""
+    """Attend to the keys that were selected for each group of heads."""
     which = b.select_key_blocks(rows(32), rows(16), INDEX, 5, 2, 1)
     b.attend(rows(64), rows(32), rows(64), PAGED, Scores(4, 0.5, chosen=which))
 
@@ -151,7 +152,7 @@ def selective_in_parts(b, rows):
 
 
 def of_heads(verb, *given):
-    """columns: of what goes in; the rest is as it is."""
+    """Record a verb of recurrent heads; integers are columns of inputs, other arguments pass unchanged."""
 
     def say(b, rows):
         getattr(b, verb)(*(rows(each) if isinstance(each, int) else each for each in given), SCANNED, 2)
@@ -162,8 +163,8 @@ def of_heads(verb, *given):
 def experts(b, rows, **given):
     routing = Routing(18, 2, **given)
     choice = b.route(rows(18), routing, w(18), w(9, 2, first=0, format="I32"))
-    made = routing.matrices
-    weight = Weight(tensor("w", made, 20, 4), Weight(tensor("b", made, 20)))
+    matrices = routing.matrices
+    weight = Weight(tensor("w", matrices, 20, 4), Weight(tensor("b", matrices, 20)))
     b.scatter(b.expert_linear(b.gather(rows(4), choice), weight, choice), choice)
 
 
@@ -226,16 +227,16 @@ def said() -> dict[str, list[str]]:
 
 
 def read(path: Path) -> dict[str, list[str]]:
-    """Of such a file, by case."""
-    found = dict[str, list[str]]()
+    """Parse a recorded file into its steps by case."""
+    cases = dict[str, list[str]]()
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("# "):
-            lines = found.setdefault(line[2:], [])
+            lines = cases.setdefault(line[2:], [])
         elif line.startswith(" "):
             lines[-1] += line[2:]
         else:
             lines.append(line)
-    return found
+    return cases
 
 
 def written(path: Path, cases: dict[str, list[str]]) -> None:
@@ -252,18 +253,18 @@ def known() -> dict[str, list[str]]:
     return read(FILE)
 
 
-def test_every_case_is_known(known):
+def test_every_generic_case_is_recorded(known):
     assert [*known] == [*CASES]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_steps(known, case):
+def test_operations_are_lowered_to_the_recorded_generic_steps(known, case):
     say, *given = CASES[case]
     assert steps_of(say, *given) == known[case]
 
 
-def test_what_comes_from_another_target_and_goes_to_one():
-    """Before the first step and behind the last; else the last operation makes the logits, which are handed out."""
+def test_imported_activations_come_first_and_exported_ones_last():
+    """Check that without an exported one the last operation writes the logits."""
     builder = Recorder(SimpleNamespace(vocab_size=9, width=8), 64)
     memory, came, goes = (np.zeros((9, 32), np.float32) for _ in range(3))
     x = builder.external_input(memory, 20)
@@ -287,14 +288,14 @@ def test_what_comes_from_another_target_and_goes_to_one():
     assert fetch.arguments == {"source": came.ctypes.data, "target": fetch.writes[0], "words": 8 * 192 // 8}
     assert (fetch.parts, fetch.reads, fetch.writes[0].rows, fetch.writes[0].stride) == (0, [], 8, 192)
     same = {"count": header.token_count, "x_stride": 192, "first": 0, "groups": 1, "period": 20, "columns": 20}
-    made = first.writes[0]
-    assert first.arguments == same | {"x": memory, "x_stride": 128, "y": made, "stride": 192}
+    sliced = first.writes[0]
+    assert first.arguments == same | {"x": memory, "x_stride": 128, "y": sliced, "stride": 192}
     for step, rows in ((shown, memory), (last, goes)):
-        assert step.arguments == same | {"x": made, "y": rows, "stride": 128}
-        assert step.reads == [made] and [buffer.rows for buffer in step.writes] == [0]
+        assert step.arguments == same | {"x": sliced, "y": rows, "stride": 128}
+        assert step.reads == [sliced] and [buffer.rows for buffer in step.writes] == [0]
     assert squares.arguments["sums"] is sums and squares.parts == "by 1 of 8 rows"
     builder.operations.clear()
     builder.slice_columns(builder.external_input(memory, 20), 0, 3)
     *_, out = lower_operations(builder.operations, TARGET, places).all
-    given = {"y": header.logits, "flaws": header.flaws, "count": header.token_count, "stride": 64, "columns": 3}
-    assert (out.kernel, out.parts, out.arguments) == ("logits", "by 8 of 8 rows", given | {"x": out.reads[0]})
+    expected = {"y": header.logits, "flaws": header.flaws, "count": header.token_count, "stride": 64, "columns": 3}
+    assert (out.kernel, out.parts, out.arguments) == ("logits", "by 8 of 8 rows", expected | {"x": out.reads[0]})

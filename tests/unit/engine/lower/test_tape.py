@@ -1,4 +1,4 @@
-"""The plan of a tape: what may run side by side, and whose memory may be the same."""
+"""Test the plan of a tape: the steps that may run together, and the buffers that may share memory."""
 
 import random
 from dataclasses import replace
@@ -45,13 +45,13 @@ def stages(*steps: Step) -> list[int]:
 
 
 def conflict(first: Step, second: Step) -> bool:
-    """Whether the order of two steps shows."""
+    """Return whether the order of two steps matters."""
     of_first, of_second = set(first.writes), set(second.writes)
     return bool(of_first & ({*second.reads} | of_second) or of_second & {*first.reads})
 
 
 def drawn(seed: int, rows: int = 1) -> list[Step]:
-    """Steps that read and write some of ten buffers, now and then the same."""
+    """Return random steps that read and write some of ten buffers, now and then the same."""
     draw = random.Random(seed)
     buffers = [Buffer(rows, draw.randint(1, 300)) for _ in range(10)]
     return [step(draw.sample(buffers, draw.randint(0, 3)), draw.sample(buffers, draw.randint(1, 2))) for _ in range(40)]
@@ -60,39 +60,39 @@ def drawn(seed: int, rows: int = 1) -> list[Step]:
 # ---- stages ---------------------------------------------------------------------------------------------------------
 
 
-def test_steps_that_only_read_the_same_run_side_by_side():
+def test_steps_that_read_the_same_buffer_share_a_stage():
     x, y, z = (Buffer(1, 4) for _ in range(3))
     assert stages(step([x], [y]), step([x], [z])) == [0, 0]
 
 
-def test_what_was_written_is_read_a_stage_later():
+def test_reading_waits_for_a_stage_after_writing():
     x, y, z = (Buffer(1, 4) for _ in range(3))
     assert stages(step([x], [y]), step([y], [z]), step([z], [x])) == [0, 1, 2]
 
 
-def test_what_another_step_still_reads_is_written_a_stage_later():
-    """A step in place, for one: add(x, y) → y while a matrix product reads y."""
+def test_writing_waits_for_a_stage_after_reading():
+    """For example add(x, y) → y in place while a matrix product reads y."""
     x, y, z = (Buffer(1, 4) for _ in range(3))
     assert stages(step([y], [z]), step([x, y], [y])) == [0, 1]
 
 
-def test_what_was_written_is_written_again_a_stage_later():
+def test_writing_again_waits_for_a_stage_after_writing():
     x, y, z = (Buffer(1, 4) for _ in range(3))
     assert stages(step([x], [z]), step([y], [z])) == [0, 1]
 
 
-def test_a_step_in_place_is_no_conflict_with_itself():
+def test_a_step_in_place_does_not_conflict_with_itself():
     x, y = Buffer(1, 4), Buffer(1, 4)
     assert stages(step([x], [x]), step([y], [y])) == [0, 0]
 
 
-def test_a_new_stage_forgets_what_the_one_before_touched():
+def test_a_new_stage_forgets_the_buffers_of_the_one_before():
     a, b, c, d = (Buffer(1, 4) for _ in range(4))
     assert stages(step([a], [b]), step([b], [c]), step([a], [d])) == [0, 1, 1]
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_steps_whose_order_shows_never_share_a_stage(seed: int):
+def test_steps_whose_order_matters_never_share_a_stage(seed: int):
     steps = drawn(seed)
     assign_stages(steps)
     for number, later in enumerate(steps):
@@ -102,7 +102,7 @@ def test_steps_whose_order_shows_never_share_a_stage(seed: int):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_there_is_a_barrier_only_where_one_is_needed(seed: int):
+def test_a_barrier_stands_only_where_steps_conflict(seed: int):
     steps = drawn(seed)
     assign_stages(steps)
     for number, some in enumerate(steps[1:], 1):
@@ -112,7 +112,7 @@ def test_there_is_a_barrier_only_where_one_is_needed(seed: int):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_threads_wait_before_the_first_step_of_each_stage(seed: int):
-    """And nowhere else: the tape's last column; the first one needs to be waited for as well, by who comes late."""
+    """Check the tape's last column; also the first step waits, for threads of the run before."""
     steps = drawn(seed)
     rows = Tape([replace(some, arguments=arguments_of_add(some)) for some in steps]).finish({"add": 7})
     assign_stages(steps)
@@ -158,8 +158,8 @@ def test_buffers_that_never_live_together_share_memory():
     assert offsets(steps) == 2 * LINE
 
 
-def test_a_buffer_fits_the_gap_that_another_has_left():
-    """The gap has its size to the byte; one that is larger goes behind."""
+def test_a_buffer_takes_the_gap_that_another_has_left():
+    """A gap of exactly its size is taken; a larger buffer goes behind."""
     first, middle, last, fits, larger = (Buffer(1, size) for size in (2 * LINE, LINE, LINE, 2 * LINE, 2 * LINE + 1))
     steps = [step([], [first, middle, last]), step([first], [middle]), step([middle, last], [fits])]
     for some in (steps, [*steps[:2], step([middle, last], [larger])]):
@@ -172,8 +172,8 @@ def test_a_buffer_fits_the_gap_that_another_has_left():
     assert (larger.address, size) == (4 * LINE, 7 * LINE)
 
 
-def test_what_stands_for_other_memory_orders_steps_and_takes_none():
-    """A layer's keys in the cache."""
+def test_buffers_of_external_memory_order_steps_and_take_none():
+    """For example a layer's keys in the cache."""
     in_cache, x, y = Buffer(0, 0), Buffer(1, LINE), Buffer(1, LINE)
     steps = [step([x], [in_cache]), step([in_cache], [y])]
     assign_stages(steps)
@@ -181,8 +181,7 @@ def test_what_stands_for_other_memory_orders_steps_and_takes_none():
     assert (offsets(steps), in_cache.address) == (LINE, 0), "x and y never live together"
 
 
-def test_the_layer_of_an_operation():
-    """By its states, or else the name of its weights: between layers it has none."""
+def test_operations_belong_to_the_layer_of_their_state_or_weights():
     rows, floats = Rows("all"), Tensor("x", BY_NAME["F32"], (2, 2), np.zeros((2, 8), np.uint8))
 
     def of(kind, *given) -> int | None:
@@ -194,8 +193,7 @@ def test_the_layer_of_an_operation():
     assert of(StateOperation, SimpleNamespace(layer=3)) == 3
 
 
-def test_room_for_a_row_in_float32():
-    """Of a product's activations, however wide they are."""
+def test_scratch_memory_fits_a_row_in_float32():
     assert [float_scratch(columns) >= 4 * columns for columns in (0, 64, 20_000, 1 << 20)] == [True] * 4
     assert float_scratch(0) == float_scratch(64) == FLOAT_SCRATCH
 
@@ -205,8 +203,10 @@ def test_room_for_a_row_in_float32():
 
 @pytest.mark.parametrize(("size", "whole"), [(1, 4096), (4096, 4096), (4097, 8192), (5000, 8192)])
 @pytest.mark.parametrize("threads", [None, 1, 3])
-def test_a_tape_as_numbers(monkeypatch, size: int, whole: int, threads: int | None):
-    """Addresses, numbers and bits of float32; what lies there lives as long as the tape."""
+def test_a_finished_tape_stores_addresses_values_and_float_bits(
+    monkeypatch, size: int, whole: int, threads: int | None
+):
+    """Check also that referenced arrays live as long as the tape."""
     monkeypatch.setattr(tape_module, "in_order", lambda kernel, arguments: arguments.values())
     x, y, numbers, count = Buffer(3, 64), Buffer(2, 128), np.arange(5, dtype=np.int32), np.array([4])
     tape = Tape([
@@ -223,16 +223,16 @@ def test_a_tape_as_numbers(monkeypatch, size: int, whole: int, threads: int | No
     there = (x.address - buffers.address, y.address - buffers.address)
     assert other.address == 0 and there in ((0, x.size), (y.size, 0))
     assert [id(numbers), id(count)] == [id(arrays[0]), id(arrays[2])] and len(arrays) == 3
-    given, here = arrays[1], numbers.ctypes.data
-    assert given.tolist() == [
+    stored, here = arrays[1], numbers.ctypes.data
+    assert stored.tolist() == [
         x.address, scratch.address, whole, 7, y.address, 0x3F000000, 14, 1, here, x.address, here, scratch.address,
     ]  # fmt: skip
-    start, limit = given.ctypes.data, count.ctypes.data
+    start, limit = stored.ctypes.data, count.ctypes.data
     assert rows.tolist() == [[11, start, 3, limit, 1], [12, start + 32, 1, 0, 0], [13, start + 72, 2, limit, 1]]
-    assert rows.dtype == given.dtype == np.int64 and [step.stage for step in tape.steps] == [0, 0, 1]
+    assert rows.dtype == stored.dtype == np.int64 and [step.stage for step in tape.steps] == [0, 0, 1]
 
 
-def test_a_tape_with_nothing_on_it():
+def test_an_empty_tape_can_be_finished():
     tape = Tape()
     assert (tape.steps, tape.kernels, tape.finish({}).shape) == ([], set(), (0, 5))
     assert [len(memory.bytes) for memory in tape.memory[:2]] == [1, 1]
@@ -246,16 +246,15 @@ def test_rows_lie_an_odd_number_of_lines_apart(columns: int, size: int):
 
 
 @pytest.mark.parametrize(("columns", "whole"), [(1, 16), (15, 16), (16, 16), (17, 32)])
-def test_numbers_as_kernels_read_them(columns: int, whole: int):
-    """Rows of whole vectors, in order whatever they were a view of."""
+def test_arrays_are_padded_to_whole_vectors_and_made_contiguous(columns: int, whole: int):
     numbers = np.arange(1, 3 * columns + 1, dtype=np.float32).reshape(columns, 3).T
-    found = pad_columns(numbers)
-    assert found.flags.c_contiguous and found.shape == (3, whole) and found.dtype == np.float32
-    assert found[:, :columns].tolist() == numbers.tolist() and not found[:, columns:].any()
-    assert pad_columns(numbers[0]).shape == (whole,) and pad_columns(found[None]).shape == (1, 3, whole)
+    padded = pad_columns(numbers)
+    assert padded.flags.c_contiguous and padded.shape == (3, whole) and padded.dtype == np.float32
+    assert padded[:, :columns].tolist() == numbers.tolist() and not padded[:, columns:].any()
+    assert pad_columns(numbers[0]).shape == (whole,) and pad_columns(padded[None]).shape == (1, 3, whole)
 
 
-def test_a_buffer_has_whole_lines():
+def test_buffer_sizes_are_rounded_to_whole_cache_lines():
     assert [Buffer(rows, stride).size for rows, stride in ((0, 9), (1, 1), (1, 64), (5, 13), (2, 64))] == [
         0, 64, 64, 128, 128,
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Tables of pages: whatever sequences do, each finds its own tokens, and pages that nobody has hold no memory."""
+"""Test page tables: each sequence finds its own tokens, and unused pages hold no memory."""
 
 import random
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ STATES = [Paged(0, 1, NUMBERS, NUMBERS), Paged(1, 1, NUMBERS, NUMBERS, window=WI
 
 @pytest.fixture
 def cache(monkeypatch) -> KVCache:
-    """Room for 9 pages, of two layers; the second has a window."""
+    """Return a cache of 9 pages and two layers; the second has a window."""
     monkeypatch.setattr(page_table, "SLACK", SLACK)
     cache = KVCache(STATES, 8 * PAGE, KVType.of("f32"), sequences=(1,))
     assert cache.pages == 9
@@ -35,7 +35,7 @@ def cache(monkeypatch) -> KVCache:
 
 
 class World:
-    """Tables in one cache, and what each should hold: one number for each token, in the place of keys and values."""
+    """Tables in one cache, and the tokens that each should hold in place of keys and values."""
 
     def __init__(self, cache: KVCache, seed: int = 0):
         self.cache, self.pages = cache, Pages(cache.pages)
@@ -47,7 +47,7 @@ class World:
         return self.tables[-1]
 
     def append(self, some: SimpleNamespace, count: int) -> None:
-        """As the engine does: if there is no room, the table goes back to where it was."""
+        """Append as the engine does: if the cache is full, the table is truncated to its former length."""
         length = len(some.tokens)
         try:
             some.table.prepare(length, count)
@@ -58,7 +58,7 @@ class World:
         self.write(some, length)
 
     def write(self, some: SimpleNamespace, first: int) -> None:
-        """The tokens from `first` on."""
+        """Write the tokens from `first` on."""
         for number in range(first // PAGE, -(-len(some.tokens) // PAGE)):
             begin, end = max(first, number * PAGE), min(len(some.tokens), (number + 1) * PAGE)
             page = some.table.table[number : number + 1]
@@ -69,7 +69,7 @@ class World:
                 self.cache.fill(page, local, content.reshape(-1))
 
     def held(self, some: SimpleNamespace, local: bool, first: int = 0) -> np.ndarray:
-        """The numbers of its tokens from `first` on, or 0 where keys and values disagree."""
+        """Return the stored tokens from `first` on, or 0 where keys and values disagree."""
         begin, count = first // PAGE, len(some.tokens)
         pages = some.table.table[begin : -(-count // PAGE)]
         content = self.cache.content(pages, local).reshape(2, len(pages) * PAGE, 4 * NUMBERS)
@@ -95,9 +95,10 @@ class World:
         self.write(some, keep)  # as keys are turned, each in its place
 
     def copy(self, some: SimpleNamespace) -> None:
-        """Another table, by way of files: two pieces, each with its windows if they are needed behind the last token.
+        """Copy to another table through files: two chunks, with windows where the last token needs them.
 
-        Without them nothing can go on there, and nothing is copied.
+
+        Without these windows nothing can continue there, and nothing is copied.
         """
         last, twin = len(some.tokens), self.new()
         middle = self.draw.randint(0, (last - 1) // PAGE) * PAGE
@@ -130,7 +131,7 @@ class World:
 
 
 def act(world: World) -> None:
-    """Something that sequences do."""
+    """Do one random operation."""
     draw = world.draw
     some = draw.choice(world.tables) if world.tables else world.new()
     length = len(some.tokens)
@@ -157,8 +158,8 @@ def act(world: World) -> None:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_whatever_sequences_do_each_finds_its_tokens(cache, seed: int):
-    """The cache is often full: what fails then has changed nothing."""
+def test_random_operations_leave_each_sequence_its_own_tokens(cache, seed: int):
+    """The cache is often full: a failed operation must change nothing."""
     world = World(cache, seed)
     for _ in range(60):
         try:
@@ -173,7 +174,7 @@ def test_whatever_sequences_do_each_finds_its_tokens(cache, seed: int):
         world.check()
 
 
-def test_pages_go_back_when_the_cache_fills_halfway(cache):
+def test_a_table_that_does_not_fit_returns_its_pages(cache):
     world = World(cache)
     first, second = world.new(), world.new()
     world.append(first, 6 * PAGE)
@@ -185,8 +186,8 @@ def test_pages_go_back_when_the_cache_fills_halfway(cache):
     world.check()
 
 
-def test_what_a_fork_still_sees_through_its_window_stays(cache):
-    """It begins a few tokens behind a page, so that its window reaches into the page before."""
+def test_pages_within_a_forks_window_are_kept(cache):
+    """The fork begins a few tokens behind a page, so that its window reaches into the page before."""
     world = World(cache)
     original = world.new()
     world.append(original, PAGE + 6)
@@ -199,7 +200,7 @@ def test_what_a_fork_still_sees_through_its_window_stays(cache):
     world.check()
 
 
-def test_the_last_who_has_a_page_gives_it_back(cache):
+def test_pages_are_returned_by_their_last_owner(cache):
     world = World(cache)
     original = world.new()
     world.append(original, 2 * PAGE)
@@ -213,7 +214,7 @@ def test_the_last_who_has_a_page_gives_it_back(cache):
     world.check()
 
 
-def test_a_shorter_fork_shares_only_what_it_begins_with(cache):
+def test_a_shorter_fork_shares_only_its_prefix(cache):
     world = World(cache)
     original = world.new()
     world.append(original, 3 * PAGE)
@@ -222,7 +223,7 @@ def test_a_shorter_fork_shares_only_what_it_begins_with(cache):
     world.check()
 
 
-def test_what_lies_within_the_slack_is_there_when_a_sequence_goes_back(cache):
+def test_truncating_within_the_slack_keeps_the_windows(cache):
     world = World(cache)
     some = world.new()
     for length in range(PAGE // 2, 8 * PAGE, PAGE // 2):
@@ -233,8 +234,8 @@ def test_what_lies_within_the_slack_is_there_when_a_sequence_goes_back(cache):
         world.close(fork)
 
 
-def test_first_tokens_whose_windows_are_lost_stay_lost_when_others_follow_them(cache):
-    """Five of them and what was behind 192 others share a page then."""
+def test_dropped_windows_stay_dropped_after_a_shift(cache):
+    """Five tokens and what followed 192 others share a page after it."""
     world = World(cache)
     some = world.new()
     world.append(some, SLACK + 2 * PAGE + WINDOW)
@@ -249,8 +250,8 @@ def test_first_tokens_whose_windows_are_lost_stay_lost_when_others_follow_them(c
     world.check()
 
 
-def test_a_store_with_states_gives_all_pages_back(cache: KVCache):
-    """Forks share pages until the last of them is closed; one that was closed begins anew."""
+def test_a_hybrid_state_returns_all_pages_after_its_last_fork_closes(cache: KVCache):
+    """Check also that a closed one can be used again."""
     pages = Pages(cache.pages)
     store = HybridState(PageTable(cache, pages), RecurrentState(StateLayout([Recurrent(2, ((4,),))])))
     for _ in range(2):
@@ -265,7 +266,7 @@ def test_a_store_with_states_gives_all_pages_back(cache: KVCache):
 
 
 class Heard(list):
-    """Stands for whatever is asked; what it is asked, and what it says: the name with the arguments."""
+    """A stand-in that records each call, and returns its name with the arguments."""
 
     def __init__(self, **known):
         self.__dict__.update(known)
@@ -274,7 +275,7 @@ class Heard(list):
         return lambda *given, **named: self.append((name, *given, *named.values())) or f"{name} {given}"
 
 
-def test_a_store_with_states_asks_both():
+def test_a_hybrid_state_forwards_to_pages_and_recurrent_states():
     pages, states = Heard(addresses=(7, 0, 0), table="table"), Heard(addresses=(8, 9), knows=lambda last: last == 5)
     store = HybridState(pages, states)
     assert (store.addresses, store.table) == ((7, 8, 9), "table")
@@ -294,8 +295,7 @@ def test_a_store_with_states_asks_both():
     assert [store.truncate(length) for length in (3, 4, 11, 13)] == [0, 0, 4, 12]
 
 
-def test_two_caches_as_one():
-    """Each page is in both; what they hold goes one behind the other."""
+def test_a_joint_cache_stores_both_caches_one_behind_the_other():
     first, second = (KVCache([state], 2 * PAGE, KVType.of("f32"), (1,)) for state in
                      (Paged(0, 1, 16, 16), Paged(1, 2, 16, 32, window=20)))  # fmt: skip
     both = JointCache(first, second)
@@ -326,16 +326,16 @@ def test_two_caches_as_one():
             for some, of_token in ((keys, 64), (values, 128)):
                 per_head = some.reshape(2, PAGE, of_token)
                 assert per_head[:, :7].all() and not per_head[:, 7:].any()
-    heard = Heard(pages=3, window=0), Heard(pages=3, window=0)
-    both = JointCache(*heard)
+    parts = Heard(pages=3, window=0), Heard(pages=3, window=0)
+    both = JointCache(*parts)
     both.use(iter([1, 2]))
     both.give_back(iter([1, 2]))
     both.give_back(iter([2]), local=True)
-    assert heard[0] == heard[1] == [("use", [1, 2]), ("give_back", [1, 2], False), ("give_back", [2], True)]
+    assert parts[0] == parts[1] == [("use", [1, 2]), ("give_back", [1, 2], False), ("give_back", [2], True)]
 
 
-def test_a_page_is_a_piece_of_each_stream():
-    """Of every head of keys and of values; latent rows have one for both, and layers with a window may go alone."""
+def test_a_page_is_one_chunk_of_each_stream():
+    """Every head of keys and of values is a stream; latent rows have one for both; windows may go alone."""
     states = [Paged(0, 2, 16, 32, window=20), Latent(1, 64, 32)]
     cache = KVCache(states, 4 * PAGE, KVType.of("f32"), (1,))
     assert (cache.pages, cache.window, cache.bytes_per_token) == (5, 20, 4 * (2 * 16 + 2 * 32 + 64))
@@ -355,8 +355,7 @@ def test_a_page_is_a_piece_of_each_stream():
 
 
 @pytest.mark.parametrize(("inputs", "pages_of_layers"), [((1, 3, 3), 3), ((3, 2), 1), ((), 1)])
-def test_layers_of_a_run_share_memory(inputs, pages_of_layers):
-    """Unless one reads the keys of another."""
+def test_layers_of_a_run_share_memory_unless_one_reads_anothers_keys(inputs, pages_of_layers):
     states = [Paged(layer, 1, 16, 16 * (layer + 1)) for layer in range(2)]
     attends = [Attend((0,) * count, None, *[None] * 12) for count in inputs]
     operations = [Operation((0,), None), *attends]
@@ -368,8 +367,7 @@ def test_layers_of_a_run_share_memory(inputs, pages_of_layers):
     assert cache._memory.is_whole
 
 
-def test_room_for_sequences(cache: KVCache):
-    """With what recurrent layers keep, if there are some; places are whole pages."""
+def test_a_cache_pool_makes_stores_and_counts_whole_pages(cache: KVCache):
     room, layout = CachePool(cache, None), StateLayout([Recurrent(2, ((4,),))])
     assert isinstance(room.store(), PageTable) and isinstance(CachePool(cache, layout).store(), HybridState)
     assert (room.bytes_per_token, room.cache_usage()) == (cache.bytes_per_token, (0, 9 * PAGE))
@@ -379,8 +377,7 @@ def test_room_for_sequences(cache: KVCache):
     assert room.cache_usage() == (3 * PAGE, 9 * PAGE)
 
 
-def test_where_states_lie():
-    """Rows of 16 numbers, one state behind the other, from a cache line on."""
+def test_states_lie_one_behind_the_other_from_a_cache_line_on():
     layout = StateLayout([Recurrent(0, ((3, 2), (17,))), Recurrent(2, ((2, 2, 16),))])
     assert [layout.offset(0, 0), layout.offset(0, 1), layout.offset(2, 0)] == [0, 4 * 48, 4 * 80]
     for memory in (layout.zeros, layout.new()):
@@ -393,8 +390,7 @@ def test_where_states_lie():
         layout.from_bytes(content[:-1])
 
 
-def test_pages_are_taken_where_there_is_room():
-    """Behind the last one, or in the middle of the largest gap, the first of them; no page lies before the first."""
+def test_pages_are_taken_next_to_the_last_or_in_the_largest_gap():
     pages = Pages(9)
     assert [pages.take(None), pages.take(None), pages.take(0), pages.take(1), pages.take(8)] == [0, 5, 1, 2, 7]
     assert (pages.used, len(pages)) == (5, 9)

@@ -1,4 +1,4 @@
-"""States of recurrent layers: wherever a sequence goes back to, what it has there belongs to just so many tokens."""
+"""Test states of recurrent layers: after any truncation they belong to exactly the remaining tokens."""
 
 import random
 from types import SimpleNamespace
@@ -15,30 +15,30 @@ from localllm.kernels.table import PAGE
 LAYOUT_OF = [Recurrent(0, ((3, 2), (5,))), Recurrent(2, ((4,),))]
 
 
-def told(tokens: list[int]) -> np.ndarray:
-    """What a run leaves in the states after these tokens: another number for each text; zeros at the beginning."""
+def state_bytes(tokens: list[int]) -> np.ndarray:
+    """Return the state after these tokens: other bytes for each prompt, zeros at the beginning."""
     nbytes = len(StateLayout(LAYOUT_OF).zeros.view(np.uint8))
     number = crc32(bytes(tokens)) | 1 if tokens else 0
     return np.resize(np.array([number], np.uint32).view(np.uint8), nbytes)
 
 
 class World:
-    """Sequences that share memory, and what each has read."""
+    """Sequences that share memory, and the tokens that each has read."""
 
     def __init__(self, seed: int):
         self.layout, self.draw = StateLayout(LAYOUT_OF), random.Random(seed)
         self.all = [SimpleNamespace(state=RecurrentState(self.layout), tokens=[])]
 
     def append(self, some: SimpleNamespace, count: int) -> None:
-        """A run: it reads the source, writes the target, and nobody else's memory."""
+        """Run: read the source, write the target, and touch no other memory."""
         new = [self.draw.randint(1, 255) for _ in range(count)]
         some.state.prepare(len(some.tokens), count)
-        np.testing.assert_array_equal(self.layout.content(some.state.source), told(some.tokens))
+        np.testing.assert_array_equal(self.layout.content(some.state.source), state_bytes(some.tokens))
         some.tokens = some.tokens + new
-        some.state.target.view(np.uint8)[:] = told(some.tokens)
+        some.state.target.view(np.uint8)[:] = state_bytes(some.tokens)
 
     def truncate(self, some: SimpleNamespace, length: int) -> None:
-        """As the engine does: what is behind the place that is known is read again."""
+        """Truncate as the engine does: tokens behind the nearest snapshot are read again."""
         kept = some.state.truncate(length)
         assert kept <= length
         left, some.tokens = some.tokens[kept:length], some.tokens[:kept]
@@ -46,7 +46,7 @@ class World:
         if left:
             some.state.prepare(kept, len(left))
             some.tokens += left
-            some.state.target.view(np.uint8)[:] = told(some.tokens)
+            some.state.target.view(np.uint8)[:] = state_bytes(some.tokens)
 
     def fork(self, some: SimpleNamespace) -> None:
         self.all.append(SimpleNamespace(state=some.state.fork(), tokens=list(some.tokens)))
@@ -58,13 +58,13 @@ class World:
             assert known and known[-1] == len(some.tokens)
             for length in known:
                 if length:
-                    np.testing.assert_array_equal(some.state.after(length), told(some.tokens[:length]))
+                    np.testing.assert_array_equal(some.state.after(length), state_bytes(some.tokens[:length]))
             assert all(some.state.after(length) is None for length in {*range(1, len(some.tokens))} - {*known})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(25))
-def test_states_belong_to_their_tokens(monkeypatch, seed: int):
+def test_states_belong_to_their_tokens_after_random_operations(monkeypatch, seed: int):
     monkeypatch.setattr(recurrent, "SNAPSHOTS", 4)
     world = World(seed)
     for _ in range(60):
@@ -80,8 +80,8 @@ def test_states_belong_to_their_tokens(monkeypatch, seed: int):
         world.check()
 
 
-def test_places_that_are_known():
-    """Both ends of runs with several tokens, every page's, and where it is now."""
+def test_snapshots_are_taken_at_ends_of_runs_and_pages():
+    """Single tokens are forgotten with the next one."""
     world = World(0)
     [some] = world.all
     for count in (5, 1, 1, 2, 1):
@@ -94,7 +94,7 @@ def test_places_that_are_known():
     assert some.state.knows(PAGE) and not some.state.knows(PAGE - 1)
 
 
-def test_states_that_were_kept_go_on():
+def test_stored_states_can_be_continued_in_another_process():
     world, other = World(0), World(1)
     world.append(world.all[0], 9)
     content = world.all[0].state.after(9)
@@ -107,8 +107,8 @@ def test_states_that_were_kept_go_on():
         twin.state.put(9, content[:-1])
 
 
-def test_the_snapshot_that_saves_least_goes(monkeypatch):
-    """By what lies between it and the one before, for the way from the end; two or three places, worked out by hand."""
+def test_the_snapshot_that_saves_least_is_dropped_first(monkeypatch):
+    """It saves the distance to the one before, relative to the distance from the end; examples worked out by hand."""
     for most, counts, kept in [
         (3, (10, 10, 10, 10, 10), [20, 30, 40]),  # 10/31 10/21 10/11
         (3, (100, 10, 10, 10, 10), [100, 120, 130]),  # 100/31 10/21 10/11

@@ -1,4 +1,4 @@
-"""Layers with a window keep what the window needs: the rest goes back to the system, and nobody reads it again."""
+"""Test that layers with a window keep only what it needs, and give other pages back to the system."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def engine(model_path, monkeypatch):
 
 
 def alone(engine: Engine, tokens: list[int]) -> np.ndarray:
-    """The logits after the tokens, by a sequence that has lost nothing."""
+    """Return the logits after the tokens, from a sequence that has dropped nothing."""
     sequence = engine.sequence()
     logits = sequence.append(tokens)  # in runs of 512, of which the first loses nothing before the last
     sequence.close()
@@ -31,21 +31,21 @@ def alone(engine: Engine, tokens: list[int]) -> np.ndarray:
 
 
 def read(engine: Engine, count: int):
-    """A sequence that has read TOKENS in small runs."""
+    """Return a sequence that has read TOKENS in small runs, and its logits."""
     sequence = engine.sequence()
     for start in range(0, count, 50):
         logits = sequence.append(TOKENS[start : min(start + 50, count)])
     return sequence, logits
 
 
-def test_what_no_window_needs_goes_back(engine):
-    cache, given = engine.backend._cache, []
+def test_pages_behind_the_window_are_given_back(engine):
+    cache, returned = engine.backend._cache, []
     give_back = cache.give_back
-    cache.give_back = lambda pages, local=False: given.append((list(pages), local)) or give_back(pages, local)
+    cache.give_back = lambda pages, local=False: returned.append((list(pages), local)) or give_back(pages, local)
     sequence, logits = read(engine, 500)
     lost = sequence.store._dropped
     assert lost == (450 - WINDOW - 2 * PAGE) // (2 * PAGE) * 2
-    assert given == [(list(sequence.store.table[i : i + 2]), True) for i in range(0, lost, 2)]
+    assert returned == [(list(sequence.store.table[i : i + 2]), True) for i in range(0, lost, 2)]
     cache.use(sequence.store.table[:lost])  # so that it can be read, also on Windows
     for pages, token_bytes in cache._views(local=True):
         assert not pages[:, sequence.store.table[:lost]].any()
@@ -53,8 +53,8 @@ def test_what_no_window_needs_goes_back(engine):
     np.testing.assert_allclose(logits, alone(engine, TOKENS[:500]), atol=1e-4)
 
 
-def test_going_back(engine):
-    """Within the slack a sequence keeps what it has; further back it begins again, and says the same."""
+def test_truncating_beyond_the_slack_computes_the_same_logits(engine):
+    """Within the slack nothing is computed again."""
     sequence, _ = read(engine, 500)
     assert sequence.truncate(400) == 400
     np.testing.assert_allclose(sequence.append(TOKENS[400:420]), alone(engine, TOKENS[:420]), atol=1e-4)
@@ -62,8 +62,8 @@ def test_going_back(engine):
     np.testing.assert_allclose(sequence.append(TOKENS[kept:210]), alone(engine, TOKENS[:210]), atol=1e-4)
 
 
-def test_what_was_moved_for_nothing_goes_back(engine):
-    """Keys are turned in all pages, also in those that no window needs, which the system had."""
+def test_pages_that_a_shift_touched_are_given_back_again(engine):
+    """Keys are rotated in all pages, also in those that were given back."""
     sequence, _ = read(engine, 500)
     lost = sequence.store._dropped
     sequence.shift(0, 2 * PAGE)
@@ -75,7 +75,7 @@ def test_what_was_moved_for_nothing_goes_back(engine):
 
 
 @pytest.mark.parametrize("length", [100, 70])
-def test_what_forks_share_stays(engine, length):
+def test_pages_that_forks_share_are_kept(engine, length):
     """Of 70 tokens, those that the window sees are on two pages."""
     sequence, _ = read(engine, length)
     fork = sequence.fork()
@@ -90,8 +90,7 @@ def test_what_forks_share_stays(engine, length):
     np.testing.assert_allclose(second.append(TOKENS[502:504]), alone(engine, TOKENS[:504]), atol=1e-4)
 
 
-def test_a_fork_has_lost_what_the_original_has(engine):
-    """Who went back further than windows reach holds nothing until it reads again, nor do its forks."""
+def test_a_fork_of_a_sequence_without_windows_computes_them_again(engine):
     for length in (2 * PAGE, 2 * PAGE + 5):
         sequence, _ = read(engine, 500)
         assert sequence.truncate(length) == length
@@ -101,7 +100,7 @@ def test_a_fork_has_lost_what_the_original_has(engine):
         sequence.close()
 
 
-def test_estimates():
+def test_memory_estimates_stop_growing_at_the_window():
     state = Paged(0, kv_heads=2, key_dim=64, value_dim=64, window=WINDOW)
     assert state.bytes(100, KVType()) == 100 * 2 * 2 * 128
     assert state.bytes(100000, KVType()) == (WINDOW + 2 * SLACK) * 2 * 2 * 128

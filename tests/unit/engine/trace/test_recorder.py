@@ -1,4 +1,4 @@
-"""What a recorder writes down of each verb and what it refuses, and that a description depends on nothing else."""
+"""Test the operations that a recorder records for each verb, what it refuses, and that descriptions are canonical."""
 
 from dataclasses import fields
 from types import SimpleNamespace
@@ -27,21 +27,21 @@ VOCABULARY, WIDTH = 9, 8
 
 
 def attended(choices: int) -> Operation:
-    """Attention of four heads in two groups, for which keys were chosen so many times."""
+    """Return attention of four heads in two groups, for which keys were selected `choices` times."""
     recorder = Recorder(SimpleNamespace(vocab_size=9, width=8), CONTEXT)
     q, k, v, chosen = (Activation(ALL, columns) for columns in (16, 8, 8, choices * WORDS))
     recorder.attend(q, k, v, Paged(3, 2, 4, 4), Scores(4, 0.5, chosen=chosen))
     return recorder.operations[-1]
 
 
-def test_keys_are_chosen_for_all_groups_together_or_for_each():
+def test_keys_are_selected_for_all_groups_together_or_for_each():
     assert [attended(choices).choices for choices in (1, 2)] == [1, 2]
     for choices in (0, 3, 4):
         with pytest.raises(ModelError, match=f"layer 3: {choices} key selections for 2 groups of heads"):
             attended(choices)
 
 
-def test_a_description_does_not_depend_on_the_order_in_which_things_were_said():
+def test_descriptions_do_not_depend_on_the_order_of_arguments():
     x, y = Activation(ALL, 4), Activation(ALL, 4)
     given = {"epsilon": 1e-5, "axis": 1, "group": None}
 
@@ -59,14 +59,14 @@ def x(columns: int) -> Activation:
 
 
 def tensor(name: str, *shape: int, first: float = 1, format: str = "F32") -> Tensor:
-    """Numbers from `first` on."""
+    """Return a tensor of consecutive values from `first` on."""
     dtype = {"F32": np.float32, "I32": np.int32, "F64": np.float64, "I64": np.int64, "I8": np.int8, "I16": np.int16}
     numbers = np.arange(np.prod(shape), dtype=dtype[format]) + dtype[format](first)
     return Tensor(name, BY_NAME[format], shape, numbers.view(np.uint8).reshape(*shape[:-1], -1))
 
 
 def w(*shape: int, name: str = "w", first: float = 1, format: str = "F32", bias: int = 0, scale: int = 0) -> Weight:
-    """With a bias, or a scale, of so many numbers, from 10 on."""
+    """Return a weight; its bias or scale, if any, has values from 10 on."""
     parts = (Weight(tensor(f"{name}.{kind}", size, first=10)) if size else None for kind, size in
              (("bias", bias), ("scale", scale)))  # fmt: skip
     return Weight(tensor(name, *shape, first=first, format=format), *parts)
@@ -77,21 +77,21 @@ def rows(*numbers: float) -> list[float]:
 
 
 def plain(value):
-    """Of what was given: numbers of arrays, names of weights."""
+    """Return the values of an array, the name of a weight, or the argument itself."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     return value.name if isinstance(value, Weight) else value
 
 
 def given_of(one: Operation) -> dict[str, object]:
-    """What was given besides activations, as it was recorded; the numbers of a formula by their names."""
+    """Return the recorded arguments besides activations; those of a formula by name."""
     names = [each.name for each in fields(one) if each.name not in ("inputs", "output", "is_stored")]
-    given = one.numbers if isinstance(one, Elementwise) else {name: getattr(one, name) for name in names}
-    return {name: plain(value) for name, value in given.items()}
+    arguments = one.numbers if isinstance(one, Elementwise) else {name: getattr(one, name) for name in names}
+    return {name: plain(value) for name, value in arguments.items()}
 
 
 def said(say) -> list[tuple]:
-    """Each operation: verb, columns of what goes in, rows and columns of what comes out, and what it was given."""
+    """Return each operation: verb, columns of inputs, rows and columns of the output, and arguments."""
     recorder = Recorder(SimpleNamespace(vocab_size=VOCABULARY, width=WIDTH), CONTEXT)
     say(recorder)
     return [
@@ -343,7 +343,7 @@ SAID = {
 
 
 @pytest.mark.parametrize("case", SAID)
-def test_what_is_written_down(case):
+def test_verbs_are_recorded_with_their_arguments(case):
     say, *expected = SAID[case]
     assert said(say) == expected
 
@@ -479,14 +479,14 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("say", "problem"), REFUSED, ids=[problem for _, problem in REFUSED])
-def test_what_does_not_fit(say, problem):
+def test_verbs_refuse_tensors_that_do_not_fit(say, problem):
     with pytest.raises(LocalllmError) as error:
         said(say)
     assert str(error.value) == problem
 
 
-def test_heads_are_experts_that_every_token_goes_to():
-    """Planned once for as many heads of the same rows."""
+def test_heads_are_recorded_as_experts_of_every_token():
+    """They are planned once for the same number of heads of the same rows."""
 
     def say(r):
         r.head_linear(x(8), w(2, 3, 4))
@@ -508,7 +508,7 @@ def test_heads_are_experts_that_every_token_goes_to():
     ]  # fmt: skip
 
 
-def test_experts():
+def test_experts_are_recorded_with_routing_tables_and_biases():
     routing, biases = Routing(28, 3, together=2), Weight(tensor("b", 14, 3))
 
     def say(r):
@@ -529,7 +529,7 @@ def test_experts():
 
 
 @pytest.mark.parametrize(("original", "name"), [(63, "long"), (64, "short"), (65, "short")])
-def test_factors_are_chosen_by_the_context_and_both_are_used(original, name):
+def test_rope_factors_follow_the_context_and_count_as_used(original, name):
     recorder = Recorder(SimpleNamespace(vocab_size=VOCABULARY, width=WIDTH), CONTEXT)
     short, long = w(2, name="short", first=1e-3), w(2, name="long")
     assert recorder.by_context(short, long, original).name == name
@@ -545,7 +545,7 @@ def test_factors_are_chosen_by_the_context_and_both_are_used(original, name):
         (["v", "w", "y", "z"], "tensor v and 2 more: not part of this architecture as localllm supports it"),
     ],
 )
-def test_what_no_verb_has_used(names, problem):
+def test_tensors_that_no_verb_used_are_refused(names, problem):
     recorder = Recorder(SimpleNamespace(vocab_size=VOCABULARY, width=WIDTH), CONTEXT)
     recorder.linear(x(3), w(2, 3))
     if problem is None:
@@ -556,7 +556,7 @@ def test_what_no_verb_has_used(names, problem):
     assert str(error.value) == problem
 
 
-def test_hashes_of_as_many_tokens_as_a_float_can_tell_apart():
+def test_hashed_embeddings_need_a_vocabulary_that_floats_can_count():
     for vocabulary, is_supported in ((2**24 - 1, True), (2**24, False)):
         recorder = Recorder(SimpleNamespace(vocab_size=vocabulary, width=WIDTH), CONTEXT)
         if is_supported:
@@ -570,8 +570,8 @@ def test_hashes_of_as_many_tokens_as_a_float_can_tell_apart():
     ("layers", "entered", "columns"),
     [((), (0, 1, 2), 4), ((1,), (0, 1, 2), 4), ((2, 0), (0, 1, 2), 8), ((2, 2), (0, 2), 8)],
 )
-def test_what_goes_into_layers_is_shown(layers, entered, columns):
-    """Joined in the order in which it was asked for, once all is there."""
+def test_inputs_of_tapped_layers_are_joined_and_exported(layers, entered, columns):
+    """They are joined in the requested order, once all exist."""
     memory = np.zeros((1, 16), np.float32)
     recorder = Recorder(SimpleNamespace(vocab_size=VOCABULARY, width=WIDTH), CONTEXT, HiddenStateTap(memory, layers))
     assert recorder.reveals == (not layers)
@@ -590,7 +590,7 @@ def test_what_goes_into_layers_is_shown(layers, entered, columns):
     assert done[-1].output.columns == done[-1].inputs[0].columns == columns
 
 
-def test_rows_of_images_stand_where_a_family_lets_them():
+def test_recorders_of_text_ignore_image_inputs():
     recorder = Recorder(SimpleNamespace(vocab_size=VOCABULARY, width=WIDTH), CONTEXT)
     assert (recorder.begins, recorder.reveals) == (False, False)
     y = x(4)
@@ -601,8 +601,8 @@ def test_rows_of_images_stand_where_a_family_lets_them():
     assert recorder.operations == []
 
 
-def test_a_whole_architecture():
-    """An encoder says its part before; what goes wrong names the file."""
+def test_tracing_an_architecture_records_its_encoder_first():
+    """Check also that errors name the file."""
     file = SimpleNamespace(path="m.gguf", tensors={"w": None, "e": None}, oddities=Oddities())
 
     def of(encodes=True, pooling=None, columns=9, uses=("w", "e")):

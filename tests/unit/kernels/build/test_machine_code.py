@@ -1,4 +1,4 @@
-"""Object files that we link ourselves, against what LLVM's linker makes of them."""
+"""Compare object files that we link ourselves with LLVM's linker."""
 
 import ctypes
 import subprocess
@@ -70,12 +70,12 @@ def object_of(source: str) -> bytes:
 
 
 def answers(addresses: dict[str, int]) -> list[int]:
-    """What the functions of SOURCE return, one after the other."""
+    """Return the results of the functions of SOURCE."""
     call = {name: ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(address) for name, address in addresses.items()}
     return [call[name](number) for name in NAMES for number in (0, 1, 2, 3)]
 
 
-def test_functions_do_what_those_linked_by_llvm_do():
+def test_linked_functions_do_what_those_linked_by_llvm_do():
     code = object_of(SOURCE)
     ours, engine = MachineCode([code], NAMES), linked_by_llvm([code])
     theirs = answers({name: engine.get_function_address(name) for name in NAMES})
@@ -84,29 +84,29 @@ def test_functions_do_what_those_linked_by_llvm_do():
 
 
 def rights(address: int) -> str:
-    """What the process may do with the memory there: "rw" or "rx", say."""
+    """Return the access rights of the memory at an address, e.g. "rw" or "rx"."""
     if sys.platform == "win32":
-        found = (
+        information = (
             ctypes.c_uint64 * 6
         )()  # MEMORY_BASIC_INFORMATION, whose PAGE_ rights are the tenth of its 32-bit words
-        assert ctypes.windll.kernel32.VirtualQuery(ctypes.c_void_p(address), found, ctypes.c_size_t(48))
-        return {0x04: "rw", 0x20: "rx"}.get(found[4] >> 32, hex(found[4] >> 32))
+        assert ctypes.windll.kernel32.VirtualQuery(ctypes.c_void_p(address), information, ctypes.c_size_t(48))
+        return {0x04: "rw", 0x20: "rx"}.get(information[4] >> 32, hex(information[4] >> 32))
     with open("/proc/self/maps") as maps:
         rows = [line.split() for line in maps]
     spans = {tuple(int(end, 16) for end in row[0].split("-")): row[1] for row in rows}
-    (told,) = (rights for (start, end), rights in spans.items() if start <= address < end)
-    return told.strip("p").replace("-", "")
+    (access,) = (rights for (start, end), rights in spans.items() if start <= address < end)
+    return access.strip("p").replace("-", "")
 
 
 @links_itself
-def test_memory_is_written_or_executed():
-    """Not both: a mistake in a kernel must not be able to change kernels."""
+def test_memory_is_writable_or_executable_but_not_both():
+    """A mistake in a kernel must not be able to change kernels."""
     code = MachineCode([object_of(SOURCE)], ["count", "counter"])
     assert [rights(code.addresses[name]) for name in ("count", "counter")] == ["rx", "rw"]
 
 
 @links_itself
-def test_what_cannot_be_linked_is_refused():
+def test_unknown_functions_and_relocations_are_refused():
     with pytest.raises(LocalllmError, match="there is no function nonsense_of_localllm on this computer"):
         MachineCode([object_of(SOURCE.replace("@exp", "@nonsense_of_localllm"))], NAMES)
     code = bytearray(object_of(SOURCE))
@@ -117,8 +117,8 @@ def test_what_cannot_be_linked_is_refused():
         MachineCode([bytes(code)], NAMES)
 
 
-def test_a_start_does_without_llvm():
-    """Loading kernels that are compiled imports no llvmlite, which takes 50 ms."""
+def test_loading_compiled_kernels_does_not_import_llvmlite():
+    """llvmlite takes 50 ms to import."""
     library = "from localllm.kernels.build.library import Library"
     program = f"import sys; {library}; Library(['add']); print('llvmlite' in sys.modules)"
     for _ in range(2):  # the first may compile
@@ -126,38 +126,38 @@ def test_a_start_does_without_llvm():
     assert done.stdout == f"{not machine_code.is_x86_64(object_of(SOURCE))}\n", done.stderr
 
 
-def test_which_cpu_it_is_is_remembered(tmp_path, monkeypatch):
-    """Under what Linux says of it: another computer with the same home asks LLVM."""
-    asked = []
+def test_the_detected_processor_is_cached_for_this_computer(tmp_path, monkeypatch):
+    """The key is Linux's description: another computer with the same home asks LLVM."""
+    detected = []
     monkeypatch.setenv("LOCALLLM_CACHE", str(tmp_path))
-    monkeypatch.setattr(machine, "processor_by_llvm", lambda: asked.append(1) or ("znver9", "+sse2,-avx"))
-    for said, times in ((b"model 1", 1), (b"model 1", 1), (b"model 2", 2), (None, 3)):
-        monkeypatch.setattr(cpu, "processor_information", lambda: said)  # noqa: B023
+    monkeypatch.setattr(machine, "processor_by_llvm", lambda: detected.append(1) or ("znver9", "+sse2,-avx"))
+    for information, times in ((b"model 1", 1), (b"model 1", 1), (b"model 2", 2), (None, 3)):
+        monkeypatch.setattr(cpu, "processor_information", lambda: information)  # noqa: B023
         assert machine.processor.__wrapped__() == ("znver9", "+sse2,-avx")
-        assert len(asked) == times
+        assert len(detected) == times
     for file in tmp_path.rglob("*"):
         if file.is_file():
             file.write_bytes(file.read_bytes() + b"!")
     monkeypatch.setattr(cpu, "processor_information", lambda: b"model 1")
     machine.processor.__wrapped__()
-    assert len(asked) == 4
+    assert len(detected) == 4
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows says it elsewhere")
-def test_what_linux_says_of_a_cpu(tmp_path):
+def test_processor_information_ignores_the_clock_but_not_features(tmp_path):
     first = (
         "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n"
         "stepping\t: 1\ncpu MHz\t\t: 2596.1\nflags\t\t: fpu sse2\n"
     )
-    said = []
+    descriptions = []
     for text in (
         first + "\n",
         first.replace("2596.1", "3100.0") + "\nprocessor\t: 1\n",
         first.replace("sse2", "avx") + "\n",
     ):
         (tmp_path / "cpuinfo").write_text(text)
-        said.append(cpu.processor_information(str(tmp_path / "cpuinfo")))
-    assert said[0] == said[1] != said[2]
+        descriptions.append(cpu.processor_information(str(tmp_path / "cpuinfo")))
+    assert descriptions[0] == descriptions[1] != descriptions[2]
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nBogoMIPS\t: 50\nFeatures\t: fp asimd\n\n")
     assert cpu.processor_information(str(tmp_path / "cpuinfo")) is None
     assert cpu.processor_information(str(tmp_path / "nothing")) is None

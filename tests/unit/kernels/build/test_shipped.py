@@ -1,4 +1,4 @@
-"""Object files that a wheel carries: who gets them, and that a start with them compiles nothing."""
+"""Test the object files of a wheel: which computers take them, and that a start with them compiles nothing."""
 
 import ast
 import hashlib
@@ -27,13 +27,13 @@ def write(folder: Path, objects: dict[str, bytes], lane: Lane = LANE, **changes:
     write_archive(folder / "one.zip", objects)
     digest = hashlib.sha256((folder / "one.zip").read_bytes()).hexdigest()
     row = {"cpu": lane.cpu, "features": lane.feature_string, "sha256": digest} | changes
-    told = {"sources": source_hash(), "archives": {"one.zip": row}}
-    (folder / "lanes.json").write_text(json.dumps(told))
+    description = {"sources": source_hash(), "archives": {"one.zip": row}}
+    (folder / "lanes.json").write_text(json.dumps(description))
     archive_of.cache_clear()
     return folder
 
 
-def test_shipped_objects_of_a_lane_with_more_features_are_those_that_are_there(tmp_path: Path):
+def test_shipped_objects_serve_lanes_with_more_features(tmp_path: Path):
     folder = write(tmp_path, {"add": b"1", "scale": b"22"})
     assert shipped_objects(["scale", "rope"], NEWER, folder) == {"scale": b"22"}
     assert shipped_names(NEWER, folder) == {"add", "scale"}
@@ -48,28 +48,28 @@ def test_shipped_objects_of_a_lane_with_more_features_are_those_that_are_there(t
     ],
     ids=lambda lane: lane.cpu,
 )
-def test_shipped_objects_of_a_lane_with_other_kernels_are_none(tmp_path: Path, lane: Lane):
+def test_shipped_objects_do_not_serve_lanes_with_other_kernels(tmp_path: Path, lane: Lane):
     folder = write(tmp_path, {"add": b"1"})
     assert shipped_objects(["add"], lane, folder) == {} and not shipped_names(lane, folder)
 
 
 @pytest.mark.parametrize("damage", ["archive", "description", "sources", "nothing"])
-def test_shipped_objects_that_are_damaged_or_from_other_sources_are_none(tmp_path: Path, damage: str):
+def test_damaged_or_outdated_shipped_objects_are_ignored(tmp_path: Path, damage: str):
     folder = write(tmp_path, {"add": b"1"})
-    told = folder / "lanes.json"
+    description = folder / "lanes.json"
     if damage == "archive":
         (folder / "one.zip").write_bytes((folder / "one.zip").read_bytes()[:-1])
     elif damage == "description":
-        told.write_text(told.read_text()[:-2])
+        description.write_text(description.read_text()[:-2])
     elif damage == "sources":
-        told.write_text(told.read_text().replace(source_hash(), "0" * 64))
+        description.write_text(description.read_text().replace(source_hash(), "0" * 64))
     else:
-        told.unlink()
+        description.unlink()
     archive_of.cache_clear()
     assert shipped_objects(["add"], LANE, folder) == {}
 
 
-def test_library_with_shipped_objects_compiles_nothing_and_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_loading_shipped_objects_compiles_nothing_and_caches_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     Library(["add", "run"]).close()
     code = {name: read_checksummed(object_file(name)) or b"" for name in ("add", "run")}
     monkeypatch.setattr(shipped, "archive_of", lambda lane, folder=None: tmp_path / "one.zip")
@@ -84,17 +84,19 @@ def test_library_with_shipped_objects_compiles_nothing_and_keeps_them(tmp_path: 
     assert symbol("add") in code["add"].decode("latin1")
 
 
-def test_choices_have_every_feature_that_a_source_asks_for():
-    """A literal that is the name of a feature, anywhere in the kernels' sources, decides what they are made of."""
+def test_lanes_are_told_apart_by_every_feature_in_the_sources():
+    """A string constant that names a feature, anywhere in the kernels' sources, decides what they compile to."""
     known = {*llvm.get_host_cpu_features(), *["neon", "dotprod", "i8mm"]} | CHOSEN_BY
-    asked = set()
+    constants = set()
     for path in (ROOT / "localllm" / "kernels").rglob("*.py"):
         if "cuda" not in path.parts and "build" not in path.parts and path.name != "machine.py":
-            asked |= {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
-    assert {word for word in asked if isinstance(word, str) and word in known} <= CHOSEN_BY
+            constants |= {
+                node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)
+            }
+    assert {word for word in constants if isinstance(word, str) and word in known} <= CHOSEN_BY
 
 
-def test_archives_serve_different_lanes():
+def test_archives_of_different_lanes_do_not_serve_each_other():
     for lanes in (X86, ARM, APPLE):
         served = [[serves(one, other) for other in lanes.values()] for one in lanes.values()]
         assert [row.count(True) for row in served] == [1] * len(lanes)
@@ -102,7 +104,7 @@ def test_archives_serve_different_lanes():
     assert serves(X86["avx512-bf16"], zen_5) and not serves(X86["avx-vnni"], zen_5)
 
 
-def test_kernels_of_a_lane_are_named_once():
+def test_kernels_of_a_lane_are_listed_once():
     for _, lanes in SYSTEMS.values():
         for lane in lanes.values():
             names = kernels_of(lane)
@@ -111,7 +113,9 @@ def test_kernels_of_a_lane_are_named_once():
 
 
 @pytest.mark.parametrize("version", ["standard", "editable"])
-def test_platform_wheel_has_what_the_environment_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str):
+def test_a_platform_wheel_contains_the_archives_of_its_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+):
     (tmp_path / "avx2.zip").touch()
     data = {"force_include": {}, "tag": None, "pure_python": True}
     PlatformWheel.initialize(None, version, data)

@@ -1,4 +1,4 @@
-"""Every CPU kernel against a plain NumPy twin, called as the tape calls it: by address, with an array of int64."""
+"""Compare every CPU kernel with NumPy, called as the tape does: by address, with an array of int64."""
 
 import itertools
 from collections.abc import Iterator
@@ -56,12 +56,12 @@ def call(request):
 
 
 def kind_of(test: str) -> str:
-    """The kind of kernel that a test of formats calls."""
+    """Return the type of kernel that a test calls, by its name."""
     return "embed" if "embed" in test else "linear_float" if "float" in test else "linear_quantized"
 
 
 def random_matrix(name: str, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """A matrix in a format: its bytes, and the weights that they mean, float32 [rows, columns]."""
+    """Return a random matrix: its bytes, and its weights as float32 [rows, columns]."""
     if name in PLAIN:
         data = gguf.quantize(normal(rows, columns), gguf.GGMLQuantizationType[name]).view(np.uint8)
     else:
@@ -78,12 +78,12 @@ def random_matrix(name: str, rows: int, columns: int) -> tuple[np.ndarray, np.nd
 
 
 def scale_fields(name: str) -> tuple[int, ...]:
-    """Where a block has its float16 numbers."""
+    """Return the offsets of a block's float16 scales."""
     return (48,) if name == "IQ1_M" else floats_at(name)
 
 
 def write_scales(name: str, blocks: np.ndarray, field: int, scales: np.ndarray) -> None:
-    """Numbers for the float16 field of blocks uint8 [blocks, bytes]."""
+    """Write scales to the float16 field of blocks, uint8 [blocks, bytes]."""
     bits = scales.astype("<f2").view("<u2")
     if name != "IQ1_M":
         blocks[:, field : field + 2] = bits.reshape(-1, 1).view(np.uint8)
@@ -94,7 +94,7 @@ def write_scales(name: str, blocks: np.ndarray, field: int, scales: np.ndarray) 
 
 
 def spoiled(name: str, data: np.ndarray, rows: int, value: float) -> Iterator[np.ndarray]:
-    """The matrix with `value` for a scale, or for a plain weight, in row SPOILED: first blocks and last ones."""
+    """Yield copies of the matrix with `value` as a scale or weight of row SPOILED, in its first and last blocks."""
     if name in PLAIN:
         bits = np.array([value], np.float16 if name == "F16" else np.float32).view(np.uint8)[-BY_NAME[name].bytes :]
         for place in (0, -1):
@@ -111,21 +111,21 @@ def spoiled(name: str, data: np.ndarray, rows: int, value: float) -> Iterator[np
 
 
 def assert_spoiled(y: np.ndarray, rows: slice | int = slice(None), tokens: slice | int = slice(None)) -> None:
-    """No output in these rows and tokens is finite, and all others are."""
+    """Check that no output in these rows and tokens is finite, and that all others are."""
     expected = np.ones(y.shape, bool)
     expected[tokens, rows] = False
     np.testing.assert_array_equal(np.isfinite(y), expected)
 
 
 def product_error(got: np.ndarray, x: np.ndarray, weights: np.ndarray) -> float:
-    """The normalized mean square error of x W^T, of the worst token; what cancels out in the product counts in full."""
+    """Return the normalized mean square error of x W^T, of the worst token, relative to the product's terms."""
     assert np.isfinite(got).all()
     x, weights = x.astype(np.float64), weights.astype(np.float64)
     size = (x**2 @ (weights**2).T).sum(axis=1)
     return float((((got - x @ weights.T) ** 2).sum(axis=1) / size).max())
 
 
-def test_the_lists_of_formats_agree():
+def test_lists_of_types_agree():
     """localllm.kernels.cpu names them without importing Numba."""
     assert {name: format.sub_block for name, format in QUANTIZED.items()} == cpu.SUB_BLOCK
     assert set(PLAIN) == cpu.PLAIN
@@ -139,7 +139,7 @@ COLUMNS = [5, 16, 64, 100, 576]
 
 @pytest.mark.sampled("name")
 @pytest.mark.parametrize("name", FORMATS["embed"])
-def test_embed(call, name):
+def test_embedding_rows_are_dequantized_and_keep_nan(call, name):
     columns = {32: 96, 64: 128, 256: 512}.get(BY_NAME[name].block, 100)
     data, weights = random_matrix(name, 20, columns)
     ids = np.array([19, 0, SPOILED, SPOILED, 7, 19, 1], np.int64)
@@ -160,12 +160,11 @@ GROUPS = [(5, 5), (15, 5), (16, 16), (64, 64), (60, 20), (100, 100), (96, 32), (
 
 
 def grouped(x: np.ndarray, group: int) -> np.ndarray:
-    """Float64 [tokens, groups, group]."""
     return x.reshape(len(x), x.shape[1] // group, group).astype(np.float64)
 
 
 def norm(call, name: str, parts: int, x: np.ndarray, in_place: bool, **given) -> np.ndarray:
-    """A norm of x, whose result may lie where x does."""
+    """Compute a norm of x, whose result may overwrite x."""
     (tokens, columns), source = x.shape, padded(x)
     y = output(tokens, columns)
     if in_place:
@@ -179,7 +178,7 @@ def norm(call, name: str, parts: int, x: np.ndarray, in_place: bool, **given) ->
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize(("columns", "group"), GROUPS)
-def test_rms_norm(call, tokens, columns, group, in_place):
+def test_rms_norm_agrees_with_numpy_and_keeps_nan(call, tokens, columns, group, in_place):
     x, weight = normal(tokens, columns), normal(columns)
 
     def compute(parts):
@@ -196,12 +195,12 @@ def test_rms_norm(call, tokens, columns, group, in_place):
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize(("columns", "group"), GROUPS)
-def test_layer_norm(call, tokens, columns, group, in_place):
+def test_layer_norm_agrees_with_numpy_and_keeps_nan(call, tokens, columns, group, in_place):
     x, weight, bias = normal(tokens, columns) + 3, normal(columns, seed=1), normal(columns, seed=2)
 
     def compute(parts):
-        given = {"weight": vector(weight), "bias": vector(bias), "group": group}
-        return norm(call, "layer_norm", parts, x, in_place, **given)
+        vectors = {"weight": vector(weight), "bias": vector(bias), "group": group}
+        return norm(call, "layer_norm", parts, x, in_place, **vectors)
 
     exact = grouped(x, group)
     exact = (exact - exact.mean(axis=2, keepdims=True)) / np.sqrt(exact.var(axis=2, keepdims=True) + 1e-3)
@@ -217,7 +216,7 @@ def gelu(x: np.ndarray) -> np.ndarray:
     return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
-FUNCTIONS = {  # of single numbers: their twins, and what the kernels take besides
+FUNCTIONS = {  # of single values: NumPy's, and further arguments
     "gelu": (gelu, {}),
     "relu_squared": (lambda x: np.maximum(x, 0) ** 2, {}),
     "clamp": (lambda x: np.clip(x, -1.5, 1.5), {"limit": 1.5}),
@@ -228,8 +227,8 @@ FUNCTIONS = {  # of single numbers: their twins, and what the kernels take besid
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize("columns", COLUMNS)
-def test_functions_of_single_numbers(call, tokens, columns, function):
-    """What is not finite stays that; nothing else does."""
+def test_elementwise_functions_agree_with_numpy(call, tokens, columns, function):
+    """Check also that exactly the infinite inputs give infinite outputs."""
     x, (twin, given) = 3 * normal(tokens, columns), FUNCTIONS[function]
     x[:, :2] = 50, -50
 
@@ -246,7 +245,7 @@ def test_functions_of_single_numbers(call, tokens, columns, function):
 
 @pytest.mark.parametrize("columns", COLUMNS)
 @pytest.mark.parametrize("offset", [0, 1])
-def test_temper(call, columns, offset):
+def test_scaling_by_position_agrees_with_numpy(call, columns, offset):
     positions, slope, length = np.array([0, 15, 16, 31, 32, 131071], np.int64), 0.1, 16
     x = normal(len(positions), columns)
 
@@ -261,7 +260,7 @@ def test_temper(call, columns, offset):
 
 
 @pytest.mark.parametrize(("first", "end"), [(0, 100), (0, 16), (3, 4), (84, 100), (17, 60)])
-def test_columns(call, first, end):
+def test_slicing_copies_columns(call, first, end):
     x = normal(7, 100)
 
     def compute(parts):
@@ -275,7 +274,7 @@ def test_columns(call, first, end):
 
 
 @pytest.mark.parametrize(("first", "end", "period"), [(0, 20, 50), (20, 50, 50), (3, 4, 5), (0, 100, 100)])
-def test_columns_of_every_group(call, first, end, period):
+def test_slicing_copies_columns_of_every_group(call, first, end, period):
     x, columns = normal(7, 100), (end - first) * 100 // period
 
     def compute(parts):
@@ -291,7 +290,7 @@ def test_columns_of_every_group(call, first, end, period):
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize(("heads", "left", "right"), [(1, 5, 7), (4, 32, 16), (3, 20, 33)])
-def test_join(call, heads, left, right, shared):
+def test_concatenated_heads_alternate(call, heads, left, right, shared):
     x, z = normal(7, heads * left), normal(7, right if shared else heads * right, seed=1)
 
     def compute(parts):
@@ -308,7 +307,7 @@ def test_join(call, heads, left, right, shared):
 
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize("columns", COLUMNS)
-def test_add(call, tokens, columns):
+def test_adding_rows_or_a_bias_agrees_with_numpy(call, tokens, columns):
     x, z = normal(tokens, columns, seed=1), normal(tokens, columns, seed=2)
     bias = normal(columns)
 
@@ -325,7 +324,7 @@ def test_add(call, tokens, columns):
 
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize("columns", COLUMNS)
-def test_swiglu(call, tokens, columns):
+def test_swiglu_agrees_with_numpy(call, tokens, columns):
     gate, up = 10 * normal(tokens, columns, seed=1), normal(tokens, columns, seed=2)
     gate[:, 0], gate[:, 1] = 1e4, -1e4
 
@@ -340,7 +339,7 @@ def test_swiglu(call, tokens, columns):
     np.testing.assert_allclose(for_any_parts(compute), exact, rtol=1e-6, atol=1e-30)
 
 
-def test_select(call):
+def test_selecting_copies_rows(call):
     x, rows = normal(40, 100), np.array([39, 0, 7, 7], np.int64)
 
     def compute(parts):
@@ -353,13 +352,13 @@ def test_select(call):
 
 
 @pytest.mark.parametrize("columns", [1, 15, 100, 1000])
-def test_logits(call, columns):
+def test_logits_are_copied_and_infinite_ones_flagged(call, columns):
     x = normal(3, columns)
 
     def compute(parts, rows=3):
         y, flaws = np.full((rows + 1, columns), GUARD), np.zeros(1, np.int64)
-        given = {"x": padded(x), "columns": columns, "y": np.array([y.ctypes.data]), "flaws": flaws}
-        call("logits", parts, count=count(rows), stride=given["x"].strides[0], **given)
+        arguments = {"x": padded(x), "columns": columns, "y": np.array([y.ctypes.data]), "flaws": flaws}
+        call("logits", parts, count=count(rows), stride=arguments["x"].strides[0], **arguments)
         assert (y[-1] == GUARD).all()
         return y[:-1], flaws[0] > 0
 
@@ -373,7 +372,7 @@ def test_logits(call, columns):
 
 
 @pytest.mark.parametrize("pairs", [1, 10, 16, 40])
-def test_angles(call, pairs):
+def test_angles_agree_with_numpy(call, pairs):
     positions = np.array([0, 1, 2, 511, 131071], np.int64)
     frequencies = 10000.0 ** (-np.arange(pairs) / pairs)
 
@@ -391,8 +390,8 @@ def test_angles(call, pairs):
 
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize(("head_dim", "dims"), [(64, 64), (80, 32), (20, 20), (6, 2)])
-def test_rope(call, head_dim, dims, interleaved):
-    """A head as complex numbers, turned, in place or elsewhere; dimensions beyond the first `dims` stay."""
+def test_rope_rotates_the_first_dimensions_of_each_head(call, head_dim, dims, interleaved):
+    """Compare with complex numbers, in place or elsewhere."""
     tokens, heads, pairs = 7, 3, dims // 2
     x = normal(tokens, heads * head_dim)
     angles = np.random.default_rng(0).uniform(-3, 3, (tokens, pairs))
@@ -425,7 +424,7 @@ BATCHES = [0, 1, 2, 7, 8, 9, 65, 130]
 def linear_float(
     call, name: str, data, rows: int, x: np.ndarray, halves=None, most_precise=0, parts=1, kernel_tokens: int = 0
 ) -> np.ndarray:
-    """The product of a matrix with the rows of x; halves: these in 16 bits, for more tokens than most_precise."""
+    """Multiply a matrix by the rows of x; halves: these in 16 bits, for more tokens than most_precise."""
     (tokens, columns), source = x.shape, padded(x)
     y, scratch = output(tokens, rows), Scratch(max(cpu.FLOAT_SCRATCH, 4 * columns))
     arguments = {"weights": data, "row_bytes": data.nbytes // rows, "rows": rows, "columns": columns}
@@ -440,7 +439,7 @@ def linear_float(
 
 
 def round_bf16(call, x: np.ndarray) -> np.ndarray:
-    """Activations as the bits of BF16, uint16 [padded tokens, padded columns]."""
+    """Return activations as the bits of BF16, uint16 [padded tokens, padded columns]."""
     (tokens, columns), source = x.shape, padded(x)
     halves = np.full(source.shape, 7, np.uint16)
     vectors = {"x": source, "stride": source.strides[0], "y": halves, "y_stride": halves.strides[0]}
@@ -452,7 +451,7 @@ def round_bf16(call, x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("tokens", BATCHES)
 @pytest.mark.parametrize("name", FORMATS["linear_float"])
 @by_format
-def test_linear_float(call, name, tokens):
+def test_float_products_agree_with_numpy(call, name, tokens):
     block = BY_NAME[name].block
     shapes = [(1, 64), (5, 192), (17, 576), (33, 320)]
     shapes += {1: [(3, 20), (16, 100)], 32: [(3, 96), (16, 32)], 64: [], 256: []}[block]
@@ -467,7 +466,7 @@ def test_linear_float(call, name, tokens):
 @pytest.mark.parametrize("tokens", [1, 4, 9])
 @pytest.mark.parametrize("name", FORMATS["linear_float"])
 @by_format
-def test_what_is_no_number_stays_visible_in_float32(call, name, tokens):
+def test_nan_stays_visible_in_float_products(call, name, tokens):
     rows, columns = 33, 512
     data, _ = random_matrix(name, rows, columns)
     x = normal(tokens, columns)
@@ -481,7 +480,7 @@ def test_what_is_no_number_stays_visible_in_float32(call, name, tokens):
 
 
 @pytest.mark.skipif(not HAS_BF16, reason="needs AVX512-BF16")
-def test_what_is_no_number_stays_visible_in_bf16(call):
+def test_nan_stays_visible_in_bf16_products(call):
     data, _ = random_matrix("BF16", 33, 512)
     x = normal(9, 512)
     for value in (np.nan, np.inf):
@@ -494,8 +493,8 @@ def test_what_is_no_number_stays_visible_in_bf16(call):
 
 @pytest.mark.skipif(not HAS_BF16, reason="needs AVX512-BF16")
 @pytest.mark.parametrize("tokens", [9, 65])
-def test_linear_bf16(call, tokens):
-    """Activations in BF16 too (an error of 3e-6), but not in a batch of up to the most tokens for float32."""
+def test_bf16_products_round_activations_of_large_batches(call, tokens):
+    """Their error is 3e-6; smaller batches use float32."""
     for rows, columns in ((1, 64), (17, 576), (33, 1100), (64, 1024)):
         data, weights = random_matrix("BF16", rows, columns)
         x = normal(tokens, columns)
@@ -509,7 +508,7 @@ def test_linear_bf16(call, tokens):
 
 
 def quantize_words(call, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Activations as `quantize_words` leaves them, uint8 [padded tokens, bytes]; and what they stand for, float64."""
+    """Return activations as quantize_words writes them, uint8 [padded tokens, bytes], and their values, float64."""
     (tokens, columns), source = x.shape, padded(x)
     runs = -(-columns // 32)
     words = np.full((len(source), runs * 68 + 4), 7, np.uint8)
@@ -527,7 +526,7 @@ needs_words = pytest.mark.skipif("F16" not in cpu.HALVES, reason="needs AVX512-V
 
 
 @needs_words
-def test_quantize_words(call):
+def test_quantize_words_rounds_to_14_bits(call):
     x = normal(7, 336) * np.repeat(2.0 ** np.arange(-40, 30, 10), 336).reshape(7, 336).astype(np.float32)
     x[3, 32:64] = 0
     _, got = quantize_words(call, x)
@@ -537,8 +536,8 @@ def test_quantize_words(call):
 
 @needs_words
 @pytest.mark.parametrize("tokens", [9, 65, 607])
-def test_linear_words(call, tokens):
-    """Weights and activations in 14 bits (an error of 3e-8), but not in a batch of up to the most for float32."""
+def test_word_products_round_to_14_bits_in_large_batches(call, tokens):
+    """Their error is 3e-8; smaller batches use float32."""
     for rows, columns in ((1, 32), (3, 16), (17, 592), (33, 1120), (40, 1168), (64, 1024)):
         data, weights = random_matrix("F16", rows, columns)
         x = normal(tokens, columns)
@@ -555,15 +554,15 @@ def test_linear_words(call, tokens):
 
 
 @needs_words
-def test_the_largest_words_fit(call):
-    """32 products of the largest numbers, all of one sign: one more would be too much for 32 bits."""
+def test_the_largest_words_do_not_overflow(call):
+    """32 products of the largest values, all of one sign, fit 32 bits; one more would not."""
     data, x = np.full((40, 512), 2.0, np.float16), np.full((9, 512), -3.0, np.float32)
     got = linear_float(call, "F16", data.view(np.uint8), 40, x, quantize_words(call, x)[0])
     np.testing.assert_allclose(got, -6.0 * 512, rtol=1e-6)
 
 
 @needs_words
-def test_what_is_no_number_stays_visible_in_words(call):
+def test_nan_stays_visible_in_word_products(call):
     data, _ = random_matrix("F16", 33, 512)
     x = normal(9, 512)
     for value in (np.nan, np.inf):
@@ -579,7 +578,7 @@ QUANTIZED_X = [name for name in QUANTIZE._fields[QUANTIZE.high : QUANTIZE.most_p
 
 
 def quantized(x: np.ndarray, in_pairs: bool = False) -> dict[str, np.ndarray]:
-    """The twin of `quantize`: its results by name, the planes in the order of the columns."""
+    """Return what `quantize` computes, by name, with the planes in the order of the columns."""
     blocks = x.reshape(len(x), x.shape[1] // 32, 32)
     largest = np.abs(blocks).max(axis=-1, keepdims=True)
     if in_pairs:
@@ -612,7 +611,7 @@ def quantized(x: np.ndarray, in_pairs: bool = False) -> dict[str, np.ndarray]:
 
 
 def as_written(x: np.ndarray, in_pairs: bool = False) -> dict[str, np.ndarray]:
-    """The same as `quantize` writes it."""
+    """Return what `quantize` writes."""
     results = quantized(x, in_pairs)
     both = 256 * results["high"].astype(np.int16) + results["low"]
     words = striped(both).reshape(-1, 2, 2).swapaxes(1, 2).reshape(both.shape)  # of each 4 the even ones first
@@ -620,7 +619,7 @@ def as_written(x: np.ndarray, in_pairs: bool = False) -> dict[str, np.ndarray]:
 
 
 def striped(plane: np.ndarray) -> np.ndarray:
-    """The order in which `quantize` writes bytes: 8 of each run of 32, in every 256 columns, then in every 64."""
+    """Reorder bytes as `quantize` writes them: 8 of each run of 32, in every 256 columns, then in every 64."""
     groups = np.split(plane, [plane.shape[1] // 256 * 256], axis=1)
     return np.concatenate([
         group.reshape(len(plane), group.shape[1] // (32 * runs), runs, 4, 8).swapaxes(2, 3).reshape(group.shape)
@@ -629,7 +628,7 @@ def striped(plane: np.ndarray) -> np.ndarray:
 
 
 def activations(tokens: int, columns: int) -> np.ndarray:
-    """Numbers of many sizes: blocks of zeros, of tiny and of large ones, and outliers."""
+    """Return values of many sizes: blocks of zeros, of tiny and of large ones, and outliers."""
     x = normal(tokens, columns) * np.repeat(10.0 ** np.random.default_rng(1).integers(-3, 3, columns // 32), 32)
     x = x.astype(np.float32)
     x[:, :: max(columns // 3, 1)] *= 30
@@ -640,7 +639,7 @@ def activations(tokens: int, columns: int) -> np.ndarray:
 @pytest.mark.parametrize("tokens", [0, 1, 7, 65])
 @pytest.mark.parametrize("columns", [64, 192, 320])
 @pytest.mark.parametrize("in_pairs", [False, True])
-def test_quantize(call, tokens, columns, in_pairs):
+def test_quantize_agrees_with_numpy_and_rounds_within_half_a_step(call, tokens, columns, in_pairs):
     x = activations(tokens, columns)
     expected, most_precise = as_written(x, in_pairs), count(tokens - in_pairs)
     expected["words"] = expected["words"] if LANE.has_avx2_only else np.full_like(expected["words"], 77)
@@ -664,8 +663,8 @@ def test_quantize(call, tokens, columns, in_pairs):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("in_pairs", [False, True])
-def test_quantize_shows_what_is_no_number(call, value, in_pairs):
-    """In the scale and the sums of its 32 numbers, wherever it is, whatever else is there; all others are as ever."""
+def test_quantize_keeps_nan_in_scales_and_sums(call, value, in_pairs):
+    """Only the 32 values around it are affected."""
     x = activations(64, 320)
     x[np.arange(64), (np.arange(64) * 33) % 320] = value
     x[40:, 5] = np.inf
@@ -705,22 +704,22 @@ def junk(rows: int, like: np.ndarray) -> np.ndarray:
 
 
 def quantized_shapes(name: str) -> list[tuple[int, int]]:
-    """(rows, columns), some odd; blocks of 256 allow fewer."""
+    """Return (rows, columns), some odd; blocks of 256 allow fewer."""
     if QUANTIZED[name].chunk:
         return [(1, 64), (5, 192), (17, 576), (33, 320), (50, 1024), (64, 1600)]
     return [(1, 256), (5, 1536), (17, 512), (33, 768), (50, 2560)]
 
 
 def rescaled(call, name: str, data, rows: int, columns: int) -> np.ndarray:
-    """The weights that many tokens meet: products with the rows of the unit matrix, float32 [rows, columns]."""
+    """Return the weights that many tokens are multiplied by: products with the unit matrix, float32 [rows, columns]."""
     return linear_quantized(call, name, data, rows, np.eye(columns, dtype=np.float32), 1, 1).T
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", QUANTIZED)
 @by_format
-def test_weights_for_many_tokens(call, name):
-    """They are exact, or rounded to 8 bits in spans of 64 columns, as far as the span's largest weight allows."""
+def test_weights_for_many_tokens_are_rounded_to_8_bits_at_most(call, name):
+    """Weights are exact, or rounded in spans of 64 columns, as far as the span's largest weight allows."""
     for rows, columns in quantized_shapes(name):
         data, weights = random_matrix(name, rows, columns)
         got = rescaled(call, name, data, rows, columns)
@@ -744,8 +743,8 @@ MANY = max(FEW) + 1  # tokens, for which every format is read in tiles
 @pytest.mark.sampled("name")
 @pytest.mark.parametrize("tokens", [0, 1, 2, 7, *sorted(FEW), MANY, 130])
 @pytest.mark.parametrize("name", QUANTIZED)
-def test_linear_quantized(call, name, tokens):
-    """The integers are multiplied exactly: with both planes, or the high one if there are too many tokens for both."""
+def test_quantized_products_multiply_integers_exactly(call, name, tokens):
+    """Both planes are used, or the high one for many tokens."""
     for rows, columns in quantized_shapes(name):
         data, weights = random_matrix(name, rows, columns)
         x = activations(tokens, columns)
@@ -764,7 +763,7 @@ def test_linear_quantized(call, name, tokens):
 @pytest.mark.parametrize("name", QUANTIZED)
 @by_format
 def test_a_token_gets_the_same_bits_among_any_others(call, name):
-    """Whatever number of tokens selects the kernel: of answers, of short prompts and of long ones."""
+    """Check the kernels of decode, of short prompts and of long ones."""
     rows, columns = 37, 576 if QUANTIZED[name].chunk else 768
     data, _ = random_matrix(name, rows, columns)
     x = activations(150, columns)
@@ -779,7 +778,7 @@ def test_a_token_gets_the_same_bits_among_any_others(call, name):
 
 
 @pytest.mark.parametrize(("code", "scale"), [(0, -128), (255, 127)])
-def test_the_largest_codes_and_scales_of_q6_k_fit(call, code, scale):
+def test_the_largest_codes_and_scales_of_q6_k_do_not_overflow(call, code, scale):
     """Sums of 16 bits are multiplied by integer scales in 32 bits where there is no dot product of bytes."""
     data = np.full((16, 2, 210), code, np.uint8)
     data[..., 192:208], data[..., 208:] = np.int8(scale).view(np.uint8), np.frombuffer(np.float16(1), np.uint8)
@@ -791,8 +790,8 @@ def test_the_largest_codes_and_scales_of_q6_k_fit(call, code, scale):
 
 @pytest.mark.parametrize("name", ["Q2_K", "Q4_K"])
 @by_format
-def test_rows_of_the_largest_models(call, name):
-    """For one token a thread may hold all activations in an order of its own: of 53,248 columns in Llama 3.1 405B."""
+def test_products_of_the_widest_rows_agree_with_numpy(call, name):
+    """A thread may hold all activations of one token, reordered: 53,248 columns in Llama 3.1 405B."""
     data, weights = random_matrix(name, 9, 53248)
     x = activations(1, 53248)
     q = quantized(x)
@@ -804,8 +803,8 @@ def test_rows_of_the_largest_models(call, name):
 @pytest.mark.parametrize(("tokens", "precise"), [(1, True), (4, True), (4, False), (MANY, True), (MANY, False)])
 @pytest.mark.parametrize("name", QUANTIZED)
 @by_format
-def test_what_is_no_number_stays_visible(call, name, tokens, precise):
-    """A scale that is none spoils its row, for all tokens; an activation its token, in all rows. Nothing else."""
+def test_nan_spoils_only_its_row_or_token(call, name, tokens, precise):
+    """A scale spoils its row for all tokens, an activation its token in all rows."""
     rows, columns = 33, 320 if QUANTIZED[name].chunk else 512
     data, _ = random_matrix(name, rows, columns)
     x = activations(tokens, columns)
@@ -822,8 +821,8 @@ def test_what_is_no_number_stays_visible(call, name, tokens, precise):
 @pytest.mark.parametrize("tokens", [1, 4, MANY])
 @pytest.mark.parametrize("name", QUANTIZED)
 @by_format
-def test_quantized_activations_are_good_enough(call, name, tokens):
-    """Against the exact product: both planes to 1e-8, the high one alone to 1.2e-4. One token always takes both."""
+def test_quantized_products_are_close_to_exact_ones(call, name, tokens):
+    """Both planes are within 1e-8, the high one alone within 1.2e-4. One token always takes both."""
     data = encode(name, normal(256, 512)) if name in ENCODERS else random_matrix(name, 256, 512)[0]
     weights = dequantized(name, data).reshape(256, 512)
     x = normal(tokens, 512)

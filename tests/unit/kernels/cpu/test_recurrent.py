@@ -1,4 +1,4 @@
-"""Kernels of recurrent layers against their plain NumPy twins, for several sequences at once."""
+"""Compare kernels of recurrent layers with NumPy, for several sequences at once."""
 
 from typing import NamedTuple
 
@@ -41,7 +41,7 @@ def weight(values: np.ndarray, bias: np.ndarray | None = None) -> Weight:
 
 
 class Run(NamedTuple):
-    """Some sequences with a state in the middle of their memory; `in_place`: whether the new one goes to the same."""
+    """Sequences with a state in the middle of their memory, which `in_place` overwrites."""
 
     counts: list[int]
     shape: tuple[int, ...]  # of the state
@@ -56,7 +56,7 @@ class Run(NamedTuple):
         return normal(len(self.counts), *self.shape)
 
     def reference(self, say) -> tuple[np.ndarray, np.ndarray]:
-        """Outputs and new states by the twin; say(builder) says the verb."""
+        """Return outputs and new states of the reference, which say(builder) asks for."""
         stores = [ReferenceCache("f32") for _ in self.counts]
         for store, old in zip(stores, self.old, strict=True):
             store.put_state(0, 0, old)
@@ -64,7 +64,7 @@ class Run(NamedTuple):
         return say(Reference(spans, {}, 100)), np.stack([store.state(0, 0, self.shape) for store in stores])
 
     def kernel(self, call, name: str, parts: int, in_memory, **arguments) -> tuple[np.ndarray, np.ndarray]:
-        """The same by the kernel; in_memory(state): as kernels have it, float32, any shape."""
+        """Return outputs and new states of the kernel; in_memory(state) arranges a state as kernels do."""
         tokens, ends = sum(self.counts), np.cumsum(self.counts)
         columns = arguments.pop("output_columns")
         y = output(tokens, columns)
@@ -93,18 +93,18 @@ def check(run: Run, call, name: str, say, in_memory, **arguments) -> None:
 
 
 def in_columns(state: np.ndarray) -> np.ndarray:
-    """Rows padded to 16 with NaN."""
+    """Pad rows to 16 columns with NaN."""
     return np.pad(state, [(0, 0)] * (state.ndim - 1) + [(0, -state.shape[-1] % 16)], constant_values=np.nan)
 
 
 def in_blocks(state: np.ndarray) -> np.ndarray:
-    """[..., rows, columns] as [..., columns / 16, rows, 16]."""
+    """Reshape [..., rows, columns] to [..., columns / 16, rows, 16]."""
     rows = in_columns(state)
     return np.ascontiguousarray(rows.reshape(*rows.shape[:-1], -1, 16).swapaxes(-3, -2))
 
 
 @pytest.mark.parametrize("columns", [1, 16, 100])
-def test_gates(call, columns):
+def test_gates_agree_with_the_reference_and_keep_nan(call, columns):
     x, z, bias = 20 * normal(9, columns), normal(9, columns, seed=1), normal(columns)
     x[:5, 0] = 100, -100, np.nan, np.inf, -np.inf
 
@@ -127,7 +127,7 @@ def test_gates(call, columns):
 
 @pytest.mark.parametrize("counts", COUNTS)
 @pytest.mark.parametrize(("columns", "taps", "silu"), [(1, 4, True), (48, 3, False), (100, 2, True), (33, 1, True)])
-def test_convolve(call, counts, columns, taps, silu):
+def test_convolving_agrees_with_the_reference(call, counts, columns, taps, silu):
     x, filter, bias = normal(sum(counts), columns), normal(columns, taps), normal(columns, seed=1)
     weights = at_end_of_page(np.pad(filter.T, ((0, 0), (0, -columns % 16))))
     for in_place in (True, False):
@@ -142,8 +142,8 @@ def test_convolve(call, counts, columns, taps, silu):
 
 @pytest.mark.parametrize("counts", COUNTS)
 @pytest.mark.parametrize(("columns", "taps", "dilation"), [(20, 4, 3), (33, 2, 5)])
-def test_what_is_convolution_too(call, counts, columns, taps, dilation):
-    """With taps some tokens apart, the tap between them 0; and a mean, whose taps are equal."""
+def test_dilated_convolutions_and_means_agree_with_the_reference(call, counts, columns, taps, dilation):
+    """Taps some tokens apart have zeros between them; a mean has equal taps."""
     x, filter, before = normal(sum(counts), columns), normal(columns, taps), (taps - 1) * dilation
     spread = np.zeros((before + 1, columns), np.float32)
     spread[::dilation] = filter.T
@@ -163,8 +163,8 @@ def test_what_is_convolution_too(call, counts, columns, taps, dilation):
 @pytest.mark.parametrize(
     ("columns", "taps", "stretches"), [(1, 4, 1), (48, 3, 1), (24, 2, 1), (33, 1, 1), (20, 8, 2), (7, 2, 2), (16, 9, 1)]
 )
-def test_gated_mean(call, counts, columns, taps, stretches):
-    """Of up to 9 tokens, where 3 are before the run."""
+def test_gated_means_agree_with_the_reference(call, counts, columns, taps, stretches):
+    """Average up to 9 tokens, 3 of which are before the run."""
     x, places = normal(sum(counts), 2 * stretches * columns), normal(taps, columns)
     of_places = at_end_of_page(np.pad(places, ((0, 0), (0, -columns % 16))))
     in_file = weight(np.hstack(np.split(places, stretches)))
@@ -179,7 +179,7 @@ def test_gated_mean(call, counts, columns, taps, stretches):
 
 @pytest.mark.parametrize("counts", COUNTS)
 @pytest.mark.parametrize(("columns", "state_size"), [(1, 1), (48, 16), (100, 7)])
-def test_selective_scan(call, counts, columns, state_size):
+def test_selective_scans_agree_with_the_reference(call, counts, columns, state_size):
     tokens = sum(counts)
     x, dt = normal(tokens, columns), np.abs(normal(tokens, columns, seed=1))
     b, c = normal(tokens, state_size, seed=2), normal(tokens, state_size, seed=3)
@@ -199,7 +199,7 @@ def test_selective_scan(call, counts, columns, state_size):
 
 
 def moved(builder: Reference) -> Reference:
-    """With the sequences' states as number 1, and back to 0 when they change."""
+    """Make the sequences' states number 1, stored as number 0."""
     for span in builder._spans:
         store = span.store
         store.state = lambda layer, number, shape, store=store: ReferenceCache.state(store, layer, 0, shape)
@@ -213,7 +213,7 @@ def moved(builder: Reference) -> Reference:
     ("heads", "key_heads", "key_dim", "value_dim"),
     [(1, 1, 1, 1), (4, 2, 16, 16), (6, 2, 13, 24), (3, 3, 32, 40), (5, 1, 20, 7)],
 )
-def test_head_scan(call, counts, rule, heads, key_heads, key_dim, value_dim):
+def test_head_scans_agree_with_the_reference(call, counts, rule, heads, key_heads, key_dim, value_dim):
     tokens, repeats = sum(counts), {heads // key_heads} if rule == "plain" else {1, heads // key_heads}
     q, k = normal(tokens, key_heads * key_dim), key_dim**-0.5 * normal(tokens, key_heads * key_dim, seed=1)
     v, dt = normal(tokens, heads * value_dim, seed=2), np.abs(normal(tokens, heads, seed=3))

@@ -1,4 +1,4 @@
-"""Attention on the card, in Numba's simulator, against a NumPy twin."""
+"""Compare attention on a GPU, in Numba's simulator, with NumPy."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ from localllm.arch.layer_state import ON_GPU
 from localllm.engine.cuda.lowering import FewTokenAttention
 from localllm.kernels.table import PAGE, SEQUENCE
 
-NOWHERE = 1000.0  # in places of the cache that nobody may read
+NOWHERE = 1000.0  # at positions of the cache that must not be read
 random = np.random.default_rng(0)
 
 
@@ -27,7 +27,7 @@ class Shape(NamedTuple):
 
 
 class Cache:
-    """Keys or values of some sequences in pages: `table` of each, and `bytes` uint8 [heads, places, bytes]."""
+    """Keys or values of some sequences in pages, as `bytes`, uint8 [heads, positions, bytes]."""
 
     def __init__(self, kind: str, heads: int, dim: int, pages: int):
         self.kind, self.dim = kind, dim
@@ -35,7 +35,7 @@ class Cache:
         self.numbers = np.full((heads, pages * PAGE, -(-dim // block) * block), NOWHERE, np.float32)
 
     def put(self, places: np.ndarray, x: np.ndarray) -> None:
-        """x [tokens, heads, dim] to these places, padded as the cache does."""
+        """Store x [tokens, heads, dim] at these positions, padded as the cache does."""
         self.numbers[:, places] = 0
         self.numbers[:, places, : self.dim] = x.swapaxes(0, 1)
 
@@ -46,14 +46,14 @@ class Cache:
 
     @property
     def kept(self) -> np.ndarray:
-        """What it gives back, float32 [heads, places, dim]."""
+        """Return the stored values, float32 [heads, positions, dim]."""
         return gguf.dequantize(self.bytes, gguf.GGMLQuantizationType[self.kind]).reshape(self.numbers.shape)[
             ..., : self.dim
         ]
 
 
 class Run(NamedTuple):
-    """Tokens of some sequences, as the header says it, and their pages."""
+    """Tokens of some sequences as in a header, and their tables of pages."""
 
     owners: np.ndarray
     positions: np.ndarray
@@ -62,7 +62,7 @@ class Run(NamedTuple):
 
 
 def run(spans: list[tuple[int, int]]) -> Run:
-    """spans: of each sequence the tokens in the run, and how many it has with them. Its pages lie anywhere."""
+    """Return a run of spans (tokens in the run, length with them) whose pages are scattered."""
     needed = [-(-length // PAGE) for _, length in spans]
     pages = random.permutation(sum(needed)).astype(np.int64)
     tables = np.split(pages, np.cumsum(needed)[:-1])
@@ -84,7 +84,7 @@ def expected(
     shape: Shape, run: Run, q: np.ndarray, keys: np.ndarray, values: np.ndarray, window=0, chunked=False, softcap=0.0,
     slopes=None, sinks=None, lookahead=0, period=1, logs=False,
 ) -> np.ndarray:  # fmt: skip
-    """softmax(q k^T / sqrt(key_dim)) v in float64, token by token: [tokens, heads * value_dim]."""
+    """Compute softmax(q k^T / sqrt(key_dim)) v in float64, token by token: [tokens, heads * value_dim]."""
     rows, heads = q.reshape(len(q), -1, shape.key_dim).astype(np.float64), shape.kv_heads * shape.group
     result, sums = np.empty((len(q), heads, shape.value_dim)), np.empty((len(q), heads))
     for token, (owner, position) in enumerate(zip(run.owners, run.positions, strict=True)):
@@ -110,7 +110,7 @@ def attend_few(
     shape: Shape, run: Run, q: np.ndarray, keys: Cache, values: Cache, window=0, chunked=False, softcap=0.0,
     slopes=None, sinks=None, parts=3, chosen=None, lookahead=0, period=1, logs=False,
 ) -> np.ndarray:  # fmt: skip
-    """What the kernels make of it: float32 [tokens, heads * value_dim]."""
+    """Run the kernels for few tokens: float32 [tokens, heads * value_dim]."""
     few, heads = FewTokenAttention(shape.key_dim, shape.value_dim, shape.group), shape.kv_heads * shape.group
     room = len(q) + 1
     y = np.full((room, heads * (shape.value_dim + logs)), 7, np.float32)
@@ -144,7 +144,7 @@ def attend_few(
 
 
 def content(shape: Shape, run: Run, kinds: tuple[str, str]) -> tuple[np.ndarray, Cache, Cache]:
-    """Queries, keys and values; a single one of both for a value_dim of less than key_dim, as latent states have."""
+    """Return random queries, keys and values."""
     pages = sum(map(len, run.tables))
     keys, values = (
         Cache(kind, shape.kv_heads, dim, pages)
@@ -158,7 +158,7 @@ def content(shape: Shape, run: Run, kinds: tuple[str, str]) -> tuple[np.ndarray,
 
 
 def error(got: np.ndarray, exact: np.ndarray) -> float:
-    """The normalized mean square error of the worst token."""
+    """Return the normalized mean square error of the worst token."""
     assert np.isfinite(got).all()
     return float((((got - exact) ** 2).sum(axis=-1) / (exact**2).sum(axis=-1)).max())
 
@@ -182,7 +182,7 @@ def check_few(kinds: tuple[str, str], shape: Shape, spans: list[tuple[int, int]]
         (("Q4_1", "Q4_1"), Shape(48, 32, 1, 5), [(1, 50)]),
     ],
 )
-def test_few(kinds, shape, spans):
+def test_attention_of_few_tokens_agrees_with_numpy(kinds, shape, spans):
     check_few(kinds, shape, spans)
 
 
@@ -193,31 +193,31 @@ def test_few(kinds, shape, spans):
         {"window": 7, "lookahead": 6},
     ],
 )  # fmt: skip
-def test_few_tokens_see_what_they_may(given):
+def test_windows_and_lookahead_of_few_tokens_agree_with_numpy(given):
     check_few(("F16", "F16"), Shape(16, 16, 1, 2), [(2, 201)], **given)
 
 
-def test_few_with_slopes_and_sinks():
+def test_slopes_and_sinks_of_few_tokens_agree_with_numpy():
     slopes, sinks = np.float32([0.5, 0.1, 0.02, 0.01]), np.float32([-20, 0, 3, 20])
     check_few(("F32", "F32"), Shape(16, 16, 2, 2), [(1, 200), (1, 3)], slopes=slopes, sinks=sinks)
 
 
 @pytest.mark.parametrize("period", [1, 4, 128])
-def test_few_that_see_last_keys_of_blocks(period):
+def test_few_tokens_attend_to_every_nth_key_as_in_numpy(period):
     sinks = np.float32([-1, 3])
-    given = {"period": period, "sinks": sinks, "logs": True}
-    check_few(("F32", "F16"), Shape(32, 32, 1, 2), [(2, 140), (1, 3), (1, 300)], **given)
+    options = {"period": period, "sinks": sinks, "logs": True}
+    check_few(("F32", "F16"), Shape(32, 32, 1, 2), [(2, 140), (1, 3), (1, 300)], **options)
 
 
-def test_few_that_see_those_behind_them():
+def test_few_tokens_with_unlimited_lookahead_agree_with_numpy():
     slopes = np.float32([0.5, 0.1])
     check_few(("F32", "F32"), Shape(16, 16, 1, 2), [(3, 70), (5, 5)], lookahead=1 << 40, slopes=slopes)
 
 
 @pytest.mark.sampled
 @pytest.mark.slow(3)
-def test_many_on_tensor_cores():
-    """Which need whole warps, so a process of their own."""
+def test_attention_of_many_tokens_on_tensor_cores_agrees_with_numpy():
+    """It needs whole warps, so a process of its own."""
     tests = Path(__file__).with_name("whole_warps.py")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)]
     done = subprocess.run(command, env={**os.environ, "SIMULATED_WARP": "32"}, capture_output=True, text=True)
@@ -226,8 +226,7 @@ def test_many_on_tensor_cores():
 
 @pytest.mark.parametrize("group", [1, 2, 3, 5, 8, 12, 16, 71])
 @pytest.mark.parametrize(("key_dim", "value_dim"), [(16, 16), (64, 64), (128, 128), (192, 128), (256, 256), (576, 512)])
-def test_heads_are_bundled_in_equal_parts(key_dim, value_dim, group):
-    """None is left out, none is empty, and what each thread holds of a bundle fits the registers."""
+def test_heads_are_bundled_in_equal_parts_within_the_registers(key_dim, value_dim, group):
     few = FewTokenAttention(key_dim, value_dim, group)
     assert few.bundle * few.bundles >= group > few.bundle * (few.bundles - 1)
     assert few.bundle * few.bundles - group < few.bundles, "equal parts"
@@ -238,8 +237,8 @@ def test_heads_are_bundled_in_equal_parts(key_dim, value_dim, group):
 
 
 @pytest.mark.parametrize(("kv_heads", "group"), [(1, 1), (1, 16), (4, 2), (8, 8), (132, 3)])
-def test_a_context_is_cut_so_that_the_card_is_full(kv_heads, group):
-    """By just so many blocks; up to 8 tokens, a token has the parts that it would have alone, and so the same bits."""
+def test_a_context_is_divided_so_that_the_gpu_is_full(kv_heads, group):
+    """Up to 8 tokens, a token has the parts that it would have alone, and so the same bits."""
     few = FewTokenAttention(64, 64, group)
     for tokens in range(1, 17):
         blocks = kv_heads * few.bundles * (tokens if tokens > 8 else 1)
@@ -247,7 +246,7 @@ def test_a_context_is_cut_so_that_the_card_is_full(kv_heads, group):
     assert few.parts(8, kv_heads) == few.parts(1, kv_heads) >= few.parts(9, kv_heads)
 
 
-def test_the_types_that_gpus_have():
+def test_cache_types_on_gpus_are_those_of_the_kernels():
     """The list is read before any kernel is imported."""
     from localllm.kernels.cuda.attention import cache
 

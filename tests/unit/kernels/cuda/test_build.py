@@ -1,4 +1,4 @@
-"""CUDA kernels as code for cards that are not here: what the assembler says of them, and how machine code is kept."""
+"""Test the assembly of CUDA kernels without a GPU, and the cache of machine code."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ def has_assembler() -> bool:
 
 
 def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A Python without the simulator."""
+    """Run a Python without the simulator."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "NUMBA_ENABLE_CUDASIM": "0"} | variables
     return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True)
 
@@ -32,15 +32,14 @@ def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.skipif(not has_assembler(), reason="needs ptxas, of the wheel nvidia-cuda-nvcc")
 @pytest.mark.parametrize("capability", ["7.5", "8.0", "8.9", "9.0", "10.0"])
 def test_kernels_are_assembled_within_limits(capability):
-    """No spills, no local memory, few registers; scripts/platform/check_ptx.py does all formats for all cards."""
+    """Allow no spills, no local memory, few registers; scripts/platform/check_ptx.py does all types for all GPUs."""
     result = run(str(ROOT / "scripts/platform/check_ptx.py"), "--quick", "--capability", capability)
     assert result.returncode == 0, result.stdout + result.stderr
     kinds = {line.split()[0].partition("-")[0] for line in result.stdout.splitlines()}
     assert capability != "8.0" or kinds >= {name for name, row in KERNELS.items() if row.cuda}
 
 
-def test_each_kernel_is_named_as_it_is_made():
-    """A kind that is made for formats is checked for some of them, others as they are."""
+def test_every_kernel_name_that_is_checked_can_be_built():
     path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'scripts' / 'platform'}"}
     result = run(
         "-c",
@@ -51,8 +50,7 @@ def test_each_kernel_is_named_as_it_is_made():
 
 
 @pytest.mark.slow
-def test_a_kernel_over_a_limit_is_told():
-    """A limit of nothing shows that limits are looked at."""
+def test_a_kernel_over_a_limit_is_reported():
     code = "import check_ptx; check_ptx.REGISTERS = 8; check_ptx.main()"
     result = run("-c", code, "fetch", "--capability", "8.0", PYTHONPATH=f"{ROOT}:{ROOT / 'scripts' / 'platform'}")
     assert result.returncode == 1 and "fetch" in result.stdout and "over a limit" in result.stdout
@@ -70,7 +68,7 @@ print(told)
 
 @pytest.mark.sampled
 @pytest.mark.slow
-def test_machine_code_is_kept(tmp_path):
+def test_machine_code_is_cached_and_damage_replaced(tmp_path):
     cache = {"LOCALLLM_CACHE": str(tmp_path), "NUMBA_ENABLE_CUDASIM": "1"}  # which compilers do not heed
     assert run("-c", KEEP, **cache).stdout == "[(0, 1), (1, 1)]\n"
     assert run("-c", KEEP, **cache).stdout == "[]\n"
@@ -78,6 +76,6 @@ def test_machine_code_is_kept(tmp_path):
     file.write_bytes(file.read_bytes()[:-1] + b"?")  # damage
     assert run("-c", KEEP, **cache).stdout == "[(0, 1), (1, 1)]\n"
     (tmp_path / "file").write_text("not a folder")
-    told = run("-c", KEEP, **cache | {"LOCALLLM_CACHE": str(tmp_path / "file")}).stdout.splitlines()
+    output = run("-c", KEEP, **cache | {"LOCALLLM_CACHE": str(tmp_path / "file")}).stdout.splitlines()
     folder = tmp_path / "file" / "kernels" / file.parent.name
-    assert told == [f"compiled kernels cannot be kept in {folder}: Not a directory", "[(0, 1), (1, 1)]"]
+    assert output == [f"compiled kernels cannot be kept in {folder}: Not a directory", "[(0, 1), (1, 1)]"]

@@ -1,4 +1,4 @@
-"""The CUDA kernels in Numba's simulator, each against its NumPy twin."""
+"""Compare the CUDA kernels with NumPy, in Numba's simulator."""
 
 from types import SimpleNamespace
 
@@ -18,8 +18,8 @@ COUNT = 3  # rows; there may be one more
 twin = Reference([SimpleNamespace(ids=np.zeros(COUNT, int), position=0, wanted=COUNT, kinds=NO_KINDS)], {}, 100)
 
 
-def test_parameters_are_those_of_the_declarations():
-    """Also of kernels that share their code, whose names for them may differ."""
+def test_kernels_take_the_declared_parameters():
+    """Check also kernels that share their code, whose names for them may differ."""
     for name in ("rms_norm", "add", "swiglu_limited", "store-F16", "recall-Q4_0"):
         code = kernel(name).__code__
         assert code.co_varnames[: code.co_argcount] == parameters(name)
@@ -27,7 +27,7 @@ def test_parameters_are_those_of_the_declarations():
         assert kernel(name).__code__.co_argcount == len(parameters(name))
 
 
-def test_angles():
+def test_angles_on_a_gpu_agree_with_numpy():
     positions, pairs = np.array([0, 511, 1_048_575]), 3
     frequencies, table = 10000.0 ** (-np.arange(pairs) / pairs), np.full((COUNT + 1, 2, pairs), GUARD)
     given = {"positions": positions, "before": 3, "frequencies": frequencies, "pairs": pairs}
@@ -39,7 +39,7 @@ def test_angles():
 
 
 def computed(name: str, x: np.ndarray, columns: int, is_in_place: bool = False, /, **given) -> np.ndarray:
-    """What a kernel makes of some rows, of which the first input is `x` by another name, perhaps."""
+    """Return a kernel's output for rows `x`, its first input."""
     y = output(COUNT, columns)
     if is_in_place:
         y[:COUNT, : x.shape[1]] = x
@@ -51,7 +51,7 @@ def computed(name: str, x: np.ndarray, columns: int, is_in_place: bool = False, 
 
 @pytest.mark.parametrize(("columns", "group"), [(5, 5), (40, 40), (18, 6)])
 @pytest.mark.filterwarnings("ignore:overflow")
-def test_norms(columns, group):
+def test_norms_on_a_gpu_agree_with_numpy_and_keep_nan(columns, group):
     x, weight, bias = 3 + normal(COUNT, columns), normal(columns, seed=1), normal(columns, seed=2)
     given = {"weight": vector(weight), "bias": vector(bias), "group": group, "epsilon": 1e-3}
     groups = x.reshape(COUNT, -1, group).astype(np.float64)
@@ -69,7 +69,7 @@ def test_norms(columns, group):
 
 
 @pytest.mark.parametrize("is_in_place", [False, True])
-def test_add_rms_norm(is_in_place):
+def test_a_fused_sum_and_norm_agree_with_numpy(is_in_place):
     x, z, weight, total = normal(COUNT, 40), normal(COUNT, 40, seed=1), normal(40), output(COUNT, 40)
     total[:COUNT, :40] = x
     given = {"x": total if is_in_place else padded(x), "z": padded(z), "total": total, "weight": vector(weight)}
@@ -80,8 +80,7 @@ def test_add_rms_norm(is_in_place):
 
 
 @pytest.mark.parametrize("is_interleaved", [True, False])
-def test_rms_norm_rope(is_interleaved):
-    """As the two kernels one after the other."""
+def test_a_fused_norm_and_rope_equal_both_kernels(is_interleaved):
     heads, head_dim, pairs = 2, 10, 3
     x, weight, table = normal(COUNT, 20), vector(normal(20)), normal(COUNT, 2, pairs)
     step, apart = (2, 1) if is_interleaved else (1, pairs)
@@ -94,7 +93,7 @@ def test_rms_norm_rope(is_interleaved):
 
 
 BIAS = SimpleNamespace(vector=lambda: normal(20, seed=3))
-ELEMENTWISE = {  # the verb, given x and z, and what the kernel takes besides
+ELEMENTWISE = {  # the verb as a function of x and z, and the kernel's further arguments
     "add": (lambda x, z: twin.add(x, z), {}),
     "multiply": (lambda x, z: twin.multiply(x, z), {}),
     "swiglu": (lambda x, z: twin.swiglu(x, z), {}),
@@ -116,8 +115,8 @@ ELEMENTWISE = {  # the verb, given x and z, and what the kernel takes besides
 
 
 @pytest.mark.parametrize("name", ELEMENTWISE)
-def test_functions_of_single_numbers(name):
-    """What is not finite stays that; nothing else does."""
+def test_elementwise_functions_on_a_gpu_agree_with_the_reference(name):
+    """Check also that exactly the same outputs are infinite."""
     verb, given = ELEMENTWISE[name]
     x, z = 3 * normal(COUNT, 20), 3 * normal(COUNT, 20, seed=1)
     x[:, :2], z[:, 2:4], x[1, 4] = (50, -50), (50, -50), np.nan
@@ -135,18 +134,18 @@ def test_functions_of_single_numbers(name):
             np.testing.assert_allclose(y[finite], expected[finite], rtol=1e-5, atol=1e-6)
 
 
-def test_add_one_row_to_all():
+def test_adding_one_row_to_all_agrees_with_numpy():
     x, z = normal(COUNT, 40), normal(40, seed=1)
     np.testing.assert_array_equal(computed("add", x, 40, z=vector(z), z_stride=0), x + z)
 
 
-def test_select():
+def test_selecting_copies_rows_on_a_gpu():
     x, rows = normal(7, 20), np.array([6, 0, 6])
     np.testing.assert_array_equal(computed("select", x, 20, rows=rows), x[rows])
 
 
 @pytest.mark.parametrize(("first", "end", "period"), [(17, 60, 100), (3, 4, 5)])
-def test_columns(first, end, period):
+def test_slicing_columns_on_a_gpu_agrees_with_the_reference(first, end, period):
     x, groups = normal(COUNT, 100), 100 // period
     columns, stride = (end - first) * groups, padded(x).strides[0]
     y = computed("slice_columns", x, columns, x_stride=stride, first=first, groups=groups, period=period)
@@ -154,7 +153,7 @@ def test_columns(first, end, period):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_join(shared):
+def test_concatenated_heads_on_a_gpu_agree_with_the_reference(shared):
     heads, left, right = 3, 5, 7
     x, z = normal(COUNT, heads * left), normal(COUNT, right if shared else heads * right, seed=1)
     given = {"x_stride": padded(x).strides[0], "z": padded(z), "z_stride": padded(z).strides[0]}
@@ -163,7 +162,7 @@ def test_join(shared):
     np.testing.assert_array_equal(y, twin.concat_heads(x, z, heads, shared))
 
 
-def test_logits():
+def test_logits_on_a_gpu_are_copied_and_infinite_ones_flagged():
     x = normal(COUNT, 21)
     for place, flaw in (None, 0), ((2, 20), np.nan), ((0, 0), -np.inf), ((1, 5), 1e38):
         if place:
@@ -179,8 +178,8 @@ def test_logits():
 
 @pytest.mark.parametrize("is_interleaved", [True, False])
 @pytest.mark.parametrize(("head_dim", "dims"), [(20, 20), (10, 4)])
-def test_rope(head_dim, dims, is_interleaved):
-    """A head as complex numbers, turned; dimensions beyond the first `dims` stay."""
+def test_rope_on_a_gpu_rotates_the_first_dimensions_of_each_head(head_dim, dims, is_interleaved):
+    """Compare with complex numbers."""
     heads, pairs = 2, dims // 2
     x = normal(COUNT, heads * head_dim)
     angles = np.random.default_rng(0).uniform(-3, 3, (COUNT, pairs))
@@ -197,21 +196,21 @@ def test_rope(head_dim, dims, is_interleaved):
 
 
 @pytest.mark.parametrize(("columns", "block"), [(5, 1), (12, 4), (64, 32)])
-def test_hadamard(columns, block):
+def test_the_hadamard_kernel_on_a_gpu_agrees_with_numpy(columns, block):
     x = normal(COUNT, columns)
     for is_in_place in (False, True):
         y = computed("hadamard", x, columns, is_in_place, block=block)
         np.testing.assert_allclose(y, hadamard(x, block), rtol=1e-5, atol=1e-6)
 
 
-def test_add_squares():
+def test_squares_are_added_to_sums_of_columns():
     x, sums = normal(COUNT, 40), vector(normal(40, seed=1))
     before, source = sums.view(np.float32)[:40].copy(), padded(x)
     launch("add_squares", 1, count=count(COUNT), x=source, stride=source.strides[0], columns=40, sums=sums)
     np.testing.assert_allclose(sums.view(np.float32)[:40], before + (x**2).sum(axis=0), rtol=1e-6)
 
 
-def test_add_expert_squares():
+def test_squares_of_experts_are_added_to_their_sums_and_counts():
     """Experts 2 and 0 have rows, two and one; expert 1 has none."""
     x, sums, counts = normal(5, 40), padded(normal(3, 40, seed=1)), np.array([7, 8, 9], np.int64)
     before, source = sums.view(np.float32)[:3, :40].copy(), padded(x)
@@ -229,7 +228,7 @@ HEADS = 2
 
 
 def pass_over_cache(name: str, header: Header, x: np.ndarray, memory: np.ndarray, head_dim: int) -> None:
-    """Rows to the cache, or back."""
+    """Store rows in the cache, or recall them."""
     given = {"positions": header.positions, "owners": header.owners, "sequences": header.sequences}
     given |= {"x": x, "stride": x.strides[0], "base": memory, "head_stride": memory.strides[0]}
     given |= {"token_bytes": memory.shape[2], "heads": len(memory), "head_dim": head_dim}
@@ -238,8 +237,8 @@ def pass_over_cache(name: str, header: Header, x: np.ndarray, memory: np.ndarray
 
 @pytest.mark.parametrize("name", [name.upper() for name in ON_GPU])
 @pytest.mark.parametrize("head_dim", [32, 20, 36])
-def test_store_and_recall(name, head_dim):
-    """Tokens go to their places, bit for bit as the CPU keeps them; nothing else changes. And they come back."""
+def test_stored_tokens_have_the_bytes_of_the_cpu_cache_and_are_recalled(name, head_dim):
+    """Check also that nothing else changes."""
     header = Header([2, 1, 2], [4, 64, 66], scattered=True)
     x = normal(5, HEADS * head_dim)
     x[0], x[1], x[2] = 0, 1e-7 * x[1], 1e4 * x[2]
@@ -257,8 +256,8 @@ def test_store_and_recall(name, head_dim):
 
 @pytest.mark.parametrize("name", [name.upper() for name in ON_GPU])
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
-def test_store_keeps_nan_for_what_it_cannot_hold(name):
-    """Not an infinity; a block shares one fate."""
+def test_storing_on_a_gpu_keeps_nan_for_values_out_of_range(name):
+    """Not an infinity; a block becomes NaN as a whole."""
     x = normal(8, 36)
     for token, value in enumerate([np.nan, np.inf, -np.inf, 65519, 65520, -1e6, 8.4e6, -3e38]):
         x[token, [0, 17, 31, 35][token % 4]] = value
@@ -278,7 +277,7 @@ def test_store_keeps_nan_for_what_it_cannot_hold(name):
 RANDOM = np.random.default_rng(0)
 
 
-def test_halves_keep_eleven_bits_of_any_size():
+def test_float16_rows_with_a_scale_keep_eleven_bits_of_any_size():
     x = RANDOM.normal(0, 1, (4, 48)).astype(np.float32) * np.float32([[1e-20], [1], [1e20], [0]])
     y, scales = np.zeros((4, 48), np.float16), np.zeros(4, np.float32)
     launch("halve", 5, count=np.array([4]), x=x, stride=192, columns=48, y=y, y_stride=96, scales=scales)
@@ -289,7 +288,7 @@ def test_halves_keep_eleven_bits_of_any_size():
     np.testing.assert_array_equal(back, y.astype(np.float32) * scales[:, None])
 
 
-def test_a_number_that_is_none_spoils_its_row_alone():
+def test_nan_spoils_only_its_row_in_float16():
     x = np.ones((3, 16), np.float32)
     x[1, 5] = np.nan
     y, scales = np.zeros((3, 16), np.float16), np.zeros(3, np.float32)
@@ -297,7 +296,7 @@ def test_a_number_that_is_none_spoils_its_row_alone():
     assert np.isnan(y[1].astype(np.float32) * scales[1]).all() and np.isfinite(y[[0, 2]]).all()
 
 
-def test_two_parts_have_16_bits():
+def test_two_bf16_parts_keep_16_bits():
     x = RANDOM.normal(0, 1, (2, 40)).astype(np.float32)
     parts = np.zeros((2, 2, 40), np.uint16)
     launch(

@@ -1,4 +1,4 @@
-"""The CUDA kernels of recurrent layers in Numba's simulator, against the reference, for several sequences at once."""
+"""Compare the CUDA kernels of recurrent layers with the reference, for several sequences, in Numba's simulator."""
 
 import numpy as np
 import pytest
@@ -15,20 +15,20 @@ TOKENS = sum(COUNTS)
 
 
 def check(run: Run, name: str, say, in_memory, **arguments) -> None:
-    """Outputs and new states, with padding that may hold anything."""
+    """Check outputs and new states, whose padding may hold anything."""
     y, states = run.reference(say)
     expected = np.stack([in_memory(state) for state in states])
     known = np.isfinite(expected)
-    outputs, found = run.kernel(launch, name, 1, in_memory, **arguments)
+    outputs, new_states = run.kernel(launch, name, 1, in_memory, **arguments)
     np.testing.assert_allclose(outputs, y, rtol=2e-5, atol=2e-5)
-    np.testing.assert_allclose(found[known], expected[known], rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(new_states[known], expected[known], rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("is_in_place", [False, True])
 @pytest.mark.parametrize(("columns", "taps", "silu", "counts"), [
     (5, 4, True, COUNTS), (20, 2, False, COUNTS), (3, 1, True, COUNTS), (2, 3, True, [150, 2, 33]),
 ])  # fmt: skip
-def test_convolve(columns, taps, silu, counts, is_in_place):
+def test_convolving_on_a_gpu_agrees_with_the_reference(columns, taps, silu, counts, is_in_place):
     x, filter, bias = normal(sum(counts), columns), normal(columns, taps), normal(columns, seed=1)
     weights, run = (
         at_end_of_page(np.pad(filter.T, ((0, 0), (0, -columns % 16)))),
@@ -45,7 +45,7 @@ def test_convolve(columns, taps, silu, counts, is_in_place):
     ("columns", "taps", "stretches", "counts"),
     [(5, 4, 1, COUNTS), (20, 2, 1, COUNTS), (2, 3, 1, [150, 2, 33]), (3, 8, 2, COUNTS), (2, 4, 2, [70, 2, 1])],
 )
-def test_gated_mean(columns, taps, stretches, counts, is_in_place):
+def test_gated_means_on_a_gpu_agree_with_the_reference(columns, taps, stretches, counts, is_in_place):
     x, places = normal(sum(counts), 2 * stretches * columns), normal(taps, columns)
     of_places = at_end_of_page(np.pad(places, ((0, 0), (0, -columns % 16))))
     in_file = weight(np.hstack(np.split(places, stretches)))
@@ -59,7 +59,7 @@ def test_gated_mean(columns, taps, stretches, counts, is_in_place):
 
 @pytest.mark.parametrize("is_in_place", [False, True])
 @pytest.mark.parametrize(("columns", "state_size"), [(1, 1), (20, 5)])
-def test_selective_scan(columns, state_size, is_in_place):
+def test_selective_scans_on_a_gpu_agree_with_the_reference(columns, state_size, is_in_place):
     x, dt = normal(TOKENS, columns), np.abs(normal(TOKENS, columns, seed=1))
     b, c = normal(TOKENS, state_size, seed=2), normal(TOKENS, state_size, seed=3)
     rates, skip = -np.abs(normal(columns, state_size)), normal(columns)
@@ -77,7 +77,7 @@ def test_selective_scan(columns, state_size, is_in_place):
 @pytest.mark.parametrize(("rule", "heads", "key_heads", "key_dim", "value_dim", "repeat"), [
     ("plain", 4, 2, 5, 7, 2), ("plain", 1, 1, 3, 18, 1), ("delta", 4, 2, 5, 7, 2), ("delta", 2, 2, 1, 1, 1),
 ])  # fmt: skip
-def test_head_scan(rule, heads, key_heads, key_dim, value_dim, repeat):
+def test_head_scans_on_a_gpu_agree_with_the_reference(rule, heads, key_heads, key_dim, value_dim, repeat):
     is_delta, is_in_place = rule == "delta", value_dim == 7
     q, k = normal(TOKENS, key_heads * key_dim), key_dim**-0.5 * normal(TOKENS, key_heads * key_dim, seed=1)
     v, dt = normal(TOKENS, heads * value_dim, seed=2), np.abs(normal(TOKENS, heads, seed=3))

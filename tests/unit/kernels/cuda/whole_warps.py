@@ -1,5 +1,8 @@
-"""Attention of many tokens in Numba's simulator, with warps of 32 lanes, in a process of its own; see
-tests/unit/kernels/cuda/test_attention.py, which runs it."""
+"""Test attention of many tokens in Numba's simulator, with warps of 32 lanes.
+
+
+tests/unit/kernels/cuda/test_attention.py runs this module in a process of its own.
+"""
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ assert WARP == 32
 def attend_many(
     shape, run, q, keys, values, depth=16, window=0, chunked=False, softcap=0.0, slopes=None, sinks=None, lookahead=0
 ):
-    """What the kernel makes of it: float32 [tokens, heads * value_dim]."""
+    """Run the kernel: float32 [tokens, heads * value_dim]."""
     heads = shape.kv_heads * shape.group
     y = np.full((len(q) + 1, heads * shape.value_dim), 7, np.float32)
     of_keys, of_values = keys.bytes, values.bytes
@@ -34,7 +37,7 @@ SLOPES, SINKS = np.float32([0.5, 0.02]), np.float32([-20, 3])
 
 
 @pytest.mark.parametrize(
-    ("kinds", "shape", "spans", "given"),
+    ("kinds", "shape", "spans", "options"),
     [
         (("F16", "F16"), Shape(16, 16, 1, 1), [(20, 70), (3, 3)], {}),
         (("F16", "F16"), Shape(32, 16, 2, 2), [(20, 80)], {"window": 30, "depth": 8}),
@@ -47,16 +50,16 @@ SLOPES, SINKS = np.float32([0.5, 0.02]), np.float32([-20, 3])
         (("F16", "F16"), Shape(160, 192, 1, 1), [(3, 70)], {}),  # half a page of keys at a time
     ],
 )
-def test_many(kinds, shape, spans, given):
+def test_attention_of_many_tokens_agrees_with_numpy(kinds, shape, spans, options):
     tokens = run(spans)
     q, keys, values = content(shape, tokens, kinds)
-    got = attend_many(shape, tokens, q, keys, values, **given)
-    given = {name: value for name, value in given.items() if name != "depth"}
-    assert error(got, expected(shape, tokens, q, keys.kept, values.kept, **given)) < 1e-6
+    got = attend_many(shape, tokens, q, keys, values, **options)
+    options = {name: value for name, value in options.items() if name != "depth"}
+    assert error(got, expected(shape, tokens, q, keys.kept, values.kept, **options)) < 1e-6
 
 
-def test_many_with_large_and_lost_numbers():
-    """Queries that float16 has no room for, and one that is not a number."""
+def test_huge_queries_and_nan_of_many_tokens_stay_apart():
+    """float16 cannot represent the huge ones."""
     shape, tokens = Shape(16, 16, 1, 1), run([(4, 40)])
     q, keys, values = content(shape, tokens, ("F16", "F16"))
     q[1] *= np.float32(1e6)

@@ -1,4 +1,4 @@
-"""Every block format against the `gguf` package, bit for bit, and what the compiled code may depend on."""
+"""Compare every block type with the `gguf` package, bit for bit, and test what compiled code depends on."""
 
 import json
 import os
@@ -25,12 +25,12 @@ UNPACK = {name: unpacker(name) for name in LAYOUTS}
 
 @cache
 def for_python(function):
-    """A function of kernels, which Python cannot call as it is, with two integers as arguments."""
+    """Wrap a kernel function of two integers for calls from Python."""
     return njit(lambda first, second: function(first, second))
 
 
 def unpack_blocks(name: str, data: np.ndarray) -> np.ndarray:
-    """uint8 [..., bytes per row] to float32 [..., weights per row]; the output is surrounded by untouched guards."""
+    """Dequantize uint8 [..., bytes per row] to float32 [..., weights per row], between two guards."""
     format = BY_NAME[name]
     data = np.ascontiguousarray(data)
     blocks = data.size // format.bytes
@@ -44,8 +44,7 @@ def unpack_blocks(name: str, data: np.ndarray) -> np.ndarray:
 
 
 def random_blocks(name: str, scale: int | None = None) -> np.ndarray:
-    """uint8 [BLOCKS, bytes]: any bytes, but scales that are finite: normal, subnormal, zero, of both signs; or `scale`,
-    the bits of a float16."""
+    """Return random blocks, uint8 [BLOCKS, bytes], with any finite scales, or with `scale`, the bits of a float16."""
     generator = np.random.default_rng(list(name.encode()))
     data = generator.integers(0, 256, (BLOCKS, BY_NAME[name].bytes), dtype=np.uint8)
     finite = generator.integers(0, 0x7C00, BLOCKS) | generator.integers(0, 2, BLOCKS) << 15
@@ -65,8 +64,8 @@ def random_blocks(name: str, scale: int | None = None) -> np.ndarray:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(UNPACK.keys() - {"MXFP4", "NVFP4"}))
 @pytest.mark.parametrize("bits", [0x7C00, 0xFC00, 0x7E00])
-def test_scales_that_are_no_numbers(name, bits):
-    """Infinity of both signs and NaN, as `gguf` has them: no weight of such a block is finite."""
+def test_infinite_scales_give_infinite_weights(name, bits):
+    """gguf gives the same."""
     data = random_blocks(name, scale=bits)
     with np.errstate(invalid="ignore"):
         expected = dequantized(name, data)
@@ -80,21 +79,20 @@ def assert_same_bits(weights: np.ndarray, expected: np.ndarray) -> None:
     np.testing.assert_array_equal(weights.view(np.uint32), expected.view(np.uint32))
 
 
-def test_every_block_format_is_there():
+def test_every_block_type_has_an_unpacker():
     assert UNPACK.keys() == {format.name for format in FORMATS.values() if format.block > 1}
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", UNPACK)
-def test_random_blocks(name):
+def test_random_blocks_are_dequantized_as_by_gguf(name):
     data = random_blocks(name)
     expected = dequantized(name, data)
     assert np.isfinite(expected).all()
     assert_same_bits(unpack_blocks(name, data), expected)
 
 
-def test_scale_bytes_of_the_float_formats():
-    """All 256 values of MXFP4's exponent and of NVFP4's scales, with all codes."""
+def test_every_scale_byte_of_mxfp4_and_nvfp4_is_dequantized_as_by_gguf():
     codes = np.arange(16, dtype=np.uint8)
     codes = codes | codes[::-1] << 4
     scales = np.arange(256, dtype=np.uint8).reshape(-1, 1)
@@ -106,7 +104,7 @@ def test_scale_bytes_of_the_float_formats():
 
 
 def undefined_symbols(function) -> list[str]:
-    """What a compiled function would need from outside, apart from LLVM's intrinsics."""
+    """Return the external symbols that a compiled function needs, without LLVM's intrinsics."""
     (compiled,) = function.overloads.values()
     module = llvm.parse_assembly(compiled.library.get_llvm_str())
     for symbol in [*module.functions, *module.global_variables]:
@@ -127,20 +125,20 @@ def undefined_symbols_by_format() -> dict[str, list[str]]:
 
 
 @pytest.mark.sampled
-def test_machine_code_stands_alone():
-    """No Python, no Numba runtime, no C library: the code is loaded into processes that have none of them.
+def test_machine_code_needs_no_external_functions():
+    """The code is loaded into processes without Python, Numba's runtime or a C library.
 
-    In a process of its own: what Python has called before in this one was compiled with Numba's runtime.
+
+    The test needs its own process: Numba compiled what Python has called before in this one with its runtime.
     """
     program = f"import json; from {__name__} import *; print(json.dumps(undefined_symbols_by_format()))"
-    found = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "support")}  # where its helpers are
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=found, capture_output=True, check=True)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "support")}  # where its helpers are
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, check=True)
     assert json.loads(done.stdout) == {name: [] for name in UNPACK}
 
 
-def test_helper_keeps_its_loads_when_inlined():
-    """Without the LLVM option that `blocks` sets, `gather` becomes an empty function: one of its addresses is
-    "null + base" where the helper is inlined with index 0."""
+def test_an_inlined_helper_keeps_its_loads():
+    """Without an LLVM option that `blocks` sets, `gather` becomes empty: one address is "null + base" if inlined."""
 
     @device
     def pick(base, index):

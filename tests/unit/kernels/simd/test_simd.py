@@ -1,4 +1,4 @@
-"""Each operation of the vector vocabulary against NumPy, on unaligned addresses."""
+"""Compare each operation on vectors with NumPy, at unaligned addresses."""
 
 import operator
 from ctypes import CFUNCTYPE, c_int64, c_void_p, cast
@@ -15,7 +15,7 @@ from localllm.kernels.simd import bytes as bytes_
 
 
 def random(dtype, count: int, seed: int = 0) -> np.ndarray:
-    """Any bytes for integers, numbers around zero for floats; misaligned by one byte."""
+    """Return random bytes for integers, values around zero for floats, misaligned by one byte."""
     generator = np.random.default_rng(seed)
     data = np.frombuffer(bytearray(count * np.dtype(dtype).itemsize + 1), np.uint8)[1:].view(dtype)
     if data.dtype.kind == "f":
@@ -26,7 +26,7 @@ def random(dtype, count: int, seed: int = 0) -> np.ndarray:
 
 
 def result(dtype, count: int, kernel, *arguments) -> np.ndarray:
-    """What `kernel(out, *arguments)` writes to `out`; arrays are passed as addresses."""
+    """Return what `kernel(out, *arguments)` writes to `out`; arrays are passed as addresses."""
     out = random(dtype, count + 1, seed=99)
     guard = out[count].copy()
     njit(kernel)(*[value.ctypes.data if isinstance(value, np.ndarray) else value for value in (out, *arguments)])
@@ -63,7 +63,7 @@ LOADS = {
         (simd.load_f64, np.float64),
     ],
 )
-def test_scalar_loads(load, dtype):
+def test_scalar_loads_return_python_values_of_each_type(load, dtype):
     values = random(dtype, 8)
     if values.dtype.kind in "iu":
         values[:2] = np.iinfo(dtype).max, np.iinfo(dtype).min
@@ -73,20 +73,20 @@ def test_scalar_loads(load, dtype):
     assert type(loaded[0]) is type(values.tolist()[0])
 
 
-def test_load_bf16():
+def test_a_bf16_load_widens_to_float32():
     halves = random(np.float32, 8).view(np.uint16)[1::2].copy()
     at = njit(lambda address: simd.load_bf16(address))
     assert [at(halves.ctypes.data + 2 * i) for i in range(8)] == widened_bf16(halves).tolist()
 
 
 @pytest.mark.parametrize(("dtype", "lanes"), [(dtype, lanes) for dtype, pairs in LOADS.items() for lanes in pairs])
-def test_vector_load_and_store(dtype, lanes):
+def test_vectors_are_loaded_and_stored(dtype, lanes):
     load, store = LOADS[dtype][lanes]
     values = random(dtype, lanes)
     np.testing.assert_array_equal(result(dtype, lanes, lambda out, x: store(out, load(x)), values), values)
 
 
-def test_vector_loads_that_convert():
+def test_converting_loads_widen_or_repeat_values():
     halves = X.astype(np.float16)
     upper = X.view(np.uint16)[1::2].copy()
     loaded = result(np.float32, 16, lambda out, x: simd.store_f32x16(out, simd.load_f16x16(x)), halves)
@@ -101,7 +101,7 @@ def test_vector_loads_that_convert():
         np.testing.assert_array_equal(loaded, np.full(lanes, halves[0], np.float32))
 
 
-def test_scalar_stores():
+def test_scalar_stores_write_their_size():
     assert result(np.float32, 1, lambda out, x: simd.store_f32(out, np.float32(x)), 1.5) == [1.5]
     assert result(np.int64, 1, lambda out, x: simd.store_i64(out, x), -(2**40)) == [-(2**40)]
     assert result(np.int32, 1, lambda out, x: simd.store_i32(out, x), -(2**30)) == [-(2**30)]
@@ -109,7 +109,7 @@ def test_scalar_stores():
     np.testing.assert_array_equal(stored, BYTES[:8])
 
 
-def test_store_one_f16():
+def test_a_float16_store_rounds_to_nearest():
     for value in (0.1, -65504.0, 2.0**-24, 1 + 2.0**-11):
         got = result(np.float16, 1, lambda out, x: simd.store_f16(out, simd.load_f32(x)), np.array([value], np.float32))
         assert got[0] == np.float16(value)
@@ -119,7 +119,7 @@ ALL_HALVES = np.arange(1 << 16, dtype=np.uint16)
 
 
 def converted(kernel, source: np.ndarray, dtype) -> np.ndarray:
-    """A kernel's results for 16 numbers at a time."""
+    """Return a kernel's results for 16 values at a time."""
     compiled, target = njit(kernel), np.empty(source.size, dtype)
     for i in range(0, source.size, 16):
         compiled(target.ctypes.data + i * target.itemsize, source.ctypes.data + i * source.itemsize)
@@ -127,7 +127,7 @@ def converted(kernel, source: np.ndarray, dtype) -> np.ndarray:
 
 
 @pytest.mark.parametrize("widen", [vectors.widen_half, vectors.widen_half_anywhere])
-def test_every_float16_to_float32(widen):
+def test_every_float16_widens_to_float32(widen):
     load = simd.make_load(simd.f32x16, simd.ir.VectorType(simd.I16, 16), widen)
     got = converted(lambda out, x: simd.store_f32x16(out, load(x)), ALL_HALVES, np.float32)
     np.testing.assert_array_equal(got, ALL_HALVES.view(np.float16).astype(np.float32))
@@ -135,7 +135,7 @@ def test_every_float16_to_float32(widen):
 
 
 def between(coarse: np.ndarray) -> np.ndarray:
-    """Float32 numbers to round: all of `coarse`, those in the middle of two, and their neighbours."""
+    """Return `coarse`, the midpoints between its values, and their neighbours, as float32."""
     bits = coarse.view(np.uint32).astype(np.int64)
     middle = (bits[:-1] + bits[1:]) // 2 + np.array([[-1], [0], [1]])
     values = np.concatenate([coarse, middle.astype(np.uint32).view(np.float32).reshape(-1)])
@@ -164,7 +164,7 @@ def test_float32_to_bfloat16_rounds_to_nearest_even():
     np.testing.assert_array_equal(widened_bf16(got), expected)
 
 
-def test_prefetch_may_point_anywhere():
+def test_prefetching_any_address_is_harmless():
     njit(lambda: simd.prefetch(8))()
 
 
@@ -173,20 +173,20 @@ def test_prefetch_may_point_anywhere():
 
 @pytest.mark.parametrize("function", [operator.add, operator.sub, operator.mul])
 @pytest.mark.parametrize("lanes", [8, 16])
-def test_float_operators(function, lanes):
+def test_float_operators_agree_with_numpy(function, lanes):
     load, store = LOADS[np.float32][lanes]
     got = result(np.float32, lanes, lambda out, x, y: store(out, function(load(x), load(y))), X, Y)
     np.testing.assert_array_equal(got, function(X, Y)[:lanes])
 
 
 @pytest.mark.parametrize("lanes", [8, 16])
-def test_negation(lanes):
+def test_negation_agrees_with_numpy(lanes):
     load, store = LOADS[np.float32][lanes]
     np.testing.assert_array_equal(result(np.float32, lanes, lambda out, x: store(out, -load(x)), X), -X[:lanes])
 
 
 @pytest.mark.parametrize("function", [operator.add, operator.sub, operator.mul, operator.and_, operator.or_])
-def test_integer_operators(function):
+def test_integer_operators_agree_with_numpy(function):
     def kernel(out, x, y):
         a, b = simd.int_f32x16(simd.load_f32x16(x)), simd.int_f32x16(simd.load_f32x16(y))
         simd.store_i32x16(out, function(a, b))
@@ -199,7 +199,7 @@ def test_integer_operators(function):
     ("function", "lanes"),
     [(f, n) for n in (16, 32, 64) for f in (operator.and_, operator.or_, operator.xor) if (f, n) != (operator.xor, 16)],
 )
-def test_byte_operators(function, lanes):
+def test_byte_operators_agree_with_numpy(function, lanes):
     x, y = random(np.uint8, lanes, 1), random(np.uint8, lanes, 2)
     if lanes == 32:
 
@@ -213,13 +213,13 @@ def test_byte_operators(function, lanes):
         np.testing.assert_array_equal(got, function(x, y))
 
 
-def test_splat_of_a_float16():
+def test_a_float16_is_repeated_in_all_lanes():
     bits = int(X.astype(np.float16).view(np.uint16)[0])
     got = result(np.float32, 16, lambda out, x: simd.store_f32x16(out, simd.splat_f16x16(x)), bits | 5 << 16)
     np.testing.assert_array_equal(got, np.full(16, X[:1].astype(np.float16)[0], np.float32))
 
 
-def test_constants():
+def test_constants_repeat_over_all_lanes():
     def kernel(floats, x):
         simd.store_f32x16(floats, simd.zero_f32x16())
         simd.store_f32x16(floats + 64, simd.splat_f32x16(np.float32(x)))
@@ -250,7 +250,7 @@ def test_fma_rounds_once():
 @pytest.mark.parametrize(
     ("function", "expected"), [(simd.max_f32x16, np.maximum(X, Y)), (simd.min_f32x16, np.minimum(X, Y))]
 )
-def test_larger_and_smaller(function, expected):
+def test_max_and_min_return_the_second_operand_for_nan(function, expected):
     def kernel(out, x, y):
         simd.store_f32x16(out, function(simd.load_f32x16(x), simd.load_f32x16(y)))
 
@@ -259,8 +259,7 @@ def test_larger_and_smaller(function, expected):
         np.testing.assert_array_equal(result(np.float32, 16, kernel, x, y), y)
 
 
-def test_largest_size():
-    """Where a lane is NaN, of either sign, the result is, whatever else there is."""
+def test_the_largest_size_of_two_vectors_is_nan_if_any_lane_is():
     kernel = njit(lambda x, y: simd.largest_size_f32x16(simd.load_f32x16(x), simd.load_f32x16(y)))
 
     def largest_size(x, y):
@@ -274,7 +273,7 @@ def test_largest_size():
             np.testing.assert_equal(largest_size(numbers[:16].copy(), numbers[16:].copy()), np.abs(value))
 
 
-def test_keep_below():
+def test_values_above_a_limit_become_nan():
     def kernel(out, x, limit):
         simd.store_f32x16(out, simd.keep_below_f32x16(simd.load_f32x16(x), np.float32(limit)))
 
@@ -298,13 +297,13 @@ POWERS = np.array([-126, -125, -64, -3, -2, -1, 0, 1, 2, 3, 10, 64, 100, 125, 12
         (simd.reciprocal_f32x16, X, 1 / X),
     ],
 )
-def test_functions_of_one_vector(function, argument, expected):
+def test_functions_of_one_vector_agree_with_numpy(function, argument, expected):
     got = result(np.float32, 16, lambda out, x: simd.store_f32x16(out, function(simd.load_f32x16(x))), argument)
     np.testing.assert_array_equal(got, expected)
 
 
-def test_fma_of_whole_numbers():
-    """Whether it rounds once or twice."""
+def test_fma_of_integers_agrees_with_numpy():
+    """Integers hide whether it rounds once or twice."""
     x, y, z = (np.round(value) for value in (X, Y, Z))
 
     def kernel(out, x, y, z):
@@ -313,7 +312,7 @@ def test_fma_of_whole_numbers():
     np.testing.assert_array_equal(result(np.float32, 16, kernel, x, y, z), x * y + z)
 
 
-def test_rounding_without_an_instruction(monkeypatch):
+def test_rounding_without_an_instruction_agrees_with_numpy(monkeypatch):
     pretend(set(), monkeypatch)
     for values in (HALVES, 1e4 * X, np.float32(-(2**22)) + HALVES + 8):
         got = result(
@@ -349,7 +348,7 @@ def test_exp2_is_right_to_2e_7():
 
 
 @pytest.mark.parametrize("lane", [None, 0, 9, 15])
-def test_any_above(lane):
+def test_any_above_is_true_if_one_lane_is_larger(lane):
     above = X.copy()
     if lane is not None:
         above[lane] += 1
@@ -357,7 +356,7 @@ def test_any_above(lane):
     assert kernel(above.ctypes.data, X.ctypes.data) == (lane is not None)
 
 
-def test_reductions():
+def test_reductions_agree_with_numpy():
     load_16 = simd.load_f32x16
     assert njit(lambda x: simd.sum_f32x16(load_16(x)))(X.ctypes.data) == pytest.approx(X.sum(), rel=1e-5)
     assert njit(lambda x: simd.largest_f32x16(load_16(x)))(X.ctypes.data) == X.max()
@@ -365,7 +364,7 @@ def test_reductions():
     assert total == (1000 * X).astype(np.int32).sum()
 
 
-def test_conversions():
+def test_conversions_between_lane_types_agree_with_numpy():
     def truncate(out, x):
         simd.store_i32x16(out, simd.int_f32x16(simd.load_f32x16(x)))
 
@@ -387,7 +386,7 @@ def test_conversions():
 # ---- moving bytes ---------------------------------------------------------------------------------------------------
 
 
-def test_shuffle():
+def test_a_shuffle_reorders_bytes():
     order = [*range(15, -1, -1)]
     reverse = simd.make_shuffle(simd.u8x16, simd.u8x16, order)
     moved = result(np.uint8, 16, lambda out, x: simd.store_u8x16(out, reverse(simd.load_u8x16(x))), BYTES)
@@ -398,8 +397,7 @@ def test_shuffle():
     "vector", [(simd.u8x64, simd.load_u8x64, simd.store_u8x64), (simd.u8x16, simd.load_u8x16, simd.store_u8x16)]
 )
 @pytest.mark.parametrize(("left", "expected"), [(True, operator.lshift), (False, operator.rshift)])
-def test_shift_of_pairs_of_bytes(left, expected, vector):
-    """Whole words of 16 bits: what leaves a byte enters its neighbour."""
+def test_shifts_move_bits_between_neighbouring_bytes(left, expected, vector):
     kind, load, store = vector
     shift = simd.make_shift(kind, left, 0, 2, 4, 7)
     shifted = result(np.uint8, kind.lanes, lambda out, x: store(out, shift(load(x))), BYTES)
@@ -407,7 +405,7 @@ def test_shift_of_pairs_of_bytes(left, expected, vector):
     np.testing.assert_array_equal(shifted.view(np.uint16), expected(BYTES[: kind.lanes].view(np.uint16), amounts))
 
 
-def test_joining_vectors():
+def test_vectors_are_concatenated_and_repeated():
     def join_bytes(out, x):
         low = simd.concatenate_u8x32(simd.load_u8x16(x), simd.load_u8x16(x + 16))
         simd.store_u8x64(out, simd.concatenate_u8x64(low, simd.load_u8x32(x + 32)))
@@ -419,20 +417,19 @@ def test_joining_vectors():
     np.testing.assert_array_equal(result(np.uint8, 64, twice, BYTES), np.tile(BYTES[:32], 2))
 
 
-def test_bytes_of_an_integer():
+def test_an_integer_is_split_into_bytes():
     got = result(np.float32, 8, lambda out, x: simd.store_f32x8(out, simd.float_u8x8(simd.bytes_of(x))), -2)
     np.testing.assert_array_equal(got, [254] + [255] * 7)
 
 
-def test_gather_f16():
+def test_gathering_float16_reads_at_a_stride():
     halves = random(np.float16, 8 * 9)
     gather = simd.make_gather_f16(18)
     gathered = result(np.float32, 8, lambda out, x: simd.store_f32x8(out, gather(x)), halves)
     np.testing.assert_array_equal(gathered, halves[::9])
 
 
-def test_gather_planes():
-    """Byte q of eight numbers, as one integer."""
+def test_gathering_planes_transposes_bytes():
     gather = simd.make_gather_planes(18)
 
     def kernel(out, x):
@@ -447,7 +444,7 @@ def test_gather_planes():
     np.testing.assert_array_equal(got.view(np.uint8).reshape(4, 8), data.reshape(8, 18)[:, :4].T)
 
 
-def test_gather_powers():
+def test_gathering_powers_reads_exponents_at_a_stride():
     gather = simd.make_gather_powers(3, 128)
     data = random(np.uint8, 24)
     data[::3] = 0, 1, 2, 127, 128, 129, 254, 255
@@ -455,7 +452,7 @@ def test_gather_powers():
     np.testing.assert_array_equal(got, np.ldexp(1.0, data[::3].astype(int) - 128))
 
 
-def test_quads_of_two_vectors():
+def test_quads_are_permuted_across_two_vectors():
     order = [15, 0, 8, 7, 7, 1, 9, 2]
     permute, other = simd.make_quads(*order), random(np.uint8, 64, 5)
 
@@ -466,7 +463,7 @@ def test_quads_of_two_vectors():
     np.testing.assert_array_equal(result(np.uint8, 64, kernel, BYTES, other).view(np.int64), expected)
 
 
-def test_rotate():
+def test_rotating_moves_bits_within_quads():
     rotate = simd.make_rotate(4, 0, 62, 1)
     got = result(np.uint8, 64, lambda out, x: simd.store_u8x64(out, rotate(simd.load_u8x64(x))), BYTES).view(np.uint64)
     left = np.array([4, 0, 62, 1] * 2, np.uint64)
@@ -474,7 +471,7 @@ def test_rotate():
     np.testing.assert_array_equal(got, quads << left | quads >> (-left.view(np.int64) % 64).view(np.uint64))
 
 
-def test_where():
+def test_where_adds_to_lanes_whose_bit_is_set():
     add = simd.make_where([1 << i % 8 for i in range(64)], 16)
     bits = random(np.uint8, 64, 5)
 
@@ -485,7 +482,7 @@ def test_where():
     np.testing.assert_array_equal(result(np.uint8, 64, kernel, BYTES, bits), expected)
 
 
-def test_reflect():
+def test_reflecting_subtracts_lanes_whose_bit_is_set():
     reflect = simd.make_reflect([1 << i % 8 for i in range(64)], 86)
     bits = random(np.uint8, 64, 5)
 
@@ -497,7 +494,7 @@ def test_reflect():
 
 
 @pytest.mark.parametrize("width", [1, 7, 8])
-def test_fields(width):
+def test_fields_of_words_spread_to_bytes(width):
     spread = simd.make_fields(width)
 
     def kernel(out, x):
@@ -508,8 +505,7 @@ def test_fields(width):
     np.testing.assert_array_equal(result(np.uint8, 64, kernel, BYTES), np.tile(expected.ravel(), 2))
 
 
-def test_trits():
-    """Each digit of every byte."""
+def test_trits_are_the_digits_of_a_byte():
     every = np.arange(256, dtype=np.uint8)
     for digit in range(5):
         trits = simd.make_trits(*[digit, 0] * 32)
@@ -519,7 +515,7 @@ def test_trits():
             np.testing.assert_array_equal(got[1::2], [int(byte) * 3 // 256 for byte in x[1::2]])
 
 
-def test_vectors_of_integers():
+def test_integers_combine_to_vectors():
     def of_quads(out, x):
         load = simd.load_i64
         simd.store_u8x64(
@@ -539,7 +535,7 @@ def test_vectors_of_integers():
 
 
 def pretend(features: set[str], monkeypatch) -> None:
-    """Choose the variants for a CPU with no other features."""
+    """Select the variants for a CPU with no other features."""
     if not features <= this_lane().features:
         pytest.skip(f"needs {features}")
     other = Lane("", ",".join(f"+{feature}" for feature in sorted(features)))
@@ -548,8 +544,8 @@ def pretend(features: set[str], monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("features", [{"avx512bw"}, {"avx2"}, {"ssse3"}, {"neon"}, set()])
-def test_lookup(features, monkeypatch):
-    """With each instruction set that has an instruction for it, and without."""
+def test_lookups_agree_with_numpy_on_every_instruction_set(features, monkeypatch):
+    """Check also the variant without an instruction for it."""
     pretend(features, monkeypatch)
     table = [int(value) for value in random(np.uint8, 16, 7)]
     lookup, codes = simd.make_lookup(*table), BYTES & 15
@@ -557,7 +553,7 @@ def test_lookup(features, monkeypatch):
     np.testing.assert_array_equal(got, np.array(table)[codes])
 
 
-def test_flags():
+def test_flags_expand_bits_to_bytes():
     flags = simd.make_flags(16)
     expected = 16 * np.unpackbits(BYTES[:8], bitorder="little")
     got = result(np.uint8, 64, lambda out, x: simd.store_u8x64(out, flags(simd.load_i64(x))), BYTES)
@@ -565,20 +561,20 @@ def test_flags():
 
 
 @pytest.mark.parametrize("function", [simd.exp_f32x16, simd.exp2_f32x16, simd.tanh_f32x16])
-def test_what_is_not_a_number_stays_so(function):
+def test_exp_and_tanh_keep_nan(function):
     x = np.where(np.arange(16) % 3 == 0, np.float32(np.nan), X)
     got = result(np.float32, 16, lambda out, x: simd.store_f32x16(out, function(simd.load_f32x16(x))), x)
     np.testing.assert_array_equal(np.isnan(got), np.isnan(x))
 
 
-def test_transpose():
+def test_transposing_floats_agrees_with_numpy():
     rows = random(np.float32, 16 * 19).reshape(16, 19)
     stride = rows.strides[0]
     columns = result(np.float32, 256, lambda out, x: simd.transpose_f32(x, stride, out), rows).reshape(16, 16)
     np.testing.assert_array_equal(columns, rows[:, :16].T)
 
 
-def test_transpose_of_quads():
+def test_transposing_quads_agrees_with_numpy():
     rows = random(np.int64, 16 * 9).reshape(16, 9)
     stride = rows.strides[0]
     columns = result(np.int64, 128, lambda out, x: simd.transpose_quads(x, stride, out), rows).reshape(8, 16)
@@ -587,7 +583,7 @@ def test_transpose_of_quads():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [-(2**31), -1, 0, 1, 15, 16, 17, 2**31 - 1])
-def test_keep_lanes(count):
+def test_lanes_beyond_a_count_are_replaced(count):
     def kernel(out, x, count, other):
         simd.store_f32x16(out, simd.keep_lanes(simd.load_f32x16(x), count, np.float32(other)))
 
@@ -619,8 +615,8 @@ VNNI_256 = {"avxvnni"} if "avxvnni" in this_lane().features else {"avx512vnni", 
     ],
 )
 @pytest.mark.parametrize("small", [False, True])
-def test_dot_product(variant, features, small, monkeypatch):
-    """Also the largest products of both signs, which must not saturate on the way."""
+def test_dot_products_of_bytes_agree_with_numpy_on_every_instruction_set(variant, features, small, monkeypatch):
+    """Check also the largest products of both signs, which must not saturate."""
     pretend(features, monkeypatch)
     if variant is not simd.dot_vnni_256 and variant is not simd.dot_generic:
         assert simd.dot_variant() is variant
@@ -648,7 +644,7 @@ SIGNED = [{"avx2", "ssse3", "sse2"}, {"ssse3", "sse2"}, {"neon", "dotprod", "i8m
 
 
 @pytest.mark.parametrize("features", SIGNED)
-def test_dot_product_of_signed_bytes(features, monkeypatch):
+def test_dot_products_of_signed_bytes_agree_with_numpy(features, monkeypatch):
     pretend(features, monkeypatch)
     emit = simd.signed_dot_variant()
     assert emit
@@ -671,7 +667,7 @@ def test_dot_product_of_signed_bytes(features, monkeypatch):
 # ---- threads --------------------------------------------------------------------------------------------------------
 
 
-def test_atomics():
+def test_atomic_operations_load_store_add_and_replace():
     cell = np.array([5], dtype=np.int64)
     address = cell.ctypes.data
     assert njit(lambda a: simd.atomic_load(a))(address) == 5
@@ -686,11 +682,11 @@ def test_atomics():
     assert cell == [1]
 
 
-def test_pause_returns():
+def test_pausing_returns():
     njit(lambda: simd.cpu_pause())()
 
 
-def test_calls_by_address():
+def test_functions_are_called_by_address():
     calls = []
     kernel = CFUNCTYPE(None, c_int64, c_int64, c_int64, c_int64)(lambda *arguments: calls.append(arguments))
     plain = CFUNCTYPE(None)(lambda: calls.append(()))

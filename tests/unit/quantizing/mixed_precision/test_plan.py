@@ -1,4 +1,4 @@
-"""Formats by need: what they take and cost, which matrices go together, and what is spent."""
+"""Test types by need: sizes and costs, groups of matrices, and how the budget is spent."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -27,13 +27,13 @@ from localllm.quantizing.plan import QuantizeRequest, TensorJob
 
 
 def size_of(name: str) -> tuple[int, int]:
-    """Weights and bytes of a block, as the gguf package has them."""
+    """Return the weights and bytes of a block, as the gguf package has them."""
     return gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
 
 
 @pytest.mark.parametrize("columns", [32, 64, 256, 512, 544, 31, 48])
-def test_formats_for_rows_of_a_length(columns: int):
-    """All that are offered fit; rows of 256 have those of super-blocks, too."""
+def test_candidate_types_fit_the_rows(columns: int):
+    """Rows of 256 also get the types of super-blocks."""
     offered = candidates(columns)
     of_blocks = ["Q4_0", "IQ4_NL", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
     of_super_blocks = ["Q2_K", "Q3_K", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K"]
@@ -43,16 +43,16 @@ def test_formats_for_rows_of_a_length(columns: int):
         assert columns % block == 0 and Sensitivity("x", 7 * columns, {}).bytes(name) == 7 * columns // block * nbytes
 
 
-def test_what_a_format_costs():
-    """Its own error, and the rounding of what it meets, by the numbers that share a scale there."""
+def test_a_types_cost_is_its_error_and_the_rounding_of_inputs():
+    """Rounding depends on the number of inputs that share a scale."""
     need = Sensitivity("x", 256, {"Q4_K": 0.25, "Q4_0": 0.5}, {256: 0.125, 32: 0.0625}, harm=8.0)
     assert (need.cost("Q4_K"), need.cost("Q4_0")) == (8 * 0.375, 8 * 0.5625)
     assert Sensitivity("x", 256, {"Q4_K": 0.25}, harm=8.0).cost("Q4_K") == 2
     assert Sensitivity("x", 256, {"Q4_K": 0.25}).cost("Q4_K") == 0, "one that does no harm"
 
 
-def test_which_matrices_are_measured_together():
-    """Those of two layers, keys with queries, up with gate; what is in no layer, or has no role, is alone."""
+def test_matrices_of_two_layers_are_measured_together():
+    """Keys go with queries, up with gate; matrices of no layer or role are alone."""
     kinds = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"]
     groups: dict[str, list[str]] = {}
     for layer in (0, 1, 2, 3, 12):
@@ -71,8 +71,7 @@ def test_which_matrices_are_measured_together():
     assert [layer_of(name) for name in names] == [0, 17, None, None, None]
 
 
-def test_what_is_left_is_spent_where_it_helps_most():
-    """By what a byte brings, until nothing that helps fits any more."""
+def test_the_rest_of_the_budget_is_spent_where_it_helps_most():
     sizes = {name: Sensitivity("x", 256, {}).bytes(name) for name in ("Q2_K", "Q4_K", "Q6_K")}
     errors = {"Q2_K": 1.0, "Q4_K": 0.1, "Q6_K": 0.01}
     needs = [
@@ -83,11 +82,11 @@ def test_what_is_left_is_spent_where_it_helps_most():
     least = dict.fromkeys("abc", "Q2_K")
     start, step = total(needs, least), sizes["Q4_K"] - sizes["Q2_K"]
     assert start == 3 * sizes["Q2_K"]
-    for room, found in (
+    for room, bits_of_all in (
         (0, "222"), (step - 1, "222"), (step, "242"), (2 * step - 1, "242"), (2 * step, "442"), (10**6, "662"),
     ):  # fmt: skip
         formats = spend_rest(needs, dict(least), start + room)
-        assert formats == {name: f"Q{bits}_K" for name, bits in zip("abc", found, strict=True)}, room
+        assert formats == {name: f"Q{bits}_K" for name, bits in zip("abc", bits_of_all, strict=True)}, room
     assert predict(needs, {"a": "Q4_K", "b": "Q6_K", "c": "Q2_K"}) == pytest.approx(0.1 + 0.02)
 
 
@@ -95,28 +94,28 @@ def test_what_is_left_is_spent_where_it_helps_most():
 
 
 def calibration_of(count: int) -> Any:
-    """Of so many chunks, each of its own number; what is asked of it is in `heard`."""
-    made = Calibration.__new__(Calibration)
-    made.chunks, made.heard = [np.full(200, number) for number in range(count)], []
-    made.jobs = {name: SimpleNamespace(tensor=SimpleNamespace(name=name)) for name in "abc"}
-    return made
+    """Return a calibration of numbered chunks that records its calls in `heard`."""
+    calibration = Calibration.__new__(Calibration)
+    calibration.chunks, calibration.heard = [np.full(200, number) for number in range(count)], []
+    calibration.jobs = {name: SimpleNamespace(tensor=SimpleNamespace(name=name)) for name in "abc"}
+    return calibration
 
 
 @pytest.mark.parametrize(
     ("count", "held"),
     [(20, [1, 4, 6, 8, 11, 13, 15, 18]), (13, [6]), (12, [0, 2, 4, 6, 8, 10]), (3, [0, 1, 2]), (30, None)],
 )
-def test_texts_by_which_nothing_is_chosen(count: int, held: list[int] | None):
-    """Eight at most, evenly spread; where all chunks are read, some of those."""
+def test_held_out_chunks_are_spread_evenly_and_not_read(count: int, held: list[int] | None):
+    """At most eight are held out; where all chunks are read, some of those."""
     calibration = calibration_of(count)
-    read, found = calibration.select_chunks(READ), held_out_texts(calibration)
-    numbers = [int(chunk[0]) for chunk in found]
-    assert numbers == (held or numbers) and all(len(chunk) == 128 for chunk in found) and len(numbers) <= 8
+    read, held_out = calibration.select_chunks(READ), held_out_texts(calibration)
+    numbers = [int(chunk[0]) for chunk in held_out]
+    assert numbers == (held or numbers) and all(len(chunk) == 128 for chunk in held_out) and len(numbers) <= 8
     assert count <= READ or not {*numbers} & {int(chunk[0]) for chunk in read}
 
 
-def test_only_what_changes_is_encoded_again(monkeypatch):
-    """With what is read; and a divergence is of all, or of all but some, on the texts that are held back."""
+def test_only_matrices_whose_type_changes_are_encoded_again(monkeypatch):
+    """Check also divergences of all matrices and of all but some, on held-out chunks."""
     calibration, progress = calibration_of(20), []
 
     def forward(encoded: Any, chunks: list[np.ndarray], threads: int) -> None:
@@ -152,8 +151,7 @@ def test_only_what_changes_is_encoded_again(monkeypatch):
 # ---- a whole plan
 
 
-def test_formats_of_a_whole_plan(monkeypatch):
-    """Of the matrices that may have others; for the size to the byte; with what is said of the usual ones."""
+def test_choosing_types_measures_adjustable_matrices_and_refines_the_plan(monkeypatch):
     f32, q4, copied = BY_NAME["F32"], BY_NAME["Q4_K"], BY_NAME["Q8_0"]
     jobs = [
         TensorJob(SimpleNamespace(name=name, format=before, shape=(2, columns)), format, format.name)
@@ -161,44 +159,45 @@ def test_formats_of_a_whole_plan(monkeypatch):
     ]
     plan = SimpleNamespace(jobs=jobs, nbytes=1000)
     assert by_need.candidate_formats(plan) == {*candidates(256)}
-    need, heard = Sensitivity("a", 512, {"Q4_K": 0.5, "Q2_K": 1.0}, harm=2.0), []
+    need, calls = Sensitivity("a", 512, {"Q4_K": 0.5, "Q2_K": 1.0}, harm=2.0), []
     calibration = SimpleNamespace(with_metadata=lambda plan: SimpleNamespace(nbytes=plan.nbytes + 10))
 
     def planned(source: Any, request: Any) -> Any:
-        heard.append(request)
+        calls.append(request)
         return plan
 
     monkeypatch.setattr(by_need, "make_plan", planned)
-    monkeypatch.setattr(by_need, "Calibration", lambda *given: heard.append(given) or calibration)
+    monkeypatch.setattr(by_need, "Calibration", lambda *given: calls.append(given) or calibration)
     monkeypatch.setattr(by_need, "widener_of", lambda *given: given)
-    monkeypatch.setattr(by_need, "survey", lambda *given: heard.append(given) or iter([need]))
+    monkeypatch.setattr(by_need, "survey", lambda *given: calls.append(given) or iter([need]))
 
     def corrected(given: Any, needs: Any, choose: Any, *more: Any) -> tuple[dict[str, str], float]:
-        heard.append(
+        calls.append(
             (given, needs, choose.keywords | {"size_with": choose.keywords["size_with"]({"a": "Q2_K"})}, *more)
         )
         return {"a": "Q2_K"}, 0.25
 
     monkeypatch.setattr(by_need, "refine", corrected)
     request = QuantizeRequest(RECIPES["Q4_K_M"], texts=["t"])
-    told, checked, widener = print, repr, (plan, "compiling", {*candidates(256)})
-    found = by_need.choose_formats("source", request, lambda given: given.nbytes - 100, 3, told, checked, "compiling")
-    assert found == by_need.MixedPrecision({"a": "Q2_K"}, 0.25, 2.0, 1.0)
+    on_progress, checked, widener = print, repr, (plan, "compiling", {*candidates(256)})
+    chosen = by_need.choose_formats(
+        "source", request, lambda given: given.nbytes - 100, 3, on_progress, checked, "compiling"
+    )
+    assert chosen == by_need.MixedPrecision({"a": "Q2_K"}, 0.25, 2.0, 1.0)
     fitting = {"file_size": 900, "other_bytes": 1010 - need.bytes("Q4_K"), "size_with": 1010}
-    assert heard[:3] == [request, (plan, ["t"]), (calibration, widener, 3, told)]
-    assert heard[3].options.formats == {"a": "Q2_K"}
-    assert heard[4] == (calibration, [need], fitting, widener, 3, checked)
+    assert calls[:3] == [request, (plan, ["t"]), (calibration, widener, 3, on_progress)]
+    assert calls[3].options.formats == {"a": "Q2_K"}
+    assert calls[4] == (calibration, [need], fitting, widener, 3, checked)
     assert (
         np.isnan(by_need.predict_or_nan([need], {"a": "Q8_0"})) and by_need.predict_or_nan([need], {"a": "Q4_K"}) == 1.0
     )
     monkeypatch.setattr(by_need, "survey", lambda *given: iter(()))
     with pytest.raises(UsageError, match="there is no matrix whose format could be chosen"):
-        by_need.choose_formats("source", request, lambda plan: 0, 1, told, checked)
+        by_need.choose_formats("source", request, lambda plan: 0, 1, on_progress, checked)
 
 
 @pytest.mark.parametrize(("size", "fits"), [(499, False), (500, True), (501, True)])
-def test_sizes_that_no_formats_have(monkeypatch, size: int, fits: bool):
-    """Before anything is measured; of the matrices that may have others, the smallest ones."""
+def test_a_size_below_the_smallest_types_is_refused_before_measuring(monkeypatch, size: int, fits: bool):
     f32, q4 = BY_NAME["F32"], BY_NAME["Q4_K"]
     jobs = [
         TensorJob(SimpleNamespace(name=name, format=before, shape=(2, columns)), format, format.name)
@@ -206,10 +205,10 @@ def test_sizes_that_no_formats_have(monkeypatch, size: int, fits: bool):
             ("a", f32, q4, 256), ("b", f32, BY_NAME["Q4_0"], 32), ("c", q4, q4, 256), ("d", f32, f32, 256)
         )
     ]  # fmt: skip
-    asked = []
+    requested = []
 
     def planned(source: Any, request: Any) -> Any:
-        asked.append(request.options.formats)
+        requested.append(request.options.formats)
         return SimpleNamespace(jobs=jobs, nbytes=500 if request.options.formats else 900)
 
     monkeypatch.setattr(by_need, "make_plan", planned)
@@ -224,14 +223,13 @@ def test_sizes_that_no_formats_have(monkeypatch, size: int, fits: bool):
         with pytest.raises(UsageError) as failure:
             require()
         assert str(failure.value) == "the smallest possible file has 500 bytes, more than 499"
-    assert asked[1:] == [{"a": "Q2_K", "b": "Q4_0"}] and not asked[0]
+    assert requested[1:] == [{"a": "Q2_K", "b": "Q4_0"}] and not requested[0]
 
 
-def test_formats_for_a_file_of_a_size(monkeypatch):
-    """What paddings take is taken from the budget, until it fits; to the byte is enough."""
-    asked = []
-    monkeypatch.setattr(by_need, "cheapest_within", lambda needs, budget: asked.append(budget) or {"budget": budget})
+def test_types_are_fitted_to_a_size_including_padding(monkeypatch):
+    budgets = []
+    monkeypatch.setattr(by_need, "cheapest_within", lambda needs, budget: budgets.append(budget) or {"budget": budget})
     assert by_need.fit_to_size([], 1000, 100, lambda formats: formats["budget"] + 107) == {"budget": 893}
-    assert asked == [900, 893]
-    asked.clear()
-    assert by_need.fit_to_size([], 1000, 100, lambda formats: 1000) == {"budget": 900} and asked == [900]
+    assert budgets == [900, 893]
+    budgets.clear()
+    assert by_need.fit_to_size([], 1000, 100, lambda formats: 1000) == {"budget": 900} and budgets == [900]

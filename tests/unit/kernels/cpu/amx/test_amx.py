@@ -1,8 +1,8 @@
-"""The lane of products in BF16 tiles against NumPy twins: on CPUs without AMX, its instructions are emulated.
+"""Compare products in BF16 tiles with NumPy; on CPUs without AMX, its instructions are emulated.
 
-The rest of the lane is the same code: unpacking, panels, blocking, sums, edges, and how the engine makes use of it. To
-compile all of it takes a minute or two, so most of it seldom has its turn. Who has changed something:
-scripts/test --all tests/unit/kernels/cpu/amx/test_amx.py.
+
+Unpacking, panels, blocking, sums, edges and the engine are the same code. Compiling all of it takes a minute or two, so
+most of it is sampled rarely. After a change run scripts/test --all tests/unit/kernels/cpu/amx/test_amx.py.
 """
 
 import os
@@ -59,7 +59,7 @@ SLAB = cpu.TILE_SLAB
 
 @pytest.fixture(scope="module", autouse=True)
 def tiles_are_allowed():
-    """Where there are real tiles, Linux lets nobody use them who has not asked."""
+    """Ask Linux for the right to use tiles, where the CPU has them."""
     machine.allow_tiles()
 
 
@@ -71,28 +71,28 @@ def call(request):
 
 
 def bf16(x: np.ndarray) -> np.ndarray:
-    """Rounded to the nearest number in BF16, ties to even, as float32."""
+    """Round to the nearest BF16 value, ties to even, as float32."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     return ((bits + (bits >> 16 & 1) + 0x7FFF) & 0xFFFF0000).astype(np.uint32).view(np.float32)
 
 
 def panels(call, x: np.ndarray, most_exact: int, parts: int = 1, plan: Plan | None = None, run: int = 0) -> np.ndarray:
-    """x as right operands, [slabs, bytes]. With a plan, it is of all experts' rows, in a run of so many tokens."""
+    """Pack x into right operands, [slabs, bytes]; with a plan, x has all experts' rows, in a run of `run` tokens."""
     source, scratch = padded(x), Scratch(2048)
     slabs, slab_bytes = -(-x.shape[1] // SLAB), (len(x) // 16 + 1 + (len(plan.units) if plan else 0)) * 16 * 4 * SLAB
     memory = np.full((slabs, slab_bytes // 4), np.nan, np.float32)
-    given = {"active": plan.active, "active_count": plan.arguments["active_count"]} if plan else {}
+    arguments = {"active": plan.active, "active_count": plan.arguments["active_count"]} if plan else {}
     call(
         "pack", parts, count=count(run or len(x)), x=source, stride=source.strides[0], columns=x.shape[1],
         panels=memory, slab_bytes=slab_bytes, most_exact=count(most_exact), least=0, kernel_tokens=count(run or len(x)),
-        **({"active": 0, "active_count": 0} | given), **scratch.arguments,
+        **({"active": 0, "active_count": 0} | arguments), **scratch.arguments,
     )  # fmt: skip
     scratch.check()
     return memory
 
 
 def product(call, library: Library, name: str, kind: str, data: np.ndarray, rows: int, x: np.ndarray, exact: bool):
-    """The product of a matrix with the rows of x, in tiles, the same in any number of parts."""
+    """Compute the product of a matrix and the rows of x in tiles; it must not depend on the number of parts."""
     tokens, columns = x.shape
     memory, unused = panels(call, x, ALL if exact else 0), of_few(kind)
 
@@ -111,7 +111,7 @@ def product(call, library: Library, name: str, kind: str, data: np.ndarray, rows
 
 
 def of_few(kind: str) -> dict[str, int]:
-    """What only the kernel for few tokens would read."""
+    """Return arguments that only the kernel for few tokens reads."""
     if kind == "float":
         return dict.fromkeys(("x", "x_stride", "halves", "halves_stride", "most_precise"), 0)
     names = "high low words scales sums high_sums excess most_precise variants few_tokens few_fast"
@@ -127,7 +127,7 @@ TOKENS = [1, 16, 17, 33, 600]  # one, a panel, two, an odd number, more than a r
 
 
 def shapes(kind: str, name: str) -> list[tuple[int, int]]:
-    """(rows, columns): halves of slabs that are not there, rows that end within a slab, or within 32 columns."""
+    """Return (rows, columns) that end within a slab, within half of one, or within 32 columns."""
     block = BY_NAME[name].block if kind == "float" else 64 if load_group_format(name).chunk else 256
     return {
         1: [(1, 5), (16, 100), (50, 300)], 16: [(17, 96), (33, 320)], 32: [(17, 96), (33, 288)],
@@ -136,15 +136,15 @@ def shapes(kind: str, name: str) -> list[tuple[int, int]]:
 
 
 def mean_error(got: np.ndarray, x: np.ndarray, weights: np.ndarray) -> float:
-    """As product_error, but of all tokens."""
+    """Return the error of product_error, over all tokens."""
     x, weights = x.astype(np.float64), weights.astype(np.float64)
     return float(((got - x @ weights.T) ** 2).sum() / (x**2 @ (weights**2).T).sum())
 
 
 @at_length
 @pytest.mark.parametrize(("kind", "name"), CASES)
-def test_products(call, kind, name):
-    """One plane is what rounding to BF16 leaves of a product, two are exact but for 2e-11."""
+def test_products_in_tiles_agree_with_numpy(call, kind, name):
+    """One plane loses what rounding to BF16 loses; two are exact but for 2e-11."""
     library = Library([unpacking(name, kind)])
     for rows, columns in shapes(kind, name):
         data, weights = random_matrix(name, rows, columns)
@@ -160,7 +160,7 @@ def test_products(call, kind, name):
 @at_length
 @pytest.mark.parametrize(("kind", "name"), [("quantized", "Q4_0"), ("float", "F16")])
 @pytest.mark.parametrize("choice", CHOICES)
-def test_products_are_those_of_each_expert_alone_in_tiles(call, kind, name, choice):
+def test_expert_products_equal_those_of_each_expert_alone(call, kind, name, choice):
     """Bit for bit, in any number of parts and slices, in one plane and in two; few rows go to the kernel for few."""
     rows, columns, library = 37, 320, Library([unpacking(name, kind), f"linear_tiles_{kind}"])
     for tokens in (5, 150):
@@ -183,7 +183,7 @@ def of_experts(
     call, library: Library, name: str, kind: str, data: np.ndarray, rows: int, plan: Plan, x: np.ndarray, exact: bool,
     slices: int, parts: int,
 ) -> np.ndarray:  # fmt: skip
-    """All experts' products. Nothing is written to rows between theirs."""
+    """Compute all experts' products. Rows between theirs must stay as they are."""
     most = 200 if exact else 199
     memory, columns = panels(call, x, most, parts, plan, 200), x.shape[1]
     scratch, y = Scratch(cpu.CALL_BYTES + cpu.TILES_SCRATCH), output(plan.count, rows)
@@ -206,7 +206,7 @@ def of_experts(
 
 @pytest.fixture
 def attend(call, monkeypatch):
-    """`call` for the tests of attention, to meet the kernels with tiles instead."""
+    """Redirect `call` of the attention tests to the kernels with tiles."""
     monkeypatch.setattr(test_attention, "attention_scratch", lambda *dims: attention_scratch(*dims) + cpu.ATTEND_TILES)
     return lambda name, *given, **arguments: call(name.replace("attend-", "attend_tiles-"), *given, **arguments)
 
@@ -214,7 +214,7 @@ def attend(call, monkeypatch):
 @at_length
 @pytest.mark.parametrize("name", ["F16", "Q8_0-Q4_0"])
 @pytest.mark.parametrize(("tokens", "length"), [(20, 20), (33, 300), (65, 65), (130, 1000)])
-def test_attention_in_tiles(attend, name, tokens, length):
+def test_attention_in_tiles_agrees_with_numpy(attend, name, tokens, length):
     for shape in test_attention.SHAPES:
         only = test_attention.text(name, shape, tokens, length)
         got = for_any_parts(lambda parts, a=(name, shape, [only]): test_attention.attend(attend, *a, parts)[0])
@@ -222,8 +222,8 @@ def test_attention_in_tiles(attend, name, tokens, length):
 
 
 @at_length
-def test_attention_of_many_sequences(attend):
-    """Windows, sinks and scattered pages are not the products' business, but they meet them."""
+def test_attention_of_many_sequences_in_tiles_agrees_with_numpy(attend):
+    """Check windows, sinks and scattered pages."""
     shape = test_attention.Shape(64, 80, 2, 6)
     texts = [test_attention.text("F16", shape, *position, seed) for seed, position in enumerate(test_attention.MIXED)]
     sinks = np.linspace(-2, 2, 12, dtype=np.float32)
@@ -235,8 +235,7 @@ def test_attention_of_many_sequences(attend):
 
 @at_length
 @pytest.mark.parametrize("side", ["keys", "values", "q"])
-def test_what_is_not_a_number_stays_visible_in_tiles(attend, side):
-    """In F16, whose kernel is there."""
+def test_nan_stays_visible_through_attention_in_tiles(attend, side):
     shape = test_attention.Shape(64, 64, 1, 2)
     one = test_attention.text("F16", shape, 30, 300)
     getattr(one, side)[0, ..., 3] = np.nan
@@ -251,7 +250,7 @@ def test_what_is_not_a_number_stays_visible_in_tiles(attend, side):
 
 @pytest.fixture
 def in_tiles(monkeypatch):
-    """Models are lowered to tiles, emulated if need be, and products are made in them from 9 tokens on."""
+    """Lower models to tiles, emulated if need be, and multiply in them from 9 tokens on."""
     monkeypatch.setattr(engine_cpu, "has_tiles", lambda: True)
     for format in cpu.LEAST_IN_TILES:
         monkeypatch.setitem(cpu.LEAST_IN_TILES, format, 9)
@@ -265,24 +264,24 @@ def in_tiles(monkeypatch):
     "llama-F16", "llama-Q4_0", "llama-Q4_K_M", "llama-Q6_K", "llama-Q8_0", "llama-NVFP4", "llama_moe-Q4_0",
     "gpt_oss-MXFP4_MOE", "qwen2-BF16", "deepseek2_v3-Q8_0",
 ])  # fmt: skip
-def test_goldens_in_tiles(model_path, name):
-    """48 tokens, precisely: nearer to exact weights than elsewhere. Measured: 2e-10."""
+def test_models_in_tiles_agree_with_the_goldens(model_path, name):
+    """48 tokens run precisely, closer to exact weights than elsewhere: 2e-10 measured."""
     test_goldens.check_golden(name, model_path(name), "cpu", 1e-8)
 
 
 @at_length
 @pytest.mark.usefixtures("in_tiles")
 @pytest.mark.parametrize("name", ["llama", "gemma2", "lfm2", "llama_moe", "gpt_oss", "deepseek2_lite", "phi3_longrope"])
-def test_architectures_in_tiles(model_path, name):
-    """Measured: 1.03e-9 of deepseek2_lite."""
+def test_architectures_in_tiles_agree_with_the_goldens(model_path, name):
+    """The largest error measured is 1.03e-9, of deepseek2_lite."""
     test_goldens.check_architecture(name, model_path(name), 3e-9)
 
 
 @at_length
 @pytest.mark.usefixtures("in_tiles")
 @pytest.mark.parametrize(("name", "bound"), [("Q4_0", 1e-4), ("Q8_0", 1e-4), ("Q4_K_M", 1e-4), ("F16", 1e-4)])
-def test_batches_in_tiles(model_path, name, bound):
-    """Precise ones, and large ones, in which int8 loses 3.1e-4 to 6.9e-4."""
+def test_batches_in_tiles_agree_with_decode(model_path, name, bound):
+    """Precise batches do, and large ones, in which int8 loses 3.1e-4 to 6.9e-4."""
     path = model_path(f"llama-{name}")
     assert test_goldens.prefill_against_steps(path, [8, 9, 15, 16, 17, 33, 127, 128], 640, 320) < 1e-6
     assert test_goldens.prefill_against_steps(path, [129, 600], 640, 320) < bound
@@ -290,12 +289,14 @@ def test_batches_in_tiles(model_path, name, bound):
 
 @at_length
 @pytest.mark.usefixtures("in_tiles")
-def test_runs_of_any_size_agree_in_tiles(model_path):
-    """Experts, and several sequences: weights in float32 are never rounded to one plane."""
-    test_experts.test_runs_of_any_size_agree(lambda name: GGUFFile.open(model_path(name)), "llama_moe")
+def test_runs_of_any_size_in_tiles_agree_for_experts(model_path):
+    """Weights in float32 are never rounded to one plane."""
+    test_experts.test_runs_of_any_size_agree_for_models_with_experts(
+        lambda name: GGUFFile.open(model_path(name)), "llama_moe"
+    )
 
 
-def test_integers_are_made_for_few_tokens_only():
+def test_integer_activations_are_made_for_few_tokens_only():
     store = SimpleNamespace(addresses=(0, 0, 0))
     most = cpu.ALL_IN_TILES - 1
     for tokens, few in ((1, 1), (most, most), (most + 1, 0), (512, 0)):
@@ -307,8 +308,8 @@ def test_integers_are_made_for_few_tokens_only():
 @pytest.mark.parametrize(
     ("format", "is_stored", "most"), [("Q8_0", False, 1), ("Q8_0", True, 2), ("F32", False, 2), ("F32", True, 2)]
 )
-def test_which_products_take_both_planes_in_any_run(format, is_stored, most):
-    """Of keys and values, whose error all later tokens see, and of weights in float32; others in exact runs alone."""
+def test_products_of_keys_and_float32_weights_use_both_planes(format, is_stored, most):
+    """All later tokens see the error of keys and values; other products use both planes in exact runs only."""
     steps = SimpleNamespace(header=SimpleNamespace(most_precise=1, most_precise_stored=2))
     kernel = "linear_float-F32" if format == "F32" else f"linear_quantized-{format}"
     _, arguments, _ = engine_tiles.in_tiles(steps, kernel, format, engine_tiles.Panels(Buffer(1, 64), 64), is_stored)
@@ -317,19 +318,19 @@ def test_which_products_take_both_planes_in_any_run(format, is_stored, most):
 
 @pytest.mark.parametrize("allowed", [False, True])
 @pytest.mark.parametrize("features", [set(), {"amx-tile"}, {"amx-tile", "amx-bf16", "avx2"}])
-def test_tiles_are_used_where_they_are_there_and_allowed(monkeypatch, features, allowed):
-    """Nobody is asked for what the CPU does not have."""
-    asked = []
+def test_tiles_are_used_if_the_cpu_has_them_and_linux_allows(monkeypatch, features, allowed):
+    """Check that Linux is not asked for what the CPU does not have."""
+    requests = []
     monkeypatch.setattr(machine, "this_lane", lambda: Lane("", ",".join(f"+{feature}" for feature in features)))
-    monkeypatch.setattr(machine, "allow_tiles", lambda: asked.append(1) or allowed)
+    monkeypatch.setattr(machine, "allow_tiles", lambda: requests.append(1) or allowed)
     is_there = "amx-bf16" in features
     assert machine.has_tiles() == (is_there and allowed)
     assert machine.lane_name() == ("portable" if not is_there else "amx-bf16" if allowed else "avx2")
-    assert bool(asked) == is_there
+    assert bool(requests) == is_there
 
 
 @pytest.mark.skipif("amx-tile" in this_lane().features, reason="this CPU has tiles")
-def test_a_system_without_tiles_refuses_quietly():
+def test_without_tiles_the_request_is_refused_silently():
     assert machine.allow_tiles() is False
 
 
@@ -347,8 +348,8 @@ for name in sys.argv[1:]:
 @pytest.mark.sampled
 @pytest.mark.slow
 @needs_x86
-def test_the_instructions_are_used(tmp_path):
-    """Compiled for a CPU that has them: tiles are configured and released, and never put aside."""
+def test_compiled_tiles_use_amx_instructions_and_never_spill(tmp_path):
+    """Compiled for a CPU that has them, kernels configure and release tiles."""
     names = ["linear_tiles_quantized", *["attend_tiles-F16"] * everything()]
     assembly = run_as("sapphirerapids", tmp_path, "-c", ASSEMBLY, *names)
     for instruction in ("ldtilecfg", "tilerelease"):
@@ -361,14 +362,14 @@ def test_the_instructions_are_used(tmp_path):
 
 
 def host_with_tiles() -> str:
-    """This CPU's features in LLVM's form, and AMX."""
+    """Return this CPU's features in LLVM's form, with AMX."""
     others = [item for item in this_lane().feature_string.split(",") if not item.startswith(("+amx", "-amx"))]
     return ",".join([*others, "+amx-tile", "+amx-bf16", "+amx-int8"])
 
 
 @pytest.fixture(scope="session")
 def instructions(tmp_path_factory) -> Path:
-    """A library, to be loaded before others, that carries out the instructions of AMX."""
+    """Build a library that, loaded before others, emulates the instructions of AMX."""
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None or sys.platform != "linux" or not {"avx512vnni", "avx512bw"} <= this_lane().features:
         pytest.skip("needs Linux, a C compiler, and a CPU with AVX-512")
@@ -384,14 +385,16 @@ def instructions(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     "case",
     [
-        "test_products[quantized-Q4_0]", "test_products[quantized-Q4_K]", "test_products[quantized-Q6_K]",
-        "test_products[quantized-NVFP4]", "test_products[float-F16]", "test_attention_in_tiles[33-300-F16]",
-        "test_products_are_those_of_each_expert_alone_in_tiles[two of eight-quantized-Q4_0]",
-        "test_goldens_in_tiles[llama-Q4_0]", "test_architectures_in_tiles[llama]",
+        *(f"test_products_in_tiles_agree_with_numpy[{name}]" for name in (
+            "quantized-Q4_0", "quantized-Q4_K", "quantized-Q6_K", "quantized-NVFP4", "float-F16")),
+        "test_attention_in_tiles_agrees_with_numpy[33-300-F16]",
+        "test_expert_products_equal_those_of_each_expert_alone[two of eight-quantized-Q4_0]",
+        "test_models_in_tiles_agree_with_the_goldens[llama-Q4_0]",
+        "test_architectures_in_tiles_agree_with_the_goldens[llama]",
     ],
 )  # fmt: skip
-def test_the_instructions_run(instructions, tmp_path, case):
-    """What the tests above say about the emulated lane, they say about the instructions, computed one by one."""
+def test_compiled_tiles_compute_what_emulated_ones_do(instructions, tmp_path, case):
+    """Run tests of this module on the compiled instructions, emulated one by one."""
     chosen = {
         "LD_PRELOAD": str(instructions), "NUMBA_CPU_NAME": "sapphirerapids", "NUMBA_CPU_FEATURES": host_with_tiles(),
         "LOCALLLM_CACHE": str(tmp_path / "cache"), "AMX_PRODUCTS": str(tmp_path / "products"),

@@ -1,4 +1,4 @@
-"""Attention over pages, and the KV cache's storage, against plain NumPy twins."""
+"""Compare attention over pages and the storage of the KV cache with NumPy."""
 
 from functools import partial
 from typing import NamedTuple
@@ -65,7 +65,7 @@ def call(request):
 
 
 def nmse(got: np.ndarray, exact: np.ndarray) -> float:
-    """The normalized mean square error of the worst token."""
+    """Return the normalized mean square error of the worst token."""
     assert np.isfinite(got).all()
     return float((((got - exact) ** 2).sum(axis=-1) / (exact.astype(np.float64) ** 2).sum(axis=-1)).max())
 
@@ -74,7 +74,7 @@ def nmse(got: np.ndarray, exact: np.ndarray) -> float:
 
 
 def encoded(name: str, x: np.ndarray) -> np.ndarray:
-    """Heads float32 [..., head dimension] as the cache has them: bytes [..., bytes per token]."""
+    """Encode heads, float32 [..., head dimension], as the cache stores them: bytes [..., bytes per token]."""
     block = 32 if name in BLOCKS else 16
     more = np.zeros((*x.shape[:-1], -x.shape[-1] % block), np.float32)
     if name in ("Q4_1", "Q5_1") and more.size:
@@ -91,13 +91,13 @@ def encoded(name: str, x: np.ndarray) -> np.ndarray:
 
 
 def q8_0(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scales and codes of blocks [..., 32]."""
+    """Return scales and codes of blocks [..., 32]."""
     scales, inverse = scaled(np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(127))
     return scales, np.clip(np.rint(blocks * inverse), -127, 127).astype(np.int8).view(np.uint8)
 
 
 def symmetric(blocks: np.ndarray, centre: int) -> tuple[np.ndarray, np.ndarray]:
-    """Scales and codes of Q4_0 or Q5_0."""
+    """Return scales and codes of Q4_0 or Q5_0."""
     size = np.abs(blocks).max(axis=-1, keepdims=True)
     sign = np.where(blocks.max(axis=-1, keepdims=True) == size, np.float32(-1), np.float32(1))
     scales, inverse = scaled(size / np.float32(centre))
@@ -105,7 +105,7 @@ def symmetric(blocks: np.ndarray, centre: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def with_minimum(blocks: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
-    """Scales and minimums of Q4_1 or Q5_1, and codes in the same order."""
+    """Return scales and minimums of Q4_1 or Q5_1, and codes in the same order."""
     least = blocks.min(axis=-1, keepdims=True)
     scales, inverse = scaled((blocks.max(axis=-1, keepdims=True) - least) / np.float32(top))
     least = least.astype(np.float16).astype(np.float32)
@@ -113,7 +113,7 @@ def with_minimum(blocks: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def iq4_nl(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scales of the least squares of numbers weighted by their squares, and the codes of the nearest values."""
+    """Return scales that minimize squared errors weighted by the squared values, and codes of the nearest values."""
     values, x = np.float32(IQ4_VALUES), blocks.astype(np.float64)
     size, top = np.abs(x).max(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
     first = np.where(top == size, -size, size) / 127 + (size == 0)
@@ -124,13 +124,13 @@ def iq4_nl(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def scaled(scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """As they are kept, and what numbers are multiplied with."""
+    """Return scales as they are stored, and the factors that values are multiplied by."""
     scales = scales.astype(np.float16).astype(np.float32)
     return scales, np.float32(1) / np.maximum(scales, np.float32(2**-24))
 
 
 def halves(codes: np.ndarray, top: int) -> np.ndarray:
-    """Codes [..., 32] as bytes [..., 16], the first 16 in the low halves; before them 4 of fifth bits, if there are."""
+    """Pack codes [..., 32] into bytes [..., 16], the first 16 in the low halves, after any 4 bytes of fifth bits."""
     codes = np.clip(codes, 0, top).astype(np.uint8)
     low, high = np.split(codes & 15, 2, axis=-1)
     fifth = np.packbits(codes >> 4, axis=-1, bitorder="little")
@@ -144,20 +144,22 @@ MAKE = {
 
 
 def decoded(name: str, data: np.ndarray, head_dim: int) -> np.ndarray:
-    """What these bytes mean, float32 [..., head dimension]."""
+    """Decode these bytes to float32 [..., head dimension]."""
     values = gguf.dequantize(np.ascontiguousarray(data), gguf.GGMLQuantizationType[name])
     return values.astype(np.float32).reshape(*data.shape[:-1], -1)[..., :head_dim]
 
 
 def sides(name: str) -> tuple[str, str]:
-    """How an attention kernel finds keys and values."""
+    """Return the types of keys and values of an attention kernel."""
     of_keys, _, of_values = name.partition("-")
     return of_keys, of_values or of_keys
 
 
 class Text(NamedTuple):
-    """What one sequence has: keys and values float32 [tokens, key-value heads, dimension], queries of its last tokens
-    [tokens, heads * dimension].
+    """Keys and values, float32 [tokens, key-value heads, dimension], and queries [tokens, heads * dimension].
+
+
+    Queries are those of the last tokens.
     """
 
     keys: np.ndarray
@@ -166,7 +168,7 @@ class Text(NamedTuple):
 
 
 def text(name: str, shape: Shape, tokens: int, length: int, seed: int = 0) -> Text:
-    """`tokens` of `length` are new. Keys and values are numbers that the cache can keep."""
+    """Return a random sequence whose last `tokens` of `length` are new; the cache can store its keys exactly."""
     keys, values = (
         decoded(kind, encoded(kind, normal(length, shape.kv_heads, dim, seed=3 * seed + side)), dim)
         for side, (kind, dim) in enumerate(zip(sides(name), (shape.key_dim, shape.value_dim), strict=True))
@@ -176,7 +178,7 @@ def text(name: str, shape: Shape, tokens: int, length: int, seed: int = 0) -> Te
 
 
 class Header:
-    """Of a run for sequences with so many new tokens and so long; pages in a row, or anywhere."""
+    """The header of a run of sequences, with contiguous or scattered pages."""
 
     def __init__(self, tokens: list[int], lengths: list[int], scattered: bool = False, seed: int = 0):
         needed = [-(-length // PAGE) for length in lengths]
@@ -195,17 +197,19 @@ class Header:
         self.count, self.sequence_count = count(sum(tokens)), count(len(tokens))
 
     def places(self, number: int) -> np.ndarray:
-        """Where the tokens of a sequence are."""
+        """Return the positions in the cache of a sequence's tokens."""
         positions = np.arange(self.sequences[number, SEQUENCE.length])
         return self.tables[number][positions // PAGE] * PAGE + positions % PAGE
 
     def memory(self, heads: int, token_bytes: int) -> np.ndarray:
-        """One side of a cache, bytes [heads, places, bytes per token], which are NaN; nothing is readable behind it."""
+        """Return one side of a cache, bytes [heads, positions, bytes per token], all NaN; memory behind it is
+        unreadable.
+        """
         shape = heads, self.pages * PAGE, token_bytes
         return at_end_of_page(np.full(shape, 255, np.uint8)).reshape(shape)
 
     def cache(self, name: str, sides: list[np.ndarray]) -> np.ndarray:
-        """One side of a cache with what the sequences have, each float32 [tokens, heads, dimension]."""
+        """Return one side of a cache filled with each sequence's float32 [tokens, heads, dimension]."""
         data = [encoded(name, side) for side in sides]
         memory = self.memory(*data[0].shape[1:])
         for number, heads in enumerate(data):
@@ -215,8 +219,8 @@ class Header:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("head_dim", [64, 80, 20])
-def test_store(call, name, head_dim):
-    """Tokens go to their places, rounded, with zeros behind each head; nothing else changes."""
+def test_storing_rounds_tokens_at_their_positions_and_changes_nothing_else(call, name, head_dim):
+    """Check also zeros behind each head."""
     heads, tokens, lengths = 3, [4, 1, 2, 70], [4, 64, 65, 200]
     x = normal(sum(tokens), heads * head_dim)
     x[0], x[1], x[2] = 0, 1e-7 * x[1], 1e4 * x[2]
@@ -240,8 +244,8 @@ def test_store(call, name, head_dim):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_store_keeps_nan_for_what_it_cannot_hold(call, name):
-    """Not an infinity, whose score may look like that of a masked key; a block shares one fate."""
+def test_storing_keeps_nan_for_values_out_of_range(call, name):
+    """Not an infinity, whose score may look like that of a masked key; a block becomes NaN as a whole."""
     head_dim, x = 80, normal(40, 80)
     for token, value in enumerate([np.nan, np.inf, -np.inf, 65519, 65520, -1e6, 8.4e6, -3e38]):
         x[token, 7 * token] = x[8 + token, 79] = value
@@ -261,7 +265,7 @@ def test_store_keeps_nan_for_what_it_cannot_hold(call, name):
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_blocks_are_as_near_as_their_bits_allow(name):
+def test_rounding_errors_of_blocks_are_within_half_a_step(name):
     x = normal(1000, 64)
     blocks = x.reshape(1000, 2, 32)
     size, span = np.abs(blocks).max(axis=-1), blocks.max(axis=-1) - blocks.min(axis=-1)
@@ -274,7 +278,7 @@ def test_blocks_are_as_near_as_their_bits_allow(name):
 
 @pytest.mark.parametrize("name", BLOCKS)
 @pytest.mark.parametrize("head_dim", [64, 80, 20])
-def test_the_reference_keeps_the_same(name, head_dim):
+def test_the_reference_stores_the_same_values(name, head_dim):
     x = normal(100, 3, head_dim)
     expected = decoded(name, encoded(name, x), head_dim)
     got = remembered.rounded(x, name.lower(), 1)
@@ -283,8 +287,7 @@ def test_the_reference_keeps_the_same(name, head_dim):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("head_dim", [64, 80, 20])
-def test_recall(call, name, head_dim):
-    """What was kept comes back, and nothing else is written."""
+def test_recalling_returns_the_stored_values_and_writes_nothing_else(call, name, head_dim):
     heads, tokens, lengths = 3, [4, 1, 2, 70], [4, 64, 65, 200]
     kept = encoded(name, normal(sum(tokens), heads, head_dim))
     header = Header(tokens, lengths, scattered=True)
@@ -307,8 +310,8 @@ def test_recall(call, name, head_dim):
 @pytest.mark.parametrize(
     ("columns", "block"), [(5, 1), (60, 4), (6, 2), (40, 8), (240, 16), (288, 32), (576, 64), (512, 512)]
 )
-def test_hadamard(call, columns, block, in_place):
-    """As with the matrix, and orthonormal: twice is nothing."""
+def test_the_hadamard_kernel_multiplies_by_an_orthonormal_matrix(call, columns, block, in_place):
+    """Check also that applying it twice gives the input."""
     x = normal(33, columns)
 
     def compute(parts):
@@ -326,8 +329,8 @@ def test_hadamard(call, columns, block, in_place):
     np.testing.assert_allclose(np.linalg.norm(got, axis=1), np.linalg.norm(x, axis=1), rtol=1e-5)
 
 
-def test_a_rotation_spreads_what_is_large():
-    """One large number among small ones costs those their bits; spread over its block, it costs less."""
+def test_a_rotation_reduces_the_error_of_outliers():
+    """An outlier costs the small values of its block their bits; spread over the block, it costs less."""
     x = normal(200, 64)
     x[:, 5] *= 8
     plain, turned = (remembered.rounded(x, "q4_0", block) for block in (1, 64))
@@ -337,12 +340,12 @@ def test_a_rotation_spreads_what_is_large():
 @pytest.mark.parametrize(
     ("dims", "block"), [((128,), 128), ((96,), 32), ((80,), 16), ((192,), 64), ((576, 512), 64), ((20,), 4), ((5,), 1)]
 )
-def test_the_largest_power_of_two(dims, block):
+def test_rotations_span_the_largest_common_power_of_two(dims, block):
     assert storage.rotation("q4_0", *dims) == block
     assert storage.rotation("q8_0", *dims) == 1
 
 
-def test_types_of_keys_and_values():
+def test_cache_types_of_keys_and_values_are_parsed():
     assert storage.KVType.of("q8_0") == ("q8_0", "q8_0")
     assert storage.KVType.of("k=q8_0,v=q4_0") == storage.KVType.of("v=q4_0,k=q8_0") == ("q8_0", "q4_0")
     assert storage.KVType.of("v=q4_1") == ("f16", "q4_1")
@@ -351,7 +354,7 @@ def test_types_of_keys_and_values():
 @pytest.mark.parametrize(
     "wrong", ["", "q4", "Q8_0", "q8_0,q4_0", "k=q8_0,k=q4_0", "k=q8_0,x=q4_0", "k=,v=q4_0", "k=q8_0,", "k=q8_0;v=q4_0"]
 )
-def test_types_that_there_are_not(wrong):
+def test_unknown_cache_types_are_refused(wrong):
     with pytest.raises(UsageError, match="k=q8_0,v=q4_0"):
         storage.KVType.of(wrong)
 
@@ -362,7 +365,7 @@ def test_types_that_there_are_not(wrong):
 def planned(
     call, header: Header, shape: Shape, window: int = 0, chunked: bool = False, lookahead: int = 0
 ) -> dict[str, np.ndarray]:
-    """What `plan` writes, in no more memory than the engine gives it."""
+    """Return what `plan` writes, in no more memory than the engine gives it."""
     heads, tokens = shape.kv_heads * shape.group, int(header.count[0])
     units = np.full((max_units(tokens, heads, shape.kv_heads) + 1, len(UNIT)), -7, np.int64)
     splits = np.full((tokens + 1, len(SPLIT)), -7, np.int64)
@@ -383,8 +386,8 @@ def planned(
     [*([run] for run in POSITIONS), MIXED, [(8, 10**5)] * 64, [(1, 5000)] * 512, [(8, 9000)] * 8 + [(448, 500)]],
     ids=lambda runs: f"{len(runs)}x{runs[0]}",
 )
-def test_units_cover_every_key_that_a_token_sees_once(call, runs, group, window, chunked):
-    """Of the same sequence, from a multiple of 16 on; partial results have places of their own."""
+def test_units_cover_every_visible_key_once(call, runs, group, window, chunked):
+    """A unit has one sequence, begins at a multiple of 16, and writes partial results of its own."""
     shape, (tokens, lengths) = Shape(64, 64, 2, group), map(list, zip(*runs, strict=True))
     header = Header(tokens, lengths)
     plan = planned(call, header, shape, window, chunked)
@@ -414,13 +417,13 @@ def test_units_cover_every_key_that_a_token_sees_once(call, runs, group, window,
 
 
 def first_visible(positions: np.ndarray, window: int, chunked: bool) -> np.ndarray:
-    """The first keys that tokens see."""
+    """Return the first key that each token sees."""
     if not window:
         return np.zeros_like(positions)
     return positions // window * window if chunked else np.maximum(positions + 1 - window, 0)
 
 
-def test_a_plan_for_no_sequence(call):
+def test_a_plan_without_sequences_has_no_units(call):
     assert planned(call, Header([1], [1]), SHAPES[0])["unit_count"] == 2
     header = Header([1], [1])
     header.sequence_count[0] = 0
@@ -438,7 +441,7 @@ def attend(
     call, name: str, shape: Shape, texts: list[Text], parts: int = 1, *, window=0, chunked=False, softcap=0.0, slopes=0,
     sinks=0, chosen=None, lookahead=0, period=1, logs=False, **pages,
 ) -> list[np.ndarray]:  # fmt: skip
-    """What each of the sequences gets in a run of all: float32 [tokens, heads * value_dim], and logarithms of sums."""
+    """Run attention for all texts: float32 [tokens, heads * value_dim] of each, with logarithms of sums if asked."""
     heads, tokens = shape.kv_heads * shape.group, [len(text.q) for text in texts]
     header = Header(tokens, [len(text.keys) for text in texts], **pages)
     keys, values = (header.cache(kind, [text[side] for text in texts]) for side, kind in enumerate(sides(name)))
@@ -480,7 +483,7 @@ def exact_attention(
     shape: Shape, text: Text, window: int = 0, softcap: float = 0.0, slopes=None, sinks=None, chunked: bool = False,
     lookahead: int = 0, period: int = 1, logs: bool = False,
 ) -> np.ndarray:  # fmt: skip
-    """softmax(q k / sqrt(d)) v in float64, with a loop over heads."""
+    """Compute softmax(q k / sqrt(d)) v in float64, with a loop over heads."""
     rows = text.q.reshape(len(text.q), -1, shape.key_dim).astype(np.float64)
     result, sums = np.empty((len(rows), rows.shape[1], shape.value_dim)), np.empty((len(rows), rows.shape[1]))
     distance = np.arange(len(text.keys) - len(rows), len(text.keys))[:, None] - np.arange(len(text.keys))
@@ -504,8 +507,8 @@ def exact_attention(
 @pytest.mark.sampled("name")
 @pytest.mark.parametrize(("tokens", "length"), POSITIONS)
 @pytest.mark.parametrize("name", NAMES + MIXTURES)
-def test_attention(call, name, tokens, length):
-    """Right wherever the pages are, the same in any number of parts, whatever lies behind the last token."""
+def test_attention_agrees_with_numpy_wherever_pages_lie(call, name, tokens, length):
+    """Check that neither the number of parts nor memory behind the last token matters."""
     for shape in SHAPES:
         only = text(name, shape, tokens, length)
         got = for_any_parts(lambda parts, a=(name, shape, [only]): attend(call, *a, parts)[0])
@@ -515,8 +518,8 @@ def test_attention(call, name, tokens, length):
 
 @pytest.mark.parametrize("period", [1, 4, 128])
 @pytest.mark.parametrize("name", ["F32", "F16-Q8_0"])
-def test_last_keys_of_blocks_and_logs(call, name, period):
-    """Where there is no block yet, only sinks are left."""
+def test_attention_to_every_nth_key_and_its_logs_agree_with_numpy(call, name, period):
+    """Before the first block ends, only sinks remain."""
     shape, sinks = Shape(64, 48, 1, 6), np.float32([-1, 0, 1, 2, -3, 4])
     texts = [text(name, shape, *position, seed) for seed, position in enumerate([*MIXED, (3, 3), (40, 260)])]
     got = for_any_parts(
@@ -528,8 +531,8 @@ def test_last_keys_of_blocks_and_logs(call, name, period):
     np.testing.assert_allclose(got, np.concatenate(expected), rtol=1e-4, atol=2e-5)
 
 
-def test_a_token_for_which_no_key_was_chosen(call):
-    """Its sinks are not what it sees: scores of keys were not numbers."""
+def test_a_token_without_selected_keys_gives_nan(call):
+    """It must not attend to its sinks alone: the scores of its keys were not finite."""
     shape, sinks = Shape(64, 64, 1, 2), np.float32([1, 2])
     only, chosen = text("F32", shape, 3, 100), np.full((3, 4), 0xFFFFFFFF, np.uint32)
     chosen[1] = 0
@@ -540,7 +543,7 @@ def test_a_token_for_which_no_key_was_chosen(call):
 
 @pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 63, 64, 65, 200, 256, 300, 999, 1000, 2000])
 @pytest.mark.parametrize("shape", [Shape(64, 64, 2, 2), Shape(20, 48, 1, 5)])
-def test_windows(call, shape, window):
+def test_attention_in_windows_agrees_with_numpy(call, shape, window):
     texts = [text("F16", shape, *position, seed) for seed, position in enumerate(MIXED)]
     got = attend(call, "F16", shape, texts, 3, window=window, scattered=True)
     for rows, one in zip(got, texts, strict=True):
@@ -549,8 +552,8 @@ def test_windows(call, shape, window):
 
 @pytest.mark.parametrize("lookahead", [1, 15, 64, 1 << 20])
 @pytest.mark.parametrize("shape", [Shape(64, 64, 2, 2), Shape(20, 48, 1, 5)])
-def test_tokens_ahead(call, shape, lookahead):
-    """As encoders see a text: so many tokens behind each, or all."""
+def test_attention_with_lookahead_agrees_with_numpy(call, shape, lookahead):
+    """Encoders see a limited number of later tokens, or all."""
     texts = [text("F16", shape, *position, seed) for seed, position in enumerate(MIXED)]
     got = attend(call, "F16", shape, texts, 3, lookahead=lookahead, scattered=True)
     for rows, one in zip(got, texts, strict=True):
@@ -559,7 +562,7 @@ def test_tokens_ahead(call, shape, lookahead):
 
 @pytest.mark.parametrize("chunk", [1, 15, 16, 64, 100, 256, 1000])
 @pytest.mark.parametrize("shape", [Shape(64, 64, 2, 2), Shape(20, 48, 1, 5)])
-def test_chunks(call, shape, chunk):
+def test_attention_in_chunks_agrees_with_numpy(call, shape, chunk):
     texts = [text("F16", shape, *position, seed) for seed, position in enumerate(MIXED)]
     got = attend(call, "F16", shape, texts, 3, window=chunk, chunked=True, scattered=True)
     for rows, one in zip(got, texts, strict=True):
@@ -568,8 +571,8 @@ def test_chunks(call, shape, chunk):
 
 @pytest.mark.parametrize("window", [0, 100])
 @pytest.mark.parametrize("shape", [Shape(64, 64, 3, 1), Shape(20, 48, 2, 5)])
-def test_sinks(call, shape, window):
-    """Small ones, and such as leave nothing for the keys; what is not a number stays visible."""
+def test_attention_with_sinks_agrees_with_numpy(call, shape, window):
+    """Check small sinks, dominating ones, and NaN, which must stay visible."""
     sinks = np.linspace(-20, 20, shape.kv_heads * shape.group, dtype=np.float32)
     texts = [text("F16", shape, *position, seed) for seed, position in enumerate(MIXED)]
     got = for_any_parts(
@@ -585,7 +588,7 @@ def test_sinks(call, shape, window):
 
 @pytest.mark.parametrize("softcap", [0.5, 5.0, 50.0])
 @pytest.mark.parametrize("window", [0, 100])
-def test_softcaps(call, softcap, window):
+def test_attention_with_softcap_agrees_with_numpy(call, softcap, window):
     shape = Shape(64, 64, 2, 2)
     texts = [text("F16", shape, *position, seed) for seed, position in enumerate(MIXED)]
     got = attend(call, "F16", shape, texts, 3, softcap=softcap, window=window)
@@ -594,7 +597,7 @@ def test_softcaps(call, softcap, window):
 
 
 @pytest.mark.parametrize("shape", [Shape(64, 64, 3, 1), Shape(20, 48, 2, 5)])
-def test_slopes(call, shape):
+def test_attention_with_slopes_agrees_with_numpy(call, shape):
     slopes = np.float32([0.5**head for head in range(shape.kv_heads * shape.group)])
     texts = [text("F16", shape, *position, seed) for seed, position in enumerate(MIXED)]
     got = attend(call, "F16", shape, texts, 3, slopes=slopes)
@@ -606,8 +609,8 @@ def test_slopes(call, shape):
 @pytest.mark.parametrize("name", NAMES + MIXTURES)
 @pytest.mark.parametrize("window", [0, 70])
 @pytest.mark.parametrize("shape", [Shape(64, 64, 2, 1), Shape(48, 32, 2, 6)])
-def test_a_sequence_gets_the_same_alone_and_among_others(call, name, shape, window):
-    """Bit for bit, and wherever its pages are."""
+def test_a_sequence_gets_the_same_bits_alone_and_among_others(call, name, shape, window):
+    """Check also scattered pages."""
     texts = [text(name, shape, *position, seed) for seed, position in enumerate(MIXED)]
     together = for_any_parts(lambda parts: np.concatenate(attend(call, name, shape, texts, parts, window=window)))
     alone = [attend(call, name, shape, [one], 2, window=window)[0] for one in texts]
@@ -617,8 +620,7 @@ def test_a_sequence_gets_the_same_alone_and_among_others(call, name, shape, wind
         np.testing.assert_array_equal(together, np.concatenate(got[::-1]))
 
 
-def test_many_sequences_of_one_token(call):
-    """More than have their contexts split."""
+def test_attention_of_more_sequences_than_are_split_agrees_with_numpy(call):
     shape = Shape(32, 32, 2, 2)
     texts = [text("F16", shape, 1, 200 + 11 * seed, seed) for seed in range(100)]
     for rows, one in zip(attend(call, "F16", shape, texts, 3, scattered=True), texts, strict=True):
@@ -626,8 +628,7 @@ def test_many_sequences_of_one_token(call):
 
 
 @pytest.mark.parametrize("scale", [1e-4, 100])
-def test_attention_with_flat_and_extreme_scores(call, scale):
-    """All keys alike, or scores up to thousands: no overflow, and the largest wins."""
+def test_attention_with_flat_and_extreme_scores_does_not_overflow(call, scale):
     shape = Shape(64, 64, 2, 2)
     for tokens in (1, 8, 20):
         one = text("F32", shape, tokens, 700)
@@ -637,8 +638,8 @@ def test_attention_with_flat_and_extreme_scores(call, scale):
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_a_head_of_zeros(call, name):
-    """Its scale is zero: the keys are alike, and the result is the mean of the values."""
+def test_a_head_of_zeros_averages_the_values(call, name):
+    """Its scale is zero, so all keys are equal."""
     for tokens in (1, 30):
         one = text(name, Shape(64, 64, 1, 1), tokens, 40)
         got = attend(call, name, Shape(64, 64, 1, 1), [one._replace(keys=0 * one.keys)])[0]
@@ -648,8 +649,7 @@ def test_a_head_of_zeros(call, name):
 @pytest.mark.parametrize("softcap", [0.0, 50.0])
 @pytest.mark.parametrize("side", ["keys", "values", "q"])
 @pytest.mark.parametrize(("tokens", "length"), [(1, 40), (1, 1000), (8, 300), (30, 300)])
-def test_what_is_not_a_number_stays_visible(call, side, softcap, tokens, length):
-    """In a key or value that all tokens see, or in a query."""
+def test_nan_in_keys_values_or_queries_stays_visible(call, side, softcap, tokens, length):
     shape = Shape(64, 64, 1, 2)
     one = text("F32", shape, tokens, length)
     if side == "q":
@@ -660,8 +660,8 @@ def test_what_is_not_a_number_stays_visible(call, side, softcap, tokens, length)
     assert np.isnan(got if side != "values" else got[:, [3, 67]]).all()
 
 
-def test_the_lists_of_formats_agree():
-    """They are in several places, because some of these import neither NumPy nor Numba."""
+def test_lists_of_cache_types_agree():
+    """Several modules have one, because some of them import neither NumPy nor Numba."""
     assert list(cache.STORAGE) == NAMES
     lists = storage.STORAGE, remembered.KEEP, [name.lower() for name in NAMES]
     assert len({tuple(sorted(names)) for names in lists}) == 1

@@ -1,4 +1,4 @@
-"""Which keys a token sees: the kernels that choose them, and attention that heeds it, against plain NumPy twins."""
+"""Compare kernels that select keys, and attention to the selected ones, with NumPy."""
 
 from collections.abc import Iterator
 
@@ -39,7 +39,7 @@ def call():
 
 
 class Question:
-    """Queries, weights and keys of some sequences, all whole numbers: sums are exact, and some are equal."""
+    """Queries, weights and keys of some sequences, all integers: sums are exact, and some are equal."""
 
     def __init__(self, kind: str, spans: list[tuple[int, int]], heads: int, dim: int):
         self.tokens = run(spans)
@@ -51,40 +51,46 @@ class Question:
         self.weights = random.integers(-2, 3, (len(self.q), heads)).astype(np.float32)
 
     def arguments(self, most: int, y: np.ndarray, block: int = 1, local: int | None = None) -> dict:
-        """local: of select_key_blocks."""
+        """Return the kernel's arguments; `local` is for select_key_blocks only."""
         keys = self.index.bytes
-        given = {"count": count(len(self.q)), "positions": self.tokens.positions, "owners": self.tokens.owners}
-        given |= {"sequences": self.tokens.sequences, "q": self.q, "q_stride": self.q.strides[0], "keys": keys}
-        given |= {"key_bytes": keys.shape[2], "key_dim": self.dim, "heads": self.heads, "most": most, "block": block}
-        given |= {"y": y, "y_stride": y.strides[0]}
+        arguments = {"count": count(len(self.q)), "positions": self.tokens.positions, "owners": self.tokens.owners}
+        arguments |= {"sequences": self.tokens.sequences, "q": self.q, "q_stride": self.q.strides[0], "keys": keys}
+        arguments |= {
+            "key_bytes": keys.shape[2],
+            "key_dim": self.dim,
+            "heads": self.heads,
+            "most": most,
+            "block": block,
+        }
+        arguments |= {"y": y, "y_stride": y.strides[0]}
         if local is None:
-            return given | {"weights": self.weights, "weights_stride": self.weights.strides[0]}
-        return given | {"local": local, "choice_stride": y.strides[0] // self.heads}
+            return arguments | {"weights": self.weights, "weights_stride": self.weights.strides[0]}
+        return arguments | {"local": local, "choice_stride": y.strides[0] // self.heads}
 
     def products(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Of each token its number and q k, [heads, keys]."""
+        """Yield each token's index and its products with all keys, [heads, keys]."""
         for token, (owner, position) in enumerate(zip(self.tokens.owners, self.tokens.positions, strict=True)):
             keys = self.index.kept[0, places(self.tokens.tables[owner], position + 1)]
             yield token, self.q[token].reshape(self.heads, self.dim) @ keys.T
 
     def answer(self, most: int, block: int = 1) -> list[np.ndarray]:
-        """Of each token which keys it sees, bool."""
-        found = []
+        """Return the keys that each token sees, as bool."""
+        visible = []
         for token, products in self.products():
             scores = (self.weights[token] @ np.maximum(products, 0))[block - 1 :: block]
             at = np.arange(products.shape[1]) // block
-            found.append(np.isin(at, largest(scores[None], most)[0]) | (at >= len(scores)))
-        return found
+            visible.append(np.isin(at, largest(scores[None], most)[0]) | (at >= len(scores)))
+        return visible
 
     def answer_of_blocks(self, most: int, block: int, local: int) -> list[np.ndarray]:
-        """Of each token, and then of each head."""
-        found = []
+        """Return the keys that each head of each token sees, as bool."""
+        visible = []
         for _, products in self.products():
             for row in products:
                 scores = np.array([row[first : first + block].max() for first in range(0, len(row), block)])
                 scores[max(len(scores) - local, 0) :] = np.inf
-                found.append(np.isin(np.arange(len(row)) // block, largest(scores[None], most)[0]))
-        return found
+                visible.append(np.isin(np.arange(len(row)) // block, largest(scores[None], most)[0]))
+        return visible
 
     def check(self, words: np.ndarray, expected: list[np.ndarray]) -> None:
         for row, bits in zip(words, expected, strict=False):
@@ -94,7 +100,7 @@ class Question:
 
 @pytest.mark.parametrize("kind", ["F32", "F16"])
 @pytest.mark.parametrize(("heads", "dim", "block"), [(5, 24, 1), (3, 16, 5), (1, 7, 64)])
-def test_on_the_cpu(call, kind, heads, dim, block):
+def test_selected_keys_agree_with_numpy(call, kind, heads, dim, block):
     question, most = Question(kind, [(3, 130), (1, 12), (2, 300), (1, 33)], heads, dim), max(32 // block, 2)
 
     def compute(parts: int) -> np.ndarray:
@@ -112,8 +118,8 @@ def test_on_the_cpu(call, kind, heads, dim, block):
 
 @pytest.mark.parametrize("kind", ["F32", "F16"])
 @pytest.mark.parametrize(("heads", "dim", "block", "local"), [(4, 24, 16, 1), (3, 16, 5, 2), (1, 7, 100, 1)])
-def test_blocks_on_the_cpu(call, kind, heads, dim, block, local):
-    """The best key of a block speaks for it, and the last blocks are always seen."""
+def test_selected_blocks_agree_with_numpy(call, kind, heads, dim, block, local):
+    """A block is scored by its best key, and the last blocks are always visible."""
     question, most = Question(kind, [(3, 130), (1, 12), (2, 300), (1, 33)], heads, dim), 3
 
     def compute(parts: int) -> np.ndarray:
@@ -131,7 +137,7 @@ def test_blocks_on_the_cpu(call, kind, heads, dim, block, local):
 @pytest.mark.parametrize(
     ("kind", "block", "local"), [("F32", 1, None), ("Q8_0", 4, None), ("F32", 8, 1), ("Q8_0", 5, 2)]
 )
-def test_on_a_card(kind, block, local):
+def test_selected_keys_on_a_gpu_agree_with_numpy(kind, block, local):
     question, most = Question(kind, [(2, 70), (1, 9), (1, 40)], 3, 32), 12 if block == 1 else 3
     groups = 1 if local is None else 3
     y = np.full((len(question.q) + 1, groups * CONTEXT // 32), 7, np.uint32)
@@ -145,8 +151,8 @@ def test_on_a_card(kind, block, local):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
-def test_a_sum_that_is_not_a_number(call, wrong):
-    """Then the token sees none, and what it makes of that is not a number either."""
+def test_a_token_with_infinite_weights_selects_no_key(call, wrong):
+    """Its attention then gives NaN."""
     question = Question("F32", [(2, 64)], 2, 16)
     question.weights[1] = wrong
     y, scratch = np.full((3, CONTEXT // 32), 7, np.uint32), Scratch(select_scratch(2, 16, CONTEXT))
@@ -160,7 +166,7 @@ def test_a_sum_that_is_not_a_number(call, wrong):
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
-def test_a_product_that_is_not_a_number(call, wrong):
+def test_a_token_with_infinite_queries_selects_no_block(call, wrong):
     question = Question("F32", [(2, 64)], 2, 16)
     question.q[1, 3] = wrong
     y, scratch = np.full((3, 2 * CONTEXT // 32), 7, np.uint32), Scratch(select_scratch(2, 16, 2 * CONTEXT))
@@ -171,8 +177,7 @@ def test_a_product_that_is_not_a_number(call, wrong):
 
 
 @pytest.mark.slow
-def test_attention_on_a_card():
-    """Only what is chosen counts."""
+def test_attention_on_a_gpu_sees_selected_keys_only():
     shape, tokens = Shape(48, 32, 1, 3), run([(2, 70), (1, 20)])
     q, keys, values = content(shape, tokens, ("F16", "F16"))
     bits = np.zeros((len(q), CONTEXT), bool)
@@ -194,24 +199,23 @@ def test_attention_on_a_card():
     assert (np.isnan(got).all(axis=1) == [False, True, False]).all()
 
 
-def test_keys_of_an_indexer_turn_when_tokens_move(model_path):
+def test_keys_of_an_indexer_are_rotated_when_tokens_move(model_path):
     engine = Engine(GGUFFile.open(model_path("glm_dsa")), EngineOptions(1, 64, "f32", "reference"))
     states = engine.hyperparameters.states()
-    found = rotations(engine.operations, states)
+    rotated = rotations(engine.operations, states)
     engine.close()
-    assert found.keys() == set(states)
-    indexes = [found[state] for state in states if state.is_index]
+    assert rotated.keys() == set(states)
+    indexes = [rotated[state] for state in states if state.is_index]
     assert [(turn.step, turn.apart, len(turn.frequencies)) for turn in indexes] == [(2, 1, 8)] * 2
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("name", ["deepseek4", "hy_v4"])
-def test_an_indexer_without_numbers_is_no_sink(tmp_path, name, backend):
-    """Though heads have scores for nothing."""
-    made = model(name)
-    found = next(tensor for tensor in made.tensors if tensor.endswith("indexer.proj.weight"))
-    made.tensors[found] = np.full_like(made.tensors[found], np.nan)
-    engine = Engine(GGUFFile.open(write(made, tmp_path / "model.gguf")), EngineOptions(1, 128, "f32", backend))
+def test_an_indexer_with_nan_is_refused_despite_sinks(tmp_path, name, backend):
+    declared = model(name)
+    name_of_tensor = next(tensor for tensor in declared.tensors if tensor.endswith("indexer.proj.weight"))
+    declared.tensors[name_of_tensor] = np.full_like(declared.tensors[name_of_tensor], np.nan)
+    engine = Engine(GGUFFile.open(write(declared, tmp_path / "model.gguf")), EngineOptions(1, 128, "f32", backend))
     with np.errstate(invalid="ignore"), pytest.raises(ModelError, match="not numbers"):
         engine.sequence().append([*range(40)])
     engine.close()

@@ -1,4 +1,4 @@
-"""Verbs that treat heads or streams of a row, or columns by a vector: CPU and simulated card against the reference."""
+"""Compare verbs on heads, streams and columns, on CPU and simulated GPU, with the reference."""
 
 from functools import reduce
 from operator import xor
@@ -31,7 +31,7 @@ def builder() -> Reference:
 
 
 def check(call, name: str, expected: np.ndarray, **arguments) -> None:
-    """Both kernels, which write exactly what they should."""
+    """Check both kernels, and that they write nothing else."""
     columns = expected.shape[1]
 
     def by(function):
@@ -46,7 +46,7 @@ def check(call, name: str, expected: np.ndarray, **arguments) -> None:
 
 
 @pytest.mark.parametrize("columns", [1, 20, 48])
-def test_vectors(call, builder, columns):
+def test_scaling_and_blending_columns_agree_with_the_reference(call, builder, columns):
     x, z, numbers = normal(TOKENS, columns), normal(TOKENS, columns, seed=1), normal(columns)
     given = {"x": padded(x), "weight": vector(numbers), "columns": columns}
     check(call, "scale_columns", builder.scale_columns(x, weight(numbers)), **given)
@@ -55,7 +55,7 @@ def test_vectors(call, builder, columns):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("heads", "head_dim"), [(1, 1), (3, 7), (2, 16), (5, 33)])
-def test_heads(call, builder, heads, head_dim):
+def test_gates_and_dots_of_heads_agree_with_the_reference(call, builder, heads, head_dim):
     columns = heads * head_dim
     x, z, gates = normal(TOKENS, columns), normal(TOKENS, columns, seed=1), padded(normal(TOKENS, heads))
     given = {"x": padded(x), "heads": heads}
@@ -68,7 +68,7 @@ def test_heads(call, builder, heads, head_dim):
 
 
 @pytest.mark.parametrize(("streams", "made", "width"), [(1, 1, 1), (4, 4, 16), (1, 3, 7), (3, 2, 21)])
-def test_mix(call, builder, streams, made, width):
+def test_mixed_streams_agree_with_the_reference(call, builder, streams, made, width):
     x, weights = normal(TOKENS, streams * width), normal(TOKENS, made * streams, seed=1)
     rows, by = padded(x), padded(weights)
     check(
@@ -79,7 +79,7 @@ def test_mix(call, builder, streams, made, width):
 
 
 @pytest.mark.parametrize("columns", [1, 3, 16, 37])
-def test_softmax(call, builder, columns):
+def test_softmax_agrees_with_the_reference_and_keeps_nan(call, builder, columns):
     x = 5 * normal(TOKENS, columns)
     x[0] += 80
     check(call, "softmax", builder.softmax(x), x=padded(x), columns=columns)
@@ -96,12 +96,12 @@ def test_softmax(call, builder, columns):
 
 
 @pytest.mark.parametrize(("size", "iterations"), [(1, 1), (4, 20), (3, 2), (17, 1)])
-def test_sinkhorn(call, builder, size, iterations):
+def test_sinkhorn_agrees_with_the_reference_and_keeps_nan(call, builder, size, iterations):
     x, given = 3 * normal(TOKENS, size * size), {"size": size, "iterations": iterations, "epsilon": 1e-6}
     check(call, "sinkhorn", builder.sinkhorn(x, **given), x=padded(x), columns=size * size, **given)
-    made = builder.sinkhorn(x, size, 60, 1e-6).reshape(TOKENS, size, size)
-    np.testing.assert_allclose(made.sum(axis=1), 1, atol=2e-2)
-    np.testing.assert_allclose(made.sum(axis=2), 1, atol=2e-2)
+    balanced = builder.sinkhorn(x, size, 60, 1e-6).reshape(TOKENS, size, size)
+    np.testing.assert_allclose(balanced.sum(axis=1), 1, atol=2e-2)
+    np.testing.assert_allclose(balanced.sum(axis=2), 1, atol=2e-2)
     x[1, -1] = np.inf
     broken = builder.sinkhorn(x, **given)
     for run, how in ((call, 1), (launch, TOKENS)):
@@ -112,13 +112,13 @@ def test_sinkhorn(call, builder, size, iterations):
         assert np.isnan(broken[1]).all()
 
 
-def test_what_is_at_a_place_of_a_matrix(builder):
-    """One step makes columns add up to 1, and turns the matrix round."""
+def test_one_sinkhorn_step_balances_columns(builder):
+    """Check a 2 x 2 matrix by hand."""
     x = np.log(np.array([[1, 3, 2, 2]], np.float32))  # softmax of rows: 1/4 3/4, 1/2 1/2
     np.testing.assert_allclose(builder.sinkhorn(x, 2, 1, 0.0), [[1 / 3, 2 / 3, 3 / 5, 2 / 5]], rtol=1e-6)
 
 
-def test_ids_are_replaced(call, builder):
+def test_ids_are_replaced_by_a_table(call, builder):
     ids, table = np.array([3, 0, 299, 7, 7]), np.random.default_rng(0).integers(0, 1 << 40, 300)
     for run, how in ((call, 1), (call, 3), (launch, TOKENS)):
         y = np.full(TOKENS + 1, -1)
@@ -126,8 +126,8 @@ def test_ids_are_replaced(call, builder):
         np.testing.assert_array_equal(y, [*builder.replace_ids(ids, table), -1])
 
 
-def test_ids_are_hashed(call, builder):
-    """With those before them, of which an end cuts off what stands before it; of 45 bits, as released models have."""
+def test_columns_of_ids_are_hashed_up_to_an_end_token(call, builder):
+    """Hash factors have 45 bits, as in released models."""
     ids = np.array([[7, 5, 299], [299, 5, 7], [7, 299, 5], [7, -1, -1], [7, 5, -1]])
     before = np.array([[7, 5, 299], [299, 5, 7], [7, 299, 299], [7, 299, 299], [7, 5, 299]])  # 299 is an end
     factors = 0x2C9277B5D1A3, 0x5851F42D4C95, 0x14057B7EF767
@@ -148,7 +148,7 @@ def test_ids_are_hashed(call, builder):
             np.testing.assert_array_equal(y, [*expected, -1])
 
 
-def test_what_is_no_number_stays_visible(builder):
+def test_nan_stays_visible_in_dots_and_mixed_streams(builder):
     x = normal(TOKENS, 6)
     x[1, 2] = np.nan
     assert np.isnan(builder.head_dots(x, x, 2)[1, 0])

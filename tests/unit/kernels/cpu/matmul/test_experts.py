@@ -1,4 +1,4 @@
-"""Kernels of mixtures of experts against their NumPy twins, and models with experts in runs of many kinds."""
+"""Compare kernels of mixtures of experts with NumPy, and run models with experts in many ways."""
 
 import re
 from dataclasses import replace
@@ -58,7 +58,7 @@ def call():
 
 
 def exact_choice(scores: np.ndarray, routing: Routing, bias: np.ndarray | None) -> ChosenExperts:
-    """By the reference's verb."""
+    """Route by the reference's verb."""
     weight: Any = None if bias is None else type("Bias", (), {"vector": lambda self: bias})()
     return Reference.route(None, scores, routing, weight)  # type: ignore[arg-type]
 
@@ -66,7 +66,7 @@ def exact_choice(scores: np.ndarray, routing: Routing, bias: np.ndarray | None) 
 def route(
     call, scores: np.ndarray, routing: Routing, bias: np.ndarray | None, parts: int, ids=0, table=0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Experts and weights of every token."""
+    """Return the experts and weights of every token."""
     tokens, source = len(scores), padded(scores)
     chosen = np.full((tokens + 1, routing.used), -7, np.int64)
     weights, scratch = np.full((tokens + 1, routing.used), GUARD), Scratch(4 * (2 * routing.experts + routing.groups))
@@ -92,7 +92,7 @@ def route(
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize("routing", ROUTINGS, ids=lambda r: f"{r.used}of{r.experts}in{r.groups}")
 @pytest.mark.parametrize("biased", [False, True])
-def test_route(call, routing, tokens, biased):
+def test_routing_agrees_with_the_reference(call, routing, tokens, biased):
     scores = 2 * normal(tokens, routing.experts)
     bias = 0.3 * normal(routing.experts, seed=1) if biased else None
     expected = exact_choice(scores, routing, bias)
@@ -103,7 +103,7 @@ def test_route(call, routing, tokens, biased):
 
 
 def known_experts(tokens: int, routing: Routing) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
-    """Ids of tokens, a table by which they go to experts, and the choice of some scores by it."""
+    """Return token ids, a table of their experts, and the expected choice."""
     random = np.random.default_rng(0)
     table = np.stack([random.permutation(routing.experts)[: routing.used] for _ in range(40)])
     ids = random.integers(0, len(table), tokens)
@@ -115,7 +115,7 @@ def known_experts(tokens: int, routing: Routing) -> tuple[np.ndarray, np.ndarray
 
 @pytest.mark.parametrize("tokens", [1, 33])
 @pytest.mark.parametrize("routing", [Routing(24, 3, rooted=True, scale=1.5), Routing(8, 2)])
-def test_experts_that_ids_say(call, routing, tokens):
+def test_routing_by_token_ids_agrees_with_the_reference(call, routing, tokens):
     ids, table, (experts, weights) = known_experts(tokens, routing)
     got = route(call, 2 * normal(tokens, routing.experts), routing, None, 3, ids, table)
     np.testing.assert_array_equal(got[0], experts)
@@ -124,7 +124,7 @@ def test_experts_that_ids_say(call, routing, tokens):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("routing", ROUTINGS, ids=lambda r: f"{r.used}of{r.experts}in{r.groups}")
-def test_a_router_without_numbers_makes_no_weights(call, routing, value):
+def test_a_router_with_nan_gives_weights_of_nan(call, routing, value):
     scores = normal(3, routing.experts)
     scores[1, -1] = value
     with np.errstate(invalid="ignore"):
@@ -134,7 +134,7 @@ def test_a_router_without_numbers_makes_no_weights(call, routing, value):
         assert (experts >= 0).all() and (experts < routing.experts).all()
 
 
-def test_of_equal_scores_the_first_is_chosen(call):
+def test_of_equal_scores_the_first_expert_is_chosen(call):
     scores = np.zeros((2, 8), np.float32)
     scores[1, [2, 5, 7]] = 1
     for routing in (Routing(8, 3), Routing(8, 3, groups=4, groups_used=2)):
@@ -146,7 +146,7 @@ def test_of_equal_scores_the_first_is_chosen(call):
 @pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize("logit", [-5.0, -13.0, -20.0, -60.0])
 def test_weights_of_tiny_sigmoids_stay_tiny(call, logit, groups):
-    """Their sum divides them, but never less than 2^-14: as in llama.cpp, a token that no expert wants gets little."""
+    """Weights are divided by their sum, but at most by 2^-14, as in llama.cpp."""
     routing = Routing(16, 4, sigmoid=True, normalized=True, scale=2.5, groups=groups, groups_used=groups)
     scores = (logit + 0.5 * normal(5, 16)).astype(np.float32)
     expected = exact_choice(scores, routing, None)
@@ -159,7 +159,7 @@ def test_weights_of_tiny_sigmoids_stay_tiny(call, logit, groups):
     assert (weights.sum(axis=1) > 2.4).all() if logit > -6 else (weights.sum(axis=1) < 2).all()
 
 
-def test_sigmoids_that_are_all_1_are_told_apart(call):
+def test_experts_with_sigmoids_of_1_are_ordered_by_their_logits(call):
     scores = 100 + normal(5, 16)
     chosen, weights = route(call, scores, Routing(16, 3, sigmoid=True, normalized=False), None, 1)
     np.testing.assert_array_equal(chosen, np.argsort(-scores, axis=1)[:, :3])
@@ -168,7 +168,7 @@ def test_sigmoids_that_are_all_1_are_told_apart(call):
 
 # ---- rows -----------------------------------------------------------------------------------------------------------
 
-CHOICES = {  # functions of the number of tokens: experts of each, of 8
+CHOICES = {  # by name: the number of tokens to each token's experts, of 8
     "anywhere": lambda tokens: np.argsort(normal(tokens, 8), axis=1)[:, :2],
     "all to one": lambda tokens: np.full((tokens, 1), 5),
     "two of eight": lambda tokens: np.tile([7, 0], (tokens, 1)),
@@ -177,7 +177,7 @@ CHOICES = {  # functions of the number of tokens: experts of each, of 8
 
 
 class Plan:
-    """What `plan_experts` writes, in no more memory than the engine gives it."""
+    """A plan of plan_experts, in no more memory than the engine gives it."""
 
     def __init__(self, call, chosen: np.ndarray, experts: int = 8):
         self.tokens, self.used = chosen.shape
@@ -202,8 +202,8 @@ class Plan:
 
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize("kind", CHOICES)
-def test_plan(call, kind, tokens):
-    """Every pair has a row, those of an expert lie together in the order of the tokens, and products have room."""
+def test_a_plan_groups_rows_by_expert_with_room_for_products(call, kind, tokens):
+    """Every pair has a row, and an expert's rows keep the order of tokens."""
     plan = Plan(call, CHOICES[kind](tokens))
     flat = plan.chosen.reshape(-1)
     assert plan.count <= plan.most
@@ -221,7 +221,7 @@ def test_plan(call, kind, tokens):
 @pytest.mark.parametrize("columns", [5, 16, 100])
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize("kind", CHOICES)
-def test_rows_go_to_experts_and_back(call, kind, tokens, columns):
+def test_gathered_rows_scatter_back_to_their_tokens(call, kind, tokens, columns):
     plan, x = Plan(call, CHOICES[kind](tokens)), normal(tokens, columns)
     weights = np.random.default_rng(0).uniform(0.1, 1, plan.chosen.shape).astype(np.float32)
     bias = normal(8, columns, seed=3)
@@ -255,11 +255,11 @@ def test_rows_go_to_experts_and_back(call, kind, tokens, columns):
     weighed = for_any_parts(lambda parts: gathered(parts, weights))
     np.testing.assert_array_equal(weighed, rows * weights.reshape(-1)[pairs][:, None])
     np.testing.assert_array_equal(for_any_parts(lambda parts: added(parts, rows)), rows + bias[plan.expert_of_row])
-    made = normal(plan.count, columns, seed=4)
-    for given in (0, weights):
-        exact = made[plan.rows[:-1]].reshape(tokens, plan.used, columns)
-        exact = exact if isinstance(given, int) else exact * weights[:, :, None]
-        got = for_any_parts(lambda parts, given=given: scattered(made, parts, given))
+    results = normal(plan.count, columns, seed=4)
+    for factors in (0, weights):
+        exact = results[plan.rows[:-1]].reshape(tokens, plan.used, columns)
+        exact = exact if isinstance(factors, int) else exact * weights[:, :, None]
+        got = for_any_parts(lambda parts, factors=factors: scattered(results, parts, factors))
         np.testing.assert_allclose(got, exact.sum(axis=1), rtol=1e-5, atol=1e-6)
 
 
@@ -281,7 +281,7 @@ def kernels():
 @pytest.mark.parametrize("tokens", [1, 2, 7, 33, 600])
 @pytest.mark.parametrize("kind", CHOICES)
 @pytest.mark.parametrize("name", FORMATS)
-def test_products_are_those_of_each_expert_alone(call, kernels, name, kind, tokens):
+def test_expert_products_equal_those_of_each_expert_alone(call, kernels, name, kind, tokens):
     """Bit for bit, in any number of parts and slices, at both precisions."""
     rows, columns, plan = 37, 256, Plan(call, CHOICES[kind](tokens))
     data, _ = random_matrix(name, 8 * rows, columns)
@@ -301,7 +301,7 @@ def test_products_are_those_of_each_expert_alone(call, kernels, name, kind, toke
 def alone(
     call, name: str, data: np.ndarray, rows: int, expert: int, x: np.ndarray, most_precise: int, kernel_tokens: int
 ) -> np.ndarray:
-    """An expert's product by the kernel for one matrix."""
+    """Multiply by an expert's matrix with the kernel for one matrix."""
     matrix = at_end_of_page(data.reshape(8, -1)[expert])
     if name in cpu.SUB_BLOCK:
         return linear_quantized(call, name, matrix, rows, x, most_precise, 1, kernel_tokens)
@@ -309,7 +309,7 @@ def alone(
 
 
 def halves(call, name: str, x: np.ndarray) -> np.ndarray | None:
-    """Activations in 16 bits for F16 weights, if the CPU multiplies such."""
+    """Return activations in 16 bits for F16 weights, if the CPU multiplies them."""
     return quantize_words(call, x)[0] if name == "F16" and name in cpu.HALVES else None
 
 
@@ -317,7 +317,7 @@ def together(
     call, kernels: Library, name: str, data: np.ndarray, rows: int, plan: Plan, x: np.ndarray, most_precise: int,
     kernel_tokens: int, slices: int, parts: int,
 ) -> np.ndarray:  # fmt: skip
-    """All experts' products."""
+    """Compute all experts' products."""
     columns, is_quantized = x.shape[1], name in cpu.SUB_BLOCK
     kind = "quantized" if is_quantized else "float"
     own = cpu.linear_scratch(columns) if is_quantized else max(cpu.FLOAT_SCRATCH, 4 * columns)
@@ -358,7 +358,7 @@ def together(
 
 @pytest.mark.parametrize("tokens", [0, 1, 7, 33])
 @pytest.mark.parametrize("columns", [5, 16, 100])
-def test_swiglu_limited(call, tokens, columns):
+def test_swiglu_limited_agrees_with_numpy(call, tokens, columns):
     gate, up = 5 * normal(tokens, columns, seed=1), 5 * normal(tokens, columns, seed=2)
     gate[:, :2], up[:, :2] = (1e4, -1e4), (-1e4, 1e4)
     gate[-1:, 2:4], up[-1:, 3:5] = (np.nan, np.inf), (np.nan, -np.inf)
@@ -374,7 +374,7 @@ def test_swiglu_limited(call, tokens, columns):
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 7, 33])
-def test_sigmoid_gate(call, tokens):
+def test_sigmoid_gate_agrees_with_numpy_and_keeps_nan(call, tokens):
     x, gate = normal(tokens, 100), 20 * normal(tokens, 1)
     gate[-2:-1], gate[-1:] = np.inf, np.nan
 
@@ -394,8 +394,8 @@ def test_sigmoid_gate(call, tokens):
 @pytest.mark.parametrize("name", [
     "llama_moe", "qwen2moe", "gpt_oss", "llama4", "deepseek2_v3", "deepseek2_legacy",
 ])  # fmt: skip
-def test_runs_of_any_size_agree(golden, name):  # noqa: F811
-    """One by one, in long runs, as a fork, among others."""
+def test_runs_of_any_size_agree_for_models_with_experts(golden, name):  # noqa: F811
+    """Run tokens one by one, in long runs, in a fork, and among others."""
     engine = Engine(golden(name), EngineOptions(2, 640, "f32"))
     tokens = np.random.default_rng(0).integers(0, 250, 600)
     one, whole = engine.sequence(), engine.sequence()
@@ -419,13 +419,13 @@ def test_runs_of_any_size_agree(golden, name):  # noqa: F811
     {"attention__temperature_scale": 0.5, "attention__temperature_length": 8}, {"rope__scaling__type": "linear"},
     {"rope__scaling__yarn_log_multiplier": 0.0}, {"rope__scaling__attn_factor": 0.8},
 ])  # fmt: skip
-def test_settings_of_deepseek(golden, fields):  # noqa: F811
+def test_every_routing_setting_of_deepseek_changes_the_logits(golden, fields):  # noqa: F811
     changed = change(golden("deepseek2_v3"), **fields)
     assert nmse(logits(changed), logits(golden("deepseek2_v3"))) > 1e-4
     assert_same_everywhere(changed)
 
 
-def test_layers_that_guess_are_left_out(golden):  # noqa: F811
+def test_mtp_layers_with_experts_are_left_out(golden):  # noqa: F811
     file = golden("deepseek2_v3")
     for name, tensor in list(file.tensors.items()):
         if name.startswith("blk.1."):
@@ -437,8 +437,7 @@ def test_layers_that_guess_are_left_out(golden):  # noqa: F811
         logits(change(file, nextn_predict_layers=3))
 
 
-def test_gates_above_what_they_let_through(golden):  # noqa: F811
-    """One stack of matrices for both."""
+def test_fused_gate_and_up_experts_equal_separate_ones(golden):  # noqa: F811
     fused, apart = golden("qwen3moe"), golden("qwen3moe")
     for layer in range(2):
         both = [values(fused, f"blk.{layer}.ffn_{part}_exps.weight") for part in ("gate", "up")]
@@ -450,7 +449,7 @@ def test_gates_above_what_they_let_through(golden):  # noqa: F811
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_a_router_that_is_no_number_is_seen(golden, backend):  # noqa: F811
+def test_a_router_with_nan_is_refused(golden, backend):  # noqa: F811
     file = golden("llama_moe")
     put(file, "blk.1.ffn_gate_inp.weight", np.full((4, 96), np.nan))
     with np.errstate(all="ignore"), pytest.raises(ModelError, match="not numbers"):
@@ -468,7 +467,7 @@ def test_a_router_that_is_no_number_is_seen(golden, backend):  # noqa: F811
     ({"expert_weights_scale": 2.5}, "llama.expert_weights_scale 2.5 is not supported"),
     ({"expert_count": 8}, "llama.expert_count, 8, does not fit"),
 ])  # fmt: skip
-def test_routing_that_makes_no_sense_is_refused(golden, fields, problem):  # noqa: F811
+def test_invalid_routing_metadata_is_refused(golden, fields, problem):  # noqa: F811
     with pytest.raises(ModelError, match=problem):
         logits(change(golden("llama_moe"), **fields))
 
@@ -481,13 +480,13 @@ def test_routing_that_makes_no_sense_is_refused(golden, fields, problem):  # noq
     ({"attention__temperature_scale": 0.5}, "attention.temperature_length must be a number"),
     ({"attention__kv_lora_rank": 65}, r"key_length must be 97"),
 ])  # fmt: skip
-def test_a_deepseek_that_makes_no_sense_is_refused(golden, fields, problem):  # noqa: F811
+def test_invalid_deepseek_metadata_is_refused(golden, fields, problem):  # noqa: F811
     with pytest.raises(ModelError, match=problem):
         logits(change(golden("deepseek2_v3"), **fields))
 
 
-def test_experts_in_tensors_of_their_own(golden):  # noqa: F811
-    """At equal distances in the file, as until 2024."""
+def test_separate_expert_tensors_equal_stacked_ones_if_equally_spaced(golden):  # noqa: F811
+    """Files until 2024 had them."""
     apart, stacked = golden("llama_moe"), golden("llama_moe")
     for name in [name for name in apart.tensors if "_exps" in name]:
         stack = apart.tensors.pop(name)
@@ -512,7 +511,7 @@ def test_experts_in_tensors_of_their_own(golden):  # noqa: F811
     ("llama4", "blk.2.ffn_down_shexp.weight"), ("deepseek2_v3", "blk.1.ffn_gate_shexp.weight"),
     ("llama_moe", "blk.0.ffn_gate_exps.weight"), ("deepseek2_lite", "blk.0.attn_k_b.weight"),
 ])  # fmt: skip
-def test_what_is_missing_is_named(golden, name, tensor):  # noqa: F811
+def test_a_missing_expert_tensor_is_named(golden, name, tensor):  # noqa: F811
     file = golden(name)
     del file.tensors[tensor]
     with pytest.raises(ModelError, match=f"the model has no tensor {re.escape(tensor)}"):

@@ -1,4 +1,4 @@
-"""The CUDA kernels of mixtures of experts in Numba's simulator, each against its NumPy twin."""
+"""Compare CUDA kernels of mixtures of experts with NumPy, in Numba's simulator."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ TOKENS = 4
 def route(
     scores: np.ndarray, routing: Routing, bias: np.ndarray | None = None, ids=0, table=0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Experts and weights of every token."""
+    """Return the experts and weights of every token."""
     tokens, source = len(scores), padded(scores)
     chosen, weights = np.full((tokens + 1, routing.used), -7), np.full((tokens + 1, routing.used), GUARD)
     given = {name: getattr(routing, name) for name in ("experts", "used", "sigmoid", "rooted", "normalized", "scale")}
@@ -42,8 +42,8 @@ def route(
 @pytest.mark.parametrize("routing", ROUTINGS, ids=lambda r: f"{r.used}of{r.experts}in{r.groups}")
 @pytest.mark.parametrize("is_biased", [False, True])
 @pytest.mark.filterwarnings("ignore:invalid value")
-def test_route(routing, is_biased):
-    """As the reference, ties too; with a logit that is not a number, anywhere with NaN."""
+def test_routing_on_a_gpu_agrees_with_the_reference(routing, is_biased):
+    """Check also ties, and an infinite logit, whose token may go anywhere with weights of NaN."""
     scores = 2 * normal(TOKENS, routing.experts)
     scores[1] = 0
     scores[2, -1] = [np.nan, np.inf][is_biased]
@@ -57,7 +57,7 @@ def test_route(routing, is_biased):
     assert np.isnan(weights[2]).all() and (chosen >= 0).all() and (chosen < routing.experts).all()
 
 
-def test_experts_that_ids_say():
+def test_routing_by_token_ids_on_a_gpu_agrees_with_the_reference():
     routing = Routing(9, 2, rooted=True, scale=1.5)
     ids, table, (experts, weights) = known_experts(5, routing)
     got = route(2 * normal(5, routing.experts), routing, None, ids, table)
@@ -65,7 +65,7 @@ def test_experts_that_ids_say():
     np.testing.assert_allclose(got[1], weights, rtol=1e-6)
 
 
-def test_sigmoids_that_are_all_1_are_told_apart():
+def test_experts_with_sigmoids_of_1_are_ordered_by_their_logits():
     scores = 100 + normal(2, 9)
     chosen, weights = route(scores, Routing(9, 3, sigmoid=True, normalized=False))
     np.testing.assert_array_equal(chosen, np.argsort(-scores, axis=1)[:, :3])
@@ -73,7 +73,7 @@ def test_sigmoids_that_are_all_1_are_told_apart():
 
 
 class Plan:
-    """What `plan_experts` writes."""
+    """A plan of plan_experts."""
 
     def __init__(self, chosen: np.ndarray, experts: int):
         self.tokens, self.used = chosen.shape
@@ -91,8 +91,8 @@ class Plan:
 @pytest.mark.parametrize(("kind", "tokens", "experts"), [
     ("anywhere", 7, 8), ("anywhere", 1, 20), ("all to one", 9, 8), ("two of eight", 3, 9), ("one of many", 0, 8),
 ])  # fmt: skip
-def test_plan(kind, tokens, experts):
-    """The pairs of an expert have consecutive rows, in their order; experts lie in the order of their numbers."""
+def test_a_gpu_plan_groups_rows_by_expert(kind, tokens, experts):
+    """Experts lie in the order of their numbers, and an expert's rows keep the order of tokens."""
     plan = Plan(CHOICES[kind](tokens), experts)
     flat = plan.chosen.reshape(-1)
     in_order = np.argsort(flat, kind="stable")
@@ -105,11 +105,11 @@ def test_plan(kind, tokens, experts):
 
 
 @pytest.mark.parametrize("is_weighted", [False, True])
-def test_rows_go_to_experts_and_back(is_weighted):
+def test_gathered_rows_scatter_back_to_their_tokens_on_a_gpu(is_weighted):
     columns, plan = 20, Plan(CHOICES["anywhere"](5), 8)
     x, bias, total = normal(5, columns), normal(8, columns, seed=3), len(plan.rows) - 1
     weights = np.random.default_rng(0).uniform(0.1, 1, plan.chosen.shape).astype(np.float32)
-    given, factors = (weights, weights) if is_weighted else (0, np.ones_like(weights))
+    gather_weights, factors = (weights, weights) if is_weighted else (0, np.ones_like(weights))
 
     def called(name: str, rows: int, source: np.ndarray, /, **more) -> np.ndarray:
         y, source = output(rows, columns), padded(source)
@@ -119,20 +119,20 @@ def test_rows_go_to_experts_and_back(is_weighted):
 
     stride, pairs = padded(x).strides[0], plan.pairs[:-1]
     lists = {"used": plan.used, "x_stride": stride}
-    rows = called("gather", total, x, pairs=plan.pairs, weights=given, part_bytes=0, **lists)
+    rows = called("gather", total, x, pairs=plan.pairs, weights=gather_weights, part_bytes=0, **lists)
     np.testing.assert_array_equal(rows, x[pairs // plan.used] * factors.reshape(-1)[pairs][:, None])
     vectors = np.pad(bias, [(0, 0), (0, 12)])
     lists_of_rows = {"pairs": plan.pairs, "chosen": plan.chosen, "z": vectors, "z_stride": vectors.strides[0]}
     added = called("add_by_expert", total, rows, **lists_of_rows)
     np.testing.assert_array_equal(added, rows + bias[plan.chosen.reshape(-1)[pairs]])
-    made = normal(total, columns, seed=4)
-    back = called("scatter", 5, made, rows=plan.rows, weights=given, **lists)
-    exact = made[plan.rows[:-1]].reshape(5, plan.used, columns) * factors[:, :, None]
+    results = normal(total, columns, seed=4)
+    back = called("scatter", 5, results, rows=plan.rows, weights=gather_weights, **lists)
+    exact = results[plan.rows[:-1]].reshape(5, plan.used, columns) * factors[:, :, None]
     np.testing.assert_allclose(back, exact.sum(axis=1), rtol=1e-5, atol=1e-6)
 
 
-def test_heads_are_dealt_and_collected():
-    """Each expert gets other columns, and puts others there."""
+def test_heads_are_gathered_and_joined_again():
+    """Each expert reads and writes other columns."""
     tokens, heads, columns = 3, 4, 5
     plan, x = Plan(np.tile(np.arange(heads), (tokens, 1)), heads), normal(tokens, heads * columns)
     source, dealt, back = padded(x), output(tokens * heads, columns), output(tokens, heads * columns)

@@ -1,4 +1,4 @@
-"""Quantized weights on a card, in Numba's simulator: planes, and products with them against float64 in NumPy."""
+"""Compare planes of quantized weights, and products with them, with NumPy, in Numba's CUDA simulator."""
 
 import numpy as np
 import pytest
@@ -15,13 +15,13 @@ random = np.random.default_rng(0)
 
 @pytest.fixture(autouse=True)
 def same_numbers():
-    """Whatever tests ran before."""
+    """Reset the random numbers, whatever tests ran before."""
     global random
     random = np.random.default_rng(0)
 
 
 def aligned(*shape: int, kind=np.uint8) -> np.ndarray:
-    """Zeros that begin at a multiple of 16 bytes."""
+    """Return zeros that begin at a multiple of 16 bytes."""
     size = int(np.prod(shape)) * np.dtype(kind).itemsize
     buffer = np.zeros(size + 16, np.uint8)
     start = -buffer.ctypes.data % 16
@@ -29,7 +29,7 @@ def aligned(*shape: int, kind=np.uint8) -> np.ndarray:
 
 
 def blocks_of(name: str, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """A matrix as in the file: any codes, scales of both signs; and its weights, float32."""
+    """Return a random matrix as in a file, with scales of both signs, and its weights, float32."""
     format = BY_NAME[name]
     blocks = random.integers(0, 256, (rows * columns // format.block, format.bytes), np.uint8)
     for field in floats_at(name):
@@ -42,7 +42,7 @@ def blocks_of(name: str, rows: int, columns: int) -> tuple[np.ndarray, np.ndarra
 
 
 def planes_of(name: str, blocks: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    """The planes of a matrix, uint8 [rows, row_bytes], made in two parts that end within rows."""
+    """Return the planes of a matrix, uint8 [rows, row_bytes], made in two parts that end within rows."""
     planes, format = aligned(rows, row_bytes(name, columns)), BY_NAME[name]
     middle = len(blocks) // 2
     for first, last in ((0, middle), (middle, len(blocks))):
@@ -54,7 +54,7 @@ def planes_of(name: str, blocks: np.ndarray, rows: int, columns: int) -> np.ndar
 
 
 def matrix(name: str, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """A matrix on the card, and its weights as float32."""
+    """Return a matrix as on the GPU, and its weights as float32."""
     if name not in PLAIN:
         blocks, weights = blocks_of(name, rows, columns)
         return planes_of(name, blocks, rows, columns), weights
@@ -70,7 +70,7 @@ def matrix(name: str, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def activations(tokens: int, columns: int) -> np.ndarray:
-    """Rows padded to 16 columns."""
+    """Return random rows padded to 16 columns."""
     x = aligned(tokens, -(-columns // 16) * 16, kind=np.float32)
     x[:, :columns] = random.normal(0, 1, (tokens, columns))
     x[:, columns:] = np.nan
@@ -78,7 +78,7 @@ def activations(tokens: int, columns: int) -> np.ndarray:
 
 
 def quantized(x: np.ndarray, count: int, columns: int) -> dict[str, np.ndarray]:
-    """What products take of the activations."""
+    """Quantize activations for products."""
     room = len(x)
     result = {
         "codes": aligned(room, 4, columns // 32, 16, kind=np.int8),
@@ -90,18 +90,18 @@ def quantized(x: np.ndarray, count: int, columns: int) -> dict[str, np.ndarray]:
 
 
 def error(y: np.ndarray, x: np.ndarray, weights: np.ndarray) -> float:
-    """The mean square of the error of y [tokens, rows], by that of results if weights and activations were random."""
+    """Return the mean squared error of y [tokens, rows], relative to results of random signs."""
     x, weights = x.astype(np.float64), weights.astype(np.float64)
     return float(((y - x @ weights.T) ** 2).mean() / (x**2 @ weights.T**2).mean())
 
 
 def columns_for(name: str, units: int) -> int:
-    """About `units` times 32 columns, whole blocks."""
+    """Return about `units` times 32 columns, in whole blocks."""
     return -(-32 * units // BY_NAME[name].block) * BY_NAME[name].block
 
 
 @pytest.mark.parametrize("name", PLANES)
-def test_planes(name):
+def test_planes_dequantize_to_the_weights(name):
     columns = 3 * columns_for(name, 1)
     blocks, weights = blocks_of(name, 2, columns)
     planes = planes_of(name, blocks, 2, columns)
@@ -109,18 +109,18 @@ def test_planes(name):
 
 
 @pytest.mark.parametrize("name", PLANES)
-def test_planes_take_what_the_file_does(name):
+def test_planes_are_as_large_as_the_file(name):
     for columns in (576, 2048, 4096):
         if columns % BY_NAME[name].block == 0:
             file = BY_NAME[name].row_bytes(columns)
             assert offset(name, "", columns) == file <= row_bytes(name, columns) < file + 16
 
 
-def test_every_format_has_one_on_the_card():
+def test_every_type_has_a_stored_type_on_the_gpu():
     assert {stored_as(format.name) for format in FORMATS.values()} == {*PLANES, *PLAIN}
 
 
-def test_quantize():
+def test_quantized_planes_round_within_half_a_step_and_keep_nan():
     columns, count = 96, 3
     x = activations(4, columns)
     x[1, 40] = np.inf
@@ -140,8 +140,7 @@ def test_quantize():
 
 
 @pytest.mark.parametrize("verb", ["norm", "swiglu"])
-def test_quantize_what_is_made_on_the_way(verb):
-    """The same as one after the other, in place."""
+def test_fused_quantization_equals_separate_steps(verb):
     columns, count = 160, 2
     x, weight = activations(3, columns), activations(1, columns)[0]
     x[1, 0] = np.inf
@@ -171,7 +170,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "most", "count", "rows", "units"), CASES)
-def test_linear_planes(name, most, count, rows, units):
+def test_products_of_planes_agree_with_numpy(name, most, count, rows, units):
     columns = columns_for(name, units)
     weights, exact = matrix(name, rows, columns)
     x, y = activations(most, columns), np.full((most, rows + 1), np.float32(7.25))
@@ -185,17 +184,17 @@ def test_linear_planes(name, most, count, rows, units):
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "F16"])
-def test_products_of_experts(name):
-    """Three of four experts, one with more rows than the kernel takes at a time."""
+def test_products_of_experts_on_a_gpu_agree_with_numpy(name):
+    """Use three of four experts, one with more rows than the kernel takes at a time."""
     rows, columns, most = 3, 64, 2
     weights, exact = matrix(name, 4 * rows, columns)
     active = np.array([[3, 0, 3], [0, 3, 1], [1, 4, 2]], np.int64)
     x, y = activations(6, columns), np.full((7, rows), np.float32(7.25))
-    given = quantized(x, 6, columns) if name == "Q8_0" else {"x": x, "x_stride": x.strides[0]}
+    inputs = quantized(x, 6, columns) if name == "Q8_0" else {"x": x, "x_stride": x.strides[0]}
     kind = "linear_planes" if name == "Q8_0" else "linear_plain"
     launch(
         f"{kind}-{most}-{name}", 6, count=0, weights=weights, row_bytes=weights.strides[0], rows=rows, columns=columns,
-        **given, y=y, y_stride=y.strides[0], active=active, active_count=np.array([3]),
+        **inputs, y=y, y_stride=y.strides[0], active=active, active_count=np.array([3]),
         expert_bytes=rows * weights.strides[0], experts=4,
     )  # fmt: skip
     for expert, first, count in active:
@@ -205,15 +204,15 @@ def test_products_of_experts(name):
 
 
 @pytest.mark.parametrize("kernel", ["linear_planes-2-Q8_0", "linear_plain-2-F16"])
-def test_there_are_blocks_for_all_experts(kernel):
-    """How many have something to do is known only when a kernel runs."""
+def test_grids_have_blocks_for_all_experts(kernel):
+    """Only the running kernel knows how many experts are used."""
     arguments = {"rows": 3, "columns": 64, "active_count": np.zeros(1, np.int64), "experts": 4}
     assert grid(kernel, arguments, 6).y == 4 and grid(kernel, arguments, 2).y == 2
 
 
 @pytest.mark.parametrize("name", PLAIN)
 @pytest.mark.parametrize(("most", "count", "rows", "columns"), [(1, 1, 5, 72), (8, 3, 2, 45)])
-def test_linear_plain(name, most, count, rows, columns):
+def test_products_of_plain_weights_on_a_gpu_agree_with_numpy(name, most, count, rows, columns):
     weights, exact = matrix(name, rows, columns)
     x, y = activations(most, columns), np.full((most, rows), np.float32(7.25))
     launch(
@@ -225,8 +224,8 @@ def test_linear_plain(name, most, count, rows, columns):
     assert (y[count:] == 7.25).all()
 
 
-def test_what_is_not_finite_stays_visible():
-    """In activations, and in a block's scale; other tokens and rows are as they were."""
+def test_infinite_activations_and_scales_stay_visible():
+    """Other tokens and rows do not change."""
     columns = 64
     blocks, exact = blocks_of("Q8_0", 3, columns)
     blocks.reshape(3, 2, -1)[1, 1, :2] = np.array([np.inf], "<f2").view(np.uint8)
@@ -243,7 +242,7 @@ def test_what_is_not_finite_stays_visible():
 
 
 @pytest.mark.parametrize("name", PLANES)
-def test_unpack(name):
+def test_unpacked_planes_are_the_weights_in_float16(name):
     columns = columns_for(name, 1)
     weights, exact = matrix(name, 3, columns)
     y = aligned(3, columns, kind=np.float16)
@@ -253,7 +252,7 @@ def test_unpack(name):
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_K", "Q6_K", *PLAIN])
-def test_embed(name):
+def test_embedding_rows_on_a_gpu_are_dequantized(name):
     columns = 256 if name in PLANES else 45
     weights, exact = matrix(name, 3, columns)
     x = aligned(3, -(-columns // 16) * 16, kind=np.float32)
