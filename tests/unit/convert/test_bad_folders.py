@@ -1,4 +1,4 @@
-"""Folders that are no checkpoint are refused in one line."""
+"""Test that folders that are no checkpoint are refused in one line."""
 
 import json
 import struct
@@ -34,7 +34,7 @@ def edit(name: str, **changes: Any) -> Callable[[Path], None]:
 
 
 def weights_with(dtype: str = "F32", drop: str = "", **more: np.ndarray) -> Callable[[Path], None]:
-    """Write other weights: one left out, some added."""
+    """Return a function that writes other weights: one left out, some added."""
 
     def write(folder: Path) -> None:
         settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -102,7 +102,7 @@ def test_bad_folders_are_refused(tmp_path: Path, problem: str, spoil: Callable[[
     assert problem in refused(tmp_path)
 
 
-def test_folders_that_are_none(tmp_path: Path):
+def test_folders_without_config_or_safetensors_are_refused(tmp_path: Path):
     assert "no config.json" in refused(tmp_path)
     assert "no config.json" in refused(tmp_path / "missing")
     write_checkpoint(tmp_path)
@@ -110,7 +110,7 @@ def test_folders_that_are_none(tmp_path: Path):
     assert "pickles" in refused(tmp_path)
 
 
-def test_parts_that_are_missing(tmp_path: Path):
+def test_missing_files_of_a_split_checkpoint_are_named(tmp_path: Path):
     write_checkpoint(tmp_path, files=3)
     second = tmp_path / "model-00002-of-00003.safetensors"
     data = second.read_bytes()
@@ -122,7 +122,7 @@ def test_parts_that_are_missing(tmp_path: Path):
     assert len(open_folder(tmp_path).tensors) == 21
 
 
-def test_an_index_that_does_not_fit(tmp_path: Path):
+def test_an_index_that_does_not_fit_its_files_is_refused(tmp_path: Path):
     index = write_checkpoint(tmp_path, files=2) / "model.safetensors.index.json"
     good = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
     edit_json(index, weight_map=good | {"more.weight": "model-00001-of-00002.safetensors"})
@@ -173,7 +173,7 @@ def test_hostile_lengths_are_refused(tmp_path: Path, length: int):
     assert "not a valid safetensors file" in refused(tmp_path)
 
 
-def test_a_file_that_is_cut_off(tmp_path: Path):
+def test_a_truncated_safetensors_file_is_refused(tmp_path: Path):
     write_checkpoint(tmp_path)
     path = tmp_path / "model.safetensors"
     checkpoint = open_folder(tmp_path)
@@ -184,11 +184,11 @@ def test_a_file_that_is_cut_off(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("error", "told"), [(KeyError("vocab"), "no 'vocab'"), (TypeError("vocab"), "vocab"), (IndexError("far"), "far")]
+    ("error", "message"), [(KeyError("vocab"), "no 'vocab'"), (TypeError("vocab"), "vocab"), (IndexError("far"), "far")]
 )
-def test_whatever_trips_over_a_file_names_it(error: Exception, told: str):
+def test_errors_while_reading_a_file_name_it(error: Exception, message: str):
     with (
-        pytest.raises(ModelError, match=f"^x.json: has unexpected content: {told}$"),
+        pytest.raises(ModelError, match=f"^x.json: has unexpected content: {message}$"),
         report_as_model_error(Path("x.json")),
     ):
         raise error
@@ -206,5 +206,5 @@ def test_whatever_trips_over_a_file_names_it(error: Exception, told: str):
         ({"type": "Split", "pattern": {"String": "x"}}, {"type": "Replace"}, False),
     ],
 )
-def test_steps_that_cut_nothing(part: dict, normalizer: dict, nothing: bool):
+def test_pretokenizer_steps_that_split_nothing_are_recognized(part: dict, normalizer: dict, nothing: bool):
     assert cuts_nothing(part, {"normalizer": normalizer}) is nothing

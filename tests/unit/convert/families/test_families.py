@@ -1,10 +1,10 @@
-"""Checkpoints of many architectures: metadata and tensors as by llama.cpp's converter, logits as by transformers.
+"""Compare converted checkpoints of many architectures with llama.cpp's converter and transformers.
 
-checkpoints.json has, per variant, the config.json and the names and shapes of a tiny checkpoint as transformers 5.23
-saves it ("-old": as older versions or the publishers did), and of what llama.cpp's converter (November 2026) made of it
-the metadata and check sums; logits of tokens 0, 50, ... 250 behind the text are by transformers with PyTorch 2.13,
-those with seven digits in float64, others in float32.
-scripts/record/record_checkpoints.py makes more of them.
+
+checkpoints.json has, for each variant, the config.json, names and shapes of a tiny checkpoint as transformers 5.23
+saves it ("-old": as older versions or the publishers did), and the metadata and checksums of what llama.cpp's converter
+(November 2026) made of it. The logits of tokens 0, 50, ... 250 behind the text are by transformers with PyTorch 2.13:
+those with seven digits in float64, others in float32. scripts/record/record_checkpoints.py records more of them.
 """
 
 import json
@@ -44,13 +44,13 @@ from tests.unit.convert.test_hyperparameters import TEXT, write_gguf
 VARIANTS: dict[str, dict[str, Any]] = json.loads((GOLDENS / "checkpoints.json").read_text())
 
 
-# Exponentials, which differ in their last bits; of T5 what is scaled here, and by llama.cpp's converter not.
+# Exponentials differ in their last bits; T5's last norm is scaled here, and not by llama.cpp's converter.
 UNLIKE = "blk.ssm_a", "dec.output_norm.weight"
 
 
 @pytest.fixture(scope="module")
 def pretokenizer() -> Callable[[Any, bool], str]:
-    """The same for all, which takes 0.13 s to name."""
+    """Return a cached pretokenizer_name, which takes 0.13 s."""
     known: dict[str, str] = {}
 
     def name(content: Any, ignore_merges: bool) -> str:
@@ -68,7 +68,7 @@ def _named_once(monkeypatch: pytest.MonkeyPatch, pretokenizer: Callable[[Any, bo
 
 
 def facts(variant: str) -> dict[str, Any]:
-    """What is known of a variant; an "-old" one has the weights of another."""
+    """Return what is recorded of a variant; an "-old" one has the weights of another."""
     content = VARIANTS[variant]
     return {**VARIANTS.get(content.get("like", ""), {}), **content}
 
@@ -82,7 +82,7 @@ def written(folder: Path, variant: str) -> Path:
 
 
 def check_sums(checkpoint: Checkpoint) -> dict[str, str]:
-    """Of format, shape and bytes of the tensors of a name, in all layers."""
+    """Return checksums of type, shape and bytes of the tensors of a name, over all layers."""
     sums: dict[str, int] = {}
     for tensor in checkpoint.tensors:
         name = re.sub(r"^blk\.\d+\.", "blk.", tensor.name)
@@ -92,7 +92,7 @@ def check_sums(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def told(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The hyperparameters, without what readers take for granted."""
+    """Return the hyperparameters, without those that readers assume."""
     arch = metadata["general.architecture"]
     kept = {key: value for key, value in metadata.items() if key.startswith((f"{arch}.", "general."))}
     kept = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in kept.items()}
@@ -108,7 +108,7 @@ def told(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("variant", [variant for variant in VARIANTS if "tensors" in facts(variant)])
-def test_metadata_and_tensors_are_those_of_llama_cpp(tmp_path: Path, variant: str):
+def test_metadata_and_tensors_agree_with_llama_cpp(tmp_path: Path, variant: str):
     checkpoint = open_folder(written(tmp_path, variant))
     theirs, ours = told(facts(variant)["metadata"]), told(checkpoint.metadata)
     assert {key: ours.get(key) for key in theirs} == {
@@ -131,10 +131,10 @@ IN_GGUF = {name: f"nextn.{name.replace('.', '_')}" for name in NEXTN}
 
 @pytest.mark.parametrize(("variant", "last"), [("deepseek3", 1), ("glm4_moe", 2)])
 @pytest.mark.parametrize("without", [(), ("embed_tokens", "shared_head.norm", "shared_head.head")], ids=len)
-def test_layers_that_guess_are_kept(
+def test_mtp_layers_are_converted(
     tmp_path: Path, variant: str, last: int, without: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ):
-    """Behind the others, as the publishers name them; a transformers checkpoint has none."""
+    """Publishers store them behind the other layers; transformers' checkpoints have none."""
     monkeypatch.setattr(speculator, "StepCostModel", Free)  # or it would be a matter of time whether guesses are made
     shapes, own = shapes_of(variant), f"model.layers.{last + 1}."
     its = {name.replace(f".{last}.", f".{last + 1}.", 1): s for name, s in shapes.items() if f"s.{last}." in name}
@@ -159,7 +159,7 @@ def test_layers_that_guess_are_kept(
         assert answer.drafted > 0
 
 
-def test_a_layer_that_guesses_is_whole(tmp_path: Path):
+def test_an_incomplete_mtp_layer_is_refused(tmp_path: Path):
     shapes = shapes_of("deepseek3") | {"model.layers.2.eh_proj.weight": [64, 128]}
     folder = write_family(tmp_path, facts("deepseek3")["config"], shapes)
     with pytest.raises(ModelError, match=r"there is no tensor for blk\.2\.attn_norm"):
@@ -167,14 +167,14 @@ def test_a_layer_that_guesses_is_whole(tmp_path: Path):
 
 
 def runs(variant: str) -> bool:
-    """Whether localllm computes the architecture, and makes text."""
+    """Return whether localllm runs the architecture and generates text with it."""
     metadata = facts(variant).get("metadata", {})  # of a few there is none
     return "logits" in facts(variant) and metadata.get("general.architecture", "llama") in ARCHITECTURES
 
 
 @pytest.mark.sampled("variant", every=2)
 @pytest.mark.parametrize("variant", [*filter(runs, VARIANTS)])
-def test_logits_are_those_of_transformers(tmp_path: Path, variant: str):
+def test_logits_agree_with_transformers(tmp_path: Path, variant: str):
     path = write_gguf(tmp_path / "model.gguf", open_folder(written(tmp_path / "model", variant)))
     with localllm.open(path, backend="reference", kv_type="f32") as model:
         start = facts(variant)["config"].get("decoder_start_token_id")
@@ -195,8 +195,8 @@ BY_SIZE = ("baichuan", "jina-bert", "jina-bert-code", "nomic-bert-moe", "llada_m
 @pytest.mark.parametrize(
     "variant", [name for name in VARIANTS if not {"logits", "rows", "like"} & {*VARIANTS[name]} and name not in BY_SIZE]
 )
-def test_what_is_not_compared_with_transformers_runs(tmp_path: Path, variant: str):
-    """It has none of them, or computes something else: neighbours are rotated, or norms have no mean."""
+def test_variants_without_recorded_logits_run(tmp_path: Path, variant: str):
+    """transformers does not have them, or computes something else: neighbours are rotated, or norms have no mean."""
     path = write_gguf(tmp_path / "model.gguf", open_folder(written(tmp_path / "model", variant)))
     with localllm.open(path, backend="reference", kv_type="f32") as model:
         assert np.isfinite(model.logits(TEXT[:9])).all()
@@ -212,8 +212,8 @@ def test_what_is_not_compared_with_transformers_runs(tmp_path: Path, variant: st
         ("BaiChuanForCausalLM", "baichuan"), ("KimiLinearModel", "kimi_linear"), ("MiMoV2ForCausalLM", "mimo_v2_flash"),
     ],
 )  # fmt: skip
-def test_other_names_of_the_same(tmp_path: Path, name: str, variant: str):
-    """As in llama.cpp's converter, which has one class for both."""
+def test_other_names_of_an_architecture_convert_the_same(tmp_path: Path, name: str, variant: str):
+    """llama.cpp's converter also has one class for both."""
     folder = written(tmp_path, variant)
     before = told_or_refused(folder)
     assert not isinstance(before, str)
@@ -222,7 +222,7 @@ def test_other_names_of_the_same(tmp_path: Path, name: str, variant: str):
 
 
 @pytest.mark.parametrize(("variant", "mask"), [("dream", 7), ("llada", 7), ("llada_moe", 156895)])
-def test_what_fills_masks_has_one(tmp_path: Path, variant: str, mask: int):
+def test_diffusion_models_get_a_mask_token(tmp_path: Path, variant: str, mask: int):
     metadata = open_folder(written(tmp_path, variant)).metadata
     assert metadata["tokenizer.ggml.mask_token_id"] == mask
     assert metadata.get("diffusion.shift_logits", True) is (variant == "dream")
@@ -230,8 +230,8 @@ def test_what_fills_masks_has_one(tmp_path: Path, variant: str, mask: int):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", [variant for variant in VARIANTS if "rows" in facts(variant)])
-def test_rows_and_scores_are_those_of_transformers(tmp_path: Path, variant: str):
-    """The mean of the rows, or the head's numbers."""
+def test_embeddings_and_scores_agree_with_transformers(tmp_path: Path, variant: str):
+    """Compare the mean of the rows, or the head's scores."""
     path = write_gguf(tmp_path / "model.gguf", open_folder(written(tmp_path / "model", variant)))
     file = GGUFFile.open(path)
     kind = "rank" if has_head(file) else "mean"
@@ -248,14 +248,14 @@ WITHOUT_SHARED = {
 
 
 @pytest.mark.parametrize(("key", "variant"), [(key, each) for key, some in WITHOUT_SHARED.items() for each in some])
-def test_without_experts_that_all_tokens_share(tmp_path: Path, key: str, variant: str):
+def test_experts_without_shared_ones_are_converted(tmp_path: Path, key: str, variant: str):
     shapes = {name: shape for name, shape in shapes_of(variant).items() if "shared_experts" not in name}
     checkpoint = open_folder(write_family(tmp_path, facts(variant)["config"] | {key: 0}, shapes))
     assert len(shapes) < len(shapes_of(variant)) and any("_exps" in tensor.name for tensor in checkpoint.tensors)
     assert not any("_shexp" in tensor.name for tensor in checkpoint.tensors)
 
 
-# What transformers takes where a config.json says nothing: the norms' epsilon and the base of the rotation.
+# transformers' defaults of a config.json: the norms' epsilon and the base of RoPE.
 UNSAID = {
     "llama": (1e-6, 10000.0), "qwen2": (1e-6, 10000.0), "qwen3": (1e-6, 10000.0), "gemma": (1e-6, 10000.0),
     "gemma2": (1e-6, 10000.0), "gemma3": (1e-6, 1000000.0), "phi3": (1e-5, 10000.0), "smollm3": (1e-6, 2000000.0),
@@ -276,7 +276,7 @@ UNSAID = {
 
 
 def understood(variant: str, **said: Any) -> CheckpointFacts | str:
-    """What is read from a variant's config.json with these changes (None: not said), or why it is refused."""
+    """Read a variant's config.json with these changes (None removes a key), or return why it is refused."""
     content = {name: value for name, value in (facts(variant)["config"] | said).items() if value is not None}
     config = Config(content, Path("config.json"))
     try:
@@ -287,7 +287,7 @@ def understood(variant: str, **said: Any) -> CheckpointFacts | str:
 
 
 @pytest.mark.parametrize("variant", UNSAID)
-def test_what_a_config_need_not_say(variant: str):
+def test_missing_epsilon_and_rope_base_get_transformers_defaults(variant: str):
     names = ["rms_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_eps", "layer_norm_epsilon"]
     h = understood(variant, **dict.fromkeys([*names, "rope_theta", "rope_parameters"]))
     assert isinstance(h, CheckpointFacts)
@@ -297,17 +297,17 @@ def test_what_a_config_need_not_say(variant: str):
     assert h.metadata.get("rope.freq_base") == base
 
 
-@pytest.mark.parametrize(("said", "base"), [
+@pytest.mark.parametrize(("config", "base"), [
     ({"rotary_emb_base": 50000}, 50000.0), ({"rope_theta": 20000}, 20000.0),
     ({"rope_theta": 20000, "rotary_emb_base": 50000}, 20000.0),
 ])  # fmt: skip
-def test_the_base_by_its_older_name(tmp_path: Path, said: dict[str, Any], base: float):
+def test_the_rope_base_is_read_by_its_older_name(tmp_path: Path, config: dict[str, Any], base: float):
     folder = written(tmp_path, "gptneox")
-    edit_json(folder / "config.json", rope_parameters=None, **said)
+    edit_json(folder / "config.json", rope_parameters=None, **config)
     assert open_folder(folder).metadata["gptneox.rope.freq_base"] == base
 
 
-# What else it takes.
+# Other defaults of transformers.
 TIED = {"tie_word_embeddings": True}
 GEMMA = {**TIED, "head_dim": 256, "max_position_embeddings": 8192}
 ALSO_UNSAID = {
@@ -352,11 +352,10 @@ def told_or_refused(folder: Path) -> object:
 
 
 @pytest.mark.parametrize("variant", ALSO_UNSAID)
-def test_what_is_unsaid_is_as_if_it_were_said(variant: str):
-    """The same is understood, or the same refusal of what does not fit; and another value is another thing."""
+def test_missing_keys_equal_their_defaults_and_differ_from_others(variant: str):
     for name, value in ALSO_UNSAID[variant].items():
-        unsaid, said, other = (str(understood(variant, **{name: each})) for each in (None, value, another(value)))
-        assert unsaid == said != other, name
+        unsaid, default, other = (str(understood(variant, **{name: each})) for each in (None, value, another(value)))
+        assert unsaid == default != other, name
 
 
 def another(value: object) -> object:
@@ -375,7 +374,7 @@ TIED_UNSAID = {
 }  # fmt: skip
 
 
-def test_which_output_matrices_are_embeddings():
+def test_missing_tie_word_embeddings_has_a_default_by_family():
     for variant in VARIANTS:
         text = facts(variant)["config"].get("text_config")
         without = {name: value for name, value in (text or {}).items() if name != "tie_word_embeddings"}
@@ -384,17 +383,17 @@ def test_which_output_matrices_are_embeddings():
         assert isinstance(h, CheckpointFacts) and h.tied is (variant in TIED_UNSAID), variant
 
 
-@pytest.mark.parametrize(("kind", "said", "tied", "scaled"), [
+@pytest.mark.parametrize(("kind", "value", "tied", "scaled"), [
     ("t5", None, True, True), ("t5", None, False, False), ("t5", True, False, True), ("t5", False, True, False),
     (None, None, True, True), ("umt5", None, True, True), ("mt5", None, True, False), ("mt5", True, True, False),
 ])  # fmt: skip
-def test_what_goes_into_t5s_output_matrix_may_be_scaled(kind: str | None, said: bool | None, tied: bool, scaled: bool):
-    h = understood("t5", model_type=kind, scale_decoder_outputs=said, tie_word_embeddings=tied)
+def test_scaling_of_t5_outputs_follows_the_config(kind: str | None, value: bool | None, tied: bool, scaled: bool):
+    h = understood("t5", model_type=kind, scale_decoder_outputs=value, tie_word_embeddings=tied)
     assert isinstance(h, CheckpointFacts) and h.sizes["scaled"] is int(scaled)
 
 
 @pytest.mark.parametrize(("variant", "factor"), [("t5", 64**-0.5), ("mt5", 1.0)])
-def test_its_last_norm_is_scaled_instead(tmp_path: Path, variant: str, factor: float):
+def test_the_last_norm_of_t5_is_scaled_instead_of_its_outputs(tmp_path: Path, variant: str, factor: float):
     (norm,) = (
         each for each in open_folder(written(tmp_path, variant)).tensors if each.name == "dec.output_norm.weight"
     )
@@ -403,8 +402,8 @@ def test_its_last_norm_is_scaled_instead(tmp_path: Path, variant: str, factor: f
 
 
 @pytest.mark.parametrize(("dtype", "shape"), [("", ()), ("F32", (3,)), ("I64", (1, 3)), ("I64", ())])
-def test_constants_of_hashes_are_whole_numbers_in_a_row(tmp_path: Path, dtype: str, shape: tuple[int, ...]):
-    """Of Qwen 4's sequences of tokens."""
+def test_multipliers_of_ngram_hashes_must_be_a_row_of_integers(tmp_path: Path, dtype: str, shape: tuple[int, ...]):
+    """Qwen 4 has them."""
     name = "model.layers.0.ple.ple_embedding.layer_multipliers"
     shapes = shapes_of("qwen4_exp")
     tensors = [(other, *random_tensor(other, tuple(its))) for other, its in shapes.items() if other != name]
@@ -415,35 +414,35 @@ def test_constants_of_hashes_are_whole_numbers_in_a_row(tmp_path: Path, dtype: s
 
 
 @pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3", "ernie4_5", "seed_oss", "arcee", "apertus", "llama4"])
-def test_the_scaling_of_llama_3_is_known_to_others(tmp_path: Path, variant: str):
-    """Its factors, which transformers computes from wave lengths, are a tensor of the file."""
+def test_every_family_converts_the_rope_scaling_of_llama_3(tmp_path: Path, variant: str):
+    """Its factors, which transformers computes from wavelengths, become a tensor."""
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     scaling |= {"original_max_position_embeddings": 64, "rope_theta": 5e5}
     folder = written(tmp_path, variant)
     edit_json(folder / "config.json", rope_parameters=scaling, rope_theta=5e5, rope_scaling=None)
     checkpoint = open_folder(folder)
-    (found,) = (tensor for tensor in checkpoint.tensors if tensor.name == "rope_freqs.weight")
-    count = prod(found.shape)
+    (factors,) = (tensor for tensor in checkpoint.tensors if tensor.name == "rope_freqs.weight")
+    count = prod(factors.shape)
     lengths = 2 * np.pi * 5e5 ** (np.arange(count) / count)
     smooth = (64 / lengths - 1) / (4 - 1)
     expected = np.where(lengths > 64, 8, np.where(lengths < 16, 1, 1 / ((1 - smooth) / 8 + smooth)))
     assert set(expected.round(3)) > {1, 8}, "both ends, and something between"
-    np.testing.assert_allclose(found.rows(0, 1).view(np.float32).reshape(-1), expected, rtol=1e-6)
+    np.testing.assert_allclose(factors.rows(0, 1).view(np.float32).reshape(-1), expected, rtol=1e-6)
 
 
-def test_hunyuan_was_trained_for_longer_texts_than_it_says(tmp_path: Path):
-    """Its base grows by alpha, as in llama.cpp's converter."""
+def test_hunyuan_gets_its_trained_context_and_scaled_base(tmp_path: Path):
+    """The base grows by alpha, as in llama.cpp's converter."""
     folder = written(tmp_path, "hunyuan_dense")
     edit_json(folder / "config.json", rope_parameters={"rope_type": "dynamic", "alpha": 1000.0, "rope_theta": 1e4})
     metadata = open_folder(folder).metadata
-    found = {key.removeprefix("hunyuan-dense."): value for key, value in metadata.items()}
-    assert found["context_length"] == found["rope.scaling.original_context_length"] == 262144
-    assert found["rope.freq_base"] == pytest.approx(1e4 * 1000 ** (24 / 22), rel=1e-6)
+    hyperparameters = {key.removeprefix("hunyuan-dense."): value for key, value in metadata.items()}
+    assert hyperparameters["context_length"] == hyperparameters["rope.scaling.original_context_length"] == 262144
+    assert hyperparameters["rope.freq_base"] == pytest.approx(1e4 * 1000 ** (24 / 22), rel=1e-6)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", ["mixtral", "gpt-oss", "gpt-oss-mxfp4", "granitemoe", "deepseek3", "gpt2", "mamba"])
-def test_any_rows_are_those_of_the_whole(tmp_path: Path, variant: str):
+def test_any_range_of_rows_equals_the_rows_of_the_whole(tmp_path: Path, variant: str):
     for tensor in open_folder(written(tmp_path, variant)).tensors:
         count = prod(tensor.shape[:-1])
         whole = tensor.rows(0, count)
@@ -456,7 +455,7 @@ def test_any_rows_are_those_of_the_whole(tmp_path: Path, variant: str):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", ["mixtral", "gpt-oss", "deepseek3", "gpt2", "gemma2", "mamba"])
-def test_halves_become_full_numbers_where_readers_expect_them(tmp_path: Path, variant: str):
+def test_tensors_of_16_bits_become_float32_where_readers_need_it(tmp_path: Path, variant: str):
     full = {tensor.name: tensor for tensor in open_folder(written(tmp_path / "full", variant)).tensors}
     halves = open_folder(write_family(tmp_path / "half", facts(variant)["config"], shapes_of(variant), "BF16")).tensors
     assert len(halves) == len(full)
@@ -468,7 +467,7 @@ def test_halves_become_full_numbers_where_readers_expect_them(tmp_path: Path, va
         np.testing.assert_allclose(as_float32(rows, tensor.format.name), expected.view(np.float32), rtol=2**-7)
 
 
-def test_decay_is_minus_the_exponential(tmp_path: Path):
+def test_mamba_decay_is_minus_the_exponential(tmp_path: Path):
     tensors = {tensor.name: tensor for tensor in open_folder(written(tmp_path, "mamba")).tensors}
     _, logarithms = random_tensor("backbone.layers.1.mixer.A_log", (128, 16))
     decay = tensors["blk.1.ssm_a"].rows(0, 128).view(np.float32)
@@ -480,7 +479,7 @@ def test_decay_is_minus_the_exponential(tmp_path: Path):
     ("variant", "recipe"),
     [("gpt2", "COPY"), ("gpt2", "Q8_0"), ("mixtral", "Q8_0"), ("gpt-oss-mxfp4", "COPY"), ("deepseek3", "COPY")],
 )
-def test_a_quantized_checkpoint_is_a_model(tmp_path: Path, variant: str, recipe: str):
+def test_a_quantized_checkpoint_runs(tmp_path: Path, variant: str, recipe: str):
     request = QuantizeRequest(COPY if recipe == "COPY" else find_recipe(recipe))
     plan = make_plan(open_source(str(written(tmp_path / "model", variant))), request)
     run(plan, str(tmp_path / "model.gguf"), request, 2, lambda done, name: None)
@@ -489,22 +488,22 @@ def test_a_quantized_checkpoint_is_a_model(tmp_path: Path, variant: str, recipe:
     np.testing.assert_allclose(logits[:251:50], facts(variant)["logits"], atol=5e-5 if recipe == "COPY" else 0.1)
 
 
-def test_blocks_are_kept(tmp_path: Path):
+def test_mxfp4_blocks_are_copied(tmp_path: Path):
     request = QuantizeRequest(find_recipe("MXFP4"))
     plan = make_plan(open_source(str(written(tmp_path, "gpt-oss-mxfp4"))), request)
     assert {job.format.name for job in plan.jobs if "_exps.weight" in job.tensor.name} == {"MXFP4"}
     assert all(job.is_copied for job in plan.jobs if "_exps" in job.tensor.name)
 
 
-def test_images_are_left_out_with_a_warning(tmp_path: Path):
+def test_image_tensors_are_left_out_with_a_warning(tmp_path: Path):
     (warning,) = open_folder(written(tmp_path, "gemma3-vision")).warnings
     assert "34 tensors for images are left out" in warning and warning.endswith(
         "use quantize --mmproj to convert the projector"
     )
 
 
-def test_qwen_that_sees_as_published(tmp_path: Path):
-    """Everything of config.json beside vision_config, with less said; and the newest names of tensors."""
+def test_qwen2vl_is_converted_as_published(tmp_path: Path):
+    """Its config.json has everything beside vision_config, and its tensors have the newest names."""
     config, shapes = facts("qwen2vl")["config"], shapes_of("qwen2vl")
     old = {key: value for key, value in config["text_config"].items() if key not in ("rope_parameters", "rms_norm_eps")}
     old |= {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}, "model_type": "qwen2_vl"}
@@ -535,8 +534,8 @@ def test_qwen_that_sees_as_published(tmp_path: Path):
         ("llama", "Voxtral", "multi_modal_projector.linear_1.weight"),
     ],
 )
-def test_what_sees_is_the_same_model_of_text(tmp_path: Path, variant: str, kind: str, image: str):
-    """Its config.json in an object, other names, and tensors for images."""
+def test_multimodal_checkpoints_convert_to_their_text_models(tmp_path: Path, variant: str, kind: str, image: str):
+    """Their config.json is nested, names differ, and image tensors are added."""
     config, shapes = facts(variant)["config"], shapes_of(variant)
     seeing = {"architectures": [f"{kind}ForConditionalGeneration"], "text_config": config, "model_type": "x"}
     names = {name: name.replace("model.", "model.language_model.", 1) for name in shapes if name[:6] == "model."}
@@ -548,16 +547,18 @@ def test_what_sees_is_the_same_model_of_text(tmp_path: Path, variant: str, kind:
     assert "1 tensors for images are left out" in whole.warnings[0] and not text.warnings
 
 
-def test_heads_that_smolvlm2_does_not_say(tmp_path: Path):
-    """Llama's, as transformers takes them: 32."""
+def test_smolvlm2_without_head_count_has_32_heads(tmp_path: Path):
+    """That is transformers' default for Llama."""
     content = facts("smolvlm")["config"]
-    said = {key: value for key, value in (content | content["text_config"]).items() if "heads" not in key}
-    config = Config(said | {"text_config": {"head_dim": 2}, "architectures": content["architectures"]}, tmp_path)
+    config_values = {key: value for key, value in (content | content["text_config"]).items() if "heads" not in key}
+    config = Config(
+        config_values | {"text_config": {"head_dim": 2}, "architectures": content["architectures"]}, tmp_path
+    )
     assert family_of(config).read(config.text_config(family_of(config).defaults)).sizes["heads"] == 32
 
 
 @pytest.mark.parametrize("sections", [None, [2, 3], [2, 3, 4], [2, 3, True], "2 3 3"])
-def test_sections_that_do_not_fit(tmp_path: Path, sections: Any):
+def test_mrope_sections_that_do_not_fit_are_refused(tmp_path: Path, sections: Any):
     folder = written(tmp_path, "qwen2vl")
     text = facts("qwen2vl")["config"]["text_config"]
     rope = text["rope_parameters"] | {"mrope_section": sections}
@@ -565,15 +566,15 @@ def test_sections_that_do_not_fit(tmp_path: Path, sections: Any):
     assert "mrope_section" in refused(folder)
 
 
-def test_gates_of_gemma3n_are_cut_at_deviations(tmp_path: Path):
-    """As torch computes them."""
+def test_sparsity_of_gemma3n_becomes_deviations(tmp_path: Path):
+    """Values are those that torch computes."""
     folder = written(tmp_path, "gemma3n")
     edit_json(folder / "config.json", activation_sparsity_pattern=[0.95, 0.95, 0.5, 0.0, 0.0])
-    found = open_folder(folder).metadata["gemma3n.activation_sparsity_scale"]
-    assert found == [1.6448535919189453, 1.6448535919189453, 0.0, -np.inf, -np.inf]
+    scales = open_folder(folder).metadata["gemma3n.activation_sparsity_scale"]
+    assert scales == [1.6448535919189453, 1.6448535919189453, 0.0, -np.inf, -np.inf]
 
 
-def test_tokens_of_sounds_have_no_embeddings_by_layer(tmp_path: Path):
+def test_tokens_without_embeddings_by_layer_get_zeros(tmp_path: Path):
     shapes = shapes_of("gemma3n") | {"model.embed_tokens_per_layer.weight": [260, 80]}
     folder = write_family(tmp_path, facts("gemma3n")["config"] | {"vocab_size_per_layer_input": 260}, shapes)
     (table,) = (tensor for tensor in open_folder(folder).tensors if tensor.name == "per_layer_token_embd.weight")
@@ -585,8 +586,8 @@ def test_tokens_of_sounds_have_no_embeddings_by_layer(tmp_path: Path):
 
 
 @pytest.mark.parametrize("variant", ["gemma3n", "gemma4", "gemma4_large"])
-def test_keys_that_nobody_reads_are_kept(tmp_path: Path, variant: str):
-    """Publishers store those of layers that read other layers' keys."""
+def test_keys_of_layers_that_share_others_are_kept(tmp_path: Path, variant: str):
+    """Publishers store them though nothing reads them."""
     shapes = shapes_of(variant)
     last = max(number for number in range(9) if f"model.layers.{number}.input_layernorm.weight" in shapes)
     dim = 32 if variant == "gemma4" else 16
@@ -596,15 +597,15 @@ def test_keys_that_nobody_reads_are_kept(tmp_path: Path, variant: str):
     if variant == "gemma4_large":  # whose last layer's keys are its values
         assert "v_proj.weight is not part of" in refused(folder)
         return
-    found = {tensor.name for tensor in open_folder(folder).tensors}
-    assert {f"blk.{last}.attn_{name}.weight" for name in ("k", "v", "k_norm")} <= found
+    names_found = {tensor.name for tensor in open_folder(folder).tensors}
+    assert {f"blk.{last}.attn_{name}.weight" for name in ("k", "v", "k_norm")} <= names_found
     path = write_gguf(tmp_path / "model.gguf", open_folder(folder))
     with localllm.open(path, backend="reference", kv_type="f32") as model:
         np.testing.assert_allclose(model.logits(TEXT)[-1][:251:50], facts(variant)["logits"], atol=5e-5)
 
 
 @pytest.mark.sampled
-def test_a_layer_of_qwen_35_guesses(tmp_path: Path):
+def test_the_mtp_layer_of_qwen_3_5_is_converted(tmp_path: Path):
     folder = written(tmp_path / "model", "qwen35")
     checkpoint = open_folder(folder)
     assert checkpoint.metadata["qwen35.nextn_predict_layers"] == 1
@@ -613,8 +614,8 @@ def test_a_layer_of_qwen_35_guesses(tmp_path: Path):
         assert "".join(answer) == "".join(model.generate(TEXT, 12, speculate="off", temperature=0))
 
 
-def test_experts_stored_in_one_tensor(tmp_path: Path):
-    """Of Qwen 3.5, rows of gates above the others'."""
+def test_experts_stored_in_one_tensor_are_split(tmp_path: Path):
+    """Qwen 3.5 stores rows of gates above the others."""
     shapes = shapes_of("qwen35_moe")
     apart = {name: shape for name, shape in shapes.items() if ".experts." not in name}
     for layer in range(3):
@@ -629,7 +630,7 @@ def test_experts_stored_in_one_tensor(tmp_path: Path):
         np.testing.assert_array_equal(rows.reshape(stored.shape), stored)
 
 
-def test_old_checkpoints_of_gpt2_store_a_mask(tmp_path: Path):
+def test_masks_of_old_gpt2_checkpoints_are_ignored(tmp_path: Path):
     written(tmp_path, "gpt2")
     tensors = [(name, *random_tensor(name, tuple(shape))) for name, shape in shapes_of("gpt2").items()]
     mask = ("h.1.attn.bias", "F32", np.ones((1, 1, 256, 256)))
@@ -845,13 +846,15 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(("problem", "variant", "changes"), REFUSED, ids=[f"{n}-{r[1]}" for n, r in enumerate(REFUSED)])
-def test_what_gguf_cannot_say_is_refused(tmp_path: Path, problem: str, variant: str, changes: dict[str, Any]):
+def test_configs_that_gguf_cannot_represent_are_refused(
+    tmp_path: Path, problem: str, variant: str, changes: dict[str, Any]
+):
     written(tmp_path, variant)
     edit_json(tmp_path / "config.json", **changes)
     assert problem in refused(tmp_path)
 
 
-def test_nothing_is_not_the_default(tmp_path: Path):
+def test_a_null_value_is_not_the_default(tmp_path: Path):
     write_json(
         written(tmp_path, "gemma2") / "config.json", facts("gemma2")["config"] | {"final_logit_softcapping": None}
     )
@@ -891,12 +894,12 @@ def test_a_missing_tensor_is_named(tmp_path: Path, variant: str, name: str, prob
         ("apertus", "model.layers.0.mlp.act_fn.eps", "no eps of the activation of layer 0"),  # of this shape
     ],
 )
-def test_one_too_many_is_named(tmp_path: Path, variant: str, name: str, problem: str):
+def test_an_unknown_tensor_is_named(tmp_path: Path, variant: str, name: str, problem: str):
     write_family(tmp_path, facts(variant)["config"], shapes_of(variant) | {name: [64, 96]})
     assert problem in refused(tmp_path)
 
 
-def test_numbers_and_bytes_are_told_apart(tmp_path: Path):
+def test_byte_tensors_of_another_type_are_refused(tmp_path: Path):
     written(tmp_path, "gpt-oss-mxfp4")
     name = "model.layers.0.mlp.experts.down_proj_scales"
     tensors = [(other, *random_tensor(other, tuple(shape))) for other, shape in shapes_of("gpt-oss-mxfp4").items()]

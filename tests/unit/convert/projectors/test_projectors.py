@@ -1,8 +1,8 @@
-"""Projectors out of checkpoints: the tensors that a checkpoint was written from come back, byte for byte.
+"""Test conversion of projectors: the tensors that a checkpoint was written from come back, byte for byte.
 
-The checkpoints are written from the projectors whose rows transformers has computed
-(tests/support/models/projectors.py), under transformers' names, so that what is made of them sees what transformers
-sees.
+
+The checkpoints have transformers' names and the tensors of tests/support/models/projectors.py, whose rows transformers
+has computed.
 """
 
 import json
@@ -55,26 +55,26 @@ QWEN = {
 
 
 def renamed(tensors: Tensors, names: dict[str, str], layers: str) -> Tensors:
-    """By transformers' names: `names` of those that are there once and of a layer's; layers: the list of these."""
-    found = {}
+    """Rename tensors as transformers does; `layers` is the path of the list of layers."""
+    by_name = {}
     for name, values in tensors.items():
         stem, end = name.rsplit(".", 1)
         layer = re.fullmatch(r"v\.blk\.(\d+)\.(\w+)", stem)
-        found[f"{layers}.{layer[1]}.{names[layer[2]]}.{end}" if layer else f"{names[stem]}.{end}"] = values
-    return found
+        by_name[f"{layers}.{layer[1]}.{names[layer[2]]}.{end}" if layer else f"{names[stem]}.{end}"] = values
+    return by_name
 
 
 def of_gemma3(tensors: Tensors, tower: str = "vision_tower.vision_model.", head: str = "") -> Tensors:
-    """tower, head: what stands before the names."""
+    """Rename a Gemma 3 projector; tower and head are prefixes of names."""
     rest = dict(tensors)
     norm, matrix = rest.pop("mm.soft_emb_norm.weight"), rest.pop("mm.input_projection.weight")
-    found = {f"{tower}{name}": values for name, values in renamed(rest, SIGLIP, "encoder.layers").items()}
-    found[f"{head}multi_modal_projector.mm_soft_emb_norm.weight"] = norm.astype(np.float64) - 1
-    return found | {f"{head}multi_modal_projector.mm_input_projection_weight": matrix}
+    by_name = {f"{tower}{name}": values for name, values in renamed(rest, SIGLIP, "encoder.layers").items()}
+    by_name[f"{head}multi_modal_projector.mm_soft_emb_norm.weight"] = norm.astype(np.float64) - 1
+    return by_name | {f"{head}multi_modal_projector.mm_input_projection_weight": matrix}
 
 
 def gemma3(rows: int, side: int) -> dict[str, Any]:
-    """config.json."""
+    """Return a config.json."""
     vision = {
         "hidden_size": 96, "intermediate_size": 112, "num_hidden_layers": 2, "num_attention_heads": 3,
         "image_size": side, "patch_size": 14, "layer_norm_eps": 1e-3,
@@ -100,7 +100,7 @@ QWEN25_NETWORK = {"ffn_up": "mlp.up_proj", "ffn_gate": "mlp.gate_proj", "ffn_dow
 
 
 def of_qwen(tensors: Tensors, network: dict[str, str], tower: str = "visual.") -> Tensors:
-    """Queries, keys and values in one matrix, and both frames' patches in one convolution."""
+    """Rename a Qwen projector: queries, keys and values are one matrix, patches of both frames one convolution."""
     rest = dict(tensors)
     rest["v.patch_embd.weight"] = np.stack((rest["v.patch_embd.weight"], rest.pop("v.patch_embd.weight.1")), axis=2)
     for name in [name for name in rest if ".attn_q." in name]:
@@ -110,7 +110,7 @@ def of_qwen(tensors: Tensors, network: dict[str, str], tower: str = "visual.") -
 
 
 def qwen(architecture: str, **vision: Any) -> dict[str, Any]:
-    """config.json, where the language model's numbers are beside vision_config."""
+    """Return a config.json with the language model's values beside vision_config."""
     shared = {"num_heads": 3, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
     return {
         "architectures": [architecture], "hidden_size": 96, "vision_config": shared | vision,
@@ -150,39 +150,39 @@ LFM2 = {**SIGLIP, "mm.input_norm": "layer_norm", "mm.1": "linear_1", "mm.2": "li
 
 
 def in_towers(tensors: Tensors, tower: str, head: str = "multi_modal_projector.") -> Tensors:
-    """With what stands before the names of the encoder and of the rest of the projector."""
+    """Add prefixes to the names of the encoder and of the rest of the projector."""
     ends = "linear_", "layer_norm.", "norm.", "patch_merger."
     return {(head if name.startswith(ends) else tower) + name: values for name, values in tensors.items()}
 
 
 def of_llava(tensors: Tensors) -> Tensors:
-    """With a layer more than counts, and a norm behind it."""
+    """Rename a LLaVA projector, with another layer and norm that are not used."""
     rest = dict(tensors)
     newline = {"image_newline": rest.pop("v.image_newline")} if "v.image_newline" in rest else {}
-    found = {"embeddings.class_embedding": rest.pop("v.class_embd"), "post_layernorm.bias": np.ones(96)}
-    found |= {"encoder.layers.2.mlp.fc1.bias": np.ones(112)} | renamed(rest, CLIP, "encoder.layers")
-    return newline | in_towers(found, "vision_tower.vision_model.")
+    by_name = {"embeddings.class_embedding": rest.pop("v.class_embd"), "post_layernorm.bias": np.ones(96)}
+    by_name |= {"encoder.layers.2.mlp.fc1.bias": np.ones(112)} | renamed(rest, CLIP, "encoder.layers")
+    return newline | in_towers(by_name, "vision_tower.vision_model.")
 
 
 def of_pixtral(tensors: Tensors) -> Tensors:
-    """Queries and keys whose pairs are halves of a head, and an embedding among others."""
+    """Rename a Pixtral projector: pairs are halves of a head, and the line break is one row of the embedding."""
     rest, heads = dict(tensors), 3
     end = rest.pop("v.token_embd.img_break")
     for name in [name for name in rest if ".attn_q." in name or ".attn_k." in name]:
         rest[name] = rest[name].reshape(heads, -1, 2, 96).swapaxes(1, 2).reshape(96, 96)
-    found = in_towers(renamed(rest, PIXTRAL, "transformer.layers"), "vision_tower.")
-    return found | {TEXT[0]: np.stack([np.full(96, 7.0), end, np.zeros(96)])}
+    by_name = in_towers(renamed(rest, PIXTRAL, "transformer.layers"), "vision_tower.")
+    return by_name | {TEXT[0]: np.stack([np.full(96, 7.0), end, np.zeros(96)])}
 
 
 def of_internvl(tensors: Tensors) -> Tensors:
     rest = dict(tensors)
-    found = {
+    by_name = {
         "embeddings.cls_token": rest.pop("v.class_embd")[None, None],
         "embeddings.position_embeddings": rest.pop("v.position_embd.weight")[None],
     }
-    found |= renamed(rest, INTERN, "encoder.layer")
-    found = {re.sub(r"(lambda_\d).weight", r"\1", name): values for name, values in found.items()}
-    return in_towers(found, "model.vision_tower.", "model.multi_modal_projector.")
+    by_name |= renamed(rest, INTERN, "encoder.layer")
+    by_name = {re.sub(r"(lambda_\d).weight", r"\1", name): values for name, values in by_name.items()}
+    return in_towers(by_name, "model.vision_tower.", "model.multi_modal_projector.")
 
 
 def of_qwen3(tensors: Tensors) -> Tensors:
@@ -192,15 +192,15 @@ def of_qwen3(tensors: Tensors) -> Tensors:
 
 
 def of_lfm2(tensors: Tensors) -> Tensors:
-    """Patches whose colours are together."""
+    """Rename an LFM2 projector, whose patches have interleaved colours."""
     rest = dict(tensors)
     rest["v.patch_embd.weight"] = rest["v.patch_embd.weight"].transpose(0, 2, 3, 1).reshape(96, -1)
-    found = renamed(rest, LFM2, "encoder.layers")
-    return in_towers(found, "model.vision_tower.vision_model.", "model.multi_modal_projector.")
+    by_name = renamed(rest, LFM2, "encoder.layers")
+    return in_towers(by_name, "model.vision_tower.vision_model.", "model.multi_modal_projector.")
 
 
 def config_of(architecture: str, vision: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """config.json; vision: besides the usual sizes."""
+    """Return a config.json; vision adds to the usual sizes."""
     sizes = {name: value for name, value in gemma3(0, 56)["vision_config"].items() if value is not None}
     text = {"hidden_size": 96, "vocab_size": 3}
     whole = {"architectures": [architecture], "text_config": text, **more}
@@ -262,7 +262,7 @@ EPSILON = "clip.vision.attention.layer_norm_epsilon"
 
 
 def written(folder: Path, name: str) -> Path:
-    """The checkpoint of a declared projector."""
+    """Write the checkpoint of a declared projector."""
     config, under_their_names = CHECKPOINTS[name]
     folder.mkdir(exist_ok=True)
     write_json(folder / "config.json", config)
@@ -281,43 +281,43 @@ def refused(folder: Path) -> str:
 
 
 def read_projector(folder: Path, content: dict[str, Any]) -> dict[str, Any] | str:
-    """What is read of a config.json: sizes, metadata, shapes of tensors; or why it is refused."""
+    """Read sizes, metadata and shapes of tensors from a config.json, or return why it is refused."""
     config = Config(content, folder / "config.json")
     try:
         read = projector_of(config)
         facts = read(SeeingConfig(config, config.section("vision_config"), preparation(folder), text_width(config)))
     except ModelError as error:
         return str(error).replace(f"{folder / 'config.json'}: ", "")
-    found = {**vars(facts.encoder), **{name: value for name, value in facts.metadata.items() if value is not None}}
-    found |= {re.sub(r"\.\d+\.", ".*.", name): list(part.shape) for name, part in facts.parts.items()}
-    return {name: rounded(value) for name, value in found.items()}
+    result = {**vars(facts.encoder), **{name: value for name, value in facts.metadata.items() if value is not None}}
+    result |= {re.sub(r"\.\d+\.", ".*.", name): list(part.shape) for name, part in facts.parts.items()}
+    return {name: rounded(value) for name, value in result.items()}
 
 
 def small_files(folder: Path) -> Path:
-    """All but config.json that a projector's sizes follow from."""
+    """Write the files besides config.json that determine a projector's sizes."""
     write_json(folder / "preprocessor_config.json", PREPARED)
     write_json(folder / "tokenizer_config.json", BREAK)
     return folder
 
 
 @pytest.mark.parametrize("name", [name for name in CHECKPOINTS if f"{SEEING}{name}" in OF_CONFIGS])
-def test_what_is_read_of_other_values(tmp_path, name):
-    """As tests/goldens/test_metadata_readings.py has it of language models."""
+def test_other_config_values_give_the_recorded_readings(tmp_path, name):
+    """As tests/goldens/test_metadata_readings.py does for language models."""
     folder, config, values = small_files(tmp_path), CHECKPOINTS[name][0], OF_CONFIGS[f"{SEEING}{name}"]
     usual = read_projector(folder, config)
     assert isinstance(usual, dict), usual
     for place, known in values.items():
         for value, expected in known.items():
-            found = read_projector(folder, with_value(config, place, json.loads(value)))
-            assert config_readings.unlike(found, usual) == expected, f"{place} = {value}"
+            reading = read_projector(folder, with_value(config, place, json.loads(value)))
+            assert config_readings.unlike(reading, usual) == expected, f"{place} = {value}"
 
 
 @pytest.mark.parametrize(("side", "patch", "fits"), [
     (MOST_SIDE, 14, True), (MOST_SIDE + 1, 14, False), (56, 56, True), (56, 57, False), (56, 14, True),
 ])  # fmt: skip
-def test_sizes_of_pictures_and_patches(side: int, patch: int, fits: bool):
-    said = {"num_hidden_layers": 1, "hidden_size": 8, "intermediate_size": 9, "num_attention_heads": 2}
-    vision = Config({**said, "image_size": side, "patch_size": patch}, Path("config.json"))
+def test_picture_and_patch_sizes_must_fit(side: int, patch: int, fits: bool):
+    sizes = {"num_hidden_layers": 1, "hidden_size": 8, "intermediate_size": 9, "num_attention_heads": 2}
+    vision = Config({**sizes, "image_size": side, "patch_size": patch}, Path("config.json"))
     seeing = SeeingConfig(vision, vision, vision, 6)
     if fits:
         assert sizes_of(seeing).patches == (side // patch) ** 2
@@ -327,28 +327,27 @@ def test_sizes_of_pictures_and_patches(side: int, patch: int, fits: bool):
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_the_same_projector(tmp_path, name):
-    """Names, shapes, bytes, and all that readers are told."""
-    wanted, found = projector(name, **SIZES.get(name, {})), open_projector(written(tmp_path, name))
-    assert {tensor.name: tensor.shape for tensor in found.tensors} == {
+def test_a_converted_projector_has_the_declared_tensors_and_metadata(tmp_path, name):
+    wanted, converted = projector(name, **SIZES.get(name, {})), open_projector(written(tmp_path, name))
+    assert {tensor.name: tensor.shape for tensor in converted.tensors} == {
         name: values.shape for name, values in wanted.tensors.items()
     }
-    for tensor in found.tensors:
+    for tensor in converted.tensors:
         assert tensor.format.name == "F32"
         numbers = all_rows(tensor).view(np.float32).reshape(tensor.shape)
         assert np.array_equal(numbers, wanted.tensors[tensor.name]), tensor.name
     for key, value in (wanted.metadata | ({EPSILON: OWN_EPSILON[name]} if name in OWN_EPSILON else {})).items():
         assert (
-            np.allclose(found.metadata[key], value, rtol=1e-6)
+            np.allclose(converted.metadata[key], value, rtol=1e-6)
             if isinstance(value, float | np.ndarray)
-            else (found.metadata[key] == value)
+            else (converted.metadata[key] == value)
         ), key
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_sees_what_transformers_sees(tmp_path, cli, name):
-    """The rows of two pictures by the file that the command makes; the goldens have an epsilon of their own."""
+def test_a_converted_projector_gives_the_rows_of_transformers(tmp_path, cli, name):
+    """Compare two pictures; the goldens have another epsilon."""
     path = tmp_path / "mmproj.gguf"
     more = "--mmproj", "--force", "--override-kv", f"{EPSILON}=float:0.001"
     code, _, err = cli("quantize", str(written(tmp_path / "model", name)), str(path), "F32", *more)
@@ -360,8 +359,8 @@ def test_sees_what_transformers_sees(tmp_path, cli, name):
     assert nmse(golden.some(rows), golden.trained) < bound(1e-10, 1e-6)
 
 
-def test_halves_become_smaller_files(tmp_path, cli):
-    """BF16, as published: convolutions become F32, for readers take no other; and a name beside the folder."""
+def test_bf16_projectors_stay_small_except_for_convolutions(tmp_path, cli):
+    """Readers take convolutions in F32 only; the file's name goes beside the folder."""
     folder = written(tmp_path / "Sees", "gemma3")
     tensors = of_gemma3(projector("gemma3").tensors)
     write_safetensors(folder / "model.safetensors", [(name, "BF16", values) for name, values in tensors.items()])
@@ -397,23 +396,23 @@ def change_tensors(folder: Path, drop: str = "", **more: np.ndarray) -> None:
     write_safetensors(folder / "model.safetensors", [(name, "F32", values) for name, values in tensors.items()])
 
 
-def test_what_smolvlm_need_not_say(tmp_path):
-    """The sizes that transformers takes then, by which a small encoder is refused."""
+def test_smolvlm_without_sizes_gets_transformers_defaults(tmp_path):
+    """A small encoder is refused by them."""
     folder = written(tmp_path, "idefics3")
     edit_json(folder / "config.json", architectures=["SmolVLMForConditionalGeneration"], vision_config={})
     assert "expected [1152, 3, 32, 32] by config.json" in refused(folder)
 
 
 @pytest.mark.parametrize("whole", [None, [], [1, 2], [0.5], [1]])
-def test_windows_that_readers_cannot_know(tmp_path, whole):
-    """Which layers see all is told as one number."""
+def test_windows_that_readers_cannot_represent_are_refused(tmp_path, whole):
+    """The layers with full attention are written as one number."""
     folder = written(tmp_path, "qwen25vl")
     edit_json(folder / "config.json", vision_config=QWEN25_CONFIG["vision_config"] | {"fullatt_block_indexes": whole})
     assert "fullatt_block_indexes" in refused(folder)
 
 
 @pytest.mark.parametrize("problem, change", REFUSALS)
-def test_refused(tmp_path, problem, change):
+def test_broken_gemma_3_projectors_are_refused(tmp_path, problem, change):
     change(written(tmp_path, "gemma3"))
     assert problem in refused(tmp_path)
     assert "\n" not in refused(tmp_path)
@@ -453,7 +452,7 @@ OTHER_REFUSALS: list[tuple[str, str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("problem, name, changes", OTHER_REFUSALS)
-def test_of_other_families_refused(tmp_path, problem, name, changes):
+def test_broken_projectors_of_other_families_are_refused(tmp_path, problem, name, changes):
     edit_json(written(tmp_path, name) / "config.json", **changes)
     assert problem in refused(tmp_path)
     assert "\n" not in refused(tmp_path)
@@ -479,8 +478,7 @@ ONLY = {
 
 
 @pytest.mark.parametrize("name", ONLY)
-def test_other_values_than_readers_know(tmp_path, name):
-    """Each of them is named."""
+def test_config_values_that_readers_do_not_know_are_named(tmp_path, name):
     config, folder = CHECKPOINTS[name][0], written(tmp_path, name)
     inner, outer = (names.split() for names in ONLY[name])
     for changes in (*(vision(name, **{key: "odd"}) for key in inner), *({key: "odd"} for key in outer)):
@@ -490,25 +488,27 @@ def test_other_values_than_readers_know(tmp_path, name):
 
 
 @pytest.mark.parametrize("token", [{}, {"9": {"content": "[IMG_BREAK]"}}, {"x": 1}, [1]])
-def test_a_line_end_that_is_no_token(tmp_path, token):
+def test_a_missing_line_break_token_is_refused(tmp_path, token):
     write_json(written(tmp_path, "pixtral") / "tokenizer_config.json", {"added_tokens_decoder": token})
     assert "[IMG_BREAK]" in refused(tmp_path) or "unexpected content" in refused(tmp_path)
 
 
-def test_a_line_end_of_the_other_file(tmp_path):
+def test_the_line_break_token_is_found_in_tokenizer_json(tmp_path):
     (written(tmp_path, "mistral3") / "tokenizer_config.json").unlink()
     write_json(tmp_path / "tokenizer.json", {"added_tokens": [{"id": 1, "content": "[IMG_BREAK]"}]})
-    found = {tensor.name: all_rows(tensor) for tensor in open_projector(tmp_path).tensors}
+    tensors = {tensor.name: all_rows(tensor) for tensor in open_projector(tmp_path).tensors}
     wanted = projector("mistral3").tensors["v.token_embd.img_break"]
-    assert np.array_equal(found["v.token_embd.img_break"].view(np.float32).reshape(-1), wanted)
+    assert np.array_equal(tensors["v.token_embd.img_break"].view(np.float32).reshape(-1), wanted)
 
 
-def test_what_the_large_internvl_has():
-    """RMS norms, of queries and keys, too, and no biases in attention."""
+def test_the_large_internvl_has_rms_norms_and_no_attention_biases():
+    """Queries and keys have norms, too."""
     path = Path("config.json")
     sizes = {"hidden_size": 3200, "num_hidden_layers": 45, "num_attention_heads": 25, "intermediate_size": 12800}
-    said = {**sizes, "image_size": 448, "patch_size": 14, "norm_type": "rms_norm", "use_qk_norm": True}
-    facts = internvl(SeeingConfig(Config({}, path), Config(said, path), Config({"max_patches": 6}, path), 5120))
+    values_of_vision = {**sizes, "image_size": 448, "patch_size": 14, "norm_type": "rms_norm", "use_qk_norm": True}
+    facts = internvl(
+        SeeingConfig(Config({}, path), Config(values_of_vision, path), Config({"max_patches": 6}, path), 5120)
+    )
     assert {name for name in facts.parts if ".44." in name and "ffn" not in name} == {
         f"v.blk.44.{name}"
         for name in (
@@ -525,31 +525,32 @@ def test_what_the_large_internvl_has():
     (lfm2vl, (None, None), {"attention.layer_norm_epsilon": 1e-6, "projector.scale_factor": 2}),
     (llava15, (336, 14), {"attention.layer_norm_epsilon": 1e-5, "feature_layer": [23]}),
 ])  # fmt: skip
-def test_what_config_files_need_not_say(family, sides: tuple[int | None, int | None], expected: dict[str, Any]):
-    """What transformers takes then."""
+def test_missing_vision_config_values_get_transformers_defaults(
+    family, sides: tuple[int | None, int | None], expected: dict[str, Any]
+):
     path = Path("config.json")
-    said = {"hidden_size": 64, "num_hidden_layers": 24, "num_attention_heads": 4, "intermediate_size": 96}
-    said |= dict(zip(("image_size", "patch_size"), sides, strict=True))
-    facts = family(SeeingConfig(Config({}, path), Config(said, path), Config({}, path), 5120))
+    sizes = {"hidden_size": 64, "num_hidden_layers": 24, "num_attention_heads": 4, "intermediate_size": 96}
+    sizes |= dict(zip(("image_size", "patch_size"), sides, strict=True))
+    facts = family(SeeingConfig(Config({}, path), Config(sizes, path), Config({}, path), 5120))
     assert {key: facts.metadata[f"vision.{key}"] for key in expected} == expected
     if family is lfm2vl:
         assert (facts.encoder.side, facts.encoder.patch, facts.parts["mm.1.weight"].shape) == (256, 16, (2560, 256))
 
 
-def test_llama_need_not_say_its_width(tmp_path):
+def test_a_missing_width_of_llama_is_4096(tmp_path):
     edit_json(written(tmp_path, "llava") / "config.json", text_config={"model_type": "llama"})
     assert "expected [4096, 96] by config.json" in refused(tmp_path)
 
 
-def test_what_the_encoder_does_not_read(tmp_path):
-    """Numbers of positions, and SigLIP's own head, are left out as llama.cpp's converter leaves them out."""
+def test_tensors_that_the_encoder_does_not_read_are_left_out(tmp_path):
+    """Position ids and SigLIP's own head, as in llama.cpp's converter."""
     count = len(open_projector(written(tmp_path, "gemma3")).tensors)
     tower = "vision_tower.vision_model."
     change_tensors(tmp_path, **{f"{tower}head.probe": np.ones(3), f"{tower}embeddings.position_ids": np.ones(3)})
     assert len(open_projector(tmp_path).tensors) == count
 
 
-def test_of_a_file(tmp_path, cli):
+def test_a_projector_of_a_gguf_file_is_refused(tmp_path, cli):
     (tmp_path / "model.gguf").touch()
     code, _, err = cli("quantize", str(tmp_path / "model.gguf"), "Q8_0", "--mmproj")
     assert code == 2 and "folder of a Hugging Face checkpoint" in err
