@@ -1,4 +1,4 @@
-"""What is read of a checkpoint's config.json: every kind of value from both sides, and how positions are rotated."""
+"""Reading a checkpoint's config.json: every kind of value from both sides, and how positions are rotated."""
 
 import json
 import math
@@ -43,57 +43,67 @@ def refused(read: Any, *arguments: Any, **named: Any) -> str:
 # ---- values
 
 
-def test_counts():
-    given = config(a=1, b=5, null=None, zero=0, flag=True, text="7", real=2.0)
-    assert (given.count("a"), given.count("b", maximum=5), given.count("missing", 0), given.count("null", 9)) == (
+def test_count_reads_whole_numbers_and_refuses_others():
+    settings = config(a=1, b=5, null=None, zero=0, flag=True, text="7", real=2.0)
+    assert (
+        settings.count("a"),
+        settings.count("b", maximum=5),
+        settings.count("missing", 0),
+        settings.count("null", 9),
+    ) == (
         1,
         5,
         0,
         9,
     )
-    assert given.count("zero", 0) == 0  # as good as silence
+    assert settings.count("zero", 0) == 0  # as good as silence
     for name in ("zero", "flag", "text", "real", "missing"):
-        assert refused(given.count, name).startswith(f"{name} must be a number from 1 to ")
-    assert refused(given.count, "b", maximum=4) == "b must be a number from 1 to 4 (found 5)"
+        assert refused(settings.count, name).startswith(f"{name} must be a number from 1 to ")
+    assert refused(settings.count, "b", maximum=4) == "b must be a number from 1 to 4 (found 5)"
 
 
-def test_numbers():
-    given = config(a=1, b=0.5, zero=0.0, minus=-1.0, flag=True, huge=1e38, text="1", null=None)
-    assert (given.number("a"), given.number("b"), given.number("null", 2.5)) == (1.0, 0.5, 2.5)
+def test_number_reads_positive_numbers_and_refuses_others():
+    settings = config(a=1, b=0.5, zero=0.0, minus=-1.0, flag=True, huge=1e38, text="1", null=None)
+    assert (settings.number("a"), settings.number("b"), settings.number("null", 2.5)) == (1.0, 0.5, 2.5)
     for name in ("zero", "minus", "flag", "huge", "text", "missing"):
-        assert refused(given.number, name).startswith(f"{name} must be a positive number")
+        assert refused(settings.number, name).startswith(f"{name} must be a positive number")
     assert config(x=[1, 2.5]).numbers("x", 2) == [1.0, 2.5]
     for odd in ([1], [1, 2, 3], 5, None):
         assert refused(config(x=odd).numbers, "x", 2) == "x must be a list of 2 numbers"
     assert refused(config(x=[1, 0]).numbers, "x", 2) == "x must be a positive number (found 0)"
 
 
-def test_flags_and_choices():
-    given = config(yes=True, no=False, one=1, null=None, act="silu")
-    assert (given.flag("yes"), given.flag("no", True), given.flag("null"), given.flag("missing", True)) == (
+def test_flags_and_choices_refuse_other_values():
+    settings = config(yes=True, no=False, one=1, null=None, act="silu")
+    assert (settings.flag("yes"), settings.flag("no", True), settings.flag("null"), settings.flag("missing", True)) == (
         True,
         False,
         False,
         True,
     )
-    assert refused(given.flag, "one") == "one must be true or false (found 1)"
-    given.only("act", "gelu", "silu")
-    given.only("null", "gelu")
-    given.only("missing")
-    assert refused(given.only, "act", "gelu") == "act silu is not supported"
+    assert refused(settings.flag, "one") == "one must be true or false (found 1)"
+    settings.only("act", "gelu", "silu")
+    settings.only("null", "gelu")
+    settings.only("missing")
+    assert refused(settings.only, "act", "gelu") == "act silu is not supported"
 
 
-def test_sections_and_defaults():
-    given = config(a=1, inner={"b": 2}, odd=[], null=None)
+def test_sections_are_objects_and_updates_leave_the_original():
+    settings = config(a=1, inner={"b": 2}, odd=[], null=None)
     assert (
-        given.section("inner").count("b") == 2 and given.section("null").content == given.section("none").content == {}
+        settings.section("inner").count("b") == 2
+        and settings.section("null").content == settings.section("none").content == {}
     )
-    assert refused(given.section, "odd") == "odd: expected an object"
-    more = given.updated(a=3, c=4)
-    assert (more.count("a"), more.count("c"), given.count("a")) == (3, 4, 1) and more.warnings is given.warnings
+    assert refused(settings.section, "odd") == "odd: expected an object"
+    updated = settings.updated(a=3, c=4)
+    assert (updated.count("a"), updated.count("c"), settings.count("a")) == (
+        3,
+        4,
+        1,
+    ) and updated.warnings is settings.warnings
 
 
-def test_the_part_for_the_language_model():
+def test_text_config_takes_precedence_except_for_tying():
     both = config(a=1, tie_word_embeddings=False, text_config={"a": 2, "tie_word_embeddings": True}).text_config(
         {"a": 9, "b": 8}
     )
@@ -102,13 +112,13 @@ def test_the_part_for_the_language_model():
     assert inner.flag("tie_word_embeddings")
 
 
-def test_architectures():
+def test_the_first_architecture_counts():
     assert config(architectures=["A", "B"]).architecture == "A"
     for odd in ({}, {"architectures": []}, {"architectures": "A"}, {"architectures": [5]}):
         assert config(**odd).architecture == ""
 
 
-def test_windows():
+def test_windows_must_lie_in_the_usual_layers():
     types = ["sliding_attention", "full_attention"]
     config(layer_types=types).windows([True, False])
     config().windows([True])
@@ -123,7 +133,7 @@ def rope(kinds: tuple[str, ...] = KINDS, dims: int = 8, context: int = 4096, **c
     return read_rope(config(**content), dims, context, kinds)
 
 
-def test_plain_rotations():
+def test_rotations_without_scaling_have_a_base_only():
     assert rope().metadata == {"freq_base": 10000.0} and rope(rope_theta=5e5).metadata == {"freq_base": 5e5}
     assert rope(rope_scaling={"type": "default", "factor": 4.0}).metadata == {"freq_base": 10000.0}
     assert "rope scaling dynamic is not supported" in refused(rope, rope_scaling={"type": "dynamic", "factor": 4.0})
@@ -131,7 +141,7 @@ def test_plain_rotations():
     assert refused(rope, rope_theta=0).startswith("rope_theta must be")
 
 
-def test_where_parameters_stand():
+def test_rope_parameters_are_read_from_new_and_old_places():
     inner = {"rope_theta": 7.0, "rope_type": "linear"}
     assert (
         rope_parameters(config(rope_parameters={"full_attention": inner, "sliding_attention": {}})).get("rope_theta")
@@ -147,7 +157,7 @@ def test_where_parameters_stand():
     )
 
 
-def test_kinds_of_scaling():
+def test_an_unsupported_kind_of_scaling_is_refused():
     linear = {"rope_type": "linear", "factor": 4.0}
     assert rope(rope_scaling=linear).metadata == {"freq_base": 10000.0, "scaling.type": "linear", "scaling.factor": 4.0}
     assert "linear is not supported" in refused(rope, ("yarn",), rope_scaling=linear)
@@ -155,7 +165,7 @@ def test_kinds_of_scaling():
     assert "factor must be" in refused(rope, rope_scaling={"rope_type": "linear"})
 
 
-def test_yarn():
+def test_yarn_writes_its_magnitude_and_borders():
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
     plain = {"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.original_context_length": 1024}
     assert rope(rope_scaling=scaling).metadata == {"freq_base": 10000.0, **plain}
@@ -171,7 +181,7 @@ def test_yarn():
     assert (borders["scaling.yarn_beta_fast"], borders["scaling.yarn_beta_slow"]) == (16.0, 2.0)
 
 
-def test_what_yarn_may_say():
+def test_yarn_accepts_other_borders_only_where_allowed():
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
     for usual in ({"truncate": True}, {"beta_fast": 32}, {"beta_slow": 1}):
         assert rope(rope_scaling={**scaling, **usual}).metadata["scaling.type"] == "yarn"
@@ -182,12 +192,12 @@ def test_what_yarn_may_say():
     assert bordered.metadata["scaling.yarn_beta_fast"] == 16
 
 
-def test_factors_of_llama_3():
-    """At 8192 tokens, base 500000 and 8 numbers: 1304 turns, 49, 1.84 and 0.07; between 1 and 4 they are blended."""
-    found = llama3_factors(config(factor=8.0), 5e5, 8)
+def test_llama_3_factors_blend_between_the_two_borders():
+    """Expect at 8192 tokens, base 500000 and 8 numbers: 1304 turns, 49, 1.84 and 0.07; from 1 to 4 they are blended."""
+    factors = llama3_factors(config(factor=8.0), 5e5, 8)
     kept = (8192 / (2 * math.pi) * 5e5**-0.5 - 1) / 3
-    np.testing.assert_allclose(found, [1, 1, 1 / ((1 - kept) / 8 + kept), 8], rtol=1e-6)
-    assert found.dtype == np.float32 and 0 < kept < 1
+    np.testing.assert_allclose(factors, [1, 1, 1 / ((1 - kept) / 8 + kept), 8], rtol=1e-6)
+    assert factors.dtype == np.float32 and 0 < kept < 1
     wide = llama3_factors(config(factor=8.0, low_freq_factor=0.01, high_freq_factor=0.05), 5e5, 8)
     np.testing.assert_allclose(wide, 1)
     short = llama3_factors(config(factor=8.0, original_max_position_embeddings=6), 5e5, 8)
@@ -199,25 +209,25 @@ def test_factors_of_llama_3():
     assert set(rope(rope_scaling={"rope_type": "llama3", "factor": 8.0}).tensors) == {"rope_freqs.weight"}
 
 
-def test_long_rope():
+def test_long_rope_writes_its_factors_and_magnitude():
     scaling = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 3.0, 4.0]}
-    found = rope(rope_scaling=scaling, original_max_position_embeddings=1024)
-    assert found.metadata["scaling.attn_factor"] == pytest.approx(math.sqrt(1 + math.log(4) / math.log(1024)))
-    assert {name: values.tolist() for name, values in found.tensors.items()} == {
+    scaled = rope(rope_scaling=scaling, original_max_position_embeddings=1024)
+    assert scaled.metadata["scaling.attn_factor"] == pytest.approx(math.sqrt(1 + math.log(4) / math.log(1024)))
+    assert {name: values.tolist() for name, values in scaled.tensors.items()} == {
         "rope_factors_long.weight": [1, 2, 3, 4], "rope_factors_short.weight": [1] * 4}  # fmt: skip
     assert rope(rope_scaling=scaling).metadata["scaling.attn_factor"] == 1
-    said = rope(rope_scaling={**scaling, "attention_factor": 1.5}, original_max_position_embeddings=1024)
-    assert said.metadata["scaling.attn_factor"] == 1.5
+    explicit = rope(rope_scaling={**scaling, "attention_factor": 1.5}, original_max_position_embeddings=1024)
+    assert explicit.metadata["scaling.attn_factor"] == 1.5
     assert "must be a list of 4 numbers" in refused(rope, rope_scaling={**scaling, "long_factor": [1.0] * 3})
 
 
-def test_sections_of_several_positions():
+def test_sections_of_positions_must_be_three_numbers_that_fit():
     assert sections(config(mrope_section=[2, 1, 1]), 8) == [2, 1, 1, 0]
     for odd in ([2, 1], [2, 1, 0], [2.0, 1, 1], [True, 2, 1], None, [2, 1, 1, 0]):
         assert refused(sections, config(mrope_section=odd), 8) == "mrope_section must be three numbers"
     assert refused(sections, config(mrope_section=[2, 1, 1]), 10) == "mrope_section: 4 pairs; expected 5"
-    found = rope((*KINDS, "mrope"), rope_scaling={"type": "mrope", "mrope_section": [2, 1, 1]})
-    assert found.metadata == {"freq_base": 10000.0, "dimension_sections": [2, 1, 1, 0]}
+    scaled = rope((*KINDS, "mrope"), rope_scaling={"type": "mrope", "mrope_section": [2, 1, 1]})
+    assert scaled.metadata == {"freq_base": 10000.0, "dimension_sections": [2, 1, 1, 0]}
     assert "rope scaling mrope is not supported" in refused(
         rope, rope_scaling={"type": "mrope", "mrope_section": [2, 1, 1]}
     )
@@ -230,46 +240,46 @@ def letters(windows: list[bool]) -> str:
     return "".join("w" if window else "a" for window in windows)
 
 
-@pytest.mark.parametrize(("said", "found"), [
+@pytest.mark.parametrize(("settings", "expected"), [
     ({}, "wwwawww"), ({"sliding_window_pattern": 2}, "wawawaw"), ({"sliding_window_pattern": 1}, "aaaaaaa"),
     ({"sliding_window_pattern": "LLG"}, "wwawwaw"), ({"sliding_window_pattern": "L"}, "wwwwwww"),
     ({"sliding_window_pattern": 2, "layer_types": ["sliding_attention"] * 6 + ["full_attention"]}, "wwwwwwa"),
 ])  # fmt: skip
-def test_windows_by_a_list_or_a_pattern(said: dict[str, Any], found: str):
-    assert letters(exaone4_windows(config(**said), 7)) == found
+def test_exaone_windows_follow_a_list_or_a_pattern(settings: dict[str, Any], expected: str):
+    assert letters(exaone4_windows(config(**settings), 7)) == expected
 
 
-@pytest.mark.parametrize(("said", "problem"), [
+@pytest.mark.parametrize(("settings", "problem"), [
     ({"layer_types": ["sliding_attention"] * 6}, "layer_types must be sliding_attention or full_attention for each"),
     ({"layer_types": ["full"] * 7}, "layer_types must be sliding_attention or full_attention for each layer"),
     ({"layer_types": 7, "sliding_window_pattern": "L"}, "layer_types must be"),
     ({"sliding_window_pattern": "LX"}, "sliding_window_pattern must be a number from 1"),
     ({"sliding_window_pattern": ""}, "sliding_window_pattern must be a number from 1"),
 ])  # fmt: skip
-def test_windows_that_make_no_sense(said: dict[str, Any], problem: str):
-    assert refused(exaone4_windows, config(**said), 7).startswith(problem)
+def test_exaone_windows_refuse_nonsense(settings: dict[str, Any], problem: str):
+    assert refused(exaone4_windows, config(**settings), 7).startswith(problem)
 
 
-@pytest.mark.parametrize(("leading", "found"), [(0, "wwwawwwaw"), (1, "awwwawwwa"), (3, "aaawwwaww"), (9, "a" * 9)])
-def test_windows_behind_the_first_layers(leading: int, found: str):
-    assert letters(windows_behind(config(), 9, leading)) == found
+@pytest.mark.parametrize(("leading", "expected"), [(0, "wwwawwwaw"), (1, "awwwawwwa"), (3, "aaawwwaww"), (9, "a" * 9)])
+def test_windows_begin_behind_the_first_layers(leading: int, expected: str):
+    assert letters(windows_behind(config(), 9, leading)) == expected
     types = ["full_attention", "sliding_attention"] * 4 + ["full_attention"]
     assert letters(windows_behind(config(layer_types=types), 9, leading)) == "awawawawa"
 
 
 @pytest.mark.parametrize(("kind", "shape"), [("q", ("heads", "head_dim")), ("k", ("kv_heads", "head_dim"))])
-def test_norms_of_heads_that_are_stored_one_by_one(kind: str, shape: tuple[str, ...]):
+def test_norms_stored_head_by_head_become_one_tensor(kind: str, shape: tuple[str, ...]):
     norms = norm_of_heads(kind, 3)
     assert norms.dimensions == shape
     assert norms.of == {f"self_attn.{kind}_layernorm.norms.{head}.weight": ("head_dim",) for head in range(3)}
-    made = norms.build([from_array(np.float32([head, head + 0.5])) for head in range(3)], (3, 2), {})
-    assert made.rows(1, 3).view(np.float32).tolist() == [[1, 1.5], [2, 2.5]]
+    built = norms.build([from_array(np.float32([head, head + 0.5])) for head in range(3)], (3, 2), {})
+    assert built.rows(1, 3).view(np.float32).tolist() == [[1, 1.5], [2, 2.5]]
 
 
 # ---- files of strangers
 
 
-def test_how_large_a_small_file_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_reading_a_small_file_refuses_large_and_unreadable_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "x.json"
     path.write_bytes(b'{"a":1}')
     for most in (7, 8):
@@ -289,24 +299,24 @@ def test_how_large_a_small_file_may_be(tmp_path: Path, monkeypatch: pytest.Monke
         files.read_text(path)
 
 
-@pytest.mark.parametrize(("names", "found"), [
+@pytest.mark.parametrize(("names", "expected"), [
     ([], "there is no model.safetensors"), (["a.bin"], "PyTorch pickles"), (["a.pt"], "PyTorch pickles"),
     (["a.pth", "consolidated.safetensors"], "PyTorch pickles"),
     (["consolidated.safetensors", "x.gguf"], "the weights are in Mistral's own layout"),
     (["x.gguf"], "there is no model.safetensors; name the GGUF file itself"),
 ])  # fmt: skip
-def test_folders_without_weights(tmp_path: Path, names: list[str], found: str):
+def test_a_folder_without_weights_is_told_why(tmp_path: Path, names: list[str], expected: str):
     for name in names:
         (tmp_path / name).touch()
-    said = safetensors_files.without_weights(tmp_path)
-    assert (said == found) if found.startswith("there") else found in said
+    reason = safetensors_files.without_weights(tmp_path)
+    assert (reason == expected) if expected.startswith("there") else expected in reason
     with pytest.raises(ModelError) as error:
         safetensors_files.weight_files(tmp_path)
-    assert str(error.value) == f"{tmp_path}: {said}"
+    assert str(error.value) == f"{tmp_path}: {reason}"
 
 
-def test_parts_of_weights(tmp_path: Path):
-    """In their order, whatever the folder's is; all that the last numbers say; the index before that."""
+def test_parts_of_weights_are_found_by_index_or_numbers(tmp_path: Path):
+    """Keep their order, whatever the folder's is; expect all that the last numbers say; prefer the index."""
     names = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
     for name in (names[2], names[0]):
         (tmp_path / name).touch()
@@ -326,19 +336,19 @@ def test_parts_of_weights(tmp_path: Path):
     {}, {"weight_map": {}}, {"weight_map": []}, {"weight_map": {"a": 3}}, {"weight_map": {"a": "../a.safetensors"}},
     {"weight_map": {"a": "a.bin"}}, {"weight_map": {"a": "a:b.safetensors"}}, {"weight_map": {"a": ".safetensors"}},
 ])  # fmt: skip
-def test_an_index_that_says_nothing(tmp_path: Path, content: dict[str, Any]):
+def test_an_index_without_file_names_is_refused(tmp_path: Path, content: dict[str, Any]):
     (tmp_path / safetensors_files.INDEX).write_text(json.dumps(content))
     with pytest.raises(ModelError, match=r"expected a weight_map$|expected the name of a safetensors file, found "):
         safetensors_files.read_index(tmp_path)
 
 
-def test_tensors_as_they_lie_in_a_file(tmp_path: Path):
+def test_a_stored_tensor_reads_its_rows_and_reports_damage(tmp_path: Path):
     path = tmp_path / "x"
     path.write_bytes(bytes(range(30)))
     entry = {"dtype": "BF16", "shape": [3, 2], "data_offsets": [4, 16]}
-    found = safetensors_files.stored_tensor(path, "t", entry, 10)
-    assert (found.name, found.dtype, found.shape, found.start) == ("t", "BF16", (3, 2), 14)
-    assert found.rows(1, 3).tolist() == [[18, 19, 20, 21], [22, 23, 24, 25]]
+    stored = safetensors_files.stored_tensor(path, "t", entry, 10)
+    assert (stored.name, stored.dtype, stored.shape, stored.start) == ("t", "BF16", (3, 2), 14)
+    assert stored.rows(1, 3).tolist() == [[18, 19, 20, 21], [22, 23, 24, 25]]
     assert safetensors_files.stored_tensor(path, "t", {**entry, "dtype": "F8"}, 10).shape == (
         3,
         2,
@@ -347,17 +357,17 @@ def test_tensors_as_they_lie_in_a_file(tmp_path: Path):
         with pytest.raises(ValueError, match=rf"^tensor t: {end - 4} bytes; expected 6 numbers$"):
             safetensors_files.stored_tensor(path, "t", {**entry, "data_offsets": [4, end]}, 10)
     path.write_bytes(bytes(25))
-    assert found.rows(0, 2).shape == (2, 4)
+    assert stored.rows(0, 2).shape == (2, 4)
     with pytest.raises(ModelError, match=r"x: the file was truncated while it was read$"):
-        found.rows(1, 3)
+        stored.rows(1, 3)
     path.unlink()
     with pytest.raises(ModelError, match=r"x: cannot be read: No such file"):
-        found.rows(0, 1)
+        stored.rows(0, 1)
     with pytest.raises(ModelError, match=r"x: cannot be read: |x: not a valid safetensors file: "):
         safetensors_files.read_header(path)
 
 
-def test_what_belongs_to_a_checkpoint(tmp_path: Path):
+def test_checkpoint_files_leave_out_folders_and_gguf_files(tmp_path: Path):
     for name in ("b.json", "a.safetensors", "x.gguf", "c"):
         (tmp_path / name).touch()
     (tmp_path / "folder.json").mkdir()
@@ -368,15 +378,15 @@ def tensor(format: str, *shape: int) -> CheckpointTensor:
     return CheckpointTensor(f"{format} of {shape}", BY_NAME[format], shape, None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("formats", "vectors", "said"), [
+@pytest.mark.parametrize(("formats", "vectors", "expected"), [
     (["F16", "BF16", "F16"], 9, "F16"), (["BF16"], 9, "BF16"), (["F32", "F16", "F32"], 0, "F32"),
     (["F16", "BF16"], 0, "BF16"), (["F16", "MXFP4", "F16"], 0, "MXFP4"),
 ])  # fmt: skip
-def test_the_format_of_a_checkpoint_is_that_of_most_matrices(formats: list[str], vectors: int, said: str):
+def test_the_format_of_a_checkpoint_is_that_of_most_matrices(formats: list[str], vectors: int, expected: str):
     tensors = [*(tensor("F32", 4) for _ in range(vectors)), *(tensor(format, 4, 4) for format in formats)]
-    assert folder.file_type(tensors) == find_recipe(said).number
-    found = folder.Checkpoint("path", [], {"a": 1}, tensors, [])
-    assert found.parts == [sorted({each.name for each in tensors})] and found.packed == {"a": 1}
+    assert folder.file_type(tensors) == find_recipe(expected).number
+    checkpoint = folder.Checkpoint("path", [], {"a": 1}, tensors, [])
+    assert checkpoint.parts == [sorted({each.name for each in tensors})] and checkpoint.packed == {"a": 1}
 
 
 @pytest.mark.parametrize(("vocab", "merges", "problem"), [
@@ -384,7 +394,7 @@ def test_the_format_of_a_checkpoint_is_that_of_most_matrices(formats: list[str],
     ({"a": 0, "b": 2}, "a b", "the vocabulary's ids must be the numbers from 0 to 1"), ({}, "a b", "no vocabulary"),
     ({"a": 0}, None, "no vocabulary with merges"), ([], "a b", "expected a JSON object"),
 ])  # fmt: skip
-def test_words_of_clip(tmp_path: Path, vocab: Any, merges: str | None, problem: str):
+def test_words_of_clip_are_read_from_either_kind_of_file(tmp_path: Path, vocab: Any, merges: str | None, problem: str):
     (tmp_path / "vocab.json").write_text(json.dumps(vocab))
     if merges is not None:
         (tmp_path / "merges.txt").write_text(merges)
@@ -397,17 +407,17 @@ def test_words_of_clip(tmp_path: Path, vocab: Any, merges: str | None, problem: 
     assert words(tmp_path) == {"tokenizer.ggml.tokens": ["y", "x"], "tokenizer.ggml.merges": ["y x"]}
 
 
-@pytest.mark.parametrize(("said", "matrix", "problem"), [
+@pytest.mark.parametrize(("settings", "matrix", "problem"), [
     ({}, (3, 2), ""), ({"bias": True}, (3, 2), "Dense module"), ({"bias": None}, (3, 2), ""),
     ({"activation_function": "torch.nn.modules.activation.Tanh"}, (3, 2), "Dense module"),
     ({"in_features": 3}, (3, 2), "linear.weight is missing"), ({}, None, "linear.weight is missing"),
     ({"out_features": 2}, (3, 2), "linear.weight is missing"),
 ])  # fmt: skip
-def test_matrices_behind_a_pooling(tmp_path: Path, said: dict[str, Any], matrix: Any, problem: str):
+def test_projections_take_plain_dense_modules_only(tmp_path: Path, settings: dict[str, Any], matrix: Any, problem: str):
     usual = {"in_features": 2, "out_features": 3, "bias": False, "activation_function": "torch.nn.Identity"}
     for place in ("2_Dense", "3_Dense"):
         (tmp_path / place).mkdir()
-        (tmp_path / place / "config.json").write_text(json.dumps({**usual, **said}))
+        (tmp_path / place / "config.json").write_text(json.dumps({**usual, **settings}))
         tensors = [("linear.weight", "F32", np.ones(matrix, np.float32))] if matrix else [("x", "F32", np.ones(2))]
         write_safetensors(tmp_path / place / "model.safetensors", tensors)
     kinds = [{"type": "x.Dense", "path": place} for place in ("2_Dense", "3_Dense")]
@@ -425,7 +435,7 @@ def test_matrices_behind_a_pooling(tmp_path: Path, said: dict[str, Any], matrix:
         sentence_transformers.projections(tmp_path, True)
 
 
-def test_numbers_of_protobuf():
+def test_protobuf_numbers_and_fields_are_read_or_refused():
     for number, data in ((0, b"\0"), (127, b"\x7f"), (128, b"\x80\1"), ((1 << 70) - 1, b"\xff" * 9 + b"\x7f")):
         assert varint(data, 0) == (number, len(data)) and varint(b"x" + data + b"y", 1) == (number, len(data) + 1)
     for wrong in (b"", b"\x80", b"\xff" * 10 + b"\1"):
@@ -438,8 +448,8 @@ def test_numbers_of_protobuf():
             [*message(wrong)]
 
 
-def test_who_reads_for_a_model_that_sees():
-    """As transformers takes what text_config does not say; the end of a line belongs to the projector."""
+def test_llava_reads_the_text_model_by_its_kind():
+    """Take what transformers takes where text_config is silent; the end of a line belongs to the projector."""
     for kind, hidden in ({}, 11008), ({"model_type": "mistral"}, 14336):
         family = family_of(config(architectures=["LlavaForConditionalGeneration"], text_config=kind))
         assert family.sees and family.defaults["intermediate_size"] == hidden and family.unread

@@ -84,7 +84,7 @@ LOGITS: dict[str, tuple[dict[str, Any], str, int, list[float]]] = {
 
 
 def write_gguf(path: Path, checkpoint: Checkpoint) -> Path:
-    """The checkpoint as a file, by the gguf package."""
+    """Write the checkpoint as a file, by the gguf package."""
     writer = gguf.GGUFWriter(str(path), checkpoint.metadata["general.architecture"])
     for key, value in checkpoint.metadata.items():
         if key == "general.architecture":
@@ -113,7 +113,7 @@ def write_gguf(path: Path, checkpoint: Checkpoint) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", LOGITS)
-def test_logits_are_those_of_transformers(tmp_path: Path, variant: str):
+def test_logits_equal_those_of_transformers(tmp_path: Path, variant: str):
     config, dtype, files, expected = LOGITS[variant]
     checkpoint = open_folder(write_checkpoint(tmp_path / "model", config, dtype, files))
     path = write_gguf(tmp_path / "model.gguf", checkpoint)
@@ -123,7 +123,7 @@ def test_logits_are_those_of_transformers(tmp_path: Path, variant: str):
     assert checkpoint.warnings == []
 
 
-def test_rows_of_queries_and_keys_are_in_pairs(tmp_path: Path):
+def test_rows_of_queries_and_keys_become_pairs(tmp_path: Path):
     checkpoint = open_folder(write_checkpoint(tmp_path, {"attention_bias": True}, "BF16"))
     weights = make_weights(json.loads((tmp_path / "config.json").read_text(encoding="utf-8")))
     tensors = {tensor.name: tensor for tensor in checkpoint.tensors}
@@ -142,7 +142,7 @@ def test_rows_of_queries_and_keys_are_in_pairs(tmp_path: Path):
         )
 
 
-def test_other_weights_and_metadata_are_as_they_were(tmp_path: Path):
+def test_other_weights_and_metadata_stay_as_they_were(tmp_path: Path):
     checkpoint = open_folder(write_checkpoint(tmp_path / "Tiny-Test-Instruct", dtype="F16"))
     weights = make_weights({**json.loads((Path(checkpoint.path) / "config.json").read_text(encoding="utf-8"))})
     tensors = {tensor.name: tensor for tensor in checkpoint.tensors}
@@ -182,7 +182,7 @@ def test_other_weights_and_metadata_are_as_they_were(tmp_path: Path):
     assert types.dtype == np.int32 and types.tolist() == [3] * 3 + [1] * 265 + [5] * 5
 
 
-def test_the_model_card_tells_license_and_languages(tmp_path: Path):
+def test_the_model_card_supplies_license_and_languages(tmp_path: Path):
     write_checkpoint(tmp_path)
     (tmp_path / "README.md").write_text("---\nlicense: mit\nlanguage:\n- en\n- de\n---\n# Tiny\n", encoding="utf-8")
     metadata = open_folder(tmp_path).metadata
@@ -202,7 +202,7 @@ def test_a_broken_model_card_is_left_out_with_a_warning(tmp_path: Path, card: st
 
 
 def test_json_and_templates_may_begin_with_a_byte_order_mark(tmp_path: Path):
-    """As editors on Windows save them; the template would print it."""
+    """Accept what editors on Windows save; the template would print it."""
     plain = open_folder(write_checkpoint(tmp_path / "Tiny", {"_name_or_path": "somebody/Tiny"})).metadata
     for path in (tmp_path / "Tiny").iterdir():
         if path.suffix in (".json", ".jinja"):
@@ -220,18 +220,18 @@ def test_json_and_templates_may_begin_with_a_byte_order_mark(tmp_path: Path):
         (None, False), ({"name": "x"}, False),
     ],
 )  # fmt: skip
-def test_what_a_model_card_may_say(value: object, expected: bool):
+def test_a_model_card_may_hold_plain_values_only(value: object, expected: bool):
     assert is_plain(value) == expected
 
 
-def test_a_folder_of_the_cache_has_the_models_name(tmp_path: Path):
+def test_a_folder_of_the_cache_gets_the_models_name(tmp_path: Path):
     folder = tmp_path / "models--some-body--Tiny-Test" / "snapshots" / "0123abc"
     folder.mkdir(parents=True)
     assert open_folder(write_checkpoint(folder)).metadata["general.name"] == "Tiny-Test"
 
 
 def with_output(folder: Path, like_embedding: bool, dtype: str = "F32") -> Path:
-    """A checkpoint that ties its output matrix to the embedding and stores one all the same."""
+    """Write a checkpoint that ties its output matrix to the embedding and stores one all the same."""
     folder = write_checkpoint(folder)
     weights = make_weights(CONFIG)
     if like_embedding:
@@ -249,7 +249,7 @@ def test_a_tied_checkpoint_may_store_its_output_matrix(tmp_path: Path, dtype: st
 
 
 def test_a_tied_checkpoint_keeps_an_output_matrix_that_differs(tmp_path: Path):
-    """As transformers 5 does: adapters were merged, or heads trained, and config.json was left as it was."""
+    """Follow transformers 5: adapters were merged, or heads trained, and config.json was left as it was."""
     checkpoint = open_folder(with_output(tmp_path, False))
     output = next(tensor for tensor in checkpoint.tensors if tensor.name == "output.weight")
     np.testing.assert_array_equal(output.rows(0, 5).view(np.float32), make_weights(CONFIG)["lm_head.weight"][:5])
@@ -258,28 +258,28 @@ def test_a_tied_checkpoint_keeps_an_output_matrix_that_differs(tmp_path: Path):
     ]
 
 
-def test_an_output_matrix_that_an_architecture_has_not_is_named():
+def test_an_output_matrix_unknown_to_the_architecture_is_named():
     matrices = [from_array(np.full((3, 2), number, np.float32)) for number in (1, 2)]
     assert not unties_output(*matrices, gguf.MODEL_ARCH.GEMMA2, warnings := list[str](), "lm_head.weight")
     assert "it is left out, because gemma2 has no output matrix" in warnings[0]
 
 
 def renamed(folder: Path, name: Callable[[str], str]) -> Path:
-    """A checkpoint whose tensors have other names."""
+    """Write a checkpoint whose tensors have other names."""
     folder = write_checkpoint(folder)
     write_safetensors(folder / "model.safetensors", [(name(n), "F32", a) for n, a in make_weights(CONFIG).items()])
     return folder
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "base_model.model.", "module._orig_mod."])
-def test_names_as_training_frameworks_wrap_them(tmp_path: Path, prefix: str):
-    """Data parallel training, torch.compile and PEFT put something before all names."""
+def test_names_wrapped_by_training_frameworks_are_unwrapped(tmp_path: Path, prefix: str):
+    """Strip what data parallel training, torch.compile and PEFT put before all names."""
     plain = open_folder(write_checkpoint(tmp_path / "plain")).tensors
     wrapped = open_folder(renamed(tmp_path / "wrapped", lambda name: prefix + name)).tensors
     assert [tensor.name for tensor in wrapped] == [tensor.name for tensor in plain]
 
 
-def test_adapters_that_are_not_merged_are_refused(tmp_path: Path):
+def test_unmerged_adapters_are_refused(tmp_path: Path):
     folder = renamed(tmp_path / "x", lambda n: "base_model.model." + n.replace("q_proj.", "q_proj.lora_A.default."))
     assert "q_proj.lora_A.default.weight): merge them into the model first" in refused(folder)
 
@@ -291,13 +291,12 @@ def test_pointers_of_git_lfs_are_named(tmp_path: Path, name: str):
     assert f"{name}: a Git LFS pointer instead of the file: run `git lfs pull`" in refused(folder)
 
 
-def test_a_config_without_architectures(tmp_path: Path):
+def test_a_config_without_architectures_is_refused(tmp_path: Path):
     edit_json(write_checkpoint(tmp_path) / "config.json", architectures=None)
     assert 'config.json: no "architectures", which names the model class' in refused(tmp_path)
 
 
-def test_a_sliding_window_is_warned_of(tmp_path: Path):
-    """If it leaves something out, and is in use."""
+def test_a_sliding_window_in_use_is_warned_of(tmp_path: Path):
     folder = write_checkpoint(tmp_path, {"sliding_window": 100})
     assert "sliding window of 100" in open_folder(folder).warnings[0]
     context = json.loads((folder / "config.json").read_text())["max_position_embeddings"]
@@ -306,7 +305,7 @@ def test_a_sliding_window_is_warned_of(tmp_path: Path):
         assert len(open_folder(folder).warnings) == warnings
 
 
-def test_a_vocabulary_in_the_making():
+def test_tokens_fill_a_vocabulary_and_refuse_odd_ids():
     tokens = Tokens(6, "llama", "default")
     assert tokens.pieces == [f"[PAD{n}]" for n in range(6)] and tokens.types == [5] * 6
     tokens.put(0, "<unk>", 2)
@@ -331,7 +330,7 @@ def test_a_vocabulary_in_the_making():
     ("<|x|>", 3), ("<|a\nb|>", 3), ("<｜x｜>", 3), ("<unused>", 3), ("<unused12>", 3), ("<pad>", 3), ("<mask>", 3),
     ("<|x", 4), ("x<|x|>", 4), ("<unusedx>", 4), ("<pad>x", 4), ("<s>", 4),
 ])  # fmt: skip
-def test_tokens_that_look_special(text: str, kind: int):
+def test_tokens_that_look_special_become_control_tokens(text: str, kind: int):
     tokens = Tokens(1, "gpt2", "default")
     tokens.add(0, text, special=False)
     assert tokens.types == [kind]
@@ -351,7 +350,7 @@ SPACES = step("Replace", pattern={"String": " "}, content="▁")
     (SPACES | {"pattern": {"Regex": " "}}, False), (step("NFC"), False),
     (step("Sequence", normalizers=[step("NFC")]), False),
 ])  # fmt: skip
-def test_what_may_be_done_to_texts(normalizer: Any, fits: bool):
+def test_unsupported_normalizers_are_refused(normalizer: Any, fits: bool):
     with nullcontext() if fits else pytest.raises(ModelError, match=r"t\.json: normalizer \w+ is not supported"):
         refuse_normalizer(Path("t.json"), {"normalizer": normalizer}, {"Prepend", "Replace"})
 
@@ -362,12 +361,12 @@ def test_what_may_be_done_to_texts(normalizer: Any, fits: bool):
     (None, step("Split", prepend_scheme="always"), False),
     (step("Prepend"), step("Metaspace", prepend_scheme="never"), True),
 ])  # fmt: skip
-def test_whether_a_space_stands_before_texts(normalizer: Any, words: Any, prepends: bool):
+def test_a_space_before_texts_is_read_from_tokenizer_json(normalizer: Any, words: Any, prepends: bool):
     assert prepends_space({"normalizer": normalizer, "pre_tokenizer": words}) is prepends
 
 
-def test_merges_in_groups():
-    """Those of one piece, or of several that are mingled."""
+def test_merges_are_grouped_by_piece():
+    """Group those of one piece, or of several that are mingled."""
     assert merge_pairs({"model": {"merges": ["a b", ["c ", "d"], "e f g"]}}) == [("a", "b"), ("c ", "d"), ("e", "f g")]
     pairs = [("a", "b"), ("ab", "c"), ("d", "e"), ("a", "bc"), ("x", "y")]
     assert [*groups_of_merges(pairs)] == [[("a", "b")], [("ab", "c"), ("d", "e"), ("a", "bc")], [("x", "y")]]
@@ -380,8 +379,8 @@ def settings_of(folder: Path, **files: Any) -> VocabularySettings:
     return VocabularySettings.read(folder)
 
 
-def test_what_files_say_of_special_tokens(tmp_path: Path):
-    """The first that says it, by text; all that do, by number."""
+def test_special_tokens_are_read_from_all_files(tmp_path: Path):
+    """Take the first text, and all numbers."""
     known = settings_of(
         tmp_path, tokenizer_config={"bos_token": {"content": "<s>"}, "eos_token": 5},
         special_tokens_map={"bos_token": "other", "eos_token": {"content": "</s>"}, "pad_token": {}},
@@ -394,7 +393,7 @@ def test_what_files_say_of_special_tokens(tmp_path: Path):
 THE_TEXT, BEGIN, END = {"Sequence": {}}, {"SpecialToken": {"id": "<s>"}}, {"SpecialToken": {"id": "</s>"}}
 
 
-@pytest.mark.parametrize(("processor", "found"), [
+@pytest.mark.parametrize(("processor", "expected"), [
     (None, None), ({"type": "ByteLevel"}, None), (step("Sequence", processors=[]), None),
     (step("TemplateProcessing", single=[THE_TEXT]), {"bos": None, "eos": None}),
     (step("TemplateProcessing", single=[BEGIN, THE_TEXT]), {"bos": "<s>", "eos": None}),
@@ -404,8 +403,8 @@ THE_TEXT, BEGIN, END = {"Sequence": {}}, {"SpecialToken": {"id": "<s>"}}, {"Spec
     (step("BertProcessing", cls=["<s>", 0], sep=["</s>", 2]), {"bos": "<s>", "eos": "</s>"}),
     (step("RobertaProcessing", cls=["<s>", 0], sep=["</s>", 2]), {"bos": "<s>", "eos": "</s>"}),
 ])  # fmt: skip
-def test_what_stands_around_texts_by_tokenizer_json(tmp_path: Path, processor: Any, found: Any):
-    assert settings_of(tmp_path, tokenizer={"post_processor": processor}).template() == found
+def test_the_template_is_read_from_the_post_processor(tmp_path: Path, processor: Any, expected: Any):
+    assert settings_of(tmp_path, tokenizer={"post_processor": processor}).template() == expected
 
 
 IDS = {"tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.eos_token_id": 1}
@@ -414,7 +413,7 @@ IDS = {"tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.eos_token_id": 1}
 AROUND = {"type": "TemplateProcessing", "single": [BEGIN, THE_TEXT]}
 
 
-@pytest.mark.parametrize(("model", "processor", "said", "ids", "expected"), [
+@pytest.mark.parametrize(("model", "processor", "settings", "ids", "expected"), [
     ("gpt2", None, {}, IDS, {"add_bos_token": False}), ("llama", None, {}, IDS, {"add_bos_token": True}),
     ("gemma4", None, {}, IDS, {"add_bos_token": True}), ("bert", None, {}, IDS, {}),
     ("llama", None, {}, {}, {"add_bos_token": False}),
@@ -429,33 +428,34 @@ AROUND = {"type": "TemplateProcessing", "single": [BEGIN, THE_TEXT]}
     ("llama", None, {"add_prefix_space": False}, IDS, {"add_bos_token": True, "add_space_prefix": False}),
     ("llama", None, {"add_prefix_space": 1}, IDS, {"add_bos_token": True}),
 ])  # fmt: skip
-def test_what_is_put_around_texts(tmp_path: Path, model: str, processor: Any, said: Any, ids: Any, expected: Any):
+def test_token_flags_say_which_tokens_enclose_texts(
+    tmp_path: Path, model: str, processor: Any, settings: Any, ids: Any, expected: Any
+):
     tokens = Tokens(2, model, "default")
     tokens.put(0, "<s>", 3)
     tokens.put(1, "</s>", 3)
-    known = settings_of(tmp_path, tokenizer={"post_processor": processor}, tokenizer_config=said)
-    found = token_flags(tokens, known, ids)
-    assert {name.removeprefix("tokenizer.ggml."): value for name, value in found.items()} == expected
+    known = settings_of(tmp_path, tokenizer={"post_processor": processor}, tokenizer_config=settings)
+    flags = token_flags(tokens, known, ids)
+    assert {name.removeprefix("tokenizer.ggml."): value for name, value in flags.items()} == expected
     for adds in (True, False):
         tokens.adds_space = adds
-        told = token_flags(tokens, known, ids).get("tokenizer.ggml.add_space_prefix")
-        assert told == (
-            None if model == "bert" else said["add_prefix_space"] if said.get("add_prefix_space") is False else adds
-        )
+        space = token_flags(tokens, known, ids).get("tokenizer.ggml.add_space_prefix")
+        explicit = False if settings.get("add_prefix_space") is False else adds
+        assert space == (None if model == "bert" else explicit)
 
 
-def test_fields_of_a_sentencepiece_model():
-    """Numbers of several bytes, and fields that nobody reads."""
+def test_a_sentencepiece_model_is_read_past_unknown_fields():
+    """Cover numbers of several bytes, and fields that nobody reads."""
     piece = b"\x0a\x01a\x15\x00\x00\x20\xc0"  # its text, and -2.5; no type: a normal one
     unread = b"\x79" + bytes(8) + b"\x80\x01\x96\x01"  # the fields 15, of eight bytes, and 16, the number 150
     model = b"\x0a" + bytes([len(piece)]) + piece + unread
-    found = read_sentencepiece(model)
-    assert (found.pieces, found.scores, found.types, found.kind) == (["a"], [-2.5], [1], 1)
-    assert (found.normalizes, found.adds_space) == (False, True)
+    read = read_sentencepiece(model)
+    assert (read.pieces, read.scores, read.types, read.kind) == (["a"], [-2.5], [1], 1)
+    assert (read.normalizes, read.adds_space) == (False, True)
     assert [*message(unread)] == [(15, 0), (16, 150)]
     trained = model + b"\x12\x02\x18\x02" + b"\x1a\x05\x12\x01x\x18\x00"
-    found = read_sentencepiece(trained)
-    assert (found.kind, found.normalizes, found.adds_space) == (2, True, False)
+    read = read_sentencepiece(trained)
+    assert (read.kind, read.normalizes, read.adds_space) == (2, True, False)
     for cut in range(1, len(trained)):
         if cut not in (len(model) - len(unread), len(model) - 4, len(model), len(model) + 4):
             with pytest.raises(ValueError):

@@ -26,7 +26,7 @@ def renamed(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "expected"),
     [
         (untied, "there is no tensor for output.weight of the architecture llama; if it is the embedding (lm_head is "
                  "tied), set tie_word_embeddings to true in config.json"),
@@ -37,11 +37,11 @@ def renamed(folder: Path) -> None:
          'rope_theta must be a positive number (found "1e4")'),
     ],
 )  # fmt: skip
-def test_refused(tmp_path: Path, cli, spoil: Callable[[Path], None], said: str):
+def test_an_odd_folder_is_refused_in_one_line(tmp_path: Path, cli, spoil: Callable[[Path], None], expected: str):
     folder = write_checkpoint(tmp_path / "c")
     spoil(folder)
     code, out, err = cli("quantize", folder, tmp_path / "out.gguf", "F16")
-    assert code == 3 and not out and err.endswith(f"{said}\n") and err.count("\n") == 1
+    assert code == 3 and not out and err.endswith(f"{expected}\n") and err.count("\n") == 1
     assert not (tmp_path / "out.gguf").exists()
 
 
@@ -49,11 +49,11 @@ def test_an_adapter_beside_a_model_is_not_merged_in_silence(tmp_path: Path, cli)
     folder = write_checkpoint(tmp_path / "c")
     write_json(folder / "adapter_config.json", {"peft_type": "LORA"})
     code, _, err = cli("quantize", folder, tmp_path / "out.gguf", "F16")
-    said = "adapter_config.json: the adapter in this folder is not merged: only the model is read"
-    assert code == 0 and f"localllm: warning: {said}\n" in err
+    warning = "adapter_config.json: the adapter in this folder is not merged: only the model is read"
+    assert code == 0 and f"localllm: warning: {warning}\n" in err
 
 
-def test_scales_of_a_cache_in_8_bits_are_left_out(tmp_path: Path, cli):
+def test_scales_of_an_8_bit_cache_are_left_out(tmp_path: Path, cli):
     """Leave out scalars that calibrating for vLLM adds to weights that are not quantized."""
     folder, one = write_checkpoint(tmp_path / "c"), np.ones((), np.float32)
     plain = cli("quantize", folder, tmp_path / "plain.gguf", "F16")

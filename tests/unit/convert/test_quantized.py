@@ -1,4 +1,4 @@
-"""Checkpoints with quantized weights: what they are packed from is what comes out.
+"""Checkpoints with quantized weights: converting yields the weights that were packed.
 
 Weights are packed here number by number, by the formats' descriptions, from codes, scales and zero points drawn
 before; the expected weights are computed from those, before anything is packed.
@@ -46,7 +46,7 @@ def stream(numbers: np.ndarray, bits: int) -> np.ndarray:
 
 
 def fp8(codes: np.ndarray) -> np.ndarray:
-    """Numbers of E4M3, by the definition."""
+    """Decode numbers of E4M3, by the definition."""
     sign, exponent, mantissa = codes >> 7, (codes >> 3 & 15).astype(int), codes & 7
     value = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))
     return np.where(sign == 1, -value, value)
@@ -76,7 +76,7 @@ def fp8_rows(rows: int, columns: int) -> Packed:
 
 
 def packed(rows: int, columns: int, bits: int = 4, size: int = 16, zeros: bool = False, order: bool = False) -> Packed:
-    """Compressed-tensors: signed numbers, half their range added; zero points packed along rows."""
+    """Pack as compressed-tensors does: signed numbers, half their range added; zero points packed along rows."""
     middle, groups = 1 << bits - 1, columns // size
     numbers = RANDOM.integers(-middle, middle, (rows, columns))
     scales = half(RANDOM.uniform(0.01, 0.1, (rows, groups)))
@@ -99,7 +99,7 @@ E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
 
 
 def fours(rows: int, columns: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes of two floats of 4 bits, the first in the low half, and their values."""
+    """Draw bytes of two 4-bit floats, the first in the low half, and return their values too."""
     codes = RANDOM.integers(0, 16, (rows, columns), np.uint8)
     values = np.array([*E2M1, *(-value for value in E2M1)])[codes]
     return codes[:, 0::2] | codes[:, 1::2] << 4, values
@@ -129,7 +129,7 @@ def mxfp4(rows: int, columns: int) -> Packed:
 
 
 def awq(rows: int, columns: int) -> Packed:
-    """[inputs, outputs]; place p of a word has output [0, 2, 4, 6, 1, 3, 5, 7][p] of eight."""
+    """Pack [inputs, outputs]; place p of a word has output [0, 2, 4, 6, 1, 3, 5, 7][p] of eight."""
     numbers, zero = RANDOM.integers(0, 16, (columns, rows)), RANDOM.integers(0, 16, (columns // 16, rows))
     scales, order = half(RANDOM.uniform(0.01, 0.1, (columns // 16, rows))), [0, 2, 4, 6, 1, 3, 5, 7]
     spread = [np.repeat(part, 16, axis=0) for part in (zero, scales.astype(np.float32))]
@@ -138,7 +138,7 @@ def awq(rows: int, columns: int) -> Packed:
 
 
 def gptq(rows: int, columns: int, bits: int = 4, order: bool = False, added: int = 1) -> Packed:
-    """[inputs, outputs], packed along inputs; zero points less one."""
+    """Pack [inputs, outputs] along inputs; zero points less one."""
     numbers = RANDOM.integers(0, 1 << bits, (columns, rows))
     zero = RANDOM.integers(1, 1 << bits, (columns // 16, rows))
     scales = half(RANDOM.uniform(0.01, 0.1, (columns // 16, rows)))
@@ -155,9 +155,9 @@ NF4 = np.array([-1.0, -0.6961928, -0.5250731, -0.39491749, -0.28444138, -0.18477
 
 
 def bnb4(rows: int, columns: int, nested: bool = False) -> Packed:
-    """Codes of the flattened matrix, the first in the high half; blocks of 64."""
+    """Pack codes of the flattened matrix, the first in the high half; blocks of 64."""
     codes, blocks = RANDOM.integers(0, 16, rows * columns, np.uint8), -(-rows * columns // 64)
-    said = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [rows, columns]}
+    state_of = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [rows, columns]}
     data = (codes[0::2] << 4 | codes[1::2])[:, None]
     tensors = [("weight", "U8", data), ("weight.quant_map", "F32", NF4)]
     if nested:
@@ -167,13 +167,13 @@ def bnb4(rows: int, columns: int, nested: bool = False) -> Packed:
             RANDOM.uniform(0.1, 1, -(-blocks // 256)).astype(np.float32),
         )
         scales = table[small] * np.repeat(large, 256)[:blocks] + np.float32(0.5)
-        said |= {"nested_blocksize": 256, "nested_offset": 0.5, "nested_dtype": "float32"}
+        state_of |= {"nested_blocksize": 256, "nested_offset": 0.5, "nested_dtype": "float32"}
         tensors += [("weight.absmax", "U8", small), ("weight.nested_absmax", "F32", large),
                     ("weight.nested_quant_map", "F32", table)]  # fmt: skip
     else:
         scales = RANDOM.uniform(0.01, 0.1, blocks).astype(np.float32)
         tensors.append(("weight.absmax", "F32", scales))
-    state = np.frombuffer(json.dumps(said).encode(), np.uint8)
+    state = np.frombuffer(json.dumps(state_of).encode(), np.uint8)
     tensors.append(("weight.quant_state.bitsandbytes__nf4", "U8", state))
     return tensors, (NF4[codes] * np.repeat(scales, 64)[: rows * columns]).reshape(rows, columns)
 
@@ -234,7 +234,7 @@ PLACES = {"self_attn.q_proj": "attn_q", "self_attn.o_proj": "attn_output", "mlp.
 
 
 def expected_rows(name: str, meant: np.ndarray) -> tuple[str, np.ndarray]:
-    """The GGUF name, and the rows in its order: queries rotate pairs there."""
+    """Return the GGUF name, and the rows in its order: queries rotate pairs there."""
     _, _, layer, *part, _ = name.split(".")
     place = PLACES[".".join(part)]
     if place == "attn_q":
@@ -244,7 +244,7 @@ def expected_rows(name: str, meant: np.ndarray) -> tuple[str, np.ndarray]:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("case", CASES)
-def test_weights_are_what_was_packed(tmp_path: Path, case: str):
+def test_opened_weights_equal_the_packed_ones(tmp_path: Path, case: str):
     meant = write_quantized(tmp_path / "model", case)
     tensors = {tensor.name: tensor for tensor in open_folder(tmp_path / "model").tensors}
     for name, weights in meant.items():
@@ -252,13 +252,13 @@ def test_weights_are_what_was_packed(tmp_path: Path, case: str):
         tensor = tensors[place]
         assert tensor.shape == rows.shape and tensor.format.name == "F32"
         for first, last in ((0, len(rows)), (3, 11), (len(rows) - 1, len(rows))):
-            found = as_float32(tensor.rows(first, last), "F32")
-            assert np.allclose(found, rows[first:last], rtol=1e-6, atol=1e-9), place
+            decoded = as_float32(tensor.rows(first, last), "F32")
+            assert np.allclose(decoded, rows[first:last], rtol=1e-6, atol=1e-9), place
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("case", ["fp8-blocks", "awq", "gptq-act-order", "ct-w4a16", "bnb-nf4-nested"])
-def test_from_the_command_line(tmp_path: Path, cli, case: str):
+def test_quantized_checkpoints_convert_and_run_by_command(tmp_path: Path, cli, case: str):
     write_quantized(tmp_path / "model", case)
     code, _, err = cli("quantize", tmp_path / "model", tmp_path / "out.gguf", "Q8_0")
     assert code == 0, err
@@ -267,8 +267,8 @@ def test_from_the_command_line(tmp_path: Path, cli, case: str):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(("case", "format"), [("ct-w4a16", "Q4_0"), ("ct-mxfp4", "MXFP4")])
-def test_codes_stay_where_a_format_says_the_same(tmp_path: Path, cli, monkeypatch, case: str, format: str):
-    """Q4_0 has numbers of 4 bits with a float16 scale for 32, MXFP4 the same blocks: nothing is rounded again."""
+def test_codes_are_kept_where_a_format_has_the_same(tmp_path: Path, cli, monkeypatch, case: str, format: str):
+    """Expect no second rounding: Q4_0 has 4-bit numbers with a float16 scale for 32, MXFP4 the same blocks."""
     if case == "ct-w4a16":
         monkeypatch.setitem(CASES, case, (CASES[case][0], lambda r, c: packed(r, c, size=32)))
     meant = write_quantized(tmp_path / "model", case)
@@ -276,10 +276,10 @@ def test_codes_stay_where_a_format_says_the_same(tmp_path: Path, cli, monkeypatc
     from localllm.files.gguf.file import GGUFFile
     from localllm.kernels.reference import dequantize
 
-    made = GGUFFile.open(tmp_path / "out.gguf").tensors
+    converted = GGUFFile.open(tmp_path / "out.gguf").tensors
     for name, weights in meant.items():
         place, rows = expected_rows(name, weights)
-        assert np.array_equal(dequantize(made[place]), rows.astype(np.float32)), place
+        assert np.array_equal(dequantize(converted[place]), rows.astype(np.float32)), place
 
 
 BROKEN = {
@@ -291,35 +291,35 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_broken_checkpoints(tmp_path: Path, monkeypatch, name: str):
-    case, suffix, said = BROKEN[name]
+def test_a_broken_quantized_checkpoint_is_refused(tmp_path: Path, monkeypatch, name: str):
+    case, suffix, message = BROKEN[name]
     config, make = CASES[case]
 
     def broken(rows: int, columns: int) -> Packed:
         parts, meant = make(rows, columns)
-        if said == "does not fit":
+        if message == "does not fit":
             return [(s, d, v[:1, :1].repeat(9, 0) if s == suffix else v) for s, d, v in parts], meant
         return [part for part in parts if part[0] != suffix], meant
 
     monkeypatch.setitem(CASES, case, (config, broken))
     write_quantized(tmp_path / "model", case)
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         open_folder(tmp_path / "model")
 
 
-@pytest.mark.parametrize(("config", "said"), [
+@pytest.mark.parametrize(("config", "message"), [
     ({"quant_method": "quip"}, r"quantized \(quip\), which is not supported"),
     ({"quant_method": "gptq", "bits": 5}, "GPTQ of 5 bits"),
     ({"quant_method": "awq", "version": "gemv"}, "version gemv"),
 ])  # fmt: skip
-def test_methods_that_are_not_known(tmp_path: Path, config: dict, said: str):
+def test_unknown_quantization_methods_are_refused(tmp_path: Path, config: dict, message: str):
     edit_json(write_checkpoint(tmp_path / "model") / "config.json", quantization_config=config)
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         open_folder(tmp_path / "model")
 
 
-def test_numbers_of_eight_bits():
-    """Largest, smallest and special ones (OCP 8-bit Floating Point Specification 1.0, table 1)."""
+def test_eight_bit_floats_decode_as_specified():
+    """Check the largest, smallest and special ones (OCP 8-bit Floating Point Specification 1.0, table 1)."""
     e4m3, e5m2, e8m0 = (FLOATS_OF_8_BITS[name] for name in ("F8_E4M3", "F8_E5M2", "F8_E8M0"))
     assert (e4m3[0x7E], e4m3[0x01], e4m3[0x38], e4m3[0xB8]) == (448, 2.0**-9, 1, -1) and np.isnan(
         e4m3[[0x7F, 0xFF]]
@@ -329,7 +329,7 @@ def test_numbers_of_eight_bits():
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
-def test_packed_numbers(bits: int):
+def test_packed_numbers_unpack_to_themselves(bits: int):
     numbers = RANDOM.integers(0, 1 << bits, (5, 64))
     assert np.array_equal(unpack_stream(stream(numbers, bits), bits), numbers)
     if 32 % bits == 0:
@@ -337,7 +337,7 @@ def test_packed_numbers(bits: int):
 
 
 def with_8_bits(folder: Path, **config: object) -> Path:
-    """A checkpoint whose projections are FP8 numbers without scales."""
+    """Write a checkpoint whose projections are FP8 numbers without scales."""
     folder = write_checkpoint(folder, config)
     tensors = [("F8_E4M3" if "proj" in name else "F32", name, array) for name, array in make_weights(CONFIG).items()]
     random = np.random.default_rng(1)
@@ -348,8 +348,7 @@ def with_8_bits(folder: Path, **config: object) -> Path:
     return folder
 
 
-def test_weights_that_were_cast_to_8_bits(tmp_path: Path):
-    """Without a quantization method, the numbers are the weights."""
+def test_weights_cast_to_8_bits_are_read_as_numbers(tmp_path: Path):
     tensors = {tensor.name: tensor for tensor in open_folder(with_8_bits(tmp_path)).tensors}
     rows = tensors["blk.0.ffn_up.weight"].rows(0, 96).view(np.float32)
     random = np.random.default_rng(1)

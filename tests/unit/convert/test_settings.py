@@ -1,4 +1,4 @@
-"""What a checkpoint says besides its weights: sampling, settings that nobody knows, values of another kind."""
+"""A checkpoint's settings besides its weights: sampling, settings that nobody knows, values of another kind."""
 
 import json
 from pathlib import Path
@@ -22,22 +22,22 @@ WHOLE = ("top_k", "penalty_last_n", "mirostat")
 
 
 def converted(cli, folder: Path, *words: str) -> tuple[Path, str]:
-    """The file that quantize makes of a folder, and what it says on stderr."""
+    """Convert a folder with quantize; return the file, and the lines on stderr."""
     path = folder.parent / "made.gguf"
     code, _, err = cli("quantize", folder, path, "F32", "--force", *words)
     assert code == 0, err
     return path, err
 
 
-def test_sampling(tmp_path: Path, cli):
-    """All of it, in the types that llama.cpp reads, and as defaults of a run."""
+def test_sampling_advice_is_converted_to_keys_and_defaults(tmp_path: Path, cli):
+    """Write all of it in the types that llama.cpp reads, and use it as defaults of a run."""
     folder = write_checkpoint(tmp_path / "model")
     write_json(folder / "generation_config.json", ADVICE | {"do_sample": True, "eos_token_id": 2, "max_length": 99})
     path, err = converted(cli, folder)
     fields = gguf.GGUFReader(path).fields
-    found = {name.removeprefix("general.sampling."): field for name, field in fields.items() if ".sampling." in name}
-    assert found.keys() == KEYS.keys() and err == ""
-    for name, field in found.items():
+    keys = {name.removeprefix("general.sampling."): field for name, field in fields.items() if ".sampling." in name}
+    assert keys.keys() == KEYS.keys() and err == ""
+    for name, field in keys.items():
         kind = "STRING" if name == "sequence" else "INT32" if name in WHOLE else "FLOAT32"
         assert field.types == [gguf.GGUFValueType[kind]], name
         assert field.contents() == (KEYS[name] if isinstance(KEYS[name], str) else pytest.approx(KEYS[name])), name
@@ -45,15 +45,15 @@ def test_sampling(tmp_path: Path, cli):
     assert facts["sampling"]["temperature"] == 0.6 and facts["sampling"]["top_k"] == 20
 
 
-def test_sampling_by_whole_numbers_and_by_both_names(tmp_path: Path):
+def test_sampling_takes_whole_numbers_and_both_names(tmp_path: Path):
     folder = write_checkpoint(tmp_path / "model")
     write_json(folder / "generation_config.json", {"temperature": 1, "top_k": 40.0, "penalty_repeat": 1.2,
                                                    "repetition_penalty": 1.5, "min_p": None})  # fmt: skip
     metadata = open_folder(folder).metadata
-    found = {key: value for key, value in metadata.items() if ".sampling." in key}
-    assert found == {"general.sampling.temp": np.float32(1), "general.sampling.top_k": np.int32(40),
+    keys = {key: value for key, value in metadata.items() if ".sampling." in key}
+    assert keys == {"general.sampling.temp": np.float32(1), "general.sampling.top_k": np.int32(40),
                      "general.sampling.penalty_repeat": np.float32(1.2)}  # fmt: skip
-    assert type(found["general.sampling.temp"]) is np.float32 and type(found["general.sampling.top_k"]) is np.int32
+    assert type(keys["general.sampling.temp"]) is np.float32 and type(keys["general.sampling.top_k"]) is np.int32
 
 
 @pytest.mark.parametrize(("name", "value", "expected"), [
@@ -61,7 +61,7 @@ def test_sampling_by_whole_numbers_and_by_both_names(tmp_path: Path):
     ("top_p", [1], "a number"),
     ("min_p", True, "a number (found True)"), ("top_k", 1 << 40, "a whole number"), ("temperature", 1e300, "a number"),
 ])  # fmt: skip
-def test_sampling_by_no_number(tmp_path: Path, name: str, value: Any, expected: str):
+def test_sampling_values_that_are_no_numbers_are_left_out(tmp_path: Path, name: str, value: Any, expected: str):
     folder = write_checkpoint(tmp_path / "model")
     write_json(folder / "generation_config.json", {name: value})
     opened = open_folder(folder)
@@ -70,7 +70,7 @@ def test_sampling_by_no_number(tmp_path: Path, name: str, value: Any, expected: 
     assert not [key for key in opened.metadata if ".sampling." in key]
 
 
-@pytest.mark.parametrize(("file", "settings", "named"), [
+@pytest.mark.parametrize(("file", "settings", "unknown"), [
     ("config", {"frobnicate": 3}, ["frobnicate"]),
     ("config", {"attn_logit_softcapping": 50.0, "a": "b"}, ["attn_logit_softcapping", "a"]),
     ("config", {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "odd_share": 0.5}}, ["rope_scaling.odd_share"]),
@@ -83,15 +83,15 @@ def test_sampling_by_no_number(tmp_path: Path, name: str, value: Any, expected: 
     ("tokenizer_config", {"model_max_length": 10**30, "clean_up_tokenization_spaces": True, "padding_side": "left",
                           "tokenizer_class": "X", "legacy": True, "extra_special_tokens": {"a": "b"}}, []),
 ])  # fmt: skip
-def test_settings_that_nobody_knows_are_named(tmp_path: Path, file: str, settings: dict[str, Any], named: list[str]):
+def test_unknown_settings_are_named(tmp_path: Path, file: str, settings: dict[str, Any], unknown: list[str]):
     folder = write_checkpoint(tmp_path / "model")
     path = folder / f"{file}.json"
     write_json(path, (json.loads(path.read_text()) if path.exists() else {}) | settings)
-    expected = [f"{file}.json: {', '.join(named)}: not known here, left out"] if named else []
+    expected = [f"{file}.json: {', '.join(unknown)}: not known here, left out"] if unknown else []
     assert open_folder(folder).warnings == expected
 
 
-def test_a_line_of_many_names_ends(tmp_path: Path):
+def test_a_line_of_many_unknown_names_is_cut_short(tmp_path: Path):
     folder = write_checkpoint(tmp_path / "model", {f"x{number}": 5 for number in range(20)})
     (warning,) = open_folder(folder).warnings
     assert warning == "config.json: x0, x1, x2, x3, x4, x5, x6, x7 and 12 more: not known here, left out"
@@ -99,7 +99,7 @@ def test_a_line_of_many_names_ends(tmp_path: Path):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_what_transformers_writes_is_all_known(tmp_path: Path, variant: str):
+def test_settings_written_by_transformers_are_all_known(tmp_path: Path, variant: str):
     assert not [line for line in open_folder(written(tmp_path, variant)).warnings if "not known here" in line]
 
 
@@ -118,7 +118,7 @@ def test_values_of_another_kind_are_named(tmp_path: Path, file: str, settings: d
     assert expected in open_folder(folder).warnings
 
 
-def test_dynamic_scaling_is_refused_by_name(tmp_path: Path, cli):
+def test_dynamic_scaling_is_refused_or_warned_of_by_name(tmp_path: Path, cli):
     for name in ("rope_scaling", "rope_parameters"):
         folder = write_checkpoint(tmp_path / name, {name: {"rope_type": "dynamic", "factor": 4.0}})
         code, _, err = cli("quantize", folder, tmp_path / "x.gguf", "F32")
@@ -128,7 +128,7 @@ def test_dynamic_scaling_is_refused_by_name(tmp_path: Path, cli):
 
 
 def test_a_small_checkpoint_may_become_a_larger_file(tmp_path: Path, cli):
-    """Most of it is the vocabulary, which is no tensor; a GGUF file is still compared with its own size."""
+    """Most of the file is the vocabulary, which is no tensor; compare a GGUF file with its own size still."""
     folder = write_checkpoint(tmp_path / "model", dtype="F16")
     code, _, err = cli("quantize", folder, tmp_path / "large.gguf", "F32")
     assert (code, err) == (0, "")

@@ -1,4 +1,4 @@
-"""Of a checkpoint's tokenizer, what GGUF has no place for: ends beyond two, ends without a row, composed texts."""
+"""Tokenizers of checkpoints beyond GGUF: more than two ends, ends without a row, composed texts."""
 
 import json
 import unicodedata
@@ -34,20 +34,20 @@ def converted(cli, folder: Path) -> tuple[Path, str]:
 
 @pytest.mark.parametrize("ends", [[2, 60, 61], [2, 60, 61, 62], [2, 60, 61, 62, 63, 64, 65]])
 @pytest.mark.parametrize("file", ["config", "generation_config"])
-def test_all_ends_are_kept(tmp_path: Path, cli, ends: list[int], file: str):
-    """Two have keys of their own; of more, all are listed in Ollama's way."""
+def test_a_converted_file_keeps_all_ends(tmp_path: Path, cli, ends: list[int], file: str):
+    """Give two keys of their own; list more in Ollama's way."""
     folder = write_checkpoint(tmp_path / "model")
     path = folder / f"{file}.json"
     write_json(path, (json.loads(path.read_text()) if path.exists() else {}) | {"eos_token_id": ends})
-    made, err = converted(cli, folder)
-    metadata = GGUFFile.open(made).metadata
+    path_made, err = converted(cli, folder)
+    metadata = GGUFFile.open(path_made).metadata
     assert [metadata[f"tokenizer.ggml.{name}_token_id"] for name in ("eos", "eot", "eom")] == ends[:3] and err == ""
     listed = metadata.get("tokenizer.ggml.eos_token_ids")
     assert (listed is None) if len(ends) == 3 else (listed.tolist() == ends and listed.dtype == np.int32)
-    assert set(ends) <= Tokenizer.from_file(made).end_ids
+    assert set(ends) <= Tokenizer.from_file(path_made).end_ids
 
 
-def test_ends_that_ollama_lists():
+def test_ends_listed_by_ollama_end_answers():
     metadata = open_tiny_metadata() | {"tokenizer.ggml.eos_token_ids": np.array([7, 8, 9000], np.uint32)}
     assert {7, 8} <= read_vocabulary(metadata).end_ids and 9000 not in read_vocabulary(metadata).end_ids
 
@@ -59,7 +59,7 @@ def open_tiny_metadata() -> dict[str, Any]:
 
 
 def without_row(folder: Path) -> Path:
-    """A checkpoint whose end was added behind the rows of its embedding."""
+    """Write a checkpoint whose end was added behind the rows of its embedding."""
     write_checkpoint(folder)
     content = tokenizer()
     content["added_tokens"] = [one for one in content["added_tokens"] if one["content"] != "<|im_end|>"]
@@ -71,8 +71,8 @@ def without_row(folder: Path) -> Path:
     return folder
 
 
-def test_an_end_that_the_embedding_has_no_row_for(tmp_path: Path, cli):
-    """It is named, and as a text it ends an answer, because the template writes it."""
+def test_an_end_without_a_row_is_named_and_ends_as_text(tmp_path: Path, cli):
+    """Name it, and end an answer at its text, because the template writes it."""
     made, err = converted(cli, without_row(tmp_path / "model"))
     assert f"1 token from id {ROWS + 1} on is dropped: the model has {ROWS}; among them <|im_end|>" in err
     with localllm.open(made) as model:
@@ -81,7 +81,7 @@ def test_an_end_that_the_embedding_has_no_row_for(tmp_path: Path, cli):
         assert "<|im_end|>" not in "".join(answer)
 
 
-def test_an_end_that_the_template_does_not_write(tmp_path: Path):
+def test_an_end_without_a_row_ends_outside_the_template_too(tmp_path: Path):
     folder = without_row(tmp_path / "model")
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
     tokens = Tokenizer.from_metadata(opened := open_folder(folder).metadata)
@@ -91,7 +91,7 @@ def test_an_end_that_the_template_does_not_write(tmp_path: Path):
     assert ChatTemplate.of(tokens).stops == ()
 
 
-def test_an_end_by_the_id_of_no_token(tmp_path: Path):
+def test_an_end_with_an_unknown_id_is_left_out(tmp_path: Path):
     folder = write_checkpoint(tmp_path / "model", {"eos_token_id": [2, 5000]})
     assert open_folder(folder).warnings == ["eos_token_id 5000: there is no such token: left out"]
 
@@ -100,8 +100,8 @@ def test_an_end_by_the_id_of_no_token(tmp_path: Path):
 
 
 @pytest.mark.parametrize("normalizer", [{"type": "NFC"}, {"type": "Sequence", "normalizers": [{"type": "NFC"}]}, None])
-def test_decomposed_texts_as_by_the_original(tmp_path: Path, cli, normalizer: Any):
-    """Told by a key, since the name of this pre-tokenizer does not tell it."""
+def test_decomposed_texts_are_composed_as_by_the_original(tmp_path: Path, cli, normalizer: Any):
+    """Tell it by a key, since the name of this pre-tokenizer does not."""
     folder = write_checkpoint(tmp_path / "model")
     content = tokenizer() | {"normalizer": normalizer}
     write_json(folder / "tokenizer.json", content)
@@ -124,13 +124,13 @@ def test_decomposed_texts_as_by_the_original(tmp_path: Path, cli, normalizer: An
     ({"tokenizer.ggml.pre": "gpt-2", "localllm.normalizer": "nfc"}, True),
     ({"tokenizer.ggml.pre": "qwen2", "localllm.normalizer": 7}, True),
 ])  # fmt: skip
-def test_who_composes(metadata: dict[str, Any], expected: bool):
+def test_nfc_is_used_by_key_name_or_architecture(metadata: dict[str, Any], expected: bool):
     assert uses_nfc(metadata) is expected
 
 
 @pytest.mark.parametrize("count", [1, 4096, 200_000])
 def test_composing_takes_linear_time(count: int):
-    """Also of marks in the wrong order, without an end."""
+    """Include marks in the wrong order, without an end."""
     marks = "a" + "\u0301\u0316" * (count // 2)
     assert to_nfc(marks) == (unicodedata.normalize("NFC", marks) if count < 5000 else to_nfc(marks))
     assert len(to_nfc(marks)) <= len(marks) and to_nfc("é" * count) == "é" * count
