@@ -4,7 +4,7 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -135,3 +135,19 @@ def cli(capfdbinary, monkeypatch):
         return end.value.code, out.decode(), complaints(err)
 
     return call
+
+
+@pytest.fixture
+def refused(cli):
+    """Return a function (argv, message) that requires exit code 2, no output, and one line with the message on stderr.
+
+    It returns that line.
+    """
+
+    def require(argv: Iterable[object], message: str = "", stdin: bytes = b"") -> str:
+        code, out, err = cli(*argv, stdin=stdin)
+        assert (code, out, err.count("\n")) == (2, "", 1), err
+        assert err.startswith("localllm: error: ") and message in err, err
+        return err
+
+    return require

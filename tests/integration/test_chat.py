@@ -488,9 +488,8 @@ def test_branches_without_a_session_stay_in_memory(chat: Terminal, home: Path):
     assert "the session kept stays as it is" in chat.say("/clear")
 
 
-def test_a_session_of_chat_needs_a_terminal(cli, tiny: str):
-    code, out, err = cli("chat", tiny, "--session", "x", stdin=b"Hi")
-    assert (code, out) == (2, "") and "sessions need a terminal" in err
+def test_a_session_of_chat_needs_a_terminal(cli, refused, tiny: str):
+    refused(["chat", tiny, "--session", "x"], "sessions need a terminal", stdin=b"Hi")
     assert cli("chat", tiny, "--session", "x", "--continue", stdin=b"Hi")[0] == 2
 
 

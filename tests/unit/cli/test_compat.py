@@ -145,9 +145,8 @@ def test_a_local_file_is_not_pulled(tiny: str, cli):
         ("-j x.json --regex x", "--json-schema and --regex cannot be combined"),
     ],
 )
-def test_errors_suggest_existing_values(tiny: str, cli, words: str, message: str):
-    code, out, err = cli("run", tiny, *PROMPT, *words.split())
-    assert (code, out) == (2, "") and err.startswith(f"localllm: error: {message}"), err
+def test_errors_suggest_existing_values(tiny: str, refused, words: str, message: str):
+    assert refused(["run", tiny, *PROMPT, *words.split()]).startswith(f"localllm: error: {message}")
 
 
 def test_an_empty_schema_is_refused_by_name(tiny: str, cli):
@@ -162,9 +161,8 @@ def test_config_names_the_source_of_the_model(cli, configure):
     assert config.__name__ == "config"
 
 
-def test_chat_suggests_only_commands_it_has(tiny: str, cli):
-    code, out, err = cli("chat", tiny)
-    assert (code, out) == (2, "") and err.endswith("there is no prompt: give one with -p TEXT or through a pipe\n")
+def test_chat_suggests_only_commands_it_has(tiny: str, cli, refused):
+    assert refused(["chat", tiny]).endswith("there is no prompt: give one with -p TEXT or through a pipe\n")
     assert cli("chat", tiny, *PROMPT, *SHORT)[:2] == cli("run", tiny, *PROMPT, *SHORT)[:2]
 
 

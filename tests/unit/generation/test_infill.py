@@ -177,10 +177,9 @@ def test_run_prints_the_middle_only(fim_path: Path, tmp_path: Path, cli):
         (["-sf", "nowhere.txt"], "cannot read the prompt from nowhere.txt"),
     ],
 )
-def test_suffix_refuses_conflicting_options(fim_path: Path, cli, words: list[str], reason: str):
+def test_suffix_refuses_conflicting_options(fim_path: Path, refused, words: list[str], reason: str):
     options = [] if words[0] == "-sf" else ["--suffix", "x"]
-    code, out, err = cli("run", fim_path, "-p", "a", *options, *words)
-    assert (code, out, err.count("\n")) == (2, "", 1) and err.startswith(f"localllm: error: {reason}"), err
+    assert refused(["run", fim_path, "-p", "a", *options, *words]).startswith(f"localllm: error: {reason}")
 
 
 def test_run_refuses_two_suffixes(fim_path: Path, cli):
@@ -188,10 +187,10 @@ def test_run_refuses_two_suffixes(fim_path: Path, cli):
     assert code == 2 and err == "localllm: error: give either --suffix or -sf, not both\n"
 
 
-def test_run_refuses_a_suffix_for_a_model_without_infill(tiny: str, cli):
-    code, out, err = cli("run", tiny, "-p", "a", "--suffix", "b")
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("localllm: error: this model cannot fill in the middle of a text: its vocabulary has no")
+def test_run_refuses_a_suffix_for_a_model_without_infill(tiny: str, refused):
+    assert refused(["run", tiny, "-p", "a", "--suffix", "b"]).startswith(
+        "localllm: error: this model cannot fill in the middle of a text: its vocabulary has no"
+    )
 
 
 def test_an_infill_prompt_may_put_the_suffix_first():

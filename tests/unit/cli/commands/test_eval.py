@@ -96,10 +96,9 @@ def test_a_question_beyond_the_context_counts_as_wrong(tiny: str, tmp_path, cli)
         ('{"prompt": "a", "answer": "b"}', "--redo", "--redo is about the answers in the output file: give -o FILE"),
     ],
 )
-def test_eval_refuses_invalid_questions(tiny: str, tmp_path, lines: str, words: str, message: str, cli):
+def test_eval_refuses_invalid_questions(tiny: str, tmp_path, lines: str, words: str, message: str, refused):
     (tmp_path / "q.jsonl").write_text(lines)
-    code, out, error = cli("eval", tiny, tmp_path / "q.jsonl", *words.split())
-    assert (code, out) == (2, "") and message in error and error.count("\n") == 1
+    refused(["eval", tiny, tmp_path / "q.jsonl", *words.split()], message)
 
 
 def test_eval_needs_a_model_and_questions(tiny: str, cli):

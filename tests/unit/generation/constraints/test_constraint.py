@@ -486,10 +486,10 @@ def test_run_exits_with_7_if_a_constrained_answer_was_cut(tiny: Path, cli):
         (("--regex", "a", "-j", "{}"), "cannot be combined"),
     ],
 )
-def test_run_refuses_unsupported_constraints_before_it_opens_the_model(arguments: tuple[str, ...], reason: str, cli):
-    code, out, err = cli("run", "missing.gguf", "-p", "Hi", *arguments)
-    assert (code, out) == (2, "")
-    assert err.startswith("localllm: error: ") and reason in err and err.count("\n") == 1
+def test_run_refuses_unsupported_constraints_before_it_opens_the_model(
+    arguments: tuple[str, ...], reason: str, refused
+):
+    refused(["run", "missing.gguf", "-p", "Hi", *arguments], reason)
 
 
 # ---- what is ready for the next answer ------------------------------------------------------------------------------

@@ -242,7 +242,7 @@ def test_fit_all_sorts_fitting_models_first(here: Path, order: str, key):
         assert [*map(key, part)] == sorted(map(key, part))
 
 
-def test_fit_all_prints_a_table_and_refuses_conflicting_arguments(here: Path, cli):
+def test_fit_all_prints_a_table_and_refuses_conflicting_arguments(here: Path, cli, refused):
     code, out, err = cli("fit", "--all", "--sort", "speed", "-c", 64)
     lines = out.splitlines()
     assert (code, err) == (0, "") and lines[0].split()[:3] == ["name", "memory", "tokens/s"]
@@ -256,5 +256,4 @@ def test_fit_all_prints_a_table_and_refuses_conflicting_arguments(here: Path, cl
         (("fit", "--all", "--sort", "x"), "--sort must be size, speed, memory, not x"),
         (("fit", "--all", "--kv-type", "q9"), "unknown type of KV cache"),
     ):
-        code, out, err = cli(*words)
-        assert (code, out) == (2, "") and message in err
+        refused(words, message)
