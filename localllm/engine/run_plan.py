@@ -10,7 +10,7 @@ from localllm.engine.image_tokens import passages
 from localllm.engine.runs import BATCH, PRECISE_TOKENS, Runs
 from localllm.engine.sequence import Sequence
 
-REREAD = 16  # at most this many tokens are recomputed together with new ones; more get a run of their own
+REREAD = 16  # at most this many tokens are recomputed together with new ones; more get a separate run
 
 
 class Reading(NamedTuple):
@@ -32,9 +32,10 @@ def plan_runs(
     requests: Ids[tuple[Sequence, Ids[int]]], tokens: Ids[np.ndarray], logits: str, precise: bool,
     kernel_tokens: Ids[int], runs: Runs,
 ) -> Iterable[list[Reading]]:  # fmt: skip
-    """Plan the runs of some requests: the tokens that a sequence's state lacks, usually none, then the new ones.
+    """Plan the runs of some requests.
 
-    A run has at most BATCH tokens. tokens: of each request, int64.  logits, kernel_tokens: see Engine.run.
+    A request's tokens are those that its sequence's state lacks, usually none, then the new ones. A run has at most
+    BATCH tokens. tokens: of each request, int64; logits, kernel_tokens: see Engine.run.
     """
     reread, readings, total, has_images = list[Reading](), list[Reading](), 0, False
     counts = kernel_tokens or [0] * len(tokens)
@@ -62,7 +63,7 @@ def divide_readings(
 ) -> Iterator[list[Reading]]:
     """Yield the readings of each run.
 
-    With 16-bit activations, a few tokens at both ends of a long prompt get runs of their own. reread: tokens that are
+    With 16-bit activations, a few tokens at both ends of a long prompt get separate runs. reread: tokens that are
     recomputed before all others; only_last: whether logits are wanted after the last token only.
     """
     tails = list[Reading]()
@@ -83,7 +84,7 @@ def divide_readings(
 
 
 def exact_tail(ids: np.ndarray, runs: Runs) -> int:
-    """Return how many tokens at the end get a run of their own with 16-bit activations, for exact logits."""
+    """Return the number of tokens at the end that get a separate run with 16-bit activations."""
     if len(ids) == 1:  # a decode step
         return 0
     *_, last = passages(ids)
@@ -91,7 +92,7 @@ def exact_tail(ids: np.ndarray, runs: Runs) -> int:
 
 
 def exact_head(reading: Reading, runs: Runs) -> int:
-    """Return how many tokens at the beginning get a run of their own with 16-bit activations."""
+    """Return the number of tokens at the beginning that get a separate run with 16-bit activations."""
     if reading.begin or reading.kernel_tokens:
         return 0
     first = next(passages(reading.ids))

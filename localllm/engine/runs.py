@@ -61,7 +61,7 @@ class Runs(NamedTuple):
         return position // run * run + run
 
     def exact_tokens(self, count: int) -> int:
-        """Return how many tokens at each end of a prompt get a run of their own.
+        """Return the number of tokens at each end of a prompt that get a separate run.
 
         count: tokens of the whole run.
         """

@@ -54,7 +54,7 @@ class ReadListener(Protocol):
         """Record tokens from this position on, int64, and their hidden states, float32 [tokens, width]."""
 
     def rewind_to(self, place: int) -> None:
-        """Discard what follows this position of the sequence."""
+        """Discard everything after this position of the sequence."""
 
     def close(self) -> None: ...
 
@@ -187,9 +187,7 @@ class Sequence:
         """Update `aligned`: whether tokens [place, end) were prefilled on canonical run boundaries."""
         if place < self.aligned:
             self.aligned = self._last_end(place)
-        is_second = (
-            image is not None or place == self.engine.runs.exact
-        )  # a prompt's first tokens have a run of their own
+        is_second = image is not None or place == self.engine.runs.exact  # a prompt's first tokens have a separate run
         begins = place == self.aligned or (is_second and place == self._pending_aligned)
         if image is not None:
             is_end, is_part = row_of(self.tokens[end - 1]) + 1 == len(image.rows), end - place == BATCH

@@ -1,6 +1,6 @@
-"""Kernels: native functions that compute one step of a forward pass. This docstring defines their vocabulary.
+"""Kernels: native functions that compute one step of a forward pass.
 
-Execution:
+This docstring defines their vocabulary. Execution:
 
 - run: one call of the engine, a forward pass over the tokens of one or more sequences (not to be confused with a "run
   of columns", see Weights)

@@ -160,7 +160,10 @@ def swiglu(gate, up):
 
 @rowwise
 def swiglu_limited(gate, up, sharpness: Number, limit: Number):
-    """Compute gate * sigmoid(sharpness * gate) * (up + 1), gate up to `limit`, up between -limit and limit."""
+    """Compute gate * sigmoid(sharpness * gate) * (up + 1), with limited inputs.
+
+    gate is at most `limit`, up is between -limit and limit.
+    """
     gate = if_finite(smaller(limit, gate), gate)
     return gate * reciprocal(number(1.0) + exp(gate * -sharpness)) * (clamp(up, limit) + number(1.0))
 

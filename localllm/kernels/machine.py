@@ -55,7 +55,10 @@ class Lane:
 
     @property
     def has_vnni(self) -> bool:
-        """Return whether the CPU has dot products of 512-bit vectors of bytes and of 16-bit words (AVX512-VNNI)."""
+        """Return whether the CPU has AVX512-VNNI.
+
+        It has dot products of 512-bit vectors of bytes and of 16-bit words.
+        """
         return {"avx512vnni", "avx512bw"} <= self.features
 
     @property

@@ -1,8 +1,9 @@
-"""The table of kernels: each row has arguments, the modules for CPUs and for GPUs, and the grid on GPUs.
+"""The table of kernels.
 
-A kernel gets the address of an array of int64. A row's arguments have a name for each index of that array: `ADD.x` is
-1, so a kernel reads `argument(a, ADD.x)`, and `in_order("add", values)` builds the array from values by name. A float32
-is passed as its bits. This module does not import Numba.
+Each row has arguments, the modules for CPUs and for GPUs, and the grid on GPUs. A kernel gets the address of an array
+of int64. A row's arguments have a name for each index of that array: `ADD.x` is 1, so a kernel reads `argument(a,
+ADD.x)`, and `in_order("add", values)` builds the array from values by name. A float32 is passed as its bits. This
+module does not import Numba.
 
 Names that have the same meaning in every row:
 

@@ -143,7 +143,7 @@ def renumbered(name: str, new: Mapping[int, int]) -> str | None:
 
 
 def pack_like(old: object, values: Sequence[object]) -> Packed:
-    """Pack an array of numbers in the type of an old one."""
+    """Pack an array of values in the type of an old one."""
     packed = pack_value(old)
     kind = int.from_bytes(packed[4:8], "little")
     if int.from_bytes(packed[:4], "little") == ARRAY and kind in SCALARS:

@@ -42,7 +42,7 @@ def parse_bytes(text: str, option: str) -> int:
 def divide_tensors(sizes: Mapping[str, int], limits: SplitLimits) -> list[list[str]]:
     """Divide tensors, in their order, among files. Raises UsageError for too many files.
 
-    sizes: bytes by name. A tensor larger than the limit gets a file of its own.
+    sizes: bytes by name. A tensor larger than the limit gets a separate file.
     """
     files: list[list[str]] = [[], []] if limits.empty_first else [[]]
     part_bytes = 0

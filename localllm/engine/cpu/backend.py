@@ -102,7 +102,7 @@ class RowProgram:
     """A model's program that processes image rows instead of tokens."""
 
     def __init__(self, operations: RowOperations, places: StepPlaces, options: EngineOptions):
-        """Compile the program over the model's memory, with a header of its own.
+        """Compile the program over the model's memory, with a separate header.
 
         Raises ModelError, LocalllmError.
         """

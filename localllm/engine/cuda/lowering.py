@@ -65,7 +65,7 @@ class CudaTarget:
         return CardWeights.format(weight), CardWeights.row_bytes(weight)
 
     def scratch(self, size: int) -> dict[str, object]:
-        """Return no arguments: kernels have scratch memory of their own."""
+        """Return no arguments, because CUDA kernels allocate their scratch memory themselves."""
         return {"scratch": 0, "scratch_bytes": 0}
 
     def share(self, rows: int, count: np.ndarray) -> tuple[int, np.ndarray | None]:

@@ -175,7 +175,7 @@ class WriteKV(StateOperation):
 
 
 def reach_of(biases: np.ndarray | None) -> int:
-    """Return the largest distance that has a bias of its own; 0 without biases."""
+    """Return the largest distance that has a separate bias, or 0 without biases."""
     return 0 if biases is None else biases.shape[1] // 2
 
 

@@ -105,7 +105,7 @@ def linked_by_llvm(objects: list[bytes]) -> Any:
 class Image:
     """An object file in memory.
 
-    It has, in order, read-only and executable sections, slots, and, on pages of their own, writable sections.
+    It has, in order, read-only and executable sections, slots, and, on separate pages, writable sections.
 
         Attributes:
             addresses: addresses of global symbols, by name.

@@ -1,8 +1,9 @@
-"""CPU kernels: one file per operation. This module finds a kernel by its name, and has the constants of their sizes.
+"""CPU kernels: one file per operation.
 
-All kernels have the signature in signature.py. The folders: matmul/ (products of matrices, routing of experts), amx/
-(products in AMX tiles), attention/, recurrent/, elementwise/ (row-wise operations). Their vocabulary (part, tile, slab,
-plane, ...) is defined in localllm/kernels/__init__.py.
+This module finds a kernel by its name, and has the constants of their sizes. All kernels have the signature in
+signature.py. The folders: matmul/ (products of matrices, routing of experts), amx/ (products in AMX tiles), attention/,
+recurrent/, elementwise/ (row-wise operations). Their vocabulary (part, tile, slab, plane, ...) is defined in
+localllm/kernels/__init__.py.
 """
 
 from math import lcm

@@ -1,4 +1,6 @@
-"""The signature of all CPU kernels: `void kernel(int64 arguments, int64 part, int64 parts, int64 thread)`.
+"""The signature of all CPU kernels.
+
+It is `void kernel(int64 arguments, int64 part, int64 parts, int64 thread)`:
 
 - arguments: address of an int64 array, see localllm.kernels.table
 - part, parts: the index of the share of the step's work, and the number of shares

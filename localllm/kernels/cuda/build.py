@@ -1,8 +1,9 @@
-"""Compilation of the CUDA kernels: Numba compiles to PTX, NVIDIA's linker to machine code. Neither needs a GPU.
+"""Compilation of the CUDA kernels; it does not need a GPU.
 
-Machine code is cached like that of the CPU kernels (localllm.kernels.build.objects), in a folder named by a hash of the
-sources, the compilers' versions and the compute capability. Run as a module, with a compute capability such as 8.0,
-this is a compiling process (localllm.kernels.build.compilers).
+Numba compiles to PTX, and NVIDIA's linker compiles PTX to machine code. Machine code is cached like that of the CPU
+kernels (localllm.kernels.build.objects), in a folder named by a hash of the sources, the compilers' versions and the
+compute capability. Run as a module, with a compute capability such as 8.0, this is a compiling process
+(localllm.kernels.build.compilers).
 """
 
 import hashlib

@@ -1,8 +1,9 @@
-"""Device functions and intrinsics for CUDA kernels: memory by address, dot products of bytes, exchange within a warp.
+"""Device functions and intrinsics for CUDA kernels.
 
-Memory is addressed by int64, and nothing is checked, as on the CPU. Each function exists twice: as instructions for the
-GPU, and as Python for Numba's simulator, where an address is one of the host's and a lane is a greenlet
-(tests/support/simulated.py). A warp of the simulator may be smaller, which makes it faster: kernels use WARP.
+They access memory by address, compute dot products of bytes, and exchange values within a warp. Memory is addressed by
+int64, and nothing is checked, as on the CPU. Each function exists twice: as instructions for the GPU, and as Python for
+Numba's simulator, where an address is one of the host's and a lane is a greenlet (tests/support/simulated.py). A warp
+of the simulator may be smaller, which makes it faster: kernels use WARP.
 """
 
 import ctypes
@@ -183,7 +184,10 @@ else:
                 variable.linkage = "internal"
 
     class DeviceFunction(CUDADispatcher):
-        """A function that kernels call. Unlike Numba's own, it needs no GPU: its code is the same for all GPUs."""
+        """A function that kernels call.
+
+        Unlike Numba's device functions, it needs no GPU: its code is the same for all GPUs.
+        """
 
         def compile_device(self, arguments, return_type=None):
             if arguments not in self.overloads:
@@ -273,7 +277,10 @@ else:
         return types.void(types.int64, *[types.float32] * 4), code
 
     def assembly(text, constraints, result, *kinds, volatile=False):
-        """Return the type and the code of an intrinsic: PTX instructions (`volatile`: neither moved nor removed)."""
+        """Return the type and the code of an intrinsic that consists of PTX instructions.
+
+        volatile: whether they must be neither moved nor removed.
+        """
 
         def code(context, builder, signature, arguments):
             llvm = [context.get_value_type(kind) for kind in kinds]

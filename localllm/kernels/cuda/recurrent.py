@@ -1,4 +1,4 @@
-"""CUDA kernels of recurrent layers: convolutions and the recurrences of Mamba, Mamba 2, delta rule and RWKV.
+"""CUDA kernels of recurrent layers: convolutions, Mamba, Mamba 2, delta rule and RWKV.
 
 States are stored as on the CPU (kernels/cpu/recurrent.py), so that they can be copied between both. Formulas and
 arguments are in localllm/kernels/table.py.

@@ -20,7 +20,7 @@ if SIMULATED:
     from localllm.kernels.cuda.gpu import lane, warp_exchange
 
     def packed(x):
-        """Convert float32 numbers to float16, two in an int32."""
+        """Convert float32 values to float16, two in an int32."""
         with np.errstate(over="ignore"):
             return tuple(np.array(x, np.float32).astype(np.float16).view(np.int32).tolist())
 

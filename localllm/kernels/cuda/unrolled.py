@@ -16,7 +16,7 @@ if SIMULATED:
     def unrolled(count, function, result="float32"):
         """Return a function (*arguments) -> tuple of function(i, *arguments) for each i below `count`.
 
-        If an argument is a tuple of `count` numbers, call i gets its number i; others are passed unchanged. result: the
+        If an argument is a tuple of `count` values, call i gets its element i; others are passed unchanged. result: the
         type of the numbers in the returned tuple.
         """
 

@@ -231,7 +231,10 @@ def eight_signs(code):
 
 @device
 def store_signed(magnitudes, code, scale, signs, out):
-    """Write the weights of row `code` to `out`, times `scale`; weight i is negated if bit i of `signs` is set."""
+    """Write the weights of row `code` to `out`, times `scale`.
+
+    Weight i is negated if bit i of `signs` is set.
+    """
     for i in range(magnitudes.shape[1]):
         sign = 1 - 2 * ((signs >> i) & 1)
         simd.store_f32(out + 4 * i, scale * np.float32(magnitudes[code, i] * sign))

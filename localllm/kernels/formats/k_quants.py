@@ -1,8 +1,8 @@
-"""The k-quants and IQ4_XS: blocks of 256 weights with a small integer scale for every 16 or 32 weights.
+"""The k-quants and IQ4_XS: blocks of 256 weights with small integer scales.
 
-A float16 scale for every 16 weights would cost a bit per weight. A k-quant stores a 4- to 8-bit integer instead, and
-one float16 factor d for all of them. Codes of fewer than 8 bits lie in bit planes: a byte has the codes of weights 32
-or 64 positions apart, so one vector of bytes yields the codes of several runs of 32.
+Each scale is for 16 or 32 weights. A float16 scale for every 16 weights would cost a bit per weight. A k-quant stores a
+4- to 8-bit integer instead, and one float16 factor d for all of them. Codes of fewer than 8 bits are in bit planes: a
+byte has the codes of weights 32 or 64 positions apart, so one vector of bytes yields the codes of several runs of 32.
 """
 
 from localllm.kernels import simd
@@ -215,7 +215,7 @@ def iq4_xs_codes(address):
 def iq4_xs_scales(address):
     """Unpack the eight scales of IQ4_XS, 6 bits each minus 32, times d: f32x8.
 
-    The low 4 bits lie in 4 bytes, the high 2 bits in 2 bytes; both are spread over eight bytes.
+    The low 4 bits are in 4 bytes, the high 2 bits in 2 bytes; both are spread over eight bytes.
     """
     low, high = simd.load_u32(address + IQ4_LOW), simd.load_u16(address + IQ4_HIGH)
     low = (low | low << 16) & 0x0000FFFF0000FFFF

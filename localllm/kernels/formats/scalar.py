@@ -1,9 +1,9 @@
-"""Functions `unpack(block, out)` that decode one block to float32 weights, built from a format's layout.
+"""Functions `unpack(block, out)` that decode one block to float32 weights.
 
-block: address of the bytes; out: address of the weights, written in order. Both are int64 with any alignment; nothing
-is checked. This is the generic path, correct for every format and fast enough for embeddings and for rows that the
-other kernels do not support. The functions use no array, no exception and nothing else of Numba's runtime, so their
-machine code runs without Numba. The `gguf` package computes the same weights, bit for bit.
+They are built from a format's layout. block: address of the bytes; out: address of the weights, written in order. Both
+are int64 with any alignment; nothing is checked. This is the generic path, correct for every format and fast enough for
+embeddings and for rows that the other kernels do not support. The functions use no array, no exception and nothing else
+of Numba's runtime, so their machine code runs without Numba. The `gguf` package computes the same weights, bit for bit.
 """
 
 from collections.abc import Callable

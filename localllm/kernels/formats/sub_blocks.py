@@ -112,7 +112,7 @@ def q3_k_codes(builder, address):
 def q3_k_factors(builder, addresses):
     """Compute the rows' scales, (scale - 32) * d times Q3_TIMES: [row][one f32x16].
 
-    A scale's low 4 bits and high 2 bits lie in different bytes. A dot product with powers of two adds them, which
+    A scale's low 4 bits and high 2 bits are in different bytes. A dot product with powers of two adds them, which
     multiplies the scale by Q3_TIMES.
     """
     order, masks, weights = [], [], []

@@ -58,7 +58,10 @@ def split(builder, words) -> Codes:
 
 
 def nibbles_of(builder, words) -> Codes:
-    """Split words into four vectors of nibbles, as words: low nibbles of even and odd bytes, then high ones."""
+    """Split words into four vectors of nibbles, as words.
+
+    The first two are the low nibbles of even and of odd bytes, the others the high nibbles.
+    """
     low = [masked(builder, moved(builder, words, by), 15) for by in (0, -8)]
     return [*low, masked(builder, moved(builder, words, -4), 15), moved(builder, words, -12)]
 
@@ -69,7 +72,10 @@ def pairs_of_bits(builder, words, run):
 
 
 def q2_k(builder, address, _) -> Iterator[Codes]:
-    """Yield the codes of a group in Q2_K, run by run, times 1, 4, 16 and 64. 32 bytes have the codes of four runs."""
+    """Yield the codes of a group in Q2_K, run by run, times 1, 4, 16 and 64.
+
+    32 bytes have the codes of four runs.
+    """
     for half in (0, 1):
         even = load_words(builder, address, Q2.codes[0].at + 32 * half)
         odd = moved(builder, even, -8)
@@ -184,7 +190,10 @@ def runs_in_pairs(name, run_bytes):
 
 @simd.operation(types.UniTuple(simd.f32x8, 2), types.int64)
 def k_factors(builder, address):
-    """Return the scales and minimums of Q4_K or Q5_K, times their float16 factors: two f32x8, unpacked together."""
+    """Return the scales and minimums of Q4_K or Q5_K, times their float16 factors.
+
+    They are unpacked together, to two f32x8.
+    """
     block = simd.load_value(builder, address, ir.VectorType(simd.I8, 16))
     nothing = ir.Constant(block.type, None)
     first = [*range(4, 8), *range(12, 16), *range(8, 12), *range(12, 16)]

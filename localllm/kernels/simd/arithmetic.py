@@ -1,4 +1,4 @@
-"""Arithmetic on vectors, lane by lane and across lanes; exponential, hyperbolic tangent and other functions."""
+"""Arithmetic on vectors, lane by lane and across lanes, and elementary functions."""
 
 import math
 import operator
@@ -262,9 +262,10 @@ def make_terms(offset):
 
 @operation(f32x16, u8x16, types.int64, f32x16, f32x16)
 def nibbles_f32x16(builder, codes, bit, scale, minimum):
-    """Compute scale * code + minimum, rounded once, for the 4-bit codes that begin at bit `bit` (0 or 4) of each byte.
+    """Compute scale * code + minimum, rounded once, for the 4-bit codes of 16 bytes.
 
-    With AVX-512, all 16 possible results are computed, and codes select among them.
+    bit: the first bit of a code in its byte, 0 or 4. With AVX-512, all 16 possible results are computed, and codes
+    select among them.
     """
     codes = builder.zext(codes, i32x16.llvm)
     codes = builder.lshr(codes, splat_value(builder, i32x16.llvm, builder.trunc(bit, I32)))
@@ -321,7 +322,10 @@ def store_nibbles(builder, address, low, high):
 
 
 def make_butterfly(distance):
-    """Return an intrinsic that replaces two lanes that are `distance` apart by their sum and their difference."""
+    """Return an intrinsic that replaces pairs of lanes by their sums and differences.
+
+    distance: that of the lanes of a pair.
+    """
     lanes = range(16)
     signs = [-1.0 if lane & distance else 1.0 for lane in lanes]
 

@@ -225,7 +225,10 @@ def make_where(masks, value):
 
 
 def make_reflect(masks, total):
-    """Return an intrinsic (codes, bits) that replaces codes[i] by total - codes[i] if bits[i] has a bit of masks[i]."""
+    """Return an intrinsic (codes, bits) that replaces some codes by total - code.
+
+    It replaces codes[i] if bits[i] has a bit of masks[i].
+    """
 
     def reflect(builder, codes, bits):
         zero = ir.Constant(u8x64.llvm, None)
@@ -236,7 +239,10 @@ def make_reflect(masks, total):
 
 
 def make_fields(width):
-    """Return an intrinsic (u8x32) that moves the four lowest fields, of `width` bits, of each word to its bytes."""
+    """Return an intrinsic (u8x32) that moves the fields of each word to its bytes.
+
+    These are the four lowest fields, of `width` bits.
+    """
 
     def fields(builder, value):
         words = ir.VectorType(I32, 8)
@@ -305,10 +311,10 @@ def make_flags(value):
 
 
 def make_transpose(row):
-    """Return an intrinsic (source, stride, target) that transposes 16 rows of 64 bytes, 16 elements or 8 each.
+    """Return an intrinsic (source, stride, target) that transposes 16 rows of 64 bytes.
 
-    The columns at `target` have no gaps. row: LLVM's vector type of a row. Four rounds of pairwise interleaving (the
-    butterfly of a matrix transpose), all in registers.
+    A row has 16 elements, or 8. The columns at `target` have no gaps. row: LLVM's vector type of a row. Four rounds of
+    pairwise interleaving (the butterfly of a matrix transpose), all in registers.
     """
     half = row.count // 2
     low = ir.Constant(ir.VectorType(I32, row.count), [lane // 2 + lane % 2 * row.count for lane in range(row.count)])
@@ -361,7 +367,10 @@ def lookup_bytes(builder, table, codes):
 
 
 def picked_bytes(builder, value, order):
-    """Pick bytes of each 16-byte quarter, with AVX-512; order: 64 indices within quarters, None for a zero byte."""
+    """Select bytes of each 16-byte quarter, with AVX-512.
+
+    order: 64 indices within quarters, None for a zero byte.
+    """
     indices = ir.Constant(u8x64.llvm, [128 if index is None else index for index in order])
     return llvm_call(builder, "llvm.x86.avx512.pshuf.b.512", u8x64.llvm, [value, indices])
 
@@ -375,7 +384,10 @@ def make_lookup(*table):
 
 
 def make_nibble_values(values):
-    """Return an intrinsic (codes, bit) -> f32x16: entries of `values` for the 4-bit codes from bit `bit` on."""
+    """Return an intrinsic (codes, bit) -> f32x16 that looks up `values` by 4-bit codes.
+
+    bit: the first bit of a code in its byte.
+    """
 
     def named(builder, codes, bit):
         codes = builder.lshr(codes, splat_value(builder, u8x16.llvm, builder.trunc(bit, I8)))
@@ -430,9 +442,9 @@ def dots_in_words(builder, accumulator, pairs, largest):
 
 
 def dot_signed_bytes(builder, accumulator, x, y):
-    """Add 4 products of signed bytes to each lane, with half the instructions of `dot_bytes`; y must be above -128.
+    """Add 4 products of signed bytes to each lane.
 
-    |x| is multiplied by y with the sign of x.
+    It takes half the instructions of `dot_bytes`; y must be above -128. |x| is multiplied by y with the sign of x.
     """
     sizes = llvm_call(builder, "llvm.abs.v64i8", u8x64.llvm, [x, ir.IntType(1)(0)])
     y = call_in_parts(builder, widest(SIGN_BYTES), u8x64.llvm, [y, x])
@@ -497,7 +509,10 @@ def multiply_words(builder, x, y):
 
 
 def multiply_pairs(builder, x, y):
-    """Multiply two vectors of 16 signed 16-bit words, and add neighbouring products: 8 sums of 32 bits. For AVX2."""
+    """Multiply two vectors of 16 signed 16-bit words, and add neighbouring products.
+
+    The result has 8 sums of 32 bits. It is for AVX2.
+    """
     return llvm_call(builder, "llvm.x86.avx2.pmadd.wd", ir.VectorType(I32, 8), [x, y])
 
 

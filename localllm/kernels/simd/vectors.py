@@ -1,8 +1,8 @@
-"""Vector types for Numba, helpers that emit LLVM instructions on them, 16-bit floats, and memory by address.
+"""Vector types for Numba, and helpers that emit LLVM instructions on them.
 
-The 16 bits of a float are passed as integers. Most CPUs have instructions for float16; on the others LLVM would call
-functions that do not exist when kernels are loaded, so there are replacements. Loads, stores and prefetches take int64
-addresses of any alignment; nothing is checked.
+They include 16-bit floats, and memory by address. The 16 bits of a float are passed as integers. Most CPUs have
+instructions for float16; on the others LLVM would call functions that do not exist when kernels are loaded, so there
+are replacements. Loads, stores and prefetches take int64 addresses of any alignment; nothing is checked.
 """
 
 import math
@@ -234,7 +234,10 @@ def load_value(builder, address, llvm_type):
 
 
 def make_load(result, llvm_type, convert=lambda builder, value: value):
-    """Return an intrinsic (address) -> `result` that loads an LLVM type and converts it by the emitter `convert`."""
+    """Return an intrinsic (address) -> `result` that loads a value of an LLVM type.
+
+    convert: the emitter that converts the value.
+    """
     return operation(result, types.int64)(
         lambda builder, address: convert(builder, load_value(builder, address, llvm_type))
     )
@@ -327,7 +330,10 @@ store_words_i32x16 = make_narrow_store(
 
 
 def prefetch_line(builder, address, locality=3):
-    """Prefetch the cache line at an address, which may be invalid; locality: 3 for all caches, 2 from the L2 on."""
+    """Prefetch the cache line at an address, which may be invalid.
+
+    locality: 3 for all caches, 2 from the L2 on.
+    """
     pointer = builder.inttoptr(address, I8.as_pointer())
     llvm_call(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, I32(0), I32(locality), I32(1)])
 

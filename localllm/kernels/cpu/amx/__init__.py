@@ -1,4 +1,6 @@
-"""Kernels for CPUs with AMX, which multiplies BF16 matrices in tile registers of 16 rows of 64 bytes (tiles.py).
+"""Kernels for CPUs with AMX, which multiplies BF16 matrices in tile registers (tiles.py).
+
+A tile register has 16 rows of 64 bytes.
 
 - pack.py: unpacks weights to slabs of 32 rows of up to 256 columns, and activations to panels of 16 tokens
 - linear.py: the products of both; attention.py: the products of attention

@@ -1,9 +1,10 @@
-"""The two products of attention for many rows, queries times keys and weights times values, in AMX tiles.
+"""The two products of attention for many rows, in AMX tiles.
 
-cpu/attention/products.py defines the products. All values are in two planes of BF16: scores become exponents, and with
-one plane, scores of 10 would cause an error of a percent in weights. Queries and weights are left operands. Keys and
-values, the right operands, are packed once for all rows of a unit: keys are transposed, values are grouped in pairs of
-tokens. Rows, keys and dimensions are processed 32 at a time; results beyond their ends are not used.
+They are queries times keys, and weights times values; cpu/attention/products.py defines the products. All values are in
+two planes of BF16: scores become exponents, and with one plane, scores of 10 would cause an error of a percent in
+weights. Queries and weights are left operands. Keys and values, the right operands, are packed once for all rows of a
+unit: keys are transposed, values are grouped in pairs of tokens. Rows, keys and dimensions are processed 32 at a time;
+results beyond their ends are not used.
 """
 
 from localllm.kernels import simd

@@ -1,13 +1,13 @@
-"""Attention over the KV cache: softmax(q k^T * scale) v, with the scores of one block of keys in memory at a time.
+"""Attention over the KV cache: softmax(q k^T * scale) v.
 
-A unit of work (plan.py) processes its keys block by block: scores, then the running maximum and sum of each row
-(online softmax, Milakov and Gimelshein 2018), then the values. `merge` combines the sections of split contexts
-(Flash-Decoding). Memory is linear in the length of the context.
+The scores of one block of keys are in memory at a time. A unit of work (plan.py) processes its keys block by block:
+scores, then the running maximum and sum of each row (online softmax, Milakov and Gimelshein 2018), then the values.
+`merge` combines the sections of split contexts (Flash-Decoding). Memory is linear in the length of the context.
 
 Exponentials are powers of 2, for which scores are multiplied by log2(e). A row's sum stays in 16 lanes until the end.
 
-Keys and values lie in pages (cache.py has the bytes of a head). A block of keys is a page, so the result does not
-depend on where the pages are; longer blocks where pages are adjacent were not faster.
+Keys and values are stored in pages (cache.py has the bytes of a head). A block of keys is a page, so the result does
+not depend on where the pages are; longer blocks where pages are adjacent were not faster.
 """
 
 import math

@@ -1,4 +1,7 @@
-"""Kernels of the formulas (localllm.kernels.formulas), on vectors of 16 columns; two kernels that scale rows."""
+"""Kernels of the formulas (localllm.kernels.formulas), on vectors of 16 columns.
+
+Two other kernels scale rows.
+"""
 
 from math import exp, log
 

@@ -1,6 +1,6 @@
-"""Products of matrices on a CPU, y = W x, for one token (decode) to many (prefill); and the routing of experts.
+"""Products of matrices on a CPU, y = W x, and the routing of experts.
 
-Files, for quantized weights:
+The products are for one token (decode) to many (prefill). Files, for quantized weights:
 
 - quantize.py: activations to int8 in two planes; matmul_quantized.py: the kernels, one variant for each range of token
   counts (kernel_variants.py)

@@ -97,7 +97,7 @@ def make_unpack_tile(format):
 
 
 def make_pair(format, words):
-    """Build a function that multiplies 64 columns, two runs of 32, and adds the results to a tile's totals.
+    """Build a function that adds the products of 64 columns, two runs of 32, to a tile's totals.
 
     words: the offsets of the first run's words in x; those of the second are 8 bytes further.
 
@@ -168,7 +168,10 @@ def make_tile(format):
 
 
 def make_fast_slab(format):
-    """Make a function that unpacks a slab and multiplies it with all tokens in the high plane; see make_slab."""
+    """Build a function that unpacks a slab and multiplies it by all tokens in the high plane.
+
+    See make_slab.
+    """
     product = make_tile(format)
 
     @inlined

@@ -1,9 +1,9 @@
-"""Products of one or two rows and one to four tokens in 16-bit words, for CPUs with AVX2 but without VNNI.
+"""Products of one or two rows and one to four tokens in 16-bit words.
 
-On these CPUs a dot product of bytes takes two instructions, each plane of the activations needs its own, and striped
-codes are shuffled first. Instead, each part of the step first combines both planes to 16-bit words, 256 * high + low,
-in the order in which formats/words.py unpacks codes. Decode of a 1.2 B model on a Zen 4 limited to AVX2 reaches 31
-tokens/s in Q4_K and 28 in Q6_K, against 22 and 13 with products of bytes.
+They are for CPUs with AVX2 but without VNNI. On these CPUs a dot product of bytes takes two instructions, each plane of
+the activations needs its own, and striped codes are shuffled first. Instead, each part of the step first combines both
+planes to 16-bit words, 256 * high + low, in the order in which formats/words.py unpacks codes. Decode of a 1.2 B model
+on a Zen 4 limited to AVX2 reaches 31 tokens/s in Q4_K and 28 in Q6_K, against 22 and 13 with products of bytes.
 
 A "unit" is one run of 32 columns, or a pair of runs, see formats/words.py.
 """

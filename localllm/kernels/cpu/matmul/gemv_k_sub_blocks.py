@@ -1,6 +1,7 @@
-"""Products of two rows of Q2_K or Q3_K and one token, with a 4-byte vector lane for each sub-block (AVX512-VNNI).
+"""Products of two rows of Q2_K or Q3_K and one token (AVX512-VNNI).
 
-A sub-block is 16 columns with one scale. Codes can be assigned to the lanes of vectors in two ways:
+A vector has a lane of 4 bytes for each sub-block. A sub-block is 16 columns with one scale. Codes can be assigned to
+the lanes of vectors in two ways:
 
 - striped (gemv_quantized.py): a sub-block has two lanes of two vectors, so its sums have to be shuffled together
 - one lane (this module): a sub-block has one lane of all four vectors, so its sum is in the lane of its scale. Codes

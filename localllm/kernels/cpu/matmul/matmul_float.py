@@ -65,7 +65,7 @@ def make_plain(width, load_one, load_16):
 
 
 def make_blocks(format_name):
-    """Make a function (w, columns, out) that dequantizes a row of a block format to float32."""
+    """Build a function (w, columns, out) that dequantizes a row of a block format to float32."""
     from localllm.kernels.formats.scalar import unpacker
 
     unpack, block, block_bytes = unpacker(format_name), BY_NAME[format_name].block, BY_NAME[format_name].bytes

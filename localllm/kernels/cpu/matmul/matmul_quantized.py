@@ -1,4 +1,6 @@
-"""y = W x for quantized weights and activations in two planes of int8 (quantize.py), in several variants.
+"""y = W x for quantized weights and activations in two planes of int8 (quantize.py).
+
+There are several variants:
 
 - one token, or a few: each row of W is read once, in the file's layout (gemv_quantized.py)
 - more tokens (prefill): a tile of rows is unpacked once, to bytes, and multiplied by all tokens in registers

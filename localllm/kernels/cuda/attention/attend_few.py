@@ -1,11 +1,11 @@
-"""Attention of few tokens, reading the cache directly, in float32. Contexts are split (Flash-Decoding).
+"""Attention of few tokens, reading the cache directly, in float32.
 
-A block of threads computes one token, one section of its context, and a bundle of query heads that share a key-value
-head. Several lanes share a head, 8 values each, so a warp reads several keys at once, which are adjacent in the cache.
-Each such group of lanes processes a different subset of the keys, with a separate maximum and sum (online softmax,
-Milakov and Gimelshein 2018), in registers. The results of the groups of lanes, then those of warps, are merged at the
-end of the section; `merge_few` merges the sections. A token's result depends only on its sequence and the number of
-sections, bit for bit.
+Contexts are split into sections (Flash-Decoding). A block of threads computes one token, one section of its context,
+and a bundle of query heads that share a key-value head. Several lanes share a head, 8 values each, so a warp reads
+several keys at once, which are adjacent in the cache. Each such group of lanes processes a different subset of the
+keys, with a separate maximum and sum (online softmax, Milakov and Gimelshein 2018), in registers. The results of the
+groups of lanes, then those of warps, are merged at the end of the section; `merge_few` merges the sections. A token's
+result depends only on its sequence and the number of sections, bit for bit.
 
 For 4 query heads of 128 dimensions a thread uses 168 registers (compute capability 7.5 to 10.0), so a multiprocessor
 holds 3 blocks of 4 warps. Each of their lanes loads 8 vectors of 16 bytes at once: 48 KiB in flight, where 12 to 16

@@ -1,9 +1,10 @@
-"""Attention of many tokens on tensor cores, with the running maximum and sum of each row (FlashAttention-2).
+"""Attention of many tokens on tensor cores (FlashAttention-2).
 
-The query heads that share a key-value head are rows of one matrix, as on the CPU: row = token * group + head in group.
-A block of threads computes ROWS rows of one sequence, 16 in each warp, a "unit". It processes the keys in tiles of a
-page or half a page, which are copied to shared memory as float16: keys unchanged, values transposed, two keys in a
-word. Scores, weights and results stay in registers; tensor_cores.py defines their assignment to lanes.
+Each row has a running maximum and a running sum. The query heads that share a key-value head are rows of one matrix, as
+on the CPU: row = token * group + head in group. A block of threads computes ROWS rows of one sequence, 16 in each warp,
+a "unit". It processes the keys in tiles of a page or half a page, which are copied to shared memory as float16: keys
+unchanged, values transposed, two keys in a word. Scores, weights and results stay in registers; tensor_cores.py defines
+their assignment to lanes.
 
 Queries are divided by the largest magnitude of their row before they are converted to float16, and scores are
 multiplied by it, so that none is too large. Weights are float16, too; they are summed before that rounding. Keys or

@@ -1,6 +1,7 @@
-"""The storage types of the KV cache. The head of a token is stored byte for byte as in cpu/attention/cache.py.
+"""The storage types of the KV cache.
 
-Each type has two functions; head: the address of a head.
+The head of a token is stored byte for byte as in cpu/attention/cache.py. Each type has two functions; head: the address
+of a head.
 
 - store(head, x, head_dim, warp, warps): stores the float32 values at x. The warps of a block divide a head among them,
 and all lanes of a warp must call it

@@ -1,7 +1,7 @@
-"""Selection of the keys that a token sees, as in cpu/attention/select_keys.py, with a block of threads for each token.
+"""Selection of the keys that a token sees, as in cpu/attention/select_keys.py.
 
-The smallest selected score is found bit by bit, by counting the scores that are at least as large. Of the scores equal
-to it, the last selected one is found by its position in the same way.
+A token has a block of threads. The smallest selected score is found bit by bit, by counting the scores that are at
+least as large. Of the scores equal to it, the last selected one is found by its position in the same way.
 """
 
 from numba import cuda, float32, int64

@@ -1,6 +1,7 @@
-"""Functions and constants of both attention kernels: for few tokens (attend_few.py) and many (attend_many.py).
+"""Functions and constants of both attention kernels.
 
-The online softmax (Milakov and Gimelshein 2018) is applied to scores that a thread has in its registers.
+These are for few tokens (attend_few.py) and for many (attend_many.py). The online softmax (Milakov and Gimelshein 2018)
+is applied to scores that a thread has in its registers.
 """
 
 import math

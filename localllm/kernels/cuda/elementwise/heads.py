@@ -1,4 +1,7 @@
-"""Operations on equal sections of a row, which are heads or parallel residual streams: gates, sums, weighted sums."""
+"""Operations on equal sections of a row: gates, sums, weighted sums.
+
+The sections are heads or parallel residual streams.
+"""
 
 from numba import cuda, float32
 

@@ -56,7 +56,10 @@ def layer_norm(count, x, weight, bias, y, stride, columns, group, epsilon):
 
 
 def add_rms_norm(count, x, z, weight, total, y, stride, columns, epsilon):
-    """Write total = x + z, and the RMS norm of total to y: the residual stream, and the input of the next sublayer."""
+    """Write total = x + z, and the RMS norm of total to y.
+
+    total is the residual stream, y the input of the next sublayer.
+    """
     row, at = cuda.blockIdx.x, cuda.blockIdx.x * stride
     if row >= gpu.load_i64(count):
         return
@@ -157,7 +160,10 @@ TURNS = 0.5 / math.pi  # turns per radian
 
 
 def angles(count, positions, before, frequencies, pairs, table, factor):
-    """Compute angles in turns, in float64, and drop whole turns: after a million turns 20 bits of 53 are lost."""
+    """Write the cosines and sines of each token's angles to the table, times `factor`.
+
+    Angles are computed in turns, in float64, and whole turns are dropped: after a million turns 20 bits of 53 are lost.
+    """
     row = cuda.blockIdx.x
     if row >= gpu.load_i64(count):
         return

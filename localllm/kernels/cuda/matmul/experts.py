@@ -1,7 +1,8 @@
-"""Mixtures of experts, in parallel: routing as in cpu/matmul/experts.py, and copies of rows between both orders.
+"""Mixtures of experts: routing as in cpu/matmul/experts.py, and copies of rows in both orders.
 
-`route` has a warp for each token. `plan_experts` is a single block, each of whose threads searches the pairs (token,
-one of its experts) of one expert, in the order of the tokens. So an expert's rows are the same each time.
+The orders are those of tokens and of experts. `route` has a warp for each token. `plan_experts` is a single block, each
+of whose threads searches the pairs (token, one of its experts) of one expert, in the order of the tokens. So an
+expert's rows are the same each time.
 """
 
 import math

@@ -1,8 +1,9 @@
-"""The layout of quantized weights on a GPU: each row of a matrix as planes, one for each field of its blocks.
+"""The layout of quantized weights on a GPU.
 
-A thread reads a unit: 32 weights in every format. From each plane it loads its unit's bytes, 16 or 8 bytes of codes at
-once, and neighbouring threads load neighbouring bytes. The planes of a row follow each other, wide fields first, so all
-are aligned; rows are padded to 16 bytes. Nothing is widened: a row takes as many bytes as in the file.
+Each row of a matrix consists of planes, one for each field of its blocks. A thread reads a unit: 32 weights in every
+format. From each plane it loads its unit's bytes, 16 or 8 bytes of codes at once, and neighbouring threads load
+neighbouring bytes. The planes of a row follow each other, wide fields first, so all are aligned; rows are padded to 16
+bytes. Nothing is widened: a row takes as many bytes as in the file.
 
 Codes are divided into planes by bits, in 32-bit words for dot products of four bytes. Word w of a unit, 0 to 7, has the
 weights 4 w to 4 w + 3, one in each byte. The planes of a unit:

@@ -1,4 +1,4 @@
-"""Load units, 32 weights in planes (planes.py): their codes and scales, for products and for unpacking.
+"""Load units of 32 weights from planes (planes.py), for products and for unpacking.
 
 Each format has a function (row, units, unit) -> (codes, scales, minimums); row: address of a row of `units` units;
 unit: index of the unit. Codes are 8 words of 4 signed bytes, in order. There are two scales and two minimums, for the

@@ -1,4 +1,4 @@
-"""Convert weights: blocks of the file to planes, planes to float16, and rows of the embedding matrix to float32.
+"""Convert weights: blocks to planes, planes to float16, and embedding rows to float32.
 
 Blocks in the file's layout (localllm.quant.formats), copied to the GPU, become planes (planes.py), with a thread for
 every 32 weights. For products with many tokens, planes are unpacked to float16: four threads read the same unit, and
