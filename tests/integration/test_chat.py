@@ -387,86 +387,140 @@ def test_the_external_editor_writes_and_edits_a_question(chat: Terminal):
 # ---- commands -------------------------------------------------------------------------------------------------------
 
 
-def test_commands_change_options_and_show_the_conversation(talk, tmp_path: Path, tiny: str):
-    (tmp_path / "notes über.txt").write_text("what is in it")
-    chat = talk("-n", "600", "--temp", "0", columns=120)
-    chat.prompt()
-    chat.say("one")
+def test_set_changes_options_and_refuses_invalid_ones(chat: Terminal):
     assert "temperature = 0.5" in chat.say("/set temp 0.5")
     assert "top_p must be above 0" in chat.say("/set top_p 7")
     assert "there is no option 'colour'" in chat.say("/set colour 7")
     assert "seed must be a whole number" in chat.say("/set seed x")
     assert "/set OPTION VALUE" in chat.say("/set")
+    chat.say("/set temp default")
+
+
+def test_stats_are_shown_after_an_answer_when_on(chat: Terminal):
     assert "statistics are on" in chat.say("/stats")
     assert re.search(r"tokens said · .* tokens/s · context \d+ of 4096", chat.say("two"))
     assert "/stats on|off" in chat.say("/stats perhaps")
     assert "statistics are off" in chat.say("/stats off")
+
+
+def test_retry_and_undo_apply_to_the_last_question(chat: Terminal):
+    chat.say("one")
+    chat.say("two")
     assert "\nTWO\n" in chat.say("/retry")
     assert "removed: two" in chat.say("/undo")
+
+
+def test_read_sends_a_file_with_the_next_question(chat: Terminal, tmp_path: Path):
+    (tmp_path / "notes über.txt").write_text("what is in it")
     assert "13 characters of notes über.txt" in chat.say(f"/read {tmp_path}/not\t")
     assert "13 characters for the next question" in chat.say("/show")
     assert "THREE\n\nWHAT IS IN IT\n" in chat.say("three")
     assert "cannot read" in chat.say(f"/read {tmp_path}/nothing")
+
+
+def test_continue_resumes_an_answer_cut_by_max_tokens(chat: Terminal):
     chat.say("/set max_tokens 5")
-    assert "\nABCDE\nlocalllm: the answer reached 5 tokens, the limit of -n; /continue resumes it\n" in chat.say(
-        "abcdefghij"
-    )
+    cut = "localllm: the answer reached 5 tokens, the limit of -n; /continue resumes it"
+    assert f"\nABCDE\n{cut}\n" in chat.say("abcdefghij")
     assert "\nFGHIJ\nlocalllm: the answer reached" in chat.say("/continue")
+    chat.say("/set max_tokens default")
+
+
+def test_show_lists_model_system_message_and_options(talk):
+    chat = talk("--temp", "0.5", columns=120)
+    chat.prompt()
+    chat.say("/set max_tokens 5")
     assert "system message is set" in chat.say("/system Be brief.")
     shown = chat.say("/show")
     for words in ("Tiny Test · F32", "Be brief.", "max_tokens = 5, temperature = 0.5", "context   "):
         assert words in shown
-    chat.say("/set max_tokens default")
-    assert "there is no /nonsense" in chat.say("/nonsense")
     assert "a new conversation" in chat.say("/clear")
     assert "0 of 4096 tokens, in 1 message" in chat.say("/show")
+    assert "no longer" not in chat.say("/system")
+
+
+def test_unknown_commands_are_refused_and_an_indented_slash_is_text(chat: Terminal):
+    assert "there is no /nonsense" in chat.say("/nonsense")
     assert "\n /FOUR\n" in chat.say(" /four")
+
+
+def test_model_switches_the_model_and_keeps_the_conversation(talk, tiny: str):
+    chat = talk("--temp", "0", columns=120)
+    chat.prompt()
+    chat.say("four")
     assert "Tiny Test" in chat.say(f"/model {tiny}")
     assert "error" in chat.say("/model nothing.gguf")
     assert "\nFIVE\n" in chat.say("five")
-    assert "in 5 messages" in chat.say("/show"), "the conversation goes on with the other model"
-    assert "no longer" not in chat.say("/system")
+    assert "in 4 messages" in chat.say("/show")
     chat.type("quit\r")
     assert chat.end() == 0
 
 
-@pytest.mark.sampled
-@pytest.mark.slow
-def test_a_session_is_saved_continued_and_locked(talk, tmp_path: Path, cli, monkeypatch):
+@pytest.fixture
+def trip(talk, tmp_path: Path, monkeypatch) -> Terminal:
+    """Return a chat with the session trip, which has one turn and a branch `other` with another turn."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     chat = talk("--session", "trip", "-sys", "Be brief.", "--temp", "0")
     chat.prompt()
     chat.say("one")
+    assert "new branch other" in chat.say("/branch other")
+    chat.say("three")
+    return chat
+
+
+@pytest.mark.sampled
+@pytest.mark.slow
+def test_turns_are_saved_in_the_session_and_its_branches(trip: Terminal, tmp_path: Path):
     saved = session_of(tmp_path, "trip")
     assert saved[0]["model"]["name"] == "Tiny Test" and saved[0]["settings"] == {"temperature": 0.0}
     assert contents(saved) == ["Be brief.", "one", "ONE"]
-    chat.say("two")
-    chat.say("/undo")
+    assert "  trip" in (listed := trip.say("/branch")) and "* other" in listed
+    assert "back in the branch trip" in trip.say("/branch trip")
+    trip.say("two")
+    trip.say("/undo")
     assert contents(session_of(tmp_path, "trip")) == ["Be brief.", "one", "ONE"]
-    assert "new branch other" in chat.say("/branch other")
-    chat.say("three")
-    assert "  trip" in (listed := chat.say("/branch")) and "* other" in listed
-    assert "back in the branch trip" in chat.say("/branch trip")
-    chat.say("four")
+    trip.say("four")
     assert contents(session_of(tmp_path, "trip"))[-2:] == ["four", "FOUR"]
     assert contents(session_of(tmp_path, "other")) == ["Be brief.", "one", "ONE", "three", "THREE"]
+
+
+@pytest.mark.sampled
+@pytest.mark.slow
+def test_a_session_is_locked_and_its_commands_refuse_other_names(trip: Terminal, talk):
+    trip.say("/branch trip")
     second = talk("--session", "trip")
     assert "error: the session 'trip' is open in another chat" in second.expect("chat\r\n")
     assert second.end() == 2
-    assert "is open in another chat" not in chat.say("/load trip")
-    assert "Tiny Test" in chat.say("/sessions")
-    assert "the session 'other' already exists" in chat.say("/save other")
-    assert "not a valid session name" in chat.say("/save ../evil")
-    assert "there is no session 'none'" in chat.say("/load none")
-    assert "session   other · 5 messages" in chat.say("/load oth\t")
-    chat.signal(signal.SIGKILL)
-    assert chat.end() == -signal.SIGKILL
+    assert "is open in another chat" not in trip.say("/load trip")
+    assert "Tiny Test" in trip.say("/sessions")
+    assert "the session 'other' already exists" in trip.say("/save other")
+    assert "not a valid session name" in trip.say("/save ../evil")
+    assert "there is no session 'none'" in trip.say("/load none")
+
+
+@pytest.mark.sampled
+@pytest.mark.slow
+def test_continue_resumes_the_session_used_last_by_a_killed_chat(trip: Terminal, tmp_path: Path):
+    trip.say("/branch trip")
+    trip.say("four")
+    assert "session   other · 5 messages" in trip.say("/load oth\t")
+    trip.signal(signal.SIGKILL)
+    assert trip.end() == -signal.SIGKILL
     again = Terminal("chat", "--continue", program=TALKER, XDG_DATA_HOME=str(tmp_path / "data"))  # its model
     assert "Tiny Test" in (begun := again.prompt()) and "session other · 5 messages" in begun
     assert "removed: three" in again.say("/undo"), "the latest that was used, not written"
     assert "temperature = 0.0" in again.say("/show"), "a session's options hold again"
     again.type("/exit\r")
     assert again.end() == 0
+
+
+@pytest.mark.sampled
+@pytest.mark.slow
+def test_sessions_are_listed_shown_and_removed_by_the_command(trip: Terminal, cli):
+    trip.say("/branch trip")
+    trip.say("four")
+    trip.type("/exit\r")
+    assert trip.end() == 0
     code, out, _ = cli("sessions")
     assert code == 0 and re.search(r"^trip +\d{4}-\d\d-\d\d \d\d:\d\d +5  one +Tiny Test$", out, re.MULTILINE)
     code, out, _ = cli("sessions", "show", "trip")

@@ -479,8 +479,8 @@ def test_the_history_is_private_and_bounded(tmp_path: Path, monkeypatch):
     assert 4 <= len(texts) <= 9 and os.stat(kept.path).st_size <= 100
     assert (os.stat(kept.path).st_mode & 0o777, os.stat(kept.path.parent).st_mode & 0o777) == (0o600, 0o700)
     with open(kept.path, "ab") as file:
-        file.write(b'{}\n3\n"torn')
-    assert next(iter(kept.load_history_strings())) == texts[0], "what is no text is left out"
+        file.write(b'\xff torn\n{"no": "text"}\n3\n"last"\n"torn')
+    assert [*kept.load_history_strings()][:2] == ["last", texts[0]], "what is no text is left out"
 
 
 @pytest.mark.parametrize(

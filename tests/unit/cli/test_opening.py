@@ -137,7 +137,7 @@ def test_an_interrupted_pull_keeps_its_download(pulled: Any, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize(("seconds", "text"), [
-    (0.4, "0:00"), (59.6, "1:00"), (61, "1:01"), (3599, "59:59"), (3600, "1:00:00"), (7325, "2:02:05"),
+    (0.4, "0:00"), (59.6, "1:00"), (61, "1:01"), (3599.4, "59:59"), (3600, "1:00:00"), (7325, "2:02:05"),
     (1e9, "99:59:59"),
 ])  # fmt: skip
 def test_durations_are_printed_in_minutes_or_hours(seconds: float, text: str):

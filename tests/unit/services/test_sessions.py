@@ -22,7 +22,7 @@ from wcwidth import wcswidth
 from localllm.cli.interactive import settings as chat_options
 from localllm.cli.interactive.slash_commands import COMMANDS
 from localllm.cli.terminal import line_editor
-from localllm.cli.terminal.line_editor import LineEditor, is_open, without_quotes
+from localllm.cli.terminal.line_editor import LineEditor
 from localllm.cli.terminal.stream_renderer import Wrapper, blocks, clusters
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.gguf.file import Tensor
@@ -448,33 +448,11 @@ VECTOR = Tensor("z", BY_NAME["F32"], (4,), np.zeros(16, np.uint8))
 # ---- what was typed -------------------------------------------------------------------------------------------------
 
 
-def test_the_history_is_private_and_bounded(monkeypatch):
-    monkeypatch.setattr(line_editor, "MOST_BYTES", 1000)
-    kept = line_editor.FileHistory()
-    for number in range(200):
-        kept.store_string(f"line {number}\nwith a break")
-    kept.store_string("x" * (line_editor.MOST_TEXT + 1))
-    texts = list(line_editor.FileHistory().load_history_strings())
-    assert texts[0] == "line 199\nwith a break" and 10 < len(texts) < 40
-    assert kept.path.stat().st_size <= 1000 and (os.name != "posix" or kept.path.stat().st_mode & 0o777 == 0o600)
-    with kept.path.open("ab") as file:
-        file.write(b'\xff torn\n{"no": "text"}\n"last"\n')
-    assert list(kept.load_history_strings())[:2] == ["last", "line 199\nwith a break"]
-
-
 def test_an_unwritable_history_is_ignored(monkeypatch, tmp_path: Path):
     (tmp_path / "file").write_text("")
     kept = line_editor.FileHistory(tmp_path / "file" / "history")
     kept.append_string("text")
     assert kept.get_strings() == ["text"]
-
-
-def test_triple_quotes_enclose_a_message():
-    assert [is_open(text) for text in ('"""', '"""a\nb', '"""a"""', '"""\n"""', '""', 'a """', '""""""')] == [
-        True, True, False, False, False, False, False,
-    ]  # fmt: skip
-    assert without_quotes('"""\na\n b\n"""') == "a\n b"
-    assert without_quotes('say """x"""') == 'say """x"""'
 
 
 def test_set_changes_options_by_name():

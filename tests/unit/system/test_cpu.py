@@ -17,15 +17,12 @@ def record(kind: int, *masks: tuple[int, int], relation: int = cpu.CORES) -> byt
     return struct.pack("<IIBB20xH", relation, size, 1, kind, len(masks)) + groups
 
 
-def test_cores_of_windows_are_counted():
-    """Count two fast cores of two processors each and two slow ones; skip records of other types."""
+def test_records_of_windows_cores_are_read():
+    """Read two fast cores of two processors each and two slow ones; skip records of other types."""
     content = record(1, (0b11, 0)) + record(9, (0b11, 0), relation=3) + record(1, (0b1100, 0)) + record(0, (0b10000,
     0)) + record(
         0, (0b100000, 0))  # fmt: skip
     assert [*cpu.core_records(content)] == [(1, [0b11]), (1, [0b1100]), (0, [0b10000]), (0, [0b100000])]
-    assert cpu.count_cores(content, 0b111111) == 4 and cpu.count_cores(content, 0) == 4  # 0: several groups
-    assert cpu.count_cores(content, 0b000011) == 1 and cpu.count_cores(content, 0b110000) == 2
-    assert cpu.count_cores(content, 0b010100) == 2 and cpu.count_cores(b"", 1) == 0
     other = record(1, (1, 1), (2, 0))
     assert [*cpu.core_records(other)] == [(1, [2])]  # of another group nobody can say it in one number
 

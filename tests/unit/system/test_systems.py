@@ -120,7 +120,9 @@ HYBRID = core(1, (0b11, 0)) + CACHE + core(1, (0b1100, 0)) + core(0, (0b10000, 0
     ("content", "affinity", "cores"),
     [
         (HYBRID, 0b111111, 4),
+        (HYBRID, 0b000011, 1),
         (HYBRID, 0b110000, 2),
+        (HYBRID, 0b010100, 2),
         (HYBRID, 0b010001, 2),
         (HYBRID, 0, 4),  # of several groups: all are allowed
         (core(0, (1, 0)) + core(0, (1, 1)), 0, 2),

@@ -244,6 +244,8 @@ def test_ctrl_c_and_ctrl_d_leave_the_editor(type_in):
         (' """a', True, ' """a'), ('"""a"', True, '"""a"'), ('"""a"""', False, "a"),
         (' """\n a \n\n""" ', False, " a "),
         ('""""""', False, ""), ('"""""', True, '"""""'), ('"""a"""b', True, '"""a"""b'), ('""a""', False, '""a""'),
+        ('"""a\nb', True, '"""a\nb'), ('"""\na\n b\n"""', False, "a\n b"), ('say """x"""', False, 'say """x"""'),
+        ('"""\n"""', False, ""), ('""', False, '""'), ('a """', False, 'a """'),
     ],
 )  # fmt: skip
 def test_text_between_triple_quotes_is_one_message(text: str, is_open: bool, inner: str):

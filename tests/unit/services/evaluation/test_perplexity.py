@@ -17,7 +17,6 @@ from tiny_model import damage, exact, write_tiny_model
 from localllm import api
 from localllm.arch.rope_scaling import RopeScaling
 from localllm.cli import main
-from localllm.cli.terminal.render import duration
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files import logits_file
 from localllm.files.gguf.file import GGUFFile
@@ -157,13 +156,6 @@ def test_tokens_missing_from_a_base_do_not_count():
     logits, work = np.zeros(500, np.float32), np.empty(500, np.float32)
     assert divergence(np.full(500, -16, np.float32), logits, 2.0, work) == 0
     assert divergence(np.full(500, -15.99, np.float32), logits, 2.0, work) < -5e-4
-
-
-def test_the_rms_change_of_probabilities_has_an_error():
-    """Give exactly 0 for no change."""
-    value, error = Comparison(change=np.array([0.1, -0.3])).rms_change
-    assert (value, error) == (pytest.approx(0.05**0.5), pytest.approx(0.04 / (2 * 0.05**0.5)))
-    assert Comparison(change=np.zeros(3)).rms_change == (0.0, 0.0)
 
 
 def test_a_comparison_reports_all_its_figures():
@@ -470,11 +462,6 @@ def test_ctrl_c_prints_the_result_so_far(cli, monkeypatch, tiny, text, tmp_path)
     code, out, err = cli(tiny, text, "-c", SIZE)
     assert (code, err) == (130, "")
     assert re.fullmatch(r"PPL = .* \(1 chunk of 40 tokens\)\n", out)
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0.2, "0 s"), (59.4, "59 s"), (61, "1 min 1 s"), (7322, "2 h 2 min")])
-def test_durations_are_printed_in_units(seconds, text):
-    assert duration(seconds) == text
 
 
 @pytest.mark.parametrize("name", ["perplexity", "bench"])
