@@ -1,8 +1,10 @@
 """The architectures, one module each; general.architecture in a GGUF file names the module to use."""
 
+from functools import partial
 from importlib import import_module
-from typing import cast
+from typing import Any
 
+from localllm.arch.decoder import decoder
 from localllm.arch.family import Family
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.metadata import Fields, require_general, require_kinds
@@ -66,10 +68,18 @@ def architecture(file: GGUFFile) -> tuple[Family, Hyperparameters]:
     fields = Fields.of(file)
     require_kinds(fields)
     require_agreement(fields, file.tensors)
-    family = cast(Family, import_module(f"localllm.arch.families.{ARCHITECTURES[fields.arch]}"))
+    family = load_family(fields.arch)
     fields.asked.clear()  # forget the names that the checks read
     hyperparameters = family.read(fields)
     require_supported_values(fields)
     if file.tensors:
         note_missing_dense(fields, file.tensors)
     return family, hyperparameters
+
+
+def load_family(architecture: str) -> Family:
+    """Import the module of a supported architecture; without a `forward` of its own, it is a decoder of its `block`."""
+    family: Any = import_module(f"localllm.arch.families.{ARCHITECTURES[architecture]}")
+    if not hasattr(family, "forward"):
+        family.forward = partial(decoder, block=family.block)
+    return family

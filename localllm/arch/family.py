@@ -20,7 +20,8 @@ __all__ = [
 class Family(Protocol):
     """A module of arch/families/.
 
-    Most have a function `block` that applies one layer, for localllm.arch.decoder.
+    Most have a function `block` that applies one layer, for localllm.arch.decoder; `forward` may then be missing, if
+    nothing but such layers stands between the embeddings and the final norm.
     """
 
     def read(self, fields: Fields, /) -> Hyperparameters:

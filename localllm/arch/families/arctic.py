@@ -4,7 +4,6 @@ Unlike llama: experts, with a norm of their own, read the layer's input, beside 
 """
 
 from localllm.arch.attention import Transformer, attend, qkv
-from localllm.arch.decoder import decoder
 from localllm.arch.families.llama import read as read_llama
 from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
 from localllm.arch.feed_forward import feed_forward_or_experts, gated_feed_forward
@@ -13,10 +12,6 @@ from localllm.arch.feed_forward import feed_forward_or_experts, gated_feed_forwa
 def read(fields: Fields) -> Transformer:
     fields.count("expert_count")  # raises if it is 0
     return read_llama(fields)
-
-
-def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:

@@ -5,7 +5,6 @@ layers decides.
 """
 
 from localllm.arch.attention import Transformer, attend, qkv
-from localllm.arch.decoder import decoder
 from localllm.arch.families.mpt import alibi_slopes
 from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
@@ -33,10 +32,6 @@ def read(fields: Fields) -> Baichuan:
             raise fields.unsupported(f"a Baichuan of {fields.key('block_count')} {shared['layers']}: {supported}")
         rotated = shared["layers"] == LAYERS_OF_7B
     return Baichuan(**shared, rotated=rotated)
-
-
-def forward(b: Builder, w: Weights, h: Baichuan) -> Activation:
-    return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Baichuan, state: Paged, x: Activation) -> Activation:

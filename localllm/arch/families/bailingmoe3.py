@@ -8,7 +8,6 @@ bound; gates and up projections of feed-forward networks are clamped, by layer.
 from dataclasses import replace
 
 from localllm.arch.attention import by_head
-from localllm.arch.decoder import decoder
 from localllm.arch.families.deepseek2 import to_latents
 from localllm.arch.families.kimi_linear import KimiLinear, delta_heads, rates_of, read_kimi
 from localllm.arch.families.step35 import limited_swiglu, read_limits
@@ -46,10 +45,6 @@ def read(fields: Fields) -> Ling3:
         expert_limits=read_limits(fields, "swiglu_clamp_exp", layers),
         limits=read_limits(fields, "swiglu_clamp_shexp", layers),
     )
-
-
-def forward(b: Builder, w: Weights, h: Ling3) -> Activation:
-    return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Ling3, state: Latent | Recurrent, x: Activation) -> Activation:

@@ -5,7 +5,6 @@ apart; matrices may have a scale; the output matrix is the embedding matrix.
 """
 
 from localllm.arch.attention import Transformer, attend, qkv
-from localllm.arch.decoder import decoder
 from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
 from localllm.arch.metadata import show
 
@@ -15,10 +14,6 @@ def read(fields: Fields) -> Transformer:
         if (activation := fields.raw(name, "silu")) != "silu":
             raise fields.unsupported(f"{fields.key(name)} {show(activation)} is not supported")
     return Transformer(**Transformer.shared_fields(fields, interleaved=False))
-
-
-def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:

@@ -5,7 +5,6 @@ selection has a bias, and in Ling if the file says so.
 """
 
 from localllm.arch.attention import Transformer, attend, qkv
-from localllm.arch.decoder import decoder
 from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weights, frozen
 from localllm.arch.feed_forward import SOFTMAX, feed_forward_or_experts, read_own_routing, read_routing, shared_expert
 
@@ -37,10 +36,6 @@ def read_ocr(fields: Fields) -> DeepSeek:
     if rope != Rope(rope.head_dim, rope.head_dim, False, original_context=rope.original_context):
         raise fields.unsupported(f"{fields.prefix}rope.*: only the base of 10000 is supported here")
     return DeepSeek(**common, routing=read_own_routing(fields, SOFTMAX), has_shared=True)
-
-
-def forward(b: Builder, w: Weights, h: DeepSeek) -> Activation:
-    return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: DeepSeek, state: Paged, x: Activation) -> Activation:

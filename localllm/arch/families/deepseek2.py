@@ -12,7 +12,7 @@ from dataclasses import field, replace
 from typing import Any
 
 from localllm.arch.attention import RMS_EPSILON
-from localllm.arch.decoder import MtpOutput, decoder, mtp_output
+from localllm.arch.decoder import MtpOutput, mtp_output
 from localllm.arch.family import (
     Activation,
     Builder,
@@ -107,10 +107,6 @@ def read_stretch(fields: Fields, dims: int) -> tuple[Rope, float]:
     else:
         length *= yarn_magnitude(rope.factor)
     return rope, (length * yarn_magnitude(rope.factor, 10 * multiplier)) ** 2
-
-
-def forward(b: Builder, w: Weights, h: DeepSeek2) -> Activation:
-    return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: DeepSeek2, state: Latent | Paged, x: Activation) -> Activation:

@@ -6,7 +6,7 @@ layers.
 """
 
 from localllm.arch.attention import Transformer, attend, qkv, rms_norm_heads
-from localllm.arch.decoder import MtpOutput, decoder, mtp_output
+from localllm.arch.decoder import MtpOutput, mtp_output
 from localllm.arch.family import Activation, Builder, Fields, Paged, Weight, Weights
 from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_own_routing, shared_expert
 
@@ -15,10 +15,6 @@ def read(fields: Fields) -> Transformer:
     common = Transformer.shared_fields(fields, interleaved=False, rotates_all=fields.arch != "bailingmoe2")
     function = SIGMOID if fields.arch == "hy_v3" else None
     return Transformer(**common, routing=read_own_routing(fields, function))
-
-
-def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    return decoder(b, w, h, block)
 
 
 def block(

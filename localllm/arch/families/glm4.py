@@ -8,7 +8,7 @@ half the rotated dimensions apart.
 from dataclasses import replace
 
 from localllm.arch.attention import Transformer, attend, qkv
-from localllm.arch.decoder import MtpOutput, decoder, mtp_output
+from localllm.arch.decoder import MtpOutput, mtp_output
 from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
 from localllm.arch.feed_forward import gated_feed_forward
 from localllm.arch.rope import read_sections, with_sections
@@ -18,10 +18,6 @@ def read(fields: Fields) -> Transformer:
     common = Transformer.shared_fields(fields, interleaved=read_sections(fields) is None)
     attention = common.pop("attention")
     return Transformer(**common, attention=replace(attention, rope=with_sections(fields, attention.rope)))
-
-
-def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:

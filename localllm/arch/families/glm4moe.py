@@ -7,7 +7,7 @@ feed-forward network has another name; vision models have M-RoPE.
 from dataclasses import replace
 
 from localllm.arch.attention import Transformer, attend, qkv, rms_norm_heads
-from localllm.arch.decoder import MtpOutput, decoder, mtp_output
+from localllm.arch.decoder import MtpOutput, mtp_output
 from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
 from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_own_routing, shared_expert
 from localllm.arch.rope import with_sections
@@ -18,10 +18,6 @@ def read(fields: Fields) -> Transformer:
     attention = common.pop("attention")
     attention = replace(attention, rope=with_sections(fields, attention.rope))
     return Transformer(**common, attention=attention, routing=read_own_routing(fields, SIGMOID))
-
-
-def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:

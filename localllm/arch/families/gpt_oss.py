@@ -7,7 +7,6 @@ head has a sink; biases everywhere; experts with another SwiGLU.
 from functools import partial
 
 from localllm.arch.attention import LocallyRotated, attend, qkv, read_local_rope, read_windows
-from localllm.arch.decoder import decoder
 from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
 from localllm.arch.feed_forward import SOFTMAX_OF_CHOSEN, feed_forward_or_experts, read_routing
 
@@ -23,10 +22,6 @@ def read(fields: Fields) -> LocallyRotated:
         local_rope=read_local_rope(fields, shared["attention"].rope),
         routing=read_routing(fields, SOFTMAX_OF_CHOSEN),
     )
-
-
-def forward(b: Builder, w: Weights, h: LocallyRotated) -> Activation:
-    return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: LocallyRotated, state: Paged, x: Activation) -> Activation:

@@ -8,7 +8,6 @@ the expert that has its number.
 from dataclasses import replace
 
 from localllm.arch.attention import Transformer, attend, qkv, rms_norm_heads
-from localllm.arch.decoder import decoder
 from localllm.arch.family import Activation, Builder, Fields, Paged, Weights, frozen
 from localllm.arch.feed_forward import apply_experts, matrices, read_routing
 from localllm.arch.verbs import Routing
@@ -27,10 +26,6 @@ def read(fields: Fields) -> GroveMoE:
         raise fields.error(f"{fields.count('expert_count', 0)} experts in groups of {together}: inconsistent")
     small = replace(routing, together=together, used=min(routing.used, routing.experts // together))
     return GroveMoE(**common, routing=routing, small=small, small_scale=fields.number("expert_group_scale"))
-
-
-def forward(b: Builder, w: Weights, h: GroveMoE) -> Activation:
-    return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: GroveMoE, state: Paged, x: Activation) -> Activation:

@@ -7,7 +7,6 @@ its scan; the others have no RoPE; some layers have experts, whose weights are n
 from collections.abc import Sequence
 
 from localllm.arch.attention import RMS_EPSILON, Transformer, attend, qkv, read_attention
-from localllm.arch.decoder import decoder
 from localllm.arch.families.mamba import Selection, mamba_mixer, read_selection
 from localllm.arch.family import Activation, Builder, Fields, Paged, Recurrent, Rope, Weights, frozen
 from localllm.arch.feed_forward import feed_forward_or_experts, read_routing
@@ -33,10 +32,6 @@ def read(fields: Fields) -> Jamba:
         routing=read_routing(fields, normalized=False),
         selection=read_selection(fields),
     )
-
-
-def forward(b: Builder, w: Weights, h: Jamba) -> Activation:
-    return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Jamba, state: Paged | Recurrent, x: Activation) -> Activation:

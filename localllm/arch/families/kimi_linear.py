@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from localllm.arch.attention import RMS_EPSILON
-from localllm.arch.decoder import decoder
 from localllm.arch.families.deepseek2 import DeepSeek2, to_latents
 from localllm.arch.family import Activation, Builder, Fields, Latent, Recurrent, Weight, Weights, frozen
 from localllm.arch.feed_forward import SIGMOID, SOFTMAX, feed_forward_or_experts, read_routing, shared_expert
@@ -66,10 +65,6 @@ def read_kimi(fields: Fields) -> dict[str, Any]:
         "delta_dim": fields.count("kda.head_dim"),
         "taps": fields.count("ssm.conv_kernel"),
     }
-
-
-def forward(b: Builder, w: Weights, h: KimiLinear) -> Activation:
-    return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: KimiLinear, state: Latent | Recurrent, x: Activation) -> Activation:

@@ -15,7 +15,6 @@ from localllm.arch.attention import (
     read_windows,
     rms_norm_heads,
 )
-from localllm.arch.decoder import decoder
 from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
 from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_own_routing, shared_expert
 
@@ -29,10 +28,6 @@ def read(fields: Fields) -> LocallyRotated:
         local_rope=local_rope.without_scaling(local_rope.base),
         routing=read_own_routing(fields, SIGMOID),
     )
-
-
-def forward(b: Builder, w: Weights, h: LocallyRotated) -> Activation:
-    return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: LocallyRotated, state: Paged, x: Activation) -> Activation:

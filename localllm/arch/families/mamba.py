@@ -7,7 +7,6 @@ output depend on the token.
 from collections.abc import Sequence
 
 from localllm.arch.attention import RMS_EPSILON
-from localllm.arch.decoder import decoder
 from localllm.arch.family import Activation, Builder, Fields, Hyperparameters, Recurrent, Weights, frozen
 
 
@@ -51,10 +50,6 @@ def read_selection(fields: Fields) -> Selection:
 
 def read(fields: Fields) -> Mamba:
     return Mamba(**fields.common(), selection=read_selection(fields), epsilon=fields.epsilon(RMS_EPSILON))
-
-
-def forward(b: Builder, w: Weights, h: Mamba) -> Activation:
-    return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Mamba, state: Recurrent, x: Activation) -> Activation:

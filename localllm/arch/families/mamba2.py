@@ -7,7 +7,6 @@ matrix; the output is normalized.
 from collections.abc import Sequence
 
 from localllm.arch.attention import RMS_EPSILON
-from localllm.arch.decoder import decoder
 from localllm.arch.family import Activation, Builder, Fields, Hyperparameters, Recurrent, Weights, frozen
 from localllm.arch.recurrent_verbs import HeadState
 
@@ -56,10 +55,6 @@ def read_state_space(fields: Fields) -> StateSpace:
 
 def read(fields: Fields) -> Mamba2:
     return Mamba2(**fields.common(), space=read_state_space(fields), epsilon=fields.epsilon(RMS_EPSILON))
-
-
-def forward(b: Builder, w: Weights, h: Mamba2) -> Activation:
-    return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Mamba2, state: Recurrent, x: Activation) -> Activation:

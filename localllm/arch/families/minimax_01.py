@@ -8,7 +8,6 @@ router's scores are a softmax.
 from collections.abc import Sequence
 
 from localllm.arch.attention import Transformer, attend
-from localllm.arch.decoder import decoder
 from localllm.arch.families.qwen35 import read_attends
 from localllm.arch.family import Activation, Builder, Fields, Paged, Recurrent, Weights, frozen
 from localllm.arch.feed_forward import mixture, read_routing
@@ -41,10 +40,6 @@ def read(fields: Fields) -> MiniMax01:
         raise fields.error(f"{fields.key('expert_count')} is missing")
     attends = read_attends(fields, shared["layers"], interval=8)
     return MiniMax01(**shared, routing=routing, attends=attends, residual_scale=fields.factor("residual_scale"))
-
-
-def forward(b: Builder, w: Weights, h: MiniMax01) -> Activation:
-    return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: MiniMax01, state: Paged | Recurrent, x: Activation) -> Activation:

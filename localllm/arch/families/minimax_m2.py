@@ -5,7 +5,6 @@ weights are normalized.
 """
 
 from localllm.arch.attention import Transformer
-from localllm.arch.decoder import decoder
 from localllm.arch.families import olmoe
 from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
 from localllm.arch.feed_forward import SIGMOID, SOFTMAX, read_routing
@@ -17,10 +16,6 @@ def read(fields: Fields) -> Transformer:
         raise fields.wrong("expert_gating_func", f"{SOFTMAX} or {SIGMOID}")
     common = Transformer.shared_fields(fields, interleaved=False)
     return Transformer(**common, routing=read_routing(fields, function))
-
-
-def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 
 from localllm.arch.attention import Transformer, attend, qkv, rms_norm_heads
-from localllm.arch.decoder import decoder
 from localllm.arch.families.gpt_oss import LIMIT, SHARPNESS
 from localllm.arch.family import Activation, Builder, Fields, Latent, Paged, Weights, frozen
 from localllm.arch.feed_forward import feed_forward_or_experts, read_own_routing, shared_expert
@@ -59,10 +58,6 @@ def read(fields: Fields) -> MiniMaxM3:
         block=block,
         local=local,
     )
-
-
-def forward(b: Builder, w: Weights, h: MiniMaxM3) -> Activation:
-    return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: MiniMaxM3, state: Paged, x: Activation) -> Activation:

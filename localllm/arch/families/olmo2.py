@@ -6,7 +6,6 @@ scaling.
 """
 
 from localllm.arch.attention import Windowed, attend, qkv, read_windows
-from localllm.arch.decoder import decoder
 from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
 
@@ -21,10 +20,6 @@ class OLMo2(Windowed):
 def read(fields: Fields) -> OLMo2:
     shared = OLMo2.shared_fields(fields, interleaved=False)
     return OLMo2(**shared, windows=read_windows(fields, period=4, default=0))
-
-
-def forward(b: Builder, w: Weights, h: OLMo2) -> Activation:
-    return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: OLMo2, state: Paged, x: Activation) -> Activation:

@@ -5,7 +5,6 @@ weights are not normalized.
 """
 
 from localllm.arch.attention import Transformer, attend, qkv
-from localllm.arch.decoder import decoder
 from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
 from localllm.arch.feed_forward import feed_forward_or_experts, read_routing
 
@@ -13,10 +12,6 @@ from localllm.arch.feed_forward import feed_forward_or_experts, read_routing
 def read(fields: Fields) -> Transformer:
     shared = Transformer.shared_fields(fields, interleaved=False)
     return Transformer(**shared, routing=read_routing(fields, normalized=False))
-
-
-def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:

@@ -5,7 +5,6 @@ head apart.
 """
 
 from localllm.arch.attention import Transformer, attend, qkv
-from localllm.arch.decoder import decoder
 from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
 from localllm.arch.feed_forward import gated_feed_forward
 
@@ -13,10 +12,6 @@ from localllm.arch.feed_forward import gated_feed_forward
 def read(fields: Fields) -> Transformer:
     """Read the hyperparameters. Raises ModelError, also if RoPE would rotate only a part of a head."""
     return Transformer(**Transformer.shared_fields(fields, interleaved=False, rotates_all=True))
-
-
-def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:

@@ -7,7 +7,6 @@ Mamba's columns form heads with one decay rate each; the scan's inputs are norma
 from collections.abc import Sequence
 
 from localllm.arch.attention import RMS_EPSILON, Attention, Transformer, attend
-from localllm.arch.decoder import decoder
 from localllm.arch.family import Activation, Builder, Fields, Paged, Recurrent, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
 from localllm.arch.recurrent_verbs import HeadState
@@ -54,10 +53,6 @@ def read(fields: Fields) -> Plamo2:
         state_size=fields.count("ssm.state_size"),
         taps=fields.count("ssm.conv_kernel"),
     )
-
-
-def forward(b: Builder, w: Weights, h: Plamo2) -> Activation:
-    return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Plamo2, state: Paged | Recurrent, x: Activation) -> Activation:

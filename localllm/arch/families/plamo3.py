@@ -5,7 +5,6 @@ own.
 """
 
 from localllm.arch.attention import LocallyRotated, attend, qkv, read_local_rope, read_windows, rms_norm_heads
-from localllm.arch.decoder import decoder
 from localllm.arch.families.plamo2 import with_network
 from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
 
@@ -18,10 +17,6 @@ def read(fields: Fields) -> LocallyRotated:
         windows=read_windows(fields, period=8, default=0),
         local_rope=read_local_rope(fields, rope.without_scaling(10000.0)),
     )
-
-
-def forward(b: Builder, w: Weights, h: LocallyRotated) -> Activation:
-    return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: LocallyRotated, state: Paged, x: Activation) -> Activation:

@@ -1,7 +1,6 @@
 """PLM (Deng et al. 2025, arXiv 2503.12167). Like the oldest files of DeepSeek-V2, with a squared ReLU for a gate."""
 
 from localllm.arch.attention import RMS_EPSILON
-from localllm.arch.decoder import decoder
 from localllm.arch.families.deepseek2 import DeepSeek2, to_keys
 from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
 from localllm.arch.feed_forward import plain
@@ -28,10 +27,6 @@ def read(fields: Fields, interleaved: bool = True) -> DeepSeek2:
         temperature_length=1,
         routing=None,
     )
-
-
-def forward(b: Builder, w: Weights, h: DeepSeek2) -> Activation:
-    return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: DeepSeek2, state: Paged, x: Activation) -> Activation:

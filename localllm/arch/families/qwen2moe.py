@@ -4,16 +4,11 @@ Unlike Qwen 2: experts, whose weights are not normalized, and a shared one, whos
 """
 
 from localllm.arch.attention import Transformer, attend, qkv
-from localllm.arch.decoder import decoder
 from localllm.arch.families.olmoe import read
 from localllm.arch.family import Activation, Builder, Paged, Weights
 from localllm.arch.feed_forward import feed_forward_or_experts, gate_output
 
-__all__ = ["forward", "read"]
-
-
-def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    return decoder(b, w, h, block)
+__all__ = ["block", "read"]
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:

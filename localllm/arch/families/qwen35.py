@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from localllm.arch.attention import RMS_EPSILON, Transformer, attend, read_attention, rms_norm_heads
-from localllm.arch.decoder import MtpOutput, decoder, mtp_output
+from localllm.arch.decoder import MtpOutput, mtp_output
 from localllm.arch.family import Activation, Builder, Fields, Paged, Recurrent, Weights, frozen
 from localllm.arch.feed_forward import Gate, feed_forward_or_experts, gate_output, read_routing
 from localllm.arch.metadata import show
@@ -91,10 +91,6 @@ def read_attends(fields: Fields, layers: int, interval: int = 4) -> tuple[bool, 
         raise fields.error(f"{fields.key(name)} must be a list of layers (found {show(recurrent)})")
     interval = fields.count("full_attention_interval", interval)
     return tuple((layer + 1) % interval == 0 for layer in range(layers))
-
-
-def forward(b: Builder, w: Weights, h: Qwen35) -> Activation:
-    return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: Qwen35, state: Paged | Recurrent, x: Activation) -> Activation:

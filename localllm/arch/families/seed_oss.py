@@ -5,16 +5,11 @@ feed-forward network is named post_attention_norm.
 """
 
 from localllm.arch.attention import Transformer, attend, qkv
-from localllm.arch.decoder import decoder
 from localllm.arch.families.qwen2 import read
 from localllm.arch.family import Activation, Builder, Paged, Weights
 from localllm.arch.feed_forward import gated_feed_forward
 
-__all__ = ["forward", "read"]
-
-
-def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    return decoder(b, w, h, block)
+__all__ = ["block", "read"]
 
 
 def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:

@@ -5,7 +5,6 @@ full attention without RoPE; the router reads the layer's input, before attentio
 """
 
 from localllm.arch.attention import LocallyRotated, attend, qkv, read_local_rope, read_windows
-from localllm.arch.decoder import decoder
 from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weights, frozen
 from localllm.arch.feed_forward import FUNCTIONS, SOFTMAX_OF_CHOSEN, apply_experts, matrices, read_routing
 
@@ -33,10 +32,6 @@ def read(fields: Fields) -> SmallThinker:
         local_rope=read_local_rope(fields, common["attention"].rope),
         routing=read_routing(fields, function),
     )
-
-
-def forward(b: Builder, w: Weights, h: SmallThinker) -> Activation:
-    return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: SmallThinker, state: Paged, x: Activation) -> Activation:

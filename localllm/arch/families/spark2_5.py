@@ -5,7 +5,6 @@ network; rotated pairs are half the rotated dimensions apart.
 """
 
 from localllm.arch.attention import LocallyRotated, attend, gate_heads, qkv, read_wider_local_rope, read_windows
-from localllm.arch.decoder import decoder
 from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
 from localllm.arch.feed_forward import gated_feed_forward
 
@@ -14,10 +13,6 @@ def read(fields: Fields) -> LocallyRotated:
     shared = LocallyRotated.shared_fields(fields, interleaved=False)
     local_rope = read_wider_local_rope(fields, shared["attention"].rope)
     return LocallyRotated(**shared, windows=read_windows(fields, period=None), local_rope=local_rope)
-
-
-def forward(b: Builder, w: Weights, h: LocallyRotated) -> Activation:
-    return decoder(b, w, h, block)
 
 
 def block(b: Builder, w: Weights, h: LocallyRotated, state: Paged, x: Activation) -> Activation:

@@ -10,7 +10,7 @@ import pytest
 from engines import bound
 from models import write_model
 
-from localllm.arch import ARCHITECTURES, architecture
+from localllm.arch import ARCHITECTURES, architecture, load_family
 from localllm.arch.metadata import Fields
 from localllm.arch.weights import Weights
 from localllm.engine.engine import Engine
@@ -488,7 +488,7 @@ def test_missing_tensors_are_refused(golden, name, lost):
 def trace_operations(file) -> list:
     """Return a family's operations for a file, without comparing its tensors with metadata."""
     arch = file.metadata["general.architecture"]
-    module = import_module(f"localllm.arch.families.{ARCHITECTURES[arch]}")
+    module = load_family(arch)
     h = module.read(Fields(file.metadata, file.path, file.tensors["token_embd.weight"].shape[0]))
     return trace_model(file, module.forward, Weights(file.tensors), h, 128).operations
 
