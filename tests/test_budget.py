@@ -6,10 +6,10 @@ from project import ROOT
 # Lines of Python. A package that becomes larger than its row by more than 2 %, or smaller by more than 5 %, fails:
 # change the row in the same commit, whose message says what the lines are for and what older ones they replace.
 BUDGET = {
-    "localllm/arch": 12_170,
+    "localllm/arch": 12_500,
     "localllm/cli": 11_761,
     "localllm/compat": 1_345,
-    "localllm/convert": 7_373,
+    "localllm/convert": 7_540,
     "localllm/engine": 9_852,
     "localllm/files": 3_710,
     "localllm/generation": 13_510,

@@ -1,4 +1,4 @@
-"""The architectures, one module each; general.architecture in a GGUF file names the module to use."""
+"""The architectures, one module each, which general.architecture in a GGUF file names."""
 
 from functools import partial
 from importlib import import_module
@@ -47,7 +47,7 @@ REFUSED = {
     "dflash": DRAFTS,
     "eagle3": f"{DRAFTS}: use it by --speculate draft:FILE",
     "gemma4-assistant": DRAFTS,
-    "gptj": "nothing here computes it, and llama.cpp has only its name",
+    "gptj": "llama.cpp has only its name",
     "pockettts": SPEECH,
     "qwen3tts": SPEECH,
     "wavtokenizer-dec": SPEECH,

@@ -1,4 +1,4 @@
-"""Attention as most families have it: its hyperparameters, and the steps from normalized activations to its output."""
+"""Attention of most families: its hyperparameters, and the steps from its input to its output."""
 
 from collections.abc import Sequence
 from dataclasses import field, replace
@@ -20,7 +20,7 @@ RMS_EPSILON, LAYER_EPSILON = "attention.layer_norm_rms_epsilon", "attention.laye
 
 @frozen
 class Attention:
-    """Grouped-query attention: the number of heads of each layer, all of one length."""
+    """Grouped-query attention: the head counts of each layer, with one head dimension for all."""
 
     heads: tuple[int, ...]
     kv_heads: tuple[int, ...]
@@ -40,13 +40,13 @@ def read_attention(fields: Fields, interleaved: bool, every_layer: bool = True, 
     kv_heads = fields.counts("attention.head_count_kv", layers, None if every_layer else 0) if is_given else heads
     for count, kv_count in zip(heads, kv_heads, strict=True):
         if kv_count and count % kv_count:
-            raise fields.error(f"{count} attention heads cannot share {kv_count} key-value heads")
+            raise fields.error(f"attention.head_count {count} is not divisible by attention.head_count_kv {kv_count}")
     if fields.raw("attention.key_length") is None and width % heads[0]:
-        raise fields.error(f"{width} columns do not make {heads[0]} attention heads")
+        raise fields.error(f"embedding_length {width} is not divisible by attention.head_count {heads[0]}")
     head_dim = fields.count("attention.key_length", width // heads[0])
     value_dim = fields.count("attention.value_length", head_dim)
     if not own_values and value_dim != head_dim:
-        raise fields.unsupported("keys and values of different lengths are not supported")
+        raise fields.unsupported("attention.value_length must equal attention.key_length")
     return Attention(heads, kv_heads, head_dim, read_rope(fields, head_dim, interleaved), value_dim)
 
 
@@ -69,11 +69,11 @@ class Transformer(Hyperparameters):
     ) -> dict[str, Any]:
         """Read the fields that all families have in common. Raises ModelError.
 
-        rotates_all: refuse a file whose RoPE rotates only a part of a head.
+        rotates_all: refuse a file whose RoPE does not rotate whole heads.
         """
         attention = read_attention(fields, interleaved, own_values=own_values)
         if rotates_all and attention.rope.dims != attention.head_dim:
-            problem = f"is {attention.rope.dims}, a head has {attention.head_dim}"
+            problem = f"must be {attention.head_dim}, the head dimension (found {attention.rope.dims})"
             raise fields.error(f"{fields.key('rope.dimension_count')} {problem}")
         return {**fields.common(), "attention": attention, "epsilon": fields.epsilon(epsilon)}
 
@@ -95,7 +95,7 @@ class Transformer(Hyperparameters):
         return self.attention.rope
 
     def states(self) -> Sequence[Paged]:
-        """Return keys and values of every layer."""
+        """Return the KV states of all layers."""
         a = self.attention
         return [
             Paged(layer, kv_heads, a.head_dim, a.value_dim, self.window(layer))
@@ -105,7 +105,11 @@ class Transformer(Hyperparameters):
 
 @frozen
 class Windowed(Transformer):
-    """A model whose layers may have attention windows; windows: by layer, in tokens, None for all tokens."""
+    """A model whose layers may have attention windows.
+
+    Attributes:
+        windows: by layer, in tokens, None for all tokens.
+    """
 
     windows: tuple[int | None, ...]
 
@@ -132,20 +136,24 @@ def read_local_rope(fields: Fields, rope: Rope) -> Rope:
 
 
 def read_wider_local_rope(fields: Fields, rope: Rope) -> Rope:
-    """Read the RoPE of layers with a window, which may also rotate another number of dimensions. Raises ModelError."""
+    """Read the RoPE of layers with a window, which may rotate another number of dimensions.
+
+    Raises ModelError.
+    """
     dims = fields.count("rope.dimension_count_swa", rope.dims)
     if dims > rope.head_dim or dims % 2:
-        raise fields.error(f"{fields.key('rope.dimension_count_swa')} is {dims}, a head has {rope.head_dim}")
+        expected = f"even and at most {rope.head_dim}, the head dimension (found {dims})"
+        raise fields.error(f"{fields.key('rope.dimension_count_swa')} must be {expected}")
     for name in ("attention.key_length_swa", "attention.value_length_swa"):
         if fields.count(name, rope.head_dim) != rope.head_dim:
-            raise fields.unsupported(f"{fields.key(name)} is not supported here")
+            raise fields.unsupported(f"{fields.key(name)} is not supported in {fields.arch} models")
     return replace(read_local_rope(fields, rope), dims=dims)
 
 
 def read_windows(
     fields: Fields, period: int | None, default: int | None = None, all_first: bool = False
 ) -> tuple[int | None, ...]:
-    """Read each layer's window in tokens, None for all.  Raises ModelError.
+    """Read each layer's window in tokens, None for all tokens. Raises ModelError.
 
     In every group of `period` layers the last one attends to all tokens, or the first one if `all_first`. A file may
     have its own period, 0 for windows everywhere, or a list of the layers with a window (and must, if `period` is
@@ -172,7 +180,10 @@ def qkv(b: Builder, w: Weights, h: Transformer, layer: int, x: Activation) -> li
 
 
 def rope_factors(b: Builder, w: Weights, h: Transformer) -> Weight | None:
-    """Return the tensor that divides RoPE's frequencies; of LongRoPE's two, by the context (Ding et al. 2024)."""
+    """Return the tensor that divides RoPE's frequencies.
+
+    LongRoPE has two, chosen by the context (Ding et al. 2024).
+    """
     if factors := w.get("rope_freqs"):
         return factors
     if w.get("rope_factors_short") or w.get("rope_factors_long"):
@@ -191,7 +202,10 @@ def attend(
     factors: Weight | None = None,
     **scores: Any,
 ) -> Activation:
-    """Rotate queries and keys, and attend; `scores`: further fields of Scores."""
+    """Rotate queries and keys, and attend.
+
+    scores: further fields of Scores.
+    """
     q, k = rotate_heads(b, h, state.layer, q, k, factors)
     heads, lookahead = h.attention.heads[state.layer], h.lookahead(state.layer)
     return b.attend(q, k, v, state, Scores(heads, h.scale, lookahead=lookahead, **scores))
@@ -205,17 +219,17 @@ def rotate_heads(
     if rope is None:
         return q, k
     if rope.by_factors and not factors:
-        raise ModelError("the model has no factors for its rope scaling, longrope")
+        raise ModelError("the tensors rope_factors_long and rope_factors_short of longrope scaling are missing")
     return b.rope(q, rope, b.positions, factors), b.rope(k, rope, b.positions, factors)
 
 
 def gate_heads(b: Builder, h: Transformer, state: Paged, x: Activation, gates: Activation) -> Activation:
-    """Compute the heads' outputs, each multiplied by its gate: gates are [tokens, heads]."""
+    """Multiply each head's output by its gate, [tokens, heads]."""
     return by_head(b, x, gates, h.attention.heads[state.layer], state.value_dim)
 
 
 def by_head(b: Builder, x: Activation, factors: Activation, heads: int, dim: int) -> Activation:
-    """Scale each head of `dim` numbers by its factor, [tokens, heads]."""
+    """Scale each head of `dim` columns by its factor, [tokens, heads]."""
     every, repeats = factors, 1
     while 2 * repeats <= dim:
         every, repeats = b.concat_heads(every, every, heads), 2 * repeats
@@ -227,20 +241,20 @@ def by_head(b: Builder, x: Activation, factors: Activation, heads: int, dim: int
 def rms_norm_heads(
     b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation
 ) -> tuple[Activation, Activation]:
-    """Return queries and keys, each head normalized by its root mean square (Henry et al. 2020)."""
+    """Normalize each head of queries and keys by its root mean square (Henry et al. 2020)."""
     head_dim = h.attention.head_dim
     of_q, of_k = w.attn_q_norm.shaped(head_dim), w.attn_k_norm.shaped(head_dim)
     return b.rms_norm(q, of_q, h.epsilon, head_dim), b.rms_norm(k, of_k, h.epsilon, head_dim)
 
 
 def layer_norm_rows(b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation) -> list[Activation]:
-    """Return queries and keys, all heads of a token normalized together by a layer norm if the file has one."""
+    """Normalize the rows of queries and keys, all heads together, by a layer norm if the file has one."""
     norms = [w.get("attn_q_norm"), w.get("attn_k_norm")]
     return [b.layer_norm(x, norm, h.epsilon) if norm else x for x, norm in zip((q, k), norms, strict=True)]
 
 
 def layer_norm_heads(b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation) -> list[Activation]:
-    """Return queries and keys, each head normalized by a layer norm of its own if the file has such norms."""
+    """Normalize each head of queries and keys by its own layer norm if the file has such norms."""
     norms, head_dim = [w.get("attn_q_norm"), w.get("attn_k_norm")], h.attention.head_dim
     return [
         b.layer_norm(x, norm.shaped(norm.shape[0], head_dim).flat(), h.epsilon, head_dim) if norm else x

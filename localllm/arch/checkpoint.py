@@ -1,17 +1,18 @@
-"""What a family says of its checkpoints, the folders of config.json and safetensors files that models are published as.
+"""Declarations of a family's checkpoints, the folders in which models are published.
 
-CHECKPOINTS at the end of a family's file has a record for each kind, by the class names that `architectures` of
-config.json may have. A record is plain data, so that it costs nothing where a GGUF file is opened; localllm/convert
-interprets it. What is computed is a function of localllm/convert/families, named as "@module.function".
+Such a folder has a config.json and safetensors files. CHECKPOINTS at the end of a family's file has a record for each,
+by the class names that `architectures` of config.json may have. A record is plain data, so that it costs nothing where
+a GGUF file is opened; localllm/convert interprets it. A computation is a function of localllm/convert/families, named
+as "@module.function".
 
 Sizes have names: vocab, layers, width, hidden, heads, kv_heads, head_dim, queries, keys, rotary_dims, context, experts,
-expert_hidden, and those of `sizes`. An amount is a sum of products of numbers, sizes and keys of config.json:
-"queries + 2 * keys", "n_shared_experts=0 * expert_hidden" (=0: where config.json does not say); "use_qk_norm?" is 1 for
-true. "?" before an amount of metadata leaves out 0.
+expert_hidden, and those of `sizes`. An amount is a sum of products of integers, sizes and keys of config.json:
+"queries + 2 * keys", "n_shared_experts=0 * expert_hidden" (=0: default if config.json lacks the key); "use_qk_norm?" is
+1 for true. "?" before an amount of metadata omits 0.
 
 A tensor is its shape by names of sizes ("queries width") if gguf's tables know its name in checkpoints, or else that
-name, after the layer's number, and its shape ("mlp.expert_bias: experts"); [...] is the stored shape where it differs,
-and a word in front is a function of convert/transforms.py ("reshape conv.weight[inner one taps]: inner taps");
+name, after the layer's index, and its shape ("mlp.expert_bias: experts"); [...] is the stored shape where it differs,
+and a word before it is a function of convert/transforms.py ("reshape conv.weight[inner one taps]: inner taps");
 "?" marks a tensor that may be missing.
 
 "CLASS+mxfp4" is the record of checkpoints whose quantized weights GGUF can hold unchanged; another name with "+" is one
@@ -23,11 +24,11 @@ from typing import Any, TypedDict
 
 
 class Checkpoint(TypedDict, total=False):
-    """A kind of checkpoint. Every matrix of a layer may have a bias."""
+    """The declaration of a checkpoint. Every matrix of a layer may have a bias."""
 
     arch: str  # general.architecture, if the family's file has several
     select: str  # function of config.json that names the record to take, e.g. "CLASS+experts"
-    like: str  # a class of a similar checkpoint: what is not said here is said there, `arch` excepted
+    like: str  # a class of a similar checkpoint, from which missing fields are taken, except `arch`
 
     # Tensors
     layer: str  # groups of a layer's tensors, by their names in convert/family.py
@@ -44,15 +45,15 @@ class Checkpoint(TypedDict, total=False):
     prefixes: str  # prefixes of tensor names that are removed
     renamed: Mapping[str, str]  # stored to GGUF names, both without suffix
     unread: str  # pattern of names, without prefixes, of tensors that are ignored
-    named: str  # maps a tensor's name and the number of layers to a name that gguf's tables know
+    named: str  # maps a tensor's name and the layer count to a name that gguf's tables know
     named_as: str  # architecture whose tensor names gguf's tables have, if they lack this one
     sees: bool  # has vision tensors, which are ignored
-    decodes: bool  # makes logits: has an output norm, and an output matrix unless tied
+    decodes: bool  # computes logits: has an output norm, and an output matrix unless tied
     projects: bool  # may have Dense modules after pooling
 
     # config.json
     defaults: Mapping[str, object]  # values that it may omit
-    only: Mapping[str, object]  # values that GGUF cannot say otherwise; a tuple: one of them
+    only: Mapping[str, object]  # the only values that GGUF can express; a tuple: one of them
     reads: Mapping[str, object]  # keys that have other names here: amounts; "a|b": the first that is said
     activations: str  # "gelu", ...; silu if not said
     approximated: str  # key of an activation that may be exact GELU, which GGUF's readers take for its approximation

@@ -1,8 +1,8 @@
-"""The common frame of decoders: embed tokens, apply the layers, normalize, multiply by the output matrix.
+"""The common structure of decoders: embeddings, layers, a final norm and the output matrix.
 
 A multi-token prediction (MTP) layer, which drafts tokens (DeepSeek-V3, 2024, arXiv 2412.19437), reads a token's
-embedding and the model's hidden state of the token before, and predicts the next token. To draft further tokens, its
-own output takes the place of the model's hidden state.
+embedding and the model's hidden state of the token before, and predicts the next token. To draft further tokens, it
+reads its own output instead of the model's hidden state.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,10 @@ def decoder(
 
 
 def last(b: Builder, w: Weights, h: Any, x: Activation, norm: Norm | None = None) -> Activation:
-    """Compute the requested tokens' logits from the last layer's output, or a row for each text with h.pooling."""
+    """Compute the requested tokens' logits from the last layer's output.
+
+    With h.pooling, compute a row for each text instead.
+    """
     ignore_mtp_layers(b, w, h)
     normed = norm or (lambda x: b.rms_norm(x, w.output_norm, h.epsilon))
     if h.pooling:
@@ -53,7 +56,10 @@ def last(b: Builder, w: Weights, h: Any, x: Activation, norm: Norm | None = None
 
 
 def ignore_mtp_layers(b: Builder, w: Weights, h: Any) -> None:
-    """Mark the tensors of MTP layers as used (Gloeckle et al. 2024); a file may lack them. Raises ModelError."""
+    """Mark the tensors of MTP layers as used (Gloeckle et al. 2024). Raises ModelError.
+
+    A file may lack them.
+    """
     for layer in range(h.layers, h.layers + h.mtp_layers):
         if tensors := (block := w.block(layer)).all():
             block.require("nextn.eh_proj").shaped(h.width, 2 * h.width)
@@ -61,7 +67,7 @@ def ignore_mtp_layers(b: Builder, w: Weights, h: Any) -> None:
 
 
 def layer_norm_of(b: Builder, w: Weights, h: Transformer) -> Norm:
-    """Return LayerNorm (Ba et al. 2016) as the final norm."""
+    """Return a function that applies LayerNorm (Ba et al. 2016) as the final norm."""
     w.require_biases("output_norm")
     return lambda x: b.layer_norm(x, w.output_norm, h.epsilon)
 
@@ -70,7 +76,7 @@ class MtpOutput(NamedTuple):
     """The output of an MTP layer.
 
     Attributes:
-        hidden: the hidden states of all tokens, which the next step reads in place of the model's.
+        hidden: the hidden states of all tokens, which the next step reads instead of the model's.
         logits: logits of the requested tokens.
     """
 
@@ -89,9 +95,8 @@ def mtp_output(
     """Compute the output of the first multi-token prediction layer. Raises ModelError.
 
     hidden: for each token the model's hidden state of the token before it, after the final norm, float32 [tokens,
-    width].
-    block: one layer, as for `decoder`.  norm: applied to a row with a weight, RMSNorm if None. Where the layer has no
-    embeddings, final norm or output matrix, the model's are used.
+    width]. block: one layer, as for `decoder`.  norm: applied to a row with a weight, RMSNorm if None. If the layer has
+    no embeddings, final norm or output matrix, the model's are used.
     """
     weights, normed = w.block(h.layers), norm or (lambda x, weight: b.rms_norm(x, weight, h.epsilon))
     x = normed(b.embed(weights.get("nextn.embed_tokens") or w.token_embd, b.ids), weights.require("nextn.enorm"))
@@ -109,6 +114,6 @@ def mtp_state(h: Hyperparameters) -> State:
 
 
 def has_mtp_layer(w: Weights, h: Hyperparameters) -> bool:
-    """Return whether the file has an MTP layer that `mtp_output` can compute; that of Ling 2 differs."""
+    """Return whether the file has an MTP layer that `mtp_output` supports; that of Ling 2 differs."""
     weights = w.block(h.layers)
     return h.mtp_layers > 0 and weights.get("nextn.eh_proj") is not None and weights.get("layer_output_norm") is None

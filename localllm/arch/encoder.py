@@ -1,4 +1,4 @@
-"""The common parts of encoders: bidirectional attention, and pooling to one row for each text."""
+"""The common structure of encoders: bidirectional attention, and pooling to one row per text."""
 
 from dataclasses import field
 from typing import Any, ClassVar
@@ -16,7 +16,7 @@ class Encoder(Transformer):
     """A model with bidirectional attention.
 
     Attributes:
-        windows: by layer, how many tokens a token attends to, half of them on each side; None for all.
+        windows: by layer, the number of tokens that a token attends to, half of them on each side; None for all.
     """
 
     bidirectional: ClassVar[bool] = True
@@ -34,7 +34,7 @@ class Encoder(Transformer):
 
 
 def behind(window: int | None) -> int | None:
-    """Return how many tokens of the window a token attends to up to itself."""
+    """Return how many tokens of the window a token attends to, up to and including itself."""
     return window // 2 + 1 if window else None
 
 
@@ -56,6 +56,6 @@ def own_pooling(fields: Fields) -> str:
 
 
 def embed_tokens(b: Builder, w: Weights) -> Activation:
-    """Look up the tokens' embeddings, and add those of their token types if the file has any."""
+    """Look up the tokens' embeddings, and add those of their token types if the file has them."""
     x, kinds = b.embed(w.token_embd, b.ids), w.get("token_types")
     return b.add(x, b.embed_kinds(kinds, b.kinds)) if kinds else x

@@ -1,4 +1,4 @@
-"""An architecture's module: what it is written with, and what it defines: `read` and `forward`."""
+"""The names that an architecture's module uses, and its functions `read` and `forward`."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -25,10 +25,10 @@ class Family(Protocol):
     """
 
     def read(self, fields: Fields, /) -> Hyperparameters:
-        """Read hyperparameters from checked metadata. Raises ModelError."""
+        """Read hyperparameters from validated metadata. Raises ModelError."""
 
     def forward(self, b: Builder, w: Weights, h: Any) -> Activation:
-        """Describe the model in verbs; return the requested tokens' logits, or the rows of a model with pooling.
+        """Describe the model in verbs; return the requested tokens' logits, or the pooled rows.
 
         h: the hyperparameters that `read` returned.
         """
@@ -39,4 +39,4 @@ class DraftingFamily(Family, Protocol):
     """A family whose files may have layers for multi-token prediction."""
 
     def draft(self, b: Builder, w: Weights, h: Any, hidden: Activation, /) -> MtpOutput:
-        """Record the first multi-token prediction layer, which reads the model's hidden states."""
+        """Describe the first multi-token prediction layer, which reads the model's hidden states."""

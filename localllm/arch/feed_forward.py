@@ -1,4 +1,4 @@
-"""The feed-forward networks that families share: gated ones, plain ones, and mixtures of experts.
+"""The feed-forward networks of families: gated ones, ungated ones, and mixtures of experts.
 
 Source of the mixtures: Shazeer et al. 2017, arXiv 1701.06538; Fedus et al. 2021.
 """
@@ -29,7 +29,7 @@ def plain(b: Builder, w: Weights, x: Activation, activation: Callable[[Activatio
 
 Gate = Callable[[Activation, Activation], Activation]  # such as b.swiglu
 
-# Score functions of routers, by their numbers in expert_gating_func.
+# Score functions of routers, by their ids in expert_gating_func.
 FUNCTIONS = SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN, ROOT_OF_SOFTPLUS = 1, 2, 3, 4
 
 
@@ -38,8 +38,8 @@ def read_routing(
 ) -> Routing | None:
     """Read the expert_* keys, None for a model without experts.
 
-    function, normalized, scale, weighs_inputs: the family's way to compute weights. Raises ModelError, also for a file
-    that has another one.
+    function, normalized, scale, weighs_inputs: the family's computation of weights. Raises ModelError, also for a file
+    that requires another one.
     """
     experts = fields.count("expert_count", 0)
     if not experts:
@@ -59,7 +59,10 @@ def read_routing(
 
 
 def read_own_routing(fields: Fields, function: int | None = None) -> Routing | None:
-    """Read the routing of families whose files name the score function; function: the default. Raises ModelError."""
+    """Read the routing of families whose files name the score function. Raises ModelError.
+
+    function: the default.
+    """
     function_id = fields.count("expert_gating_func", 0) or function
     if fields.count("expert_count", 0) and function_id not in (SOFTMAX, SIGMOID):
         raise fields.wrong("expert_gating_func", f"{SOFTMAX} or {SIGMOID}")
@@ -68,18 +71,21 @@ def read_own_routing(fields: Fields, function: int | None = None) -> Routing | N
 
 
 def read_choice(fields: Fields, experts: int) -> tuple[int, int, int]:
-    """Read the number of experts per token, the number of groups of experts, and the number of groups per token.
+    """Read the number of experts per token, of groups of experts, and of groups per token.
 
     Raises ModelError.
     """
     active, groups = fields.count("expert_used_count"), fields.count("expert_group_count", 0) or 1
     groups_used = fields.count("expert_group_used_count", groups if groups > 1 else 0) or groups
     if active > experts:
-        raise fields.error(f"a token cannot go to {active} of {experts} experts")
+        raise fields.error(f"expert_used_count {active} must be at most expert_count {experts}")
     if experts % groups or (groups > 1 and experts // groups < 2) or groups_used > groups:
-        raise fields.error(f"{experts} experts in {groups} groups, of which {groups_used} are used: inconsistent")
+        raise fields.error(
+            f"expert_count {experts}, expert_group_count {groups} and expert_group_used_count {groups_used} are "
+            "inconsistent"
+        )
     if active > experts // groups * groups_used:
-        raise fields.error(f"{groups_used} of {groups} groups do not have {active} experts")
+        raise fields.error(f"expert_group_used_count {groups_used} of {groups} is too small for {active} used experts")
     return active, groups, groups_used
 
 
@@ -91,7 +97,10 @@ def feed_forward_or_experts(
     gate: Gate,
     beside: Callable[[Builder, Weights, Activation, Gate], Activation] | None = None,
 ) -> Activation:
-    """Apply a feed-forward network; in layers with a router, the experts, plus `beside`, the shared expert."""
+    """Apply a feed-forward network, or the experts in layers with a router.
+
+    beside: the shared expert, which is added to the experts.
+    """
     if routing is None or not (w.get("ffn_gate_inp", by_layer=True) or w.get("ffn_down_exps", by_layer=True)):
         return gated_feed_forward(b, w, x, gate)
     y = mixture(b, w, routing, x, gate)
@@ -108,7 +117,10 @@ def mixture(b: Builder, w: Weights, routing: Routing, x: Activation, gate: Gate)
 
 
 def apply_experts(b: Builder, stacks: Sequence[Weight], choice: Choice, x: Activation, gate: Gate) -> Activation:
-    """Apply the experts of `choice`; stacks: their matrices, as `matrices` returns them."""
+    """Apply the experts of `choice`.
+
+    stacks: their matrices, as `matrices` returns them.
+    """
     of_gate, up, down = stacks
     rows = b.gather(x, choice)
     y = gate(b.expert_linear(rows, of_gate, choice), b.expert_linear(rows, up, choice))
@@ -116,7 +128,7 @@ def apply_experts(b: Builder, stacks: Sequence[Weight], choice: Choice, x: Activ
 
 
 def matrices(b: Builder, w: Weights, experts: int) -> list[Weight]:
-    """Return the experts' gate, up and down matrices, a stack [experts, rows, columns] each.
+    """Return the experts' gate, up and down matrices, each a stack [experts, rows, columns].
 
     Gate and up may be fused in the file, and files of 2023 have one tensor per expert.
     """
@@ -135,5 +147,5 @@ def shared_expert(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activati
 
 
 def gate_output(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
-    """Apply the shared expert, and multiply its output with the sigmoid of a gate."""
+    """Apply the shared expert, and multiply its output by the sigmoid of a gate."""
     return b.sigmoid_gate(shared_expert(b, w, x, gate), b.linear(x, w.ffn_gate_inp_shexp.as_row()))

@@ -29,7 +29,7 @@ def read_streams(fields: Fields) -> ResidualStreams:
 
 
 def concat_streams(b: Builder, streams: list[Activation]) -> Activation:
-    """Concatenate the streams, [tokens, width] each: [tokens, streams * width]."""
+    """Concatenate the streams, [tokens, width] each, to [tokens, streams * width]."""
     first, *rest = streams
     for stream in rest:
         first = b.concat_heads(first, stream, 1)
@@ -39,9 +39,10 @@ def concat_streams(b: Builder, streams: list[Activation]) -> Activation:
 def mixing_logits(
     b: Builder, epsilon: float, count: int, flat: Activation, fn: Weight, scales: Weight, base: Weight
 ) -> list[Activation]:
-    """Compute the weights' logits, one [tokens, streams] for each of `scales`, from flat [tokens, streams * width].
+    """Compute the weights' logits, one [tokens, streams] for each of `scales`.
 
-    epsilon: epsilon of the norm before the matrix `fn`; count: number of streams.
+    flat: the streams, [tokens, streams * width].  epsilon: epsilon of the norm before the matrix `fn`.  count: number
+    of streams.
     """
     mixes = b.linear(b.rms_norm(flat, None, epsilon), fn)
     factors, offsets = scales.vector(), base.vector()
@@ -55,7 +56,10 @@ def mixing_logits(
 
 
 def reduce_streams(b: Builder, r: ResidualStreams, streams: list[Activation], gates: Activation) -> Activation:
-    """Sum the streams by their weights; gates [tokens, streams]: the weights' logits."""
+    """Sum the streams by their weights.
+
+    gates: the weights' logits, [tokens, streams].
+    """
     y = None
     for i, x in enumerate(streams):
         gated = b.sigmoid_gate(x, b.slice_columns(gates, i, i + 1))
@@ -67,7 +71,10 @@ def reduce_streams(b: Builder, r: ResidualStreams, streams: list[Activation], ga
 def add_to_streams(
     b: Builder, r: ResidualStreams, streams: list[Activation], y: Activation, gates: Activation
 ) -> list[Activation]:
-    """Add the output y of a sublayer to each stream by its weight; gates [tokens, streams]: the weights' logits."""
+    """Add the output y of a sublayer to each stream by its weight.
+
+    gates: the weights' logits, [tokens, streams].
+    """
     added = []
     for i, x in enumerate(streams):
         gated = b.scale(b.sigmoid_gate(y, b.slice_columns(gates, i, i + 1)), r.magnitude)
@@ -78,9 +85,9 @@ def add_to_streams(
 def enter_sublayer(
     b: Builder, w: Weights, r: ResidualStreams, epsilon: float, streams: list[Activation], name: str
 ) -> tuple[Activation, Activation]:
-    """Return the input of a sublayer (`name`: attn or ffn), and the logits of the weights for adding its output.
+    """Return the input of a sublayer, and the logits of the weights for adding its output.
 
-    epsilon: epsilon of the norm before the weights' matrix.
+    name: attn or ffn.  epsilon: epsilon of the norm before the weights' matrix.
     """
     fn, scales, base = (w.require(f"hc_{name}_{part}") for part in ("fn", "scale", "base"))
     flat = concat_streams(b, streams)

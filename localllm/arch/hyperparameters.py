@@ -1,4 +1,4 @@
-"""The hyperparameters that every model has. A family adds its own in its module."""
+"""The hyperparameters of every model. A family adds its own in its module."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import field
@@ -7,7 +7,7 @@ from typing import ClassVar
 from localllm.arch.layer_state import Latent, State
 from localllm.frozen import frozen
 
-RANK = "rank"  # the pooling of rerankers and classifiers: a row of scores
+RANK = "rank"  # the pooling of rerankers and classifiers, to a row of scores
 
 
 @frozen
@@ -16,8 +16,8 @@ class Hyperparameters:
 
     Attributes:
         pooling: how to reduce a text's rows to one (localllm.arch.pooling); None for a model with logits.
-        bidirectional: tokens attend to later ones, too, so the model cannot generate one token after the other.
-        fills: a bidirectional model that fills in masked tokens (diffusion language models).
+        bidirectional: tokens also attend to later ones, so the model cannot generate one token after the other.
+        fills: a bidirectional model that fills masked tokens (diffusion language models).
         before_head, head_gelu, norm_of_head: of a classification head: the pooling before it, GELU instead of tanh
             inside, and its norm's epsilon.
         encode: describes the encoder of an encoder-decoder model in verbs (builder, weights, hyperparameters).

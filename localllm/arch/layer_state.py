@@ -1,10 +1,10 @@
-"""The state that a layer keeps of past tokens, as its family declares it, and the types of the KV cache.
+"""The state that a layer keeps of past tokens, and the types of the KV cache.
 
-The cache allocates it, memory estimates add it up, and attention reads it.
+A family declares the state; the cache allocates it, memory estimates add it up, and attention reads it.
 
-Below 8 bits, one outlier would spoil the scale of its block. So keys and values are first multiplied with an
-orthonormal Hadamard matrix, which spreads every number over its block (QuaRot, Ashkboos et al. 2024). Queries are
-multiplied with the keys' matrix, which keeps the scores, and results with the values' matrix, which undoes it.
+Below 8 bits, one outlier would spoil the scale of its block. So keys and values are first multiplied by an orthonormal
+Hadamard matrix, which spreads every value over its block (QuaRot, Ashkboos et al. 2024). Queries are multiplied by the
+keys' matrix, which keeps the scores, and results by the values' matrix, which undoes it.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple, Self
 from localllm.errors import UsageError
 from localllm.frozen import frozen
 
-# By type: how many numbers a block has, and its bytes.
+# By type: the number of values in a block, and its size in bytes.
 STORAGE = {
     "f16": (16, 32), "f32": (16, 64), "bf16": (16, 32), "q8_0": (32, 34), "q5_1": (32, 24), "q5_0": (32, 22),
     "q4_1": (32, 20), "q4_0": (32, 18), "iq4_nl": (32, 18),
@@ -28,14 +28,14 @@ SLACK = 512
 
 
 class KVType(NamedTuple):
-    """The types of keys and of values in the cache, each a key of STORAGE."""
+    """The types of keys and of values in the cache, both keys of STORAGE."""
 
     keys: str = USUAL
     values: str = USUAL
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """Parse a type as users write it: q8_0 for both, or k=q8_0,v=q4_0; a side that is left out is F16.
+        """Parse a type as users write it: q8_0 for both, or k=q8_0,v=q4_0; a missing side is F16.
 
         Raises UsageError.
         """
@@ -43,18 +43,18 @@ class KVType(NamedTuple):
         sides = {side: kind for side, _, kind in parts}
         if len(sides) < len(parts) or not sides.keys() <= {"k", "v"} or not set(sides.values()) <= STORAGE.keys():
             names = ", ".join(STORAGE)
-            raise UsageError(f"unknown type of KV cache {text!r}: use one of {names}, or two as in k=q8_0,v=q4_0")
+            raise UsageError(f"unknown KV cache type {text!r}: use one of {names}, or two as in k=q8_0,v=q4_0")
         return cls(sides.get("k", USUAL), sides.get("v", USUAL))
 
 
 def stored_bytes(numbers: int, kind: str) -> int:
-    """Compute the bytes of `numbers` numbers in a cache of that type; they are padded to whole blocks."""
+    """Compute the size in bytes of `numbers` values in a cache of a type; they are padded to whole blocks."""
     block, size = STORAGE[kind]
     return -(-numbers // block) * size
 
 
 def rotation(kind: str, *dims: int) -> int:
-    """Return the size of the Hadamard matrices for heads of these lengths; 1 for none.
+    """Return the size of the Hadamard matrices for heads of these dimensions; 1 for none.
 
     It is the largest power of two that divides all of them: 128 takes one matrix, 96 three of 32, 80 five of 16.
     """
@@ -63,7 +63,10 @@ def rotation(kind: str, *dims: int) -> int:
 
 
 def window_tokens(tokens: int, window: int | None) -> int:
-    """Return the most of `tokens` tokens that are cached; with a window, its tokens plus twice SLACK."""
+    """Return how many of `tokens` tokens are cached at most.
+
+    With a window, these are its tokens plus twice SLACK.
+    """
     return min(tokens, window + 2 * SLACK) if window else tokens
 
 
@@ -71,7 +74,8 @@ def window_tokens(tokens: int, window: int | None) -> int:
 class Paged:
     """A key and a value for each token and key-value head.
 
-    With a window, a token attends only to the last `window` tokens; if it is chunked, only to its own chunk of them.
+    With a window, a token attends only to the last `window` tokens, or, if it is chunked, only to its own chunk of
+    them.
     """
 
     layer: int
@@ -83,7 +87,7 @@ class Paged:
     period: ClassVar[int] = 1
 
     def bytes(self, tokens: int, kv_type: KVType) -> int:
-        """Return the bytes of `tokens` tokens."""
+        """Return the size in bytes of `tokens` tokens."""
         per_head = stored_bytes(self.key_dim, kv_type.keys) + stored_bytes(self.value_dim, kv_type.values)
         return window_tokens(tokens, self.window) * self.kv_heads * per_head
 
@@ -94,12 +98,13 @@ class Paged:
 
 @frozen
 class Latent:
-    """A latent row for each token in place of keys and values (multi-head latent attention: DeepSeek-V2, 2024).
+    """A latent row per token instead of keys and values (multi-head latent attention: DeepSeek-V2, 2024).
 
-    The row is the key of all heads, and its first value_dim numbers are the value of all. It has the type of keys.
+    The row is the key of all heads, and its first value_dim columns are the value of all. It has the type of keys.
 
-    is_index: the rows are keys of a sparse-attention indexer.  period: if above 1, a row stands for a block of that
-    many tokens; only the last token of each block has one.
+    Attributes:
+        is_index: whether the rows are keys of a sparse-attention indexer.
+        period: if above 1, a row represents a block of that many tokens; only the last token of each block has one.
     """
 
     layer: int
@@ -112,11 +117,11 @@ class Latent:
     chunked: ClassVar[bool] = False
 
     def bytes(self, tokens: int, kv_type: KVType) -> int:
-        """Return the bytes of `tokens` tokens."""
+        """Return the size in bytes of `tokens` tokens."""
         return window_tokens(tokens, self.window) * stored_bytes(self.key_dim, kv_type.keys)
 
     def rotations(self, kv_type: KVType) -> tuple[int, int]:
-        """Return the sizes as Paged does; values are part of keys, so one size must fit both."""
+        """Return the sizes of the Hadamard matrices; one size must fit keys and the values within them."""
         both = rotation(kv_type.keys, self.key_dim, self.value_dim)
         return both, both
 
@@ -129,7 +134,7 @@ class Recurrent:
     shapes: tuple[tuple[int, ...], ...]
 
     def bytes(self, tokens: int, kv_type: KVType) -> int:
-        """Return the bytes of a sequence."""
+        """Return the size in bytes of a sequence."""
         return 4 * sum(prod(shape) for shape in self.shapes)
 
 
@@ -137,5 +142,5 @@ State = Paged | Latent | Recurrent
 
 
 def cache_bytes(states: Sequence[State], tokens: int, kv_type: KVType) -> int:
-    """Return the bytes of a sequence of `tokens` tokens in all layers."""
+    """Return the size in bytes of a sequence of `tokens` tokens in all layers."""
     return sum(state.bytes(tokens, kv_type) for state in states)

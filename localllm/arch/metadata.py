@@ -1,8 +1,7 @@
-"""Checked access to a file's metadata: the keys that begin with the architecture's name.
+"""Validated access to a file's metadata: the keys that begin with the architecture's name.
 
-The types and ranges of all keys that GGUF defines are checked, also of those that no family reads; families then check
-the values they read more strictly. The general.* keys, which all architectures have, are checked here, too.
-
+The types and ranges of all keys that GGUF defines are validated, also of those that no family reads; families then
+validate the values they read more strictly. This includes the general.* keys, which all architectures have.
 Source: the GGUF specification, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#llm and #general-metadata, and
 the keys that llama.cpp writes beyond it.
 """
@@ -26,7 +25,7 @@ LEAST_EPSILON, MOST_EPSILON = 1e-20, 0.1  # of a norm, far beyond those of real 
 
 
 class Fields(Checked):
-    """The hyperparameters of a file, by GGUF's names without the architecture in front.
+    """The hyperparameters of a file, by GGUF's names without the prefix of the architecture.
 
     Every method raises ModelError, with the key, for a value of a wrong type or out of range.
 
@@ -35,28 +34,31 @@ class Fields(Checked):
     """
 
     def __init__(self, metadata: Mapping[str, object], path: str, vocab_size: int, oddities: Oddities | None = None):
-        """Wrap metadata; vocab_size: rows of the embedding matrix.  oddities: see Checked."""
+        """Wrap metadata.
+
+        vocab_size: number of rows of the embedding matrix.  oddities: see Checked.
+        """
         arch = metadata.get("general.architecture")
         if not isinstance(arch, str):
-            raise ModelError(f"{path}: the metadata has no string general.architecture; is this a language model?")
+            raise ModelError(f"{path}: general.architecture must be a string; is this a language model?")
         super().__init__(metadata, f"{arch}.", path, oddities)
         self.arch, self.vocab_size = arch, vocab_size
         self.asked = set[str]()
 
     @classmethod
     def of(cls, file: GGUFFile) -> "Fields":
-        """Read a file's fields; its vocabulary must be as large as its embedding matrix."""
+        """Read a file's fields. Its vocabulary must be as large as its embedding matrix."""
         embedding = file.tensors.get("token_embd.weight")
         count = number_of_strings(file.metadata, "tokenizer.ggml.tokens")
         size = embedding.shape[0] if embedding is not None else count or 0
         fields = cls(file.metadata, file.path, size, file.oddities)
         if count is not None and count != size:
-            raise fields.error(f"{count} tokens, but token_embd.weight has {size} rows")
+            raise fields.error(f"the vocabulary has {count} tokens, but token_embd.weight has {size} rows")
         if (vocab_size := fields.count("vocab_size", size)) != size:
             if count is None:
-                raise fields.error(f"{fields.key('vocab_size')} is {vocab_size}, the vocabulary has {size}")
+                raise fields.error(f"{fields.key('vocab_size')} is {vocab_size}, but the vocabulary has {size} tokens")
             key = fields.key("vocab_size")
-            fields.oddities.note(f"{key} is {vocab_size}, where there are {size} tokens and rows", key)
+            fields.oddities.note(f"{key} is {vocab_size}, but there are {size} tokens and rows", key)
         return fields
 
     def raw(self, name: str, default: object = None) -> object:
@@ -64,7 +66,7 @@ class Fields(Checked):
         return super().raw(name, default)
 
     def count(self, name: str, default: int | None = None) -> int:
-        """Return a whole number up to MOST, at least 1, or 0 if that is the default."""
+        """Return an integer from 1, or from 0 if that is the default, to MOST."""
         value = self.raw(name, default)
         if isinstance(value, np.ndarray) and self._is_one_for_all(value):
             value = value.flat[0].item()
@@ -76,7 +78,7 @@ class Fields(Checked):
         return is_whole(layers) and value.shape == (layers,) and layers > 0 and bool((value == value[0]).all())
 
     def counts(self, name: str, layers: int, default: int | None = None) -> tuple[int, ...]:
-        """Return one number per layer; a single one holds for all."""
+        """Return one integer per layer; a single one applies to all."""
         value = self.raw(name, default)
         if not isinstance(value, np.ndarray):
             return (self.count(name, default),) * layers
@@ -90,7 +92,7 @@ class Fields(Checked):
         return value
 
     def factor(self, name: str, default: float | None = None) -> float:
-        """Return a number that is not 0."""
+        """Return a number other than 0."""
         value = self.number(name, default)
         if value == 0:
             raise self.error(f"{self.key(name)} must not be 0")
@@ -107,14 +109,14 @@ class Fields(Checked):
         """Read block_count, the number of layers."""
         layers = self.count("block_count")
         if layers > MOST_LAYERS:
-            raise self.error(f"{layers} layers are more than any model has")
+            raise self.wrong("block_count", f"a number from 1 to {MOST_LAYERS}")
         return layers
 
     def common(self) -> dict[str, Any]:
-        """Read the common hyperparameters: the arguments of localllm.arch.hyperparameters.Hyperparameters."""
+        """Read the arguments of localllm.arch.hyperparameters.Hyperparameters."""
         mtp_layers = self.count("nextn_predict_layers", 0)
         if mtp_layers >= self.layers():
-            raise self.error(f"{self.key('nextn_predict_layers')} leaves no layers")
+            raise self.error(f"{self.key('nextn_predict_layers')} must be below {self.key('block_count')}")
         return {
             "arch": self.arch,
             "layers": self.layers() - mtp_layers,
@@ -155,7 +157,7 @@ COUNTS = """
     rope.dimension_count rope.dimension_count_swa rope.scaling.original_context_length
     ssm.conv_kernel ssm.inner_size ssm.state_size ssm.time_step_rank ssm.group_count shortconv.l_cache
 """
-PER_LAYER = "attention.head_count", "attention.head_count_kv", "feed_forward_length"  # one number, or one per layer
+PER_LAYER = "attention.head_count", "attention.head_count_kv", "feed_forward_length"  # one value, or one per layer
 EPSILONS = """
     attention.layer_norm_epsilon attention.layer_norm_rms_epsilon attention.group_norm_epsilon hyper_connection.epsilon
 """
@@ -190,14 +192,14 @@ def require_kinds(fields: Fields) -> None:
 
 
 def require_finite(fields: Fields, name: str) -> None:
-    """Check that a number, or every number of an array, is finite."""
+    """Raise ModelError unless a number, or every element of an array, is finite."""
     value = fields.raw(name)
     if isinstance(value, float | np.ndarray) and not np.isfinite(value).all():
         raise fields.error(f"{fields.key(name)} must be finite (found {show(value)})")
 
 
 def require_count(fields: Fields, name: str, layers: int) -> None:
-    """Check an integer, or for the names in PER_LAYER an array with one for each layer."""
+    """Validate an integer, or for the names in PER_LAYER an array with one per layer."""
     value = fields.raw(name)
     values = value.tolist() if isinstance(value, np.ndarray) and name in PER_LAYER else [value]
     if not all(is_whole(item) and 0 <= item <= NO_LIMIT for item in values):
@@ -212,8 +214,8 @@ def require_epsilon(fields: Fields, name: str, layers: int) -> None:
 
 def require_flag(fields: Fields, name: str, layers: int) -> None:
     if not fields.flag(name) and name == "attention.causal" and fields.arch not in BIDIRECTIONAL.split():
-        message = "models with bidirectional attention are not supported: attention.causal is false"
-        raise fields.unsupported(f"{fields.arch} {message}")
+        message = "must be true: bidirectional attention is not supported in"
+        raise fields.unsupported(f"{fields.key(name)} {message} {fields.arch} models")
 
 
 def require_text(fields: Fields, name: str, layers: int) -> None:
@@ -226,14 +228,14 @@ def require_rope_type(fields: Fields, name: str, layers: int) -> None:
 
 
 def require_sections(fields: Fields, name: str, layers: int) -> None:
-    """Check the numbers of RoPE pairs for up to four positions (M-RoPE)."""
+    """Validate the counts of RoPE pairs for up to four positions (M-RoPE)."""
     sections = fields.array(name, "iu", "an array of whole numbers")
     if len(sections) > 4 or not all(0 <= count <= NO_LIMIT for count in sections.tolist()):
         raise fields.wrong(name, "up to four whole numbers")
 
 
 def require_by_layer(fields: Fields, name: str, layers: int) -> None:
-    """Check an array of a flag for each layer, or a number: the period at which layers repeat. Raises ModelError."""
+    """Validate a flag per layer, or the period at which layers repeat. Raises ModelError."""
     value = fields.raw(name)
     if not isinstance(value, np.ndarray):
         return require_count(fields, name, layers)
@@ -283,22 +285,22 @@ MODELS = ("model", "vocab")  # values of general.type in language models
 def require_general(file: GGUFFile, kinds: tuple[str, ...] = MODELS) -> str:
     """Return the architecture's name, and note general metadata of a wrong type.
 
-    Raises ModelError if general.type is none of `kinds`.
+    kinds: allowed values of general.type. Raises ModelError for another one.
     """
     general = Checked(file.metadata, "general.", file.path, file.oddities)
     for field in filter(general.has, (*TEXTS, *LISTS)):
         key = f"general.{field}"
         if not is_text(file.metadata, key) and (field in TEXTS or number_of_strings(file.metadata, key) is None):
-            general.oddities.note(f"{key} is not a {'text' if field in TEXTS else 'list of texts'}")
+            general.oddities.note(f"{key} is not a {'string' if field in TEXTS else 'list of strings'}")
     for field in filter(general.has, GENERAL_COUNTS):
         value = general.raw(field)
         if not is_whole(value) or not 0 <= value < 1 << 63:
-            general.oddities.note(f"general.{field} is not a number, 0 or above")
+            general.oddities.note(f"general.{field} is not a non-negative integer")
     if (kind := general.text("type", "model")) not in kinds:
-        raise general.error(f"a file of the type {show(kind)}, not a model")
+        raise general.error(f"general.type must be {' or '.join(kinds)} (found {show(kind)})")
     name = general.raw("architecture")
     if not isinstance(name, str):
-        raise ModelError(f"{file.path}: the metadata has no string general.architecture; is this a language model?")
+        raise ModelError(f"{file.path}: general.architecture must be a string; is this a language model?")
     if not ARCHITECTURE.fullmatch(name):
-        raise ModelError(f"{file.path}: general.architecture: {printable(name)} is not the name of an architecture")
+        raise ModelError(f"{file.path}: general.architecture must be an architecture's name (found {printable(name)})")
     return name

@@ -1,4 +1,4 @@
-"""Check that hyperparameters agree with the tensors' shapes, and that the family supports every setting of a file.
+"""Check that hyperparameters agree with the tensors' shapes and are supported by the family.
 
 If lengths disagree, the file is damaged. A setting that the family does not read (Fields.asked has the names that it
 reads) is refused unless its value is neutral. Other keys of GGUF are ignored only where they have no effect, or where
@@ -12,7 +12,7 @@ from localllm.files.gguf.file import Tensor
 from localllm.files.gguf.metadata_reader import is_whole, show
 
 EXPERT_TENSORS = "ffn_gate_inp.weight", "ffn_down_exps.weight"
-# Hyperparameters, one number or one for each layer: a layer's tensor, and its axis that must have that length.
+# Hyperparameters, one value or one per layer: a layer's tensor, and its axis that must have that length.
 LENGTHS = {
     "expert_feed_forward_length": ("ffn_down_exps.weight", -1),
     "expert_shared_feed_forward_length": ("ffn_down_shexp.weight", -1),
@@ -61,15 +61,15 @@ def require_agreement(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
 
 
 def require_width(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
-    """Check embedding_length against the embeddings."""
+    """Check embedding_length against the embedding matrix."""
     embedding, width = tensors.get("token_embd.weight"), fields.count("embedding_length")
     if embedding is not None and embedding.shape[-1] != width:
-        problem = f"does not fit the shape {list(embedding.shape)} of {embedding.name}"
-        raise fields.error(f"{fields.key('embedding_length')}, {width}, {problem}")
+        problem = f"does not match the shape {list(embedding.shape)} of {embedding.name}"
+        raise fields.error(f"{fields.key('embedding_length')} {width} {problem}")
 
 
 def require_heads(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
-    """Check the lengths of keys and values against their matrices, where all layers' heads are alike."""
+    """Check the lengths of keys and values against their matrices, if all layers' heads are alike."""
     value = fields.raw("attention.head_count_kv", fields.raw("attention.head_count"))
     heads = value if is_whole(value) else 0
     for key, name in (("attention.key_length", "attn_k.weight"), ("attention.value_length", "attn_v.weight")):
@@ -79,12 +79,12 @@ def require_heads(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
         for layer in range(fields.layers()) if heads else ():
             tensor = tensors.get(f"blk.{layer}.{name}")
             if tensor and len(tensor.shape) == 2 and tensor.shape[0] != heads * length:
-                problem = f"does not fit the shape {list(tensor.shape)} of {tensor.name}"
-                raise fields.error(f"{fields.key(key)}, {length}, {problem}")
+                problem = f"does not match the shape {list(tensor.shape)} of {tensor.name}"
+                raise fields.error(f"{fields.key(key)} {length} {problem}")
 
 
 def require_present(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
-    """Check that the tensors named in TENSORS exist, and that no count of layers exceeds the layers."""
+    """Check that the tensors named in TENSORS exist, and that no count of layers exceeds their number."""
     layers = fields.layers()
     for key, name in TENSORS.items():
         if "expert" in key and has_none(fields):
@@ -93,14 +93,14 @@ def require_present(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
         if fields.has(key) and not is_there and max(fields.counts(key, layers, 0)):
             first = next((n for n in range(layers) if f"blk.{n}.{EXPERT_TENSORS[0]}" in tensors), 0)
             missing = f"blk.{first if 'expert' in key else 0}.{name}"
-            raise fields.error(f"{fields.key(key)} is {show(fields.raw(key))}, but there is no {missing}")
+            raise fields.error(f"{fields.key(key)} is {show(fields.raw(key))}, but the tensor {missing} is missing")
     for key in MOST_LAYERS:
         if fields.has(key) and max(fields.counts(key, layers, 0)) > layers:
-            raise fields.error(f"{fields.key(key)} is {show(fields.raw(key))}, of {layers} layers")
+            raise fields.error(f"{fields.key(key)} is {show(fields.raw(key))}, but there are only {layers} layers")
 
 
 def require_feed_forward_length(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
-    """Check the feed-forward length, also of experts if they have no expert_feed_forward_length."""
+    """Check the feed-forward length, also of experts without expert_feed_forward_length."""
     key, names, experts = "feed_forward_length", ["ffn_down.weight"], "ffn_down_exps.weight"
     if fields.raw("expert_feed_forward_length") is None:
         names = [experts] if fields.arch == EXPERT_LENGTH else [*names, experts]
@@ -132,12 +132,12 @@ def has_none(fields: Fields) -> bool:
 def require_lengths(
     fields: Fields, tensors: Mapping[str, Tensor], key: str, lengths: Sequence[int], name: str, axis: int
 ) -> None:
-    """Check, layer by layer, one dimension of a tensor that some layers may lack."""
+    """Check one dimension of a tensor in each layer; some layers may lack the tensor."""
     for layer, length in enumerate(lengths):
         tensor = tensors.get(f"blk.{layer}.{name}")
         if tensor and (not -len(tensor.shape) <= axis < len(tensor.shape) or tensor.shape[axis] != length):
-            problem = f"does not fit the shape {list(tensor.shape)} of {tensor.name}"
-            raise fields.error(f"{fields.key(key)}, {show(fields.raw(key))}, {problem}")
+            problem = f"does not match the shape {list(tensor.shape)} of {tensor.name}"
+            raise fields.error(f"{fields.key(key)} {show(fields.raw(key))} {problem}")
 
 
 def require_experts(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
@@ -180,5 +180,5 @@ def require_supported_values(fields: Fields) -> None:
 
 
 def refusal(fields: Fields, name: str) -> Exception:
-    """Return the error for a setting that a family does not support."""
-    return fields.unsupported(f"{fields.key(name)} is {show(fields.raw(name))}, which {fields.arch} models do not have")
+    """Make the error for a setting that a family does not support."""
+    return fields.unsupported(f"{fields.key(name)} {show(fields.raw(name))} is not supported in {fields.arch} models")

@@ -24,8 +24,9 @@ LEAST = 1e-6  # of the absolute value under a gate's root
 class Ngrams:
     """Hashed embeddings of n-grams of up to `length` tokens, in one layer.
 
-    dim: the width of the table.  taps: kernel size of the convolution.  hashings: one for each row of an n-gram.
-    number: number of the layer's first state that belongs to the embeddings.
+    Attributes:
+        dim: the width of the table.  taps: kernel size of the convolution.  hashings: one for each row of an n-gram.
+        number: index of the layer's first state that belongs to the embeddings.
     """
 
     layer: int
@@ -36,22 +37,25 @@ class Ngrams:
     number: int
 
     def shapes(self, columns: int) -> list[tuple[int, ...]]:
-        """Return the states' shapes: the convolution's window, and the previous tokens, one state each."""
+        """Return the states' shapes: the convolution's window, and one for each previous token."""
         return [((self.taps - 1) * self.length, columns), *[(1, 1)] * (self.length - 1)]
 
 
 def read_ngrams(fields: Fields, attends: tuple[bool, ...], number: int) -> Ngrams | None:
-    """Read the ple.* keys, None for a model without them; number: see Ngrams. Raises ModelError."""
+    """Read the ple.* keys, None for a model without them. Raises ModelError.
+
+    number: see Ngrams.
+    """
     if not fields.has("ple.layers") and not fields.has("ple.ngram_size"):
         return None
     layers = fields.array("ple.layers", "iu", "the number of one layer").tolist()
     if len(layers) != 1 or not 0 <= layers[0] < len(attends) or attends[layers[0]]:
-        raise fields.wrong("ple.layers", "the number of one layer, which does not attend")
+        raise fields.wrong("ple.layers", "the index of one layer without attention")
     length, each, last_id = fields.count("ple.ngram_size"), fields.count("ple.heads_per_ngram"), fields.vocab_size - 1
     if not 2 <= length <= LONGEST or (length - 1) * each > MOST_HASHES:
-        raise fields.unsupported(f"{each} rows for sequences of each length up to {length} are not supported")
+        raise fields.unsupported(f"{each} rows for each n-gram length up to {length} are not supported")
     end = fields.whole("ple.eos_token_id", None, 0, last_id)
-    fields.whole("ple.image_token_id", 0, 0, last_id)  # only checked: images are not supported here
+    fields.whole("ple.image_token_id", 0, 0, last_id)  # only validated: images are not supported
     factors = read_numbers(fields, "ple.layer_multipliers", length, MOST_PRODUCT // fields.vocab_size)
     sizes, firsts = (
         read_numbers(fields, f"ple.head_{name}", (length - 1) * each, MOST_ROWS) for name in ("vocab_sizes", "offsets")
@@ -67,7 +71,7 @@ def read_ngrams(fields: Fields, attends: tuple[bool, ...], number: int) -> Ngram
 
 
 def read_numbers(fields: Fields, name: str, count: int, end: int) -> list[int]:
-    """Read `count` numbers, each at least 0 and below `end`. Raises ModelError."""
+    """Read `count` integers from 0 to `end` - 1. Raises ModelError."""
     expected = f"{count} numbers from 0 to {end - 1}"
     numbers = fields.array(name, "iu", expected).tolist()
     if len(numbers) != count or not all(0 <= number < end for number in numbers):
@@ -92,17 +96,20 @@ def add_ngram_embeddings(
 
 
 def normalize_streams(b: Builder, h: Any, x: Activation, norm: Weight) -> Activation:
-    """Apply RMSNorm to each stream; norm: [streams * width]."""
+    """Apply RMSNorm to each stream.
+
+    norm: [streams * width].
+    """
     return b.rms_norm(x, norm.shaped(h.streams * h.width), h.epsilon, h.width)
 
 
 def embed_ngrams(b: Builder, w: Weights, n: Ngrams, state: Recurrent) -> Activation:
-    """Look up the rows of the last two tokens, of the last three and so on: [tokens, hashings * dim]."""
+    """Look up the rows of the last two tokens, of the last three and so on, [tokens, hashings * dim]."""
     tokens = last = b.as_column(b.ids)
     for number in range(n.number + 1, n.number + n.length):
         last = b.previous(last, state, number)
         tokens = b.concat_heads(tokens, last, 1)
     table = w.per_layer_token_embd
     if table.shape[1:] != (n.dim,):
-        raise ModelError(f"tensor {table.name} must have rows of {n.dim} numbers (found the shape {list(table.shape)})")
+        raise ModelError(f"tensor {table.name} must have rows of length {n.dim} (found the shape {list(table.shape)})")
     return concat_streams(b, [b.embed_hashed(table, tokens, hashing) for hashing in n.hashings])

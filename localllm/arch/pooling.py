@@ -1,7 +1,7 @@
 """Reduce the rows of a text's tokens to its embedding (one row) or its scores.
 
-Sentence-BERT (Reimers and Gurevych 2019, arXiv 1908.10084) takes the mean of the rows; others take the first or the
-last. Rerankers and classifiers have a head after that, which computes scores.
+Sentence-BERT (Reimers and Gurevych 2019, arXiv 1908.10084) takes the mean of the rows; other models take the first or
+the last. Rerankers and classifiers have a head after that, which computes scores.
 """
 
 from collections.abc import Container
@@ -12,7 +12,7 @@ from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weights
 
 NONE = "none"  # no pooling: a row for each token
-KINDS = NONE, "mean", "cls", "last", RANK  # in the order of their numbers in GGUF
+KINDS = NONE, "mean", "cls", "last", RANK  # in the order of their ids in GGUF
 HEAD = "cls", "cls.norm", "cls.output"  # tensors of a classification head
 DENSE = "dense_2", "dense_3"  # matrices after pooling, as sentence-transformers numbers its modules
 
@@ -28,23 +28,23 @@ def read_pooling(fields: Fields, name: str = "pooling_type") -> str | None:
 
 
 def note_missing_dense(fields: Fields, names: Container[str]) -> None:
-    """Note matrices after pooling that a file lacks; names: of its tensors.
+    """Note matrices after pooling that a file lacks.
 
-    They are part of EmbeddingGemma, and of models whose metadata have their sizes.
+    They belong to EmbeddingGemma, and to models whose metadata have their sizes. names: names of the file's tensors.
     """
     needs = [name for name in DENSE if fields.arch == "gemma-embedding" or fields.has(f"{name}_feat_in")]
     if missing := [f"{name}.weight" for name in needs if f"{name}.weight" not in names]:
         are = "are" if len(missing) > 1 else "is"
         fields.oddities.note_missing(
-            f"{' and '.join(missing)} {are} missing: vectors of this file are not those of the model, which multiplies"
+            f"{' and '.join(missing)} {are} missing: this file's embeddings differ from the model's, which multiplies"
             " the pooled row by these matrices; convert it again with its dense modules"
         )
 
 
 def pool_texts(b: Builder, w: Weights, h: Hyperparameters, x: Activation) -> Activation:
-    """Pool the tokens' normalized rows x by h.pooling to one row for each text. Raises ModelError.
+    """Pool the tokens' normalized rows x by h.pooling to one row per text. Raises ModelError.
 
-    Tensors that belong to other pooling types are ignored.
+    Tensors of other pooling types are ignored.
     """
     rows = b.pool(x, h.before_head if h.pooling == RANK else str(h.pooling))
     if h.pooling == RANK:

@@ -1,6 +1,6 @@
 """The verbs of recurrent layers, whose state is a localllm.arch.layer_state.Recurrent.
 
-See localllm.arch.verbs for what a verb is.
+See localllm.arch.verbs about verbs.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ Activation = Any
 class HeadState:
     """The state of a recurrent layer's heads: state `number`, h [heads, key_dim, value_dim].
 
-    For each token h is first multiplied by e^(dt * rate), rates [heads]; head i has the keys of head i / repeat %
-    key_heads.
+    For each token h is first multiplied by e^(dt * rate), rates [heads]; head i has the keys of head
+    i / repeat % key_heads.
     """
 
     state: Recurrent
@@ -41,7 +41,10 @@ class StateVerbs(Protocol):
         """
 
     def previous(self, x: Activation, state: Recurrent, number: int) -> Activation:
-        """Return the previous token's row, zeros before the first. State `number` [1, columns]: the last row."""
+        """Return the previous token's row, zeros before the first.
+
+        State `number` [1, columns]: the last row.
+        """
 
     def mean(self, x: Activation, state: Recurrent, number: int) -> Activation:
         """Average each token's row with the `before` previous ones, zeros before the first.
@@ -73,44 +76,48 @@ class StateVerbs(Protocol):
         skip: Weight,
         state: Recurrent,
     ) -> Activation:
-        """Compute per column h = e^(dt * rates) * h + dt * x * b, y = h c + skip * x (Mamba: Gu and Dao 2023).
+        """Compute per column h = e^(dt * rates) * h + dt * x * b, y = h c + skip * x.
 
-        x, dt [tokens, columns]; b, c [tokens, state size]; rates [columns, state size]; state 1: h [state size,
-        columns].
+        Mamba: Gu and Dao 2023. x, dt [tokens, columns]; b, c [tokens, state size]; rates [columns, state size];
+            state 1:
+        h [state size, columns].
         """
 
     def state_space(
         self, x: Activation, dt: Activation, b: Activation, c: Activation, skip: Weight, heads: HeadState
     ) -> Activation:
-        """Compute per head h = e^(dt * rate) * h + b (dt * x)^T, y = c h + skip * x (Mamba 2: Dao and Gu 2024).
+        """Compute per head h = e^(dt * rate) * h + b (dt * x)^T, y = c h + skip * x.
 
-        x [tokens, heads * value_dim]; dt [tokens, heads]; b, c [tokens, key_heads * key_dim]; skip [heads].
+        Mamba 2: Dao and Gu 2024. x [tokens, heads * value_dim]; dt [tokens, heads]; b, c [tokens, key_heads * key_dim];
+        skip [heads].
         """
 
     def delta_rule(
         self, q: Activation, k: Activation, v: Activation, dt: Activation, strength: Activation, heads: HeadState
     ) -> Activation:
-        """Apply the gated delta rule, which overwrites a key's value in the state (Yang et al. 2024, arXiv 2412.06464).
+        """Apply the gated delta rule, which overwrites a key's value in the state.
 
-        For each head, h = e^(dt * rate) * h, then h = h + k (strength * (v - k h))^T, y = q h.
-
-        q, k [tokens, key_heads * key_dim]; v [tokens, heads * value_dim]; dt, strength [tokens, heads].
+        Yang et al. 2024, arXiv 2412.06464. For each head, h = e^(dt * rate) * h, then h = h + k (strength * (v - k
+        h))^T, y = q h. q, k [tokens, key_heads * key_dim]; v [tokens, heads * value_dim]; dt, strength [tokens, heads].
         """
 
     def lightning_attention(
         self, q: Activation, k: Activation, v: Activation, slopes: Sequence[float], state: Recurrent, number: int
     ) -> Activation:
-        """Compute per head h = e^-slope * h + k v^T, y = q h (Qin et al. 2024, arXiv 2401.04658; MiniMax-01, 2025).
+        """Compute per head h = e^-slope * h + k v^T, y = q h.
 
-        q, k [tokens, heads * key_dim]; v [tokens, heads * value_dim]; state `number`: h [heads, key_dim, value_dim].
+        Qin et al. 2024, arXiv 2401.04658; MiniMax-01, 2025. q, k [tokens, heads * key_dim]; v [tokens, heads *
+        value_dim]; state `number`: h [heads, key_dim, value_dim].
         """
 
     def gated_linear_attention(
         self, q: Activation, k: Activation, v: Activation, w: Activation, state: Recurrent, number: int
     ) -> Activation:
-        """Compute per head h = diag(w) h + k v^T, y = q h (Yang et al. 2023, arXiv 2312.06635).
+        """Compute per head h = diag(w) h + k v^T, y = q h.
 
-        q, k, w [tokens, heads * key_dim]; v [tokens, heads * value_dim]; state `number`: h [heads, key_dim, value_dim].
+        Yang et al. 2023, arXiv 2312.06635. q, k, w [tokens, heads * key_dim]; v [tokens, heads * value_dim]; state
+            `number`:
+        h [heads, key_dim, value_dim].
         """
 
     def wkv6(
@@ -118,8 +125,8 @@ class StateVerbs(Protocol):
     ) -> Activation:
         """Compute per head y = r (h + diag(first) k v^T), then h = diag(w) h + k v^T (RWKV-6).
 
-        The current token has weights of its own, `first` [heads, key_dim] (Peng et al. 2024, arXiv 2404.05892).
-        Otherwise as gated_linear_attention.
+        The current token has its own weights, `first` [heads, key_dim] (Peng et al. 2024, arXiv 2404.05892). Other
+        arguments as in gated_linear_attention.
         """
 
     def wkv7(
@@ -133,8 +140,9 @@ class StateVerbs(Protocol):
         state: Recurrent,
         number: int,
     ) -> Activation:
-        """Compute per head h = diag(w) h + b (a h) + k v^T, y = r h (RWKV-7: Peng et al. 2025, arXiv 2503.14456).
+        """Compute per head h = diag(w) h + b (a h) + k v^T, y = r h.
 
-        With a = -key and b = key * rate, the second term removes the key's old value. r, w, k, a, b [tokens, heads *
-        key_dim]; v [tokens, heads * value_dim]; state `number`: h [heads, key_dim, value_dim].
+        RWKV-7: Peng et al. 2025, arXiv 2503.14456. With a = -key and b = key * rate, the second term removes the key's
+        old value. r, w, k, a, b [tokens, heads * key_dim]; v [tokens, heads * value_dim]; state `number`: h [heads,
+        key_dim, value_dim].
         """

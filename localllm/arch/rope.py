@@ -19,8 +19,8 @@ class Rope:
     """The rotary embedding of a layer's heads."""
 
     head_dim: int
-    dims: int  # only the first `dims` numbers of a head are rotated, in pairs
-    interleaved: bool  # pairs are neighbours; otherwise number i is paired with number i + dims / 2 ("neox")
+    dims: int  # only the first `dims` dimensions of a head are rotated, in pairs
+    interleaved: bool  # pairs are neighbours; otherwise dimension i is paired with i + dims / 2 ("neox")
     base: float = 10000.0
     factor: float = 1.0  # context length divided by the original one
     yarn: bool = False
@@ -28,16 +28,17 @@ class Rope:
     magnitude: float = 1.0  # multiplies cosine and sine
     by_factors: bool = False  # a tensor of the file must divide the frequencies (LongRoPE)
     unrotated: tuple[int, ...] = ()  # pairs that stay as they are
-    pair_axes: tuple[int, ...] = ()  # by which of a row's positions each pair is rotated: 0 time, 1 height, 2 width
+    pair_axes: tuple[int, ...] = ()  # the position that rotates each pair: 0 time, 1 height, 2 width
     frequency_pairs: tuple[int, ...] = ()  # for each pair, the pair whose frequency it has; (): its own
     yarn_betas: tuple[float, float] = (32.0, 1.0)  # rotations (fast, slow) between which YaRN blends
     is_inverse: bool = False  # rotate the other way, which undoes a rotation
     position_offset: int = 0  # subtracted from every position
 
     def frequencies(self, factors: np.ndarray | None = None) -> np.ndarray:
-        """Compute radians per position, float64 [dims / 2]; `factors` (same shape) divide them.
+        """Compute radians per position, float64 [dims / 2].
 
-        YaRN (Peng et al. 2023) divides low frequencies by the factor, keeps high ones, and blends between.
+        YaRN (Peng et al. 2023) divides low frequencies by the factor, keeps high ones, and blends between. factors:
+        divide the frequencies, float64 [dims / 2].
         """
         pairs = np.array(self.frequency_pairs or range(self.dims // 2))
         plain = self.base ** (-2.0 * pairs / self.dims)
@@ -54,7 +55,7 @@ class Rope:
         return stretched * (1 - keep) + plain * keep
 
     def without_scaling(self, base: float) -> "Rope":
-        """Return the same RoPE without scaling."""
+        """Return a copy with another base and without scaling."""
         return replace(self, base=base, factor=1.0, yarn=False, magnitude=1.0)
 
     def _pair_of_rotations(self, rotations: float) -> float:
@@ -63,13 +64,14 @@ class Rope:
 
 
 def read_rope(fields: Fields, head_dim: int, interleaved: bool) -> Rope:
-    """Read the rope.* keys as llama.cpp understands them: a factor without a type is linear scaling. Raises ModelError.
+    """Read the rope.* keys as llama.cpp does: a factor without a type is linear scaling.
 
     LongRoPE's factors are tensors (localllm.arch.attention.rope_factors), which a file of another type may have, too.
+    Raises ModelError.
     """
     dims = fields.count("rope.dimension_count", head_dim)
     if dims > head_dim or dims % 2:
-        raise fields.error(f"cannot rotate {dims} dimensions of a head of {head_dim}")
+        raise fields.error(f"rope.dimension_count {dims} must be even and at most the head dimension, {head_dim}")
     factor = fields.factor("rope.scaling.factor", fields.factor("rope.scale_linear", 1.0))
     kind = fields.raw("rope.scaling.type", "linear")
     if not isinstance(kind, str) or kind not in ("none", "linear", "longrope", "yarn"):
@@ -108,12 +110,15 @@ SECTIONS = "rope.dimension_sections"
 
 
 def read_sections(fields: Fields) -> list[int] | None:
-    """Read how many pairs belong to each of the four positions, None if the file has no such key. Raises ModelError."""
+    """Read how many pairs belong to each of the four positions; None without the key.
+
+    Raises ModelError.
+    """
     if fields.raw(SECTIONS) is None:
         return None
     sections = fields.array(SECTIONS, "iu", "an array of whole numbers").tolist()
     if len(sections) != 4 or min(sections) < 0 or not sum(sections):
-        raise fields.error(f"{fields.key(SECTIONS)} must be four numbers (found {show(np.array(sections))})")
+        raise fields.error(f"{fields.key(SECTIONS)} must be four integers (found {show(np.array(sections))})")
     return sections
 
 

@@ -14,7 +14,7 @@ class RopeScaling:
 
     Attributes:
         kind: none, linear or yarn.
-        factor: how many times as long the context becomes.
+        factor: ratio of the new context to the original one.
         base: base of the frequencies.
         original_context: the context that the model was trained for before YaRN, in tokens.
     """
@@ -38,8 +38,8 @@ class RopeScaling:
     def apply(self, metadata: MutableMapping[str, object], path: str) -> None:
         """Change a file's metadata in memory. Raises UnsupportedError for a model with attention windows.
 
-        A YaRN factor other than the file's also sets the context, to the original one times the factor. In a model
-        with attention windows, llama.cpp does not rescale some layers, and the metadata does not tell which.
+        A YaRN factor other than the file's also sets the context, to the original one times the factor. In a model with
+        attention windows, llama.cpp does not rescale some layers, and the metadata does not specify them.
         """
         prefix = f"{metadata.get('general.architecture')}."
         if metadata.get(f"{prefix}attention.sliding_window"):

@@ -77,7 +77,10 @@ class RowwiseVerbs(Protocol):
     def rowwise(
         self, verb: str, formula: Callable[..., np.ndarray], *inputs: Activation, **numbers: float
     ) -> Activation:
-        """Apply an elementwise verb; formula: the function of NumPy arrays and numbers that it computes."""
+        """Apply an elementwise verb.
+
+        formula: the function of NumPy arrays and numbers that it computes.
+        """
 
     def add(self, x: Activation, y: Activation) -> Activation:
         """Compute x + y."""
@@ -108,7 +111,10 @@ class RowwiseVerbs(Protocol):
         return self.rowwise("gelu", gelu, x)
 
     def gelu_erf(self, x: Activation) -> Activation:
-        """Compute x / 2 * (1 + erf(x / sqrt(2))), which `gelu` approximates to 5e-4 (Hendrycks and Gimpel 2016)."""
+        """Compute x / 2 * (1 + erf(x / sqrt(2))), which `gelu` approximates to 5e-4.
+
+        Hendrycks and Gimpel 2016.
+        """
         return self.rowwise("gelu_erf", gelu_erf, x)
 
     def relu_squared(self, x: Activation) -> Activation:

@@ -1,7 +1,7 @@
-"""The common parts of RWKV 6 and 7, and of Qwen models converted to RWKV's attention (QRWKV, ARWKV).
+"""The common structure of RWKV 6 and 7, and of Qwen models with RWKV's attention (QRWKV, ARWKV).
 
-A layer interpolates each token with the one before it, and updates a state matrix for each head; then follows RWKV's
-feed-forward network, which also reads the token before, or Qwen's.
+A layer interpolates each token with the previous one, and updates a state matrix for each head; then follows RWKV's
+feed-forward network, which also reads the previous token, or Qwen's.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,10 +21,11 @@ HEAD_EPSILON = 64e-5  # of each head's norm
 
 @frozen
 class Rwkv(Hyperparameters):
-    """The hyperparameters.
+    """The hyperparameters of RWKV.
 
-    ranks: ranks of the low-rank products for gates and decays.  has_own_network: RWKV's feed-forward network, not
-    Qwen's.
+    Attributes:
+        ranks: ranks of the low-rank products for gates and decays.
+        has_own_network: whether it has RWKV's feed-forward network, not Qwen's.
     """
 
     head_dim: int
@@ -45,16 +46,19 @@ class Rwkv(Hyperparameters):
 
 
 def read_rwkv(fields: Fields, ranks: Sequence[str]) -> Rwkv:
-    """Read the hyperparameters; ranks: the names of the ranks. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError.
+
+    ranks: the keys of the ranks.
+    """
     is_rwkv, common, head_dim = fields.arch.startswith("rwkv") and "qwen" not in fields.arch, fields.common(), 0
     if common["width"] % (head_dim := fields.count("wkv.head_size")):
-        raise fields.error(f"{common['width']} columns do not make heads of {head_dim}")
+        raise fields.error(f"embedding_length {common['width']} is not divisible by the head size {head_dim}")
     if fields.count("token_shift_count", 2) != 1 + is_rwkv:
         raise fields.error(f"{fields.key('token_shift_count')} must be {1 + is_rwkv}")
     heads = common["width"] // head_dim
     kv_heads = fields.count("attention.head_count_kv", 0) or heads
     if heads % kv_heads:
-        raise fields.error(f"{heads} heads cannot share {kv_heads} key-value heads")
+        raise fields.error(f"the {heads} heads are not divisible by attention.head_count_kv {kv_heads}")
     return Rwkv(
         **common,
         head_dim=head_dim,
@@ -99,7 +103,7 @@ def qwen_network(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activatio
 
 
 def lerps(w: Weights, h: Rwkv, names: str) -> list[Weight]:
-    """Return the interpolation weights between a token and the one before, one vector for each of `names`.
+    """Return the interpolation weights between a token and the previous one, a vector for each of `names`.
 
     The file has one tensor for all, or in old files one for each.
     """

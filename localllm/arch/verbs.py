@@ -1,4 +1,4 @@
-"""The verbs that an architecture is written in.
+"""The verbs in which an architecture is written.
 
 A verb is a pure function: it changes no argument and returns a new activation. The recorder of localllm.engine records
 the verbs once, when a model is opened; `Reference` of localllm.engine.operations computes them immediately in NumPy. An
@@ -25,7 +25,7 @@ class Routing:
     """A rule that routes a token to the experts with the highest scores in the best groups.
 
     Scores are the softmax of the router's logits, or the sigmoid or the root of softplus of each. The weight of a used
-    expert is its score, divided by the sum of all used ones' if `normalized`, times `scale`.
+    expert is its score, divided by the sum over all used ones if `normalized`, times `scale`.
     """
 
     experts: int
@@ -37,32 +37,30 @@ class Routing:
     groups_used: int = 1
     weighs_inputs: bool = False  # weights multiply the experts' inputs instead of their outputs
     rooted: bool = False  # scores are roots of softplus (DeepSeek-V4, 2026)
-    together: int = 1  # so many consecutive experts share matrices; group i has expert i's score (GroveMoE)
+    together: int = 1  # number of consecutive experts that share matrices; group i has expert i's score (GroveMoE)
 
     @property
     def matrices(self) -> int:
-        """The number of experts' matrices."""
+        """The number of expert matrices."""
         return self.experts // self.together
 
 
 Activation = Any
-Numbers = Any  # one integer for each row
+Numbers = Any  # one integer per row
 Choice = Any  # the experts of each token, and their weights
 FULL_ATTENTION = 1 << 40
 
 
 @frozen
 class Scores:
-    """The computation of attention scores from queries and keys; equal groups of query heads share a key-value head.
+    """The computation of attention scores from queries and keys.
 
-    A score s becomes softcap * tanh(s / softcap) if softcap is not 0, and slope * |distance| is subtracted if heads
-    have slopes (ALiBi, Press et al. 2021). A sink is an additional score per head without a value (gpt-oss, 2025).
-    Tokens also attend to the next `lookahead` tokens: FULL_ATTENTION for bidirectional attention.
-
-    Biases are added by distance: bias i of a head where the key is i - reach positions after the query; the first and
-    the last one also apply beyond (T5, Raffel et al. 2020). With `cross_attention`, a decoder's queries attend to the
-    encoder's keys. With `windowed`, patches of an image attend only to their window.
-
+    Equal groups of query heads share a key-value head. A score s becomes softcap * tanh(s / softcap) if softcap is not
+    0, and slope * |distance| is subtracted if heads have slopes (ALiBi, Press et al. 2021). A sink is an additional
+    score per head without a value (gpt-oss, 2025). Tokens also attend to the next `lookahead` tokens: FULL_ATTENTION
+    for bidirectional attention. Biases are added by distance: bias i of a head where the key is i - reach positions
+    after the query; the first and the last one also apply beyond (T5, Raffel et al. 2020). With `cross_attention`, a
+    decoder's queries attend to the encoder's keys. With `windowed`, patches of an image attend only to their window.
     `logs` makes it possible to combine the results of two sets of keys.
     """
 
@@ -83,7 +81,7 @@ class Scores:
 class Hashing:
     """A hash of a token and its predecessors to a row of a table.
 
-    The row is first + (xor over i of id_i * factor_i) % size, where id_0 is the token's, id_1 that of the one before
+    The row is first + (xor over i of id_i * factor_i) % size, where id_0 is the token's, id_1 that of the previous one
     and so on. Ids before an `end` token, and before a sequence's first token, count as `end`.
     """
 
@@ -94,7 +92,7 @@ class Hashing:
 
 
 class Builder(RowwiseVerbs, StateVerbs, Protocol):
-    """The verbs that all builders have."""
+    """The verbs of all builders."""
 
     ids: Numbers  # the ids of the run's tokens
     positions: Numbers  # the tokens' positions in their sequences
@@ -103,69 +101,73 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
     reveals: bool  # whether the last hidden states of all tokens are exported
 
     def embed_inputs(self, embedded: Callable[[], Activation], parts: int = 1) -> Activation:
-        """Return the first layer's input: embedded(), or the rows of an image in place of tokens.
+        """Return the first layer's input: embedded(), or the rows of an image instead of tokens.
 
-        parts: equally wide parts of an image's row, of which this returns the first; add_deepstack adds the others.
+        parts: number of equally wide slices of an image's row, of which this returns the first; add_deepstack adds the
+        others.
         """
 
     def add_deepstack(self, x: Activation, part: int) -> Activation:
-        """Add a further part of an image's rows to x (DeepStack, Meng et al. 2024, arXiv 2406.04334)."""
+        """Add a further slice of an image's rows to x (DeepStack, Meng et al. 2024, arXiv 2406.04334)."""
 
     def embed(self, weight: Weight, ids: Numbers) -> Activation:
-        """Look up the embedding rows of the tokens: [tokens, width]."""
+        """Look up the embedding rows of the tokens, [tokens, width]."""
 
     def replace_ids(self, ids: Numbers, table: np.ndarray) -> Numbers:
         """Map the tokens' ids through a table, int64 [vocab], to other ids or to rows of a smaller table."""
 
     def as_column(self, ids: Numbers) -> Activation:
-        """Return each token's id + 1 as a number, exact below 2^24: [tokens, 1]. 0 means no token."""
+        """Return each token's id + 1, exact below 2^24, [tokens, 1]. 0 means no token."""
 
     def embed_hashed(self, weight: Weight, tokens: Activation, hashing: Hashing) -> Activation:
-        """Look up a row for each token and its predecessors by their hash: [tokens, width].
+        """Look up a row for each token and its predecessors by their hash, [tokens, width].
 
-        (Hash embeddings: Svenstrup et al. 2017, arXiv 1709.03933.) tokens: columns from `as_column`: the token itself,
+        Hash embeddings: Svenstrup et al. 2017, arXiv 1709.03933. tokens: columns from `as_column`: the token itself,
         then its predecessors.
         """
 
     def embed_positions(self, weight: Weight, positions: Numbers) -> Activation:
-        """Look up the rows of a position table: [tokens, width]."""
+        """Look up the rows of a position table, [tokens, width]."""
 
     def embed_kinds(self, weight: Weight, kinds: Numbers) -> Activation:
-        """Look up the rows of a token-type table: [tokens, width]."""
+        """Look up the rows of a token-type table, [tokens, width]."""
 
     def export_hidden(self, x: Activation) -> Activation:
-        """Return x unchanged, and export it for an MTP layer (localllm.arch.decoder), if the builder `reveals`."""
+        """Return x unchanged, and export it for an MTP layer if the builder `reveals` hidden states."""
 
     def tap_layer_input(self, x: Activation, layer: int) -> Activation:
-        """Return x unchanged, and export this layer's input for a draft head (EAGLE-3) that reads it.
+        """Return x unchanged, and export this layer's input for a draft head (EAGLE-3).
 
         The last layer's output counts as the input of one more layer.
         """
 
     def select(self, x: Activation, rows: Numbers) -> Activation:
-        """Select rows by their numbers."""
+        """Select rows by their indices."""
 
     def slice_columns(self, x: Activation, first: int, end: int, period: int | None = None) -> Activation:
-        """Take the columns from `first` up to `end` of every `period` columns."""
+        """Take columns `first` to `end` - 1 of every `period` columns."""
 
     def concat_heads(self, x: Activation, y: Activation, heads: int, shared: bool = False) -> Activation:
         """Concatenate x and y head by head; with `shared`, y is one head, appended to each of x."""
 
     def head_linear(self, x: Activation, weight: Weight) -> Activation:
-        """Multiply each head's columns with its own matrix; the weight is a stack [heads, rows, columns]."""
+        """Multiply each head's columns by its own matrix; the weight is a stack [heads, rows, columns]."""
 
     def rms_norm(self, x: Activation, weight: Weight | None, epsilon: float, group: int | None = None) -> Activation:
         """Compute x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019).
 
-        Each `group` of columns is normalized separately, None: the whole row. The weight has the size of a group or of
+        Each `group` of columns is normalized separately; None: the whole row. The weight has the size of a group or of
         a row; None: weights of 1.
         """
 
     def layer_norm(self, x: Activation, weight: Weight | None, epsilon: float, group: int | None = None) -> Activation:
-        """Compute (x - mean) / sqrt(variance + epsilon) * weight + bias (Ba et al. 2016); groups as in rms_norm."""
+        """Compute (x - mean) / sqrt(variance + epsilon) * weight + bias (Ba et al. 2016).
+
+        Groups as in rms_norm.
+        """
 
     def linear(self, x: Activation, weight: Weight) -> Activation:
-        """Compute x W^T * scale + bias: [tokens, rows of W]."""
+        """Compute x W^T * scale + bias, [tokens, rows of W]."""
 
     def rope(self, x: Activation, rope: Rope, positions: Numbers, factors: Weight | None = None) -> Activation:
         """Rotate each head's pairs by position * frequency (Su et al. 2021)."""
@@ -174,7 +176,7 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
         """Return `long` if sequences may become longer than `original` tokens, else `short`."""
 
     def ignore(self, *weights: Weight | None) -> None:
-        """Mark weights as used though no verb reads them."""
+        """Mark weights as used that no verb reads."""
 
     def attend(
         self, q: Activation, k: Activation | None, v: Activation | None, state: Paged | Latent, scores: Scores
@@ -182,8 +184,8 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
         """Compute softmax(q k^T * scale) v over the keys up to a token's own, within the window.
 
         The run's keys and values are written to the cache first; None means that an earlier layer has written them. The
-        values of a Latent state are the first numbers of its keys. y [tokens, heads * value_dim], with `logs` one
-        column more for each head.
+        values of a Latent state are the first columns of its keys. y [tokens, heads * value_dim], with `logs` one
+        additional column per head.
         """
 
     def write_kv(self, k: Activation, v: Activation, state: Paged) -> None:
@@ -198,13 +200,10 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
         """Select the keys that a token attends to: the `count` visible ones with the largest indexer scores.
 
         A score is the sum over heads of weight * max(q k, 0); of equal scores the first is selected (lightning indexer:
-        DeepSeek-V3.2, 2025). If a score is NaN, no keys are selected for the token.
-
-        With a `block` other than 1, `count` blocks of that many positions are selected: a block's key is that of its
-        last token, and the keys after the last whole block are always selected.
-
-        q [tokens, heads * key_dim], k [tokens, key_dim], weights [tokens, heads], None for ones. Returns a bit mask
-        over the positions of a sequence, 32 per number.
+        DeepSeek-V3.2, 2025). If a score is NaN, no keys are selected for the token. With a `block` other than 1,
+        `count` blocks of that many positions are selected: a block's key is that of its last token, and the keys after
+        the last whole block are always selected. q [tokens, heads * key_dim], k [tokens, key_dim], weights [tokens,
+        heads], None for ones. Returns a bit mask over the positions of a sequence, 32 per element.
         """
 
     def select_key_blocks(
@@ -212,9 +211,8 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
     ) -> Activation:
         """Select `count` blocks of keys for each group of query heads, by the largest q k of a block.
 
-        The last `local` blocks are always selected (MiniMax M3, 2026). Otherwise as select_keys.
-
-        q [tokens, groups * key_dim], k [tokens, key_dim]. The groups' bit masks are side by side.
+        The last `local` blocks are always selected (MiniMax M3, 2026). Other arguments as in select_keys.
+        q [tokens, groups * key_dim], k [tokens, key_dim]. The groups' bit masks are concatenated.
         """
 
     def route(
@@ -222,15 +220,15 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
     ) -> Choice:
         """Route each token to experts (localllm.arch.verbs.Routing), with weights.
 
-        The bias affects the selection only. A table [vocab, used] of whole numbers routes tokens by their ids (hash
-        layers: Roller et al. 2021, arXiv 2106.04426). A token with a NaN logit goes to any experts, with NaN weights.
+        The bias affects the selection only. A table [vocab, used] of integers routes tokens by their ids (hash layers:
+        Roller et al. 2021, arXiv 2106.04426). A token with a NaN logit goes to any experts, with NaN weights.
         """
 
     def gather(self, x: Activation, choice: Choice) -> Activation:
         """Repeat each token's row for each of its experts, in the order of the tokens."""
 
     def expert_linear(self, x: Activation, weight: Weight, choice: Choice) -> Activation:
-        """Multiply each row with its expert's matrix, as `linear`; the weight is a stack [experts, rows, columns]."""
+        """Multiply each row by its expert's matrix, like `linear`; weight: a stack [experts, rows, columns]."""
 
     def scatter(self, x: Activation, choice: Choice) -> Activation:
         """Sum the weighted outputs of each token's experts."""
@@ -239,33 +237,36 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
         """Compute x * sigmoid(gate), gate [tokens, 1]."""
 
     def scale(self, x: Activation, factor: float | Weight) -> Activation:
-        """Compute x * factor; factor: a number, or a tensor with one element."""
+        """Compute x * factor.
+
+        factor: a number, or a tensor with one element.
+        """
 
     def scale_columns(self, x: Activation, weight: Weight) -> Activation:
-        """Multiply each column of x with its element of a vector."""
+        """Multiply each column of x by its element of a vector."""
 
     def lerp(self, x: Activation, z: Activation, weight: Weight) -> Activation:
-        """Compute x + (z - x) * weight, a vector of one number per column."""
+        """Compute x + (z - x) * weight; weight: a vector with one element per column."""
 
     def multiply_heads(self, x: Activation, gates: Activation) -> Activation:
-        """Multiply each head's columns of x with its gate; gates [tokens, heads]."""
+        """Multiply each head's columns of x by its gate; gates [tokens, heads]."""
 
     def softmax(self, x: Activation) -> Activation:
-        """Compute the softmax of each row; NaN where a number is not finite."""
+        """Compute the softmax of each row; NaN where a value is not finite."""
 
     def sinkhorn(self, x: Activation, size: int, iterations: int, epsilon: float) -> Activation:
         """Normalize each row's matrix of `size` rows so that its rows and columns sum to about 1, transposed.
 
         Each row becomes its softmax plus epsilon; then columns are divided by their sums plus epsilon, and, iterations
         - 1 times, rows and columns (Sinkhorn and Knopp 1967; in residual streams: Xie et al. 2025, arXiv 2512.24880).
-        NaN where one of the numbers is not finite.
+        NaN where a value is not finite.
         """
 
     def head_dots(self, x: Activation, z: Activation, heads: int) -> Activation:
-        """Sum x * z over the columns of each head: [tokens, heads]."""
+        """Sum x * z over the columns of each head, [tokens, heads]."""
 
     def mix_streams(self, x: Activation, weights: Activation, streams: int) -> Activation:
-        """Compute m sums of residual streams: y_i = the sum over j of weights_ij * x_j.
+        """Compute m sums of residual streams, y_i = the sum over j of weights_ij * x_j.
 
         x [tokens, streams * width]; weights [tokens, m * streams], those of y_0 first. y [tokens, m * width].
         """
@@ -276,7 +277,10 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
     def scale_by_position(
         self, x: Activation, positions: Numbers, slope: float, length: int, offset: int = 0
     ) -> Activation:
-        """Compute x * (1 + slope * log(floor((position + offset) / length) + 1)): Llama 4's attention temperature."""
+        """Compute x * (1 + slope * log(floor((position + offset) / length) + 1)).
+
+        This is Llama 4's attention temperature.
+        """
 
     def softplus(self, x: Activation, bias: Weight | None = None) -> Activation:
         """Compute log(1 + e^(x + bias)), NaN for infinity."""

@@ -1,7 +1,7 @@
 """A model's tensors, by their names in the file: Weights.block(3).attn_q is blk.3.attn_q.weight.
 
-A language model's file may also hold tensors of other parts, such as an image encoder in files of Ollama; they have no
-effect on text.
+A language model's file may also have tensors of other modules, such as an image encoder in files of Ollama; they have
+no effect on text.
 """
 
 import itertools
@@ -35,7 +35,7 @@ class Weight:
         return self.tensor.shape
 
     def vector(self) -> np.ndarray:
-        """Return a 1-D tensor as float32. Raises ModelError if it is no vector of plain, finite numbers."""
+        """Return a 1-D tensor as float32. Raises ModelError for other shapes, formats or values."""
         kinds = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "BF16": np.uint16}
         kind = kinds.get(self.tensor.format.name)
         if kind is None or len(self.shape) != 1:
@@ -46,33 +46,33 @@ class Weight:
         is_upper_half = kind is np.uint16  # of a float32
         numbers = (numbers.astype(np.uint32) << 16).view(np.float32) if is_upper_half else numbers.astype(np.float32)
         if not np.isfinite(numbers).all():
-            raise ModelError(f"tensor {self.name} has values that are not numbers")
+            raise ModelError(f"tensor {self.name} must have finite values only")
         return numbers
 
     def whole(self) -> np.ndarray:
-        """Return an I32 tensor as int64 in its shape. Raises ModelError."""
+        """Return an I32 tensor as int64 of the same shape. Raises ModelError."""
         if self.tensor.format.name != "I32":
-            raise ModelError(f"tensor {self.name} must be whole numbers (found {self.tensor.format.name})")
+            raise ModelError(f"tensor {self.name} must have integers, I32 (found {self.tensor.format.name})")
         return self.tensor.data.view(np.int32).reshape(self.shape).astype(np.int64)
 
     def number(self) -> float:
-        """Return the number of a tensor of shape [1]. Raises ModelError."""
+        """Return the only element of a tensor of shape [1]. Raises ModelError."""
         if self.shape != (1,):
-            raise ModelError(f"tensor {self.name} must be one number (found the shape {list(self.shape)})")
+            raise ModelError(f"tensor {self.name} must have one element (found the shape {list(self.shape)})")
         return float(self.vector()[0])
 
     def shaped(self, *shape: int) -> "Weight":
-        """Check the shape and return the weight. Raises ModelError."""
+        """Return the weight. Raises ModelError if it has another shape."""
         if self.shape != shape:
             raise ModelError(f"tensor {self.name} must have the shape {list(shape)} (found {list(self.shape)})")
         return self
 
     def flat(self) -> "Weight":
-        """Return a matrix as one vector."""
+        """Return the tensor as one vector."""
         return replace(self, tensor=replace(self.tensor, shape=(math.prod(self.shape),)))
 
     def repeated(self, count: int) -> "Weight":
-        """Repeat each number of a vector `count` times. Raises ModelError if it is quantized."""
+        """Repeat each element of a vector `count` times. Raises ModelError if it is quantized."""
         numbers = len(self.flat().vector())
         data = np.repeat(self.tensor.data.reshape(numbers, -1), count, axis=0).reshape(-1)
         return replace(self, tensor=replace(self.tensor, shape=(numbers * count,), data=data))
@@ -82,9 +82,10 @@ class Weight:
         return replace(self, tensor=replace(self.tensor, shape=(1, math.prod(self.shape))))
 
     def split(self, *counts: int) -> "list[Weight]":
-        """Split a fused matrix into parts with these numbers of rows.
+        """Split a fused matrix by rows.
 
-        In a stack [experts, rows, columns], every matrix is split. Raises ModelError if the tensor has more or fewer.
+        counts: row counts of the results. In a stack [experts, rows, columns], every matrix is split. Raises ModelError
+        if they do not add up to the tensor's rows.
         """
         if sum(counts) != self._row_count:
             raise ModelError(f"tensor {self.name} must have {sum(counts)} rows (found {self._row_count})")
@@ -94,7 +95,7 @@ class Weight:
         return [self._rows(end - count, end) for end, count in zip(ends, counts, strict=True)]
 
     def in_stacks(self, count: int) -> "Weight":
-        """Split a matrix into a stack of `count` matrices with the same number of rows. Raises ModelError."""
+        """Split a matrix into a stack of `count` matrices of equal height. Raises ModelError."""
         rows, remainder = divmod(self.shape[0], count)
         if len(self.shape) != 2 or remainder or self.bias:
             raise ModelError(f"tensor {self.name} must be {count} matrices (found the shape {list(self.shape)})")
@@ -127,14 +128,17 @@ class Weight:
 
 
 class Weights:
-    """Attribute access to the tensors below a prefix.
+    """Attribute access to the tensors with a prefix.
 
     An optional tensor must be in all layers or in none, unless the caller asks for it `by_layer`, so that a file that
     lacks one is refused with its name.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], prefix: str = "", of_layers: Collection[str] | None = None):
-        """Wrap tensors; of_layers: the names of tensors that at least one layer has."""
+        """Wrap tensors.
+
+        of_layers: the names of tensors that at least one layer has.
+        """
         self._tensors, self._prefix = tensors, prefix
         self._of_layers = names_in_layers(tensors) if of_layers is None else of_layers
 
@@ -143,12 +147,12 @@ class Weights:
         return Weights(self._tensors, f"{self._prefix}blk.{layer}.", self._of_layers)
 
     def part(self, prefix: str) -> "Weights":
-        """Return the tensors of a part with layers, such as an encoder or a decoder."""
+        """Return the tensors of a submodel with layers, such as an encoder or a decoder."""
         by_layer = names_in_layers(name.removeprefix(prefix) for name in self._tensors if name.startswith(prefix))
         return Weights(self._tensors, prefix, by_layer)
 
     def get(self, name: str, by_layer: bool = False) -> Weight | None:
-        """Return the weight, or None if the file has none of that name.
+        """Return the weight, or None if the file lacks it.
 
         Raises ModelError if only other layers have it.
         """
@@ -164,29 +168,29 @@ class Weights:
         return Weight(tensor) if tensor else None
 
     def bare(self, name: str) -> Weight | None:
-        """Return a tensor of exactly that name, or None. Raises ModelError if only other layers have it."""
+        """Return the tensor of exactly that name, or None. Raises ModelError if only other layers have it."""
         tensor = self._find(name, by_layer=False)
         return Weight(tensor) if tensor else None
 
     def _find(self, name: str, by_layer: bool) -> Tensor | None:
         tensor = self._tensors.get(self._prefix + name)
         if tensor is None and self._prefix and name in self._of_layers and not by_layer:
-            raise ModelError(f"the model has no tensor {self._prefix}{name}, but other layers have one")
+            raise ModelError(f"the model has no tensor {self._prefix}{name}, but other layers have it")
         return tensor
 
     def exactly(self, name: str) -> Weight:
-        """Return a tensor of exactly that name, without ".weight". Raises ModelError if there is none."""
+        """Return the tensor of exactly that name, without ".weight". Raises ModelError if it is missing."""
         tensor = self._tensors.get(f"{self._prefix}{name}")
         if tensor is None:
             raise ModelError(f"the model has no tensor {self._prefix}{name}")
         return Weight(tensor)
 
     def all(self) -> list[Weight]:
-        """Return every tensor below the prefix."""
+        """Return every tensor with the prefix."""
         return [Weight(tensor) for name, tensor in self._tensors.items() if name.startswith(self._prefix)]
 
     def require(self, name: str) -> Weight:
-        """Return the weight. Raises ModelError if the file has none of that name."""
+        """Return the weight. Raises ModelError if the file lacks it."""
         weight = self.get(name)
         if weight is None:
             raise ModelError(f"the model has no tensor {self._prefix}{name}.weight")
@@ -203,12 +207,15 @@ class Weights:
 
 
 def names_in_layers(names: Iterable[str]) -> frozenset[str]:
-    """Return the names of tensors without "blk." and the layer's number."""
+    """Return the names of tensors without "blk." and the layer's index."""
     return frozenset(parts[2] for name in names if len(parts := name.split(".", 2)) == 3 and parts[0] == "blk")
 
 
 def as_stack(matrices: Sequence[Weight]) -> Weight:
-    """Return equally spaced matrices of a file as a stack [count, rows, columns]. Raises ModelError if they are not."""
+    """Return equally spaced matrices of a file as a stack [count, rows, columns].
+
+    Raises ModelError if they are not.
+    """
     first = matrices[0]
     kinds = {(m.shape, m.tensor.format.name, m.bias, m.scale) for m in matrices}
     places = [m.tensor.data.__array_interface__["data"][0] for m in matrices]
@@ -225,15 +232,15 @@ PARTS = {"v": "vision", "mm": "vision", "a": "audio", "mtp": "draft layers"}  # 
 
 
 def part_of(name: str) -> str | None:
-    """Name the part that a tensor belongs to, None for the language model."""
+    """Return the name of the module that a tensor belongs to, None for the language model."""
     prefix, point, _ = name.partition(".")
     return PARTS.get(prefix) if point else None
 
 
 def without_other_parts(names: Iterable[str], oddities: Oddities) -> list[str]:
-    """Leave out the tensors of other parts, and note that they are there."""
+    """Remove the tensors of other modules from names, and note them."""
     by_part = {name: part for name in names if (part := part_of(name))}
     if by_part:
         parts = " and ".join(sorted(set(by_part.values())))
-        oddities.note(f"{len(by_part)} tensors of {parts}, which are not used ({printable(next(iter(by_part)))})")
+        oddities.note(f"{len(by_part)} unused tensors of {parts} ({printable(next(iter(by_part)))})")
     return [name for name in names if name not in by_part]

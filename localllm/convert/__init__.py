@@ -1,9 +1,10 @@
 """Read Hugging Face checkpoints as if they were GGUF files, for quantizing.
 
 A folder of config.json, *.safetensors and tokenizer files is read with the tensor names, the order of rows and the
-metadata of llama.cpp's converter. `open_folder` combines the parts: records (what a family says of its checkpoints),
-safetensors_files (read by rows), tensor_mapping (each tensor under its GGUF name, made by transforms), and vocabulary.
-`open_projector` does the same for the projector of a vision model, and `open_pair` for CLIP's two encoders.
+metadata of llama.cpp's converter. `open_folder` combines these modules: records (declarations of a family's
+checkpoints), safetensors_files (read by rows), tensor_mapping (each tensor under its GGUF name, computed by
+transforms), and vocabulary. `open_projector` does the same for the projector of a vision model, and `open_pair` for
+CLIP's two encoders.
 """
 
 from localllm.convert.clip import is_pair_folder, open_pair

@@ -43,13 +43,13 @@ def is_pair_folder(folder: str | os.PathLike[str]) -> bool:
 
 
 def open_pair(path: str | os.PathLike[str]) -> Checkpoint:
-    """Open both encoders of a checkpoint. Raises ModelError if it is incomplete or not supported."""
+    """Open both encoders of a CLIP checkpoint. Raises ModelError if it is incomplete or unsupported."""
     folder = Path(path)
     config = Config.of(folder)
     out, metadata, parts = config.count("projection_dim", 512), dict[str, object](), dict[str, Part]()
     kinds = {config.section(f"{tower}_config").get("hidden_act", "quick_gelu") for tower in MORE}
     if len(kinds) != 1 or (kind := kinds.pop()) not in ACTIVATIONS:
-        raise config.refusal("hidden_act: expected quick_gelu or gelu, the same for both encoders")
+        raise config.refusal("hidden_act must be quick_gelu or gelu, and the same for both encoders")
     for tower, names in MORE.items():
         section = config.section(f"{tower}_config")
         sizes = {ours: section.count(name, DEFAULTS[tower][name]) for ours, name in (SIZES | names).items()}
@@ -74,7 +74,7 @@ def tower_parts(tower: str, sizes: dict[str, int], out: int, section: Config) ->
     """List the tensors of an encoder."""
     ours, source, width, hidden = tower[0], f"{tower}_model", sizes["embedding_length"], sizes["feed_forward_length"]
     if width == hidden:  # readers recognize the matrices of a layer by their shapes
-        raise section.refusal("intermediate_size is hidden_size, which is not supported")
+        raise section.refusal("intermediate_size must differ from hidden_size")
     parts = {} if tower == "text" else image_parts(source, sizes, width)
     if tower == "text":
         embeddings = f"{source}.embeddings"
@@ -115,7 +115,7 @@ def read_tensors(folder: Path, parts: dict[str, Part]) -> list[CheckpointTensor]
     tensors = list[CheckpointTensor]()
     for name, part in parts.items():
         if part.theirs not in stored:
-            raise ModelError(f"{folder}: there is no tensor {part.theirs} for {name}")
+            raise ModelError(f"{folder}: the tensor {part.theirs} is missing, which becomes {name}")
         numbers = check_tensor(stored[part.theirs], part.shape, NUMBERS)
         tensors.append(gguf_tensor(name, to_float32(numbers) if len(numbers.shape) == CONVOLUTION else numbers))
     return tensors
@@ -130,9 +130,9 @@ def words(folder: Path) -> dict[str, object]:
     else:
         ids, merges = read_json(folder / "vocab.json"), merge_lines(folder / "merges.txt")
     if not isinstance(ids, dict) or not ids or not isinstance(merges, list):
-        raise ModelError(f"{folder}: no vocabulary with merges (tokenizer.json, or vocab.json and merges.txt)")
+        raise ModelError(f"{folder}: tokenizer.json, or vocab.json and merges.txt, must have a vocabulary with merges")
     if sorted(ids.values()) != list(range(len(ids))):
-        raise ModelError(f"{folder}: the vocabulary's ids must be the numbers from 0 to {len(ids) - 1}")
+        raise ModelError(f"{folder}: the ids of the vocabulary must run from 0 to {len(ids) - 1}")
     pairs = [merge if isinstance(merge, str) else " ".join(map(str, merge)) for merge in merges]
     return {"tokenizer.ggml.tokens": sorted(ids, key=ids.__getitem__), "tokenizer.ggml.merges": pairs}
 

@@ -1,4 +1,4 @@
-"""Checked access to a checkpoint's config.json."""
+"""Validated access to a checkpoint's config.json."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -10,16 +10,16 @@ from localllm.convert.files import read_json
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
 
-LARGEST = 1e38  # largest number that is accepted
+LARGEST = 1e38  # maximum of accepted values
 
 
 def quoted(value: object) -> str:
-    """Format a value for a message, a text in quotes."""
+    """Format a value for a message, with strings in quotes."""
     return printable(f'"{value}"' if isinstance(value, str) else str(value))
 
 
 class Config:
-    """The values of a JSON object. Every method raises ModelError, with the name, for a value of a wrong type."""
+    """The values of a JSON object. A value of a wrong type raises ModelError with its name."""
 
     def __init__(
         self,
@@ -29,7 +29,10 @@ class Config:
         asked: set[str] | None = None,
         prefix: str = "",
     ):
-        """Wrap an object; asked: collects the names that are read; prefix: the object's path in the file, "a.b."."""
+        """Wrap an object.
+
+        asked: collects the names that are read.  prefix: the object's path in the file, "a.b.".
+        """
         self.content, self.path, self.prefix = content, path, prefix
         self.warnings = [] if warnings is None else warnings  # lines for the user
         self.asked = set[str]() if asked is None else asked
@@ -39,7 +42,7 @@ class Config:
         """Read a checkpoint's config.json."""
         content = read_json(folder / "config.json")
         if content is None:
-            raise ModelError(f"{folder}: no config.json; expected the folder of a Hugging Face checkpoint")
+            raise ModelError(f"{folder}: the folder of a Hugging Face checkpoint must have a config.json")
         return cls(content, folder / "config.json")
 
     @property
@@ -50,31 +53,34 @@ class Config:
         return first if isinstance(first, str) else ""
 
     def text_config(self, defaults: Mapping[str, object]) -> "Config":
-        """Merge the language model's section (text_config of vision models) into the values, over `defaults`."""
+        """Merge the language model's section (text_config of vision models) into the values.
+
+        defaults: values that both may omit.
+        """
         content = {**defaults, **self.content, **self.section("text_config").content}
         if "tie_word_embeddings" in self.content:  # here the outer value counts
             content["tie_word_embeddings"] = self.content["tie_word_embeddings"]
         return self.with_content(content)
 
     def updated(self, **changes: object) -> "Config":
-        """Copy the object with these values added."""
+        """Return a copy with these values added."""
         return self.with_content({**self.content, **changes})
 
     def with_content(self, content: Mapping[str, object]) -> "Config":
-        """Copy the object with other content."""
+        """Return a copy with other content."""
         return Config(content, self.path, self.warnings, self.asked, self.prefix)
 
     def section(self, name: str) -> "Config":
-        """Return a nested object; an empty one if there is none."""
+        """Return a nested object; an empty one if it is missing."""
         content = self.get(name)
         if content is None:
             content = {}
         if not isinstance(content, dict):
-            raise self.refusal(f"{name}: expected an object")
+            raise self.refusal(f"{name} must be an object")
         return Config(content, self.path, self.warnings, self.asked, f"{self.prefix}{name}.")
 
     def place(self, key: str) -> tuple["Config", str]:
-        """Return the section of a key like "attn_config.alibi", and the key within."""
+        """Return the section of a key like "attn_config.alibi", and the key within it."""
         *sections, name = key.split(".")
         config = self
         for section in sections:
@@ -91,7 +97,7 @@ class Config:
         return default if value is None else value
 
     def count(self, name: str, default: int | None = None, maximum: int = MOST) -> int:
-        """Return a whole number from 1 to `maximum`, or the default."""
+        """Return an integer from 1 to `maximum`, or the default."""
         value = self.get(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or not (1 <= value <= maximum or value == default):
             raise self.refusal(f"{name} must be a number from 1 to {maximum} (found {quoted(value)})")
@@ -119,16 +125,16 @@ class Config:
         return value
 
     def only(self, name: str, *allowed: object) -> None:
-        """Refuse values other than `allowed` (or none), which the GGUF architecture cannot express."""
+        """Raise ModelError for a value other than `allowed` or null: GGUF cannot express it."""
         value = self.get(name)
         if value is not None and value not in allowed:
             raise self.refusal(f"{name} {printable(str(value))} is not supported")
 
     def windows(self, expected: Sequence[bool]) -> None:
-        """Refuse layer_types other than `expected`: whether each layer has a sliding window."""
+        """Raise ModelError for layer_types other than `expected`: whether each layer has a sliding window."""
         types = self.get("layer_types")
         if types is not None and types != ["sliding_attention" if window else "full_attention" for window in expected]:
-            raise self.refusal("layer_types: windows in other layers than usual are not supported")
+            raise self.refusal("layer_types must have sliding_attention in the usual layers only")
 
 
 MOST_NAMES = 8  # names in a warning
@@ -200,7 +206,7 @@ def warn_unused_config(config: Config) -> list[str]:
 
 
 def paths(content: Mapping[str, object], read_keys: Collection[str], prefix: str = "") -> Iterable[str]:
-    """Yield the names of values that were not read, including those in objects that were."""
+    """Yield the names of values that were not read, at any depth."""
     for key, value in content.items():
         name = f"{prefix}{key}"
         if not says_something(value):
@@ -212,20 +218,20 @@ def paths(content: Mapping[str, object], read_keys: Collection[str], prefix: str
 
 
 def says_something(value: object) -> bool:
-    """Return whether a value may have an effect: null, false, 0, empty values and a factor of 1.0 have none."""
+    """Return whether a value may have an effect: null, false, 0, empty values and 1.0 have none."""
     return bool(value) and not (isinstance(value, float) and value == 1)
 
 
 def warn_unused(
     file: str, content: Mapping[str, object], read_keys: Collection[str], meaningless: re.Pattern[str]
 ) -> list[str]:
-    """Warn of keys in another file."""
+    """Warn of unread keys in another file."""
     names = [name for name, value in content.items() if says_something(value) and name not in read_keys]
     return warning(file, [name for name in names if not meaningless.fullmatch(name)])
 
 
 def warning(file: str, names: list[str]) -> list[str]:
-    """Format one warning, or none."""
+    """Return one warning, or none without names."""
     more_names = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     listed = ", ".join(printable(name, 60) for name in names[:MOST_NAMES])
-    return [f"{file}: {listed}{more_names}: not known here, left out"] if names else []
+    return [f"{file}: ignored (unknown): {listed}{more_names}"] if names else []

@@ -1,4 +1,4 @@
-"""Declare how the checkpoints of an architecture become GGUF files."""
+"""Declarations of how the checkpoints of an architecture become GGUF files."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ class Family:
     """The checkpoints of a GGUF architecture. Every matrix may have a bias."""
 
     arch: str  # general.architecture
-    layer: Callable[[Sizes, int], Layer]  # a layer's tensors, by sizes and number
+    layer: Callable[[Sizes, int], Layer]  # returns a layer's tensors, by sizes and index
     read: Reader
     whole: Layer | Callable[[Sizes], Layer] = field(default_factory=dict)  # further tensors outside layers
     last_norm: str = "output_norm"  # "": the norm has no weights
@@ -44,7 +44,7 @@ class Family:
     bare: tuple[str, ...] = ()  # tensors whose GGUF names do not end with .weight
     defaults: Mapping[str, object] = field(default_factory=dict)  # values that config.json may omit
     sees: bool = False  # has vision tensors, which are ignored
-    decodes: bool = True  # makes logits: has an output norm, and an output matrix unless tied
+    decodes: bool = True  # computes logits: has an output norm, and an output matrix unless tied
     prefixes: tuple[str, ...] = ()  # prefixes of tensor names that are removed
     renamed: Mapping[str, str] = field(default_factory=dict)  # stored to GGUF names, both without suffix
     unread: re.Pattern[str] | None = None  # names, without prefixes, of tensors that are ignored
@@ -108,9 +108,10 @@ PACKED_SHAPES = {
 
 
 def experts_of(sizes: Sizes, prefix: str) -> Layer:
-    """List experts' tensors, each stored alone or all together; prefix: of names in the checkpoint.
+    """List experts' tensors, each stored alone or all together.
 
-    Together, gate and up projections are halves of one matrix, by rows or by columns.
+    Together, gate and up projections are halves of one matrix, by rows or by columns. prefix: of names in the
+    checkpoint.
     """
     if not sizes["packed"]:
         return EXPERTS

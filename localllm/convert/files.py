@@ -14,12 +14,12 @@ MOST_BYTES = 1 << 28  # the largest known tokenizer.json has 33 MB
 
 
 def read_bytes(path: Path) -> bytes | None:
-    """Read a file; None if there is none. Raises ModelError."""
+    """Read a file; None if it does not exist. Raises ModelError."""
     try:
         if not path.is_file():
             return None
         if path.stat().st_size > MOST_BYTES:
-            raise ModelError(f"{path}: the file is too large: {path.stat().st_size} bytes")
+            raise ModelError(f"{path}: the file must have at most {MOST_BYTES} bytes (found {path.stat().st_size})")
         data = path.read_bytes()
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from None
@@ -28,22 +28,22 @@ def read_bytes(path: Path) -> bytes | None:
 
 
 def refuse_pointer(path: Path, data: bytes) -> None:
-    """Raise ModelError for a Git LFS pointer, which a clone without LFS has in place of a large file."""
+    """Raise ModelError for a Git LFS pointer, which a clone without LFS has instead of a large file."""
     if data.startswith(LFS):
         raise ModelError(f"{path}: a Git LFS pointer instead of the file: run `git lfs pull` in the folder")
 
 
 def read_text(path: Path) -> str | None:
-    """Read a UTF-8 file, without a byte order mark; None if there is none. Raises ModelError."""
+    """Read a UTF-8 file without its byte order mark; None if it does not exist. Raises ModelError."""
     data = read_bytes(path)
     try:
         return None if data is None else data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise ModelError(f"{path}: not UTF-8 text") from None
+        raise ModelError(f"{path}: the file must be UTF-8 text") from None
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Read the object in a JSON file; None if there is no file. Raises ModelError."""
+    """Read the object in a JSON file; None if the file does not exist. Raises ModelError."""
     text = read_text(path)
     if text is None:
         return None
@@ -58,7 +58,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def report_as_model_error(path: Path) -> Iterator[None]:
-    """Turn exceptions from unexpected file contents into a ModelError that names the file."""
+    """Convert exceptions from unexpected file contents to a ModelError with the file's name."""
     try:
         yield
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Open a checkpoint's folder: combine all its parts, and check them against each other."""
+"""Open a checkpoint's folder: combine its files, and check them against each other."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -54,7 +54,10 @@ class Checkpoint:
 
 
 def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
-    """Open the model in a checkpoint's folder. Raises ModelError if it is incomplete, inconsistent or not supported."""
+    """Open the model in a checkpoint's folder.
+
+    Raises ModelError if it is incomplete, inconsistent or not supported.
+    """
     folder = Path(path)
     refuse_adapter(folder)
     config = Config.of(folder)
@@ -113,7 +116,7 @@ def invalid_templates(metadata: Mapping[str, object]) -> list[str]:
                 ChatTemplate(text)
             except ModelError as error:
                 name = key.removeprefix(TEMPLATE).removeprefix(".")
-                templates.append(f"{error}{f' ({printable(name)})' if name else ''}: it is written as it is")
+                templates.append(f"{error}{f' ({printable(name)})' if name else ''}: it is written unchanged")
     return templates
 
 
@@ -122,7 +125,7 @@ def nbytes(tensor: CheckpointTensor) -> int:
 
 
 def split_names(sizes: Mapping[str, int], count: int) -> list[list[str]]:
-    """Divide the names, in llama.cpp's order, into `count` files of about the same size, none empty."""
+    """Divide tensor names, in llama.cpp's order, among `count` files of similar size, none empty."""
     names, total = llama_order(sizes), sum(sizes.values())
     ends = list(accumulate(sizes[name] for name in names))
     parts: list[list[str]] = [[] for _ in range(min(count, len(names)))]
@@ -136,7 +139,7 @@ def split_names(sizes: Mapping[str, int], count: int) -> list[list[str]]:
 
 
 def detect_expert_packing(stored: Mapping[str, Stored], width: int) -> int:
-    """Detect how experts are stored: 0 for a tensor each, PACKED for one of all rows, TRANSPOSED for one transposed."""
+    """Detect how experts are stored: 0 for a tensor each, PACKED for one of all, TRANSPOSED."""
     shapes = [tensor.shape for name, tensor in stored.items() if name.endswith(".experts.down_proj")]
     return 0 if not shapes else TRANSPOSED if shapes[0][-1:] == (width,) else PACKED
 
@@ -153,9 +156,9 @@ def file_type(tensors: list[CheckpointTensor]) -> int:
 
 
 def refuse_lone_surrogates(folder: Path, metadata: Mapping[str, object]) -> None:
-    """Raise ModelError for strings that JSON can spell and UTF-8 cannot."""
+    """Raise ModelError for strings with lone surrogates, which JSON can express and UTF-8 cannot."""
     for key, value in metadata.items():
         try:
             "".join(text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)).encode()
         except UnicodeEncodeError:
-            raise ModelError(f"{folder}: {key}: the text has a lone surrogate, which UTF-8 cannot encode") from None
+            raise ModelError(f"{folder}: {key}: the string has a lone surrogate, which UTF-8 cannot encode") from None

@@ -18,7 +18,7 @@ from localllm.generation.sampling.options import OPTIONS
 
 
 def description(folder: Path, shapes: Mapping[str, tuple[int, ...]], warnings: list[str]) -> dict[str, object]:
-    """Build name, size, license, languages, ... by the gguf package's rules; warn of an unusable model card.
+    """Build name, size, license, languages, ... by the gguf package's rules; warn of an unusable card.
 
     shapes: shapes of the tensors, by name.
     """
@@ -33,7 +33,7 @@ def description(folder: Path, shapes: Mapping[str, tuple[int, ...]], warnings: l
         raise
     except Exception as error:  # the card is free text, and the package fails on some
         problem = printable(" ".join(str(error).split()), 80) or type(error).__name__
-        warnings.append(f"README.md: the model card's metadata is invalid ({problem}): left out")
+        warnings.append(f"README.md: the model card's metadata is invalid ({problem}) and ignored")
     try:
         return named | card_metadata(folder, {}, config, parameters)
     except (AttributeError, LookupError, TypeError, ValueError):  # by a config.json with an odd name
@@ -43,7 +43,7 @@ def description(folder: Path, shapes: Mapping[str, tuple[int, ...]], warnings: l
 def card_metadata(
     folder: Path, card: Mapping[str, object], config: Mapping[str, object], parameters: int
 ) -> dict[str, object]:
-    """Translate a model card's front matter; raises any exception if it is malformed."""
+    """Translate a model card's front matter. Raises any exception if it is malformed."""
     writer = gguf.GGUFWriter(None, "")
     about = gguf.Metadata.apply_metadata_heuristic(gguf.Metadata(), dict(card), dict(config), folder, parameters)
     about.name = cached_name(folder) or about.name
@@ -53,7 +53,7 @@ def card_metadata(
 
 
 def size_label(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Format the number of parameters as "1.5B"; with experts, as "8x7B": their number and the size of one."""
+    """Format the parameter count as "1.5B", or with experts as "8x7B": their count and the size of one."""
     stacks = {name: shape for name, shape in shapes.items() if "_exps." in name and len(shape) == 3}
     experts = sum(prod(shape) // shape[0] for shape in stacks.values())
     dense = sum(prod(shape) for name, shape in shapes.items() if name not in stacks)
@@ -67,7 +67,10 @@ def is_plain(value: object) -> bool:
 
 
 def cached_name(folder: Path) -> str | None:
-    """Derive the model's name from a folder of Hugging Face's cache, whose own name is a hash; None elsewhere."""
+    """Derive the model's name from a folder of Hugging Face's cache; None elsewhere.
+
+    There, the name of the folder itself is a hash.
+    """
     match = re.fullmatch(r"models--(?:.+--)?(.+)", folder.parent.parent.name)
     return match[1] if match and folder.parent.name == "snapshots" else None
 
@@ -83,7 +86,7 @@ SEQUENCE = "sequence"  # order of samplers, a string
 
 
 def sampling_metadata(content: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:
-    """Return the metadata of sampling settings, and warnings about invalid values and settings without a GGUF key."""
+    """Return the metadata of sampling settings, and warnings about those that are invalid or have no key."""
     metadata: dict[str, object] = {}
     warnings: list[str] = []
     if isinstance(content.get(SEQUENCE), str):
@@ -96,7 +99,7 @@ def sampling_metadata(content: Mapping[str, object]) -> tuple[dict[str, object],
             metadata[f"general.sampling.{key}"] = kind(value)
         else:
             expected = "a whole number" if kind is INT32 else "a number"
-            warnings.append(f"{FILE}: {name} must be {expected} (found {printable(str(value), 40)}): left out")
+            warnings.append(f"{FILE}: {name} must be {expected} (found {printable(str(value), 40)}); it is ignored")
     return metadata, warnings + warn_unused(FILE, content, {*KEYS, SEQUENCE}, GENERATION_KEYS)
 
 

@@ -17,7 +17,7 @@ PLAIN_SCALING = ("linear", "yarn")  # RoPE scalings that need metadata only
 
 @frozen
 class CheckpointFacts:
-    """The checked facts of a model, before its weights are read."""
+    """The validated hyperparameters of a model, before its weights are read."""
 
     sizes: Mapping[str, int]  # sizes that shapes are made of: vocab, layers, width, heads, head_dim, ...
     metadata: Mapping[str, Any]  # keys after "ARCH."
@@ -28,7 +28,7 @@ class CheckpointFacts:
     factors: Mapping[str, Sequence[np.ndarray]] = field(default_factory=dict)
 
     def updated(self, sizes: Mapping[str, int] = {}, /, **metadata: object) -> "CheckpointFacts":
-        """Add sizes and metadata; "__" stands for a dot, and None removes a key."""
+        """Return a copy with added sizes and metadata; "__" represents a dot, and None removes a key."""
         values = {name.replace("__", "."): value for name, value in metadata.items()}
         keys = {key: value for key, value in {**self.metadata, **values}.items() if value is not None}
         return replace(self, sizes={**self.sizes, **sizes}, metadata=keys)
@@ -73,7 +73,10 @@ def attention_sizes(config: Config) -> dict[str, int]:
     head_dim = config.count("head_dim", width // heads or 1)
     kv_heads = config.count("num_key_value_heads", heads)
     if heads % kv_heads or head_dim % 2:
-        raise config.refusal(f"{heads} heads of {head_dim} numbers, {kv_heads} for keys and values: inconsistent")
+        raise config.refusal(
+            f"num_attention_heads {heads} must be divisible by num_key_value_heads {kv_heads}, and head_dim {head_dim} "
+            "must be even"
+        )
     return {
         "vocab": config.count("vocab_size"),
         "width": width,
@@ -88,7 +91,7 @@ def attention_sizes(config: Config) -> dict[str, int]:
 
 
 def rotary_dims(config: Config, head_dim: int) -> int:
-    """Return how many numbers of a head are rotated."""
+    """Return the number of rotated dimensions of a head."""
     share = rope_parameters(config).number("partial_rotary_factor", 1.0)
     dims = int(head_dim * share)
     if not 0 < dims <= head_dim or dims % 2:
@@ -97,13 +100,13 @@ def rotary_dims(config: Config, head_dim: int) -> int:
 
 
 def refuse_other_activations(config: Config, allowed: tuple[str, ...]) -> None:
-    """Raise ModelError for an activation that the architecture does not have."""
+    """Raise ModelError for an activation that the architecture does not support."""
     for name in ("hidden_act", "hidden_activation", "activation_function"):
         config.only(name, *allowed)
 
 
 def warn_of_window(config: Config) -> None:
-    """Warn of a sliding window, which GGUF's readers ignore for the architecture."""
+    """Warn of a sliding window if GGUF's readers ignore it for the architecture."""
     window = config.get("sliding_window") if config.flag("use_sliding_window", True) else None
     if isinstance(window, int) and 0 < window < config.count("max_position_embeddings", 2048):
         config.warnings.append(f"the model's sliding window of {window} tokens is ignored: attention covers all tokens")
@@ -123,14 +126,17 @@ SLIDING = "sliding_attention"
 
 
 def windows_of(config: Config, layers: int, period: int = 5) -> list[bool]:
-    """Return for each layer whether it has a window: all but the last of every `period`, or by layer_types."""
+    """Return whether each layer has a window: all but the last of every `period`, or by layer_types."""
     if config.get("layer_types") is None:
         return [(number + 1) % period != 0 for number in range(layers)]
     return [kind == SLIDING for kind in kinds_by_layer(config, "layer_types", layers, (SLIDING, "full_attention"))]
 
 
 def kinds_by_layer(config: Config, name: str, layers: int, kinds: Collection[str], given: object = None) -> list[str]:
-    """Read a list with one of `kinds` for each layer; given: its value if it is not by that name in config.json."""
+    """Read a list with one of several values for each layer.
+
+    kinds: the allowed values.  given: the list, if config.json does not have it under `name`.
+    """
     values = config.get(name) if given is None else given
     if not isinstance(values, list) or len(values) != layers or not {*map(str, values)} <= {*kinds}:
         choices = (" or " if len(kinds) == 2 else ", ").join(kinds)
@@ -170,21 +176,24 @@ SCORES = {"softmax": SOFTMAX, "sigmoid": SIGMOID}
 def with_experts(
     config: Config, h: CheckpointFacts, hidden: str, count: str = "num_experts", active_key: str = "num_experts_per_tok"
 ) -> CheckpointFacts:
-    """Add sizes and metadata of experts, by the names that config.json has for them."""
+    """Add sizes and metadata of experts.
+
+    hidden, count, active_key: their keys in config.json.
+    """
     experts, active, size = (section.count(name) for section, name in map(config.place, (count, active_key, hidden)))
     if active > experts:
-        raise config.refusal(f"a token cannot go to {active} of {experts} experts")
+        raise config.refusal(f"{active_key} {active} must be at most {count}, {experts}")
     return h.updated({"experts": experts, "expert_hidden": size}, expert_count=experts, expert_used_count=active)
 
 
 def with_deepseek_experts(config: Config, h: CheckpointFacts) -> CheckpointFacts:
-    """Add groups of experts; V3 selects by scores plus a bias."""
+    """Add groups of experts; V3 selects them by scores plus a bias."""
     h = with_experts(config, h, "moe_intermediate_size", "n_routed_experts")
     score, shared = config.get("scoring_func"), config.count("n_shared_experts", 0)
     config.only("scoring_func", "softmax", "sigmoid")
     if config.get("topk_method") == "group_limited_greedy":
         config.warnings.append(
-            "expert groups are ranked by their two best experts, but the model ranks them by the best one"
+            "GGUF's readers rank expert groups by their two best experts, but the model by the best one"
         )
     leading = leading_dense(config)
     sizes = {"shared_hidden": shared * h.sizes["expert_hidden"], "leading_dense": leading}
@@ -217,12 +226,12 @@ def with_sigmoid_experts(config: Config, h: CheckpointFacts) -> CheckpointFacts:
 
 
 def leading_dense(config: Config) -> int:
-    """Return how many of the first layers have no experts: a number, or by mlp_layer_types."""
+    """Return how many of the first layers have no experts, by a count or by mlp_layer_types."""
     types = config.get("mlp_layer_types")
     if not isinstance(types, list):
         return config.count("first_k_dense_replace", 0)
     leading = types.index("sparse") if "sparse" in types else len(types)
     if types != ["dense"] * leading + ["sparse"] * (len(types) - leading):
-        raise config.refusal("mlp_layer_types: dense layers after sparse ones are not supported")
+        raise config.refusal("mlp_layer_types must have dense layers before sparse ones only")
     config.only("first_k_dense_replace", leading)
     return leading

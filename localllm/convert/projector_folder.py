@@ -84,6 +84,6 @@ def tensors_of(folder: Path, stored: Mapping[str, Stored], facts: ProjectorFacts
             )
     for name, part in facts.parts.items():
         if part.theirs not in images:
-            raise ModelError(f"{folder}: there is no tensor {part.theirs} for {name}")
+            raise ModelError(f"{folder}: the tensor {part.theirs} is missing, which becomes {name}")
         numbers = part.convert(check_tensor(images[part.theirs], part.shape, NUMBERS))
         yield gguf_tensor(name, to_float32(numbers) if len(numbers.shape) == CONVOLUTION else numbers)

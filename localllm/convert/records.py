@@ -1,4 +1,4 @@
-"""Interpret what a family says of its checkpoints (localllm/arch/checkpoint.py)."""
+"""Interpret the records that families declare for their checkpoints (localllm/arch/checkpoint.py)."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -44,7 +44,7 @@ STORED = re.compile(r"(\S+?)(?:\[([^\]]*)\])?(?:\s+|$)")
 
 @cache
 def records() -> dict[str, tuple[str, Checkpoint]]:
-    """Return all records by class name, each with the architecture that it becomes: that of its file's name."""
+    """Return all records by class name, each with its architecture, the name of its module."""
     result = dict[str, tuple[str, Checkpoint]]()
     usual = {module: arch for arch, module in reversed(ARCHITECTURES.items())}
     usual |= {module: arch for arch, module in ARCHITECTURES.items() if arch.replace("-", "_") == module}
@@ -56,13 +56,13 @@ def records() -> dict[str, tuple[str, Checkpoint]]:
 
 
 def whole_record(name: str) -> Checkpoint:
-    """Return a class's record with what it does not say itself."""
+    """Return a class's record, completed by those it refers to."""
     record = records()[name][1]
     return cast(Checkpoint, {**whole_record(record["like"]), **record}) if "like" in record else record
 
 
 def class_names() -> set[str]:
-    """Return the names in config.json of all architectures that can be converted."""
+    """Return the class names in config.json that can be converted."""
     return {name for name in records() if "+" not in name}
 
 
@@ -72,13 +72,16 @@ def keeps_blocks(config: Config) -> bool:
 
 
 def family_of(config: Config) -> Family:
-    """Find the family of a checkpoint. Raises ModelError if it, or how its weights are quantized, is not supported."""
+    """Find the family of a checkpoint.
+
+    Raises ModelError if it, or the quantization of its weights, is not supported.
+    """
     name = config.architecture
     if name not in (names := class_names()):
         near = get_close_matches(name, names) or ["LlamaForCausalLM"]
         supported = f"{', '.join(near)} and {len(names) - len(near)} others are"
         if not name:
-            raise config.refusal('no "architectures", which names the model class, e.g. ["LlamaForCausalLM"]')
+            raise config.refusal('"architectures" must name the model class, e.g. ["LlamaForCausalLM"]')
         raise config.refusal(f"architecture {printable(name)} is not supported ({supported})")
     if keeps_blocks(config):
         return family_named(f"{name}+mxfp4")
@@ -110,7 +113,7 @@ def family_named(name: str) -> Family:
     )
 
 
-# Fields that mean the same in the record and in the family.
+# Fields with the same meaning in the record and in the family.
 COPIED = ("last_norm", "offset_norms", "sees", "decodes", "renamed", "named_as", "projects", "defaults", "more",
           "vocabulary")  # fmt: skip
 
@@ -137,7 +140,10 @@ def layers_of(record: Checkpoint) -> Callable[[Sizes, int], Layer]:
 
 
 def holds(condition: str, sizes: Sizes, number: int) -> bool:
-    """Return whether a layer is one of the first ("< SIZE"), or a size is not 0: of this layer, or of all."""
+    """Return whether a condition holds for a layer.
+
+    It is one of the first ("< SIZE"), or a size, of this layer or of all, is not 0.
+    """
     if condition.startswith("< "):
         return number < sizes[condition[2:]]
     return bool(sizes[by_layer] if (by_layer := f"{condition}_{number}") in sizes else sizes[condition])
@@ -146,7 +152,7 @@ def holds(condition: str, sizes: Sizes, number: int) -> bool:
 def groups(names: str, sizes: Sizes, number: int, own: Layer) -> Layer:
     """List the tensors of groups, and those of a record that only some layers have.
 
-    "experts:mlp.experts" are stored alone or all together, under this prefix.
+    The tensors of "experts:mlp.experts" are stored alone or all together, under this prefix.
     """
     result = dict[str, Dimensions | DerivedTensor]()
     for name in names.split():
@@ -162,18 +168,18 @@ def groups(names: str, sizes: Sizes, number: int, own: Layer) -> Layer:
 
 
 def exclude_empty(layer: Layer, sizes: Sizes) -> Layer:
-    """Leave out tensors with a size of 0, such as those of shared experts where there are none."""
+    """Remove tensors with a size of 0, such as those of shared experts where there are none."""
     shapes = {name: its.dimensions if isinstance(its, DerivedTensor) else its for name, its in layer.items()}
     return {name: layer[name] for name, shape in shapes.items() if all(sizes[dimension] for dimension in shape)}
 
 
 def tensors_of(tensors: Mapping[str, str]) -> Layer:
-    """Read tensors as a record spells them."""
+    """Parse the tensors of a record."""
     return {name: tensor_of(text) for name, text in tensors.items()}
 
 
 def tensor_of(text: str) -> Dimensions | DerivedTensor:
-    """Read "[?][FUNCTION] STORED[ITS SHAPE] ...: SHAPE", or "SHAPE" alone."""
+    """Parse "[?][FUNCTION] STORED[ITS SHAPE] ...: SHAPE", or "SHAPE" alone."""
     head, colon, shape = text.rpartition(":")
     dimensions = tuple(shape.split())
     if not colon:
@@ -187,7 +193,7 @@ def tensor_of(text: str) -> Dimensions | DerivedTensor:
 
 
 def reader_of(record: Checkpoint) -> Callable[[Config], CheckpointFacts]:
-    """Return the function that reads config.json."""
+    """Return the function that reads config.json by a record."""
 
     def declared(config: Config) -> CheckpointFacts:
         return read(config, record)
@@ -199,7 +205,7 @@ def reader_of(record: Checkpoint) -> Callable[[Config], CheckpointFacts]:
 
 
 def read(config: Config, record: Checkpoint) -> CheckpointFacts:
-    """Read config.json as the record says. Raises ModelError."""
+    """Read config.json by a record. Raises ModelError."""
     for key, allowed in record.get("only", {}).items():
         section, name = config.place(key)
         section.only(name, *(allowed if isinstance(allowed, tuple) else (allowed,)))
@@ -241,7 +247,7 @@ ACTIVATIONS = {"silu": SILU, "gelu": GELU, "exact_gelu": ("gelu",)}
 
 
 def value(config: Config, key: str, gguf_key: str, *default: Any) -> Any:
-    """Read a value of the kind that the GGUF key has; a default of None: it may be missing."""
+    """Read a value of the type that the GGUF key has; a default of None: it may be missing."""
     section, name = config.place(key)
     if default == (None,):
         if section.get(name) is None:
@@ -253,7 +259,7 @@ def value(config: Config, key: str, gguf_key: str, *default: Any) -> Any:
 
 
 def renamed_value(config: Config, its: object) -> object:
-    """Read a value for another key: an amount, the first of several keys that is said, or a constant."""
+    """Read a value for another key: an expression, the first of several keys that exists, or a constant."""
     if isinstance(its, tuple):
         return config.number(*its)
     if not isinstance(its, str):
@@ -271,7 +277,7 @@ def first_key(config: Config, keys: str) -> str:
 
 
 def amount(config: Config, sizes: Sizes, text: str) -> int:
-    """Compute a sum of products of numbers, sizes and keys of config.json."""
+    """Compute a sum of products of integers, sizes and keys of config.json."""
     return sum(prod(factor(config, sizes, name.strip()) for name in term.split("*")) for term in text.split("+"))
 
 

@@ -9,20 +9,20 @@ from localllm.convert.config import Config
 from localllm.files.gguf.header import printable
 
 PLAIN = "default"
-BEYOND = "dynamic"  # scaling that depends on the length of the text; GGUF has no key for it
+BEYOND = "dynamic"  # scaling that depends on the length of the sequence; GGUF has no key for it
 SECTIONS = "mrope"  # M-RoPE
 
 
 @dataclass
 class RopeScaling:
-    """Metadata after "ARCH.rope.", and tensors (float32 [dims / 2]) that divide frequencies, by name."""
+    """Metadata after "ARCH.rope.", and tensors, float32 [dims / 2], that divide frequencies, by name."""
 
     metadata: dict[str, object] = field(default_factory=dict)
     tensors: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def rope_parameters(config: Config) -> Config:
-    """Return the RoPE section of config.json; if there are two, that of the layers with full attention."""
+    """Return the RoPE section of config.json; of two, that of the layers with full attention."""
     section = config.section("rope_parameters")
     if not section.content:
         section = config.section("rope_scaling")
@@ -33,7 +33,7 @@ def rope_parameters(config: Config) -> Config:
 
 
 def read_rope(config: Config, dims: int, context: int, kinds: tuple[str, ...]) -> RopeScaling:
-    """Read RoPE of `dims` numbers per head for a model of this context. Raises ModelError.
+    """Read RoPE of `dims` dimensions per head for a model of this context. Raises ModelError.
 
     kinds: scalings that the architecture supports; "untruncated" is YaRN that does not round the pairs between which it
     blends, although GGUF's readers round them; "bordered" is YaRN with betas in the file.
@@ -67,21 +67,27 @@ def read_rope(config: Config, dims: int, context: int, kinds: tuple[str, ...]) -
 
 
 def sections(rope: Config, dims: int) -> list[int]:
-    """Return how many pairs rotate by time, height, width and a fourth position (M-RoPE). Raises ModelError."""
+    """Return how many pairs rotate by time, height, width and a fourth position (M-RoPE).
+
+    Raises ModelError.
+    """
     counts = rope.get("mrope_section")
     if (
         not isinstance(counts, list)
         or len(counts) != 3
         or not all(type(count) is int and count > 0 for count in counts)
     ):
-        raise rope.refusal("mrope_section must be three numbers")
+        raise rope.refusal("mrope_section must be three integers")
     if sum(counts) * 2 != dims:
-        raise rope.refusal(f"mrope_section: {sum(counts)} pairs; expected {dims // 2}")
+        raise rope.refusal(f"mrope_section must add up to {dims // 2} pairs (found {sum(counts)})")
     return [*counts, 0]
 
 
 def yarn(rope: Config, context: int) -> dict[str, object]:
-    """Read YaRN (Peng et al. 2023). GGUF's readers apply the factor 1 + 0.1 ln(factor); the rest of it is stored."""
+    """Read YaRN (Peng et al. 2023).
+
+    GGUF's readers apply the factor 1 + 0.1 ln(factor); the remaining factor is stored.
+    """
     factor = rope.number("factor")
     magnitude = yarn_magnitude(factor, 1)
     if rope.get("attention_factor") is not None:
@@ -103,7 +109,10 @@ def yarn_magnitude(factor: float, scale: float) -> float:
 
 
 def llama3_factors(rope: Config, base: float, dims: int) -> np.ndarray:
-    """Compute Llama 3.1's scaling, float32 [dims / 2]: low frequencies are divided, high ones kept, others blended."""
+    """Compute Llama 3.1's scaling, float32 [dims / 2].
+
+    Low frequencies are divided, high ones kept, others blended.
+    """
     factor, original = rope.number("factor"), rope.count("original_max_position_embeddings", 8192)
     low, high = rope.number("low_freq_factor", 1.0), rope.number("high_freq_factor", 4.0)
     if high <= low:

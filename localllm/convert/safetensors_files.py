@@ -1,7 +1,7 @@
 """Read rows of the tensors in a checkpoint's safetensors files on demand.
 
-The safetensors package checks each file's header (lengths, overlaps, gaps). Rows are read here, because the package
-cannot return bfloat16 to NumPy, and plain reads need memory for the requested rows only.
+The safetensors package checks each file's header (lengths, overlaps, gaps). This module reads the rows, because the
+package cannot return bfloat16 to NumPy, and plain reads need memory for the requested rows only.
 Format: https://github.com/huggingface/safetensors#format
 """
 
@@ -29,7 +29,7 @@ PART = re.compile(r"model-([0-9]{5})-of-([0-9]{5})\.safetensors")
 
 @frozen
 class Stored:
-    """A tensor in a file."""
+    """A tensor in a safetensors file."""
 
     name: str
     path: Path
@@ -38,7 +38,7 @@ class Stored:
     start: int  # offset of its first byte in the file
 
     def rows(self, first: int, last: int) -> np.ndarray:
-        """Read rows first to last - 1: uint8 [last - first, bytes of a row]. Raises ModelError."""
+        """Read rows first to last - 1, uint8 [last - first, bytes of a row]. Raises ModelError."""
         row_bytes = self.shape[-1] * BYTES[self.dtype]
         nbytes = (last - first) * row_bytes
         try:
@@ -64,20 +64,23 @@ def open_weights(folder: Path) -> dict[str, Stored]:
     for path in weight_files(folder):
         tensors = read_header(path)
         for name in tensors.keys() & tensors_found.keys():
-            raise ModelError(f"{path}: tensor {printable(name)} is in {tensors_found[name].path.name} too")
+            raise ModelError(f"{path}: tensor {printable(name)} is also in {tensors_found[name].path.name}")
         tensors_found |= tensors
     if not (folder / WHOLE).is_file():
         for name, file in (read_index(folder) or {}).items():
             if name not in tensors_found:
-                raise ModelError(f"{folder / INDEX}: tensor {printable(name)} must be in {file}, and is not")
+                raise ModelError(f"{folder / INDEX}: tensor {printable(name)} is not in {file}, as the index states")
     return unwrap(tensors_found)
 
 
 def unwrap(stored: Mapping[str, Stored]) -> dict[str, Stored]:
-    """Remove a training framework's prefix from all names. Raises ModelError for adapters that are not merged."""
+    """Remove a training framework's prefix from all names.
+
+    Raises ModelError for adapters that are not merged.
+    """
     for name, tensor in stored.items():
         if ADAPTER.fullmatch(name):
-            raise ModelError(f"{tensor.path}: has adapter weights ({printable(name)}): merge them into the model first")
+            raise ModelError(f"{tensor.path}: merge the adapter weights ({printable(name)}) into the model first")
     for prefix in WRAPPERS:
         if stored and all(name.startswith(prefix) for name in stored):
             return unwrap({name.removeprefix(prefix): tensor for name, tensor in stored.items()})
@@ -85,7 +88,7 @@ def unwrap(stored: Mapping[str, Stored]) -> dict[str, Stored]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """List the safetensors files of a checkpoint, all of which exist."""
+    """List the safetensors files of a checkpoint. Raises ModelError if one is missing."""
     if (folder / WHOLE).is_file():
         return [folder / WHOLE]
     if index := read_index(folder):
@@ -98,18 +101,18 @@ def weight_files(folder: Path) -> list[Path]:
         raise ModelError(f"{folder}: {without_weights(folder)}")
     for number, name in enumerate(names):
         if not (folder / name).is_file():
-            raise ModelError(f"{folder / name}: this file is missing; it is number {number + 1} of {len(names)}")
+            raise ModelError(f"{folder / name}: this file is missing; it is file {number + 1} of {len(names)}")
     return [folder / name for name in names]
 
 
 def read_index(folder: Path) -> dict[str, str] | None:
-    """Read which file each tensor is in, if the checkpoint has an index."""
+    """Read the file name of each tensor, if the checkpoint has an index."""
     content = read_json(folder / INDEX)
     if content is None:
         return None
     index = content.get("weight_map")
     if not isinstance(index, dict) or not index:
-        raise ModelError(f"{folder / INDEX}: expected a weight_map")
+        raise ModelError(f"{folder / INDEX}: the index must have a weight_map")
     for file in index.values():
         if not isinstance(file, str) or not re.fullmatch(r"[^/\\:\0]+\.safetensors", file):
             raise ModelError(f"{folder / INDEX}: expected the name of a safetensors file, found {printable(str(file))}")
@@ -149,8 +152,8 @@ def read_header(path: Path) -> dict[str, Stored]:
 
 
 def stored_tensor(path: Path, name: str, entry: "HeaderEntry", data_start: int) -> Stored:
-    """Build a tensor from its header entry; types that cannot be read can still be listed."""
+    """Make a tensor from its header entry; unsupported types can still be listed."""
     dtype, shape, (start, end) = str(entry["dtype"]), tuple(map(int, entry["shape"])), entry["data_offsets"]
     if dtype in BYTES and end - start != prod(shape) * BYTES[dtype]:
-        raise ValueError(f"tensor {name}: {end - start} bytes; expected {prod(shape)} numbers")
+        raise ValueError(f"tensor {name}: expected {prod(shape) * BYTES[dtype]} bytes, found {end - start}")
     return Stored(name, path, dtype, shape, data_start + int(start))

@@ -21,7 +21,7 @@ DENSE = "dense_2", "dense_3"  # GGUF names of the Dense modules, the usual folde
 
 
 def modules(folder: Path) -> list[tuple[str, Path]]:
-    """List types and folders of modules in order; none without modules.json. Raises ModelError."""
+    """List types and folders of modules in order; empty without modules.json. Raises ModelError."""
     path = folder / "modules.json"
     text = read_text(path)
     if text is None:
@@ -30,19 +30,22 @@ def modules(folder: Path) -> list[tuple[str, Path]]:
         kinds = [(str(module["type"]).rpartition(".")[2], Path(module["path"])) for module in json.loads(text)]
     for _, place in kinds:
         if place.anchor or ".." in place.parts:  # on Windows "/x" and "c:x" are not absolute
-            raise ModelError(f"{path}: a module is in an unexpected folder, {printable(str(place))}")
+            raise ModelError(f"{path}: the folder of a module must be relative (found {printable(str(place))})")
     return [(kind, folder / place) for kind, place in kinds]
 
 
 def warn_unconverted(folder: Path) -> list[str]:
     """Warn of modules that are not converted."""
     return [
-        f"the module {printable(kind)} of modules.json is left out" for kind, _ in modules(folder) if kind not in READ
+        f"the module {printable(kind)} of modules.json is ignored" for kind, _ in modules(folder) if kind not in READ
     ]
 
 
 def pooling_type(folder: Path) -> int | None:
-    """Return the pooling's number; None if no file has one. Raises ModelError for one that GGUF cannot express."""
+    """Return the pooling type; None if no file has one.
+
+    Raises ModelError for one that GGUF cannot express.
+    """
     place = dict(modules(folder)).get("Pooling")
     if place is None:
         return None
@@ -51,15 +54,15 @@ def pooling_type(folder: Path) -> int | None:
     modes = [name for flag, name in FLAGS.items() if settings.get(flag) is True] or [str(settings.get("pooling_mode"))]
     enabled = [key for key, value in settings.items() if key.startswith("pooling_mode_") and value is True]
     if len(modes) != 1 or modes[0] not in POOLINGS or len(enabled) > 1:
-        raise ModelError(f"{path}: unsupported pooling; supported: mean, cls and lasttoken")
+        raise ModelError(f"{path}: the pooling must be mean, cls or lasttoken")
     return POOLINGS[modes[0]]
 
 
 def projections(folder: Path, are_known: bool) -> dict[str, Stored]:
     """Load the matrices after pooling, by their GGUF names.
 
-    are_known: readers of the architecture support them. Raises ModelError otherwise, and for a matrix with a bias or an
-    activation, which GGUF cannot express.
+    are_known: whether readers of the architecture support them. Raises ModelError otherwise, and for a matrix with a
+    bias or an activation, which GGUF cannot express.
     """
     tensors: dict[str, Stored] = {}
     for kind, place in modules(folder):

@@ -26,7 +26,7 @@ class SentencePieceModel:
 
 
 def read_sentencepiece(data: bytes) -> SentencePieceModel:
-    """Parse a file's bytes. Raises ValueError if it is no such file."""
+    """Parse a file's content. Raises ValueError if it is not a SentencePiece model."""
     model = SentencePieceModel()
     for number, value in message(data):
         if number == 1:
@@ -45,7 +45,7 @@ def read_sentencepiece(data: bytes) -> SentencePieceModel:
 
 
 def message(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the fields of a protobuf message as (number, value)."""
+    """Yield the fields of a protobuf message as (field number, value)."""
     position = 0
     while position < len(data):
         key, position = varint(data, position)
@@ -65,7 +65,7 @@ def message(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def varint(data: bytes, position: int) -> tuple[int, int]:
-    """Decode a number of up to ten bytes, seven bits each; return it and the end position."""
+    """Decode a varint of up to ten bytes, seven bits each; return it and the end position."""
     value = 0
     for n in range(10):
         if position + n >= len(data):

@@ -37,7 +37,7 @@ BARE = ("ssm_a", "ssm_d")  # tensors whose GGUF names do not end with .weight
 
 @frozen
 class TensorPlace:
-    """The origin of a tensor of the GGUF file."""
+    """The stored tensors from which a tensor of the GGUF file is built."""
 
     of: Mapping[str, Shape]  # shapes of the stored parts, by name: blk.0.attn_q.weight
     build: Callable[[Sequence[TensorSource]], TensorSource]
@@ -45,7 +45,7 @@ class TensorPlace:
     needed: bool = True
 
 
-# Tensors without a place in GGUF: constants of old checkpoints, and scales of an 8-bit KV cache.
+# Tensors without a counterpart in GGUF: constants of old checkpoints, and scales of an 8-bit KV cache.
 LEFT_OUT = re.compile(
     r".*\.(inv_freq|cos_cached|sin_cached|masked_bias|attn\.[kv]_scale|self_attn\.[kv]_scale)"
     r"|(transformer\.)?h\.[0-9]+\.attn\.bias"
@@ -63,7 +63,7 @@ Found = dict[int, Stored]  # tensors of one name, by expert; -1: one for all exp
 
 @dataclass(frozen=True, eq=False)
 class CheckpointTensor:
-    """One tensor as a GGUF file would have it; rows are read on demand, from any thread."""
+    """A tensor as a GGUF file has it; its rows are read on demand, from any thread."""
 
     name: str
     format: Format  # F32, F16, BF16, MXFP4
@@ -71,7 +71,10 @@ class CheckpointTensor:
     source: TensorSource
 
     def rows(self, first: int, last: int) -> np.ndarray:
-        """Read rows first to last - 1 (a vector is one row): uint8 [last - first, row bytes]. Raises ModelError."""
+        """Read rows first to last - 1, uint8 [last - first, row bytes]. Raises ModelError.
+
+        A vector has one row.
+        """
         return self.source.rows(first, last)
 
     def release_rows(self, first: int, last: int) -> None:
@@ -79,7 +82,10 @@ class CheckpointTensor:
 
 
 def gguf_tensor(name: str, source: TensorSource) -> CheckpointTensor:
-    """Convert a source to the format that GGUF's readers expect: vectors, held in memory, and some matrices are F32."""
+    """Convert a source to the format that GGUF's readers expect.
+
+    Vectors, held in memory, and some matrices are F32.
+    """
     if len(source.shape) == 1:
         source = from_array(as_float32(source.rows(0, 1), source.dtype).reshape(-1))
     base = name.removesuffix(".weight")
@@ -104,7 +110,10 @@ def with_mtp_layers(h: CheckpointFacts, stored: Mapping[str, Stored]) -> Checkpo
 def arrange_tensors(
     folder: Path, stored: Mapping[str, Stored], family: Family, h: CheckpointFacts, warnings: list[str]
 ) -> Iterator[CheckpointTensor]:
-    """Yield all tensors under their GGUF names, in layer order. Raises ModelError for missing or unknown tensors."""
+    """Yield all tensors under their GGUF names, in layer order.
+
+    Raises ModelError for missing or unknown tensors.
+    """
     is_tied = h.tied and not has_own_output(stored, family, h, warnings)
     tensor_places = places(family, h.sizes, is_tied)
     matches = match_tensors(stored, family, h, tensor_places, warnings)
@@ -115,7 +124,7 @@ def arrange_tensors(
             yield gguf_tensor(name, scale_rows(place.build(sources), factors))
         elif place.needed:
             hint = f"; {UNTIED}" if name == "output.weight" else ""
-            raise ModelError(f"{folder}: there is no tensor for {name} of the architecture {family.arch}{hint}")
+            raise ModelError(f"{folder}: the tensor for {name} of the architecture {family.arch} is missing{hint}")
 
 
 def has_own_output(stored: Mapping[str, Stored], family: Family, h: CheckpointFacts, warnings: list[str]) -> bool:
@@ -135,7 +144,10 @@ def match_tensors(
     tensor_places: Mapping[str, TensorPlace],
     warnings: list[str],
 ) -> dict[str, Found]:
-    """Match stored tensors to the names in TensorPlace.of. Raises ModelError for a tensor that no place needs."""
+    """Match stored tensors to the names in TensorPlace.of.
+
+    Raises ModelError for a tensor that the architecture does not use.
+    """
     names = Names(family, h.sizes)
     parts = {part for place in tensor_places.values() for part in place.of}
     matches: dict[str, Found] = {}
@@ -152,7 +164,7 @@ def match_tensors(
             )
         matches[name][expert] = tensor
     if names.images:
-        warning = f"{names.images} tensors for images are left out: only text remains"
+        warning = f"{names.images} tensors of the vision encoder are omitted"
         warnings.append(f"{warning}; use quantize --mmproj to convert the projector")
     return matches
 
@@ -183,7 +195,7 @@ class Names:
         return False
 
     def place_of(self, stored_name: str, parts: set[str]) -> tuple[str, int]:
-        """Find the part that a name refers to, "" if there is none, and the expert, -1 for all."""
+        """Find the stored tensor that a name refers to, "" if there is none, and the expert, -1 for all."""
         plain = (
             stored_name.replace("language_model.", "")
             .replace("text_model.", "")
@@ -208,7 +220,7 @@ def whole(folder: Path, name: str, match: Found, shape: Shape, place: TensorPlac
     if -1 in match and len(match) == 1:
         return check_tensor(match[-1], shape, place.dtypes)
     if len(shape) != 3 or set(match) != set(range(shape[0])):
-        raise ModelError(f"{folder}: {len(match)} tensors for the experts of {name}; expected {shape[0]}")
+        raise ModelError(f"{folder}: expected {shape[0]} tensors for the experts of {name}, found {len(match)}")
     return stack([check_tensor(match[expert], shape[1:], place.dtypes) for expert in range(shape[0])])
 
 
@@ -217,13 +229,13 @@ def check_tensor(tensor: Stored, shape: Shape, dtypes: tuple[str, ...]) -> Store
     if tensor.dtype not in dtypes:
         raise ModelError(f"{tensor.path}: tensor {tensor.name}: type {printable(tensor.dtype)} is not supported")
     if tensor.shape != shape:
-        sizes = f"{list(tensor.shape)}; expected {list(shape)} by config.json"
-        raise ModelError(f"{tensor.path}: tensor {tensor.name} has the shape {sizes}")
+        sizes = f"{list(shape)} by config.json, found {list(tensor.shape)}"
+        raise ModelError(f"{tensor.path}: tensor {tensor.name}: expected the shape {sizes}")
     return tensor
 
 
 def arch_id(family: Family) -> gguf.MODEL_ARCH:
-    """Look up the gguf package's number for an architecture."""
+    """Return the gguf package's id of an architecture."""
     known = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
     if (named_as := family.named_as or family.arch) not in known:
         raise ModelError(f'the gguf package has no tensor names of {named_as}: give a relative in "named_as"')
@@ -257,7 +269,10 @@ class CheckpointModel:
     def places_of(
         self, prefix: str, name: str, dimensions: Dimensions | DerivedTensor
     ) -> Iterator[tuple[str, TensorPlace]]:
-        """Yield the places of a tensor and, if it may have one, of its bias; prefix: "blk.N." or ""."""
+        """Yield the origins of a tensor and, if it may have one, of its bias.
+
+        prefix: "blk.N." or "".
+        """
         whole_name = prefix + name if name in (*BARE, *self.family.bare) or "." in name else f"{prefix}{name}.weight"
         if isinstance(dimensions, DerivedTensor):
             yield whole_name, self._build(prefix, dimensions)
@@ -268,16 +283,19 @@ class CheckpointModel:
             yield bias, self._usual(bias, f"{name}.bias", shape[:1], name in self.family.biased)
 
     def _build(self, prefix: str, its: DerivedTensor) -> TensorPlace:
-        """Return the place of a derived tensor."""
+        """Return the origin of a derived tensor."""
         shape, of = self._shape(its.dimensions), {prefix + name: self._shape(part) for name, part in its.of.items()}
         return TensorPlace(of, lambda sources: its.build(sources, shape, self.sizes), its.dtypes, its.needed)
 
     def _usual(self, whole_name: str, name: str, stored: Shape, needed: bool = True) -> TensorPlace:
-        """Return the place of a tensor that is stored under a name that gguf knows."""
+        """Return the origin of a tensor that is stored under a name that gguf knows."""
         return TensorPlace({whole_name: stored}, lambda sources: self._reorder(name, sources[0]), needed=needed)
 
     def _reorder(self, name: str, source: TensorSource) -> TensorSource:
-        """Apply the family's row orders and offsets; name: with ".bias" for biases."""
+        """Apply the family's row orders and offsets.
+
+        name: with ".bias" for biases.
+        """
         if name.removesuffix(".bias") in (*self.family.rotated, *self.family.parted):
             order = to_pairs if self.family.rotated else to_halves
             matrix = source if len(source.shape) > 1 else column(source)
@@ -296,10 +314,10 @@ class CheckpointModel:
 def unties_output(
     embedding: TensorSource, output: TensorSource, arch: gguf.MODEL_ARCH, warnings: list[str], name: str
 ) -> bool:
-    """Return whether the stored output matrix differs from the embedding. name: name of the output matrix.
+    """Return whether the stored output matrix differs from the embedding.
 
     Tools that merge adapters or train heads store such a matrix without changing `tie_word_embeddings`; transformers 5
-    and llama.cpp's converter then use both.
+    and llama.cpp's converter then use both. name: name of the output matrix.
     """
     rows, step = embedding.shape[0], 4096  # rows compared at once
 
@@ -313,7 +331,7 @@ def unties_output(
         return False
     differs = f"{name} differs from the embedding, though config.json ties them"
     if gguf.MODEL_TENSOR.OUTPUT not in gguf.MODEL_TENSORS[arch]:
-        warnings.append(f"{differs}: it is left out, because {gguf.MODEL_ARCH_NAMES[arch]} has no output matrix")
+        warnings.append(f"{differs}: it is omitted, because {gguf.MODEL_ARCH_NAMES[arch]} has no output matrix")
         return False
     warnings.append(f"{differs}: both are written")
     return True

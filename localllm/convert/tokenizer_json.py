@@ -1,8 +1,8 @@
-"""Read a tokenizer.json: the types of its values, and llama.cpp's pre-tokenizer for it.
+"""The types of a tokenizer.json's values, and llama.cpp's pre-tokenizer for it.
 
-The pre-tokenizer is found by comparing how both split a text, not by name: the same expression can be written in many
-ways. In the text every class of character is next to every other class, and next to runs of the lengths that
-expressions distinguish. Those that agree on it count as equal.
+The pre-tokenizer is found by comparing how both split a sample, not by name: the same expression can be written in many
+ways. In the sample every character class is next to every other class, and next to runs of the lengths that expressions
+distinguish. Pre-tokenizers that agree on it count as equal.
 """
 
 import json
@@ -34,7 +34,7 @@ _KINDS = [
 
 
 class Step(TypedDict, total=False):
-    """A normalizer or a pre-tokenizer; `type` decides which of the other keys it has."""
+    """A normalizer or a pre-tokenizer; `type` decides which other keys it has."""
 
     type: str
     normalizers: list["Step"]
@@ -53,7 +53,7 @@ class Step(TypedDict, total=False):
 
 
 class PostProcessor(TypedDict, total=False):
-    """The part of a tokenizer that adds special tokens around a text."""
+    """The component of a tokenizer that adds special tokens around a text."""
 
     type: str
     processors: list["PostProcessor"]
@@ -63,7 +63,7 @@ class PostProcessor(TypedDict, total=False):
 
 
 class TokenizerModel(TypedDict, total=False):
-    """The vocabulary and the settings of the algorithm that splits words."""
+    """The vocabulary, and the settings of the algorithm that splits words."""
 
     type: str
     vocab: dict[str, int]  # Unigram: list[tuple[str, float]], pieces and scores
@@ -77,7 +77,7 @@ class TokenizerModel(TypedDict, total=False):
 
 
 class AddedToken(TypedDict, total=False):
-    """A token that is found in texts before they are split."""
+    """A token that is matched before the text is split."""
 
     id: int
     content: str
@@ -95,7 +95,7 @@ class TokenizerJson(TypedDict, total=False):
 
 
 def steps(normalizer: Step | None) -> list[Step]:
-    """List the steps of a `normalizer`, however nested."""
+    """List the steps of a `normalizer`, at any depth."""
     if not normalizer:
         return []
     if normalizer.get("type") == "Sequence":
@@ -105,7 +105,7 @@ def steps(normalizer: Step | None) -> list[Step]:
 
 @cache
 def probe() -> str:
-    """Build the text: every pair of character classes, then 12,000 random classes, which give longer sequences."""
+    """Build the sample: every pair of character classes, then 12,000 random ones for longer sequences."""
     draw = random.Random(0)
     pairs = [first + second for first in _KINDS for second in _KINDS]
     return "".join(pairs) + "".join(_KINDS[int(draw.random() * len(_KINDS))] for _ in range(12000))
@@ -121,15 +121,15 @@ def pretokenizer_name(content: Step | None, ignore_merges: bool) -> str:
     except MemoryError:
         raise
     except Exception as error:  # the package raises no subclass
-        raise ModelError(f"the pre-tokenizer is not valid: {error}") from None
+        raise ModelError(f"the pre-tokenizer is invalid: {error}") from None
     if splitter is None or any(part.get("add_prefix_space") for part in parts(content)):
-        raise ModelError("a pre-tokenizer that adds a space before texts, or does not cut them, is not supported")
+        raise ModelError("the pre-tokenizer must split texts, and must not add a space before them")
     families = candidates(ignore_merges)
     for text in (probe()[-300:], probe()):  # a short text rules out most
         words = [span for _, span in splitter.pre_tokenize_str(text)]
         families = {name: family for name, family in families.items() if split_words(family, text) == words}
     if not families:
-        raise ModelError("the pre-tokenizer is unknown to localllm and llama.cpp")
+        raise ModelError("the pre-tokenizer must be one that localllm and llama.cpp know")
     name = next(iter(families))
     return USUAL_NAMES.get(name, name)
 
@@ -142,7 +142,7 @@ def parts(content: Step | None) -> list[Step]:
 
 
 def candidates(ignore_merges: bool) -> dict[str, PreTokenizer]:
-    """Return the byte-level pre-tokenizers, by the first name of each."""
+    """Return the byte-level pre-tokenizers, each by its first name."""
     families: dict[PreTokenizer, str] = {}
     for name, family in PRETOKENIZERS.items():
         if not family.marks_spaces and family.ignore_merges == ignore_merges:
@@ -151,5 +151,5 @@ def candidates(ignore_merges: bool) -> dict[str, PreTokenizer]:
 
 
 def split_words(family: PreTokenizer, text: str) -> list[tuple[int, int]]:
-    """Return the (begin, end) of each word that a known pre-tokenizer makes."""
+    """Return the (begin, end) of each word into which a known pre-tokenizer splits a text."""
     return list(pairwise(accumulate(map(len, make_splitter(family.patterns)(text)), initial=0)))

@@ -1,4 +1,7 @@
-"""Read the tokens of a checkpoint: pieces, types, scores and merges from tokenizer.json or tokenizer.model."""
+"""Read the tokens of a checkpoint: strings, types, scores and merges.
+
+They come from tokenizer.json or tokenizer.model.
+"""
 
 import re
 from base64 import b64decode
@@ -57,7 +60,7 @@ class Tokens:
             self.pieces[token], self.types[token], self.scores[token] = piece, kind, score
 
     def add(self, token: int, text: str, special: bool) -> None:
-        """Set an added token, which is found in texts before they are split."""
+        """Set an added token, which is matched before texts are split."""
         if 0 <= token < self.size and self.types[token] == UNKNOWN:
             self.put(token, text, UNKNOWN, ADDED_SCORE)
         elif special or _LOOKS_SPECIAL.fullmatch(text):
@@ -67,15 +70,16 @@ class Tokens:
 
 
 def read_tokens(folder: Path, content: TokenizerJson | None, size: int, of_gemma4: bool = False) -> Tokens:
-    """Read the tokens of the checkpoint in `folder`, as many as its embedding has rows. Raises ModelError.
+    """Read the tokens of the checkpoint in `folder`, as many as its embedding has rows.
 
-    content: its tokenizer.json, None if there is none. of_gemma4: readers merge in the listed order, not by scores.
+    content: its tokenizer.json, None without one. of_gemma4: readers merge in the listed order, not by scores. Raises
+    ModelError.
     """
     path = folder / "tokenizer.json"
     sentencepiece = folder / "tokenizer.model"
     if content is None:
         if not sentencepiece.is_file():
-            raise ModelError(f"{folder}: no tokenizer.json and no tokenizer.model; one of them is needed")
+            raise ModelError(f"{folder}: the folder must have a tokenizer.json or a tokenizer.model")
         tokens = from_sentencepiece(sentencepiece, size)
         add_slow_tokens(folder, tokens)
         return tokens
@@ -84,13 +88,13 @@ def read_tokens(folder: Path, content: TokenizerJson | None, size: int, of_gemma
         kind = model.get("type", "BPE")
         if kind not in ("BPE", "WordPiece", "Unigram"):
             shown = printable(str(kind))
-            raise ModelError(f"{path}: tokenizers of type {shown} are not supported: BPE, WordPiece and Unigram are")
+            raise ModelError(f"{path}: the type of the tokenizer must be BPE, WordPiece or Unigram (found {shown})")
         if kind != "BPE":
             tokens = from_wordpiece(path, content, size) if kind == "WordPiece" else from_unigram(path, content, size)
         elif any(part.get("type") == "ByteLevel" for part in parts(content.get("pre_tokenizer"))):
             tokens = from_byte_level(path, content, size)
         elif not model.get("byte_fallback"):
-            raise ModelError(f"{path}: neither byte-level BPE nor SentencePiece")
+            raise ModelError(f"{path}: BPE must be byte-level, or SentencePiece's")
         elif of_gemma4:
             tokens = from_merges_of_gemma4(path, content, size)
         elif sentencepiece.is_file():
@@ -108,12 +112,12 @@ def read_tokens(folder: Path, content: TokenizerJson | None, size: int, of_gemma
 
 
 def from_byte_level(path: Path, content: TokenizerJson, size: int) -> Tokens:
-    """Read byte-level BPE: the file lists the merges."""
+    """Read byte-level BPE, whose file lists the merges."""
     refuse_normalizer(path, content, {"NFC"})
     pre = name_of_pretokenizer(path, content)
     pairs = merge_pairs(content)
     if any(" " in left + right for left, right in pairs):
-        raise ModelError(f"{path}: a merge of pieces with spaces in them is not supported")
+        raise ModelError(f"{path}: merges must not contain tokens with spaces")
     tokens = Tokens(size, "gpt2", pre, merges=[f"{left} {right}" for left, right in pairs])
     tokens.composes = bool(steps(content.get("normalizer")))
     for piece, token in content["model"]["vocab"].items():
@@ -137,7 +141,7 @@ def name_of_pretokenizer(path: Path, content: TokenizerJson) -> str:
 
 
 def merges_make_all(content: TokenizerJson) -> bool:
-    """Return whether merging produces every piece, so that `ignore_merges` makes no difference."""
+    """Return whether merging produces every token, so that `ignore_merges` makes no difference."""
     added = {token["content"] for token in content.get("added_tokens") or ()}
     ranks = {f"{left} {right}": float(rank) for rank, (left, right) in reversed([*enumerate(merge_pairs(content))])}
     return all(merge(list(piece), ranks, " ") == [piece] for piece in content["model"]["vocab"] if piece not in added)
@@ -150,18 +154,18 @@ def from_sentencepiece(path: Path, size: int) -> Tokens:
     except ValueError as error:
         raise ModelError(f"{path}: {printable(str(error))}") from None
     if model.kind != BPE:
-        problem = f"SentencePiece models that are not BPE (this is of kind {model.kind}) are not supported"
+        problem = f"the type of the SentencePiece model must be {BPE}, BPE (found {model.kind})"
         raise ModelError(f"{path}: {problem}")
     tokens = Tokens(size, "llama", "default", adds_space=model.adds_space)
     if model.normalizes:
-        tokens.warnings.append(f"{path.name} normalizes text (as NFKC does); this is ignored")
+        tokens.warnings.append(f"{path.name} normalizes text (like NFKC), which is ignored")
     for token, (piece, kind, score) in enumerate(zip(model.pieces, model.types, model.scores, strict=True)):
         tokens.put(token, piece, kind, score)
     return tokens
 
 
 def from_merges(path: Path, content: TokenizerJson, size: int) -> Tokens:
-    """Read SentencePiece from tokenizer.json's merges: pieces that are merged earlier get higher scores."""
+    """Read SentencePiece from tokenizer.json's merges: earlier merges get higher scores."""
     refuse_normalizer(path, content, {"Prepend", "Replace"})
     refuse_cuts(path, content)
     vocabulary, unknown = content["model"]["vocab"], content["model"].get("unk_token")
@@ -186,14 +190,14 @@ def from_merges_of_gemma4(path: Path, content: TokenizerJson, size: int) -> Toke
 
 
 def show(tokens: Tokens) -> None:
-    """Turn control tokens that are needed to parse answers into user-defined ones, which are visible."""
+    """Make the control tokens visible that are needed to parse answers, as user-defined ones."""
     for token, piece in enumerate(tokens.pieces):
         if piece in SHOWN:
             tokens.types[token] = USER_DEFINED
 
 
 def refuse_cuts(path: Path, content: TokenizerJson) -> None:
-    """Raise ModelError if the pre-tokenizer splits texts into parts that are tokenized separately.
+    """Raise ModelError if the pre-tokenizer splits texts into words that are tokenized separately.
 
     The GGUF tokenizers "llama" and "gemma4" merge across the whole text.
     """
@@ -206,7 +210,7 @@ def refuse_cuts(path: Path, content: TokenizerJson) -> None:
 def cuts_nothing(part: Step, content: TokenizerJson) -> bool:
     """Return whether a step never splits a text.
 
-    Gemma's, for example, splits at spaces, but an earlier step replaced them.
+    Gemma's, for example, splits at spaces, but an earlier step has replaced them.
     """
     if part.get("type") == "Split" and part.get("pattern") == {"String": " "}:
         return any(step.get("type") == "Replace" for step in steps(content.get("normalizer")))
@@ -214,9 +218,9 @@ def cuts_nothing(part: Step, content: TokenizerJson) -> bool:
 
 
 def scores_of_merges(path: Path, plain: set[str], pairs: list[tuple[str, str]]) -> dict[str, float]:
-    """Score every piece that a merge produces: 0, -1, -2, ... in the order of the merges.
+    """Score every token that a merge produces: 0, -1, -2, ... in the order of the merges.
 
-    SentencePiece merges any two pieces whose concatenation is a piece, the one with the highest score first. Merges
+    SentencePiece merges any two tokens whose concatenation is a token, the one with the highest score first. Merges
     that do not come from such a model are refused, because scores would split texts differently.
     """
     scores: dict[str, float] = {}
@@ -232,12 +236,12 @@ def scores_of_merges(path: Path, plain: set[str], pairs: list[tuple[str, str]]) 
             pair = piece[:split_at], piece[split_at:]
             if pair not in listed and pair[0] in plain and pair[1] in plain:
                 description = f"{printable(piece)} of {printable(' '.join(pair))}"
-                raise ModelError(f"{path}: no merge makes {description}, as SentencePiece would")
+                raise ModelError(f"{path}: no merge produces {description}, as SentencePiece would")
     return scores
 
 
 def groups_of_merges(pairs: list[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
-    """Group consecutive merges that produce one piece, or several interleaved ones, which had the same score."""
+    """Group consecutive merges that produce one token, or several interleaved ones with the same score."""
     last = {left + right: position for position, (left, right) in enumerate(pairs)}
     group: list[tuple[str, str]] = []
     end = -1
@@ -256,7 +260,7 @@ def merge_pairs(content: TokenizerJson) -> list[tuple[str, str]]:
 
 
 def refuse_normalizer(path: Path, content: TokenizerJson, allowed: set[str]) -> None:
-    """Raise ModelError for a normalizer that changes texts in ways that GGUF cannot express."""
+    """Raise ModelError for a normalizer that GGUF cannot express."""
     for step in steps(content.get("normalizer")):
         kind = step.get("type")
         spaces = kind != "Replace" or (step.get("pattern"), step.get("content")) == ({"String": " "}, "▁")
@@ -284,16 +288,19 @@ def add_slow_tokens(folder: Path, tokens: Tokens) -> None:
 
 
 def from_wordpiece(path: Path, content: TokenizerJson, size: int) -> Tokens:
-    """Read WordPiece: pieces that begin words get "▁" in front, other pieces lose their "##". Raises ModelError."""
+    """Read WordPiece: tokens at the begin of words get the prefix "▁", others lose their "##".
+
+    Raises ModelError.
+    """
     model, (normalizer,) = content["model"], steps(content.get("normalizer")) or [Step()]
     pretokenizers = [part["type"] for part in parts(content.get("pre_tokenizer"))]
     if normalizer.get("type") != "BertNormalizer" or pretokenizers != ["BertPreTokenizer"]:
-        raise ModelError(f"{path}: WordPiece with another normalizer or pre-tokenizer than BERT's is not supported")
+        raise ModelError(f"{path}: WordPiece must have BERT's normalizer and pre-tokenizer")
     for name, usual in (("continuing_subword_prefix", "##"), ("max_input_chars_per_word", LONGEST)):
         if (value := model.get(name, usual)) != usual:
             raise ModelError(f"{path}: {name} {printable(str(value))} is not supported")
     if not (normalizer.get("clean_text", True) and normalizer.get("handle_chinese_chars", True)):
-        raise ModelError(f"{path}: a normalizer that leaves control or Chinese characters alone is not supported")
+        raise ModelError(f"{path}: clean_text and handle_chinese_chars of the normalizer must be true")
     lowers, strips = normalizer.get("lowercase", True), normalizer.get("strip_accents")
     tokens = Tokens(size, "bert", "bert-bge" if lowers else "default")
     if not lowers:
@@ -309,7 +316,7 @@ def from_wordpiece(path: Path, content: TokenizerJson, size: int) -> Tokens:
 
 
 def from_unigram(path: Path, content: TokenizerJson, size: int) -> Tokens:
-    """Read a unigram model: pieces, scores and the character map that normalizes texts. Raises ModelError."""
+    """Read a unigram model: strings, scores and the character map for normalization. Raises ModelError."""
     model, charsmap, merges_spaces = content["model"], b"", False
     vocabulary = cast("list[tuple[str, float]]", model["vocab"])  # of type Unigram, which read_tokens has checked
     for step in steps(content.get("normalizer")):
@@ -321,7 +328,7 @@ def from_unigram(path: Path, content: TokenizerJson, size: int) -> Tokens:
             raise ModelError(f"{path}: normalizer {printable(str(step['type']))} is not supported")
     kinds = {part["type"]: part for part in parts(content.get("pre_tokenizer"))}
     if not kinds.keys() <= {"WhitespaceSplit", "Metaspace"} or "Metaspace" not in kinds:
-        raise ModelError(f"{path}: a unigram model with this pre-tokenizer is not supported")
+        raise ModelError(f"{path}: the pre-tokenizer of a unigram model must be Metaspace")
     space = kinds["Metaspace"]
     adds = space.get("prepend_scheme", "always" if space.get("add_prefix_space", True) else "never") != "never"
     tokens = Tokens(size, "t5", "default", adds_space=adds)

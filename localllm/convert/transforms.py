@@ -1,6 +1,6 @@
 """Lazy transformations of a checkpoint's tensors into those of a GGUF file.
 
-A source is a tensor whose rows are read on demand. The functions build sources from sources; none reads more than the
+A source is a tensor whose rows are read on demand. The functions make sources from sources; none reads more than the
 requested rows, or, to transpose, one whole matrix.
 """
 
@@ -45,7 +45,10 @@ Build = Callable[[Sequence[TensorSource], Shape, Sizes], TensorSource]  # (store
 
 
 def pick_rows(source: TensorSource, shape: Shape, where: Callable[[np.ndarray], np.ndarray]) -> DerivedSource:
-    """Reorder rows; where: int [rows], the source's row for each new row."""
+    """Reorder rows.
+
+    where: maps the indices of new rows, int [rows], to those of the source.
+    """
 
     def rows(first: int, last: int) -> np.ndarray:
         places = where(np.arange(first, last))
@@ -57,10 +60,10 @@ def pick_rows(source: TensorSource, shape: Shape, where: Callable[[np.ndarray], 
 
 
 def to_pairs(source: TensorSource, head_dim: int, rotated_dims: int = 0) -> DerivedSource:
-    """Reorder rows from rotating halves of a head to rotating pairs, as GGUF's llama does.
+    """Reorder rows from rotating halves of a head to rotating pairs, as in GGUF's llama.
 
-    A checkpoint rotates number i of a head with number i + rotated_dims / 2, GGUF's llama rotates number 2 i with
-    number 2 i + 1. rotated_dims: rotated numbers of a head, 0 for all.
+    A checkpoint rotates dimension i of a head with dimension i + rotated_dims / 2, GGUF's llama rotates 2 i with 2 i +
+    1. rotated_dims: number of rotated dimensions of a head, 0 for all.
     """
     rotated_dims = rotated_dims or head_dim
 
@@ -72,7 +75,10 @@ def to_pairs(source: TensorSource, head_dim: int, rotated_dims: int = 0) -> Deri
 
 
 def to_halves(source: TensorSource, head_dim: int, rotated_dims: int) -> DerivedSource:
-    """Reorder rows from rotating pairs to rotating halves of a head's first `rotated_dims` rows; undoes `to_pairs`."""
+    """Reorder rows from rotating pairs to rotating halves of a head's first `rotated_dims` rows.
+
+    Undoes `to_pairs`.
+    """
 
     def where(rows: np.ndarray) -> np.ndarray:
         head, within = np.divmod(rows, head_dim)
@@ -83,7 +89,7 @@ def to_halves(source: TensorSource, head_dim: int, rotated_dims: int) -> Derived
 
 
 def take_strided(source: TensorSource, shape: Shape, period: int, start: int, step: int = 1) -> DerivedSource:
-    """Take every `step`-th row from `start` on in each `period` rows, until there are as many as `shape` has."""
+    """Take every `step`-th row from `start` on in each `period` rows, as many as `shape` has."""
 
     def where(rows: np.ndarray) -> np.ndarray:
         matrix, within = np.divmod(rows, shape[-2])
@@ -143,7 +149,10 @@ def reshape(source: TensorSource, shape: Shape) -> DerivedSource:
 
 
 def permute_columns(source: TensorSource, order: np.ndarray) -> DerivedSource:
-    """Reorder columns; order: int [columns], the source's column for each new column."""
+    """Reorder columns.
+
+    order: int [columns], the source's column for each new column.
+    """
     item = BYTES[source.dtype]
 
     def rows(first: int, last: int) -> np.ndarray:
@@ -169,7 +178,7 @@ def every_second(matrix: TensorSource, start: int) -> DerivedSource:
 
 
 def map_values(source: TensorSource, function: Callable[[np.ndarray], np.ndarray]) -> DerivedSource:
-    """Apply a function to every number, in float32."""
+    """Apply a function to every value, in float32."""
 
     def rows(first: int, last: int) -> np.ndarray:
         numbers = as_float32(source.rows(first, last), source.dtype)
@@ -179,7 +188,7 @@ def map_values(source: TensorSource, function: Callable[[np.ndarray], np.ndarray
 
 
 def scale_rows(source: TensorSource, factors: Sequence[np.ndarray]) -> TensorSource:
-    """Multiply rows by several factors, one after the other: float32 [rows], or [1] for all rows."""
+    """Multiply rows by several factors in turn, each float32 [rows], or [1] for all rows."""
     if not factors:
         return source
 
@@ -198,23 +207,24 @@ def to_float32(source: TensorSource) -> TensorSource:
 
 
 def from_array(values: np.ndarray) -> DerivedSource:
-    """Wrap numbers in memory as a source."""
+    """Wrap an array in memory as a source."""
     data = np.ascontiguousarray(values, np.float32).view(np.uint8).reshape(prod(values.shape[:-1]), -1)
     return DerivedSource("F32", values.shape, lambda first, last: data[first:last])
 
 
 def as_float32(data: np.ndarray, dtype: str) -> np.ndarray:
-    """Decode bytes of this type: float32 [rows, columns]."""
+    """Decode bytes of this type to float32 [rows, columns]."""
     if dtype == "BF16":
         return (data.view("<u2").astype(np.uint32) << 16).view(np.float32)
     return data.view({"F64": "<f8", "F32": "<f4", "F16": "<f2"}[dtype]).astype(np.float32)
 
 
 def mxfp4(blocks: TensorSource, scales: TensorSource) -> DerivedSource:
-    """Rearrange MXFP4 weights into GGUF's blocks of 32: a scale, then 16 bytes, the first weights in the low halves.
+    """Rearrange MXFP4 weights into GGUF's blocks of 32.
 
-    blocks: uint8 [..., blocks of a row, 16], two neighbouring weights in a byte, the first in its low half; scales:
-    uint8 [..., blocks of a row]. Codes and scales are the same in both (OCP Microscaling Formats 1.0).
+    A block is a scale, then 16 bytes, the first weights in the low halves. blocks: uint8 [..., blocks of a row, 16],
+    two neighbouring weights in a byte, the first in its low half; scales: uint8 [..., blocks of a row]. Codes and
+    scales are the same in both (OCP Microscaling Formats 1.0).
     """
     *outer, count, _ = blocks.shape
 
@@ -228,7 +238,10 @@ def mxfp4(blocks: TensorSource, scales: TensorSource) -> DerivedSource:
 
 
 def half(number: int) -> Build:
-    """Return a function that takes one of two matrices, of each expert if there are any, one stored below the other."""
+    """Return a function that takes one of two matrices that are stored one below the other.
+
+    With experts, it takes one of each expert's.
+    """
 
     def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         return take_strided(sources[0], shape, 2 * shape[-2], number * shape[-2])
@@ -237,7 +250,10 @@ def half(number: int) -> Build:
 
 
 def grouped(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    """Reorder rows or biases of groups of heads (queries, a key, a value) to all queries, all keys, all values."""
+    """Reorder rows or biases of groups of heads to all queries, all keys, all values.
+
+    A group has several queries, a key and a value.
+    """
     groups = np.arange(shape[0]).reshape(sizes["kv_heads"], -1, sizes["head_dim"])
     order = np.concatenate([groups[:, :-2].ravel(), groups[:, -2].ravel(), groups[:, -1].ravel()])
     matrix = sources[0] if len(shape) > 1 else column(sources[0])
@@ -246,7 +262,10 @@ def grouped(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> Tens
 
 
 def fused(rows: Callable[[np.ndarray, Sizes], np.ndarray], as_pairs: bool) -> Build:
-    """Return a function that takes some rows of a fused matrix; as_pairs: reorder them from halves to pairs."""
+    """Return a function that takes some rows of a fused matrix.
+
+    as_pairs: reorder them from halves to pairs.
+    """
 
     def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         numbers = rows(np.arange(sizes["fused_rows"]), sizes)

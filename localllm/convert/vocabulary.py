@@ -26,7 +26,7 @@ ENCODER_SPECIAL = SPECIAL | {"sep": "seperator", "cls": "cls", "mask": "mask"}  
 
 @frozen
 class VocabularySettings:
-    """The settings in the files that accompany the vocabulary."""
+    """The settings in the files next to the vocabulary."""
 
     folder: Path
     tokenizer: TokenizerJson | None
@@ -42,7 +42,7 @@ class VocabularySettings:
         return cls(folder, cast("TokenizerJson | None", read_json(folder / "tokenizer.json")), *contents)
 
     def text(self, name: str) -> str | None:
-        """Return the text of a special token: bos, eos, unk or pad."""
+        """Return the string of a special token: bos, eos, unk or pad."""
         for content in (self.config, self.texts):
             token = content.get(f"{name}_token")
             token = token.get("content") if isinstance(token, dict) else token
@@ -51,7 +51,7 @@ class VocabularySettings:
         return None
 
     def ids(self, name: str) -> list[int]:
-        """Return the ids of a special token; there may be several for eos."""
+        """Return the ids of a special token; eos may have several."""
         tokens: dict[int, None] = {}
         for content in (self.model, self.generation):
             value = content.get(f"{name}_token_id")
@@ -59,7 +59,7 @@ class VocabularySettings:
         return list(tokens)
 
     def template(self) -> dict[str, str | None] | None:
-        """Return the tokens that tokenizer.json adds before (bos) and after (eos) a text; None if not specified."""
+        """Return the tokens that tokenizer.json adds before (bos) and after (eos) a text; None if unspecified."""
         processor = (self.tokenizer or TokenizerJson()).get("post_processor") or PostProcessor()
         for step in processor.get("processors", [processor]):
             if step.get("type") == "TemplateProcessing":
@@ -118,7 +118,7 @@ def odd_settings(settings: VocabularySettings) -> list[str]:
     for name, kind in kinds.items():
         if (value := settings.config.get(name)) is not None and not isinstance(value, kind):
             odd.append(f"tokenizer_config.json: {name} is {printable(str(value), 40)}")
-    return [f"{problem}: left out" for problem in odd]
+    return [f"{problem}: ignored" for problem in odd]
 
 
 def unknown_ends(tokens: Tokens, settings: VocabularySettings) -> list[str]:
@@ -126,7 +126,7 @@ def unknown_ends(tokens: Tokens, settings: VocabularySettings) -> list[str]:
     ids = [
         token for token in settings.ids("eos") if token < 0 or (token >= tokens.size and token not in tokens.left_out)
     ]
-    return [f"eos_token_id {', '.join(map(str, ids))}: there is no such token: left out"] if ids else []
+    return [f"eos_token_id {', '.join(map(str, ids))}: there is no such token: ignored"] if ids else []
 
 
 def as_list(value: object) -> list[object]:
@@ -149,7 +149,7 @@ def token_lists(tokens: Tokens) -> dict[str, object]:
 
 
 def special_ids(tokens: Tokens, settings: VocabularySettings) -> dict[str, int]:
-    """Find the ids of special tokens: by their texts, else by their numbers, else by the post-processor."""
+    """Find the ids of special tokens: by their strings, else by their ids, else by the post-processor."""
     ids = {piece: token for token, piece in reversed(list(enumerate(tokens.pieces)))}
     template = settings.template() or {}
     metadata: dict[str, int] = {}
@@ -181,10 +181,11 @@ def token_flags(tokens: Tokens, settings: VocabularySettings, ids: Mapping[str, 
 
 
 def extra_end_tokens(metadata: Mapping[str, object], settings: VocabularySettings) -> dict[str, object]:
-    """Find further tokens that end an answer by generation_config.json, besides EOS and those recognized by text.
+    """Find further tokens that end an answer, by generation_config.json.
 
-    GGUF has keys for two of them; if there are more, all are also listed in Ollama's key, which llama.cpp does not
-    read. Raises ModelError if the vocabulary is invalid or irregular.
+    They are those besides EOS and those recognized by their strings. GGUF has keys for two of them; if there are more,
+    all are also listed in Ollama's key, which llama.cpp does not read. Raises ModelError if the vocabulary is invalid
+    or irregular.
     """
     vocabulary = read_vocabulary(metadata, oddities := Oddities())
     if lines := oddities.lines():
@@ -198,14 +199,14 @@ def extra_end_tokens(metadata: Mapping[str, object], settings: VocabularySetting
 
 
 def dropped_end_tokens(tokens: Tokens, settings: VocabularySettings) -> list[str]:
-    """Return the texts of tokens that end an answer but have no row in the embedding."""
+    """Return the strings of tokens that end an answer but have no row in the embedding."""
     texts = [tokens.left_out[token] for token in settings.ids("eos") if token in tokens.left_out]
     named = settings.text("eos")
     return [*dict.fromkeys([*texts, *([named] if named in tokens.left_out.values() and named else [])])]
 
 
 def own_keys(tokens: Tokens, settings: VocabularySettings) -> dict[str, object]:
-    """Build localllm's own keys: stop texts that are no tokens, and NFC if `pre` does not imply it."""
+    """Build localllm's own keys: stop strings that are not tokens, and NFC if `pre` does not imply it."""
     texts = dropped_end_tokens(tokens, settings)
     metadata: dict[str, object] = {END_TEXTS_KEY: texts} if texts else {}
     if tokens.model == "gpt2" and tokens.composes != usually_uses_nfc(
@@ -216,7 +217,10 @@ def own_keys(tokens: Tokens, settings: VocabularySettings) -> dict[str, object]:
 
 
 def chat_templates(settings: VocabularySettings) -> dict[str, object]:
-    """Read the chat template and any named ones. A separate file takes precedence over tokenizer_config.json."""
+    """Read the chat template and any named ones.
+
+    A separate file takes precedence over tokenizer_config.json.
+    """
     templates: dict[str, str] = {}
     content = settings.config.get("chat_template")
     if content is None:

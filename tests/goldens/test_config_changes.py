@@ -92,7 +92,7 @@ def test_value_heads_of_qwen_next_in_turn():
 
 @pytest.mark.parametrize(("variant", "changes", "expected"), [
     ("granitehybrid", {"layer_types": ["attention"] * 3},
-     "a model in which all layers have attention is not supported by this architecture"),
+     "at least one layer must be a Mamba 2 layer in this architecture"),
     ("granitehybrid", {"layer_types": ["attention"] * 2}, "layer_types must be mamba, attention, linear_attention, "),
     ("granitehybrid", {"layer_types": ["attention", "mamba", "x"]}, "layer_types must be mamba, attention, linear_a"),
     ("mellum", {"use_sliding_window": False}, "layer_types ["),
@@ -120,7 +120,7 @@ def test_mellum_without_windows_says_nothing_of_any():
 def test_groups_of_experts_are_chosen_otherwise(method: str, warned: bool):
     config = Config(facts("deepseek2")["config"] | {"topk_method": method, "n_group": 2, "topk_group": 1}, Path("c"))
     family_of(config).read(config)
-    said = "expert groups are ranked by their two best experts, but the model ranks them by the best one"
+    said = "GGUF's readers rank expert groups by their two best experts, but the model by the best one"
     assert (said in config.warnings) is warned
 
 
@@ -144,11 +144,11 @@ def test_modules_that_nothing_is_made_of(tmp_path: Path):
     assert warn_unconverted(tmp_path) == []
     kinds = ["a.Transformer", "a.Pooling", "LayerNorm", "b.Normalize", "c.d.Dense", "x.Odd"]
     (tmp_path / "modules.json").write_text(json.dumps([{"type": kind, "path": ""} for kind in kinds]))
-    said = "the module {} of modules.json is left out"
+    said = "the module {} of modules.json is ignored"
     assert warn_unconverted(tmp_path) == [said.format("LayerNorm"), said.format("Odd")]
     for place in ("/x", "a/../b"):
         (tmp_path / "modules.json").write_text(json.dumps([{"type": "a.Pooling", "path": place}]))
-        with pytest.raises(ModelError, match="a module is in an unexpected folder, "):
+        with pytest.raises(ModelError, match="the folder of a module must be relative"):
             warn_unconverted(tmp_path)
 
 
@@ -159,7 +159,7 @@ def test_modules_that_nothing_is_made_of(tmp_path: Path):
 def test_how_far_gates_of_gemma_3n_are_cut(said: Any, found: Any):
     config = Config({"activation_sparsity_pattern": said}, Path("c"))
     if found == "":
-        with pytest.raises(ModelError, match="activation_sparsity_pattern must be 3 numbers from 0 to 1"):
+        with pytest.raises(ModelError, match="activation_sparsity_pattern must have 3 values from 0 to 1"):
             deviations(config, 3)
     else:
         assert deviations(config, 3) == (found and pytest.approx(found))

@@ -307,7 +307,7 @@ def test_prefill_segments_do_not_cut_images(tmp_path, name, precise):
         (["--image", "none.png"], "cannot read the image none.png: No such file"),
         (["--image", __file__], "not an image"),
         (["--image", "{one}", "--mmproj", "none.gguf"], "none.gguf"),
-        (["--image", "{one}", "--mmproj", "{model}"], "a language model, not a vision projector"),
+        (["--image", "{one}", "--mmproj", "{model}"], "(mmproj), found a language model"),
         (["--image", "{one}", "--mmproj", "{other}"], "the projector of another model"),
         (["--image", "{one}", "--raw"], "images need a chat template"),
         (["--image", "{one}", "--receipt", "r.json"], "--image cannot be combined with --receipt"),

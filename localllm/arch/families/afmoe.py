@@ -14,7 +14,7 @@ PERIOD = 4  # of layers, the last of which has no RoPE, whether or not it has a 
 
 @frozen
 class AFMoE(LocallyRotated):
-    has_shared: bool  # there is a shared expert
+    has_shared: bool  # whether there is a shared expert
 
     def rope(self, layer: int) -> Rope | None:
         return None if (layer + 1) % PERIOD == 0 else super().rope(layer)

@@ -18,7 +18,11 @@ MOST = 1e4  # of a parameter's magnitude
 
 @frozen
 class Apertus(Transformer):
-    """The hyperparameters with the arguments of xIELU by layer: alpha_p, alpha_n, beta, epsilon."""
+    """The hyperparameters of Apertus.
+
+    Attributes:
+        xielu: by layer, the arguments of xIELU: alpha_p, alpha_n, beta, epsilon.
+    """
 
     xielu: tuple[tuple[float, float, float, float], ...]
 
@@ -33,7 +37,7 @@ def read(fields: Fields) -> Apertus:
 
 
 def read_by_layer(fields: Checked, name: str, layers: int) -> np.ndarray:
-    """Read one number for each layer; a single one holds for all. Raises ModelError."""
+    """Read one number per layer; a single one applies to all. Raises ModelError."""
     value = fields.raw(name)
     numbers = np.full(layers, value) if isinstance(value, float) else value
     if (

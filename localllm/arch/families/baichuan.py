@@ -15,7 +15,11 @@ ALIBI_BIAS = 8.0  # llama.cpp's max_alibi_bias, from which slopes are computed
 
 @frozen
 class Baichuan(Transformer):
-    """The hyperparameters; rotated: RoPE instead of ALiBi."""
+    """The hyperparameters of Baichuan.
+
+    Attributes:
+        rotated: whether it has RoPE instead of ALiBi.
+    """
 
     rotated: bool
 
@@ -28,8 +32,8 @@ def read(fields: Fields) -> Baichuan:
     shared, rotated = Baichuan.shared_fields(fields, interleaved=True), False
     if fields.arch == "baichuan":
         if shared["layers"] not in (LAYERS_OF_7B, LAYERS_OF_13B):
-            supported = f"{LAYERS_OF_7B} and {LAYERS_OF_13B} layers are known"
-            raise fields.unsupported(f"a Baichuan of {fields.key('block_count')} {shared['layers']}: {supported}")
+            expected = f"{LAYERS_OF_7B} or {LAYERS_OF_13B} (found {shared['layers']})"
+            raise fields.unsupported(f"{fields.key('block_count')} of a Baichuan model must be {expected}")
         rotated = shared["layers"] == LAYERS_OF_7B
     return Baichuan(**shared, rotated=rotated)
 

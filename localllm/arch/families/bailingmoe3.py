@@ -20,9 +20,14 @@ LOWEST = 1e3  # magnitude of a lower bound; e^-1000 is 0
 
 @frozen
 class Ling3(KimiLinear):
-    """The hyperparameters; limits of gates and up projections as in step35."""
+    """The hyperparameters of Ling 3.
 
-    lowest: float  # lower bound of the decays' logarithms
+    Attributes:
+        lowest: lower bound of the decays' logarithms.
+        expert_limits, limits: limits of gates and up projections, as in step35.
+    """
+
+    lowest: float
     expert_limits: tuple[float, ...]
     limits: tuple[float, ...]
 
@@ -33,7 +38,7 @@ def read(fields: Fields) -> Ling3:
     if not isinstance(lowest, float) or not -LOWEST <= lowest < 0:
         raise fields.wrong("kda.gate_lower_bound", f"a number from {-LOWEST:g} up to 0")
     if not fields.flag("kda.safe_gate", True):
-        raise fields.unsupported(f"{fields.key('kda.safe_gate')} is false: such gates are not supported here")
+        raise fields.unsupported(f"{fields.key('kda.safe_gate')} must be true")
     function = fields.count("expert_gating_func")
     if function not in (SOFTMAX, SIGMOID):
         raise fields.wrong("expert_gating_func", f"{SOFTMAX} or {SIGMOID}")

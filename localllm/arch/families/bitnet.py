@@ -12,7 +12,7 @@ from localllm.arch.metadata import show
 def read(fields: Fields) -> Transformer:
     for name in ("hidden_act", "hidden_activation"):
         if (activation := fields.raw(name, "silu")) != "silu":
-            raise fields.unsupported(f"{fields.key(name)} {show(activation)} is not supported")
+            raise fields.unsupported(f"{fields.key(name)} must be silu (found {show(activation)})")
     return Transformer(**Transformer.shared_fields(fields, interleaved=False))
 
 

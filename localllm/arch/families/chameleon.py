@@ -24,7 +24,7 @@ class Chameleon(Transformer):
 
 def read(fields: Fields) -> Chameleon:
     if fields.vocab_size < IMAGES.stop:
-        raise fields.error(f"{fields.vocab_size} tokens are fewer than those of images")
+        raise fields.error(f"the vocabulary must have at least {IMAGES.stop} tokens (found {fields.vocab_size})")
     common = Chameleon.shared_fields(fields, interleaved=True, rotates_all=True)
     return Chameleon(**common, norms_behind=fields.flag("swin_norm", False))
 

@@ -21,9 +21,9 @@ def read(fields: Fields) -> Transformer:
     h = Transformer(**Transformer.shared_fields(fields, interleaved=False))
     a, rope = h.attention, h.attention.rope
     if rope != Rope(a.head_dim, a.head_dim, False, original_context=rope.original_context):
-        raise fields.unsupported(f"{fields.prefix}rope.*: only whole heads, to the base of 10000, are supported here")
+        raise fields.unsupported(f"{fields.prefix}rope.*: RoPE must rotate whole heads with the base 10000")
     if a.heads != a.kv_heads or a.heads[0] * a.head_dim != h.width:
-        raise fields.unsupported(f"{fields.key('attention.head_count_kv')}: shared heads are not supported here")
+        raise fields.unsupported(f"{fields.key('attention.head_count_kv')} must equal attention.head_count")
     return h
 
 

@@ -13,16 +13,23 @@ from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_ow
 
 @frozen
 class Cohere2MoE(Cohere2):
-    centered: bool  # layer norms instead of RMS norms
-    dense: int  # number of first layers, without experts
-    has_shared: bool  # there is a shared expert
+    """The hyperparameters of Command A with experts.
+
+    Attributes:
+        centered: whether norms are layer norms instead of RMS norms.
+        dense: number of first layers, which have no experts.  has_shared: whether there is a shared expert.
+    """
+
+    centered: bool
+    dense: int
+    has_shared: bool
 
     def rope(self, layer: int) -> Rope | None:
         return self.attention.rope if layer < self.dense or layer >= self.layers else super().rope(layer)
 
 
 def read(fields: Fields) -> Cohere2MoE:
-    """Read the hyperparameters; windows must be listed. Raises ModelError."""
+    """Read the hyperparameters. Raises ModelError, also if the file does not list its windows."""
     centered = not fields.has(RMS_EPSILON)
     epsilon = LAYER_EPSILON if centered else RMS_EPSILON
     return Cohere2MoE(

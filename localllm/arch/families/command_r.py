@@ -13,7 +13,11 @@ from localllm.arch.feed_forward import gated_feed_forward
 
 @frozen
 class Cohere(Windowed):
-    """The hyperparameters; logit_scale: factor of the logits."""
+    """The hyperparameters of Command R.
+
+    Attributes:
+        logit_scale: factor of the logits.
+    """
 
     logit_scale: float
 

@@ -31,13 +31,15 @@ def read(fields: Fields) -> Deci:
         fields.counts(f"attention.{name}", common["layers"], 0) for name in ("head_count", "head_count_kv")
     )
     if not heads[0] or any(kv_count and count % kv_count for count, kv_count in zip(heads, kv_heads, strict=True)):
-        raise fields.error(f"{fields.key('attention.head_count')}: such heads cannot share key-value heads")
+        raise fields.error(
+            f"{fields.key('attention.head_count')} must be divisible by attention.head_count_kv in every layer"
+        )
     head_dim = fields.count("attention.key_length", common["width"] // heads[0])
     if fields.count("attention.value_length", head_dim) != head_dim:
-        raise fields.unsupported("keys and values of different lengths are not supported")
+        raise fields.unsupported("attention.value_length must equal attention.key_length")
     rope = read_rope(fields, head_dim, interleaved=True)
     if rope.dims != head_dim:
-        raise fields.error(f"{fields.key('rope.dimension_count')} is {rope.dims}, a head has {head_dim}")
+        raise fields.error(f"{fields.key('rope.dimension_count')} must be {head_dim} (found {rope.dims})")
     feeds = tuple(length > 0 for length in fields.counts("feed_forward_length", common["layers"], 0))
     attention = Attention(heads, kv_heads, head_dim, rope, head_dim)
     return Deci(**common, attention=attention, epsilon=fields.epsilon(RMS_EPSILON), feeds=feeds)
@@ -55,7 +57,7 @@ def forward(b: Builder, w: Weights, h: Deci) -> Activation:
 def block(
     b: Builder, w: Weights, h: Deci, layer: int, state: Paged | None, x: Activation, factors: Weight | None
 ) -> Activation:
-    """Apply one layer: attention if it has any, then the feed-forward network, each added to the residual stream."""
+    """Apply one layer: attention if it has any, then the feed-forward network."""
     if not h.feeds[layer]:
         b.ignore(*w.all())
         return x

@@ -34,7 +34,7 @@ def read_ocr(fields: Fields) -> DeepSeek:
     common = DeepSeek.shared_fields(fields, interleaved=False, rotates_all=True)
     rope = common["attention"].rope
     if rope != Rope(rope.head_dim, rope.head_dim, False, original_context=rope.original_context):
-        raise fields.unsupported(f"{fields.prefix}rope.*: only the base of 10000 is supported here")
+        raise fields.unsupported(f"{fields.prefix}rope.*: RoPE must have the base 10000")
     return DeepSeek(**common, routing=read_own_routing(fields, SOFTMAX), has_shared=True)
 
 

@@ -35,18 +35,24 @@ VOCABULARY_OF_GLM = 154880  # the first files of GLM-4.7-Flash do not say that s
 
 @frozen
 class DeepSeek2(Hyperparameters):
-    """The lengths of a head's key without the rotated part, of its value, and of a latent row."""
+    """The hyperparameters of models with latent attention.
+
+    Attributes:
+        key_dim: dimension of a head's key without the rotated part.  value_dim: dimension of a head's value.
+        latent: dimension of a latent row.  keeps_latent: whether latent rows are cached instead of keys and values.
+        scale: of the scores.  temperature: slope of scale_by_position for queries, 0 for none.
+    """
 
     epsilon: float
     heads: int
     key_dim: int
     value_dim: int
     latent: int
-    keeps_latent: bool  # cache latent rows instead of keys and values
+    keeps_latent: bool
     rope: Rope
-    scale: float  # of the scores
+    scale: float
     routing: Routing | None
-    temperature: float = field(default=0.0, kw_only=True)  # slope of scale_by_position for queries, 0 for none
+    temperature: float = field(default=0.0, kw_only=True)
     temperature_length: int = field(default=1, kw_only=True)
 
     def states(self) -> Sequence[Latent | Paged]:
@@ -74,7 +80,10 @@ def read_latent(fields: Fields) -> dict[str, Any]:
     heads, latent = fields.count("attention.head_count"), fields.count("attention.kv_lora_rank")
     kv_heads = fields.count("attention.head_count_kv", heads)
     if key_dim <= dims or kv_heads != (1 if keeps_latent else heads):
-        raise fields.error(f"{heads} heads of {key_dim} numbers, {kv_heads} of keys, {dims} rotated: inconsistent")
+        raise fields.error(
+            f"the key dimension {key_dim} must exceed rope.dimension_count {dims}, and attention.head_count_kv be "
+            f"{1 if keeps_latent else heads} (found {kv_heads})"
+        )
     for side, length in (("key", latent + dims), ("value", latent)) if keeps_latent else ():
         if fields.count(f"attention.{side}_length", length) != length:
             raise fields.error(f"{fields.key(f'attention.{side}_length')} must be {length}")
@@ -96,7 +105,7 @@ def read_stretch(fields: Fields, dims: int) -> tuple[Rope, float]:
     """Read RoPE, and the factor of the scores in a stretched context. Raises ModelError.
 
     Files have a tenth of the model's multiplier. With a multiplier, YaRN has no attention factor for the rotated
-    numbers; without one, and with linear scaling, scores get YaRN's usual factor, as in llama.cpp.
+    dimensions; without one, and with linear scaling, scores get YaRN's usual factor, as in llama.cpp.
     """
     rope, multiplier = read_rope(fields, dims, True), fields.number("rope.scaling.yarn_log_multiplier", 0.0)
     if rope.by_factors:
@@ -122,14 +131,14 @@ def draft(b: Builder, w: Weights, h: DeepSeek2, hidden: Activation) -> MtpOutput
 
 
 def project(b: Builder, w: Weights, h: DeepSeek2, x: Activation, factors: Weight | None = None) -> list[Activation]:
-    """Project queries (plain and rotated parts), the latent row, and the rotated key."""
+    """Project queries (unrotated and rotated), the latent row, and the rotated key."""
     if w.get("attn_q_a"):
         return project_from(b, w, h, b.linear(narrow_queries(b, w, h.epsilon, x), w.attn_q_b), x, factors)
     return project_from(b, w, h, b.linear(x, w.attn_q), x, factors)
 
 
 def narrow_queries(b: Builder, w: Weights, epsilon: float, x: Activation) -> Activation:
-    """Compute the low-rank rows that queries are projected from."""
+    """Compute the low-rank rows from which queries are projected."""
     return b.rms_norm(b.linear(x, w.attn_q_a), w.attn_q_a_norm, epsilon)
 
 
@@ -137,7 +146,10 @@ def project_from(
     b: Builder, w: Weights, h: DeepSeek2, q: Activation, x: Activation, factors: Weight | None = None,
     key_norm: Weight | None = None,
 ) -> list[Activation]:  # fmt: skip
-    """Project from given low-rank queries; key_norm: the norm of the rotated key, if any."""
+    """Project from low-rank queries.
+
+    key_norm: the norm of the rotated key, if any.
+    """
     if h.temperature:
         q = b.scale_by_position(q, b.positions, h.temperature, h.temperature_length)
     both, period = b.linear(x, w.attn_kv_a_mqa), h.key_dim + h.rope.dims
@@ -151,7 +163,7 @@ def project_from(
 def to_latents(b: Builder, w: Weights, h: DeepSeek2, state: Latent, x: Activation) -> Activation:
     """Compute the heads' outputs from latent rows.
 
-    Queries are multiplied with the keys' matrices, and results with the values' matrices.
+    Queries are multiplied by the keys' matrices, and results by the values' matrices.
     """
     plain, rotated, latent, key = project(b, w, h, x)
     q = b.concat_heads(b.head_linear(plain, w.attn_k_b), rotated, h.heads)

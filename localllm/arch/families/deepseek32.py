@@ -21,9 +21,11 @@ LONG = 1 << 20  # files with such contexts do not list the layers with an indexe
 
 @frozen
 class Indexer:
-    """An indexer: its heads, their length and whether RoPE rotates their beginning or their end.
+    """An indexer, which selects `count` keys in some of the layers.
 
-    It selects `count` keys, in some of the layers.
+    Attributes:
+        heads, dim: its heads and their dimension.  at_end: whether RoPE rotates the end of a head, not its beginning.
+        layers: those that have an indexer.
     """
 
     heads: int
@@ -68,12 +70,12 @@ def read_indexer(
 ) -> Indexer:  # fmt: skip
     """Read the indexer's hyperparameters. Raises ModelError.
 
-    usual: whether a layer has an indexer, for files that do not list them.  needs_first: the first layer must have one,
-    as in most models.
+    usual: whether each layer has an indexer, for files that do not list them.  needs_first: whether the first layer
+    must have one, as in most models.
     """
     heads, dim, count = (fields.count(f"attention.indexer.{name}") for name in ("head_count", "key_length", "top_k"))
     if rope.dims > dim - at_end:
-        raise fields.error(f"cannot rotate {rope.dims} dimensions of an indexer's head of {dim}")
+        raise fields.error(f"attention.indexer.key_length {dim} is too small for rope.dimension_count {rope.dims}")
     expected, chooses = f"yes or no for each of {len(usual)} layers", list(usual)
     if fields.raw(TYPES) is not None:
         chooses = fields.array(TYPES, "biu", expected).tolist()
@@ -99,12 +101,15 @@ def forward(b: Builder, w: Weights, h: DeepSeek32) -> Activation:
 
 
 def index_of(indexer: Indexer, layer: int) -> Latent | None:
-    """Return the state of a layer's indexer, None if it has none."""
+    """Return the state of a layer's indexer; None if it has none."""
     return next((state for state in indexer.states() if state.layer == layer), None)
 
 
 def choose(b: Builder, w: Weights, indexer: Indexer, index: Latent, narrow: Activation, x: Activation) -> Activation:
-    """Select the keys that tokens attend to; the heads' weights are not scaled, as that has no effect."""
+    """Select the keys that tokens attend to.
+
+    The heads' weights are not scaled, as that has no effect.
+    """
     w.require_biases("indexer.k_norm")
     q = b.linear(narrow, w.require("indexer.attn_q_b"))
     k = b.layer_norm(b.linear(x, w.require("indexer.attn_k")), w.require("indexer.k_norm"), indexer.epsilon)
@@ -120,7 +125,10 @@ def rotate_index_heads(b: Builder, indexer: Indexer, x: Activation, heads: int) 
 
 
 def rotate_tail(b: Builder, rope: Rope, x: Activation, heads: int, dim: int) -> Activation:
-    """Apply RoPE to the end of heads of `dim` numbers; rope: a Rope of the rotated end's length."""
+    """Apply RoPE to the end of heads of `dim` dimensions.
+
+    rope: a Rope with the dimension of the rotated end.
+    """
     plain = dim - rope.dims
     behind = b.rope(b.slice_columns(x, plain, dim, dim), rope, b.positions)
     return b.concat_heads(b.slice_columns(x, 0, plain, dim), behind, heads)
@@ -132,7 +140,7 @@ def attention(
 ) -> Activation:  # fmt: skip
     """Compute the heads' outputs from latent rows.
 
-    Queries are multiplied with the keys' matrices, and results with the values' matrices.
+    Queries are multiplied by the keys' matrices, and results by the values' matrices.
     """
     plain, rotated, latent, key = project_from(b, w, h, b.linear(narrow, w.attn_q_b), x, key_norm=key_norm)
     q = b.concat_heads(b.head_linear(plain, w.attn_k_b), rotated, h.heads)

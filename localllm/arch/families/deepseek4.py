@@ -43,7 +43,7 @@ class LayerStates(NamedTuple):
 
     Attributes:
         near: the tokens' rows.  far: the blocks' rows.
-        last: the layer's and the indexer's inputs for the last tokens, which may become part of the next block.
+        last: the inputs of the layer and of the indexer for the last tokens, which may become part of the next block.
         choosing: the blocks' rows of the indexer.
     """
 
@@ -55,10 +55,12 @@ class LayerStates(NamedTuple):
 
 @frozen
 class DeepSeek4(Hyperparameters):
-    """The hyperparameters, with block sizes and clamping limits by layer.
+    """The hyperparameters of DeepSeek-V4.
 
-    ratios: block sizes in tokens, 0 for none.  limits: limits of gates and up projections, of experts and dense
-    networks. hashed: number of first layers that route tokens by their ids.  far: RoPE of layers with blocks.
+    Attributes:
+        ratios: block sizes in tokens by layer, 0 for none.
+        limits: by layer, limits of gates and up projections, of experts and dense networks.
+        hashed: number of first layers that route tokens by their ids.  far: RoPE of layers with blocks.
     """
 
     epsilon: float
@@ -96,12 +98,15 @@ def read(fields: Fields) -> DeepSeek4:
     common, layers, attention = fields.common(), fields.layers(), read_attention(fields, True)
     rope, ratios = attention.rope, fields.array("attention.compress_ratios", "biu", f"{layers} numbers").tolist()
     if len(ratios) < layers or not {*ratios} <= {*RATIOS}:
-        raise fields.wrong("attention.compress_ratios", f"{layers} numbers, each one of {RATIOS}")
+        raise fields.wrong("attention.compress_ratios", f"{layers} integers, each one of {RATIOS}")
     index_heads, index_dim, count = (
         fields.count(f"attention.indexer.{name}") for name in ("head_count", "key_length", "top_k")
     )
     if {*attention.kv_heads} != {1} or len({*attention.heads}) > 1 or rope.dims >= min(attention.head_dim, index_dim):
-        raise fields.error(f"heads of {attention.head_dim} and {index_dim}, {rope.dims} rotated: inconsistent")
+        raise fields.error(
+            f"rope.dimension_count {rope.dims} must be below the head dimensions {attention.head_dim} and {index_dim}, "
+            "and attention.head_count_kv be 1"
+        )
     if rope.by_factors:
         raise fields.unsupported("rope scaling longrope is not supported")
     base = read_base(fields, "attention.compress_rope_freq_base", None)
@@ -166,7 +171,10 @@ def attention(b: Builder, w: Weights, h: DeepSeek4, layer: int, x: Activation) -
 def attend_near_and_far(
     b: Builder, w: Weights, h: DeepSeek4, layer: int, q: Activation, k: Activation, narrow: Activation, x: Activation
 ) -> Activation:
-    """Combine each head's outputs from the window and from blocks, by the sums of their exponentiated scores."""
+    """Combine each head's outputs from the window and from blocks.
+
+    Each is weighted by the sum of its exponentiated scores.
+    """
     states, scores = h.of_layer(layer), Scores(h.heads, h.dim**-0.5, sinks=w.attn_sinks)
     if not states.far:
         return b.attend(q, k, None, states.near, scores)
@@ -182,7 +190,7 @@ def attend_near_and_far(
 
 
 def blocks(b: Builder, w: Weights, h: DeepSeek4, states: LayerStates, name: str, x: Activation) -> Activation:
-    """Compute a block's row at its last token, with RoPE at the position of its first one."""
+    """Compute a block's row at its last token, with RoPE at the position of its first token."""
     assert states.far and states.last
     ratio, is_index = states.far.period, name == "indexer"
     rows, gates, places, norm = (w.require(f"{name}_compressor_{part}") for part in ("kv", "gate", "ape", "norm"))

@@ -30,7 +30,8 @@ def read(fields: Fields) -> Masked:
     shared = Masked.shared_fields(fields, interleaved=fields.arch == "llada", rotates_all=True)
     routing = read_routing(fields, normalized=MIXTURES.get(fields.arch, True))
     if (routing is None) != (fields.arch not in MIXTURES):
-        raise fields.error(f"{fields.key('expert_count')} does not fit an {fields.arch} model")
+        must = "be above 0" if fields.arch in MIXTURES else "be 0"
+        raise fields.error(f"{fields.key('expert_count')} must {must} in {fields.arch} models")
     return Masked(**shared, routing=routing)
 
 

@@ -38,21 +38,21 @@ def read(fields: Fields) -> Dots3Note:
     chooses = [not window and layer < layers for layer, window in enumerate(windows)]
     rope = read_rope(fields, fields.count("rope.dimension_count"), True)
     if rope.yarn or rope.by_factors:
-        raise fields.unsupported(f"{fields.key('rope.scaling.type')}: only linear scaling is supported here")
+        raise fields.unsupported(f"{fields.key('rope.scaling.type')} must be linear or none")
     local = replace(rope, base=read_base(fields, "rope.freq_base_swa", None))
 
     def latent(layer: int) -> DeepSeek2:
         end, turn = ("_swa", local) if windows[layer] else ("", rope)
         key, value = (fields.count(f"attention.{side}_length_mla{end}") for side in ("key", "value"))
         if key <= rope.dims:
-            raise fields.error(f"cannot rotate {rope.dims} dimensions of a head of {key}")
+            raise fields.error(f"rope.dimension_count {rope.dims} must be below the key dimension, {key}")
         rank, of_keys = fields.count(f"attention.kv_lora_rank{end}"), key - rope.dims
         sizes = {"heads": heads[layer], "key_dim": of_keys, "value_dim": value, "latent": rank, "scale": key**-0.5}
         return DeepSeek2(**common, **sizes, epsilon=epsilon, keeps_latent=True, rope=turn, routing=None)
 
     indexer = read_indexer(fields, rope, False, chooses, needs_first=False)
     if indexer.layers != tuple(layer for layer, does in enumerate(chooses) if does):
-        raise fields.error(f"{fields.key(TYPES)} and layers with a window do not fit together")
+        raise fields.error(f"{fields.key(TYPES)} must have an indexer in exactly the layers without a window")
     return Dots3Note(
         **common,
         epsilon=epsilon,

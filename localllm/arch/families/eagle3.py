@@ -22,10 +22,10 @@ class Eagle(Transformer):
     """The hyperparameters of an EAGLE-3 head.
 
     Attributes:
-        target_layers: the layers whose inputs are read; the number of layers stands for the last one's output.
+        target_layers: the layers whose inputs are read; the layer count represents the last one's output.
         target_width: the target's width.
-        norms_inputs: normalize the concatenated inputs.
-        adds_normed: add attention's output to the normalized row instead of the row.
+        norms_inputs: whether to normalize the concatenated inputs.
+        adds_normed: whether to add attention's output to the normalized row instead of the row.
     """
 
     target_layers: tuple[int, ...]
@@ -45,11 +45,11 @@ def read(fields: Fields) -> Eagle:
     shared = Transformer.shared_fields(fields, interleaved=True, rotates_all=True)
     layers = fields.raw("target_layers")
     if not isinstance(layers, np.ndarray) or layers.shape != (COUNT,) or layers.dtype.kind not in "iu":
-        raise fields.wrong("target_layers", f"{COUNT} numbers of layers")
+        raise fields.wrong("target_layers", f"{COUNT} layer indices")
     if (layers < 0).any() or len(set(layers.tolist())) < COUNT:
         raise fields.wrong("target_layers", f"{COUNT} different layers")
     if shared["layers"] != 1:
-        raise fields.error(f"{shared['layers']} layers, where a head of this kind has one")
+        raise fields.error(f"block_count of an EAGLE-3 head must be 1 (found {shared['layers']})")
     return Eagle(
         **shared,
         target_layers=tuple(layers.tolist()),

@@ -9,12 +9,12 @@ from localllm.arch.decoder import decoder
 from localllm.arch.family import Activation, Builder, Fields, Paged, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
 
-LAYERS_OF_27B = 46  # the 27B model's scores are scaled by width / heads, not by the length of a head
+LAYERS_OF_27B = 46  # the 27B model's scores are scaled by width / heads, not by the head dimension
 
 
 @frozen
 class Gemma2(Windowed):
-    """The hyperparameters of Gemma 2; softcaps are the largest magnitudes of scores and logits."""
+    """The hyperparameters of Gemma 2; soft caps are the largest magnitudes of scores and logits."""
 
     score_softcap: float
     logit_softcap: float

@@ -14,12 +14,16 @@ from localllm.arch.family import Activation, Builder, Fields, Paged, Weights, fr
 from localllm.arch.feed_forward import gated_feed_forward
 from localllm.arch.rope import read_base
 
-LAYERS_OF_27B = 62  # the 27B model's scores are scaled by width / heads, not by the length of a head
+LAYERS_OF_27B = 62  # the 27B model's scores are scaled by width / heads, not by the head dimension
 
 
 @frozen
 class Gemma3(LocallyRotated):
-    """The hyperparameters of Gemma 3; softcaps are the largest magnitudes of scores and logits, 0 for none."""
+    """The hyperparameters of Gemma 3.
+
+    Attributes:
+        score_softcap, logit_softcap: the largest magnitudes of scores and logits, 0 for none.
+    """
 
     score_softcap: float
     logit_softcap: float

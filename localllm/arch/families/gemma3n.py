@@ -25,8 +25,9 @@ NOTHING = 1e-30  # epsilon of norms that have none
 class Gemma3n(LocallyRotated):
     """The hyperparameters of Gemma 3n.
 
-    own_states: number of first layers that compute keys and values.  deviations: by layer, the cutoff of its gates in
-    standard deviations above their mean, or none.
+    Attributes:
+        own_states: number of first layers that compute keys and values.
+        deviations: by layer, the cutoff of its gates in standard deviations above their mean, or None.
     """
 
     own_states: int
@@ -43,7 +44,7 @@ class Gemma3n(LocallyRotated):
         return super().states()[: self.own_states]
 
     def state_of(self, layer: int) -> Paged:
-        """Return the KV cache that a layer reads: its own, or that of the last layer of its kind that has one."""
+        """Return the KV cache that a layer reads: its own, or the last one of a layer with the same window."""
         return [s for s in self.states()[: layer + 1] if bool(s.window) == bool(self.windows[layer])][-1]
 
 
@@ -52,10 +53,10 @@ def read(fields: Fields) -> Gemma3n:
     layers = shared["layers"]
     own_states = layers - fields.count("attention.shared_kv_layers", max(layers - OWN_STATES, 0))
     if own_states < 1 or not set(map(bool, windows)) <= set(map(bool, windows[:own_states])):
-        raise fields.error(f"{fields.key('attention.shared_kv_layers')}: no layer has keys and values for all others")
+        raise fields.error(f"{fields.key('attention.shared_kv_layers')} must leave layers of both types with own keys")
     for name, expected in (("altup.num_inputs", STREAMS), ("altup.active_idx", 0)):
         if (value := fields.count(name, expected)) != expected:
-            raise fields.unsupported(f"{fields.key(name)} is {value}, only {expected} is supported")
+            raise fields.unsupported(f"{fields.key(name)} must be {expected} (found {value})")
     return Gemma3n(
         **shared,
         windows=windows,
@@ -78,7 +79,7 @@ def read_deviations(fields: Fields, layers: int) -> tuple[float | None, ...]:
         or len(factors) != layers
         or not all(-10 < x < 10 for x in factors if isfinite(x))
     ):
-        raise fields.wrong(name, f"a number of deviations for each of {layers} layers")
+        raise fields.wrong(name, f"a cutoff for each of {layers} layers")
     return tuple(float(x) if isfinite(x) else None for x in factors)
 
 
@@ -112,7 +113,7 @@ def as_long_as(b: Builder, h: Gemma3n, streams: Activation, x: Activation) -> Ac
 
 
 def repeat_columns(b: Builder, x: Activation, count: int) -> Activation:
-    """Repeat x `count` times, side by side."""
+    """Concatenate `count` copies of x."""
     every = x
     for _ in range(count - 1):
         every = b.concat_heads(every, x, 1)
@@ -136,7 +137,7 @@ def block(b: Builder, w: Weights, h: Gemma3n, layer: int, streams: Activation, i
 
 
 def modalities(b: Builder, w: Weights, h: Gemma3n, x: Activation) -> Activation:
-    """Compute AltUp's router outputs for the first stream or its update: [tokens, STREAMS], from -1 to 1."""
+    """Compute AltUp's router outputs for the first stream or its update, [tokens, STREAMS], from -1 to 1."""
     y = b.rms_norm(b.slice_columns(x, 0, h.width), w.altup_router_norm, h.epsilon)
     return b.softcap(b.linear(b.scale(y, 1 / h.width), w.altup_router), 1.0)
 

@@ -23,7 +23,8 @@ from localllm.errors import ModelError
 class Gemma4(Windowed):
     """The hyperparameters of Gemma 4.
 
-    local: attention of the layers with a window.  own_states: number of first layers that compute keys and values.
+    Attributes:
+        local: attention of the layers with a window.  own_states: number of first layers that compute keys and values.
     """
 
     local: Attention
@@ -42,7 +43,7 @@ class Gemma4(Windowed):
         ]
 
     def state_of(self, layer: int) -> Paged:
-        """Return the KV cache that a layer reads: its own, or that of the last layer of its kind that has one."""
+        """Return the KV cache that a layer reads: its own, or the last one of a layer with the same window."""
         return [s for s in self.states()[: layer + 1] if bool(s.window) == bool(self.windows[layer])][-1]
 
 
@@ -51,7 +52,7 @@ def read(fields: Fields) -> Gemma4:
     windows = read_windows(fields, period=None)
     own_states = shared["layers"] - fields.count("attention.shared_kv_layers", 0)
     if own_states < 1 or not set(map(bool, windows)) <= set(map(bool, windows[:own_states])):
-        raise fields.error(f"{fields.key('attention.shared_kv_layers')}: no layer has keys and values for all others")
+        raise fields.error(f"{fields.key('attention.shared_kv_layers')} must leave layers of both types with own keys")
     return Gemma4(
         **shared,
         windows=windows,
@@ -67,10 +68,10 @@ def read_local(fields: Fields, full: Attention) -> Attention:
     """Read the attention of the layers with a window."""
     head_dim = fields.count("attention.key_length_swa")
     if fields.count("attention.value_length_swa", head_dim) != head_dim:
-        raise fields.wrong("attention.value_length_swa", f"{head_dim}, the length of keys")
+        raise fields.wrong("attention.value_length_swa", f"{head_dim}, the key length")
     dims = fields.count("rope.dimension_count_swa", min(full.rope.dims, head_dim))
     if dims > head_dim or dims % 2:
-        raise fields.error(f"cannot rotate {dims} dimensions of a head of {head_dim}")
+        raise fields.error(f"rope.dimension_count_swa {dims} must be even and at most the head dimension, {head_dim}")
     base = read_base(fields, "rope.freq_base_swa", 10000.0)
     return replace(full, head_dim=head_dim, rope=replace(full.rope, head_dim=head_dim, dims=dims, base=base))
 
@@ -91,7 +92,7 @@ def forward(b: Builder, w: Weights, h: Gemma4) -> Activation:
 
 
 def layer_inputs(b: Builder, w: Weights, h: Any, x: Activation) -> Activation:
-    """Compute the per-layer inputs from their own table and the embeddings: [tokens, layers * layer_width]."""
+    """Compute the per-layer inputs from their table and the embeddings, [tokens, layers * layer_width]."""
     y = b.scale(b.linear(x, w.per_layer_model_proj), h.width**-0.5)
     y = b.rms_norm(y, w.per_layer_proj_norm, h.epsilon, h.layer_width)
     return b.scale(b.add(y, b.scale(b.embed(w.per_layer_token_embd, b.ids), h.layer_width**0.5)), 0.5**0.5)
@@ -127,7 +128,7 @@ def mixture(b: Builder, w: Weights, h: Gemma4, routing: Routing, x: Activation) 
 
 
 def expert_factors(b: Builder, factors: Weight, rows: Activation, choice: Choice) -> Activation:
-    """Look up the factor of each row's expert: [rows, 1].
+    """Look up the factor of each row's expert, [rows, 1].
 
     This is a product with stacks of one-row matrices, each filled with an expert's factor.
     """

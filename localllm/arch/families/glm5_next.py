@@ -30,13 +30,17 @@ LOWEST = 1e3  # magnitude of a lower bound; e^-1000 is 0
 
 @frozen
 class Pools:
-    """An indexer: its heads, their length, and how many pools of `size` tokens it selects."""
+    """An indexer, which selects `count` pools of `size` tokens.
+
+    Attributes:
+        heads, dim: its heads and their dimension.  epsilon: of the norm of its keys.
+    """
 
     heads: int
     dim: int
     size: int
     count: int
-    epsilon: float  # of the norm of its keys
+    epsilon: float
 
 
 @frozen
@@ -52,9 +56,10 @@ class MixedStreams:
 class Glm5Next(Hyperparameters):
     """The hyperparameters of GLM 5.3.
 
-    attends, chooses: by layer, whether it has attention and an indexer.  heads: heads of both types of layers.  lowest:
-    the lower bound of the decays' logarithms, None for none. limits: limits of gates and up projections, by layer, for
-    experts and for dense networks.
+    Attributes:
+        attends, chooses: by layer, whether it has attention, and an indexer.  heads: heads of both types of layers.
+        lowest: the lower bound of the decays' logarithms, None for none.
+        limits: by layer, limits of gates and up projections, for experts and for dense networks.
     """
 
     epsilon: float
@@ -97,7 +102,7 @@ def read(fields: Fields) -> Glm5Next:
     if lowest is not None and not (isinstance(lowest, float) and -LOWEST <= lowest < 0):
         raise fields.wrong("kda.gate_lower_bound", f"a number from {-LOWEST:g} up to 0")
     if fields.count("rope.dimension_count", 0):
-        raise fields.unsupported("heads that are rotated are not supported here")
+        raise fields.unsupported(f"{fields.key('rope.dimension_count')} must be 0")
     kv_heads = fields.counts("attention.head_count_kv", layers, 0)
     attends = tuple(map(bool, kv_heads[: common["layers"]]))
     chooses = attends
@@ -134,9 +139,11 @@ def read_pools(fields: Fields) -> Pools:
     names = ("head_count", "key_length", "kpool", "top_k")
     heads, dim, size, count = (fields.count(f"attention.indexer.{name}") for name in names)
     if size < 2 or count % size:
-        raise fields.error(f"{count} keys in pools of {size}: inconsistent")
+        raise fields.error(
+            f"attention.indexer.kpool must be at least 2 and divide attention.indexer.top_k {count} (found {size})"
+        )
     if not fields.flag("attention.indexer.kpool_select_tail", False):
-        raise fields.unsupported("tokens that do not attend to those after the last pool are not supported")
+        raise fields.unsupported(f"{fields.key('attention.indexer.kpool_select_tail')} must be true")
     epsilon = fields.epsilon(LAYER_EPSILON) if fields.has(LAYER_EPSILON) else KEY_EPSILON
     return Pools(heads, dim, size, count // size, epsilon)
 
@@ -145,7 +152,10 @@ def read_mixed_streams(fields: Fields) -> MixedStreams:
     """Read the hyper_connection.* keys. Raises ModelError."""
     count, iterations = (fields.count(f"hyper_connection.{name}") for name in ("count", "sinkhorn_iterations"))
     if count > MOST_STREAMS or iterations > MOST_ITERATIONS:
-        raise fields.unsupported(f"{count} streams, mixed by {iterations} steps, are not supported")
+        raise fields.unsupported(
+            f"hyper_connection.count must be at most {MOST_STREAMS}, and sinkhorn_iterations at most {MOST_ITERATIONS} "
+            f"(found {count}, {iterations})"
+        )
     return MixedStreams(count, iterations, fields.number("hyper_connection.epsilon"))
 
 
@@ -198,7 +208,10 @@ def enter_sublayer(
 def choose(
     b: Builder, w: Weights, pools: Pools, states: Sequence[State], narrow: Activation, x: Activation
 ) -> Activation:
-    """Select the keys that tokens attend to; the heads' weights are not scaled, as that has no effect."""
+    """Select the keys that tokens attend to.
+
+    The heads' weights are not scaled, as that has no effect.
+    """
     w.require_biases("indexer.k_norm")
     norm = w.require("indexer.k_norm").shaped(pools.dim)
     k = b.layer_norm(b.linear(x, w.require("indexer.attn_k")), norm, pools.epsilon)
@@ -213,7 +226,7 @@ def attention(
 ) -> Activation:
     """Compute the heads' outputs from latent rows.
 
-    Queries are multiplied with the keys' matrices, and results with the values' matrices.
+    Queries are multiplied by the keys' matrices, and results by the values' matrices.
     """
     latent = b.rms_norm(b.linear(x, w.attn_kv_a_mqa), w.attn_kv_a_norm, h.epsilon)
     q = b.head_linear(b.linear(narrow, w.attn_q_b), w.attn_k_b.shaped(h.heads, h.latent, h.key_dim))

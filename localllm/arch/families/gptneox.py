@@ -13,7 +13,11 @@ from localllm.arch.feed_forward import plain
 
 @frozen
 class GPTNeoX(Transformer):
-    """The hyperparameters; parallel: attention and feed-forward network read the same residual stream."""
+    """The hyperparameters of GPT-NeoX.
+
+    Attributes:
+        parallel: whether attention and feed-forward network read the same residual stream.
+    """
 
     parallel: bool
 

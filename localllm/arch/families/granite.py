@@ -13,14 +13,18 @@ from localllm.arch.feed_forward import feed_forward_or_experts, read_routing, sh
 
 @frozen
 class Granite(Transformer):
-    """The hyperparameters; logit_scale: divisor of the logits."""
+    """The hyperparameters of Granite.
+
+    Attributes:
+        logit_scale: divisor of the logits.  has_shared: whether there is a shared expert.
+    """
 
     embedding_scale: float
     residual_scale: float
     score_scale: float
     logit_scale: float
     rotated: bool
-    has_shared: bool  # there is a shared expert
+    has_shared: bool
 
     @property
     def scale(self) -> float:
@@ -61,7 +65,7 @@ def block(b: Builder, w: Weights, h: Granite, state: Paged, x: Activation, facto
 
 
 def feed_forward(b: Builder, w: Weights, h: Granite, x: Activation) -> Activation:
-    """Apply the second sublayer."""
+    """Apply the feed-forward network or the experts, and add the output to the residual stream."""
     y, beside = b.rms_norm(x, w.ffn_norm, h.epsilon), shared_expert if h.has_shared else None
     y = feed_forward_or_experts(b, w, h.routing, y, b.swiglu, beside)
     return b.add(x, b.scale(y, h.residual_scale))

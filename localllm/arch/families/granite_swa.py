@@ -34,7 +34,7 @@ def read(fields: Fields) -> GraniteSWA:
     if len(rotates) != h.layers or not ((rotates == 0) | (rotates == 1)).all():
         raise fields.wrong(name, f"yes or no for each of {h.layers} layers")
     if fields.has("deepstack_mapping") and (fields.array("deepstack_mapping", "i", "a list of layers") >= 0).any():
-        raise fields.unsupported(f"{fields.key('deepstack_mapping')} is not supported")
+        raise fields.unsupported(f"{fields.key('deepstack_mapping')} must name no layer")
     windows = read_windows(fields, period=None)
     return GraniteSWA(**vars(h), windows=windows, rotates=tuple(bool(flag) for flag in rotates))
 
@@ -55,7 +55,7 @@ def block(b: Builder, w: Weights, h: GraniteSWA, state: Paged, x: Activation, fa
 
 
 def shared_expert_in_halves(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
-    """Apply the shared expert."""
+    """Apply the shared expert, whose gate and up matrices are halves of one tensor."""
     of_gate, up = w.ffn_up_shexp.halves()
     return b.linear(gate(b.linear(x, of_gate), b.linear(x, up)), w.ffn_down_shexp)
 

@@ -25,9 +25,11 @@ MOST = 4096
 
 @frozen
 class GraniteSwitch(Granite):
-    """The hyperparameters with each adapter's control token and the token that replaces it.
+    """The hyperparameters of Granite Switch.
 
-    gain: the absolute value of keys in the head that finds the control token.
+    Attributes:
+        tokens: each adapter's control token.  instead: the token that replaces it.
+        gain: the absolute value of keys in the head that finds the control token.
     """
 
     tokens: tuple[int, ...]
@@ -45,10 +47,10 @@ def read(fields: Fields) -> GraniteSwitch:
     for name in ("adapters.token_ids_activate", "adapters.token_ids_substitute"):
         ids = fields.array(name, "iu", f"{count} tokens").tolist()
         if len(ids) != count or count > MOST or not all(0 <= token < fields.vocab_size for token in ids):
-            raise fields.wrong(name, f"{count} tokens, up to {fields.vocab_size - 1}")
+            raise fields.wrong(name, f"{count} token ids up to {fields.vocab_size - 1}")
         lists.append(tuple(ids))
     if len({*lists[0]}) < count:
-        raise fields.error(f"{fields.key('adapters.token_ids_activate')} has a token for two adapters")
+        raise fields.error(f"{fields.key('adapters.token_ids_activate')} must have a different token for each adapter")
     scales = read_scales(fields, common["attention"].head_dim)
     if scales["routing"]:
         raise fields.error(f"{fields.key('expert_count')} must be 0")
@@ -91,7 +93,7 @@ def forward(b: Builder, w: Weights, h: GraniteSwitch) -> Activation:
 
 
 def adapters(b: Builder, h: GraniteSwitch) -> Choice:
-    """Return each token's adapter: the number nearest to the head's output."""
+    """Return each token's adapter, the index nearest to the head's output."""
     numbers = np.zeros(h.vocab_size, np.int64)
     numbers[[*h.tokens]] = np.arange(1, len(h.tokens) + 1)
     adapter_ids, slots = b.replace_ids(b.ids, numbers), np.arange(len(h.tokens) + 1)
@@ -106,7 +108,7 @@ def adapters(b: Builder, h: GraniteSwitch) -> Choice:
 
 
 def table(name: str, first: np.ndarray, columns: int) -> Weight:
-    """Return a computed matrix: its first column is given, the others are zeros."""
+    """Make a matrix whose first column is given and whose other columns are zeros."""
     values = np.zeros((len(first), columns), np.float32)
     values[:, 0] = first
     return Weight(Tensor(f"adapters.{name}", BY_NAME["F32"], values.shape, values.view(np.uint8)))

@@ -17,7 +17,7 @@ UNREAD = "router_logit_softcapping", "attention.temperature_length"
 
 @frozen
 class Grok(Transformer):
-    """The hyperparameters of Grok; softcaps are the largest magnitudes of scores and logits."""
+    """The hyperparameters of Grok; soft caps are the largest magnitudes of scores and logits."""
 
     embedding_scale: float
     score_scale: float
@@ -31,7 +31,7 @@ class Grok(Transformer):
 
 
 def read(fields: Fields) -> Grok:
-    """Read the hyperparameters; the defaults are those of Grok 1. Raises ModelError."""
+    """Read the hyperparameters, with Grok 1's defaults. Raises ModelError."""
     fields.asked.update(UNREAD)
     common = Grok.shared_fields(fields, interleaved=False, rotates_all=True)
     attention = common.pop("attention")

@@ -15,15 +15,24 @@ from localllm.arch.verbs import Routing
 
 @frozen
 class GroveMoE(Transformer):
-    small: Routing  # to the smaller experts
-    small_scale: float  # factor of their outputs
+    """The hyperparameters of GroveMoE.
+
+    Attributes:
+        small: routing to the smaller experts.  small_scale: factor of their outputs.
+    """
+
+    small: Routing
+    small_scale: float
 
 
 def read(fields: Fields) -> GroveMoE:
     common = GroveMoE.shared_fields(fields, interleaved=False, rotates_all=True)
     routing, together = read_routing(fields), fields.count("experts_per_group")
     if routing is None or routing.groups > 1 or routing.experts % together:
-        raise fields.error(f"{fields.count('expert_count', 0)} experts in groups of {together}: inconsistent")
+        raise fields.error(
+            f"expert_count {fields.count('expert_count', 0)} must be divisible by experts_per_group {together}, "
+            "with one expert group"
+        )
     small = replace(routing, together=together, used=min(routing.used, routing.experts // together))
     return GroveMoE(**common, routing=routing, small=small, small_scale=fields.number("expert_group_scale"))
 

@@ -15,19 +15,25 @@ from localllm.arch.feed_forward import gated_feed_forward
 
 @frozen
 class HRMText(Transformer):
-    """The hyperparameters, with the cycles of the high stack, and of the low stack in each of them."""
+    """The hyperparameters of HRM-Text.
+
+    Attributes:
+        in_stack: number of layers of a stack.  cycles: number of passes of the high stack.
+        low_cycles: number of passes of the low stack in each of them.
+    """
 
     embedding_scale: float
-    in_stack: int  # layers
+    in_stack: int
     cycles: int
     low_cycles: int
 
 
 def read(fields: Fields) -> HRMText:
-    """Read the hyperparameters. Prompts are read from left to right, as in llama.cpp. Raises ModelError."""
+    """Read the hyperparameters. Attention to the prompt is causal, as in llama.cpp. Raises ModelError."""
     in_stack, cycles, low = (fields.count(f"hrm.{name}") for name in ("layers_per_stack", "h_cycles", "l_cycles"))
     if fields.layers() != in_stack * cycles * (low + 1):
-        raise fields.error(f"{fields.layers()} layers are not {cycles} cycles of {low + 1} stacks of {in_stack}")
+        expected = f"{cycles} cycles of {low + 1} stacks of {in_stack} layers"
+        raise fields.error(f"block_count {fields.layers()} must equal the layers of {expected}")
     return HRMText(
         **HRMText.shared_fields(fields, interleaved=False),
         embedding_scale=fields.number("embedding_scale", 0.0) or 1.0,
@@ -49,7 +55,7 @@ def forward(b: Builder, w: Weights, h: HRMText) -> Activation:
 
 
 def stack(b: Builder, w: Weights, h: HRMText, states: Iterator[Paged], first: int, x: Activation) -> Activation:
-    """Apply the layers from number `first` on, and a norm."""
+    """Apply the layers from index `first` on, and a norm."""
     for layer in range(first, first + h.in_stack):
         x = block(b, w.block(layer), h, next(states), x)
     return b.rms_norm(x, None, h.epsilon)

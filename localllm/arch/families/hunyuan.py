@@ -20,11 +20,11 @@ def read(fields: Fields) -> Transformer:
     if fields.arch == "hunyuan_vl":
         rope = with_sections(fields, rope)
     elif fields.has("rope.dimension_sections"):
-        raise fields.unsupported(f"{fields.key('rope.dimension_sections')} is not supported here")
+        raise fields.unsupported(f"{fields.key('rope.dimension_sections')} is not supported in {fields.arch} models")
     if alpha and fields.arch in ("maincoder", "hunyuan-moe"):
-        raise fields.unsupported(f"{fields.key('rope.scaling.alpha')} is not supported here")
+        raise fields.unsupported(f"{fields.key('rope.scaling.alpha')} is not supported in {fields.arch} models")
     if alpha and rope.head_dim <= 2:
-        raise fields.error(f"{fields.key('rope.scaling.alpha')}: heads of {rope.head_dim} numbers have no other base")
+        raise fields.error(f"{fields.key('rope.scaling.alpha')} needs a head dimension above 2 (found {rope.head_dim})")
     if alpha:
         rope = replace(rope, base=rope.base * alpha ** (rope.head_dim / (rope.head_dim - 2)))
     routing = read_routing(fields) if fields.arch == "hunyuan-moe" else None

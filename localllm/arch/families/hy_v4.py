@@ -27,7 +27,11 @@ from localllm.arch.rope import read_rope
 
 @frozen
 class Hunyuan4(DeepSeek2):
-    """The hyperparameters with, by layer, the limit of experts' gates and up projections, 0 for none."""
+    """The hyperparameters of Hunyuan 4.
+
+    Attributes:
+        limits: by layer, the limit of experts' gates and up projections, 0 for none.
+    """
 
     streams: ResidualStreams
     indexer: Indexer | None

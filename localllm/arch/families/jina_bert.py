@@ -29,7 +29,7 @@ def forward(b: Builder, w: Weights, h: BERT) -> Activation:
 
 
 def after_attention(b: Builder, w: Weights, h: BERT, state: Paged, x: Activation) -> Activation:
-    """Add attention's output to x, and normalize; once or twice."""
+    """Add attention's output to x, and normalize once or twice."""
     q, k, v = qkv(b, w, h, state.layer, x)
     q, k = layer_norm_rows(b, w, h, q, k)
     y = attend(b, h, state, q, k, v, slopes=alibi_slopes(h.attention.heads[state.layer], ALIBI_BIAS))

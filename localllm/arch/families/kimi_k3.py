@@ -29,14 +29,17 @@ LOWEST = 1e3  # magnitude of a lower bound; e^-1000 is 0
 class KimiK3(KimiLinear):
     """The hyperparameters of Kimi K3.
 
-    period: distance between layers whose inputs are kept, 0 for none.  bounds: bounds of gates and of up projections, 0
-    for none.  lowest: lower bound of the decays' logarithms, 0 for none.
+    Attributes:
+        period: distance between layers whose inputs are kept, 0 for none.
+        bounds: bounds of gates and of up projections, 0 for none.
+        lowest: lower bound of the decays' logarithms, 0 for none.
+        narrow: width of the experts' rows, 0 for the model's width.
     """
 
     period: int
     bounds: tuple[float, float]
     lowest: float
-    narrow: int  # width of the experts' rows, 0 for the model's width
+    narrow: int
 
 
 def read(fields: Fields) -> KimiK3:
@@ -87,7 +90,7 @@ def mix_streams_of(
 
 
 def attention(b: Builder, w: Weights, h: KimiK3, state: Latent | Recurrent, x: Activation) -> Activation:
-    """Apply attention of either kind."""
+    """Apply latent attention or the delta rule, by the layer's state."""
     if isinstance(state, Latent):
         y, gate = to_latents(b, w, h, state, x), w.get("attn_gate")
         return b.linear(b.multiply(y, b.sigmoid(b.linear(x, gate))) if gate else y, w.attn_output)
@@ -111,7 +114,7 @@ def feed_forward(b: Builder, w: Weights, h: KimiK3, x: Activation) -> Activation
 
 
 def bounded_swiglu(b: Builder, h: KimiK3) -> Gate:
-    """Apply SwiGLU to bounded inputs."""
+    """Return a gate that applies SwiGLU to bounded inputs."""
     of_gate, of_others = h.bounds
 
     def gate(gate: Activation, up: Activation) -> Activation:

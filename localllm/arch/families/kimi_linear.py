@@ -17,11 +17,16 @@ from localllm.arch.rope import read_rope
 
 @frozen
 class KimiLinear(DeepSeek2):
-    """The hyperparameters; layers where `attends` is False have Kimi Delta Attention with heads of `delta_dim`."""
+    """The hyperparameters of Kimi Linear.
+
+    Attributes:
+        attends: by layer, whether it has attention instead of Kimi Delta Attention with heads of `delta_dim`.
+        taps: kernel size of the convolutions before the delta rule.
+    """
 
     attends: tuple[bool, ...]
     delta_dim: int
-    taps: int  # of the convolutions before the delta rule
+    taps: int
 
     def states(self) -> Sequence[Latent | Recurrent]:  # type: ignore[override]
         """Return the state of each layer: latent rows, or the convolutions' last inputs and the heads' matrices."""
@@ -47,7 +52,10 @@ def read_kimi(fields: Fields) -> dict[str, Any]:
     latent = fields.count("attention.kv_lora_rank")
     kv_heads = fields.counts("attention.head_count_kv", fields.layers(), 0)
     if key_dim <= dims or not {*kv_heads} <= {0, 1} or dims % 2:
-        raise fields.error(f"{heads} heads of {key_dim} numbers, {max(kv_heads)} of keys, {dims} rotated: inconsistent")
+        raise fields.error(
+            f"rope.dimension_count {dims} must be even and below the key dimension {key_dim}, and "
+            f"attention.head_count_kv 0 or 1 (found {max(kv_heads)})"
+        )
     if fields.count("attention.key_length", latent + dims) != latent + dims:
         raise fields.error(f"{fields.key('attention.key_length')} must be {latent + dims}")
     fields.count("attention.value_length", latent)  # not used: in files of the 48B it is for another kind of heads
@@ -86,7 +94,7 @@ def delta_attention(b: Builder, w: Weights, h: KimiLinear, state: Recurrent, x: 
 
 
 def log_decays(b: Builder, w: Weights, h: Any, x: Activation) -> Activation:
-    """Compute the decays' logarithms in models that may have a lower bound of them, h.lowest."""
+    """Compute the decays' logarithms in models that may bound them from below by h.lowest."""
     w.require_biases("ssm_dt")
     steps = b.add_vector(b.linear(b.linear(x, w.ssm_f_a), w.ssm_f_b), w.exactly("ssm_dt.bias"))
     rates = w.exactly("ssm_a").shaped(h.heads).repeated(h.delta_dim)
@@ -105,9 +113,9 @@ def delta_heads(
     b: Builder, w: Weights, h: Any, state: Recurrent, x: Activation, decays: Activation, gate: Activation,
     epsilon: float | None = None,
 ) -> Activation:  # fmt: skip
-    """Compute the heads' outputs from decays and a gate [tokens, heads * delta_dim].
+    """Compute the heads' outputs from decays and a gate, [tokens, heads * delta_dim].
 
-    epsilon: epsilon of the heads' L2 norm, if it differs.
+    epsilon: epsilon of the heads' L2 norm, if it differs from the model's.
     """
     columns, dim = h.heads * h.delta_dim, h.delta_dim
     apart = any(w.get(f"attn_{name}", by_layer=True) for name in "qkv")
@@ -126,7 +134,7 @@ def delta_heads(
 def kimi_delta(
     b: Builder, qkv: Sequence[Activation], w: Activation, strength: Activation, state: Recurrent, number: int
 ) -> Activation:
-    """Apply Kimi Delta Attention: h = diag(w) h, then h = h + k (strength * (v - k h))^T, y = q h.
+    """Apply Kimi Delta Attention, h = diag(w) h, then h = h + k (strength * (v - k h))^T, y = q h.
 
     This is computed for each head. w [tokens, heads * key_dim]; strength [tokens, heads].
     """

@@ -14,7 +14,11 @@ from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_ro
 
 @frozen
 class Lfm2(Transformer):
-    """The hyperparameters of LFM2; taps: kernel size of the convolutions."""
+    """The hyperparameters of LFM2.
+
+    Attributes:
+        taps: kernel size of the convolutions.
+    """
 
     taps: int
     attention_window: int | None
@@ -56,7 +60,7 @@ def block(b: Builder, w: Weights, h: Lfm2, state: Paged | Recurrent, x: Activati
 
 
 def short_convolution(b: Builder, w: Weights, h: Lfm2, state: Recurrent, x: Activation) -> Activation:
-    """Apply the short convolution, between two gates."""
+    """Apply the short convolution between two gates."""
     into, taps, out = (getattr(w, f"shortconv.{name}") for name in ("in_proj", "conv", "out_proj"))
     gate_in, gate_out, inner = (b.linear(x, part) for part in into.split(h.width, h.width, h.width))
     y = b.convolve(b.multiply(gate_in, inner), taps, state, silu=False)

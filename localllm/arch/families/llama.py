@@ -7,12 +7,12 @@ from localllm.arch.feed_forward import feed_forward_or_experts, read_routing
 
 
 def read(fields: Fields) -> Transformer:
-    """Read the hyperparameters. Raises ModelError, also if RoPE would rotate only a part of a head."""
+    """Read the hyperparameters. Raises ModelError, also if RoPE does not rotate whole heads."""
     shared = Transformer.shared_fields(fields, interleaved=True, rotates_all=True, own_values=True)
     if (attention := shared["attention"]).value_dim != attention.head_dim:
         if not fields.has("attention.key_length"):  # value_length or head_count is damaged
-            raise fields.unsupported("keys and values of different lengths are not supported")
-        lengths = f"keys of {attention.head_dim} numbers and values of {attention.value_dim}"
+            raise fields.unsupported("attention.value_length must equal attention.key_length")
+        lengths = f"keys of dimension {attention.head_dim} and values of {attention.value_dim}"
         fields.oddities.note(f"{lengths}, in a {fields.arch} model")
     return Transformer(**shared, routing=read_routing(fields))
 

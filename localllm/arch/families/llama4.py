@@ -19,7 +19,7 @@ EXPERTS_OF_MAVERICK = 128  # Maverick normalizes neither queries nor keys
 
 @frozen
 class Llama4(LocallyRotated):
-    """The hyperparameters; attention windows are chunks."""
+    """The hyperparameters of Llama 4; attention windows are chunks."""
 
     normed: bool
 
@@ -34,7 +34,10 @@ class Llama4(LocallyRotated):
 
 
 def read(fields: Fields) -> Llama4:
-    """Read the hyperparameters. A sliding window of 0 means no chunks, and RoPE in all layers. Raises ModelError."""
+    """Read the hyperparameters. A sliding window of 0 means no chunks, and RoPE in all layers.
+
+    Raises ModelError.
+    """
     key, common = "attention.sliding_window", Llama4.shared_fields(fields, interleaved=True)
     chunk = CHUNK if fields.raw(key) is None else fields.count(key, 0)
     if chunk not in (0, CHUNK):

@@ -14,17 +14,19 @@ from localllm.arch.family import Activation, Builder, Fields, Hyperparameters, R
 class Selection:
     """The sizes of Mamba.
 
-    inner: columns, each with `state_size` numbers of state.  taps: kernel size of the convolution.
+    Attributes:
+        inner: number of columns, each with a state of `state_size` elements.  taps: kernel size of the convolution.
+        rank: of the time steps' projection.  normalized: whether the scan's inputs are normalized.
     """
 
     inner: int
     state_size: int
     taps: int
-    rank: int  # of the time steps' projection
-    normalized: bool  # the scan's inputs are normalized
+    rank: int
+    normalized: bool
 
     def state(self, layer: int) -> Recurrent:
-        """Return the shapes of a layer's state: the convolution's last inputs, and the columns' states."""
+        """Return a layer's state: the convolution's last inputs, and the columns' states."""
         return Recurrent(layer, ((self.taps - 1, self.inner), (self.state_size, self.inner)))
 
 
@@ -57,7 +59,7 @@ def block(b: Builder, w: Weights, h: Mamba, state: Recurrent, x: Activation) -> 
 
 
 def mamba_mixer(b: Builder, w: Weights, s: Selection, epsilon: float, state: Recurrent, x: Activation) -> Activation:
-    """Compute the output of a layer, without the residual."""
+    """Compute the output of a layer without the residual."""
     w.require_biases("ssm_conv1d", "ssm_dt")
     inner, gate = (b.linear(x, part) for part in w.ssm_in.split(s.inner, s.inner))
     inner = b.convolve(inner, w.ssm_conv1d, state)

@@ -15,7 +15,9 @@ from localllm.arch.recurrent_verbs import HeadState
 class StateSpace:
     """The sizes of Mamba 2.
 
-    inner: columns of all heads together.  state_size: rows of a head's state.  taps: kernel size of the convolution.
+    Attributes:
+        inner: number of columns of all heads together.  state_size: rows of a head's state.
+        taps: kernel size of the convolution.
     """
 
     inner: int
@@ -26,11 +28,11 @@ class StateSpace:
 
     @property
     def parts(self) -> tuple[int, int, int]:
-        """Return the widths of the convolution's inputs: the values, and B and C, which act as keys and queries."""
+        """The widths of the convolution's inputs: the values, and B and C, which act as keys and queries."""
         return self.inner, self.groups * self.state_size, self.groups * self.state_size
 
     def state(self, layer: int) -> Recurrent:
-        """Return the shapes of a layer's state: the convolutions' last inputs, and the heads' states."""
+        """Return a layer's state: the convolutions' last inputs, and the heads' states."""
         windows = [(self.taps - 1, columns) for columns in self.parts]
         return Recurrent(layer, (*windows, (self.heads, self.state_size, self.inner // self.heads)))
 
@@ -49,7 +51,10 @@ def read_state_space(fields: Fields) -> StateSpace:
     inner, heads = fields.count("ssm.inner_size"), fields.count("ssm.time_step_rank")
     groups = fields.count("ssm.group_count")
     if inner % heads or heads % groups:
-        raise fields.error(f"{inner} columns do not make {heads} heads in {groups} groups")
+        raise fields.error(
+            f"ssm.inner_size {inner} must be divisible by ssm.time_step_rank {heads}, and that by ssm.group_count "
+            f"{groups}"
+        )
     return StateSpace(inner, heads, groups, fields.count("ssm.state_size"), fields.count("ssm.conv_kernel"))
 
 
@@ -64,7 +69,7 @@ def block(b: Builder, w: Weights, h: Mamba2, state: Recurrent, x: Activation) ->
 def mamba2_mixer(
     b: Builder, w: Weights, space: StateSpace, epsilon: float, state: Recurrent, x: Activation
 ) -> Activation:
-    """Compute the output of a layer, without the residual."""
+    """Compute the output of a layer without the residual."""
     w.require_biases("ssm_conv1d", "ssm_dt")
     gate, *parts, steps = (b.linear(x, part) for part in w.ssm_in.split(space.inner, *space.parts, space.heads))
     convolutions = enumerate(zip(parts, w.ssm_conv1d.split(*space.parts), strict=True))

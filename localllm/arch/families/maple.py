@@ -43,7 +43,7 @@ def block(b: Builder, w: Weights, h: Maple, state: Paged, x: Activation) -> Acti
 
 
 def limited_swiglu(b: Builder, limit: float) -> Gate:
-    """Apply SwiGLU to inputs clamped to the limit, if there is one."""
+    """Return a gate that applies SwiGLU to inputs clamped to the limit, if there is one."""
     if not limit:
         return b.swiglu
 

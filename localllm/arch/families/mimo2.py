@@ -31,7 +31,7 @@ def read(fields: Fields) -> MiMo2:
     shared = MiMo2.shared_fields(fields, interleaved=False, own_values=True)
     rope = shared["attention"].rope
     if rope.yarn or rope.by_factors:
-        raise fields.unsupported(f"{fields.key('rope.scaling.type')}: only linear scaling is supported here")
+        raise fields.unsupported(f"{fields.key('rope.scaling.type')} must be linear or none")
     return MiMo2(
         **shared,
         windows=read_windows(fields, period=None)[: shared["layers"]],

@@ -9,7 +9,7 @@ __all__ = ["forward", "read"]
 def read(fields: Fields) -> Granite:
     """Read the hyperparameters, with llama.cpp's defaults. Raises ModelError."""
     if experts := fields.count("expert_count", 0):
-        raise fields.unsupported(f"mixtures of experts are not supported yet ({experts} experts)")
+        raise fields.unsupported(f"{fields.key('expert_count')} must be 0 (found {experts})")
     shared = Granite.shared_fields(fields, interleaved=True)
     return Granite(
         **shared,

@@ -15,7 +15,11 @@ from localllm.arch.feed_forward import mixture, read_routing
 
 @frozen
 class MiniMax01(Transformer):
-    """The hyperparameters; layers where `attends` is False have lightning attention."""
+    """The hyperparameters of MiniMax-01.
+
+    Attributes:
+        attends: by layer, whether it has attention instead of lightning attention.
+    """
 
     attends: tuple[bool, ...]
     residual_scale: float
@@ -43,7 +47,7 @@ def read(fields: Fields) -> MiniMax01:
 
 
 def block(b: Builder, w: Weights, h: MiniMax01, state: Paged | Recurrent, x: Activation) -> Activation:
-    """Apply one layer: attention of either kind, then experts.
+    """Apply one layer: attention or lightning attention, then experts.
 
     Each output is added to its input.
     """

@@ -20,9 +20,9 @@ class MiniMaxM3(Transformer):
     """The hyperparameters of MiniMax M3.
 
     Attributes:
-        dense: layers with full attention.  index_dim: the dimension of an indexer's heads.
+        dense: number of first layers, with full attention.  index_dim: the dimension of an indexer's heads.
         blocks, block: the number of selected blocks, and their size in positions.
-        local: how many of the last blocks are always selected.
+        local: number of last blocks that are always selected.
     """
 
     dense: int
@@ -47,8 +47,8 @@ def read(fields: Fields) -> MiniMaxM3:
     heads, dim, blocks, block, local = (fields.count(f"attention.indexer.{name}") for name in names)
     dense, dims = fields.count("leading_dense_block_count", 0), common["attention"].rope.dims
     if {*common["attention"].kv_heads} != {heads} or dim < dims or local > blocks:
-        problem = f"an indexer of {heads} heads of {dim}, the last {local} of {blocks} blocks: inconsistent"
-        raise fields.error(problem)
+        problem = f"attention.indexer: head_count {heads}, key_length {dim}, top_k {blocks} and local_blocks {local}"
+        raise fields.error(f"{problem} are inconsistent")
     return MiniMaxM3(
         **common,
         routing=read_own_routing(fields, None),

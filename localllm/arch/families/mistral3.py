@@ -15,7 +15,11 @@ from localllm.arch.rope import yarn_magnitude
 
 @frozen
 class Mistral3(Transformer):
-    """The hyperparameters; temperature: slope of scale_by_position for queries, 0 for none."""
+    """The hyperparameters of Ministral 3.
+
+    Attributes:
+        temperature: slope of scale_by_position for queries, 0 for none.
+    """
 
     temperature: float
 

@@ -18,7 +18,11 @@ ACTIVATIONS = {"gelu": False, "silu": True}
 
 @frozen
 class ModernBERT(Encoder):
-    """The hyperparameters; silu: SwiGLU instead of GELU with a gate."""
+    """The hyperparameters of ModernBERT.
+
+    Attributes:
+        silu: whether the activation is SwiGLU instead of GELU with a gate.
+    """
 
     local_rope: Rope
     silu: bool

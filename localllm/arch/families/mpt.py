@@ -14,7 +14,9 @@ from localllm.arch.feed_forward import plain
 class MPT(Transformer):
     """The hyperparameters of MPT.
 
-    limit: the largest magnitude of queries, keys and values, 0 for none. alibi_bias: where ALiBi's slopes begin.
+    Attributes:
+        limit: the largest magnitude of queries, keys and values, 0 for none.
+        alibi_bias: llama.cpp's max_alibi_bias, from which slopes are computed.
     """
 
     limit: float
@@ -48,9 +50,9 @@ def block(b: Builder, w: Weights, h: MPT, state: Paged, x: Activation) -> Activa
 
 
 def alibi_slopes(heads: int, bias: float) -> tuple[float, ...]:
-    """Return each head's slope: a geometric series (Press et al. 2021).
+    """Return each head's slope, a geometric series (Press et al. 2021).
 
-    The heads beyond a power of 2 go between the first ones.
+    The heads beyond a power of 2 have slopes between those of the first ones.
     """
     power = 1 << heads.bit_length() - 1
     first = [2 ** (-bias * (head + 1) / power) for head in range(power)]

@@ -16,7 +16,11 @@ BEHIND = 1e-8  # epsilon of the norms after attention and feed-forward network
 
 @frozen
 class MuseGlimmer(LocallyRotated):
-    """The hyperparameters; logits are multiplied by their scale, then soft-capped; a cap of 0 means none."""
+    """The hyperparameters of Muse Glimmer.
+
+    Attributes:
+        logit_scale: factor of the logits.  logit_softcap: soft cap of the scaled logits, 0 for none.
+    """
 
     logit_scale: float
     logit_softcap: float
@@ -29,7 +33,7 @@ def read(fields: Fields) -> MuseGlimmer:
     shared = MuseGlimmer.shared_fields(fields, interleaved=True)
     rope = shared["attention"].rope
     if rope.yarn or rope.by_factors:
-        raise fields.unsupported(f"{fields.key('rope.scaling.type')}: only linear scaling is supported here")
+        raise fields.unsupported(f"{fields.key('rope.scaling.type')} must be linear or none")
     return MuseGlimmer(
         **shared,
         windows=read_windows(fields, period=4),

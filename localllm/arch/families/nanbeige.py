@@ -10,12 +10,12 @@ from localllm.arch.attention import Transformer, rope_factors
 from localllm.arch.families import llama
 from localllm.arch.family import Activation, Builder, Fields, Paged, Weights, frozen
 
-MOST_LOOPS = 64  # real models have 2
+MOST_LOOPS = 64  # maximum; real models have 2
 
 
 @frozen
 class Nanbeige(Transformer):
-    """The hyperparameters; attention lists the heads of all layers of all passes."""
+    """The hyperparameters of Nanbeige; attention lists the heads of all layers of all passes."""
 
     loops: int
     skips_norm: bool

@@ -52,7 +52,7 @@ def forward(b: Builder, w: Weights, h: NemotronH) -> Activation:
 
 
 def mix(b: Builder, w: Weights, h: NemotronH, state: Paged | Recurrent | None, x: Activation) -> Activation:
-    """Compute the output of a layer, without the residual."""
+    """Compute the output of a layer without the residual."""
     if isinstance(state, Recurrent):
         w.require("ssm_norm")
         return mamba2_mixer(b, w, h.space, h.epsilon, state, x)

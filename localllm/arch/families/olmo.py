@@ -11,7 +11,11 @@ from localllm.arch.feed_forward import gated_feed_forward
 
 @frozen
 class OLMo(Transformer):
-    """The hyperparameters of OLMo; limit: the largest magnitude of queries, keys and values, 0 for none."""
+    """The hyperparameters of OLMo.
+
+    Attributes:
+        limit: the largest magnitude of queries, keys and values, 0 for none.
+    """
 
     limit: float
 

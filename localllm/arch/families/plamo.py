@@ -10,7 +10,7 @@ from localllm.arch.feed_forward import gated_feed_forward
 
 
 def read(fields: Fields) -> Transformer:
-    """Read the hyperparameters. Raises ModelError, also if RoPE would rotate only a part of a head."""
+    """Read the hyperparameters. Raises ModelError, also if RoPE does not rotate whole heads."""
     return Transformer(**Transformer.shared_fields(fields, interleaved=False, rotates_all=True))
 
 

@@ -17,7 +17,11 @@ LEAST_RANK = 64  # of the time steps' projection
 
 @frozen
 class Plamo2(Transformer):
-    """The hyperparameters with Mamba's columns, heads, state size and convolution length."""
+    """The hyperparameters of PLaMo 2.
+
+    Attributes:
+        inner, scan_heads, state_size, taps: Mamba's columns, heads, state size and convolution length.
+    """
 
     inner: int
     scan_heads: int
@@ -38,12 +42,16 @@ def read(fields: Fields) -> Plamo2:
         bool(count) != bool(shared) or (shared and count % shared)
         for count, shared in zip(heads, kv_heads, strict=True)
     ):
-        raise fields.error(f"{fields.key('attention.head_count')} and {fields.key('attention.head_count_kv')} differ")
+        raise fields.error(
+            f"{fields.key('attention.head_count')} and {fields.key('attention.head_count_kv')} are inconsistent"
+        )
     inner, scan_heads = fields.count("ssm.inner_size"), fields.count("ssm.time_step_rank")
     if inner % scan_heads or fields.count("ssm.group_count", 0):
-        raise fields.error(f"{inner} columns do not make {scan_heads} heads without {fields.key('ssm.group_count')}")
+        raise fields.error(
+            f"ssm.inner_size {inner} must be divisible by ssm.time_step_rank {scan_heads}, and ssm.group_count be 0"
+        )
     if fields.count("attention.value_length", head_dim) != head_dim:
-        raise fields.unsupported("keys and values of different lengths are not supported")
+        raise fields.unsupported("attention.value_length must equal attention.key_length")
     return Plamo2(
         **common,
         attention=Attention(heads, kv_heads, head_dim, read_rope(fields, head_dim, interleaved=False), head_dim),
@@ -62,7 +70,7 @@ def block(b: Builder, w: Weights, h: Plamo2, state: Paged | Recurrent, x: Activa
 
 
 def with_network(b: Builder, w: Weights, h: Transformer, x: Activation) -> Activation:
-    """Apply the second sublayer."""
+    """Apply the feed-forward network with its norms, and add the output to x."""
     y = gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu)
     return b.add(x, b.rms_norm(y, w.exactly("post_ffw_norm"), h.epsilon))
 

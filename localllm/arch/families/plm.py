@@ -12,7 +12,10 @@ def read(fields: Fields, interleaved: bool = True) -> DeepSeek2:
     usual = fields.count("embedding_length") // heads  # default length of a head
     key_dim = fields.count("attention.key_length", usual)
     if key_dim <= dims or fields.count("attention.head_count_kv", heads) != heads:
-        raise fields.error(f"{heads} heads of {key_dim} numbers, {dims} rotated: inconsistent")
+        raise fields.error(
+            f"the key dimension {key_dim} must exceed rope.dimension_count {dims}, and attention.head_count_kv be "
+            f"{heads}"
+        )
     return DeepSeek2(
         **fields.common(),
         epsilon=fields.epsilon(RMS_EPSILON),

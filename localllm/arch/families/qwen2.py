@@ -19,7 +19,7 @@ def read(fields: Fields) -> Transformer:
     if fields.arch not in ("qwen2vl", "paddleocr"):
         return h
     if fields.raw(SECTIONS) is None:
-        raise fields.error(f"no {fields.key(SECTIONS)} in the metadata")
+        raise fields.error(f"{fields.key(SECTIONS)} is missing")
     return replace(h, attention=replace(h.attention, rope=with_sections(fields, h.attention.rope)))
 
 

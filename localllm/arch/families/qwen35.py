@@ -20,30 +20,40 @@ from localllm.arch.rope import with_sections
 
 @frozen
 class DeltaNet:
-    """Heads of layers with the delta rule: head i has the keys of head (i / repeat) mod `key_heads`."""
+    """The heads of layers with the delta rule.
+
+    Head i has the keys of head (i / repeat) mod `key_heads`.
+
+    Attributes:
+        taps: kernel size of the convolution before the delta rule.
+    """
 
     heads: int
     key_heads: int
     repeat: int
     key_dim: int
     value_dim: int
-    taps: int  # of the convolution before the delta rule
+    taps: int
 
     @property
     def parts(self) -> tuple[int, int, int]:
-        """Return the widths of queries, keys and values."""
+        """The widths of queries, keys and values."""
         keys = self.key_heads * self.key_dim
         return keys, keys, self.heads * self.value_dim
 
     def state(self, layer: int) -> Recurrent:
-        """Return the shapes of a layer's state: the heads' matrices, and the last queries, keys and values."""
+        """Return a layer's state: the heads' matrices, and the last queries, keys and values."""
         windows = [(self.taps - 1, columns) for columns in self.parts]
         return Recurrent(layer, (*windows, (self.heads, self.key_dim, self.value_dim)))
 
 
 @frozen
 class Qwen35(Transformer):
-    """The hyperparameters; layers where `attends` is False have the delta rule."""
+    """The hyperparameters of Qwen 3.5.
+
+    Attributes:
+        attends: by layer, whether it has attention instead of the delta rule.
+    """
 
     delta: DeltaNet
     attends: tuple[bool, ...]
@@ -76,14 +86,20 @@ def read_delta(fields: Fields) -> DeltaNet:
     heads, key_heads = fields.count("ssm.time_step_rank"), fields.count("ssm.group_count")
     inner = fields.count("ssm.inner_size")
     if inner % heads or heads % key_heads:
-        raise fields.error(f"{inner} columns do not make {heads} heads that share the keys of {key_heads}")
+        raise fields.error(
+            f"ssm.inner_size {inner} must be divisible by ssm.time_step_rank {heads}, and that by ssm.group_count "
+            f"{key_heads}"
+        )
     repeat = heads // key_heads if fields.arch == "qwen3next" else 1
     key_dim, taps = fields.count("ssm.state_size"), fields.count("ssm.conv_kernel")
     return DeltaNet(heads, key_heads, repeat, key_dim, inner // heads, taps)
 
 
 def read_attends(fields: Fields, layers: int, interval: int = 4) -> tuple[bool, ...]:
-    """Read which layers have attention: the last one of every period, or those listed. Raises ModelError."""
+    """Read which layers have attention: the last one of every period, or those listed.
+
+    Raises ModelError.
+    """
     recurrent, name = fields.raw("attention.recurrent_layers"), "attention.recurrent_layers"
     if isinstance(recurrent, np.ndarray):
         return tuple(not value for value in recurrent[:layers])
@@ -121,7 +137,10 @@ def attention(
 def delta_net(
     b: Builder, w: Weights, h: Qwen35, state: Recurrent, x: Activation, gate: Gate | None = None
 ) -> Activation:
-    """Compute the heads' outputs, normalized and gated; gate: the activation, b.swiglu if None."""
+    """Compute the heads' outputs, normalized and gated.
+
+    gate: the activation, b.swiglu if None.
+    """
     d, parts = h.delta, zip(w.attn_qkv.split(*h.delta.parts), w.ssm_conv1d.split(*h.delta.parts), strict=True)
     q, k, v = (b.convolve(b.linear(x, part), taps, state, number) for number, (part, taps) in enumerate(parts))
     q = b.scale(unit(b, h, q), d.key_dim**-0.5)

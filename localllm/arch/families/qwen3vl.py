@@ -17,7 +17,11 @@ __all__ = ["forward", "read"]
 
 @frozen
 class Qwen3VL(Transformer):
-    """The hyperparameters of Qwen3-VL; deep: number of layers that add a part of an image's rows."""
+    """The hyperparameters of Qwen3-VL.
+
+    Attributes:
+        deep: number of layers that add a slice of an image's rows.
+    """
 
     deep: int
 
@@ -30,7 +34,7 @@ def read(fields: Fields) -> Qwen3VL:
     """Read the hyperparameters. Raises ModelError, also for a file without sections."""
     h = qwen3.read(fields)
     if fields.raw(SECTIONS) is None:
-        raise fields.error(f"no {fields.key(SECTIONS)} in the metadata")
+        raise fields.error(f"{fields.key(SECTIONS)} is missing")
     attention = replace(h.attention, rope=with_sections(fields, h.attention.rope, interleaved=True))
     deep = fields.whole("n_deepstack_layers", 0, 0, h.layers)
     return Qwen3VL(**{**vars(h), "attention": attention}, deep=deep)
@@ -42,7 +46,7 @@ def forward(b: Builder, w: Weights, h: Qwen3VL) -> Activation:
 
 
 def block(b: Builder, w: Weights, h: Qwen3VL, state: Paged, x: Activation, factors: Weight | None) -> Activation:
-    """Apply one layer of Qwen 3, and add the part of an image's rows for this layer."""
+    """Apply one layer of Qwen 3, and add the slice of an image's rows for this layer."""
     x = qwen3.block(b, w, h, state, x, factors)
     return b.add_deepstack(x, 1 + state.layer) if state.layer < h.deep else x
 

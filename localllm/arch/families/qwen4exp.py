@@ -24,8 +24,9 @@ DELTA_STATES = 4  # states of a layer with the delta rule
 class BlockIndexer:
     """An indexer of blocks of keys.
 
-    heads, dim: number and length of its heads.  sizes: by layer, the tokens of a block, 0 for full attention.  tokens:
-    of all selected blocks together.
+    Attributes:
+        heads, dim: number and dimension of its heads.  sizes: by layer, the tokens of a block, 0 for full attention.
+        tokens: number of tokens of all selected blocks together.
     """
 
     heads: int
@@ -36,7 +37,11 @@ class BlockIndexer:
 
 @frozen
 class Qwen4(Qwen35):
-    """The hyperparameters with the number of streams and the size of the matrix that mixes them."""
+    """The hyperparameters of Qwen 4.
+
+    Attributes:
+        streams: number of residual streams.  rank: of the matrix that mixes them.
+    """
 
     streams: int
     rank: int
@@ -65,12 +70,14 @@ def read(fields: Fields) -> Qwen4:
     common, heads, delta = fields.common(), read_attention(fields, interleaved=False), read_delta(fields)
     attends = read_attends(fields, common["layers"])
     if delta.key_dim != delta.value_dim:
-        raise fields.unsupported(f"heads of {delta.key_dim} keys and {delta.value_dim} values are not supported here")
+        raise fields.unsupported(
+            f"the key and value dimensions of the delta rule must be equal (found {delta.key_dim}, {delta.value_dim})"
+        )
     if not fields.has(SECTIONS):
-        raise fields.wrong(SECTIONS, "four numbers")
+        raise fields.wrong(SECTIONS, "four integers")
     rope = with_sections(fields, heads.rope, interleaved=True)
     if rope.unrotated:
-        raise fields.unsupported(f"{fields.key(SECTIONS)}: pairs that are not rotated are not supported here")
+        raise fields.unsupported(f"{fields.key(SECTIONS)} must cover all rotated pairs")
     streams, rank = fields.count("hyper_connection.count"), fields.count("hyper_connection.low_rank")
     if not 2 <= streams <= MOST_STREAMS:
         raise fields.wrong("hyper_connection.count", f"a number from 2 to {MOST_STREAMS}")
@@ -95,9 +102,9 @@ def read_blocks(fields: Fields, rope: Rope) -> BlockIndexer:
     heads, dim, tokens = (fields.count(f"attention.indexer.{name}") for name in ("head_count", "key_length", "top_k"))
     sizes = fields.counts("attention.compress_ratios", fields.layers(), 0)
     if dim < rope.dims:
-        raise fields.error(f"cannot rotate {rope.dims} dimensions of an indexer's head of {dim}")
+        raise fields.error(f"attention.indexer.key_length {dim} is too small for rope.dimension_count {rope.dims}")
     if any(size > LARGEST_BLOCK or tokens % max(size, 1) for size in sizes):
-        expected = f"numbers from 0 to {LARGEST_BLOCK} that divide {tokens}, {fields.key('attention.indexer.top_k')}"
+        expected = f"integers from 0 to {LARGEST_BLOCK} that divide {tokens}, {fields.key('attention.indexer.top_k')}"
         raise fields.wrong("attention.compress_ratios", expected)
     return BlockIndexer(heads, dim, sizes, tokens)
 
@@ -129,7 +136,7 @@ def enter_sublayer(
 def mean_of_streams(b: Builder, w: Weights, h: Qwen4, x: Activation, name: str) -> tuple[Activation, Activation]:
     """Return the gated mean of the normalized streams, and these streams.
 
-    The gate of each number is computed from all streams.
+    The gate of each element is computed from all streams.
     """
     normed, width = normalize_streams(b, h, x, w.require(f"{name}_norm").flat()), h.width
     narrow = b.linear(normed, w.require(f"{name}_down").shaped(h.rank, h.streams * width))
@@ -152,8 +159,8 @@ def mix(b: Builder, w: Weights, h: Qwen4, states: Sequence[State], x: Activation
 def choose(b: Builder, w: Weights, h: Qwen4, states: Sequence[State], x: Activation) -> Activation | None:
     """Select the keys that tokens attend to, None for all of them.
 
-    These are the keys of the selected blocks, and those after the last whole block. A block's key is rotated as its
-    first token is.
+    These are the keys of the selected blocks, and those after the last whole block. A block's key is rotated like its
+    first token.
     """
     dim, of_queries = h.blocks.dim, h.blocks.heads * h.blocks.dim
     q_proj, k_proj = (w.require(f"indexer.{k}_proj").shaped(n, h.width) for k, n in (("q", of_queries), ("k", dim)))

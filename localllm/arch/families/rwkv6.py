@@ -19,7 +19,7 @@ def forward(b: Builder, w: Weights, h: Rwkv) -> Activation:
 
 
 def mixtures(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation) -> list[Activation]:
-    """Interpolate each token with the one before it, once for each of USES."""
+    """Interpolate each token with the previous one, once for each of USES."""
     previous, rank = b.previous(x, state, 1), h.ranks[0]
     y = b.linear(b.lerp(x, previous, vector(w, h, "time_mix_lerp_x")), w.time_mix_w1.shaped(len(USES) * rank, h.width))
     y = b.head_linear(b.softcap(y, 1.0), w.time_mix_w2.shaped(len(USES), h.width, rank))

@@ -20,9 +20,11 @@ LEAST_LIMIT = 0.3  # above the magnitude of SiLU's negative values
 
 @frozen
 class Step35(LocallyRotated):
-    """The hyperparameters with, by layer, the limits of gates and up projections, 0 for none.
+    """The hyperparameters of Step 3.5.
 
-    expert_limits: limits of experts. limits: limits of the other feed-forward networks.
+    Attributes:
+        expert_limits: by layer, limits of gates and up projections of experts, 0 for none.
+        limits: such limits of the other feed-forward networks.
     """
 
     expert_limits: tuple[float, ...]
@@ -34,9 +36,9 @@ def read(fields: Fields) -> Step35:
     attention, layers = common["attention"], fields.layers()
     rope = attention.rope
     if rope.yarn or rope.by_factors or rope.dims % 4:
-        raise fields.unsupported(f"{fields.prefix}rope.*: this rotation is not supported here")
+        raise fields.unsupported(f"{fields.prefix}rope.*: this RoPE is not supported in {fields.arch} models")
     if fields.count("rope.dimension_count_swa", rope.dims) != rope.dims:
-        raise fields.unsupported(f"{fields.key('rope.dimension_count_swa')} is not supported here")
+        raise fields.unsupported(f"{fields.key('rope.dimension_count_swa')} is not supported in {fields.arch} models")
     common["attention"] = replace(attention, rope=replace(rope, dims=rope.dims // 2))
     return Step35(
         **common,
@@ -49,7 +51,7 @@ def read(fields: Fields) -> Step35:
 
 
 def read_limits(fields: Fields, name: str, layers: int) -> tuple[float, ...]:
-    """Read one limit for each layer, or one for all. Raises ModelError."""
+    """Read one limit per layer, or one for all. Raises ModelError."""
     if isinstance(fields.raw(name), np.ndarray):
         limits = fields.array(name, "f", f"{layers} numbers").tolist()
     else:
@@ -86,7 +88,7 @@ def block(b: Builder, w: Weights, h: Step35, state: Paged, x: Activation, factor
 
 
 def limited_swiglu(b: Builder, limit: float) -> Gate:
-    """Apply SwiGLU to inputs clamped to the limit, if there is one."""
+    """Return a gate that applies SwiGLU and clamps to the limit, if there is one."""
     if not limit:
         return b.swiglu
     return lambda gate, up: b.multiply(b.clamp(b.multiply(gate, b.sigmoid(gate)), limit), b.clamp(up, limit))

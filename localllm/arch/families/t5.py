@@ -26,7 +26,7 @@ REACH = 128  # all distances from here on share a bias
 
 @frozen
 class T5(Hyperparameters):
-    """The hyperparameters of T5; `layers` is the number of the encoder's layers."""
+    """The hyperparameters of T5; `layers` is the number of encoder layers."""
 
     epsilon: float
     heads: int
@@ -43,8 +43,8 @@ class T5(Hyperparameters):
     def states(self) -> Sequence[Paged]:
         """Return the KV states of the layers.
 
-        First come those of each layer of the encoder or the decoder, whose tokens have positions of their own; then,
-        for each layer of the decoder, those of the encoder's output.
+        First come those of each layer of the encoder or the decoder, whose tokens have their own positions; then, for
+        each layer of the decoder, those of the encoder's output.
         """
         count = max(self.layers, self.decoder_layers) + self.decoder_layers
         return [Paged(layer, self.heads, self.head_dim, self.head_dim) for layer in range(count)]
@@ -80,7 +80,7 @@ def read(fields: Fields) -> T5:
 
 
 def forward(b: Builder, w: Weights, h: T5) -> Activation:
-    """Compute the logits of the requested tokens, or a row for each text of an encoder alone."""
+    """Compute the logits of the requested tokens, or a row per text for an encoder alone."""
     if h.bidirectional:
         return pool_texts(b, w, h, encode_text(b, w.part("enc."), h, b.embed(w.token_embd, b.ids)))
     x, decoder = b.embed(w.token_embd, b.ids), w.part("dec.")
@@ -106,7 +106,7 @@ def encode(b: Builder, w: Weights, h: T5) -> Activation:
 
 
 def encode_text(b: Builder, w: Weights, h: T5, x: Activation) -> Activation:
-    """Run the encoder on a text's embeddings."""
+    """Apply the encoder to a text's embeddings."""
     biases = distances(b, w, h, both_ways=True)
     for state in h.states()[: h.layers]:
         layer = w.block(state.layer)
@@ -115,7 +115,7 @@ def encode_text(b: Builder, w: Weights, h: T5, x: Activation) -> Activation:
 
 
 def attention(b: Builder, w: Weights, h: T5, state: Paged, x: Activation, **scores: Any) -> Activation:
-    """Add attention's output to x; a layer may have biases of its own."""
+    """Add attention's output to x; a layer may have its own biases."""
     y, biases = b.rms_norm(x, w.attn_norm, h.epsilon), scores["biases"].get(state.layer, scores["biases"][0])
     q, k, v = (b.linear(y, part) for part in (w.attn_q, w.attn_k, w.attn_v))
     y = b.attend(q, k, v, state, Scores(h.heads, 1.0, **{**scores, "biases": biases}))
@@ -153,8 +153,8 @@ def biases_of(table: Weight, numbers: np.ndarray) -> np.ndarray:
 def bucket_of(buckets: int, both_ways: bool) -> np.ndarray:
     """Return the bucket of each distance from -REACH to REACH.
 
-    Near ones have their own, farther ones by their logarithms, in float32 as in llama.cpp. A decoder's keys are never
-    after the query.
+    Near distances have their own, farther ones by their logarithms, in float32 as in llama.cpp. A decoder's keys are
+    never after the query.
     """
     distance = np.arange(-REACH, REACH + 1)
     count = buckets // 2 if both_ways else buckets

@@ -12,7 +12,11 @@ from localllm.arch.feed_forward import gated_feed_forward
 
 @frozen
 class Talkie(Transformer):
-    """The hyperparameters; logit_scale: factor of the logits."""
+    """The hyperparameters of Talkie.
+
+    Attributes:
+        logit_scale: factor of the logits.
+    """
 
     logit_scale: float
 

@@ -38,18 +38,18 @@ CLIP = "clip"  # the value of general.architecture in all of them
 def projector(file: GGUFFile) -> tuple[ModuleType, Vision]:
     """Return a projector's module and its hyperparameters.
 
-    Raises ModelError for another kind of file, UnsupportedError for a projector that is not supported.
+    Raises ModelError for a file that is not a projector, UnsupportedError for an unsupported one.
     """
     if require_general(file, KINDS) != CLIP:
-        raise ModelError(f"{file.path}: this is a language model, not a vision projector (mmproj)")
+        raise ModelError(f"{file.path}: expected a vision projector (mmproj), found a language model")
     fields = Fields(file.metadata, file.path, 0)
     if not fields.flag("has_vision_encoder", False):
-        raise UnsupportedError(f"{file.path}: a projector without a vision encoder")
+        raise UnsupportedError(f"{file.path}: the projector must have a vision encoder")
     name = projector_type(fields)
     if name not in FAMILIES:
         supported = ", ".join(FAMILIES)
         raise UnsupportedError(
-            f"{file.path}: projectors of the type {printable(name)} are not supported; supported: {supported}"
+            f"{file.path}: projectors of the type {printable(name)} are not supported ({supported} are)"
         )
     module = import_module(f"localllm.arch.vision.{FAMILIES[name]}")
     return module, module.read(fields)

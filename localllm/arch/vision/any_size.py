@@ -20,7 +20,10 @@ MOST_MERGED = 4  # patches on a side
 
 
 class AnySize(Vision):
-    """An encoder of pictures of any size, which become `least` to square * square rows of the language model."""
+    """An encoder of pictures of any size.
+
+    Pictures become `least` to square * square rows of the language model.
+    """
 
     least: ClassVar[int]
     square: ClassVar[int]
@@ -35,7 +38,7 @@ class AnySize(Vision):
 
     @property
     def pair_axes(self) -> tuple[int, ...]:
-        """The axis that rotates each pair: height for the first half of a head, width for the second one."""
+        """The axis that rotates each pair: height for the first half of a head, width for the second."""
         quarter = self.head_dim // 4
         return (1,) * quarter + (2,) * quarter
 
@@ -54,14 +57,15 @@ class AnySize(Vision):
 
 
 def read_any_size(fields: Fields, merge: int) -> dict[str, Any]:
-    """Read the fields that all of these encoders have. Raises ModelError. merge: the default merge factor."""
+    """Read the fields that all of these encoders have. Raises ModelError.
+
+    merge: the default merge factor.
+    """
     values = read_vision(fields, merge=fields.count("vision.spatial_merge_size", merge))
     if values["merge"] > MOST_MERGED:
-        raise fields.error(f"patches merged by {values['merge']} are not supported, {MOST_MERGED} is the most")
+        raise fields.error(f"the merge factor must be at most {MOST_MERGED} (found {values['merge']})")
     if values["width"] // values["heads"] % 4:
-        raise fields.error(
-            f"heads of {values['width'] // values['heads']} numbers cannot be rotated by rows and columns"
-        )
+        raise fields.error(f"the head dimension must be a multiple of 4 (found {values['width'] // values['heads']})")
     return values
 
 
@@ -69,7 +73,7 @@ Blend = Callable[[int, int], np.ndarray]  # (wanted, there) -> weights of the ta
 
 
 def interpolate_table(table: Weight, grid: tuple[int, int], blend: Blend) -> np.ndarray:
-    """Interpolate a square picture's table for a grid of patches: float32 [rows, columns, width]."""
+    """Interpolate a square picture's table for a grid of patches, float32 [rows, columns, width]."""
     numbers, side = numbers_of(table), math.isqrt(table.shape[0])
     y, x = (blend(count, side) for count in grid)
     return np.einsum("ys,xt,stc->yxc", y, x, numbers.reshape(side, side, -1), optimize=True).astype(np.float32)
@@ -90,7 +94,7 @@ def align_areas(count: int, size: int) -> np.ndarray:
 
 
 def use_square_table(b: Builder, table: Weight, width: int) -> None:
-    """Mark the table as used, though no verb reads it. Raises ModelError if it is not of a square picture."""
+    """Mark the table as used, which no verb reads. Raises ModelError unless it is of a square picture."""
     b.ignore(table)
     if len(table.shape) != 2 or math.isqrt(table.shape[0]) ** 2 != table.shape[0] or table.shape[1] != width:
         raise ModelError(f"tensor {table.name} must have the shape [n * n, {width}] (found {list(table.shape)})")

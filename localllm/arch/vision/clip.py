@@ -1,7 +1,6 @@
 """CLIP (Radford et al. 2021, arXiv 2103.00020).
 
-Two encoders embed pictures and texts as vectors of the same space.
-
+Two encoders embed images and text as vectors of the same space.
 Files are those of clip.cpp (https://github.com/monatis/clip.cpp), which llama.cpp's legacy converter writes, too:
 `general.architecture` "clip" with `clip.has_text_encoder`, hyperparameters below `clip.text.` and `clip.vision.`,
 tensors below `t.` and `v.`, and a projection after each. llama.cpp itself reads no text encoder.
@@ -35,7 +34,7 @@ class ClipVision(Vision):
 
     @property
     def most_patches(self) -> int:
-        """Return the number of patches, including the class token for the whole picture."""
+        """The number of patches, including the class token for the whole picture."""
         return super().most_patches + 1
 
     def rows(self, picture: Picture, w: Weights) -> np.ndarray:
@@ -46,7 +45,8 @@ class ClipVision(Vision):
 class ClipText(Vision):
     """The hyperparameters of CLIP's text encoder.
 
-    context: the most tokens of a text.
+    Attributes:
+        context: maximum number of tokens of a text.
     """
 
     exact: ClassVar[bool] = True
@@ -71,7 +71,7 @@ class Towers(NamedTuple):
 
 
 def is_pair(file: GGUFFile) -> bool:
-    """Return whether a file has a text encoder besides the image encoder."""
+    """Return whether a file has a text encoder and an image encoder."""
     return file.metadata.get("general.architecture") == CLIP and file.metadata.get(TEXT_ENCODER) is True
 
 
@@ -80,14 +80,14 @@ def read_pair(file: GGUFFile) -> Towers:
     require_general(file, ("model", "mmproj"))
     fields = Fields(file.metadata, file.path, 0)
     if not (fields.flag("has_text_encoder", False) and fields.flag("has_vision_encoder", False)):
-        raise fields.error("not an encoder for texts and one for pictures")
+        raise fields.error("the file must have a text encoder and an image encoder")
     vision = ClipVision(**read_vision(fields, kind=CLIP))
     heads, width = fields.count("text.attention.head_count"), fields.count("text.embedding_length")
     if width % heads:
-        raise fields.error(f"{width} columns do not make {heads} attention heads")
+        raise fields.error(f"text.embedding_length {width} is not divisible by text.attention.head_count {heads}")
     out = fields.count("text.projection_dim")
     if out != vision.out:
-        raise fields.error(f"vectors of {out} numbers for texts and of {vision.out} for pictures")
+        raise fields.error(f"text.projection_dim {out} and vision.projection_dim {vision.out} must be equal")
     text = ClipText(
         kind=CLIP, path=fields.path, width=width, heads=heads, out=out, side=1, patch=1, merge=1, mean=(), deviation=(),
         layers=fields.whole("text.block_count", None, 1, 1024), hidden=fields.count("text.feed_forward_length", 0),
@@ -119,14 +119,17 @@ def vector_of_picture(b: Builder, w: Weights, h: ClipVision, x: Activation) -> A
 
 
 def read(b: Builder, w: Weights, h: ClipText, x: Activation) -> Activation:
-    """Compute a row for each token; x: the embeddings of tokens plus those of positions."""
+    """Compute a row for each token.
+
+    x: the sum of token and position embeddings.
+    """
     t = w.part("t.")
     b.ignore(t.token_embd, t.position_embd)
     for name, table in (("tokens", t.token_embd), ("positions", t.position_embd)):
         least = h.context if name == "positions" else 1
         if len(table.shape) != 2 or table.shape[1] != h.width or table.shape[0] < least:
             raise ModelError(
-                f"tensor {table.name}: must be a table of {name} with {h.width} columns (found {list(table.shape)})"
+                f"tensor {table.name} must be a table of {name} with {h.width} columns (found {list(table.shape)})"
             )
     return transformer(b, t, h, x, h.layers)
 
@@ -137,7 +140,7 @@ def vector_of_text(b: Builder, w: Weights, h: ClipText, x: Activation) -> Activa
 
 
 def with_bias(norm: Weight) -> Weight:
-    """Return a norm that has a bias. Raises ModelError for one without."""
+    """Return a norm. Raises ModelError if it has no bias."""
     if norm.bias is None:
-        raise ModelError(f"tensor {norm.name}: its bias is missing")
+        raise ModelError(f"tensor {norm.name} must have a bias")
     return norm

@@ -38,7 +38,7 @@ def prepare(h: Vision, picture: Picture) -> Prepared:
 def panned(h: Vision, picture: Picture) -> Prepared:
     """Prepare a picture with pan-and-scan: its square and one of each crop, introduced by words.
 
-    A picture that is not long enough to be cropped has only its square.
+    A picture that is too short to be cropped has only its square.
     """
     boxes = crops(picture.size)
     if not boxes:
@@ -52,9 +52,9 @@ def panned(h: Vision, picture: Picture) -> Prepared:
 
 
 def crops(size: Size) -> list[tuple[int, int, int, int]]:
-    """Return the crops of a picture along its longer side: left, upper, right and lower borders.
+    """Return the crops of a picture along its longer side, as left, upper, right and lower borders.
 
-    None if they would be too small, or it is hardly longer than wide.
+    There are none if they would be too small, or if the picture is hardly longer than wide.
     """
     shorter, longer = sorted(size)
     count = min(max(min(longer // LEAST_CROP, int(longer / shorter + 0.5)), 2), MOST_CROPS)

@@ -1,4 +1,4 @@
-"""The common parts of vision encoders: hyperparameters, and pictures as rows of numbers."""
+"""The common parts of vision encoders: hyperparameters, and the conversion of pictures to patches."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -16,12 +16,12 @@ MOST_SIDE = 1 << 14  # pixels on a side of an encoder's picture
 
 
 class Prepared(NamedTuple):
-    """An image, ready to be encoded.
+    """An image that is ready to be encoded.
 
     Attributes:
         pictures: the encoder's inputs, each encoded on its own.
-        parts: the image in the prompt: texts, which may name control tokens, and indices
-            into the list of rows that `Vision.arrange` returns.
+        parts: the image in the prompt: strings, which may name control tokens, and indices into the list of rows that
+            `Vision.arrange` returns.
     """
 
     pictures: list[Picture]
@@ -34,8 +34,8 @@ class Vision:
 
     Attributes:
         kind: the projector's type, as in the file.  path: the file.
-        width: width of the residual stream.  hidden: hidden width of the feed-forward network.  epsilon: epsilon of the
-        norms.
+        width: width of the residual stream.  hidden: hidden width of the feed-forward network.
+        epsilon: epsilon of the norms.
         side: side of the pictures that it was trained on, in pixels.  patch: side of a patch, in pixels.
         merge: squares of merge * merge patches become one row of the language model.
         out: width of such a row, that of the language model's embeddings.
@@ -74,7 +74,7 @@ class Vision:
 
     @property
     def pixels(self) -> int:
-        """The numbers of a patch in RGB."""
+        """The number of RGB values of a patch."""
         return 3 * self.patch * self.patch
 
     @property
@@ -89,7 +89,7 @@ class Vision:
 
     @property
     def most_patches(self) -> int:
-        """The most patches of a picture."""
+        """The maximum number of patches of a picture."""
         return (self.side // self.patch) ** 2
 
     @property
@@ -106,25 +106,25 @@ class Vision:
         return rows
 
     def arrange(self, rows: list[np.ndarray], size: Size, w: Weights) -> list[np.ndarray]:
-        """Arrange the rows of an image's pictures; a family may merge those of several pictures into one array."""
+        """Arrange the rows of an image's pictures; a family may merge those of several pictures."""
         return rows
 
     def mrope_positions(self, picture: Picture) -> np.ndarray | None:
-        """Return the M-RoPE positions of a picture's rows in the language model, int64 [rows, 3]: time, height, width.
+        """Return the M-RoPE positions of a picture's rows in the language model, int64 [rows, 3].
 
-        None means consecutive positions, as for text.
+        The columns are time, height and width. None means consecutive positions, as for text.
         """
         return None
 
     def rotary_positions(self, grid: tuple[int, int]) -> np.ndarray | None:
-        """Return the RoPE positions of the patches in the encoder, int64 [patches, 3]: time, height, width.
+        """Return the RoPE positions of the patches in the encoder, int64 [patches, 3].
 
-        None means an encoder without RoPE.
+        The columns are time, height and width. None means an encoder without RoPE.
         """
         return None
 
     def windows(self, grid: tuple[int, int]) -> np.ndarray | None:
-        """Return where each attention window ends, as row numbers, int64; None for an encoder without windows."""
+        """Return the row index at which each attention window ends, int64; None without windows."""
         return None
 
     def windowed(self, layer: int) -> bool:
@@ -136,7 +136,7 @@ class Vision:
         return [Paged(layer, self.heads, self.head_dim, self.head_dim) for layer in range(self.layers)]
 
     def grid(self, picture: Picture) -> tuple[int, int]:
-        """Return rows and columns of patches."""
+        """Return the number of rows and columns of patches."""
         columns, rows = picture.size
         return rows // self.patch, columns // self.patch
 
@@ -144,18 +144,20 @@ class Vision:
 def read_vision(fields: Fields, merge: int = 1, kind: str = "") -> dict[str, Any]:
     """Read the fields that all encoders have. Raises ModelError.
 
-    merge: the default of a file without vision.projector.scale_factor.  kind: if given, instead of the file's projector
+    merge: the default of a file without vision.projector.scale_factor.  kind: if set, instead of the file's projector
     type.
     """
     heads, width = fields.count("vision.attention.head_count"), fields.count("vision.embedding_length")
     if width % heads:
-        raise fields.error(f"{width} columns do not make {heads} attention heads")
+        raise fields.error(f"vision.embedding_length {width} is not divisible by vision.attention.head_count {heads}")
     side, patch = fields.count("vision.image_size"), fields.count("vision.patch_size")
     if side > MOST_SIDE or patch > side:
-        raise fields.error(f"pictures of {side} pixels in patches of {patch} are not supported")
+        raise fields.error(
+            f"vision.image_size must be at most {MOST_SIDE}, and vision.patch_size at most that (found {side}, {patch})"
+        )
     merge = fields.count("vision.projector.scale_factor", merge)
     if merge > side // patch:
-        raise fields.error(f"{side // patch} patches on each side cannot be merged by {merge}")
+        raise fields.error(f"the merge factor {merge} must be at most the {side // patch} patches per side")
     return {
         "kind": kind or projector_type(fields),
         "path": fields.path,
@@ -180,15 +182,18 @@ def projector_type(fields: Fields) -> str:
 
 
 def read_activation(fields: Fields) -> str:
-    """Read the feed-forward network's activation; without a flag it is x * sigmoid(1.702 x). Raises ModelError."""
+    """Read the feed-forward network's activation. Raises ModelError.
+
+    Without a flag it is x * sigmoid(1.702 x).
+    """
     activations = [name for name in ("gelu", "silu") if fields.flag(f"use_{name}", False)]
     if len(activations) > 1:
-        raise fields.error("clip.use_gelu and clip.use_silu are both true")
+        raise fields.error("clip.use_gelu and clip.use_silu must not both be true")
     return activations[0] if activations else "gelu_quick"
 
 
 def read_colours(fields: Fields, name: str, least: float) -> tuple[float, ...]:
-    """Read three numbers, for red, green and blue. Raises ModelError."""
+    """Read three values, for red, green and blue. Raises ModelError."""
     numbers = fields.array(name, "f", "three numbers")
     if len(numbers) != 3 or not (np.isfinite(numbers) & (numbers >= least) & (numbers <= 1000)).all():
         raise fields.wrong(name, f"three numbers from {least:g} up")
@@ -196,9 +201,9 @@ def read_colours(fields: Fields, name: str, least: float) -> tuple[float, ...]:
 
 
 def pixels_of(h: Vision, picture: Picture) -> np.ndarray:
-    """Return a picture in RGB as normalized patches, row by row: float32 [patches, 3 * patch * patch].
+    """Return a picture in RGB as normalized patches, row by row, float32 [patches, 3 * patch * patch].
 
-    A patch has all its red numbers first, then green, then blue, as the weights of a convolution.
+    A patch has all its red values first, then green, then blue, as the weights of a convolution.
     """
     numbers: np.ndarray = np.asarray(picture, np.uint8).astype(np.float32)
     numbers /= np.float32(255)
@@ -210,7 +215,7 @@ def pixels_of(h: Vision, picture: Picture) -> np.ndarray:
 
 
 def in_squares(x: np.ndarray, grid: tuple[int, int], side: int) -> np.ndarray:
-    """Group a grid's rows by squares of `side` * `side`: [squares, side * side, width].
+    """Group a grid's rows by squares of `side` * `side` to [squares, side * side, width].
 
     The grid is padded with zeros to whole squares.
     """

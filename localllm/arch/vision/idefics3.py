@@ -18,7 +18,11 @@ tower = siglip
 
 @frozen
 class Idefics3(Vision):
-    """The encoder's hyperparameters; longest: the longer side of an image before it is cut, in pixels; 0: not cut."""
+    """The encoder's hyperparameters.
+
+    Attributes:
+        longest: the longer side of an image before it is cut, in pixels; 0: not cut.
+    """
 
     longest: int
 
@@ -49,7 +53,7 @@ def prepare(h: Idefics3, picture: Picture) -> Prepared:
 
 
 def fit_size(size: tuple[int, int], longest: int) -> tuple[int, int]:
-    """Return an image's size scaled to that longer side, the other side even."""
+    """Scale an image's size to that longer side, with an even shorter side."""
     columns, rows = size
     ratio = columns / rows
     if columns >= rows:
@@ -62,7 +66,7 @@ def even(length: int) -> int:
 
 
 def gather(h: Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-    """Return each square of patches as one row."""
+    """Concatenate each square of patches to one row."""
     squares = in_squares(x, grid, h.merge)
     return squares.reshape(len(squares), -1)
 

@@ -25,7 +25,11 @@ EPSILON = 1e-5  # of the projector's norm
 
 @frozen
 class InternVision(Vision):
-    """The encoder's hyperparameters; tiles: the fewest and the most tiles of an image."""
+    """The encoder's hyperparameters.
+
+    Attributes:
+        tiles: minimum and maximum number of tiles of an image.
+    """
 
     tiles: tuple[int, int]
 
@@ -37,7 +41,7 @@ class InternVision(Vision):
 
     @property
     def most_patches(self) -> int:
-        """Return the number of patches, including the class token for the whole picture."""
+        """The number of patches, including the class token for the whole picture."""
         return super().most_patches + 1
 
     def rows(self, picture: Picture, w: Weights) -> np.ndarray:
@@ -50,7 +54,7 @@ def read(fields: Fields) -> InternVision:
     most_tiles = fields.whole("vision.preproc_max_tiles", 12, least_tiles, MOST_TILES)
     h = InternVision(**read_vision(fields), tiles=(least_tiles, most_tiles))
     if h.most_grid[0] % h.merge:
-        raise fields.error(f"{h.most_grid[0]} patches on each side cannot be merged by {h.merge}")
+        raise fields.error(f"{h.most_grid[0]} patches per side are not divisible by the merge factor {h.merge}")
     return h
 
 
@@ -69,7 +73,7 @@ def tower(b: Builder, w: Weights, h: InternVision, x: Activation) -> Activation:
 
 
 def gather(h: InternVision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-    """Return each square of patches as one row."""
+    """Concatenate each square of patches to one row."""
     squares = in_squares(x[1:], grid, h.merge)
     return squares.reshape(len(squares), -1)
 

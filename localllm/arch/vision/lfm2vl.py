@@ -52,7 +52,7 @@ class Lfm2Vision(AnySize):
 def read(fields: Fields) -> Lfm2Vision:
     h = Lfm2Vision(**read_any_size(fields, merge=2))
     if TILE % (h.patch * h.merge):
-        raise fields.error(f"patches of {h.patch} pixels, merged by {h.merge}, do not fill tiles of {TILE}")
+        raise fields.error(f"patch size times merge factor, {h.patch * h.merge}, must divide the tile size {TILE}")
     return h
 
 
@@ -79,7 +79,7 @@ def is_large(h: Lfm2Vision, size: Size) -> bool:
 def grid_for(size: Size) -> Size:
     """Return the columns and rows of tiles whose shape is nearest to the image's.
 
-    If several are equally near, choose the one with the most tiles that has less than twice the image's pixels.
+    Of several, choose the one with the most tiles that has less than twice the image's pixels.
     """
     shape, best, nearest = np.float32(size[0]) / np.float32(size[1]), (1, 1), np.inf
     sides = range(1, MOST_TILES + 1)
@@ -99,7 +99,7 @@ def tower(b: Builder, w: Weights, h: Lfm2Vision, x: Activation) -> Activation:
 
 
 def gather(h: Lfm2Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-    """Return each square of patches as one row."""
+    """Concatenate each square of patches to one row."""
     squares = in_squares(x, grid, h.merge)
     return squares.reshape(len(squares), -1)
 

@@ -33,7 +33,7 @@ class Anyres(NamedTuple):
 
     Attributes:
         sizes: allowed sizes in pixels, multiples of a tile; an image is resized to the best one; (): it is not cut.
-        is_unpadded: order rows line by line across tiles, without the bars; otherwise tile by tile.
+        is_unpadded: whether rows are ordered line by line across tiles, without the bars; otherwise tile by tile.
     """
 
     sizes: tuple[Size, ...] = ()
@@ -42,14 +42,18 @@ class Anyres(NamedTuple):
 
 @frozen
 class Llava(Vision):
-    """The encoder's hyperparameters; seen: how many layers are computed.  cuts: how images are cut."""
+    """The encoder's hyperparameters.
+
+    Attributes:
+        seen: number of layers that are computed.  cuts: rules for cutting images.
+    """
 
     seen: int
     cuts: Anyres
 
     @property
     def most_patches(self) -> int:
-        """Return the number of patches, including the class token for the whole image."""
+        """The number of patches, including the class token for the whole image."""
         return super().most_patches + 1
 
     def rows(self, picture: Picture, w: Weights) -> np.ndarray:
@@ -63,7 +67,7 @@ class Llava(Vision):
 
 
 def with_whole(h: Vision, picture: Picture) -> np.ndarray:
-    """Return the patches after a row of zeros for the class token: float32 [1 + patches, pixels]."""
+    """Return the patches after a row of zeros for the class token, float32 [1 + patches, pixels]."""
     return np.pad(pixels_of(h, picture), ((1, 0), (0, 0)))
 
 
@@ -79,7 +83,7 @@ def feature_layer(fields: Fields, layers: int) -> int:
         return layers
     numbers = fields.array("vision.feature_layer", "iu", "an array of whole numbers").tolist()
     if len(numbers) != 1:
-        raise fields.unsupported(f"rows of {len(numbers)} layers together are not supported")
+        raise fields.unsupported(f"vision.feature_layer must name one layer (found {len(numbers)})")
     if not 1 <= numbers[0] <= layers:
         raise fields.wrong("vision.feature_layer", f"from 1 to {layers}")
     return numbers[0]
@@ -113,7 +117,7 @@ def positions(b: Builder, v: Weights) -> Weight:
     for weight in [kernel] if bias is None else [kernel, bias]:
         if math.prod(weight.shape) != table.shape[1]:
             raise ModelError(
-                f"tensor {weight.name} must have {table.shape[1]} numbers (found the shape {list(weight.shape)})"
+                f"tensor {weight.name} must have {table.shape[1]} elements (found the shape {list(weight.shape)})"
             )
     numbers = numbers_of(table).copy()
     numbers[0] += numbers_of(kernel).reshape(-1) - (0 if bias is None else numbers_of(bias))
@@ -138,7 +142,10 @@ UNPADDED = "spatial_unpad"
 
 
 def read_anyres(fields: Fields, side: int) -> Anyres:
-    """Read how images are cut; side: side of a tile. Raises ModelError."""
+    """Read how images are cut. Raises ModelError.
+
+    side: side of a tile.
+    """
     name = "vision.image_grid_pinpoints"
     if fields.raw(name) is None:
         return Anyres()
@@ -177,7 +184,7 @@ def arrange_rows(rows: list[np.ndarray], size: Size, anyres: Anyres, side: int, 
 
 
 def without_bars(grid: np.ndarray, size: Size) -> np.ndarray:
-    """Return a grid of rows [lines, columns, width] without those of the bars around an image of that size."""
+    """Remove the bars around an image of that size from a grid of rows [lines, columns, width]."""
     lines, columns = grid.shape[:2]
     if size[0] / size[1] > columns / lines:
         bar = (lines - int(round(size[1] * (columns / size[0]), 7))) // 2
@@ -187,9 +194,9 @@ def without_bars(grid: np.ndarray, size: Size) -> np.ndarray:
 
 
 def newline_of(w: Weights, anyres: Anyres, width: int) -> Weight | None:
-    """Return the embedding after each line of patches, None if the file has none.
+    """Return the embedding after each line of patches; None if the file has none.
 
-    Raises ModelError if the model needs one, or if the embedding does not have `width` numbers.
+    Raises ModelError if the model needs one, or if the embedding does not have `width` elements.
     """
     weight = next(filter(None, map(w.bare, NEWLINES)), None)
     if weight is None and anyres.is_unpadded:

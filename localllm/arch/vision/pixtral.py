@@ -30,7 +30,7 @@ class Pixtral(AnySize):
 
     @property
     def rope(self) -> Rope:
-        """Return the RoPE: pairs rotated by rows have the frequencies of even pairs, those by columns of odd pairs."""
+        """The RoPE: pairs rotated by rows have the frequencies of even pairs, those by columns of odd pairs."""
         half = self.head_dim // 2
         pairs = (*range(0, half, 2), *range(1, half, 2))
         return Rope(self.head_dim, self.head_dim, interleaved=True, frequency_pairs=pairs, pair_axes=self.pair_axes)
@@ -58,7 +58,10 @@ def tower(b: Builder, w: Weights, h: Pixtral, x: Activation) -> Activation:
 
 
 def gather(h: Pixtral, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-    """Return each square of patches as one row, interleaved: the first number of every patch, then the second, ..."""
+    """Concatenate each square of patches to one row, interleaved.
+
+    The row has the first element of every patch, then the second, ...
+    """
     squares = in_squares(x, grid, h.merge)
     return np.ascontiguousarray(squares.transpose(0, 2, 1)).reshape(len(squares), -1)
 
@@ -66,7 +69,7 @@ def gather(h: Pixtral, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
 def project(b: Builder, w: Weights, h: Pixtral, x: Activation) -> Activation:
     end = w.exactly(BREAK)
     if end.shape != (h.out,):
-        raise ModelError(f"tensor {end.name} must have {h.out} numbers (found the shape {list(end.shape)})")
+        raise ModelError(f"tensor {end.name} must have {h.out} elements (found the shape {list(end.shape)})")
     b.ignore(end)
     x = b.linear(x, w.require("mm.patch_merger")) if h.merge > 1 else x
     return b.linear(b.gelu_erf(b.linear(x, w.require("mm.1"))), w.require("mm.2"))

@@ -21,7 +21,8 @@ WINDOW = 112  # pixels, on each side
 class Qwen2Vision(AnySize):
     """The encoder's hyperparameters.
 
-    pattern: every `pattern`-th layer attends to the whole picture, the others within windows; 0: no windows.
+    Attributes:
+        pattern: every `pattern`-th layer attends to the whole picture, the others within windows; 0: no windows.
     """
 
     pattern: int
@@ -35,7 +36,7 @@ class Qwen2Vision(AnySize):
 
     @property
     def rope(self) -> Rope:
-        """Return the RoPE: both halves of the pairs have every second frequency."""
+        """The RoPE: both halves of the pairs have every second frequency."""
         pairs = tuple(range(0, self.head_dim // 2, 2)) * 2
         return Rope(self.head_dim, self.head_dim, interleaved=False, frequency_pairs=pairs, pair_axes=self.pair_axes)
 
@@ -78,7 +79,7 @@ def read(fields: Fields) -> Qwen2Vision:
     is_windowed = shared["kind"] == "qwen2.5vl_merger"
     h = Qwen2Vision(**shared, pattern=fields.count("vision.n_wa_pattern", None if is_windowed else 0))
     if is_windowed and h.patch * h.merge > WINDOW:
-        raise fields.error(f"patches of {h.patch} pixels, merged by {h.merge}, do not fit into windows of {WINDOW}")
+        raise fields.error(f"patch size times merge factor must be at most {WINDOW} (found {h.patch * h.merge})")
     return h
 
 
@@ -100,7 +101,7 @@ def patches(b: Builder, v: Weights, h: Qwen2Vision, x: Activation) -> Activation
 
 
 def gather(h: Qwen2Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-    """Return each square of patches as one row, in the order of the picture instead of that of its windows."""
+    """Concatenate each square of patches to one row, in the order of the picture, not of its windows."""
     together = h.merge**2
     places = h.places(grid)[::together] // h.merge
     rows = np.empty((len(x) // together, together * x.shape[1]), np.float32)
@@ -113,5 +114,5 @@ def project(b: Builder, w: Weights, h: Qwen2Vision, x: Activation) -> Activation
 
 
 def two_products(b: Builder, x: Activation, first: Weight, second: Weight) -> Activation:
-    """Apply two matrices with GELU between."""
+    """Apply two matrices with GELU between them."""
     return b.linear(b.gelu_erf(b.linear(x, first)), second)

@@ -17,7 +17,11 @@ __all__ = ["MARKS", "gather", "prepare", "project", "read", "tower"]
 
 @frozen
 class Qwen3Vision(Qwen2Vision):
-    """The encoder's hyperparameters; deep: the layers whose rows go to the first layers of the language model."""
+    """The encoder's hyperparameters.
+
+    Attributes:
+        deep: the layers whose rows go to the first layers of the language model.
+    """
 
     deep: tuple[int, ...]
 
@@ -42,7 +46,7 @@ def read(fields: Fields) -> Qwen3Vision:
     flags = fields.array(name, "b", "an array of flags") if fields.has(name) else np.zeros(0)
     deep = tuple(np.flatnonzero(flags).tolist())
     if deep and deep[-1] >= shared["layers"]:
-        raise fields.error(f"{fields.key(name)} names layer {deep[-1]} of {shared['layers']}")
+        raise fields.error(f"{fields.key(name)} names layer {deep[-1]}, but there are only {shared['layers']} layers")
     return Qwen3Vision(**shared, pattern=0, deep=deep)
 
 
@@ -72,5 +76,8 @@ def project(b: Builder, w: Weights, h: Qwen3Vision, x: Activation) -> Activation
 
 
 def part(b: Builder, h: Qwen3Vision, x: Activation, number: int) -> Activation:
-    """Return the columns of merged patches that hold the last layer's output (0) or a DeepStack layer's (1, ...)."""
+    """Return the columns of merged patches with one output.
+
+    number: 0 for the last layer's output, 1, ... for those of DeepStack layers.
+    """
     return b.slice_columns(x, number * h.width, (number + 1) * h.width, (1 + len(h.deep)) * h.width)

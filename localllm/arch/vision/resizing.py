@@ -13,7 +13,7 @@ LANCZOS, BILINEAR, BICUBIC = 1, 2, 3  # Pillow's filter numbers
 
 
 class Picture(Protocol):
-    """The interface of a picture: a Pillow image in RGB."""
+    """The methods of a picture in use: a Pillow image in RGB."""
 
     @property
     def size(self) -> Size: ...
@@ -24,7 +24,7 @@ class Picture(Protocol):
 
 
 class Pixels(NamedTuple):
-    """The limits on a picture's pixels."""
+    """The limits on the number of a picture's pixels."""
 
     least: int
     most: int
@@ -33,13 +33,13 @@ class Pixels(NamedTuple):
 def resize(picture: Picture, size: Size, resample: int) -> Any:
     """Resize a picture: first its columns, then its rows, as in llama.cpp.
 
-    The order matters, because numbers are rounded in between; Pillow 13 by itself takes the cheaper one.
+    The order matters, because values are rounded in between; Pillow 13 by itself takes the cheaper one.
     """
     return picture.resize((size[0], picture.size[1]), resample).resize(size, resample)
 
 
 def with_bars(picture: Picture, size: Size, resample: int, colour: tuple[int, int, int] = (0, 0, 0)) -> Picture:
-    """Return a picture scaled to fit a size, with bars above and below or on both sides."""
+    """Scale a picture to fit a size, with bars above and below or on both sides."""
     from PIL import Image  # whoever has a picture has Pillow installed
 
     if picture.size == size:
@@ -54,7 +54,7 @@ def with_bars(picture: Picture, size: Size, resample: int, colour: tuple[int, in
 
 
 def whole_size(size: Size, unit: int, pixels: Pixels) -> Size:
-    """Return the size nearest to a picture's with sides that are multiples of `unit` and pixels within the limits."""
+    """Return the size nearest to a picture's whose sides are multiples of `unit`, within the limits."""
     columns, rows = (max(unit, int(np.floor(np.float32(length) / np.float32(unit) + 0.5)) * unit) for length in size)
     area = np.float32(size[1]) * np.float32(size[0])
     if columns * rows > pixels.most:

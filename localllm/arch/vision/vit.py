@@ -28,7 +28,7 @@ def as_matrix(weight: Weight, columns: int) -> Weight:
     tensor = weight.tensor
     if len(tensor.shape) < 2 or int(np.prod(tensor.shape[1:])) != columns:
         raise ModelError(
-            f"tensor {tensor.name} must have rows of {columns} numbers (found the shape {list(tensor.shape)})"
+            f"tensor {tensor.name} must have rows of length {columns} (found the shape {list(tensor.shape)})"
         )
     data = tensor.data.reshape(tensor.shape[0], -1)
     return replace(weight, tensor=replace(tensor, shape=(tensor.shape[0], columns), data=data))
@@ -45,13 +45,13 @@ def transpose(weight: Weight) -> Weight:
 
 
 def table_of(name: str, numbers: np.ndarray) -> Weight:
-    """Return numbers [rows, columns] as an F32 tensor of that name."""
+    """Wrap an array [rows, columns] as an F32 tensor of that name."""
     data = np.ascontiguousarray(numbers, np.float32)
     return Weight(Tensor(name, BY_NAME["F32"], data.shape, data.view(np.uint8)))
 
 
 def numbers_of(weight: Weight) -> np.ndarray:
-    """Return the numbers of an unquantized vector or matrix, float32 of its shape. Raises ModelError."""
+    """Return the values of an unquantized vector or matrix, float32 of its shape. Raises ModelError."""
     return weight.flat().vector().reshape(weight.shape)
 
 
@@ -65,7 +65,10 @@ def siglip(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation:
 def transformer(
     b: Builder, w: Weights, h: Vision, x: Activation, layers: int, rotate: Rotate | None = None
 ) -> Activation:
-    """Apply the first `layers` layers; `rotate` applies RoPE to queries and keys."""
+    """Apply the first `layers` layers.
+
+    rotate: applies RoPE to queries and keys.
+    """
     for state in h.states()[:layers]:
         x = block(b, w.block(state.layer), h, state, x, rotate)
     return x
@@ -86,12 +89,12 @@ def block(b: Builder, w: Weights, h: Vision, state: Paged, x: Activation, rotate
 
 
 def layer_scale(b: Builder, x: Activation, scales: Weight | None) -> Activation:
-    """Apply LayerScale, one factor for each column, if there is any (Touvron et al. 2021, arXiv 2103.17239)."""
+    """Apply LayerScale, one factor per column, if the file has it (Touvron et al. 2021, arXiv 2103.17239)."""
     return b.scale_columns(x, scales) if scales else x
 
 
 def apply_norm(b: Builder, h: Vision, x: Activation, weight: Weight) -> Activation:
-    """Apply the encoder's kind of norm."""
+    """Apply the encoder's norm, RMSNorm or LayerNorm."""
     return (b.rms_norm if h.rms else b.layer_norm)(x, weight, h.epsilon)
 
 
@@ -102,7 +105,10 @@ def parts(w: Weights, h: Vision) -> list[Weight]:
 
 
 def feed_forward(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation:
-    """Apply the feed-forward network, gated if the file has a gate. Older files have `up` and `down` exchanged."""
+    """Apply the feed-forward network, gated if the file has a gate.
+
+    Older files have `up` and `down` exchanged.
+    """
     up, down = w.ffn_up, w.ffn_down
     if up.shape[-1] != h.width:
         up, down = down, up
@@ -110,7 +116,7 @@ def feed_forward(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation
     if gate is None:
         return b.linear(apply_activation(b, h, y), down)
     if h.activation == "gelu_quick":
-        raise ModelError(f"tensor {gate.name}: a gate without an activation function")
+        raise ModelError(f"tensor {gate.name}: a gate needs an activation, clip.use_gelu or clip.use_silu")
     return b.linear((b.swiglu if h.activation == "silu" else b.geglu)(b.linear(x, gate), y), down)
 
 

@@ -1,1 +1,1 @@
-"""What is computed for the checkpoints of a family: the functions that its records name."""
+"""Code for the checkpoints of each family: the functions that its records name."""

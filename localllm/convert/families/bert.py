@@ -1,4 +1,4 @@
-"""BERT, RoBERTa, EuroBERT, Jina Embeddings 2, ModernBERT and Nomic Embed, with and without a head for scores."""
+"""BERT, RoBERTa, EuroBERT, Jina Embeddings 2, ModernBERT and Nomic Embed, and rerankers based on them."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from localllm.convert.hyperparameters import CheckpointFacts, Reader, attention_
 from localllm.convert.transforms import Shape, Sizes, TensorSource, pick_rows
 
 RANK = 4  # llama.cpp's pooling type for scores
-CLASSIFIERS = {"mean": 1, "cls": 2}  # poolings that the scores are computed from
+CLASSIFIERS = {"mean": 1, "cls": 2}  # poolings before the classification head
 
 
 def bert(config: Config, declared: Reader) -> CheckpointFacts:
@@ -22,7 +22,7 @@ def bert(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def roberta(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read RoBERTa: the table's first positions stand for padding and are cut off."""
+    """Read RoBERTa, without the first rows of its position table, which are for padding."""
     positions, padding = config.count("max_position_embeddings", 514), config.get("pad_token_id", 1)
     if not isinstance(padding, int) or not 0 <= padding < positions - 1:
         raise config.refusal(f"pad_token_id {padding} is not supported")
@@ -32,7 +32,7 @@ def roberta(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def distilbert(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read DistilBERT: its own names; a single token type without a table."""
+    """Read DistilBERT: its own key names; a single token type without a table."""
     names = {"hidden_size": "dim", "num_attention_heads": "n_heads", "intermediate_size": "hidden_dim",
              "num_hidden_layers": "n_layers", "hidden_act": "activation"}  # fmt: skip
     config.only("sinusoidal_pos_embds", False)  # stored like the others, but untested
@@ -65,18 +65,18 @@ def labels(config: Config) -> list[str]:
 
 
 def behind_padding(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    """Take the last rows of a table of positions, which are those of tokens."""
+    """Take the rows of a position table that follow those for padding."""
     first = sizes["positions"] - sizes["context"]
     return pick_rows(sources[0], shape, lambda rows: np.asarray(rows) + first)
 
 
 def rank(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read BERT with a head for scores."""
+    """Read BERT with a classification head."""
     return with_labels(config, bert(config, declared))
 
 
 def roberta_rank(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read RoBERTa with a head for scores."""
+    """Read RoBERTa with a classification head."""
     return with_labels(config, roberta(config, declared))
 
 
@@ -85,7 +85,7 @@ def with_labels(config: Config, h: CheckpointFacts) -> CheckpointFacts:
 
 
 def eurobert(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read EuroBERT: like Llama with bidirectional attention. llama.cpp's reader ignores RoPE scaling."""
+    """Read EuroBERT: Llama with bidirectional attention. llama.cpp ignores its RoPE scaling."""
     return declared(config).updated(classifier__pooling_type=CLASSIFIERS.get(config.get("classifier_pooling")))
 
 
@@ -104,7 +104,7 @@ def jina_bert(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def modern_bert(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read ModernBERT: RoPE, with a base of its own in layers with a window."""
+    """Read ModernBERT: RoPE, with another base in layers with a window."""
     config.only("hidden_activation", "gelu", "silu")
     for name in ("attention_bias", "mlp_bias", "norm_bias"):
         config.only(name, False)
@@ -136,7 +136,7 @@ def modern_bert(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def modern_bert_rank(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read ModernBERT with a head for scores."""
+    """Read ModernBERT with a classification head."""
     return with_labels(config, modern_bert(config, declared))
 
 
@@ -168,7 +168,7 @@ def nomic_bert_original(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def nomic_bert(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read Nomic Embed under its publisher's names, or under transformers' (only for the model without experts)."""
+    """Read Nomic Embed with its publisher's key names, or with transformers' (without experts only)."""
     if config.get("n_embd") is not None:
         return nomic_bert_original(config, declared)
     config.only("hidden_act", "silu")
@@ -181,5 +181,5 @@ def nomic_bert(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def select_nomic_bert(config: Config) -> str:
-    """Name the record of a model with experts, or without."""
+    """Return the name of the record: with experts, or without."""
     return "NomicBertModel+experts" if config.get("moe_every_n_layers") else "NomicBertModel"

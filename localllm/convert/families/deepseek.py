@@ -43,7 +43,7 @@ def ernie(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def deepseek2(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read MLA: one latent row for all heads' keys and values; the first layers have no experts.
+    """Read MLA: one latent row for all heads' keys and values; the first layers are dense.
 
     In GGUF the heads attend to that row, as if there were a single key head.
     """
@@ -73,7 +73,10 @@ def deepseek2(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def with_multiplier(config: Config, h: CheckpointFacts) -> CheckpointFacts:
-    """Add YaRN's multiplier: the scores are multiplied instead of the rotated numbers; GGUF stores a tenth of it."""
+    """Add YaRN's multiplier: the scores are multiplied instead of the rotated values.
+
+    GGUF stores a tenth of it.
+    """
     if h.metadata.get("rope.scaling.type") != "yarn":
         return h
     rope = rope_parameters(config)
@@ -168,7 +171,7 @@ def glm_dsa(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def youtu(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read Youtu: no experts, which GGUF states explicitly."""
+    """Read Youtu: DeepSeek 2 with dense layers only."""
     layers, hidden = config.count("num_hidden_layers"), config.count("intermediate_size")
     none = {"n_routed_experts": 1, "num_experts_per_tok": 1, "n_shared_experts": None, "moe_intermediate_size": hidden}
     h = deepseek2(config.updated(**none, first_k_dense_replace=layers), declared)
@@ -176,7 +179,7 @@ def youtu(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def glm4moe(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read GLM 4.5: partial RoPE, head norms in the largest ones.
+    """Read GLM 4.5: partial RoPE, head norms in the largest models.
 
     A multi-token prediction layer is counted even where the checkpoint lacks it.
     """
@@ -196,15 +199,15 @@ def solar_open(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def chatglm(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read GLM, whose heads have width / heads numbers."""
+    """Read GLM, whose heads have the dimension width / heads."""
     h = declared(config)
     if h.sizes["queries"] != h.sizes["width"]:
-        raise config.refusal("head_dim must be hidden_size over num_attention_heads")
+        raise config.refusal("head_dim must equal hidden_size / num_attention_heads")
     return h.updated(attention__key_length=None, attention__value_length=None)
 
 
 def kimi_linear(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read Kimi Linear: no RoPE. config.json counts layers from 1 where it lists those with attention."""
+    """Read Kimi Linear: no RoPE. config.json numbers the layers with attention from 1."""
     section, heads = config.section("linear_attn_config"), config.count("num_attention_heads")
     section.only("num_heads", heads)
     rotated, latent = config.count("qk_rope_head_dim"), config.count("kv_lora_rank")
@@ -256,13 +259,13 @@ def kimi_linear(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def attending(section: Config, layers: int) -> list[bool]:
-    """Mark the layers with attention. Raises ModelError if others do not have the delta rule."""
+    """Mark the layers with attention. Raises ModelError if the others lack the delta rule."""
     full, kda = section.get("full_attn_layers"), section.get("kda_layers")
     if not isinstance(full, list) or not all(type(number) is int and 0 < number <= layers for number in full):
-        raise section.refusal(f"full_attn_layers must be numbers from 1 to {layers}")
+        raise section.refusal(f"full_attn_layers must be layer numbers from 1 to {layers}")
     attends = [number + 1 in full for number in range(layers)]
     if kda is not None and kda != [number + 1 for number in range(layers) if not attends[number]]:
-        raise section.refusal("kda_layers must be those that are not in full_attn_layers")
+        raise section.refusal("kda_layers must be the layers that are not in full_attn_layers")
     return attends
 
 

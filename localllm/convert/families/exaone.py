@@ -5,7 +5,7 @@ from localllm.convert.hyperparameters import CheckpointFacts, Reader, rotary_dim
 
 
 def exaone(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read EXAONE 3, which rotates a share of width / heads numbers."""
+    """Read EXAONE 3, which rotates a share of width / heads dimensions."""
     h = declared(config)
     return h.updated(
         attention__layer_norm_epsilon=h.metadata["attention.layer_norm_rms_epsilon"],
@@ -14,7 +14,7 @@ def exaone(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def exaone4(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read EXAONE 4: the large one has layers with a window, the only ones with RoPE."""
+    """Read EXAONE 4: in the large model, only layers with a window have RoPE."""
     h = declared(config)
     if config.get("sliding_window") is None:
         config.windows([False] * h.sizes["layers"])
@@ -26,7 +26,10 @@ def exaone4(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def exaone4_windows(config: Config, layers: int) -> list[bool]:
-    """Return for each layer whether it has a window: layer_types, or a pattern like LLLG or 4 (the last has none)."""
+    """Return whether each layer has a window: by layer_types, or a pattern like LLLG or 4.
+
+    The last layer has none.
+    """
     pattern, types = config.get("sliding_window_pattern", 4), config.get("layer_types")
     if isinstance(types, list) and len(types) == layers and {*types} <= {"sliding_attention", "full_attention"}:
         return [kind == "sliding_attention" for kind in types]

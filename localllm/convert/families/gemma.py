@@ -38,7 +38,7 @@ def gemma2(config: Config, declared: Reader) -> CheckpointFacts:
 def with_usual_scale(config: Config, h: CheckpointFacts, exception: int) -> CheckpointFacts:
     """Raise ModelError if scores are not scaled as GGUF's readers do.
 
-    They scale by the head length; in the model with `exception` layers by width / heads.
+    They scale by the head dimension, and in the model with `exception` layers by width / heads.
     """
     sizes = h.sizes
     usual = sizes["width"] // sizes["heads"] if sizes["layers"] == exception else sizes["head_dim"]
@@ -47,7 +47,7 @@ def with_usual_scale(config: Config, h: CheckpointFacts, exception: int) -> Chec
 
 
 def gemma3(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read Gemma 3: five layers of six have a window and a RoPE base of their own."""
+    """Read Gemma 3: five layers of six have a window and another RoPE base."""
     h = with_usual_scale(config, declared(config), arch_gemma3.LAYERS_OF_27B)
     if config.get("attn_logit_softcapping") is not None:
         raise config.refusal("attn_logit_softcapping is not supported")
@@ -61,9 +61,9 @@ def with_local_base(config: Config, h: CheckpointFacts) -> CheckpointFacts:
 
 
 def gemma_embedding(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read EmbeddingGemma: windows reach as far ahead as back."""
+    """Read EmbeddingGemma, whose windows are symmetric."""
     if not config.flag("use_bidirectional_attention"):
-        raise config.refusal("a causal Gemma3TextModel is not supported: it makes neither text nor vectors")
+        raise config.refusal("a causal Gemma3TextModel is not supported: it computes neither logits nor embeddings")
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         if config.get(name) is not None:
             raise config.refusal(f"{name} is not supported")
@@ -74,7 +74,7 @@ STREAMS = 4
 
 
 def gemma3n(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read Gemma 3n: layers with and without a window; the last layers share keys and values of earlier ones."""
+    """Read Gemma 3n: layers with and without a window; the last layers reuse keys and values."""
     hidden, layers = config.get("intermediate_size"), config.count("num_hidden_layers")
     h = declared(config.updated(intermediate_size=one_for_all(config, "intermediate_size")))
     shared, narrow = config.count("num_kv_shared_layers", 0), config.count("hidden_size_per_layer_input")
@@ -103,13 +103,13 @@ def gemma3n(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def deviations(config: Config, layers: int) -> list[float] | None:
-    """Convert the share of gates that is cut off to standard deviations above the mean, per layer."""
+    """Convert the share of gates that is set to 0 to standard deviations above the mean, per layer."""
     shares = config.get("activation_sparsity_pattern")
     if shares is None:
         return None
     shares = shares if isinstance(shares, list) else [shares] * layers
     if len(shares) != layers or not all(type(share) in (int, float) and 0 <= share < 1 for share in shares):
-        raise config.refusal(f"activation_sparsity_pattern must be {layers} numbers from 0 to 1")
+        raise config.refusal(f"activation_sparsity_pattern must have {layers} values from 0 to 1, one per layer")
     return [float(np.float32(NormalDist().inv_cdf(share))) if share else -inf for share in shares]
 
 
@@ -120,7 +120,7 @@ def stream_matrix(name: str) -> DerivedTensor:
 
 
 def below(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    """Cut off the rows of image and audio tokens, which have no embeddings per layer."""
+    """Remove the rows of image and audio tokens, which have no embeddings per layer."""
     return pad_rows(sources[0], shape[0])
 
 
@@ -157,7 +157,10 @@ UNROTATED = 1e30  # divides the frequencies of pairs that do not rotate
 
 
 def gemma4(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read Gemma 4. Sizes are those of layers with full attention; with "local_", those of layers with a window."""
+    """Read Gemma 4.
+
+    Sizes are those of layers with full attention; with the prefix "local_", those of layers with a window.
+    """
     layers, shared = config.count("num_hidden_layers"), config.count("num_kv_shared_layers", 0)
     windows, dim, local = (
         windows_of(config, layers, period=6),
@@ -165,7 +168,7 @@ def gemma4(config: Config, declared: Reader) -> CheckpointFacts:
         config.count("head_dim"),
     )
     if shared >= layers or windows[-1]:
-        raise config.refusal("the last layer must have full attention, and some layers must compute their own keys")
+        raise config.refusal("the last layer must have full attention, and some layer must compute its own keys")
     kv_heads = config.count("num_key_value_heads")
     few = count_of_whole(config, "num_key_value_heads") if config.flag("attention_k_eq_v") else kv_heads
     rope, of_windows = (config.section("rope_parameters").section(f"{kind}_attention") for kind in ("full", "sliding"))
@@ -209,17 +212,17 @@ def gemma4(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def count_of_whole(config: Config, name: str) -> int:
-    """Read a number for the layers with full attention: global_..., or given per layer, as transformers saves it."""
+    """Read an integer for the layers with full attention: global_..., or per_layer_config of transformers."""
     of_layers = config.section("per_layer_config").content.values()
     values = [layer[name] for layer in of_layers if isinstance(layer, dict) and layer.get(name) is not None]
     if len({*map(str, values)}) > 1:
-        raise config.refusal(f"per_layer_config: several values of {name} are not supported")
+        raise config.refusal(f"per_layer_config: {name} must be the same for all layers with full attention")
     key, usual = {"head_dim": ("global_head_dim", 512)}.get(name, (f"num_global_{name[4:]}", config.get(name)))
     return config.updated(**{key: config.get(key, next(iter(values), usual))}).count(key)
 
 
 def rope_factors(rope: Config, dim: int) -> np.ndarray:
-    """Compute the divisors of pairs' frequencies, float32 [dim / 2]: only the first pairs rotate."""
+    """Compute the divisors of frequencies, float32 [dim / 2]: only the first pairs rotate."""
     rope.only("rope_type", "proportional")
     share = rope.number("partial_rotary_factor", 0.25)
     if share > 1:
@@ -230,7 +233,7 @@ def rope_factors(rope: Config, dim: int) -> np.ndarray:
 
 
 def gemma4_attention(sizes: Sizes, number: int) -> Layer:
-    """List a layer's attention tensors; one that shares another's keys may store unused ones."""
+    """List a layer's attention tensors; one with shared keys may store unused ones."""
     dim, queries, keys = ("head_dim", "queries", "keys")
     if sizes[f"window_{number}"]:
         dim, queries, keys = ("local_dim", "local_queries", "local_keys")

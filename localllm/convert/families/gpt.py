@@ -1,4 +1,4 @@
-"""GPT-2, models with its names (StarCoder 1, CodeShell, Refact, BLOOM, MPT, Falcon), and gpt-oss."""
+"""GPT-2, models with its key names (StarCoder 1, CodeShell, Refact, BLOOM, MPT, Falcon), and gpt-oss."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -10,14 +10,14 @@ from localllm.convert.transforms import Shape, Sizes, TensorSource, every_second
 
 
 def gpt2(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read GPT-2: its own names, a position table."""
+    """Read GPT-2: its own key names, a position table."""
     refuse_other_activations(config, GELU)
     config.only("scale_attn_weights", True)
     config.only("scale_attn_by_inverse_layer_idx", False)
     config.only("add_cross_attention", False)
     width, heads, context = config.count("n_embd"), config.count("n_head"), config.count("n_positions")
     if width % heads:
-        raise config.refusal(f"{heads} heads of {width} numbers are inconsistent")
+        raise config.refusal(f"n_embd {width} must be divisible by n_head {heads}")
     sizes = {
         "vocab": config.count("vocab_size"),
         "layers": config.count("n_layer", maximum=MOST_LAYERS),
@@ -39,7 +39,7 @@ def gpt2(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def starcoder(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read StarCoder 1: like GPT-2 with a single key head, and untransposed matrices."""
+    """Read StarCoder 1: GPT-2 with a single key head, and matrices that are not transposed."""
     config.only("multi_query", True)
     h = gpt2(config, declared)
     width, head_dim = h.sizes["width"], h.sizes["width"] // h.metadata["attention.head_count"]
@@ -61,7 +61,7 @@ def refact(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def early(config: Config, hidden: int, groups: int) -> Config:
-    """Rename GPT-2's keys."""
+    """Rename GPT-2's keys to the usual ones."""
     renamed = {"hidden_size": config.count("n_embd"), "num_attention_heads": config.count("n_head"), "head_dim": None}
     renamed |= {"num_hidden_layers": config.count("n_layer", maximum=MOST_LAYERS), "num_key_value_heads": groups}
     renamed |= {"max_position_embeddings": config.count("n_positions"), "intermediate_size": hidden}
@@ -69,7 +69,7 @@ def early(config: Config, hidden: int, groups: int) -> Config:
 
 
 def bloom(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read BLOOM under its older names, too."""
+    """Read BLOOM, also with its older key names."""
     width, heads = config.count("hidden_size", config.get("n_embed")), config.count("n_head", config.get("num_heads"))
     renamed: dict[str, object] = {"hidden_size": width, "num_attention_heads": heads, "num_key_value_heads": heads}
     renamed |= {"num_hidden_layers": config.get("n_layer", config.get("num_hidden_layers"))}
@@ -85,7 +85,7 @@ def mpt(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def falcon(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read Falcon: one KV head per group of heads, or one for all; newer models have a norm per branch."""
+    """Read Falcon: one KV head per group of heads, or one in all; newer models have a norm per branch."""
     newer, heads = config.flag("new_decoder_architecture"), config.count("num_attention_heads", config.get("n_head"))
     groups = 1 if config.flag("multi_query", True) and not newer else config.count("num_kv_heads", heads)
     renamed = {"num_attention_heads": heads, "num_key_value_heads": groups}
@@ -96,11 +96,11 @@ def falcon(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def gpt_oss(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read gpt-oss: every other layer has a window; experts in MXFP4 blocks of 32, if they are quantized."""
+    """Read gpt-oss: every other layer has a window; quantized experts are in MXFP4 blocks of 32."""
     h = declared(config)
     width, hidden = h.sizes["width"], h.sizes["expert_hidden"]
     if width % 32 or hidden % 32:
-        raise config.refusal(f"experts of {hidden} times {width} weights cannot be divided into blocks of 32")
+        raise config.refusal(f"the sizes of experts, {hidden} and {width}, must be multiples of the block size 32")
     blocks = {"both_hidden": 2 * hidden, "block_bytes": 16, "width_blocks": width // 32, "hidden_blocks": hidden // 32}
     return h.updated(blocks)
 

@@ -18,7 +18,7 @@ def read(config: Config, declared: Reader) -> CheckpointFacts:
     in_stack = config.count("num_layers_per_stack", config.get("num_hidden_layers"), maximum=MOST_LAYERS)
     h = declared(config.updated(num_hidden_layers=in_stack))
     if config.flag("prefix_lm", True):
-        config.warnings.append("prompts are read causally, although the model can read them bidirectionally")
+        config.warnings.append("attention to the prompt is causal, although the model supports bidirectional attention")
     return h.updated(
         {"layers": 2 * in_stack, "all_queries": 4 * h.sizes["queries"], "both_hidden": 2 * h.sizes["hidden"]},
         block_count=in_stack * high * (low + 1),

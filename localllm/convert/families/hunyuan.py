@@ -1,4 +1,4 @@
-"""HunYuan, 3 and 4 too, and Maincoder."""
+"""HunYuan, including 3 and 4, and Maincoder."""
 
 from localllm.convert.config import Config
 from localllm.convert.families import deepseek
@@ -15,11 +15,11 @@ from localllm.convert.hyperparameters import (
 from localllm.convert.rope_scaling import rope_parameters
 from localllm.convert.transforms import Sizes
 
-LONGEST = 1 << 18  # HunYuan's training context, where config.json says less
+LONGEST = 1 << 18  # HunYuan's training context, even if config.json has less
 
 
 def maincoder(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read Maincoder, whose files say how long a head is only if config.json does."""
+    """Read Maincoder, whose files have a head dimension only if config.json does."""
     h = declared(config)
     return h.updated(rope__dimension_count=h.sizes["head_dim"] if config.get("head_dim") is not None else None)
 
@@ -33,7 +33,7 @@ def hunyuan(config: Config, declared: Reader) -> CheckpointFacts:
     h = declared(config.updated(rope_parameters=base, rope_scaling=None))
     alpha, dims = rope.number("alpha"), h.sizes["head_dim"]
     if rope.number("factor", 1.0) != 1:
-        raise config.refusal("rope scaling dynamic by a factor is not supported")
+        raise config.refusal("dynamic RoPE scaling must have the factor 1")
     return h.updated(
         rope__freq_base=h.metadata["rope.freq_base"] * alpha ** (dims / (dims - 2)),
         rope__scaling__type="none",
@@ -44,16 +44,16 @@ def hunyuan(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def hunyuan_vl(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read HunYuan VL: four positions; GGUF's readers compute the base from alpha themselves."""
+    """Read HunYuan VL: four positions per token; GGUF's readers compute the base from alpha."""
     rope = rope_parameters(config)
     if rope.get("rope_type", rope.get("type")) not in ("dynamic", "xdrope"):
-        raise config.refusal("rope_parameters: only those with alpha and sections are supported")
+        raise config.refusal("rope_type must be dynamic or xdrope")
     counts = rope.get("xdrope_section", rope.get("mrope_section"))
     plain = {"rope_type": "default", "rope_theta": rope.number("rope_theta", 10000.0)}
     h = declared(config.updated(rope_parameters=plain, rope_scaling=None))
     are_counts = isinstance(counts, list) and all(isinstance(count, int) and count > 0 for count in counts)
     if not are_counts or len(counts) != 4 or 2 * sum(counts) != h.sizes["head_dim"]:
-        raise config.refusal(f"mrope_section must be four numbers, {h.sizes['head_dim'] // 2} in all")
+        raise config.refusal(f"mrope_section must be four counts that add up to {h.sizes['head_dim'] // 2}")
     return h.updated(
         rope__scaling__alpha=rope.number("alpha"),
         rope__scaling__type="none",
@@ -64,7 +64,7 @@ def hunyuan_vl(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def hunyuan_moe(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read HunYuan MoE: some values are given per layer."""
+    """Read HunYuan MoE, some of whose values are given per layer."""
     layers = config.count("num_hidden_layers")
     names = ("moe_topk", "moe_intermediate_size", "num_shared_expert")
     values = {name: one_for_all(config, name, layers) for name in names}
@@ -105,7 +105,7 @@ KINDS = {"full_attention": False, "sparse_attention": True, "deepseek_sparse_att
 
 
 def choosing(config: Config, layers: int) -> list[bool] | None:
-    """Mark the layers with an indexer, by indexer_types or older keys; None if there is none."""
+    """Mark the layers with an indexer, by indexer_types or older keys; None without any."""
     types, kinds = config.get("indexer_types"), config.get("layer_types")
     if types is None and kinds is None:
         return None

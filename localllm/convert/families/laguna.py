@@ -33,19 +33,22 @@ def mellum(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def local_rope(config: Config) -> Config:
-    """Return RoPE of layers with a window. Raises ModelError if it is scaled, which GGUF's readers do not support."""
+    """Return the RoPE parameters of layers with a window.
+
+    Raises ModelError if they are scaled, which GGUF's readers do not support.
+    """
     rope = config.section("rope_parameters").section(SLIDING)
     rope.only("rope_type", "default")
     return rope
 
 
 def laguna(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read Laguna: the number of heads differs by layer; a gate per head or per number; the first layers are dense."""
+    """Read Laguna: head counts differ by layer; a gate per head or per dimension; dense first layers."""
     h = declared(config)
     layers, dim = h.sizes["layers"], h.sizes["head_dim"]
     heads = config.get("num_attention_heads_per_layer", [h.sizes["heads"]] * layers)
     if not isinstance(heads, list) or len(heads) != layers or not all(type(n) is int and 0 < n < 1e6 for n in heads):
-        raise config.refusal(f"num_attention_heads_per_layer must be {layers} numbers of heads")
+        raise config.refusal(f"num_attention_heads_per_layer must have {layers} head counts, one per layer")
     config.only("gating", True, "per-head", "per-element")
     config.only("gating_types", [str(config.get("gating", "per-head")).replace("True", "per-head")] * layers)
     gates = [dim if config.get("gating") == "per-element" else 1] * layers
@@ -63,7 +66,7 @@ def laguna(config: Config, declared: Reader) -> CheckpointFacts:
         return h
     rope = local_rope(config)
     if windows != [number % 4 != 0 for number in range(layers)]:
-        raise config.refusal("layer_types: windows in other layers than usual are not supported")
+        raise config.refusal("layer_types must have sliding_attention in the usual layers only")
     return h.updated(
         attention__sliding_window=config.count("sliding_window"),
         rope__freq_base_swa=rope.number("rope_theta", 10000.0),
@@ -72,7 +75,7 @@ def laguna(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def attention(sizes: Sizes, number: int) -> Layer:
-    """List the matrices whose sizes differ by layer."""
+    """List the attention tensors, whose sizes differ by layer."""
     queries, gates = f"queries_{number}", f"gates_{number}"
     gate: Layer = {"attn_gate": as_stored("self_attn.g_proj", gates, "width")}
     return {**ATTENTION, "attn_q": (queries, "width"), "attn_output": ("width", queries), **gate}

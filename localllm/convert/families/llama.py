@@ -1,4 +1,4 @@
-"""Architectures that change little of Llama's, and which of them a vision model contains."""
+"""Architectures that differ little from Llama, and the choice of a vision model's language model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,13 +27,13 @@ from localllm.convert.transforms import Shape, Sizes, TensorSource, as_float32, 
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
 
-BASE = 10000.0  # of RoPE; GGUF's readers of some architectures take no other
+BASE = 10000.0  # of RoPE; the only one that GGUF's readers of some architectures support
 NO_ROPE = {"0", "0.0", "None"}  # base of layers without RoPE
 USUAL_MASK = 156895  # mask token of LLaDA with experts, missing in its config.json
 ROPE_OF_APERTUS = {"rope_type": "llama3", "rope_theta": 12e6, "factor": 8.0, "original_max_position_embeddings": 8192,
                    "low_freq_factor": 1.0, "high_freq_factor": 4.0}  # fmt: skip
 XIELU = ("alpha_p", "alpha_n", "beta", "eps")
-UNLIKE = "GGUF's readers take norms without mean and add up both experts' weights to 1, which the model does not"
+UNLIKE = "GGUF's readers apply RMS norms and normalize the weights of both experts, which the model does not"
 IN_VISION_MODELS = ("lfm2", "llama", "mistral", "qwen2", "qwen3")
 
 
@@ -55,12 +55,12 @@ def llama4(config: Config, declared: Reader) -> CheckpointFacts:
 def afmoe(config: Config, declared: Reader) -> CheckpointFacts:
     """Read AFMoE, which scales embeddings."""
     if not config.flag("mup_enabled"):
-        raise config.refusal("mup_enabled false is not supported: GGUF's readers always scale embeddings")
+        raise config.refusal("mup_enabled must be true: GGUF's readers always scale embeddings")
     return declared(config)
 
 
 def apertus(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read Apertus, which scales RoPE where config.json says nothing."""
+    """Read Apertus, which scales RoPE even if config.json has no parameters."""
     if config.get("rope_parameters") is None and config.get("rope_scaling") is None:
         config = config.updated(rope_parameters=ROPE_OF_APERTUS)
     return declared(config)
@@ -73,20 +73,20 @@ def xielu(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, object]
         for name, values in numbers.items():
             tensor = stored.get(f"model.layers.{number}.mlp.act_fn.{name}")
             if tensor is None or tensor.shape not in ((), (1,)):
-                raise ModelError(f"there is no {name} of the activation of layer {number}")
+                raise ModelError(f"the parameter {name} of the activation of layer {number} is missing")
             values.append(float(as_float32(replace(tensor, shape=(1,)).rows(0, 1), tensor.dtype)[0, 0]))
     return {f"xielu.{name}": values for name, values in numbers.items()}
 
 
 def baichuan(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read Baichuan: the larger ones have ALiBi, which GGUF's readers infer from the number of layers."""
+    """Read Baichuan: the larger models have ALiBi, which GGUF's readers infer from the layer count."""
     unsaid = {"rope_theta": "rope__freq_base", "num_key_value_heads": "attention__head_count_kv"}
     defaults: dict[str, object] = {key: None for name, key in unsaid.items() if config.get(name) is None}
     return declared(config).updated(**defaults)
 
 
 def ternary(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    """Round a matrix to the sign of its numbers times their mean magnitude, or 0 (Ma et al. 2024)."""
+    """Round each weight to -1, 0 or 1 times the mean magnitude of the matrix (Ma et al. 2024)."""
     numbers = as_float32(sources[0].rows(0, shape[0]), sources[0].dtype)
     inverse = np.float32(1) / np.float32(max(np.abs(numbers).mean(dtype=np.float64), 1e-5))
     return from_array(np.clip(np.round(numbers * inverse), -1, 1) / inverse)
@@ -101,7 +101,10 @@ def diffusion_moe(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def add_mask_token(config: Config, h: CheckpointFacts, usual: int = 0) -> CheckpointFacts:
-    """Add the mask token's id; usual: the default."""
+    """Add the mask token's id.
+
+    usual: the default.
+    """
     mask = config.count("mask_token_id", usual) if config.get("mask_token_id") is not None else usual
     return h.updated({"mask": mask}, attention__causal=False)
 
@@ -111,7 +114,7 @@ def mask_token(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, ob
 
 
 def granite_swa(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read Granite 4 with windows: a sink per head; some layers may have no RoPE."""
+    """Read Granite 4 with windows: a sink per head; some layers may lack RoPE."""
     h = declared(config.updated(sliding_window=None))
     layers, base = h.sizes["layers"], h.metadata["rope.freq_base"]
     if config.get("layer_types") is None:
@@ -131,7 +134,7 @@ def granite_swa(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def minicpm(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read MiniCPM: factors of embeddings, residuals and logits; frequency factors for short and long contexts."""
+    """Read MiniCPM: factors of embeddings, residuals and logits; RoPE factors for short and long contexts."""
     h = declared(config)
     magnitude = h.metadata.get("rope.scaling.attn_factor")
     return h.updated(
@@ -144,7 +147,7 @@ def minicpm(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def minicpm3(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read MiniCPM 3: GGUF's readers have its factors built in; frequency factors for short and long contexts."""
+    """Read MiniCPM 3, whose factors are constants in GGUF's readers; RoPE factors as in MiniCPM."""
     heads, rotated = config.count("num_attention_heads"), config.count("qk_rope_head_dim")
     h = declared(config.updated(head_dim=rotated))
     if h.metadata["rope.freq_base"] != BASE:
@@ -181,7 +184,10 @@ def mistral3(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def muse_glimmer(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read Muse Glimmer: three layers of four have a window and RoPE; head norms have one weight. Raises ModelError."""
+    """Read Muse Glimmer: three layers of four have a window and RoPE; head norms have one weight.
+
+    Raises ModelError.
+    """
     scale = np.array([config.number("qk_scale_factor")], np.float32)
     h = declared(config)
     base, windows = h.metadata["rope.freq_base"], windows_of(config, h.sizes["layers"], period=4)
@@ -190,7 +196,7 @@ def muse_glimmer(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def olmo2(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read OLMo 2 and, where some layers have a window, 3."""
+    """Read OLMo 2, and OLMo 3, where some layers have a window."""
     h = declared(config)
     if config.get("sliding_window") is None:
         return h
@@ -205,7 +211,7 @@ def olmo2(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def phi3(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read Phi 3: fused matrices, and factors for long contexts."""
+    """Read Phi 3: fused matrices, and RoPE factors for long contexts."""
     h = declared(config)
     rope, context = rope_parameters(config), h.metadata["context_length"]
     return h.updated(rope__scaling__original_context_length=rope.count("original_max_position_embeddings", context))
@@ -256,7 +262,10 @@ def head_norms(sizes: Sizes, number: int) -> Layer:
 
 
 def norm_of_heads(kind: str, heads: int) -> DerivedTensor:
-    """Stack norms that are stored per head; kind: q or k in the checkpoint."""
+    """Stack norms that are stored per head.
+
+    kind: q or k in the checkpoint.
+    """
 
     def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         return from_array(np.concatenate([as_float32(source.rows(0, 1), source.dtype) for source in sources]))
@@ -277,7 +286,7 @@ def orion(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def select_vision(config: Config) -> str:
-    """Name the record of the language model by text_config. Raises ModelError."""
+    """Return the name of the language model's record, by text_config. Raises ModelError."""
     kind = config.section("text_config").get("model_type", "llama")
     if kind not in IN_VISION_MODELS:
         supported = f"({', '.join(IN_VISION_MODELS)} are)"

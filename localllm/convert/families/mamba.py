@@ -1,6 +1,6 @@
 """Mamba, and models that combine it, Mamba 2 or convolutions with attention.
 
-Those are Jamba, Granite 4, Bamba, Falcon H1, LFM2 and Nemotron H, whose layers are each of one kind.
+Those are Jamba, Granite 4, Bamba, Falcon H1, LFM2 and Nemotron H, each of whose layers has one of these mixers.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from localllm.convert.hyperparameters import (
 )
 from localllm.convert.transforms import FUNCTIONS, Shape, Sizes, TensorSource, as_float32, column, from_array
 
-CONTEXT = 1 << 20  # unlimited; GGUF's readers need a number
+CONTEXT = 1 << 20  # unlimited; GGUF's readers need a value
 
 
 def mamba(config: Config, declared: Reader) -> CheckpointFacts:
@@ -36,7 +36,7 @@ def mamba(config: Config, declared: Reader) -> CheckpointFacts:
     rank = -(-width // 16) if rank in (None, "auto") else config.count("time_step_rank")
     kernel, layers = config.count("conv_kernel", 4), config.count("num_hidden_layers", maximum=MOST_LAYERS)
     if inner != 2 * width:
-        raise config.refusal(f"intermediate_size must be twice hidden_size {width} (found {inner})")
+        raise config.refusal(f"intermediate_size must be twice the hidden_size {width} (found {inner})")
     sizes = {
         "vocab": config.count("vocab_size"),
         "layers": layers,
@@ -61,7 +61,7 @@ def mamba(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def without_attention(config: Config, layers: int, width: int) -> dict[str, Any]:
-    """Return the metadata of models whose layers have a state only."""
+    """Return the metadata of models whose layers are all recurrent."""
     return {
         "block_count": layers,
         "context_length": CONTEXT,
@@ -80,10 +80,15 @@ def falcon_mamba(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def states_of(config: Config, inner: int, prefix: str, names: dict[str, str]) -> dict[str, int]:
-    """Read the sizes of a layer's state; prefix and names: of keys in config.json."""
+    """Read the sizes of a layer's state.
+
+    prefix, names: of keys in config.json.
+    """
     heads, head_dim, groups, state, kernel = (config.count(prefix + names[name]) for name in names)
     if inner != heads * head_dim or inner % groups or heads % groups:
-        raise config.refusal(f"{heads} heads of {head_dim} in {groups} groups do not have {inner} numbers")
+        raise config.refusal(
+            f"{heads} heads of dimension {head_dim} in {groups} groups do not match the inner width {inner}"
+        )
     return {
         "state_heads": heads,
         "groups": groups,
@@ -138,7 +143,10 @@ def in_rows(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> Tens
 
 
 def mamba2_of(prefix: str) -> Layer:
-    """List the tensors of a Mamba 2 layer without its norm; prefix: of names in the checkpoint."""
+    """List the tensors of a Mamba 2 layer without its norm.
+
+    prefix: of names in the checkpoint.
+    """
     return {
         "ssm_in": ("into_state", "width"),
         "ssm_conv1d": DerivedTensor(
@@ -155,7 +163,10 @@ def mamba2_of(prefix: str) -> Layer:
 
 
 def norm_of(prefix: str) -> Layer:
-    """Declare Mamba 2's norm over groups; prefix: of names in the checkpoint."""
+    """Declare Mamba 2's norm over groups.
+
+    prefix: of names in the checkpoint.
+    """
     return {"ssm_norm": DerivedTensor(("groups", "inner_of_group"), {f"{prefix}.norm.weight": ("inner",)}, in_rows)}
 
 
@@ -163,12 +174,15 @@ MAMBA2, NORM = mamba2_of("mamba"), norm_of("mamba")
 
 
 def with_mamba2(config: Config, h: CheckpointFacts, inner: int) -> CheckpointFacts:
-    """Add sizes and metadata of Mamba 2 by hybrids' names; inner: width between its matrices."""
+    """Add sizes and metadata of Mamba 2, with the key names of hybrids.
+
+    inner: width between its matrices.
+    """
     config.only("mamba_conv_bias", True)
     config.only("mamba_proj_bias", False)
     heads, groups = config.count("mamba_n_heads"), config.count("mamba_n_groups")
     if inner != heads * config.count("mamba_d_head") or heads % groups:
-        raise config.refusal(f"{heads} heads in {groups} groups do not have {inner} numbers")
+        raise config.refusal(f"{heads} heads in {groups} groups do not match the inner width {inner}")
     kernel = config.count("mamba_d_conv", 4)
     sizes = states_of(config.updated(mamba_d_conv=kernel), inner, "mamba_", HYBRID_KEYS)
     state = sizes.pop("state")
@@ -183,7 +197,7 @@ def with_mamba2(config: Config, h: CheckpointFacts, inner: int) -> CheckpointFac
 
 
 def attending(h: CheckpointFacts, attends: Sequence[bool]) -> CheckpointFacts:
-    """Mark the layers with attention: those that have key heads."""
+    """Mark the layers with attention, which have key heads."""
     kv_heads = [h.sizes["kv_heads"] if does else 0 for does in attends]
     return h.updated(by_layer("attends", attends), attention__head_count_kv=kv_heads)
 
@@ -226,13 +240,13 @@ GRANITE_KINDS = {"mamba": False, "attention": True, "linear_attention": False, "
 
 
 def granitehybrid(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read Granite 4: no RoPE; experts next to a shared network, or the shared network alone."""
+    """Read Granite 4: no RoPE; experts and a shared network, or the shared network alone."""
     h = declared(config)
     kinds = config.get("layer_types") or config.get("layers_block_type")
     kinds = kinds_by_layer(config, "layer_types", h.sizes["layers"], GRANITE_KINDS, kinds)
     attends = [GRANITE_KINDS[kind] for kind in kinds]
     if all(attends):
-        raise config.refusal("a model in which all layers have attention is not supported by this architecture")
+        raise config.refusal("at least one layer must be a Mamba 2 layer in this architecture")
     h = with_mamba2(config, h, config.count("mamba_expand", 2) * h.sizes["width"])
     h = attending(h, attends)
     experts, shared = config.count("num_local_experts", 0), config.count("shared_intermediate_size")
@@ -256,7 +270,7 @@ def bamba(config: Config, declared: Reader) -> CheckpointFacts:
     h = declared(renamed)
     indices, layers = config.get("attn_layer_indices"), h.sizes["layers"]
     if not isinstance(indices, list) or not all(type(index) is int and 0 <= index < layers for index in indices):
-        raise config.refusal(f"attn_layer_indices must be a list of some of {layers} layers")
+        raise config.refusal(f"attn_layer_indices must be a list of some of the {layers} layers")
     rotated_dims = rotary_dims(renamed, h.sizes["head_dim"])
     h = with_mamba2(config, h, config.count("mamba_expand", 2) * h.sizes["width"])
     h = attending(h.updated({"rotated_dims": rotated_dims}), [number in indices for number in range(layers)])
@@ -268,7 +282,7 @@ def granitehybrid_layer(sizes: Sizes, number: int) -> Layer:
 
 
 def falcon_h1(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read Falcon H1: attention and Mamba 2 side by side; muP multipliers are folded into the matrices."""
+    """Read Falcon H1: attention and Mamba 2 in parallel; muP multipliers are folded into the matrices."""
     h = declared(config)
     config.only("tie_word_embeddings", False)
     if config.flag("mamba_rms_norm", False):
@@ -352,9 +366,9 @@ def kinds_of(config: Config) -> list[int]:
     kinds = layer_kinds(config)
     config.only("num_hidden_layers", len(kinds))
     if {NEMOTRON_KINDS[kind] for kind in kinds} != {STATES, ATTENDS, FEEDS}:
-        raise config.refusal("a model without attention, Mamba 2 or feed-forward networks is not supported")
+        raise config.refusal("the layers must include attention, Mamba 2 and feed-forward networks")
     if {kind in EXPERT_KINDS for kind in kinds if NEMOTRON_KINDS[kind] == FEEDS} == {True, False}:
-        raise config.refusal("experts in some layers only are not supported")
+        raise config.refusal("all feed-forward networks must have experts, or none")
     return [NEMOTRON_KINDS[kind] for kind in kinds]
 
 
@@ -380,7 +394,7 @@ def nemotron_h_moe(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def select_nemotron_h(config: Config) -> str:
-    """Name the record of a model with experts, or without."""
+    """Return the name of the record: with experts, or without."""
     return "NemotronHForCausalLM+experts" if has_experts(config) else "NemotronHForCausalLM"
 
 
@@ -391,7 +405,7 @@ def nemotron_h_layer(sizes: Sizes, number: int) -> Layer:
 
 
 def lfm2(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read LFM2: convolutions over the last few tokens; some layers have attention."""
+    """Read LFM2: convolutions over the latest tokens; some layers have attention."""
     epsilon = {"rms_norm_eps": config.number("norm_eps", 1e-5), "intermediate_size": hidden_of_lfm2(config)}
     h = declared(config.updated(**epsilon))
     kinds = kinds_by_layer(config, "layer_types", h.sizes["layers"], ("conv", "full_attention"))
@@ -401,7 +415,7 @@ def lfm2(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def hidden_of_lfm2(config: Config) -> int:
-    """Return the feed-forward hidden size, adjusted as transformers does unless config.json's is final."""
+    """Return the feed-forward hidden size, adjusted like in transformers unless config.json's is final."""
     hidden = config.count("block_ff_dim" if config.get("block_ff_dim") is not None else "intermediate_size")
     if not config.flag("block_auto_adjust_ff_dim", True):
         return hidden

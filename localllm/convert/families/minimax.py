@@ -19,13 +19,13 @@ def minimax_m3(config: Config, declared: Reader) -> CheckpointFacts:
     dims, dense = config.count("rotary_dim"), config.count("dense_intermediate_size", config.get("intermediate_size"))
     h = declared(config.updated(intermediate_size=dense))
     if rotary_dims(config, h.sizes["head_dim"]) not in (dims, h.sizes["head_dim"]):
-        raise config.refusal(f"partial_rotary_factor does not fit rotary_dim {dims}")
+        raise config.refusal(f"partial_rotary_factor and rotary_dim {dims} contradict each other")
     h = with_experts(config, h, "intermediate_size", "num_local_experts")
     layers, section = h.sizes["layers"], config.section("sparse_attention_config")
     mixes, sparse = flags(config, "moe_layer_freq", layers), flags(section, "sparse_attention_freq", layers)
     leading, shared = mixes.index(1) if 1 in mixes else layers, config.count("n_shared_experts")
     if mixes != [int(number >= leading) for number in range(layers)] or sparse != mixes:
-        raise config.refusal("moe_layer_freq: only the first layers may lack experts and indexers")
+        raise config.refusal("moe_layer_freq must be 0 in the first layers only, which lack experts and indexers")
     hidden = shared * config.count("shared_intermediate_size", h.sizes["expert_hidden"])
     heads, dim = section.count("sparse_num_index_heads"), section.count("sparse_index_dim")
     return h.updated(

@@ -1,7 +1,7 @@
-"""Qwen: rerankers made of Qwen3, Qwen3-VL, and models whose layers mostly have the gated delta rule.
+"""Qwen: rerankers based on Qwen3, Qwen3-VL, and models most of whose layers have the gated delta rule.
 
-Those are Qwen3-Next, Qwen 3.5 and Qwen 4 (experimental), which has block-sparse attention, residual streams and n-gram
-embeddings besides.
+Those are Qwen3-Next, Qwen 3.5 and Qwen 4 (experimental), which also has block-sparse attention, residual streams and
+n-gram embeddings.
 """
 
 import re
@@ -48,26 +48,26 @@ ANSWERS = "yes", "no"
 
 
 def is_ranker(config: Config) -> bool:
-    """Return whether a Qwen3 checkpoint is a reranker that answers yes or no, by its model card or name."""
+    """Return whether a Qwen3 checkpoint is a yes-no reranker, by its model card or name."""
     names = (config.path.parent.name, str(config.get("_name_or_path")))
     card = read_text(config.path.parent / "README.md") or ""
     return "# qwen3-reranker" in card.lower() or any("qwen3-reranker" in name.lower() for name in names)
 
 
 def ranker(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read a reranker: the head is two rows of the output matrix."""
+    """Read a reranker whose head is two rows of the output matrix."""
     path = config.path.parent / "tokenizer.json"
     with report_as_model_error(path):
         vocabulary = (read_json(path) or {})["model"]["vocab"]
         answers = {name: int(vocabulary[name]) for name in ANSWERS}
     h = declared(config)
     if max(answers.values()) >= h.sizes["vocab"]:
-        raise config.refusal("the tokens of yes and no are beyond the vocabulary")
+        raise config.refusal("the vocabulary must have the tokens yes and no")
     return h.updated({**answers, "labels": 2}, pooling_type=RANK, classifier__output_labels=[*ANSWERS])
 
 
 def classifier(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read a reranker with a head of its own."""
+    """Read a reranker with a separate head."""
     named = labels(config)
     h = declared(config).updated({"labels": len(named)}, pooling_type=RANK)
     return h.updated(classifier__output_labels=named) if len(named) > 1 else h
@@ -79,14 +79,14 @@ def rows_of_answers(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes)
 
 
 def select(config: Config) -> str:
-    """Name the record of a chat model, or of a reranker."""
+    """Return the name of the record: of a chat model, or of a reranker."""
     if not is_ranker(config):
         return "Qwen3ForCausalLM"
     return "Qwen3ForCausalLM+tied_ranker" if config.flag("tie_word_embeddings") else "Qwen3ForCausalLM+ranker"
 
 
 def qwen3vl(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read the number of DeepStack layers, too."""
+    """Read Qwen3-VL, with the number of its DeepStack layers."""
     h = declared(config)
     deep = config.section("vision_config").get("deepstack_visual_indexes", [])
     return h.updated(n_deepstack_layers=len(deep) if isinstance(deep, list) else 0)
@@ -102,7 +102,7 @@ def delta_rule(config: Config, declared: Reader) -> CheckpointFacts:
     key_dim, value_dim = config.count("linear_key_head_dim"), config.count("linear_value_head_dim")
     kernel = config.count("linear_conv_kernel_dim", 4)
     if values % keys:
-        raise config.refusal(f"{values} heads cannot share the keys of {keys}")
+        raise config.refusal(f"the {values} value heads must be a multiple of the {keys} key heads")
     attends, interval = attending(config, h.sizes["layers"])
     sizes = {
         "both_queries": 2 * h.sizes["queries"],
@@ -135,7 +135,7 @@ def delta_rule(config: Config, declared: Reader) -> CheckpointFacts:
 
 
 def attending(config: Config, layers: int) -> tuple[list[bool], int]:
-    """Mark the layers with attention; also returns their period, for files that do not list them."""
+    """Mark the layers with attention; also return their period, for files that do not list them."""
     interval = config.count("full_attention_interval", 4)
     if config.get("layer_types") is None:
         return [(number + 1) % interval == 0 for number in range(layers)], interval
@@ -177,7 +177,10 @@ def with_qwen_experts(config: Config, h: CheckpointFacts) -> CheckpointFacts:
 def rule_tensor(
     name: str, *dimensions: str, order: Callable[[Sizes], np.ndarray], stored: Dimensions = ()
 ) -> DerivedTensor:
-    """Declare a tensor of the delta rule; order: numbers of its stored rows; stored: its stored shape if it differs."""
+    """Declare a tensor of the delta rule.
+
+    order: source indices of its rows.  stored: its stored shape if it differs.
+    """
 
     def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         numbers = order(sizes)
@@ -189,7 +192,7 @@ def rule_tensor(
 
 
 def interleave_heads(sizes: Sizes, length: int, start: int = 0) -> np.ndarray:
-    """Order rows of value heads, `length` each, by their place within groups that share keys: int [rows]."""
+    """Order rows of value heads, `length` each, by their index within groups that share keys, int [rows]."""
     groups = np.arange(sizes["value_heads"] * length).reshape(sizes["key_heads"], -1, length)
     return start + groups.transpose(1, 0, 2).ravel()
 
@@ -201,7 +204,10 @@ def interleave_values(sizes: Sizes) -> np.ndarray:
 
 
 def order_of_part(number: slice) -> Callable[[Sizes], np.ndarray]:
-    """Order rows of groups (a query, a key, values and their gates) by part; number: the part."""
+    """Order rows of groups (a query, a key, values and their gates) so that each of these is contiguous.
+
+    number: which of them to return.
+    """
 
     def order(sizes: Sizes) -> np.ndarray:
         groups = np.arange(sizes["all_four"]).reshape(sizes["key_heads"], -1)
@@ -296,9 +302,9 @@ CONSTANTS = {"layer_multipliers": "layer_multipliers", "head_offsets": "ngram_he
 
 
 def qwen4exp(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read Qwen 4, starting from Qwen 3.5. Multi-token prediction is left out."""
+    """Read Qwen 4 as an extension of Qwen 3.5, without multi-token prediction."""
     if config.get("output_gate_type") != "sigmoid":
-        raise config.refusal("only sigmoid is supported as output_gate_type")
+        raise config.refusal("output_gate_type must be sigmoid")
     kinds, hidden = config.get("layer_types"), config.count("moe_intermediate_size")
     if isinstance(kinds, list):  # the publisher's keys, not those that transformers saves
         kinds = ["full_attention" if kind == "indexed_attention" else kind for kind in kinds]
@@ -329,7 +335,7 @@ def with_ngrams(config: Config, h: CheckpointFacts) -> CheckpointFacts:
     if not layers:
         return h.updated({"hashes": 0})
     if not isinstance(layers, list) or len(layers) != 1 or not isinstance(layers[0], int):
-        raise config.refusal("ple_layer_ids: sequences of tokens are supported in one layer only")
+        raise config.refusal("ple_layer_ids must name one layer only for n-grams of tokens")
     end = end[0] if isinstance(end, list) and len(end) == 1 else end
     if not isinstance(end, int):
         raise config.refusal("eos_token_id must be a single token, which separates sequences")
@@ -340,7 +346,9 @@ def with_ngrams(config: Config, h: CheckpointFacts) -> CheckpointFacts:
     rows = sum(primes_from(config.count("ngram_vocab_size_base", 20_000_000, 1 << 31), hashes))
     rows = -(-rows // multiple) * multiple
     if not hashes or width % hashes or rows % parts:
-        raise config.refusal(f"{rows} rows of {width} numbers for {hashes} hashes, in {parts} parts: inconsistent")
+        raise config.refusal(
+            f"inconsistent n-gram embeddings: {rows} rows of width {width} for {hashes} hashes in {parts} shards"
+        )
     sizes = {"hashes": hashes, "ngram_layer": layers[0] - 1, "parts": parts, "part": rows // parts, "rows": rows}
     sizes |= {"of_hash": width // hashes, "of_hashes": width, "near": config.count("ple_conv_kernel_size", 4)}
     return h.updated(
@@ -356,7 +364,7 @@ def with_ngrams(config: Config, h: CheckpointFacts) -> CheckpointFacts:
 
 
 def primes_from(least: int, count: int) -> list[int]:
-    """Return the first `count` primes from `least` on: the number of rows of each hash."""
+    """Return the first `count` primes from `least` on, the number of rows of each hash."""
     primes, number = list[int](), max(least, 2)
     while len(primes) < count:
         if all(number % divisor for divisor in range(2, isqrt(number) + 1)):
@@ -373,7 +381,7 @@ def constants(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, obj
             (its for stored_name, its in stored.items() if stored_name.endswith(f".ple_embedding.{name}")), None
         )
         if tensor is None or tensor.dtype != "I64" or len(tensor.shape) != 1:
-            raise ModelError(f"there is no {name} of the n-gram embeddings")
+            raise ModelError(f"the tensor {name} of the n-gram embeddings is missing")
         tensors[f"qwen4exp.ple.{key}"] = tensor.rows(0, 1).view("<i8")[0].astype(np.uint64)
     return tensors
 
@@ -394,7 +402,10 @@ def indexer_rows(rows: str, start: str = "") -> DerivedTensor:
 
 
 def streams_of(name: str, stored: str) -> Layer:
-    """List the tensors that mix residual streams; stored: their name in the checkpoint."""
+    """List the tensors that mix residual streams.
+
+    stored: their name in the checkpoint.
+    """
     return {
         f"{name}_norm": offset(f"{stored}.hc_norm", "all_streams"),
         f"{name}_down": as_stored(f"{stored}.input_mix_weight_down", "rank", "all_streams"),

@@ -51,7 +51,7 @@ def read(config: Config, declared: Reader) -> CheckpointFacts:
 def is_scaled(config: Config, tied: bool) -> bool:
     """Return whether the output matrix's input is scaled, which GGUF's readers do not support.
 
-    It is scaled where embeddings are tied, unless newer checkpoints say otherwise; never in mT5.
+    It is scaled where embeddings are tied, unless newer checkpoints disable it; never in mT5.
     """
     kind = config.get("model_type", "t5")
     return kind != "mt5" and config.flag("scale_decoder_outputs", tied)
@@ -76,7 +76,7 @@ def scaled(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> Tenso
 
 
 def encoder(config: Config, declared: Reader) -> CheckpointFacts:
-    """Read an encoder alone, an embedding model."""
+    """Read an encoder without a decoder, an embedding model."""
     h = read(config.updated(num_decoder_layers=None), declared)
     return h.updated({"decoder": 0}, decoder_block_count=None, decoder_start_token_id=None)
 

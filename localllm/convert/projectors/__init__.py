@@ -30,10 +30,10 @@ PROJECTORS: dict[str, Callable[[SeeingConfig], ProjectorFacts]] = {
 
 
 def projector_of(config: Config) -> Callable[[SeeingConfig], ProjectorFacts]:
-    """Find the function that reads a checkpoint's projector. Raises ModelError if there is none."""
+    """Return the function that reads a checkpoint's projector. Raises ModelError if there is none."""
     if config.get("vision_config") is None:
-        raise config.refusal("no vision_config: the model has no vision encoder")
+        raise config.refusal("vision_config is missing: the model has no vision encoder")
     if config.architecture not in PROJECTORS:
         supported = ", ".join(PROJECTORS)
-        raise config.refusal(f"no projector can be made of {printable(config.architecture)}, but of {supported}")
+        raise config.refusal(f"the projector of {printable(config.architecture)} is not supported ({supported} are)")
     return PROJECTORS[config.architecture]

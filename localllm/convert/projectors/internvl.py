@@ -31,7 +31,9 @@ def internvl(c: SeeingConfig) -> ProjectorFacts:
     h = sizes_of(c, side=one_side(c.vision, "image_size"), patch=one_side(c.vision, "patch_size"))
     merge = round(1 / c.whole.number("downsample_ratio", 0.5))
     if h.side // h.patch % max(merge, 1):
-        raise c.whole.refusal(f"downsample_ratio: {h.side // h.patch} patches on each side, merged by {merge}")
+        raise c.whole.refusal(
+            f"downsample_ratio: {h.side // h.patch} patches per side must be divisible by the merge size {merge}"
+        )
     metadata = {
         "projector_type": "internvl",
         "use_gelu": True,
@@ -58,11 +60,11 @@ def internvl(c: SeeingConfig) -> ProjectorFacts:
 
 
 def one_side(config: Config, name: str) -> int:
-    """Read a length that config.json may give for both sides. Raises ModelError."""
+    """Read a length that config.json may give for both sides of a square. Raises ModelError."""
     value = config.get(name)
     if isinstance(value, list):
         if len(value) != 2 or value[0] != value[1]:
-            raise config.refusal(f"{name}: only squares are supported")
+            raise config.refusal(f"{name} must be the same for both sides")
         value = value[0]
     return Config({name: value}, config.path).count(name)
 

@@ -1,7 +1,7 @@
-"""Convert the projectors of LLaVA 1.5 and 1.6, Pixtral and Mistral Small 3.1: an encoder and two matrices.
+"""Convert the projectors of LLaVA 1.5 and 1.6, Pixtral and Mistral Small 3.1.
 
-LLaVA has CLIP up to the selected layer; later layers are left out. The file names the last layer (`feature_layer`),
-because without it llama.cpp leaves out one more.
+They have an encoder and two matrices. LLaVA has CLIP up to the selected layer; later layers are omitted. The file names
+the last layer (`feature_layer`), because without it llama.cpp omits one more.
 """
 
 from functools import partial
@@ -27,7 +27,7 @@ CLIP = "clip_vision_model"
 
 
 def llava(c: SeeingConfig) -> ProjectorFacts:
-    """Read LLaVA 1.5, or Pixtral, whose checkpoints have the same name. Raises ModelError."""
+    """Read LLaVA 1.5, or Pixtral, which has the same class name. Raises ModelError."""
     c.vision.only("model_type", CLIP, "pixtral")
     return pixtral(c) if c.vision.get("model_type") == "pixtral" else llava15(c)
 
@@ -79,16 +79,16 @@ def sizes(c: SeeingConfig, side: int) -> list[int]:
     for pair in pairs if isinstance(pairs, list) and pairs else [None]:
         lengths = pair if isinstance(pair, list) and len(pair) == 2 else [0]
         if any(type(length) is not int or length < side or length % side for length in lengths):
-            raise c.whole.refusal(f"image_grid_pinpoints: expected pairs of multiples of {side}")
+            raise c.whole.refusal(f"image_grid_pinpoints must be pairs of multiples of {side}")
     return [length for rows, columns in pairs for length in (columns, rows)]
 
 
 def last_layer(c: SeeingConfig, stored: int) -> int:
-    """Return how many layers are used. Raises ModelError."""
+    """Return the number of layers in use. Raises ModelError."""
     layer = c.whole.get("vision_feature_layer", -2)
     layer = layer[0] if isinstance(layer, list) and len(layer) == 1 else layer
     if not isinstance(layer, int) or isinstance(layer, bool) or not -stored <= layer <= stored or not layer:
-        raise c.whole.refusal(f"vision_feature_layer: expected one layer, from 1 to {stored} or from -{stored} to -1")
+        raise c.whole.refusal(f"vision_feature_layer must be one layer, from 1 to {stored} or from -{stored} to -1")
     return layer if layer > 0 else stored + 1 + layer
 
 
@@ -114,7 +114,10 @@ def mistral3(c: SeeingConfig) -> ProjectorFacts:
 
 
 def pixtral_facts(c: SeeingConfig, merge: int, biased: bool) -> ProjectorFacts:
-    """Read the encoder; merge: patches on each side that become one row. Raises ModelError."""
+    """Read the encoder. Raises ModelError.
+
+    merge: number of patches per side that become one row.
+    """
     c = with_defaults(c, PIXTRAL_DEFAULTS)
     require_expressible(c)
     h = sizes_of(c)
@@ -188,4 +191,4 @@ def break_token(c: SeeingConfig, vocab: int) -> int:
             ids = [number for number, token in tokens.items() if token["content"] == BREAK]
         if ids and 0 <= ids[0] < vocab:
             return ids[0]
-    raise c.whole.refusal(f"neither tokenizer_config.json nor tokenizer.json has the token {BREAK}")
+    raise c.whole.refusal(f"tokenizer_config.json or tokenizer.json must have the token {BREAK}")

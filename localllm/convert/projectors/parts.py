@@ -1,4 +1,4 @@
-"""Building blocks of projectors: values of config.json, and tensors under GGUF's names."""
+"""Helpers for projectors: values of config.json, and tensors under GGUF's names."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,7 +12,7 @@ from localllm.frozen import frozen
 
 @frozen
 class SeeingConfig:
-    """The small files of a vision model's checkpoint.
+    """The configuration files of a vision model's checkpoint.
 
     Attributes:
         whole: config.json.  vision: its vision_config.
@@ -46,7 +46,7 @@ class EncoderSizes:
 
     @property
     def patches(self) -> int:
-        """Patches of an image."""
+        """The number of patches of an image."""
         return (self.side // self.patch) ** 2
 
     @property
@@ -55,7 +55,7 @@ class EncoderSizes:
 
     @property
     def metadata(self) -> dict[str, object]:
-        """Keys after "clip.vision."."""
+        """The metadata keys after "clip.vision."."""
         return {
             "projection_dim": self.out,
             "image_size": self.side,
@@ -89,7 +89,7 @@ class ProjectorFacts:
     """A projector before its weights are read.
 
     Attributes:
-        metadata: keys after "clip."; None leaves a key out.
+        metadata: keys after "clip."; None omits a key.
         unread: prefixes of tensors that are ignored.
     """
 
@@ -100,7 +100,10 @@ class ProjectorFacts:
 
 
 def sizes_of(c: SeeingConfig, names: Mapping[str, str] = {}, **sizes: int) -> EncoderSizes:
-    """Read the encoder's sizes by the usual names or by `names`, except those in `sizes`. Raises ModelError."""
+    """Read the encoder's sizes by the usual keys or by `names`, except those in `sizes`.
+
+    Raises ModelError.
+    """
     usual = {
         "layers": "num_hidden_layers", "width": "hidden_size", "hidden": "intermediate_size",
         "heads": "num_attention_heads", "side": "image_size", "patch": "patch_size", **names,
@@ -113,7 +116,7 @@ def sizes_of(c: SeeingConfig, names: Mapping[str, str] = {}, **sizes: int) -> En
 
 
 def with_bias(ours: str, source: str, *shape: int) -> dict[str, Part]:
-    """Declare a matrix or a norm, and its bias."""
+    """Declare a matrix or a norm with its bias."""
     return {f"{ours}.weight": Part(f"{source}.weight", shape), f"{ours}.bias": Part(f"{source}.bias", shape[:1])}
 
 
@@ -123,7 +126,10 @@ def plain(ours: str, source: str, *shape: int) -> dict[str, Part]:
 
 
 def in_layers(count: int, source: str, layer: Parts) -> dict[str, Part]:
-    """Repeat the tensors for every layer; source: the checkpoint's name for the list of layers."""
+    """Repeat the tensors for every layer.
+
+    source: the checkpoint's name for the list of layers.
+    """
     return {
         f"v.blk.{number}.{name}": Part(f"{source}.{number}.{part.theirs}", part.shape, part.convert)
         for number in range(count)

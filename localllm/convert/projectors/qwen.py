@@ -19,7 +19,7 @@ from localllm.convert.projectors.parts import (
 )
 from localllm.convert.transforms import take_strided
 
-MERGE, FRAMES = 2, 2  # readers' defaults: patches on each side that become one row, and frames
+MERGE, FRAMES = 2, 2  # readers' defaults: patches per side that become one row, and frames
 EPSILON = 1e-6  # epsilon of the norms, in no config.json
 SIDE = 560  # pixels; llama.cpp's converter writes it, though images may have any size
 NAMES = {"layers": "depth", "heads": "num_heads"}
@@ -42,7 +42,10 @@ def qwen2vl(c: SeeingConfig) -> ProjectorFacts:
 
 
 def qwen25vl(c: SeeingConfig) -> ProjectorFacts:
-    """Read Qwen2.5-VL: the last of every few layers has full attention, the others windows. Raises ModelError."""
+    """Read Qwen2.5-VL: the last of every few layers has full attention, the others windows.
+
+    Raises ModelError.
+    """
     c.vision.only("hidden_act", "silu")
     c.vision.only("window_size", WINDOW)
     h = sizes_of(c, NAMES, side=SIDE)
@@ -51,7 +54,7 @@ def qwen25vl(c: SeeingConfig) -> ProjectorFacts:
         full_blocks[0] + 1 if isinstance(full_blocks, list) and full_blocks and isinstance(full_blocks[0], int) else 0
     )
     if pattern < 1 or full_blocks != list(range(pattern - 1, h.layers, pattern)):
-        raise c.vision.refusal("fullatt_block_indexes: expected a regular interval of layers")
+        raise c.vision.refusal("fullatt_block_indexes must be layers at a regular interval")
     metadata = shared_metadata(c, "qwen2.5vl_merger") | {"use_silu": True, "vision.n_wa_pattern": pattern}
     layer = {
         "ln1.weight": Part("norm1.weight", (h.width,)),
@@ -105,11 +108,11 @@ def attention(h: EncoderSizes) -> dict[str, Part]:
 
 
 def qwen3vl(c: SeeingConfig) -> ProjectorFacts:
-    """Read Qwen3-VL, some of whose layers go to layers of the language model. Raises ModelError."""
+    """Read Qwen3-VL, some of whose layers feed layers of the language model. Raises ModelError."""
     c.vision.only("hidden_act", "gelu_pytorch_tanh")
     places, patch = c.vision.count("num_position_embeddings"), c.vision.count("patch_size")
     if isqrt(places) ** 2 != places:
-        raise c.vision.refusal(f"num_position_embeddings: {places} is not a square number")
+        raise c.vision.refusal(f"num_position_embeddings must be a square number (found {places})")
     h = sizes_of(c, NAMES, patch=patch, side=isqrt(places) * patch)
     deep, flags = deep_layers(c, h.layers), np.zeros(h.layers, bool)
     flags[deep] = True
@@ -133,11 +136,11 @@ def qwen3vl(c: SeeingConfig) -> ProjectorFacts:
 
 
 def deep_layers(c: SeeingConfig, layers: int) -> list[int]:
-    """Return the numbers of the layers with a DeepStack merger, in the mergers' order. Raises ModelError."""
+    """Return the indices of the layers with a DeepStack merger, in order. Raises ModelError."""
     indexes = c.vision.get("deepstack_visual_indexes", [])
     is_plain = isinstance(indexes, list) and all(type(number) is int and 0 <= number < layers for number in indexes)
     if not is_plain or indexes != sorted(set(indexes)):
-        raise c.vision.refusal(f"deepstack_visual_indexes: expected numbers of layers below {layers} in their order")
+        raise c.vision.refusal(f"deepstack_visual_indexes must be ascending layer indices below {layers}")
     return list(indexes)
 
 

@@ -35,7 +35,9 @@ def gemma3(c: SeeingConfig) -> ProjectorFacts:
     rows = isqrt(c.whole.count("mm_tokens_per_image", 256))
     merge = h.side // h.patch // rows
     if not merge:
-        raise c.whole.refusal(f"mm_tokens_per_image: {rows} rows on each side of {h.side // h.patch} patches")
+        raise c.whole.refusal(
+            f"mm_tokens_per_image: {rows} rows per side must be at most {h.side // h.patch}, the patches per side"
+        )
     metadata = {
         "projector_type": "gemma3",
         "use_gelu": True,
@@ -108,7 +110,7 @@ def lfm2vl(c: SeeingConfig) -> ProjectorFacts:
     c.whole.only("vision_feature_layer", -1)
     patches = c.vision.count("num_patches", PATCHES)
     if isqrt(patches) ** 2 != patches:
-        raise c.vision.refusal(f"num_patches: {patches} is not a square number")
+        raise c.vision.refusal(f"num_patches must be a square number (found {patches})")
     patch = c.vision.count("patch_size", 16)
     h = sizes_of(c, patch=patch, side=isqrt(patches) * patch)
     merge, hidden = c.whole.count("downsample_factor", MERGE), c.whole.count("projector_hidden_size", HIDDEN)
@@ -132,7 +134,7 @@ def lfm2vl(c: SeeingConfig) -> ProjectorFacts:
 
 
 def convolution(source: TensorSource, shape: Shape) -> DerivedSource:
-    """Turn a matrix whose rows keep a pixel's colours together into a convolution [width, colours, patch, patch]."""
+    """Convert a matrix with channels-last columns to a convolution [width, colours, patch, patch]."""
     width, colours, patch, _ = shape
     numbers = as_float32(source.rows(0, width), source.dtype).reshape(width, patch, patch, colours)
     return from_array(numbers.transpose(0, 3, 1, 2))

@@ -1,7 +1,7 @@
-"""Read checkpoints with quantized weights: each tensor and its scales become one source of float32 numbers.
+"""Read checkpoints with quantized weights: each tensor and its scales become one float32 source.
 
 `open_quantized` reads config.json's quantization_config and replaces the method's tensors (X.qweight, X.scales, ...) by
-X.weight, whose rows are dequantized when they are read. Unquantized tensors stay as they are.
+X.weight, whose rows are dequantized when they are read. Unquantized tensors stay unchanged.
 """
 
 from collections.abc import Callable, Mapping
@@ -52,5 +52,5 @@ def open_quantized(stored: Mapping[str, Stored], config: Config) -> Mapping[str,
     tensors = METHODS[name](Tensors(stored), config.section(key))
     for each in tensors.remaining.values():
         if each.dtype in fp8.EIGHT_BITS:
-            raise ModelError(f"{each.path}: tensor {printable(each.name)} is {each.dtype}, and has no scale")
+            raise ModelError(f"{each.path}: the {each.dtype} tensor {printable(each.name)} must have a scale")
     return tensors.remaining

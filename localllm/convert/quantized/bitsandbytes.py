@@ -31,14 +31,14 @@ def open_bitsandbytes(tensors: Tensors, config: Config) -> Tensors:
 
 
 def put_fours(tensors: Tensors, name: str, state: Stored) -> None:
-    """Add a weight of 4-bit codes. Raises ModelError for inconsistent parts."""
+    """Add a weight of 4-bit codes. Raises ModelError if its tensors are inconsistent."""
     described = read_state(state)
     packed = require(tensors.take(name), ["U8"])
     shape, size = described.shape, described.block_size
     count, values = int(np.prod(shape)), load(tensors.take(f"{name}.quant_map")).astype(np.float32)
     scales = absolute_maxima(tensors, name, described)
     if int(np.prod(packed.shape)) != -(-count // 2) or len(scales) != -(-count // size) or len(values) != 16:
-        raise refusal(packed, f"the shape {list(packed.shape)} does not fit a weight of {list(shape)}")
+        raise refusal(packed, f"the shape {list(packed.shape)} does not match the weight {list(shape)}")
     columns, flat = shape[-1], Stored(packed.name, packed.path, "U8", (-(-count // 2), 1), packed.start)
 
     def read(first: int, last: int) -> np.ndarray:
@@ -51,7 +51,7 @@ def put_fours(tensors: Tensors, name: str, state: Stored) -> None:
 
 
 class QuantState(NamedTuple):
-    """The JSON next to a 4-bit weight: its shape, the numbers per scale, and how the scales are quantized."""
+    """The JSON next to a 4-bit weight: its shape, the block sizes, and how the scales are quantized."""
 
     shape: tuple[int, ...]
     block_size: int
@@ -72,7 +72,7 @@ def read_state(state: Stored) -> QuantState:
             )
     except (ValueError, KeyError, TypeError):
         pass
-    raise refusal(state, "not a quant_state of bitsandbytes")
+    raise refusal(state, "expected a quant_state of bitsandbytes")
 
 
 def absolute_maxima(tensors: Tensors, name: str, described: QuantState) -> np.ndarray:
@@ -84,17 +84,17 @@ def absolute_maxima(tensors: Tensors, name: str, described: QuantState) -> np.nd
     nested, values = load(tensors.take(f"{name}.nested_absmax")), load(tensors.take(f"{name}.nested_quant_map"))
     size, offset = described.nested_block_size, np.float32(described.nested_offset)
     if len(values) != 256 or nested.size != -(-len(scales) // size):
-        raise refusal(stored, f"{nested.size} scales of {len(scales)} scales")
+        raise refusal(stored, f"{nested.size} nested scales do not match {len(scales)} scales")
     return values[scales] * np.repeat(nested.reshape(-1), size)[: len(scales)] + offset
 
 
 def put_eights(tensors: Tensors, name: str) -> None:
-    """Add a weight of 8-bit integers with a scale for each row."""
+    """Add a weight of 8-bit integers with a scale per row."""
     weight, scale = require(tensors.take(f"{name}.weight"), ["I8"]), tensors.take(f"{name}.SCB")
     scales = load(scale).reshape(-1).astype(np.float32)
     rows, columns = weight.shape
     if len(scales) != rows:
-        raise refusal(scale, f"{len(scales)} scales for {rows} rows")
+        raise refusal(scale, f"the weight has {rows} rows, but there are {len(scales)} scales")
 
     def read(first: int, last: int) -> np.ndarray:
         return weight.rows(first, last).view(np.int8) * (scales[first:last, None] / np.float32(127))

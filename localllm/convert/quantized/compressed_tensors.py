@@ -19,7 +19,7 @@ IGNORED = (*ACTIVATIONS, ".input_zero_point", ".input_global_scale", ".output_ze
 def open_compressed_tensors(tensors: Tensors, config: Config) -> Tensors:
     """Dequantize packed and scaled weights. Raises ModelError."""
     if config.section("sparsity_config").get("format") not in (None, "dense"):
-        raise config.refusal("sparse weights of compressed-tensors are not supported")
+        raise config.refusal("compressed-tensors with sparse weights are not supported")
     tensors.drop(*IGNORED)
     blocks = block_sizes(config)
     for name in tensors.names(".weight_packed"):
@@ -39,7 +39,7 @@ def open_compressed_tensors(tensors: Tensors, config: Config) -> Tensors:
 
 
 def block_sizes(config: Config) -> list[int] | None:
-    """Return the rows and columns that share a scale, if weights are quantized in blocks."""
+    """Return the number of rows and columns that share a scale; None without blocks."""
     groups = config.section("config_groups")
     for name in groups.content:
         weights = groups.section(name).section("weights")
@@ -56,7 +56,7 @@ def put_floats(tensors: Tensors, name: str, packed: Stored) -> None:
 
 
 def put_integers(tensors: Tensors, name: str, packed: Stored) -> None:
-    """Add a weight of packed integers. Raises ModelError for inconsistent parts."""
+    """Add a weight of packed integers. Raises ModelError if its tensors are inconsistent."""
     shape = tensors.take(f"{name}.weight_shape")
     rows, columns = (int(size) for size in load(shape).reshape(-1))
     bits = bits_of(packed, rows, columns)
@@ -71,7 +71,7 @@ def put_integers(tensors: Tensors, name: str, packed: Stored) -> None:
     order = tensors.take_if_there(f"{name}.weight_g_idx")
     group = groups_of(packed, order, columns, scales.shape[1])
     if len(scales) not in (1, rows):
-        raise refusal(packed, f"{len(scales)} rows of scales for {rows} rows of weights")
+        raise refusal(packed, f"the weight has {rows} rows, but its scales have {len(scales)}")
 
     def read(first: int, last: int) -> np.ndarray:
         numbers = unpack_words(packed.rows(first, last).view("<i4"), bits)[:, :columns] - middle
@@ -82,25 +82,25 @@ def put_integers(tensors: Tensors, name: str, packed: Stored) -> None:
 
 
 def bits_of(packed: Stored, rows: int, columns: int) -> int:
-    """Compute the bits of a number from the words of a row. Raises ModelError if no width fits."""
+    """Compute the bits per value from the words of a row. Raises ModelError if no width fits."""
     words = packed.shape[-1]
     for bits in (4, 8, 2, 3, 5, 6, 7, 1):
         if packed.shape == (rows, words) and -(-columns // (32 // bits)) == words:
             return bits
-    raise refusal(packed, f"the shape {list(packed.shape)} does not fit a weight of {[rows, columns]}")
+    raise refusal(packed, f"the shape {list(packed.shape)} does not match the weight {[rows, columns]}")
 
 
 def groups_of(packed: Stored, order: Stored | None, columns: int, groups: int) -> np.ndarray:
-    """Return the group of each column, int [columns]. Raises ModelError for group numbers out of range."""
+    """Return the group of each column, int [columns]. Raises ModelError for groups out of range."""
     if order is None:
         if columns % groups:
-            raise refusal(packed, f"{groups} groups of {columns} columns")
+            raise refusal(packed, f"{columns} columns are not divisible into {groups} groups")
         return np.arange(columns) // (columns // groups)
     group_numbers = load(order).reshape(-1).astype(np.int64)
     if (group_numbers < 0).all():  # the value for columns in order
         return np.arange(columns) // (columns // groups)
     if len(group_numbers) != columns or group_numbers.min() < 0 or group_numbers.max() >= groups:
-        raise refusal(order, f"expected a group from 0 to {groups - 1} for each of {columns} columns")
+        raise refusal(order, f"the group of each of {columns} columns must be from 0 to {groups - 1}")
     return group_numbers
 
 
@@ -113,7 +113,7 @@ def put_plain_integers(tensors: Tensors, name: str, weight: Stored) -> None:
     zero = tensors.take_if_there(f"{name}.weight_zero_point")
     zeros = np.zeros_like(scales) if zero is None else load(zero).astype(np.float32).reshape(scales.shape)
     if len(scales) not in (1, rows):
-        raise refusal(scale, f"the shape {list(scale.shape)} does not fit a weight of {list(weight.shape)}")
+        raise refusal(scale, f"the shape {list(scale.shape)} does not match the weight {list(weight.shape)}")
     group = groups_of(weight, None, columns, scales.shape[1])
 
     def read(first: int, last: int) -> np.ndarray:

@@ -43,7 +43,7 @@ def open_unscaled(tensors: Tensors) -> Tensors:
 
 
 def put_numbers(tensors: Tensors, name: str, weight: Stored) -> None:
-    """Add a weight of 8-bit numbers without scales."""
+    """Add a weight of 8-bit floats without scales."""
     tensors.put(name, weight, weight.shape, lambda first, last: decode(weight.rows(first, last), weight.dtype))
 
 
@@ -67,7 +67,10 @@ def put_scaled(tensors: Tensors, weight: Stored, scale: Stored, name: str, block
 def block_size(
     weight: Stored, scale: Stored, shape: Sequence[int], size: tuple[int, int], block: Sequence[int] | None
 ) -> tuple[int, int]:
-    """Return the rows and columns that share a scale. Raises ModelError if scales do not fit the weight."""
+    """Return the number of rows and columns that share a scale.
+
+    Raises ModelError if the scales do not match the weight.
+    """
     (rows, columns), (down, across) = size, shape[-2:]
     candidates = [(int(block[0]), int(block[1]))] if block else []
     candidates += [(tall, wide) for tall in (rows, 1) for wide in (columns, 1)]
@@ -77,11 +80,11 @@ def block_size(
     for tall, wide in candidates:
         if is_stack and -(-rows // tall) == down and -(-columns // wide) == across:
             return tall, wide
-    raise refusal(scale, f"the shape {list(scale.shape)} does not fit a weight of {list(weight.shape)}")
+    raise refusal(scale, f"the shape {list(scale.shape)} does not match the weight {list(weight.shape)}")
 
 
 def put_nvfp4(tensors: Tensors, name: str) -> None:
-    """Add a weight of ModelOpt's NVFP4: 4-bit floats, an FP8 scale for every 16 of them, and one for all."""
+    """Add a weight of ModelOpt's NVFP4: 4-bit floats, an FP8 scale per 16 of them, and a global one."""
     weight = require(tensors.take(f"{name}.weight"), ["U8"])
     scale, second = tensors.take(f"{name}.weight_scale"), load(tensors.take(f"{name}.weight_scale_2"))
     put_fours(tensors, f"{name}.weight", weight, scale, float(second.reshape(-1)[0]))
@@ -92,7 +95,7 @@ def put_fours(tensors: Tensors, name: str, weight: Stored, scale: Stored, factor
     *outer, half = weight.shape
     groups, columns = scale.shape[-1], 2 * half
     if [*scale.shape[:-1]] != outer or groups == 0 or columns % groups:
-        raise refusal(scale, f"the shape {list(scale.shape)} does not fit a weight of {[*outer, columns]}")
+        raise refusal(scale, f"the shape {list(scale.shape)} does not match the weight {[*outer, columns]}")
 
     def read(first: int, last: int) -> np.ndarray:
         codes = unpack_nibbles(weight.rows(first, last))

@@ -19,7 +19,7 @@ from localllm.convert.quantized.unpacking import (
 )
 from localllm.convert.safetensors_files import Stored
 
-AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # the place in a word of outputs 0, 1, 2, ...
+AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # index in a word of outputs 0, 1, 2, ...
 
 
 def open_awq(tensors: Tensors, config: Config) -> Tensors:
@@ -33,7 +33,7 @@ def open_awq(tensors: Tensors, config: Config) -> Tensors:
 
 
 def put_awq(tensors: Tensors, name: str) -> None:
-    """Add a weight of AWQ. Raises ModelError for inconsistent parts."""
+    """Add a weight of AWQ. Raises ModelError if its tensors are inconsistent."""
     packed = require(tensors.take(f"{name}.qweight"), ["I32"])
     scale, zero = tensors.take(f"{name}.scales"), require(tensors.take(f"{name}.qzeros"), ["I32"])
     scales, (inputs, words) = load(scale), packed.shape
@@ -52,7 +52,7 @@ def put_awq(tensors: Tensors, name: str) -> None:
 
 
 def in_order(words: np.ndarray) -> np.ndarray:
-    """Unpack AWQ's words, [rows, words], to the numbers of outputs: int32 [rows, 8 * words]."""
+    """Unpack AWQ's words, [rows, words], in the order of outputs, int32 [rows, 8 * words]."""
     return unpack_words(words, 4).reshape(len(words), -1, 8)[:, :, AWQ_ORDER].reshape(len(words), -1)
 
 
@@ -68,7 +68,10 @@ def open_gptq(tensors: Tensors, config: Config) -> Tensors:
 
 
 def put_gptq(tensors: Tensors, name: str, bits: int, added: int) -> None:
-    """Add a weight of GPTQ; added: to stored zero points. Raises ModelError for inconsistent parts."""
+    """Add a weight of GPTQ. Raises ModelError if its tensors are inconsistent.
+
+    added: constant to add to stored zero points.
+    """
     packed = require(tensors.take(f"{name}.qweight"), ["I32"])
     scale, zero = tensors.take(f"{name}.scales"), require(tensors.take(f"{name}.qzeros"), ["I32"])
     order = tensors.take_if_there(f"{name}.g_idx")
@@ -87,12 +90,12 @@ def put_gptq(tensors: Tensors, name: str, bits: int, added: int) -> None:
 
 
 def group_of_inputs(packed: Stored, order: Stored | None, inputs: int, groups: int) -> np.ndarray:
-    """Return the group of each input, int [inputs]. Raises ModelError for group numbers out of range."""
+    """Return the group of each input, int [inputs]. Raises ModelError for groups out of range."""
     if order is None:
         if inputs % groups:
-            raise refusal(packed, f"{groups} groups of {inputs} inputs")
+            raise refusal(packed, f"{inputs} inputs are not divisible into {groups} groups")
         return np.arange(inputs) // (inputs // groups)
     group_numbers = load(order).reshape(-1).astype(np.int64)
     if len(group_numbers) != inputs or group_numbers.min() < 0 or group_numbers.max() >= groups:
-        raise refusal(order, f"expected a group from 0 to {groups - 1} for each of {inputs} inputs")
+        raise refusal(order, f"the group of each of {inputs} inputs must be from 0 to {groups - 1}")
     return group_numbers

@@ -1,4 +1,4 @@
-"""Unpack the tensors of quantized checkpoints: 8-bit numbers, and numbers packed in words."""
+"""Unpack the tensors of quantized checkpoints: 8-bit values, and values packed in words."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ WORDS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "
 
 @frozen
 class DequantizedTensor:
-    """A float32 tensor whose rows are dequantized when they are read; takes the place of a stored one."""
+    """A float32 tensor that replaces a stored one and dequantizes its rows when they are read."""
 
     name: str
     path: Path
@@ -28,7 +28,7 @@ class DequantizedTensor:
     dtype: str = "F32"
 
     def rows(self, first: int, last: int) -> np.ndarray:
-        """Read rows first to last - 1: uint8 [last - first, bytes of a row]. Raises ModelError."""
+        """Read rows first to last - 1, uint8 [last - first, bytes of a row]. Raises ModelError."""
         return np.ascontiguousarray(self.read(first, last), np.float32).view(np.uint8)
 
 
@@ -43,10 +43,10 @@ class Tensors:
         return [name.removesuffix(suffix) for name in self.remaining if name.endswith(suffix)]
 
     def take(self, name: str) -> Stored:
-        """Remove a tensor and return it. Raises ModelError if there is none."""
+        """Remove a tensor and return it. Raises ModelError if it is missing."""
         if name not in self.remaining:
             path = next(iter(self.remaining.values())).path if self.remaining else "the checkpoint"
-            raise ModelError(f"{path}: there is no tensor {printable(name)}")
+            raise ModelError(f"{path}: the tensor {printable(name)} is missing")
         return self.remaining.pop(name)
 
     def take_if_there(self, *names: str) -> Stored | None:
@@ -59,7 +59,10 @@ class Tensors:
             del self.remaining[name]
 
     def put(self, name: str, like: Stored, shape: Sequence[int], read: ReadRows) -> None:
-        """Add a computed tensor; like: one of the tensors that it is computed from."""
+        """Add a computed tensor.
+
+        like: one of the tensors that it is computed from.
+        """
         self.remaining[name] = DequantizedTensor(name, like.path, tuple(shape), read)
 
 
@@ -68,7 +71,7 @@ def refusal(tensor: Stored, problem: str) -> ModelError:
 
 
 def load(tensor: Stored) -> np.ndarray:
-    """Read a whole small tensor: float32 of its shape for numbers, integers as they are. Raises ModelError."""
+    """Read a whole small tensor: floats as float32, integers unchanged. Raises ModelError."""
     count = int(np.prod(tensor.shape[:-1]))
     if tensor.dtype not in BYTES:
         raise refusal(tensor, f"type {printable(tensor.dtype)} is not supported")
@@ -79,7 +82,7 @@ def load(tensor: Stored) -> np.ndarray:
 
 
 def decode(data: np.ndarray, dtype: str) -> np.ndarray:
-    """Decode bytes: float32 for floats, integers as they are."""
+    """Decode bytes: floats to float32, integers unchanged."""
     if dtype in FLOATS_OF_8_BITS:
         return FLOATS_OF_8_BITS[dtype][data]
     if dtype in ("BF16", "F64", "F32", "F16"):
@@ -88,7 +91,7 @@ def decode(data: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def map_words(tensor: Stored) -> np.ndarray:
-    """Map a tensor of integers, whose columns are read: [rows, columns]."""
+    """Map a tensor of integers whose columns are read, [rows, columns]."""
     return np.memmap(tensor.path, WORDS[tensor.dtype], "r", tensor.start, tensor.shape)
 
 
@@ -100,7 +103,7 @@ def require(tensor: Stored, dtypes: Sequence[str]) -> Stored:
 
 
 def float8(exponent: int, mantissa: int, bias: int, is_ieee: bool) -> np.ndarray:
-    """Tabulate 8-bit floats with a sign and these numbers of exponent and mantissa bits: float32 [256].
+    """Tabulate 8-bit floats with a sign and these numbers of exponent and mantissa bits, float32 [256].
 
     is_ieee: the topmost exponent is infinity and NaN; otherwise only all ones are NaN (OCP 8-bit Floating Point 1.0).
     """
@@ -119,7 +122,7 @@ def float8(exponent: int, mantissa: int, bias: int, is_ieee: bool) -> np.ndarray
 
 
 def exponents() -> np.ndarray:
-    """Tabulate powers of two by their 8-bit exponent (E8M0): float32 [256]."""
+    """Tabulate powers of two by their 8-bit exponent (E8M0), float32 [256]."""
     powers = np.ldexp(np.float32(1), np.minimum(np.arange(256), 254) - 127)
     powers[255] = np.nan
     return powers
@@ -134,16 +137,16 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6],
 
 
 def unpack_words(words: np.ndarray, bits: int) -> np.ndarray:
-    """Split 32-bit words into numbers of `bits` bits, the lowest first: int32 [..., words * (32 // bits)]."""
+    """Split 32-bit words into values of `bits` bits, the lowest first, int32 [..., words * (32 // bits)]."""
     shifts = np.arange(32 // bits, dtype=np.uint32) * bits
     parts = words.view(np.uint32)[..., None] >> shifts & np.uint32((1 << bits) - 1)
     return parts.reshape(*words.shape[:-1], -1).astype(np.int32)
 
 
 def unpack_stream(words: np.ndarray, bits: int) -> np.ndarray:
-    """Split a stream of bits in 32-bit words, [rows, words], into numbers of `bits` bits: int32 [rows, numbers].
+    """Split a stream of bits in 32-bit words, [rows, words], into values of `bits` bits, int32 [rows, n].
 
-    A number may span two words, as with 3 bits.
+    A value may span two words, as with 3 bits.
     """
     bytes_ = np.ascontiguousarray(words).view(np.uint8).reshape(len(words), -1)
     bit_rows = np.unpackbits(bytes_, axis=1, bitorder="little")

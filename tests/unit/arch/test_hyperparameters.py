@@ -228,10 +228,10 @@ def test_other_architectures_are_refused_in_printable_lines(name):
 
 @pytest.mark.parametrize(("changes", "noted"), [
     ({}, []), ({"name": "x", "tags": ["a"], "languages": [], "file_type": 0}, []),
-    ({"name": 5, "license.link": ["a"]}, ["general.license.link is not a text", "general.name is not a text"]),
-    ({"tags": 5, "datasets": 5}, ["general.datasets is not a list of texts", "general.tags is not a list of texts"]),
+    ({"name": 5, "license.link": ["a"]}, ["general.license.link is not a string", "general.name is not a string"]),
+    ({"tags": 5, "datasets": 5}, [f"general.{name} is not a list of strings" for name in ("datasets", "tags")]),
     ({"file_type": -1, "quantization_version": "2", "parameter_count": 1 << 63}, [
-        f"general.{name} is not a number, 0 or above"
+        f"general.{name} is not a non-negative integer"
         for name in ("file_type", "parameter_count", "quantization_version")]),
 ])  # fmt: skip
 def test_general_metadata_of_other_types_are_noted(changes, noted):
@@ -247,11 +247,11 @@ def test_general_metadata_of_other_types_are_noted(changes, noted):
 @pytest.mark.parametrize(("changes", "problem"), [
     ({}, ""), ({"name": "x", "tags": ["a"], "languages": [], "file_type": 0, "type": "vocab"}, ""),
     ({"tags": "x"}, ""), ({"parameter_count": (1 << 63) - 1}, ""),
-    ({"type": "adapter"}, "a file of the type adapter, not a model"),
+    ({"type": "adapter"}, "general.type must be model or vocab (found adapter)"),
     ({"type": 3}, "general.type must be a text (found 3)"),
-    ({"architecture": "x" * 63}, ""), ({"architecture": "x" * 64}, "is not the name of an architecture"),
-    ({"architecture": "-x"}, "general.architecture: -x is not the name of an architecture"),
-    ({"architecture": "0.a_b-c"}, ""), ({"architecture": "X"}, "X is not the name of an architecture"),
+    ({"architecture": "x" * 63}, ""), ({"architecture": "x" * 64}, "must be an architecture's name"),
+    ({"architecture": "-x"}, "general.architecture must be an architecture's name (found -x)"),
+    ({"architecture": "0.a_b-c"}, ""), ({"architecture": "X"}, "name (found X)"),
 ])  # fmt: skip
 def test_invalid_general_types_and_architectures_are_refused(changes, problem):
     metadata = {f"general.{name}": value for name, value in {"architecture": "llama", **changes}.items()}
@@ -291,12 +291,12 @@ def test_an_unknown_architecture_is_refused_by_name():
     ("apertus", {"xielu.beta": 10000.0}, ""), ("apertus", {"xielu.beta": 1}, "xielu.beta must be 2 numbers"),
     ("apertus", {"xielu.beta": "x"}, "xielu.beta must be 2 numbers"),
     ("apertus", {"xielu.beta": None}, "found missing"),
-    ("graniteswitch", {"adapters.token_ids_activate": np.int32([5, 6, 5])}, "has a token for two adapters"),
+    ("graniteswitch", {"adapters.token_ids_activate": np.int32([5, 6, 5])}, "a different token for each adapter"),
     ("graniteswitch", {"adapters.token_ids_activate": np.int32([0, 1, 271])}, ""),
-    ("graniteswitch", {"adapters.token_ids_activate": np.int32([0, 1, 272])}, "3 tokens, up to 271 (found"),
-    ("graniteswitch", {"adapters.token_ids_activate": np.int32([0, 1, -1])}, "3 tokens, up to 271 (found"),
+    ("graniteswitch", {"adapters.token_ids_activate": np.int32([0, 1, 272])}, "3 token ids up to 271 (found"),
+    ("graniteswitch", {"adapters.token_ids_activate": np.int32([0, 1, -1])}, "3 token ids up to 271 (found"),
     ("hunyuan_alpha", {"attention.key_length": 2, "attention.value_length": 2, "rope.dimension_count": 2},
-     "rope.scaling.alpha: heads of 2 numbers have no other base"),
+     "rope.scaling.alpha needs a head dimension above 2 (found 2)"),
     ("hunyuan_alpha", {"attention.key_length": 4, "attention.value_length": 4, "rope.dimension_count": 4}, ""),
 ])  # fmt: skip
 def test_family_specific_values_are_checked(name, changes, problem):

@@ -45,10 +45,10 @@ def test_bf16_and_integer_tensors_are_read():
 @pytest.mark.parametrize(("read", "weight", "message"), [
     (Weight.vector, tensor("v", 2, 2), r"v must be a vector of F32 \(found F32 \(2, 2\)\)"),
     (Weight.vector, tensor("v", 3, format="I32"), r"v must be a vector of F32 \(found I32 \(3,\)\)"),
-    (Weight.vector, tensor("v", 2, numbers=np.array([1, np.inf], np.float32)), "v has values that are not numbers"),
-    (Weight.vector, tensor("v", 2, numbers=np.array([np.nan, 1], np.float32)), "v has values that are not numbers"),
-    (Weight.whole, tensor("v", 3), r"v must be whole numbers \(found F32\)"),
-    (Weight.number, tensor("v", 2), r"v must be one number \(found the shape \[2\]\)"),
+    (Weight.vector, tensor("v", 2, numbers=np.array([1, np.inf], np.float32)), "v must have finite values only"),
+    (Weight.vector, tensor("v", 2, numbers=np.array([np.nan, 1], np.float32)), "v must have finite values only"),
+    (Weight.whole, tensor("v", 3), r"v must have integers, I32 \(found F32\)"),
+    (Weight.number, tensor("v", 2), r"v must have one element \(found the shape \[2\]\)"),
     (lambda weight: weight.shaped(3, 2), tensor("v", 2, 3), r"v must have the shape \[3, 2\] \(found \[2, 3\]\)"),
     (lambda weight: weight.in_stacks(2), tensor("v", 3, 2), r"v must be 2 matrices \(found the shape \[3, 2\]\)"),
     (lambda weight: weight.in_stacks(2), tensor("v", 4), r"v must be 2 matrices \(found the shape \[4\]\)"),
@@ -162,7 +162,7 @@ def test_a_tensor_that_only_other_layers_have_is_refused(weights: Weights):
         (lambda: first.get("b"), "blk.0.b.weight"), (lambda: first.bias("c"), "blk.0.c.bias"),
         (lambda: first.bare("d"), "blk.0.d"), (lambda: second.get("a"), "blk.1.a.bias"),
     ):  # fmt: skip
-        with pytest.raises(ModelError, match=f"the model has no tensor {name}, but other layers have one"):
+        with pytest.raises(ModelError, match=f"the model has no tensor {name}, but other layers have it"):
             ask()
     assert first.get("b", by_layer=True) is None
     weight = second.get("a", by_layer=True)

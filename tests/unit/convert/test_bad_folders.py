@@ -48,19 +48,19 @@ CONFIG_FILE, TOKENIZER = "config.json", "tokenizer.json"
 
 
 BAD_FOLDERS: list[tuple[str, Callable[[Path], None]]] = [
-    ("no config.json", remove(CONFIG_FILE)),
+    ("must have a config.json", remove(CONFIG_FILE)),
     ("config.json: not valid JSON", text(CONFIG_FILE, "{")),
     ("config.json: not valid JSON", text(CONFIG_FILE, "[" * 100000)),
     ("expected a JSON object, found list", text(CONFIG_FILE, "[]")),
     ("architecture T5Model is not supported", edit(CONFIG_FILE, architectures=["T5Model"])),
-    ('no "architectures"', edit(CONFIG_FILE, architectures=7)),
-    ('no "architectures"', edit(CONFIG_FILE, architectures=[])),
+    ('"architectures" must name', edit(CONFIG_FILE, architectures=7)),
+    ('"architectures" must name', edit(CONFIG_FILE, architectures=[])),
     ("the weights are quantized (quip)", edit(CONFIG_FILE, quantization_config={"quant_method": "quip"})),
     ("hidden_act gelu", edit(CONFIG_FILE, hidden_act="gelu")),
     ("hidden_size must be a number", edit(CONFIG_FILE, hidden_size="64")),
     ("num_hidden_layers must be a number", edit(CONFIG_FILE, num_hidden_layers=10**9)),
     ("vocab_size must be a number", edit(CONFIG_FILE, vocab_size=None)),
-    ("inconsistent", edit(CONFIG_FILE, num_key_value_heads=3)),
+    ("must be divisible by num_key_value_heads", edit(CONFIG_FILE, num_key_value_heads=3)),
     ("rms_norm_eps must be a positive number", edit(CONFIG_FILE, rms_norm_eps=float("nan"))),
     ("rope scaling longrope is not supported", edit(CONFIG_FILE, **scaled("longrope"))),
     ("rope scaling ['yarn'] is not supported", edit(CONFIG_FILE, rope_scaling={"type": ["yarn"]})),
@@ -70,20 +70,23 @@ BAD_FOLDERS: list[tuple[str, Callable[[Path], None]]] = [
     ("no model.safetensors", remove("model.safetensors")),
     ("not a valid safetensors file", text("model.safetensors", "")),
     ("a Git LFS pointer", text("model.safetensors", "version https://git-lfs.github.com/spec/v1")),
-    ("no tensor for blk.1.ffn_up.weight", weights_with(drop="model.layers.1.mlp.up_proj.weight")),
-    ("no tensor for output.weight", weights_with(drop="lm_head.weight")),
+    ("the tensor for blk.1.ffn_up.weight", weights_with(drop="model.layers.1.mlp.up_proj.weight")),
+    ("the tensor for output.weight", weights_with(drop="lm_head.weight")),
     ("not part of the architecture llama", weights_with(**{"model.layers.0.mlp.gate.weight": np.zeros((2, 64))})),
     ("not part of the architecture llama", weights_with(**{"model.layers.2.mlp.up_proj.weight": np.zeros((96, 64))})),
-    ("[96, 32]; expected [96, 64]", weights_with(**{"model.layers.0.mlp.up_proj.weight": np.zeros((96, 32))})),
-    ("[273]; expected [273, 64]", weights_with(**{"lm_head.weight": np.zeros(273)})),
+    (
+        "[96, 64] by config.json, found [96, 32]",
+        weights_with(**{"model.layers.0.mlp.up_proj.weight": np.zeros((96, 32))}),
+    ),
+    ("[273, 64] by config.json, found [273]", weights_with(**{"lm_head.weight": np.zeros(273)})),
     ("type U8 is not supported", weights_with("U8")),
     ("type I64 is not supported", weights_with("I64")),
-    ("no tokenizer.json and no tokenizer.model", remove(TOKENIZER)),
+    ("must have a tokenizer.json or a tokenizer.model", remove(TOKENIZER)),
     ("tokenizer.json: not valid JSON", text(TOKENIZER, "\x00")),
-    ("tokenizer.json: not UTF-8", text(TOKENIZER, '"\ud800"')),
-    ("type WordLevel are not supported", edit(TOKENIZER, model={"type": "WordLevel", "vocab": []})),
-    ("neither byte-level BPE nor SentencePiece", edit(TOKENIZER, pre_tokenizer={"type": "Whitespace"})),
-    ("pre-tokenizer is unknown", edit(TOKENIZER, pre_tokenizer=splits(r"\w+"))),
+    ("tokenizer.json: the file must be UTF-8", text(TOKENIZER, '"\ud800"')),
+    ("BPE, WordPiece or Unigram (found WordLevel)", edit(TOKENIZER, model={"type": "WordLevel", "vocab": []})),
+    ("BPE must be byte-level, or SentencePiece", edit(TOKENIZER, pre_tokenizer={"type": "Whitespace"})),
+    ("pre-tokenizer must be one that", edit(TOKENIZER, pre_tokenizer=splits(r"\w+"))),
     ("normalizer NFKC is not supported", edit(TOKENIZER, normalizer={"type": "NFKC"})),
     ("unexpected content", edit(TOKENIZER, normalizer=[1])),
     ("unexpected content", edit(TOKENIZER, model=None)),
@@ -103,8 +106,8 @@ def test_bad_folders_are_refused(tmp_path: Path, problem: str, spoil: Callable[[
 
 
 def test_folders_without_config_or_safetensors_are_refused(tmp_path: Path):
-    assert "no config.json" in refused(tmp_path)
-    assert "no config.json" in refused(tmp_path / "missing")
+    assert "must have a config.json" in refused(tmp_path)
+    assert "must have a config.json" in refused(tmp_path / "missing")
     write_checkpoint(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
     assert "pickles" in refused(tmp_path)
@@ -126,16 +129,16 @@ def test_an_index_that_does_not_fit_its_files_is_refused(tmp_path: Path):
     index = write_checkpoint(tmp_path, files=2) / "model.safetensors.index.json"
     good = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
     edit_json(index, weight_map=good | {"more.weight": "model-00001-of-00002.safetensors"})
-    assert "tensor more.weight must be in model-00001-of-00002.safetensors" in refused(tmp_path)
+    assert "tensor more.weight is not in model-00001-of-00002.safetensors" in refused(tmp_path)
     for file in ("../model.safetensors", "/etc/passwd", "a\\b.safetensors", 3, "x\x00.safetensors"):
         edit_json(index, weight_map=good | {"more.weight": file})
         assert "expected the name of a safetensors file" in refused(tmp_path)
     edit_json(index, weight_map=[])
-    assert "expected a weight_map" in refused(tmp_path)
+    assert "must have a weight_map" in refused(tmp_path)
     index.unlink()
     both = tmp_path / "model-00002-of-00002.safetensors"
     both.write_bytes((tmp_path / "model-00001-of-00002.safetensors").read_bytes())
-    assert "is in model-00001-of-00002.safetensors too" in refused(tmp_path)
+    assert "is also in model-00001-of-00002.safetensors" in refused(tmp_path)
 
 
 def entry(dtype: Any = "F32", shape: Any = (1,), offsets: Any = (0, 4)) -> dict[str, Any]:

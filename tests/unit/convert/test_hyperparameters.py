@@ -261,7 +261,7 @@ def test_a_tied_checkpoint_keeps_an_output_matrix_that_differs(tmp_path: Path):
 def test_an_output_matrix_unknown_to_the_architecture_is_named():
     matrices = [from_array(np.full((3, 2), number, np.float32)) for number in (1, 2)]
     assert not unties_output(*matrices, gguf.MODEL_ARCH.GEMMA2, warnings := list[str](), "lm_head.weight")
-    assert "it is left out, because gemma2 has no output matrix" in warnings[0]
+    assert "it is omitted, because gemma2 has no output matrix" in warnings[0]
 
 
 def renamed(folder: Path, name: Callable[[str], str]) -> Path:
@@ -281,7 +281,7 @@ def test_names_wrapped_by_training_frameworks_are_unwrapped(tmp_path: Path, pref
 
 def test_unmerged_adapters_are_refused(tmp_path: Path):
     folder = renamed(tmp_path / "x", lambda n: "base_model.model." + n.replace("q_proj.", "q_proj.lora_A.default."))
-    assert "q_proj.lora_A.default.weight): merge them into the model first" in refused(folder)
+    assert "q_proj.lora_A.default.weight) into the model first" in refused(folder)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
@@ -293,7 +293,7 @@ def test_pointers_of_git_lfs_are_named(tmp_path: Path, name: str):
 
 def test_a_config_without_architectures_is_refused(tmp_path: Path):
     edit_json(write_checkpoint(tmp_path) / "config.json", architectures=None)
-    assert 'config.json: no "architectures", which names the model class' in refused(tmp_path)
+    assert 'config.json: "architectures" must name the model class' in refused(tmp_path)
 
 
 def test_a_sliding_window_in_use_is_warned_of(tmp_path: Path):

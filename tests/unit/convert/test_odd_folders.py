@@ -28,7 +28,7 @@ def renamed(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "expected"),
     [
-        (untied, "there is no tensor for output.weight of the architecture llama; if it is the embedding (lm_head is "
+        (untied, "tensor for output.weight of the architecture llama is missing; if it is the embedding (lm_head is "
                  "tied), set tie_word_embeddings to true in config.json"),
         (renamed, "there is no model.safetensors; if model.fp16.safetensors has the weights, rename it"),
         (lambda folder: edit_json(folder / "config.json", num_hidden_layers="2"),

@@ -66,7 +66,9 @@ def test_sampling_values_that_are_no_numbers_are_left_out(tmp_path: Path, name: 
     write_json(folder / "generation_config.json", {name: value})
     opened = open_folder(folder)
     (warning,) = opened.warnings
-    assert warning.startswith(f"generation_config.json: {name} must be {expected}") and warning.endswith(": left out")
+    assert warning.startswith(f"generation_config.json: {name} must be {expected}") and warning.endswith(
+        "; it is ignored"
+    )
     assert not [key for key in opened.metadata if ".sampling." in key]
 
 
@@ -87,14 +89,14 @@ def test_unknown_settings_are_named(tmp_path: Path, file: str, settings: dict[st
     folder = write_checkpoint(tmp_path / "model")
     path = folder / f"{file}.json"
     write_json(path, (json.loads(path.read_text()) if path.exists() else {}) | settings)
-    expected = [f"{file}.json: {', '.join(unknown)}: not known here, left out"] if unknown else []
+    expected = [f"{file}.json: ignored (unknown): {', '.join(unknown)}"] if unknown else []
     assert open_folder(folder).warnings == expected
 
 
 def test_a_line_of_many_unknown_names_is_cut_short(tmp_path: Path):
     folder = write_checkpoint(tmp_path / "model", {f"x{number}": 5 for number in range(20)})
     (warning,) = open_folder(folder).warnings
-    assert warning == "config.json: x0, x1, x2, x3, x4, x5, x6, x7 and 12 more: not known here, left out"
+    assert warning == "config.json: ignored (unknown): x0, x1, x2, x3, x4, x5, x6, x7 and 12 more"
 
 
 @pytest.mark.sampled
@@ -104,12 +106,12 @@ def test_settings_written_by_transformers_are_all_known(tmp_path: Path, variant:
 
 
 @pytest.mark.parametrize(("file", "settings", "expected"), [
-    ("config", {"eos_token_id": "2"}, "config.json: eos_token_id is not a number: left out"),
-    ("config", {"pad_token_id": [0, True]}, "config.json: pad_token_id is not a number: left out"),
-    ("generation_config", {"bos_token_id": 1.5}, "generation_config.json: bos_token_id is not a number: left out"),
-    ("tokenizer_config", {"add_bos_token": "yes"}, "tokenizer_config.json: add_bos_token is yes: left out"),
-    ("tokenizer_config", {"chat_template": 5}, "tokenizer_config.json: chat_template is 5: left out"),
-    ("tokenizer_config", {"unk_token": 0}, "tokenizer_config.json: unk_token is 0: left out"),
+    ("config", {"eos_token_id": "2"}, "config.json: eos_token_id is not a number: ignored"),
+    ("config", {"pad_token_id": [0, True]}, "config.json: pad_token_id is not a number: ignored"),
+    ("generation_config", {"bos_token_id": 1.5}, "generation_config.json: bos_token_id is not a number: ignored"),
+    ("tokenizer_config", {"add_bos_token": "yes"}, "tokenizer_config.json: add_bos_token is yes: ignored"),
+    ("tokenizer_config", {"chat_template": 5}, "tokenizer_config.json: chat_template is 5: ignored"),
+    ("tokenizer_config", {"unk_token": 0}, "tokenizer_config.json: unk_token is 0: ignored"),
 ])  # fmt: skip
 def test_values_of_another_kind_are_named(tmp_path: Path, file: str, settings: dict[str, Any], expected: str):
     folder = write_checkpoint(tmp_path / "model")

@@ -281,7 +281,7 @@ def test_gemma_4_is_read_by_its_merges(tmp_path: Path):
 @pytest.mark.parametrize(
     ("merges", "problem"),
     [
-        ([["a", "b"], ["▁", "a"], ["▁", "ab"]], "no merge makes ▁ab of ▁a b"),
+        ([["a", "b"], ["▁", "a"], ["▁", "ab"]], "no merge produces ▁ab of ▁a b"),
         ([["▁", "ab"], ["a", "b"], ["▁", "a"], ["▁a", "b"]], "not consecutive"),
         ([["a"]], "unexpected content"),
         (None, "unexpected content"),
@@ -307,7 +307,7 @@ def test_what_is_no_sentencepiece_model_is_refused(data: bytes):
 
 def test_unigram_models_are_refused(tmp_path: Path):
     (tmp_path / "tokenizer.model").write_bytes(sentencepiece(PIECES, SCORES, TYPES, kind=1))
-    with pytest.raises(ModelError, match="not BPE"):
+    with pytest.raises(ModelError, match="must be 2, BPE"):
         vocabulary_metadata(tmp_path, len(PIECES))
 
 

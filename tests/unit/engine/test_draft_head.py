@@ -371,9 +371,9 @@ def damaged(tensors: dict, name: str, values: np.ndarray | None) -> dict:
         ("is a draft head for a model with at least 5 layers", {"target_layers": np.array([0, 1, 5])}, None),
         ("3 different layers", {"target_layers": np.array([0, 1, 1])}, None),
         ("3 different layers", {"target_layers": np.array([-1, 1, 2])}, None),
-        ("3 numbers of layers", {"target_layers": np.array([0, 1])}, None),
-        ("3 numbers of layers", {"target_layers": 3}, None),
-        ("2 layers, where a head of this kind has one", {"block_count": 2}, None),
+        ("3 layer indices", {"target_layers": np.array([0, 1])}, None),
+        ("3 layer indices", {"target_layers": 3}, None),
+        ("block_count of an EAGLE-3 head must be 1", {"block_count": 2}, None),
         ("norm_before_fc", {"norm_before_fc": 1}, None),
         ("has no tensor fc.weight", {}, ("fc.weight", None)),
         ("tensor fc.weight must have the shape", {}, ("fc.weight", np.zeros((96, 96), np.float32))),
@@ -383,7 +383,7 @@ def damaged(tensors: dict, name: str, values: np.ndarray | None) -> dict:
         ("logits for 100 tokens instead of 320", {}, ("d2t", None)),
         ("tensor d2t must be a vector of I64", {}, ("d2t", np.zeros(100, np.float32))),
         ("extra.weight: not part of this architecture", {}, ("extra.weight", np.zeros((4, 4), np.float32))),
-        ("is 30.0, which eagle3 models do not have", {"final_logit_softcapping": 30.0}, None),
+        ("30.0 is not supported in eagle3 models", {"final_logit_softcapping": 30.0}, None),
     ],
 )  # fmt: skip
 def test_a_draft_head_that_does_not_fit_is_refused(tmp_path, message, metadata, tensor):

@@ -77,12 +77,12 @@ def test_recurrent_models_agree_with_the_reference(name):
 
 @pytest.mark.parametrize("model, problem", [
     (mamba2(heads=6, groups=2)[:2], "token_embd"),
-    (("mamba2", {"ssm.time_step_rank": 5}), "heads in"),
-    (("qwen35", {"ssm.group_count": 4}), "share the keys"),
+    (("mamba2", {"ssm.time_step_rank": 5}), "must be divisible by ssm.time_step_rank"),
+    (("qwen35", {"ssm.group_count": 4}), "must be divisible by"),
     (("qwen35", {"rope.dimension_sections": np.array([1, -1])}), "dimension_sections"),
     (("qwen35", {"attention.recurrent_layers": np.array([True])}), "recurrent_layers"),
-    (("qwen35", {"nextn_predict_layers": 3}), "leaves no layers"),
-    (("lfm2", {"attention.head_count_kv": np.array([0, 3, 0])}), "cannot share"),
+    (("qwen35", {"nextn_predict_layers": 3}), "must be below"),
+    (("lfm2", {"attention.head_count_kv": np.array([0, 3, 0])}), "is not divisible by"),
     (("mamba", {"ssm.state_size": 6}), "ssm_x"),
     (("mamba", {"ssm.conv_kernel": 2}), "ssm_conv1d"),
     (("qwen35", {"ssm.state_size": 13}), "attn_qkv"),

@@ -281,9 +281,9 @@ def test_invalid_grid_sizes_of_llava_1_6_are_refused(tmp_path, sizes):
         ({"has_vision_encoder": False}, "vision"),
         ({"vision.image_size": 1 << 20}, "image_size|pixels"),
         ({"vision.patch_size": 0}, "patch_size"),
-        ({"vision.patch_size": 57}, "pixels"),
+        ({"vision.patch_size": 57}, "patch_size"),
         ({"vision.patch_size": 8}, "v.patch_embd.weight"),
-        ({"vision.attention.head_count": 5}, "heads"),
+        ({"vision.attention.head_count": 5}, "head_count"),
         ({"vision.embedding_length": 48}, "v.patch_embd.weight|columns|rows"),
         ({"vision.block_count": 0}, "block_count"),
         ({"vision.block_count": 1}, "not part of"),
@@ -292,7 +292,7 @@ def test_invalid_grid_sizes_of_llava_1_6_are_refused(tmp_path, sizes):
         ({"vision.image_std": np.float32([0, 1, 1])}, "image_std"),
         ({"vision.image_mean": np.float32([np.nan, 1, 1])}, "image_mean"),
         ({"vision.image_mean": np.float32([1, 1])}, "image_mean"),
-        ({"vision.projector.scale_factor": 9}, "merged"),
+        ({"vision.projector.scale_factor": 9}, "the merge factor"),
         ({"vision.attention.layer_norm_epsilon": 0.0}, "epsilon"),
         ({"use_silu": True}, "both"),
     ],
@@ -306,11 +306,11 @@ def test_invalid_projector_metadata_is_refused(tmp_path, changed, message):
     [
         ({"vision.n_wa_pattern": 0}, "n_wa_pattern"),
         ({"vision.n_wa_pattern": "x"}, "n_wa_pattern"),
-        ({"vision.spatial_merge_size": 5}, "merged"),
+        ({"vision.spatial_merge_size": 5}, "the merge factor"),
         ({"vision.spatial_merge_size": 0}, "spatial_merge_size"),
         ({"vision.spatial_merge_size": 3}, "mm.0.weight"),
-        ({"vision.attention.head_count": 16}, "cannot be rotated"),
-        ({"vision.patch_size": 57, "vision.image_size": 560}, "windows"),
+        ({"vision.attention.head_count": 16}, "must be a multiple of 4"),
+        ({"vision.patch_size": 57, "vision.image_size": 560}, "merge factor must be at most 112"),
     ],
 )
 def test_invalid_metadata_of_qwen_2_5_is_refused(tmp_path, changed, message):
@@ -321,7 +321,10 @@ def test_invalid_metadata_of_qwen_2_5_is_refused(tmp_path, changed, message):
     ("changed", "message"),
     [
         ({"vision.is_deepstack_layers": np.array([True, False, False, False])}, "not of 192|not part of"),
-        ({"vision.is_deepstack_layers": np.array([True, False, True, False, True])}, "layer 4 of 4"),
+        (
+            {"vision.is_deepstack_layers": np.array([True, False, True, False, True])},
+            "layer 4, but there are only 4 layers",
+        ),
         ({"vision.is_deepstack_layers": np.array([True, True, True, False])}, "v.deepstack.1"),
         ({"vision.is_deepstack_layers": "x"}, "is_deepstack_layers"),
     ],

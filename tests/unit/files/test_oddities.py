@@ -34,7 +34,7 @@ METADATA: dict[str, tuple[dict[str, Any], str]] = {
     **{f"general.{name}": ({f"general.{name}": value}, f"general.{name} is not ") for name, value in NUMBERED.items()},
     "bos without one": (T("add_bos_token", True) | T("bos_token_id", GONE), "add_bos_token is true, but there is no"),
     "eos without one": (T("add_eos_token", True) | T("eos_token_id", GONE), "add_eos_token is true, but there is no"),
-    "vocab_size, more": (L("vocab_size", 269), "llama.vocab_size is 269, where there are 268 tokens"),
+    "vocab_size, more": (L("vocab_size", 269), "llama.vocab_size is 269, but there are 268 tokens"),
     "vocab_size, less": (L("vocab_size", 267), "llama.vocab_size is 267"),
     "no type": (T("token_type", with_item(TYPES, 9, 0)), "1 tokens have the undefined type 0, the first is token 9"),
     "two normal ones": (T("tokens", [*PIECES[:-1], "a"]), "and 267 are both 'a'"),
@@ -85,7 +85,7 @@ def test_tensors_of_other_parts(odd: Wrong, cli, names: list[str]):
     """As in Ollama's store; a new file has them as they are."""
     path = odd.write(tensors=dict.fromkeys(names, ONES))
     kinds = " and ".join(sorted({str(part_of(name)) for name in names}))
-    printed = require_runs(cli, path, f"{len(names)} tensors of {kinds}, which are not used ({names[0]})")
+    printed = require_runs(cli, path, f"{len(names)} unused tensors of {kinds} ({names[0]})")
     assert printed["run"] == cli(*arguments("run", odd.valid))[1]
     made = GGUFFile.open(path.with_suffix(".out"))
     assert all(made.tensors[name].format.name == "F32" for name in names)
@@ -143,7 +143,7 @@ def test_values_of_another_length_than_keys(odd: Wrong, cli):
         assert np.abs(model.logits(ids) - expected).max() < 1e-3
     with localllm.open(path, backend="reference") as model:
         assert np.abs(model.logits(ids) - expected).max() < 1e-3
-    require_runs(cli, path, f"keys of {keys} numbers and values of {values}, in a llama model")
+    require_runs(cli, path, f"keys of dimension {keys} and values of {values}, in a llama model")
 
 
 def padded_like(weights: np.ndarray, name: str, shape: tuple[int, ...], keys: int, values: int) -> np.ndarray:

@@ -206,11 +206,11 @@ def test_vision_metadata_are_read_with_their_defaults():
 
 
 @pytest.mark.parametrize(("changes", "message"), [
-    ({"vision__attention__head_count": 3}, "8 columns do not make 3 attention heads"),
-    ({"vision__patch_size": 9}, "are not supported"),
-    ({"vision__image_size": 1 << 20}, "are not supported"),
-    ({"vision__projector__scale_factor": 5}, "cannot be merged by 5"),
-    ({"vision__block_count": 1025}, "block_count"), ({"use_gelu": True, "use_silu": True}, "both true"),
+    ({"vision__attention__head_count": 3}, "8 is not divisible by vision.attention.head_count 3"),
+    ({"vision__patch_size": 9}, "vision.patch_size at most"),
+    ({"vision__image_size": 1 << 20}, "vision.image_size must be at most"),
+    ({"vision__projector__scale_factor": 5}, "the merge factor 5 must be at most"),
+    ({"vision__block_count": 1025}, "block_count"), ({"use_gelu": True, "use_silu": True}, "not both be true"),
     ({"vision__image_mean": np.zeros(2, np.float32)}, "image_mean"),
     ({"vision__image_std": np.zeros(3, np.float32)}, "image_std"),
 ])  # fmt: skip
@@ -225,20 +225,20 @@ ANY_SIZE = {"vision__embedding_length": 16, "vision__image_size": 40}
 @pytest.mark.parametrize(("read", "right", "wrong", "message"), [
     (idefics3.read, {"vision__preproc_image_size": 256}, {"vision__preproc_image_size": 257}, "up to 256 .found 257"),
     (internvl.read, {"vision__projector__scale_factor": 4}, {"vision__projector__scale_factor": 3},
-     "4 patches on each side cannot be merged by 3"),
+     "4 patches per side are not divisible by the merge factor 3"),
     (internvl.read, {"vision__preproc_max_tiles": 1}, {"vision__preproc_min_tiles": 2, "vision__preproc_max_tiles": 1},
      "preproc_max_tiles must be a number from 2 to"),
     (lfm2vl.read, ANY_SIZE, {**ANY_SIZE, "vision__spatial_merge_size": 3},
-     "patches of 2 pixels, merged by 3, do not fill tiles of 512"),
+     "merge factor, 6, must divide the tile size 512"),
     (llava.read, {"vision__feature_layer": np.array([1])}, {"vision__feature_layer": np.array([0])},
      "feature_layer must be from 1 to 3"),
     (llava.read, {"vision__feature_layer": np.array([3])}, {"vision__feature_layer": np.array([4])},
      "feature_layer must be from 1 to 3"),
-    (llava.read, {}, {"vision__feature_layer": np.array([1, 2])}, "rows of 2 layers together are not supported"),
+    (llava.read, {}, {"vision__feature_layer": np.array([1, 2])}, "feature_layer must name one layer"),
     (partial(read_any_size, merge=4), ANY_SIZE, {**ANY_SIZE, "vision__spatial_merge_size": 5},
-     "patches merged by 5 are not supported, 4 is the most"),
+     "the merge factor must be at most 4"),
     (partial(read_any_size, merge=2), ANY_SIZE, {**ANY_SIZE, "vision__embedding_length": 24},
-     "heads of 6 numbers cannot be rotated"),
+     "must be a multiple of 4"),
 ])  # fmt: skip
 def test_encoders_refuse_sizes_that_do_not_fit(read: Any, right: dict[str, Any], wrong: dict[str, Any], message: str):
     assert read(fields_of(**{**SEEING, **right}))
@@ -289,10 +289,10 @@ def test_both_encoders_of_a_pair_are_read():
 
 
 @pytest.mark.parametrize(("changes", "problem"), [
-    ({"has_text_encoder": False}, "not an encoder for texts and one for pictures"),
-    ({"has_vision_encoder": False}, "not an encoder for texts and one for pictures"),
-    ({"text__attention__head_count": 3}, "8 columns do not make 3 attention heads"),
-    ({"text__projection_dim": 7}, "vectors of 7 numbers for texts and of 6 for pictures"),
+    ({"has_text_encoder": False}, "must have a text encoder and an image encoder"),
+    ({"has_vision_encoder": False}, "must have a text encoder and an image encoder"),
+    ({"text__attention__head_count": 3}, "8 is not divisible by text.attention.head_count 3"),
+    ({"text__projection_dim": 7}, "text.projection_dim 7 and vision.projection_dim 6 must be equal"),
     ({"text__block_count": 0}, "block_count must be a number from 1 to 1024"),
     ({"text__block_count": 1025}, "block_count must be a number from 1 to 1024"),
     ({"text__context_length": 2}, "context_length must be a number from 3 to 4096"),

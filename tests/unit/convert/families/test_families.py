@@ -162,7 +162,7 @@ def test_mtp_layers_are_converted(
 def test_an_incomplete_mtp_layer_is_refused(tmp_path: Path):
     shapes = shapes_of("deepseek3") | {"model.layers.2.eh_proj.weight": [64, 128]}
     folder = write_family(tmp_path, facts("deepseek3")["config"], shapes)
-    with pytest.raises(ModelError, match=r"there is no tensor for blk\.2\.attn_norm"):
+    with pytest.raises(ModelError, match=r"the tensor for blk\.2\.attn_norm"):
         open_folder(folder)
 
 
@@ -410,7 +410,7 @@ def test_multipliers_of_ngram_hashes_must_be_a_row_of_integers(tmp_path: Path, d
     folder = written(tmp_path, "qwen4_exp")
     more = [(name, dtype, np.ones(shape))] if dtype else []
     write_safetensors(folder / "model.safetensors", [*tensors, *more])
-    assert "there is no layer_multipliers of the n-gram embeddings" in refused(folder)
+    assert "the tensor layer_multipliers of the n-gram embeddings is missing" in refused(folder)
 
 
 @pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3", "ernie4_5", "seed_oss", "arcee", "apertus", "llama4"])
@@ -497,7 +497,7 @@ def test_mxfp4_blocks_are_copied(tmp_path: Path):
 
 def test_image_tensors_are_left_out_with_a_warning(tmp_path: Path):
     (warning,) = open_folder(written(tmp_path, "gemma3-vision")).warnings
-    assert "34 tensors for images are left out" in warning and warning.endswith(
+    assert "34 tensors of the vision encoder are omitted" in warning and warning.endswith(
         "use quantize --mmproj to convert the projector"
     )
 
@@ -544,7 +544,7 @@ def test_multimodal_checkpoints_convert_to_their_text_models(tmp_path: Path, var
                    (("text", config, shapes), ("whole", seeing, renamed)))  # fmt: skip
     assert told(whole.metadata) == told(text.metadata) | {"general.name": whole.metadata["general.name"]}
     assert [(t.name, t.shape) for t in whole.tensors] == [(t.name, t.shape) for t in text.tensors]
-    assert "1 tensors for images are left out" in whole.warnings[0] and not text.warnings
+    assert "1 tensors of the vision encoder are omitted" in whole.warnings[0] and not text.warnings
 
 
 def test_smolvlm2_without_head_count_has_32_heads(tmp_path: Path):
@@ -649,7 +649,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("use_bidirectional_attention True", "gemma3", {"use_bidirectional_attention": True}),
     ("sliding_window_pattern 3", "gemma3-old", {"sliding_window_pattern": 3}),
     ("layer_types", "gemma3", {"layer_types": ["full_attention"] * 6}),
-    ("text_config: expected an object", "gemma3-vision", {"text_config": [1]}),
+    ("text_config must be an object", "gemma3-vision", {"text_config": [1]}),
     ("rope scaling yarn is not supported", "phi3", {"rope_parameters": ROPE}),
     (
         "long_factor must be a list of 6",
@@ -667,19 +667,19 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("layer_types", "olmo3", {"layer_types": ["full_attention"] * 4}),
     ("use_bias False", "starcoder2", {"use_bias": False}),
     ("hidden_act silu", "starcoder2", {"hidden_act": "silu"}),
-    ("3 heads of 64", "gpt2", {"n_head": 3}),
+    ("divisible by n_head 3", "gpt2", {"n_head": 3}),
     ("scale_attn_by_inverse_layer_idx", "gpt2", {"scale_attn_by_inverse_layer_idx": True}),
     ("activation_function relu", "gpt2", {"activation_function": "relu"}),
-    ("no tensor for blk.0.attn_q.bias", "llama", {"architectures": ["Qwen2ForCausalLM"]}),
-    ("5 of 4 experts", "mixtral", {"num_experts_per_tok": 5}),
+    ("the tensor for blk.0.attn_q.bias", "llama", {"architectures": ["Qwen2ForCausalLM"]}),
+    ("num_experts_per_tok 5 must be at most", "mixtral", {"num_experts_per_tok": 5}),
     ("num_local_experts must be a number", "mixtral", {"num_local_experts": None}),
-    ("gate.weight has the shape [4, 64]; expected [5, 64]", "mixtral", {"num_local_experts": 5}),
+    ("gate.weight: expected the shape [5, 64] by config.json, found [4, 64]", "mixtral", {"num_local_experts": 5}),
     ("norm_topk_prob False", "qwen3moe", {"norm_topk_prob": False}),
     ("norm_topk_prob False", "qwen3moe", {"norm_topk_prob": None}),
     ("norm_topk_prob True", "qwen2moe", {"norm_topk_prob": True}),
     ("mlp_only_layers", "qwen3moe", {"mlp_only_layers": [0]}),
     ("swiglu_limit 6.0", "gpt-oss", {"swiglu_limit": 6.0}),
-    ("divided into blocks of 32", "gpt-oss", {"intermediate_size": 48}),
+    ("multiples of the block size 32", "gpt-oss", {"intermediate_size": 48}),
     ("the weights are quantized (quip)", "gpt-oss", {"quantization_config": {"quant_method": "quip"}}),
     ("the weights are quantized (mxfp4)", "mixtral", {"quantization_config": {"quant_method": "mxfp4"}}),
     ("_blocks is not part", "gpt-oss-mxfp4", {"quantization_config": None}),
@@ -687,9 +687,9 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("mscale 2", "deepseek2", {"rope_parameters": ROPE | {"mscale_all_dim": 1, "mscale": 2}}),
     ("rope_interleave False", "deepseek3", {"rope_interleave": False}),
     ("scoring_func tanh", "deepseek3", {"scoring_func": "tanh"}),
-    ("kv_b_proj.weight has the shape [160, 32]; expected [224, 32]", "deepseek2", {"v_head_dim": 32}),
+    ("kv_b_proj.weight: expected the shape [224, 32] by config.json, found [160, 32]", "deepseek2", {"v_head_dim": 32}),
     ("n_routed_experts must be a number", "deepseek2", {"n_routed_experts": None}),
-    ("twice hidden_size", "mamba", {"intermediate_size": 64}),
+    ("twice the hidden_size", "mamba", {"intermediate_size": 64}),
     ("use_conv_bias False", "mamba", {"use_conv_bias": False}),
     ("qk_layernorm True", "phi", {"qk_layernorm": True}),
     ("hidden_act relu", "gptneox", {"hidden_act": "relu"}),
@@ -703,37 +703,45 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("alibi False", "mpt", {"attn_config": {"alibi": False}}),
     ("layer_types", "exaone4", {"layer_types": ["chunked_attention"] * 4}),
     ("sliding_window_pattern must be", "exaone4", {"layer_types": None, "sliding_window_pattern": "LLX"}),
-    ("head_dim must be", "glm", {"head_dim": 32}),
+    ("head_dim must equal", "glm", {"head_dim": 32}),
     ("moe_topk must be the same", "hunyuan_moe", {"moe_topk": [1, 2]}),
-    ("by a factor", "hunyuan_dense", {"rope_parameters": {"rope_type": "dynamic", "alpha": 1000, "factor": 2.0}}),
+    (
+        "must have the factor 1",
+        "hunyuan_dense",
+        {"rope_parameters": {"rope_type": "dynamic", "alpha": 1000, "factor": 2.0}},
+    ),
     ("alpha must be", "hunyuan_dense", {"rope_parameters": {"rope_type": "dynamic"}}),
     ("moe_layer_end_index 1", "ernie4_5_moe", {"moe_layer_end_index": 1}),
-    ("mup_enabled false", "afmoe", {"mup_enabled": False}),
+    ("mup_enabled must be true", "afmoe", {"mup_enabled": False}),
     ("score_func softmax", "afmoe", {"score_func": "softmax"}),
     ("attention_chunk_size 16", "llama4", {"attention_chunk_size": 16}),
     ("use_qk_norm False", "llama4", {"use_qk_norm": False}),
     ("moe_layers", "llama4", {"moe_layers": [0, 2]}),
-    ("dense layers after sparse", "glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    ("dense layers before sparse", "glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
     ("first_k_dense_replace 2", "glm4_moe_lite", {"first_k_dense_replace": 2}),
     ("routed_scaling_factor 2.0", "lfm2_moe", {"routed_scaling_factor": 2.0}),
     ("moe_normalize_expert_weights 2", "dbrx", {"ffn_config": {"moe_normalize_expert_weights": 2}}),
     ("layer_types", "qwen3_next", {"layer_types": ["conv"] * 3}),
-    ("cannot share the keys of 3", "qwen35", {"linear_num_key_heads": 3}),
+    ("a multiple of the 3 key heads", "qwen35", {"linear_num_key_heads": 3}),
     ("norm_topk_prob False", "qwen35_moe", {"norm_topk_prob": False}),
-    ("only sigmoid", "qwen4_exp", {"output_gate_type": None}),
+    ("must be sigmoid", "qwen4_exp", {"output_gate_type": None}),
     ("indexer_kv_heads 2", "qwen4_exp", {"indexer_kv_heads": 2}),
-    ("in one layer only", "qwen4_exp", {"ple_layer_ids": [1, 2]}),
+    ("must name one layer only", "qwen4_exp", {"ple_layer_ids": [1, 2]}),
     ("must be a single token", "qwen4_exp", {"eos_token_id": [40, 41]}),
-    ("7 parts: inconsistent", "qwen4_exp", {"split_ngram_parts": 7}),
+    ("in 7 shards", "qwen4_exp", {"split_ngram_parts": 7}),
     ("mrope_section", "qwen35", {"rope_parameters": {"partial_rotary_factor": 0.5, "mrope_section": [4, 4, 4]}}),
     ("attn_layer_indices", "bamba", {"attn_layer_indices": [3]}),
     ("mixer_rms_eps 0.001", "falcon_mamba", {"mixer_rms_eps": 1e-3}),
     ("first_k_dense_replace 1", "solar_open", {"first_k_dense_replace": 1}),
     ("mlp_bias False", "jais2", {"mlp_bias": False}),
     ("scoring_func softmax", "exaone_moe", {"scoring_func": "softmax"}),
-    ("has the shape [64, 64]; expected [32, 64]", "hy_v3", {"num_shared_experts": 1}),
+    ("expected the shape [32, 64] by config.json, found [64, 64]", "hy_v3", {"num_shared_experts": 1}),
     ("model_type gpt2 is not supported", "llava", {"text_config": {"model_type": "gpt2"}}),
-    ("several values of head_dim", "gemma4", {"per_layer_config": {"1": {"head_dim": 32}, "3": {"head_dim": 64}}}),
+    (
+        "head_dim must be the same for all layers",
+        "gemma4",
+        {"per_layer_config": {"1": {"head_dim": 32}, "3": {"head_dim": 64}}},
+    ),
     ("num_experts must be a number", "gemma4", {"enable_moe_block": True}),
     (
         "the last layer must have full attention",
@@ -749,8 +757,8 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("mtp_num_hidden_layers 2", "qwen35", {"mtp_num_hidden_layers": 2}),
     ("layers_block_type", "nemotron_h", {"hybrid_override_pattern": "M-*X"}),
     ("num_hidden_layers 4", "nemotron_h", {"hybrid_override_pattern": "M-*"}),
-    ("without attention, Mamba 2 or", "nemotron_h", {"hybrid_override_pattern": "M-M-"}),
-    ("experts in some layers only", "nemotron_h", {"hybrid_override_pattern": "M-*E"}),
+    ("must include attention, Mamba 2", "nemotron_h", {"hybrid_override_pattern": "M-M-"}),
+    ("must have experts, or none", "nemotron_h", {"hybrid_override_pattern": "M-*E"}),
     ("moe_latent_size 16", "nemotron_h_moe", {"moe_latent_size": 16}),
     ("n_group 2", "nemotron_h_moe", {"n_group": 2}),
     (
@@ -759,7 +767,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
         {"rope_parameters": {"full_attention": {"rope_theta": 5e4}, "sliding_attention": {"rope_theta": 1e4}}},
     ),
     ("norm_topk_prob False", "mellum", {"norm_topk_prob": False}),
-    ("windows in other layers", "laguna", {"layer_types": ["sliding_attention"] * 3 + ["full_attention"]}),
+    ("in the usual layers only", "laguna", {"layer_types": ["sliding_attention"] * 3 + ["full_attention"]}),
     ("gating none", "laguna", {"gating": "none"}),
     ("num_attention_heads_per_layer", "laguna", {"num_attention_heads_per_layer": [4, 4]}),
     *(
@@ -802,7 +810,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
         {"text_config": {**VARIANTS["minimax_m3"]["config"]["text_config"], "rotary_dim": 6}},
     ),
     (
-        "moe_layer_freq: only the first layers",
+        "moe_layer_freq must be 0 in the first layers only",
         "minimax_m3",
         {"text_config": {**VARIANTS["minimax_m3"]["config"]["text_config"], "moe_layer_freq": [0, 1, 0]}},
     ),
@@ -864,14 +872,22 @@ def test_a_null_value_is_not_the_default(tmp_path: Path):
 @pytest.mark.parametrize(
     ("variant", "name", "problem"),
     [
-        ("mixtral", "model.layers.1.block_sparse_moe.experts.3.w2.weight", "3 tensors for the experts of blk.1"),
-        ("gpt-oss-mxfp4", "model.layers.1.mlp.experts.gate_up_proj_scales", "no tensor for blk.1.ffn_gate_exps.weight"),
-        ("gpt-oss", "model.layers.0.self_attn.sinks", "no tensor for blk.0.attn_sinks.weight"),
-        ("deepseek3", "model.layers.1.mlp.gate.e_score_correction_bias", "no tensor for blk.1.exp_probs_b.bias"),
-        ("starcoder2", "model.norm.bias", "no tensor for output_norm.bias"),
-        ("gpt2", "wpe.weight", "no tensor for position_embd.weight"),
-        ("mamba", "backbone.layers.0.mixer.A_log", "no tensor for blk.0.ssm_a"),
-        ("apertus", "model.layers.1.mlp.act_fn.beta", "no beta of the activation of layer 1"),
+        (
+            "mixtral",
+            "model.layers.1.block_sparse_moe.experts.3.w2.weight",
+            "expected 4 tensors for the experts of blk.1",
+        ),
+        (
+            "gpt-oss-mxfp4",
+            "model.layers.1.mlp.experts.gate_up_proj_scales",
+            "the tensor for blk.1.ffn_gate_exps.weight",
+        ),
+        ("gpt-oss", "model.layers.0.self_attn.sinks", "the tensor for blk.0.attn_sinks.weight"),
+        ("deepseek3", "model.layers.1.mlp.gate.e_score_correction_bias", "the tensor for blk.1.exp_probs_b.bias"),
+        ("starcoder2", "model.norm.bias", "the tensor for output_norm.bias"),
+        ("gpt2", "wpe.weight", "the tensor for position_embd.weight"),
+        ("mamba", "backbone.layers.0.mixer.A_log", "the tensor for blk.0.ssm_a"),
+        ("apertus", "model.layers.1.mlp.act_fn.beta", "beta of the activation of layer 1 is missing"),
     ],
 )
 def test_a_missing_tensor_is_named(tmp_path: Path, variant: str, name: str, problem: str):
@@ -884,14 +900,18 @@ def test_a_missing_tensor_is_named(tmp_path: Path, variant: str, name: str, prob
 @pytest.mark.parametrize(
     ("variant", "name", "problem"),
     [
-        ("mixtral", "model.layers.1.block_sparse_moe.experts.4.w2.weight", "5 tensors for the experts of blk.1"),
+        (
+            "mixtral",
+            "model.layers.1.block_sparse_moe.experts.4.w2.weight",
+            "expected 4 tensors for the experts of blk.1",
+        ),
         ("mixtral", "model.layers.1.block_sparse_moe.experts.w2.weight", "tensors for the experts of blk.1"),
         ("mixtral", "model.layers.1.mlp.gate_proj.weight", "is not part of"),
         ("qwen3", "model.layers.1.self_attn.sinks", "is not part of"),
         ("deepseek3", "model.layers.3.eh_proj.weight", "is not part of"),
         ("llama", "vision_tower.patch.weight", "is not part of"),
         ("mamba", "backbone.layers.2.mixer.D", "is not part of"),
-        ("apertus", "model.layers.0.mlp.act_fn.eps", "no eps of the activation of layer 0"),  # of this shape
+        ("apertus", "model.layers.0.mlp.act_fn.eps", "eps of the activation of layer 0 is missing"),  # of this shape
     ],
 )
 def test_an_unknown_tensor_is_named(tmp_path: Path, variant: str, name: str, problem: str):

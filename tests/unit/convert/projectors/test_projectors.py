@@ -375,16 +375,19 @@ def test_bf16_projectors_stay_small_except_for_convolutions(tmp_path, cli):
 
 REFUSALS: list[tuple[str, Callable[[Path], Any]]] = [
     ("the model has no vision encoder", lambda f: edit_json(f / "config.json", vision_config=None)),
-    ("vision_config: expected an object", lambda f: edit_json(f / "config.json", vision_config=[])),
-    ("made of Blip2", lambda f: edit_json(f / "config.json", architectures=["Blip2ForConditionalGeneration"])),
+    ("vision_config must be an object", lambda f: edit_json(f / "config.json", vision_config=[])),
+    ("the projector of Blip2", lambda f: edit_json(f / "config.json", architectures=["Blip2ForConditionalGeneration"])),
     ("mm_tokens_per_image", lambda f: edit_json(f / "config.json", mm_tokens_per_image=25)),
     ("are quantized", lambda f: edit_json(f / "config.json", quantization_config={"quant_method": "quip"})),
     ("preprocessor_config.json: this file is missing", lambda f: (f / "preprocessor_config.json").unlink()),
     ("image_mean must be a list", lambda f: edit_json(f / "preprocessor_config.json", image_mean=[1])),
     ("not part of projectors", lambda f: change_tensors(f, **{"vision_tower.extra.weight": np.ones(3)})),
-    ("has the shape", lambda f: change_tensors(f, **{"vision_tower.vision_model.post_layernorm.bias": np.ones(3)})),
     (
-        "no tensor post_layernorm.bias",
+        "expected the shape",
+        lambda f: change_tensors(f, **{"vision_tower.vision_model.post_layernorm.bias": np.ones(3)}),
+    ),
+    (
+        "the tensor post_layernorm.bias is missing",
         lambda f: change_tensors(f, drop="vision_tower.vision_model.post_layernorm.bias"),
     ),
 ]
@@ -400,7 +403,7 @@ def test_smolvlm_without_sizes_gets_transformers_defaults(tmp_path):
     """A small encoder is refused by them."""
     folder = written(tmp_path, "idefics3")
     edit_json(folder / "config.json", architectures=["SmolVLMForConditionalGeneration"], vision_config={})
-    assert "expected [1152, 3, 32, 32] by config.json" in refused(folder)
+    assert "expected the shape [1152, 3, 32, 32] by config.json" in refused(folder)
 
 
 @pytest.mark.parametrize("whole", [None, [], [1, 2], [0.5], [1]])
@@ -425,9 +428,9 @@ def vision(name: str, **changes: Any) -> dict[str, Any]:
 OTHER_REFUSALS: list[tuple[str, str, dict[str, Any]]] = [
     ("model_type siglip_vision_model is not", "llava", vision("llava", model_type="siglip_vision_model")),
     ("hidden_act gelu is not", "llava", vision("llava", hidden_act="gelu")),
-    ("vision_feature_layer: expected one layer", "llava", {"vision_feature_layer": [-2, -3]}),
-    ("vision_feature_layer: expected one layer", "llava", {"vision_feature_layer": 4}),
-    ("vision_feature_layer: expected one layer", "llava", {"vision_feature_layer": 0}),
+    ("vision_feature_layer must be one layer", "llava", {"vision_feature_layer": [-2, -3]}),
+    ("vision_feature_layer must be one layer", "llava", {"vision_feature_layer": 4}),
+    ("vision_feature_layer must be one layer", "llava", {"vision_feature_layer": 0}),
     ("select_strategy full is not", "llava", {"vision_feature_select_strategy": "full"}),
     ("image_grid_pinpoints", "llava16", {"image_grid_pinpoints": [[56, 57]]}),
     ("image_grid_pinpoints", "llava16", {"image_grid_pinpoints": []}),
@@ -437,17 +440,21 @@ OTHER_REFUSALS: list[tuple[str, str, dict[str, Any]]] = [
     ("rope_theta 500.0 is not", "mistral3", vision("mistral3", rope_parameters={"rope_theta": 500.0})),
     ("rms_norm_eps 1e-06 is not", "mistral3", {"rms_norm_eps": 1e-6}),
     ("linear_1.bias is not part of", "mistral3", {"multimodal_projector_bias": False}),
-    ("only squares", "internvl", vision("internvl", image_size=[56, 70])),
-    ("merged by 3", "internvl", {"downsample_ratio": 0.33}),
+    ("the same for both sides", "internvl", vision("internvl", image_size=[56, 70])),
+    ("the merge size 3", "internvl", {"downsample_ratio": 0.33}),
     ("use_qk_norm", "internvl", vision("internvl", use_qk_norm=True)),
     ("norm_type rms_norm is not", "internvl", vision("internvl", norm_type="rms_norm")),
     ("temporal_patch_size", "qwen25vl", vision("qwen25vl", temporal_patch_size=3)),
     ("spatial_merge_size", "qwen25vl", vision("qwen25vl", spatial_merge_size=3)),
-    ("num_position_embeddings: 35", "qwen3vl", vision("qwen3vl", num_position_embeddings=35)),
+    (
+        "num_position_embeddings must be a square number (found 35",
+        "qwen3vl",
+        vision("qwen3vl", num_position_embeddings=35),
+    ),
     ("deepstack_visual_indexes", "qwen3vl", vision("qwen3vl", deepstack_visual_indexes=[2, 0])),
     ("deepstack_visual_indexes", "qwen3vl", vision("qwen3vl", deepstack_visual_indexes=[0, 4])),
-    ("num_patches: 8", "lfm2", vision("lfm2", num_patches=8)),
-    ("linear_1.weight has the shape", "lfm2", {"projector_hidden_size": 96}),
+    ("num_patches must be a square number (found 8", "lfm2", vision("lfm2", num_patches=8)),
+    ("linear_1.weight: expected the shape", "lfm2", {"projector_hidden_size": 96}),
 ]
 
 
@@ -539,7 +546,7 @@ def test_missing_vision_config_values_get_transformers_defaults(
 
 def test_a_missing_width_of_llama_is_4096(tmp_path):
     edit_json(written(tmp_path, "llava") / "config.json", text_config={"model_type": "llama"})
-    assert "expected [4096, 96] by config.json" in refused(tmp_path)
+    assert "expected the shape [4096, 96] by config.json" in refused(tmp_path)
 
 
 def test_tensors_that_the_encoder_does_not_read_are_left_out(tmp_path):

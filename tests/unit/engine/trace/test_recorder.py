@@ -376,7 +376,7 @@ REFUSED = [
      "tensor w: a scale and a bias together are not supported"),
     *((lambda r, kind=kind: r.linear(x(3), w(2, 3, format=kind)),
        f"tensor w: format {kind} is not supported for matrices") for kind in ("I8", "I16", "I32", "I64", "F64")),
-    (lambda r: r.scale(x(3), w(2)), "tensor w must be one number (found the shape [2])"),
+    (lambda r: r.scale(x(3), w(2)), "tensor w must have one element (found the shape [2])"),
     (lambda r: r.rope(x(6), ROPE, ALL), "6 columns cannot be divided into heads of 4"),
     (lambda r: r.rope(x(8), ROPE, ALL, w(4)), "tensor w must have 2 weights (found 4)"),
     (lambda r: r.rope(x(8), ROPE, ALL, w(2, first=0)), "tensor w must have positive numbers (found 0.0)"),

@@ -133,7 +133,7 @@ def test_what_is_wrong_with_one(said, tmp_path):
     """A damaged one is an error, one of an unknown type none."""
     path = write_projector(projector("llava", metadata={"vision.attention.head_count": 5}), tmp_path / "mmproj.gguf")
     code, _, err = said("inspect", path)
-    assert code == 3 and "96 columns do not make 5 attention heads" in err
+    assert code == 3 and "96 is not divisible by vision.attention.head_count 5" in err
     path = write_projector(projector("llava", metadata={"projector_type": "other"}), tmp_path / "mmproj.gguf")
     code, out, _ = said("inspect", path)
     assert code == 0 and "not usable: projectors of the type other are not supported" in out

@@ -14,7 +14,7 @@ from localllm.services.inspection.inspect import inspect_model
 from localllm.services.search.embed import EmbedJob, fingerprint
 from tests.unit.text.test_wordpiece import PIECES, metadata
 
-MISSING = "dense_2.weight and dense_3.weight are missing: vectors of this file are not those of the model"
+MISSING = "dense_2.weight and dense_3.weight are missing: this file's embeddings differ from the model's"
 
 
 @pytest.fixture(scope="module")
