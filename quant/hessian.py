@@ -17,7 +17,7 @@ KEEP = 2048  # up to this many columns the encoders of several dampings stay in 
 
 
 class Hessian:
-    """Second moments of the inputs, separately for two halves of the texts.
+    """Second moments of the inputs, separately for two halves of the documents.
 
     Each half validates the results of the other.
 
@@ -27,7 +27,7 @@ class Hessian:
     """
 
     def __init__(self, pieces: Sequence[np.ndarray], columns: int, threads: int = 1, is_read: bool = False):
-        """Compute the moments of `pieces`, the inputs of each text, float32 [rows, columns], possibly empty.
+        """Compute the moments of the inputs of each document, float32 [rows, columns], possibly empty.
 
         is_read: rows of the matrix are also used as activations, as those of an embedding are, so errors of single
         weights count as much as errors of outputs.
@@ -90,10 +90,10 @@ def add_own_errors(moments: np.ndarray) -> None:
 def mean_moments(pieces: Sequence[np.ndarray], columns: int, threads: int = 1) -> np.ndarray:
     """Average x x^T over all rows x, with outliers scaled down: float32 [columns, columns].
 
-    For a few tokens, above all the first one of a text, some layers' inputs are a thousand times as large as for others
-    (Sun et al. 2024, arXiv 2402.17762). A norm after these layers scales them down again, so they must not outweigh all
-    others in the mean: a row's squared norm counts as at most FAR times the median. Sums are in float64; a result too
-    large for float32 becomes infinite.
+    For a few tokens, above all the first one of a document, some layers' inputs are a thousand times as large as for
+    others (Sun et al. 2024, arXiv 2402.17762). A norm after these layers scales them down again, so they must not
+    outweigh all others in the mean: a row's squared norm counts as at most FAR times the median. Sums are in float64; a
+    result too large for float32 becomes infinite.
     """
     parts, count = outlier_shares(pieces), max(sum(map(len, pieces)), 1)
     means = np.empty((columns, columns), np.float32)
@@ -113,7 +113,7 @@ def mean_moments(pieces: Sequence[np.ndarray], columns: int, threads: int = 1) -
 
 
 def outlier_shares(pieces: Sequence[np.ndarray]) -> list[np.ndarray | None]:
-    """Return for each text the factors of rows' moments that scale outliers down: float32 [rows, 1].
+    """Return for each document the factors of rows' moments that scale outliers down: float32 [rows, 1].
 
     None means that all are 1.
     """
@@ -126,7 +126,7 @@ def outlier_shares(pieces: Sequence[np.ndarray]) -> list[np.ndarray | None]:
 
 
 def limit_outliers(pieces: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
-    """Yield each text's inputs with rows scaled to at most FAR times the median squared norm.
+    """Yield each document's inputs with rows scaled to at most FAR times the median squared norm.
 
     Shape: float32 [rows, columns].
     """

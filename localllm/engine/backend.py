@@ -53,7 +53,7 @@ class Backend(Protocol):
         ...
 
     def encode(self, spans: Ids[Span], precise: bool) -> None:
-        """Run the encoder over whole texts, one per span; the decoder attends to its output.
+        """Run the encoder over whole inputs, one per span; the decoder attends to its output.
 
         Raises the errors of `run`.
         """

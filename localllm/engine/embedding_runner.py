@@ -1,6 +1,6 @@
-"""Run embedding models, which return one vector per text and keep no state.
+"""Run embedding models, which return one vector per input and keep no state.
 
-A run processes many texts of similar length, concatenated without padding; each text attends only to itself.
+A run processes many inputs of similar length, concatenated without padding; each input attends only to itself.
 """
 
 from bisect import bisect_left
@@ -37,10 +37,10 @@ Read = Callable[[Sequence[TextSpan]], np.ndarray]  # runs the texts of one run: 
 
 
 class EmbeddingRunner:
-    """A model that computes one vector per text. Calls from several threads are serialized.
+    """A model that computes one vector per input. Calls from several threads are serialized.
 
     Attributes:
-        hyperparameters: the model's.  context: maximum number of tokens in a text.  width: length of a vector.
+        hyperparameters: the model's.  context: maximum number of tokens in an input.  width: length of a vector.
         vocab_size: size of the vocabulary.  device: description of the backend.
         warning: one line for the user, or None.
     """
@@ -116,11 +116,11 @@ class EmbeddingRunner:
         self, texts: Sequence[Ids], seconds: Sequence[int] | None = None,
         progress: Callable[[int], object] | None = None,
     ) -> np.ndarray:  # fmt: skip
-        """Compute the vectors of texts, given as token ids: float32 [texts, width].
+        """Compute the vectors of inputs, given as token ids: float32 [inputs, width].
 
-        seconds: for each pair of texts, the index of the second text's first token, from where the token type differs;
-        progress: called after each run with the number of finished texts. Raises ContextError for a text that is too
-        long, UsageError for invalid ids, ModelError for NaN or infinite values.
+        seconds: for each pair of inputs, the index of the second input's first token, from where the token type
+        differs; progress: called after each run with the number of finished inputs. Raises ContextError for an input
+        that is too long, UsageError for invalid ids, ModelError for NaN or infinite values.
         """
         ids = [self._check(text) for text in texts]
         lengths = [len(text) for text in ids]
@@ -164,10 +164,10 @@ def build_reference_reader(forward: Callable[..., np.ndarray], options: EngineOp
 
 
 def runs(lengths: Sequence[int], kernel_limits: Sequence[int] = (SHORT,)) -> Iterator[np.ndarray]:
-    """Yield the indices of texts to process in one run.
+    """Yield the indices of inputs to process in one run.
 
-    The texts of a run have similar lengths and at most BATCH tokens in total, unless one text alone is longer. They
-    select the same kernels, so that a text's vector does not depend on the other texts. kernel_limits: see
+    The inputs of a run have similar lengths and at most BATCH tokens in total, unless one input alone is longer. They
+    select the same kernels, so that an input's vector does not depend on the other inputs. kernel_limits: see
     localllm.engine.backend.Backend.
     """
     order, first, tokens = np.argsort(lengths, kind="stable"), 0, 0

@@ -1,6 +1,6 @@
 """Encode a model's matrices by their inputs on calibration texts (`localllm quantize --calibrate`).
 
-The model runs over calibration texts matrix by matrix, in the order of its layers. Each matrix is encoded with the
+The model runs over calibration documents matrix by matrix, in the order of its layers. Each matrix is encoded with the
 second moments of its inputs (GPTQ, localllm.quant.gptq), and later matrices read the outputs of the encoded ones. Each
 encoded matrix is written to a file next to the output, so that an interrupted run resumes and gives the same bytes.
 """
@@ -104,7 +104,7 @@ class HeaderOnlyFile(GGUFFile):
 
 
 class Calibration:
-    """The texts, the model and the plan that determine how matrices are encoded.
+    """The documents, the model and the plan that determine how matrices are encoded.
 
     Attributes:
         jobs: the plan's, by tensor name.  chunks: token ids.
@@ -112,7 +112,7 @@ class Calibration:
     """
 
     def __init__(self, plan: QuantizePlan, texts: Sequence[str]):
-        """Tokenize the texts and find the architecture. Raises ModelError, UsageError."""
+        """Tokenize the documents and find the architecture. Raises ModelError, UsageError."""
         return_freed_from(LARGE)
         self._file, self.jobs = as_file(plan.source), {job.tensor.name: job for job in plan.jobs}
         self._model, self._hyperparameters = architecture(self._file)

@@ -1,7 +1,7 @@
 """Compute importance matrices: sums of squares of each matrix's inputs (`localllm imatrix`).
 
-Texts are processed in chunks, as in llama-imatrix. Every SAVE_EVERY seconds the sums are written to a file next to the
-output; an interrupted run resumes from there and gives the same bytes.
+Documents are processed in chunks, as in llama-imatrix. Every SAVE_EVERY seconds the sums are written to a file next to
+the output; an interrupted run resumes from there and gives the same bytes.
 """
 
 import hashlib
@@ -146,7 +146,7 @@ def take_squares(observer: Observer, rows: Callable[[str], int]) -> dict[str, Sq
 
 
 class Collector:
-    """Collects an importance matrix from texts. Use it in a `with` statement.
+    """Collects an importance matrix from documents. Use it in a `with` statement.
 
     Attributes:
         total: number of chunks.  done: number of finished chunks, including those of earlier runs.
@@ -167,7 +167,7 @@ class Collector:
     ):
         """Prepare to process `texts` in chunks of `size` tokens, at most `limit` chunks, for the file `out`.
 
-        special: parse control tokens such as <|im_end|> in the texts; output: collect for the output matrix too;
+        special: parse control tokens such as <|im_end|> in the documents; output: collect for the output matrix too;
         progress(done, total) is called while kernels are compiled. Raises the errors of api.open_model and read_text.
         """
         self._part = Path(f"{os.fsdecode(out)}.part")

@@ -1,6 +1,6 @@
-"""Run many texts through a model layer by layer, exposing each matrix's inputs before it is applied.
+"""Run documents through a model layer by layer, exposing each matrix's inputs before it is applied.
 
-A builder of verbs (localllm.arch.verbs) that runs each verb for all texts before the next one, in NumPy
+A builder of verbs (localllm.arch.verbs) that runs each verb for all documents before the next one, in NumPy
 (localllm.kernels.reference). A matrix can be replaced after its inputs are known and before its outputs are computed,
 and memory holds the activations of one layer only. It works for every architecture.
 """
@@ -31,7 +31,7 @@ PRODUCTS = ("linear", "head_linear", "expert_linear")
 
 
 class BatchedActivations(list[Any]):
-    """An activation, or another value, for each text; None after it was read for the last time."""
+    """An activation, or another value, for each document; None after it was read for the last time."""
 
 
 SKIPPED = BatchedActivations([None])  # a result that is never read
@@ -81,7 +81,7 @@ class MatrixRows(NamedTuple):
 class Inputs:
     """The inputs of a matrix, or of each matrix of a stack.
 
-    of(n): the inputs of matrix n, float32 [rows, columns] for each text.
+    of(n): the inputs of matrix n, float32 [rows, columns] for each document.
     """
 
     def __init__(self, of: Callable[[int], Iterator[np.ndarray]], shared: BatchedActivations | None = None):
@@ -148,7 +148,7 @@ class LastReads:
 
 @dataclass
 class RecordedActivations:
-    """Results of verbs for later runs over the same texts with some matrices replaced.
+    """Results of verbs for later runs over the same documents with some matrices replaced.
 
     Attributes:
         wanted: indices of the verbs whose results are recorded.  made: the results.
@@ -187,7 +187,7 @@ class StreamingKvStore(ReferenceCache):
         return super().keep(state, position, *new)
 
     def put_state(self, layer: int, number: int, state: np.ndarray) -> None:
-        """Discard the state, because no text is continued."""
+        """Discard the state, because no document is continued."""
 
 
 class LayerwiseRunner:
@@ -202,10 +202,10 @@ class LayerwiseRunner:
         last: LastReads | None = None,
         past: RecordedActivations | None = None,
     ):
-        """Prepare texts, int [tokens] each; shared: states whose keys and values several layers read.
+        """Prepare documents, int [tokens] each; shared: states whose keys and values several layers read.
 
         last: recorded from the same architecture, determines when each activation is freed; None frees none. past:
-        results of an earlier run over the same texts to reuse, or the object that records this run's.
+        results of an earlier run over the same documents to reuse, or the object that records this run's.
         """
         context = max(map(len, texts))
         self._matrices, self._loaded = matrices, dict[tuple[str, int], np.ndarray]()
@@ -223,7 +223,7 @@ class LayerwiseRunner:
         return partial(self._run_verb, verb)
 
     def _run_verb(self, verb: str, *arguments: object, **named: object) -> BatchedActivations:
-        """Run a verb for every text, unless its result is reused or not needed."""
+        """Run a verb for every document, unless its result is reused or not needed."""
         number = self._number
         self._number += 1
         if number < self._past.first:
@@ -238,7 +238,7 @@ class LayerwiseRunner:
     def _each(
         self, ended: Sequence[BatchedActivations], verb: str, *arguments: object, **named: object
     ) -> BatchedActivations:
-        """Run a verb text by text; ended: arguments that are freed afterwards."""
+        """Run a verb document by document; ended: arguments that are freed afterwards."""
 
         def one(n: int) -> object:
             own_parts = [text_part(x, n) for x in arguments]
@@ -266,7 +266,7 @@ class LayerwiseRunner:
         ]
 
     def embed_inputs(self, embedded: Callable[[], BatchedActivations], parts: int = 1) -> BatchedActivations:
-        """Embed the texts, which have no images."""
+        """Embed the documents, which have no images."""
         return embedded()
 
     def add_deepstack(self, x: BatchedActivations, part: int) -> BatchedActivations:
@@ -287,7 +287,7 @@ class LayerwiseRunner:
         return BatchedActivations(self._matrices.rows(weight, each) for each in ids)
 
     def _linear(self, ended: Sequence[BatchedActivations], x: BatchedActivations, weight: Weight) -> BatchedActivations:
-        """Multiply the activations `x` of all texts by the matrix, one range of its rows after another.
+        """Multiply the activations `x` of all documents by the matrix, one range of its rows after another.
 
         Each range is dequantized once. ended: arguments that are freed afterwards.
         """

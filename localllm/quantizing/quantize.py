@@ -288,7 +288,7 @@ def write_calibrated(
     compiling: Progress | None,
     clamped: ClampedWeights,
 ) -> str | None:
-    """Calibrate on the request's texts, then write as `write` does."""
+    """Calibrate on the request's documents, then write as `write` does."""
     from localllm.quantizing.calibrate import SUFFIX, Calibration
     from localllm.quantizing.scale_folding import fold_scales
 

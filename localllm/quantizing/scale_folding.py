@@ -7,7 +7,7 @@ with large inputs get larger weights than the others of their block, with a smal
 latter matters because llama.cpp rounds inputs to 8 bits, with one scale for 256 values where weights are in
 super-blocks: for SmolLM2's queries, keys and values this rounding has half the error of encoding the weights in Q4_K.
 
-The scales are powers of the columns' mean squares in inputs and in weights. Both errors are measured on other texts
+The scales are powers of the columns' mean squares in inputs and in weights. Both errors are measured on other documents
 than the mean squares.
 """
 
@@ -57,7 +57,7 @@ class FoldReader(NamedTuple):
     Attributes:
         format: its new format.  weights: sampled rows, float32 [rows, columns].
         squares: mean squares of its inputs, float32 [columns].
-        inputs: a sample from other texts, float32 [tokens, columns].
+        inputs: a sample from other documents, float32 [tokens, columns].
     """
 
     format: str
@@ -140,7 +140,7 @@ class FoldMeasurer(OriginalWeights):
     def _read(self, job: TensorJob, inputs: Inputs) -> list[FoldReader]:
         """Sample a matrix, or some of a stack.
 
-        Every second text contributes to the mean squares, the others provide the inputs.
+        Every second document contributes to the mean squares, the others provide the inputs.
         """
         if not is_calibrated(job):
             return []

@@ -124,7 +124,7 @@ class Program:
         return self._compute(logits)
 
     def read(self, texts: Sequence[TextSpan], pages: np.ndarray, precise: bool) -> np.ndarray:
-        """Process whole texts; return a row for each: float32 [texts, width].
+        """Process whole inputs; return a row for each: float32 [inputs, width].
 
         pages, precise: see Header.fill_texts. Raises the errors of `run`.
         """

@@ -94,14 +94,14 @@ class CudaBackend:
 
 
 class CudaEmbeddingRunner:
-    """A model on a GPU that computes one vector per text.
+    """A model on a GPU that computes one vector per input.
 
     Attributes:
         name, warning: the GPU's, see Card.
     """
 
     def __init__(self, operations: list[Operation], states: Sequence[State], context: int, options: EngineOptions):
-        """Upload the model; context: maximum number of tokens in a text.
+        """Upload the model; context: maximum number of tokens in an input.
 
         Raises NoCardError, MemoryLimitError, UnsupportedError.
         """

@@ -226,5 +226,5 @@ class NullPlacement(CardWeights):
 
 
 def program_size(tokens: int) -> int:
-    """Round a token count up to a power of two. Only runs of texts have more than BATCH tokens."""
+    """Round a token count up to a power of two. Only runs of inputs have more than BATCH tokens."""
     return 1 << (tokens - 1).bit_length()

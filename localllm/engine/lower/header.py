@@ -32,7 +32,7 @@ class Span(NamedTuple):
 
 
 class TextSpan(NamedTuple):
-    """A text, or a pair of texts, that a run processes whole."""
+    """An input, or a pair of inputs, that a run processes whole."""
 
     ids: np.ndarray  # int64
     second: int  # index of the second text of a pair; the number of tokens for a single text
@@ -83,9 +83,9 @@ class Header:
             self._select_kernels(max(most_tokens, first), wanted)
 
     def fill_texts(self, texts: Sequence[TextSpan], pages: np.ndarray, rows: np.ndarray, precise: bool) -> None:
-        """Describe a run that processes whole texts.
+        """Describe a run that processes whole inputs.
 
-        pages: pages of the cache, int64; rows: the output, float32 [texts, width]; precise: activations keep 16 bits,
+        pages: pages of the cache, int64; rows: the output, float32 [inputs, width]; precise: activations keep 16 bits,
         however many tokens there are.
         """
         counts, number = np.array([len(text.ids) for text in texts]), len(texts)
@@ -105,7 +105,7 @@ class Header:
         self._select_kernels(max(int(counts.max()), LEAST_OF_TEXTS), LEAST_OF_TEXTS)
 
     def fill_windows(self, ends: np.ndarray) -> None:
-        """Divide the only text of a run into attention windows that end after these rows, int64."""
+        """Divide the only input of a run into attention windows that end after these rows, int64."""
         firsts, zeros = np.concatenate(([0], ends[:-1])), np.zeros_like(ends)
         tables = zeros + self.sequences[0, SEQUENCE.table]
         counts = ends - firsts

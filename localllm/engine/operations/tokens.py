@@ -187,7 +187,7 @@ class Select(Operation):
 
 @operation
 class Pool(Operation):
-    """One row for each text: the mean of its rows, the first ("cls") or the last."""
+    """One row for each input: the mean of its rows, the first ("cls") or the last."""
 
     VERB = "pool"
 

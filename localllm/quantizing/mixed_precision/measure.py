@@ -216,7 +216,10 @@ def rounding_cost(weights: np.ndarray, met: np.ndarray, block: int) -> float:
 
 
 def divergence(base: BatchedActivations, changed: BatchedActivations, threads: int = 1) -> float:
-    """Compute the mean Kullback-Leibler divergence per token; logits: float32 [tokens, vocab] per text."""
+    """Compute the mean Kullback-Leibler divergence per token.
+
+    logits: float32 [tokens, vocab] per document.
+    """
 
     def of(rows: np.ndarray, another: np.ndarray) -> float:
         total, (scratch, probabilities) = 0.0, np.empty((2, rows.shape[1]), np.float32)

@@ -86,7 +86,7 @@ class MixedPrecision(NamedTuple):
     """The chosen formats and their divergence.
 
     Attributes:
-        formats: by tensor.  found: measured divergence on held-out texts, inputs not rounded.
+        formats: by tensor.  found: measured divergence on held-out documents, inputs not rounded.
         predicted: divergence with rounded inputs.  usual: the same prediction for the type's own formats.
     """
 
@@ -227,7 +227,7 @@ class MatrixEncoder(ActivationCollector):
 
 
 class PlanCheck:
-    """Measures the divergence of encoded models on held-out texts."""
+    """Measures the divergence of encoded models on held-out documents."""
 
     def __init__(self, calibration: Calibration, widener: Widener, threads: int, on_matrix: OnMatrix):
         self._calibration, self._widener, self._threads = calibration, widener, threads
