@@ -39,7 +39,6 @@ def default_signals():
 
     A shell lets its background jobs ignore Ctrl-C, nohup lets a program ignore hang-ups, and so does our program
     once its exit code is decided.
-
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in ("SIGHUP", "SIGQUIT"):
@@ -52,7 +51,6 @@ def link() -> Callable[[Path, Path], None]:
     """Return a function that makes a symbolic link; skip the test where there are none.
 
     Windows demands a right, and wine only claims to have made one.
-
     """
 
     def make(path: Path, target: Path) -> None:
@@ -76,7 +74,6 @@ def shared() -> Path:
     """Return the folder of real models, golden logits, vocabularies and texts beside the project's root.
 
     It is too large for the repository: tests that need it are skipped where it is missing, and fail there in CI.
-
     """
     folder = ROOT.parent / "shared"
     if not folder.is_dir():

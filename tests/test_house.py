@@ -59,7 +59,6 @@ def find_too_long(module: str, source: str) -> list[str]:
     """Return the file and functions of a module over the limits, without docstrings and `self`.
 
     A verb of an operation has its builder in place of `self`.
-
     """
     lines = len(source.splitlines())
     lines_over = [f"{module}: {lines} lines"] if lines > FILE else []

@@ -55,7 +55,7 @@ def installed_files() -> set[str]:
 
 
 def test_the_repository_has_no_symbolic_links():
-    """They do not survive Windows, archives and copies."""
+    """Keep it usable on Windows, in archives and in copies."""
     listed = subprocess.run(["git", "ls-files", "--stage"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
         pytest.skip("not a clone")

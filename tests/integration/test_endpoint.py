@@ -119,7 +119,7 @@ def test_replay_asks_the_server_again(server: Served, tmp_path: Path):
     assert done.returncode == 1 and done.stdout.startswith("another text, from character 4: it was 'P' and is 'LO'")
 
 
-def test_tools_run_locally(server: Served, tmp_path: Path):
+def test_tools_of_an_endpoint_run_locally(server: Served, tmp_path: Path):
     """Use the server's model with this computer's tools and confirmations."""
     (tmp_path / "notes.txt").write_text("Buy milk.\nSleep.\n")
     tools = ["--tools", "read_file", "--allow", str(tmp_path), "--yes", "read_file"]
@@ -237,7 +237,6 @@ def serve_reactions(*reactions: Reaction, loads: int = 0) -> Iterator[tuple[str,
     """Run a server with one reaction after another, the last forever; yield its address and requests.
 
     loads: how often it reports that it is loading its model.
-
     """
     asked, loading = list[Any](), list[int]()
 

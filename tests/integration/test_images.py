@@ -271,7 +271,6 @@ def test_the_least_recent_images_are_evicted(count: int, mega: float, left: int)
 def test_prefill_segments_do_not_cut_images(tmp_path, name, precise):
     """Compare logits of 8 prompts, prefilled in chunks of 64 tokens, with each prompt alone;
     Gemma's images have 144 rows that attend to each other and are prefilled at once.
-
     """
     from localllm.generation.chunked_prefill import read_prompt
     from localllm.generation.options import GenerationOptions
@@ -432,7 +431,7 @@ SMOLVLM = """<|im_start|>{% for message in messages %}{{message['role'] | capita
 
 
 def test_a_template_that_needs_parts_gets_them(models, opened):
-    """As SmolVLM's, which drops a string."""
+    """Give SmolVLM's template, which drops a string, its parts."""
     with localllm.open(opened.path, chat_template=SMOLVLM, cache=False, threads=1) as other:
         messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What?"}]
         text = other.tokenizer.decode(other.session.encode_chat(messages), special=True)

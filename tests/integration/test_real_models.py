@@ -2,7 +2,6 @@
 
 tests/goldens/real.json holds their results in exact arithmetic (scripts/record/record_real.py). Greedy texts are
 compared up to where two tokens are nearly equally likely.
-
 """
 
 import json
@@ -155,9 +154,9 @@ def test_qwen_answers_34_of_40_json_questions(opened):
 
 @pytest.mark.skipif(bool(reason_against()), reason="what a model wrote cannot be confined here")
 def test_qwen_solves_its_share_of_human_eval(request, real_model, tmp_path):
-    """Each fourth task, by `map`; with --all each second, of which 49 of 82 were right on a Zen 4.
+    """Solve each fourth task by `map`; with --all each second, of which 49 of 82 were right on a Zen 4.
 
-    Greedy texts part a little elsewhere.
+    Greedy texts differ a little elsewhere.
     """
     every, least, most = (2, 44, 54) if request.config.option.everything else (4, 18, 28)
     tasks = read_tasks(real_model("human-eval"))[::every]

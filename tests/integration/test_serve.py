@@ -378,7 +378,6 @@ def test_a_conversation_reuses_its_prefix(guide: Served):
 
     Both prompts select the same kernels. The answer is prefilled again, by the kernels of prompts, as if the client had
     written it.
-
     """
     messages = [{"role": "user", "content": " ".join(QUESTIONS * 3)}]
     first = guide.post("/v1/chat/completions", {"messages": messages, "max_tokens": 10, "temperature": 0}).json

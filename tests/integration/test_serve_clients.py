@@ -197,7 +197,7 @@ def test_anthropic_thinking_blocks_are_returned_and_accepted(claude):
     assert claude.messages.create(model="scripted", max_tokens=99, messages=messages).content[0].text == "Hello there."
 
 
-def test_anthropic_lists_models(claude):
+def test_anthropic_lists_and_retrieves_models(claude):
     listed = claude.models.list()
     assert all(model.type == "model" and model.display_name == model.id and model.created_at for model in listed.data)
     assert not listed.has_more and claude.models.retrieve(listed.data[0].id) == listed.data[0]

@@ -142,7 +142,7 @@ def test_an_untrained_model_keeps_a_schema_beside_tools(guide: Served):
     ],
 )
 def test_json_that_names_a_tool_is_a_call_beside_a_schema(guide: Served, form: dict):
-    """Where calls are JSON."""
+    """Apply to formats that write calls as JSON."""
     for seed in range(6):
         choice = guide.chat("Hi", tools=TOOLS, seed=seed, temperature=1.5, **form).json["choices"][0]
         if choice["finish_reason"] == "stop":

@@ -101,7 +101,6 @@ def run_idiom(folder: Path, title: str, is_real: bool = False) -> bytes:
     """Run an idiom on the folder's model.gguf; return stdout, and check what holds for every model.
 
     is_real: a real model may need more time, and does what is asked, so that stderr must be empty.
-
     """
     language, code = BLOCKS[title]
     if language == "make":

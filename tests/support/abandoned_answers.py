@@ -4,9 +4,9 @@ Run by tests/integration/test_abandoned_answers.py.
 
     python abandoned_answers.py SCENARIO MOMENT [ENCODER]
 
-An abandoned answer is part of a cycle, so that only the garbage collector ends it. MOMENT says when it runs: "always",
+An abandoned answer is part of a cycle, so that only the garbage collector ends it. MOMENT is when it runs: "always",
 at every allocation of any thread, or "locked", only while a thread holds one of the engine's locks, which then must
-not be asked for again. Prints one JSON line: the texts of those who stayed.
+not be requested again. Prints one JSON line: the texts of the answers that were not abandoned.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ Lock = threading.Lock
 
 
 def abandon(answer: Any) -> None:
-    """Begin an answer, and leave it to the garbage collector."""
+    """Begin an answer and leave it to the garbage collector."""
     box: dict[str, Any] = {"answer": answer}
     box["itself"] = box
     next(box["answer"])
@@ -101,7 +101,7 @@ def conversation(model: Any, round_: int = 0) -> str:
 
 
 def threads(model: Any) -> list[str]:
-    """Eight at once, of whom each second one abandons what it asks."""
+    """Answer in eight threads, of which every second one abandons its answer."""
     texts: dict[int, str] = {}
 
     def work(number: int) -> None:
@@ -122,7 +122,7 @@ def threads(model: Any) -> list[str]:
 
 
 def tasks(model: Any) -> list[str]:
-    """Tasks that hand answers to threads, as a web application does; each second one is cancelled in the middle."""
+    """Answer tasks by threads, as a web application does, and cancel every second one midway."""
 
     async def stream(number: int) -> str:
         answer = model.chat(QUESTION, max_tokens=4 if number % 2 else 300, temperature=0)
@@ -152,7 +152,7 @@ def embed(model: Any, encoder: str) -> list[str]:
 
 
 def served(model: Any) -> list[str]:
-    """Return a server, of whose clients each second one leaves, and whose model also answers this thread."""
+    """Run a server whose every second client disconnects, and answer from its model in this thread, too."""
     from served import serving
 
     body = {"messages": QUESTION, "temperature": 0, "stream": True}
@@ -176,7 +176,7 @@ def served(model: Any) -> list[str]:
 
 
 def forgotten(path: str) -> list[str]:
-    """Models that nobody closes."""
+    """Open models that nobody closes."""
     for _ in range(4):
         model = localllm.open(path, threads=2)
         box: dict[str, Any] = {"answer": model.chat(QUESTION, max_tokens=20), "model": model}

@@ -1,4 +1,4 @@
-"""A headless Chromium, spoken to through a pipe: https://chromedevtools.github.io/devtools-protocol/."""
+"""A headless Chromium, driven through a pipe: https://chromedevtools.github.io/devtools-protocol/."""
 
 import json
 import os
@@ -17,11 +17,11 @@ OPTIONS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm
 
 
 class NavigatedError(AssertionError):
-    """The page went away while it was asked."""
+    """The page navigated away during an evaluation."""
 
 
 class Tab:
-    """One page."""
+    """A page in the browser."""
 
     def __init__(self, write: int, read: int):
         self._write, self._read, self._held, self._number, self._session = write, read, b"", 0, None
@@ -43,23 +43,23 @@ class Tab:
                 assert piece, "the browser ended"
                 self._held += piece
             line, _, self._held = self._held.partition(b"\0")
-            told = json.loads(line)
-            if told.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded"):
-                self.errors.append(json.dumps(told["params"])[:300])
-            if told.get("id") == self._number:
-                if "navigated" in told.get("error", {}).get("message", ""):
+            message = json.loads(line)
+            if message.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded"):
+                self.errors.append(json.dumps(message["params"])[:300])
+            if message.get("id") == self._number:
+                if "navigated" in message.get("error", {}).get("message", ""):
                     raise NavigatedError
-                assert "error" not in told, told
-                return told["result"]
+                assert "error" not in message, message
+                return message["result"]
 
     def value(self, script: str) -> Any:
         """Evaluate an expression in the page."""
-        found = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        reply = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in reply, reply
+        return reply["result"].get("value")
 
     def until(self, script: str) -> Any:
-        """Wait until an expression has a value, and return it."""
+        """Wait until an expression is true, and return its value."""
         end = time.monotonic() + 30
         while True:
             with suppress(NavigatedError):
@@ -69,7 +69,7 @@ class Tab:
             time.sleep(0.05)
 
     def reload(self, is_ready: str) -> None:
-        """Load the page again, and wait until an expression has a value in the new one."""
+        """Reload the page and wait until an expression is true in the new one."""
         self.value("window.isOld = true")
         self.call("Page.reload")
         self.until(f"!window.isOld && document.readyState === 'complete' && ({is_ready})")
@@ -80,13 +80,13 @@ class Tab:
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **more)
 
     def write(self, text: str) -> None:
-        """As if it was typed where the focus is."""
+        """Type text where the focus is."""
         self.call("Input.insertText", text=text)
 
 
 @contextmanager
 def tab(folder: Path) -> Iterator[Tab]:
-    """folder: for the browser's files."""
+    """Start a browser and yield its page; folder: for the browser's files."""
     assert CHROMIUM
     theirs_in, ours_out = os.pipe()
     ours_in, theirs_out = os.pipe()

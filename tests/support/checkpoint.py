@@ -39,7 +39,7 @@ OF_HASHES = {
 
 
 def write_checkpoint(folder: Path, config: Mapping[str, Any] = {}, dtype: str = "F32", files: int = 1) -> Path:
-    """Write a checkpoint with these changes of CONFIG, its weights in so many files; returns the folder."""
+    """Write a checkpoint with changes of CONFIG, its weights in `files` files; return the folder."""
     folder.mkdir(exist_ok=True)
     settings = CONFIG | config
     write_json(folder / "config.json", settings)
@@ -60,7 +60,7 @@ def write_checkpoint(folder: Path, config: Mapping[str, Any] = {}, dtype: str = 
 
 
 def write_family(folder: Path, config: Mapping[str, Any], shapes: Mapping[str, list[int]], dtype: str = "F32") -> Path:
-    """Write a checkpoint of any architecture: random weights of these shapes; returns the folder."""
+    """Write a checkpoint of any architecture with random weights of these shapes; return the folder."""
     folder.mkdir(exist_ok=True)
     write_json(folder / "config.json", config)
     write_json(folder / "tokenizer.json", tokenizer())
@@ -72,7 +72,7 @@ def write_family(folder: Path, config: Mapping[str, Any], shapes: Mapping[str, l
 
 
 def spelled_out(together: Mapping[str, str]) -> dict[str, list[int]]:
-    """By names; in the data 0-3 stands for 0, 1, 2 and 3."""
+    """Expand ranges in names, such as 0-3 for 0, 1, 2 and 3; return shapes by name."""
     shapes: dict[str, list[int]] = {}
     for names, shape in together.items():
         parts = re.split(r"(?<=\.)(\d+-\d+)(?=\.)", names)
@@ -87,7 +87,7 @@ def span(text: str) -> tuple[int, int]:
 
 
 def random_tensor(name: str, shape: tuple[int, ...], dtype: str = "F32") -> tuple[str, np.ndarray]:
-    """Type and values of a tensor: the same for the same name."""
+    """Return a tensor's type and values, the same for the same name."""
     random = np.random.default_rng(crc32(name.encode()))
     if name.endswith("_blocks"):
         return "U8", random.integers(0, 256, shape, np.uint8)
@@ -103,13 +103,13 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def edit_json(path: Path, **changes: Any) -> None:
-    """Change an object in a file; a value of None goes."""
+    """Change an object in a file; None removes a key."""
     content = json.loads(path.read_text(encoding="utf-8")) | changes
     write_json(path, {key: value for key, value in content.items() if value is not None})
 
 
 def make_weights(settings: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Random weights under Hugging Face's names: float32, of numbers that F16 and BF16 hold exactly."""
+    """Return random weights under Hugging Face's names: float32 values that F16 and BF16 hold exactly."""
     random = np.random.default_rng(0)
     width, hidden, heads = settings["hidden_size"], settings["intermediate_size"], settings["num_attention_heads"]
     queries = heads * (settings.get("head_dim") or width // heads)
@@ -136,14 +136,14 @@ def make_weights(settings: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def random_numbers(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Float32, of numbers that F16 and BF16 hold exactly; those of vectors are above 0, as norms are."""
+    """Return float32 values that F16 and BF16 hold exactly; vectors are positive, as norms are."""
     scale = 0.25 if len(shape) <= 1 else 1.5 * shape[-1] ** -0.5
     numbers = np.asarray(random.normal(0.5 if len(shape) <= 1 else 0, scale, shape), np.float32)
     return np.round(numbers * 128) / np.float32(128)
 
 
 def write_safetensors(path: Path, tensors: list[tuple[str, str, np.ndarray]], **changes: Any) -> None:
-    """Write tensors: name, type (F64, F32, F16, BF16, or another, of bytes), values; with changes of the header."""
+    """Write tensors as (name, type, values), with changes of the header."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     data = b""
     for name, dtype, array in tensors:
@@ -156,7 +156,7 @@ def write_safetensors(path: Path, tensors: list[tuple[str, str, np.ndarray]], **
 
 
 def encoded(array: np.ndarray, dtype: str) -> bytes:
-    """Numbers as bytes; BF16 is the upper half of float32."""
+    """Return values as bytes; BF16 is the upper half of float32."""
     if dtype == "BF16":
         return (array.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).tobytes()
     kinds = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64, "I32": np.int32, "I8": np.int8}

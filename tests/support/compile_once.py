@@ -1,6 +1,6 @@
-"""Workers that test at the same time compile each kernel once: the second waits for what the first keeps.
+"""Let parallel test workers compile each kernel once: the second waits for the first one's object file.
 
-Each has one compiler at a time: there is a worker for each core, and to start another compiler takes 0.6 s.
+Each worker runs one compiler at a time: there is a worker per core, and starting another compiler takes 0.6 s.
 """
 
 import os
@@ -20,7 +20,7 @@ OF_THE_CPU = "localllm.kernels.build.compile"  # the module whose machine code l
 
 
 def take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on this process compiles nothing that another one is compiling."""
+    """Make this process wait for kernels that another one is compiling."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         monkeypatch.setattr(compilers, "logical_cores", lambda: 1)
     compile = Compiler.compile
@@ -40,7 +40,7 @@ def take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Where the folder can be written, hardly anybody else is here for that file."""
+    """Lock a path among processes, if the folder is writable."""
     import fcntl
 
     claim = path.with_suffix(".claim")

@@ -1,10 +1,10 @@
-"""What a config.json of tests/goldens/checkpoints.json says otherwise, and what of it becomes metadata.
+"""Changed values of the config.json in tests/goldens/checkpoints.json, and the metadata they become.
 
-config_changes.json has by variant, and by the place of a value in its config.json ("rope_parameters.rope_theta"), pairs
-of another value (null: none) and what it changes: by llama.cpp's converter (November 2026, which asks transformers 5.23
-for what is unsaid) these metadata, without the architecture in front (null: no longer there); or the message with which
-localllm refuses it. Values that localllm does not read are left out, and what it means to read otherwise.
-scripts/record/record_config_changes.py makes it.
+config_changes.json has, by variant and path in its config.json ("rope_parameters.rope_theta"), a list of another value
+(null: none) and its effect: the metadata that llama.cpp's converter writes (November 2026, which asks transformers 5.23
+for missing values), without the architecture's prefix (null: no longer there); or the message of its
+refusal. Values that localllm does not read, or reads otherwise on purpose, are left out.
+scripts/record/record_config_changes.py writes it.
 """
 
 import copy
@@ -22,7 +22,7 @@ PATH = GOLDENS / "config_changes.json"
 
 
 def with_value(config: Mapping[str, Any], place: str, value: Any) -> dict[str, Any]:
-    """Return a config.json with another value in that place; None: without it."""
+    """Return a config.json with a value changed, or removed if None."""
     found = copy.deepcopy(dict(config))
     *around, name = place.split(".")
     inner = found
@@ -36,7 +36,7 @@ def with_value(config: Mapping[str, Any], place: str, value: Any) -> dict[str, A
 
 
 def read(content: Mapping[str, Any]) -> dict[str, Any] | str:
-    """Return the metadata of a config.json, without the architecture in front; or why it is refused."""
+    """Return the metadata of a config.json without the architecture's prefix, or why it is refused."""
     config = Config(content, Path("config.json"))
     try:
         family = family_of(config)
@@ -46,7 +46,7 @@ def read(content: Mapping[str, Any]) -> dict[str, Any] | str:
 
 
 def spelled_out(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """With what readers take for granted."""
+    """Add the defaults that readers assume."""
     heads = metadata.get("attention.head_count") or 1
     usual = (metadata.get("embedding_length") or 0) // (max(heads) if isinstance(heads, list) else heads)
     lengths = {f"attention.{side}_length": usual for side in ("key", "value")}
@@ -55,14 +55,14 @@ def spelled_out(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unlike(found: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Metadata that differ, by key: what is found, and what is expected."""
+    """Return the metadata that differ, by key: (found, expected)."""
     found, expected = spelled_out(found), spelled_out(expected)
     keys = {**found, **expected}
     return {k: (found.get(k), expected.get(k)) for k in keys if not is_close(found.get(k), expected.get(k))}
 
 
 def is_close(first: Any, second: Any) -> bool:
-    """Whether two values are the same in float32."""
+    """Return whether two values are equal in float32."""
     if isinstance(first, list) and isinstance(second, list):
         return len(first) == len(second) and all(map(is_close, first, second))
     numbers = isinstance(first, int | float) and isinstance(second, int | float)

@@ -1,4 +1,4 @@
-"""What a family reads of a config.json of tests/goldens/checkpoints.json in which one value is another one."""
+"""The hyperparameters that a family reads of a config.json with one changed value (tests/goldens/checkpoints.json)."""
 
 import json
 import re
@@ -24,13 +24,13 @@ CHECKPOINTS = json.loads((GOLDENS / "checkpoints.json").read_text(encoding="utf-
 
 
 def facts_of(variant: str) -> dict[str, Any]:
-    """Return a variant's facts; an "-old" one has only those that differ from another's."""
+    """Return a variant's facts; "-old" variants only list differences."""
     content = CHECKPOINTS[variant]
     return {**CHECKPOINTS.get(content.get("like", ""), {}), **content}
 
 
 def changed(config: Mapping[str, Any], place: str, value: Any) -> dict[str, Any]:
-    """With another value in that place; None: without it. So many layers are MANY that no list says how each is."""
+    """Return a config.json with a value changed, or removed if None; drop lists by layer for MANY layers."""
     found = with_value(config, place, value)
     if place.endswith("num_hidden_layers") and value == MANY:
         inner = found.get("text_config", found)
@@ -77,5 +77,5 @@ def unlike(found: dict[str, Any] | str, usual: dict[str, Any]) -> dict[str, Any]
 
 
 def recorded() -> dict[str, dict[str, dict[str, Any]]]:
-    """By variant, place in its config.json, and value (as JSON): what is read."""
+    """Return the recorded readings by variant, path in its config.json, and value (as JSON)."""
     return json.loads(PATH.read_text(encoding="utf-8")) if PATH.exists() else {}

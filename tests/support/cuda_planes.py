@@ -1,4 +1,4 @@
-"""What the planes of localllm.kernels.cuda.matmul.planes mean, in NumPy."""
+"""Decode the planes of localllm.kernels.cuda.matmul.planes in NumPy."""
 
 import numpy as np
 
@@ -57,7 +57,7 @@ def per_unit(data: np.ndarray) -> np.ndarray:
 
 
 def k_header(planes: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Scales and minimums of Q4_K and Q5_K, [rows, units, 1]."""
+    """Return scales and minimums of Q4_K and Q5_K, [rows, units, 1]."""
     header, unit = planes["header"], np.arange(8)
     d, words = halves(header[..., :4]), integers(header[..., 4:], "<u4")[..., None]
     scales = words[..., 0, :] >> 4 * unit & 15 | (words[..., 2, :] >> 2 * unit & 3) << 4
@@ -69,7 +69,7 @@ def k_header(planes: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def factors(name: str, planes: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Scales of units or of 16 weights, and what is subtracted: float32 [rows, units, 1 or 2]."""
+    """Return scales of units or of 16 weights, and subtracted offsets: float32 [rows, units, 1 or 2]."""
     nothing = np.zeros((1, 1, 1), np.float32)
     if name in ("Q4_K", "Q5_K"):
         return k_header(planes)
@@ -99,7 +99,7 @@ def factors(name: str, planes: dict[str, np.ndarray]) -> tuple[np.ndarray, np.nd
 
 
 def dequantized(name: str, rows: np.ndarray, columns: int) -> np.ndarray:
-    """Rows of planes, uint8 [rows, row_bytes], as float32 [rows, columns]."""
+    """Dequantize rows of planes, uint8 [rows, row_bytes], to float32 [rows, columns]."""
     planes = split(name, rows, columns)
     codes, (scales, lows) = STEPS.get(name, 1) * codes_of(planes) - CENTRES.get(name, 0), factors(name, planes)
     values = (TABLES[name][codes] if name in TABLES else codes).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Engines for tests: opened with few words, and one that reads a single sequence."""
+"""Engines for tests: opened with few arguments, or reading a single sequence."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ class SingleEngine(Engine):
     """An engine with one sequence."""
 
     def forward(self, ids: Sequence[int], position: int, logits: str = "last", precise: bool = True) -> np.ndarray:
-        """Go back to a position, and read on from there."""
+        """Rewind to a position and append tokens there."""
         if not hasattr(self, "_sequence"):
             self._sequence = self.sequence()
         assert self._sequence.truncate(position) == position, "tokens are missing"
@@ -32,6 +32,6 @@ class SingleEngine(Engine):
 
 
 def open_engine(model: str | Path | GGUFFile, **options) -> SingleEngine:
-    """Options are EngineOptions; two threads unless they say otherwise."""
+    """Open an engine with EngineOptions; two threads unless set."""
     file = model if isinstance(model, GGUFFile) else GGUFFile.open(model)
     return SingleEngine(file, EngineOptions(**{"threads": 2, **options}))

@@ -1,4 +1,4 @@
-"""An engine whose words are known: it says, token by token, what a test's script tells it to."""
+"""An engine with scripted tokens."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ class FakeEngine:
     hyperparameters = SimpleNamespace(arch="llama", start_token=None)
 
     def __init__(self, vocab_size: int, say: Callable[[list[int]], int], context: int = 512):
-        """say: from all the tokens so far to the next one."""
+        """Set `say`, a function from all tokens so far to the next one."""
         self.vocab_size, self.context, self.runs = vocab_size, context, Runs()
         self.sequences: list[FakeSequence] = []
         self.calls: list[tuple[int, int]] = []
@@ -49,7 +49,7 @@ class FakeEngine:
         return [sequence.append(ids, logits, precise) for sequence, ids in requests]
 
     def require_shift(self) -> None:
-        """Accept: this engine can shift."""
+        """Accept, as this engine can shift."""
 
     prepare_shift = require_shift
 

@@ -1,4 +1,4 @@
-"""An engine of many sequences whose logits are known: any function of all the tokens so far."""
+"""An engine of many sequences whose logits are any function of all tokens so far."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ class FakeSequences:
     """
 
     def __init__(self, vocab_size: int, row: Callable[[tuple[int, ...]], np.ndarray], context: int = 512):
-        """row: from all the tokens so far to the logits float32 [vocab_size] after them."""
+        """Set `row`, a function from all tokens so far to the next logits, float32 [vocab_size]."""
         self.vocab_size, self.context, self.row = vocab_size, context, row
         self.runs, self.has_draft_head, self.written = Runs(), False, None
         self.made: list[FakeSequence] = []
@@ -58,13 +58,13 @@ class FakeSequences:
         return self.give_logits(requests, logits)
 
     def give_logits(self, requests: Sequence[tuple["FakeSequence", list[int]]], logits: str) -> list[np.ndarray]:
-        """Return the rows of tokens that the sequences have just been given."""
-        found = []
+        """Return the rows of the tokens just appended to the sequences."""
+        rows = []
         for sequence, ids in requests:
             ends = range(len(sequence.tokens) - len(ids) + 1, len(sequence.tokens) + 1)
             wanted = {"last": ends[-1:], "all": ends, "none": ()}[logits]
-            found.append([self.row(tuple(sequence.tokens[:end])) for end in wanted])
-        return self.give(found)
+            rows.append([self.row(tuple(sequence.tokens[:end])) for end in wanted])
+        return self.give(rows)
 
     def cache_usage(self) -> tuple[int, int]:
         return sum(len(sequence.tokens) for sequence in self.made if not sequence.closed), 10**6
@@ -81,7 +81,7 @@ class FakeSequences:
             raise KeyboardInterrupt
 
     def open(self) -> int:
-        """How many sequences are not closed."""
+        """Return the number of open sequences."""
         return sum(not sequence.closed for sequence in self.made)
 
 

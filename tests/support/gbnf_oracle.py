@@ -1,6 +1,6 @@
-"""What a grammar in GBNF means, once more and plainly: sentences at random, and Earley's algorithm over characters.
+"""An independent implementation of GBNF: random sentences, and Earley's algorithm over characters.
 
-Nothing here is shared with localllm. The notation is read, and repetitions are written out as rules, as by llama.cpp.
+Nothing is shared with localllm. Repetitions are expanded into rules, as llama.cpp does.
 """
 
 import random
@@ -11,7 +11,7 @@ LAST = 0x10FFFF
 
 @dataclass(frozen=True)
 class Terminal:
-    """One character: of these ranges, or of none of them."""
+    """One character in these ranges, or outside them."""
 
     ranges: tuple[tuple[int, int], ...]
     is_negated: bool = False
@@ -20,7 +20,7 @@ class Terminal:
         return any(first <= code <= last for first, last in self.ranges) != self.is_negated
 
     def meets(self, low: int, high: int) -> bool:
-        """Whether it has a character from low to high that is no surrogate."""
+        """Return whether it matches a character from low to high that is no surrogate."""
         edges = {
             low,
             high,
@@ -74,12 +74,12 @@ class Grammar:
         return self.text[start : self._at]
 
     def _alternatives(self, name: str, nested: bool) -> list[Production]:
-        found = [self._sequence(name, nested)]
+        productions = [self._sequence(name, nested)]
         while self.text.startswith("|", self._at):
             self._at += 1
             self._space(True)
-            found.append(self._sequence(name, nested))
-        return found
+            productions.append(self._sequence(name, nested))
+        return productions
 
     def _new(self, name: str, productions: list[Production]) -> str:
         self.rules[made := f"{name}_{len(self.rules)}"] = productions
@@ -159,7 +159,7 @@ class Grammar:
     # ---- sentences
 
     def sentence(self, rng: random.Random, name: str = "root", room: int = 60) -> str:
-        """One at random; where there's no room for more, the shortest that is left."""
+        """Return a random sentence; once `room` is used up, the shortest that remains."""
         text, stack = "", [name]
         while stack:
             part = stack.pop()
@@ -182,7 +182,7 @@ class Grammar:
 
 
 class Chart:
-    """Earley's sets for a text that comes character by character."""
+    """Earley's sets for a text that arrives character by character."""
 
     def __init__(self, grammar: Grammar):
         self.rules = grammar.rules
@@ -217,7 +217,7 @@ class Chart:
                 if item[2] < len(item[1]) and isinstance(item[1][item[2]], Terminal)}  # fmt: skip
 
     def push(self, char: str) -> bool:
-        """Whether this character may come; if not, nothing happens."""
+        """Add a character and return True; return False and change nothing if it is not allowed."""
         behind = [(item[0], item[1], item[2] + 1, item[3])
                   for item, terminal in self.terminals().items() if terminal.has(ord(char))]  # fmt: skip
         if behind:
@@ -232,7 +232,7 @@ class Chart:
         return ("", ("root",), 1, 0) in self.sets[-1]
 
     def takes(self, data: bytes) -> bool:
-        """Whether these bytes may come, perhaps the beginning of a character last."""
+        """Return whether these bytes may follow, the last of which may begin a character."""
         text = data.decode(errors="surrogateescape")
         pushed, is_fine = 0, True
         for place, char in enumerate(text):
@@ -252,7 +252,7 @@ class Chart:
 
 
 def begun(data: bytes) -> list[tuple[int, int]]:
-    """Return the characters that begin with these bytes, as a range, if there are any."""
+    """Return the range of characters that begin with these bytes, if any."""
     lead, *others = data
     for length, mark, bits in ((2, 0xC0, 5), (3, 0xE0, 4), (4, 0xF0, 3)):
         if lead >> bits == mark >> bits and len(others) < length - 1 and all(byte >> 6 == 2 for byte in others):

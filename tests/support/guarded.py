@@ -59,7 +59,7 @@ def guarded_copy(array: np.ndarray) -> np.ndarray:
 
 
 def place_buffers(steps: list[tape.Step]) -> None:
-    """Every buffer by itself, whatever lives when."""
+    """Allocate every buffer by itself, without sharing memory between lifetimes."""
     for buffer in {buffer for step in steps for buffer in step.reads + step.writes if buffer.rows}:
         buffer.address = guarded(buffer.rows * buffer.stride)
 
@@ -105,7 +105,7 @@ def model(shape: tuple[int, ...], format: str, bias: bool, experts: int) -> Simp
 
 
 def encoded(values: np.ndarray, format: str) -> np.ndarray:
-    """Return the numbers in a format; in k-quants, random blocks with small scales."""
+    """Return values in a format; for k-quants, random blocks with small scales."""
     if not format.endswith("_K"):
         return values if format == "F32" else gguf.quantize(values, gguf.GGMLQuantizationType[format])
     size = (len(values), BY_NAME[format].row_bytes(values.shape[1]))
@@ -113,7 +113,7 @@ def encoded(values: np.ndarray, format: str) -> np.ndarray:
 
 
 def run(shape: tuple[int, ...], format: str) -> None:
-    """Precise and not, one sequence and two, with F32 in every type of cache; without experts, with few, with many."""
+    """Run precisely and not, one sequence and two, with all KV cache types for F32, and with 0 to 40 experts."""
     cases = {"f16": (0, 40), "f32": (3,), "q8_0": (0,)} if format == "F32" else {"f16": (0, 3, 40)}
     for kv_type, experts in ((kv_type, experts) for kv_type, counts in cases.items() for experts in counts):
         file = model(shape, format, kv_type == "f16" and experts != 3, experts)

@@ -24,12 +24,12 @@ from localllm.engine.options import EngineOptions
 
 
 def guarded_states(layout: StateLayout) -> np.ndarray:
-    """Memory for the states of a sequence, full of NaN."""
+    """Allocate the states of a sequence, full of NaN."""
     return guarded_copy(np.full(len(layout.zeros), np.nan, np.float32))
 
 
 def run(name: str) -> None:
-    """One sequence and two, prompts and further tokens, forks."""
+    """Run one sequence and two: prompts, further tokens, forks."""
     engine = Engine(file_of(*MODELS[name], place=guarded_copy), EngineOptions(2, 512, "f16"))
     layout = engine.backend.room.layout
     if layout:

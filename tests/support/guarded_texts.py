@@ -33,7 +33,7 @@ ODD = {"bert": {"width": 80, "heads": 5, "hidden": 56}, "jina_bert": {"width": 4
 
 
 def run(name: str, folder: str, **sizes: int) -> None:
-    """One text as long as a run, several short ones, and pairs."""
+    """Run a text as long as a run, several short ones, and pairs."""
     made, most = model(name, **sizes), runs.BATCH
     with GGUFFile.open(write(made, Path(folder) / "model.gguf")) as file:
         tensors = {key: Tensor(key, it.format, it.shape, guarded_copy(it.data)) for key, it in file.tensors.items()}

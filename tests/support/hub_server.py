@@ -1,6 +1,6 @@
-"""A server on this computer that speaks the Hugging Face hub's protocol, and can fail in many ways.
+"""A local server with the Hugging Face hub's protocol that can fail in many ways.
 
-It has two origins, as the hub has: `url` tells what is in repositories, and redirects to another port for the bytes.
+It has two origins, as the hub has: `url` lists repositories, and redirects to another port for the bytes.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ RESOLVE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
 
 def commit_of(repository: str) -> str:
-    """Of main, or of another revision, which stands behind the repository's name and an @."""
+    """Return the commit of main, or of the revision after an @ in the repository's name."""
     return COMMIT if "@" not in repository else hashlib.sha1(repository.encode()).hexdigest()
 
 
@@ -69,7 +69,7 @@ class Hub:
 
 
 class Server(ThreadingHTTPServer):
-    """Clients may be killed: that is no news."""
+    """A server that ignores killed clients."""
 
     daemon_threads = True
 
@@ -102,7 +102,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class HubHandler(Handler):
-    """The hub itself."""
+    """The handler of the hub itself."""
 
     def answer(self, path: str) -> None:
         if match := API.fullmatch(path):
@@ -156,7 +156,7 @@ class HubHandler(Handler):
 
 
 class BytesHandler(Handler):
-    """Where the hub redirects to."""
+    """The handler of the origin to which the hub redirects."""
 
     def answer(self, path: str) -> None:
         hub = self.hub

@@ -1,8 +1,8 @@
-"""Workers that test at the same time compile each test module once, and collect without looking for garbage.
+"""Let parallel workers compile each test module once, and collect without garbage collection.
 
-In a fresh clone Python compiles 90,000 lines of tests, and pytest rewrites their assertions: 22 s of each worker, if
-all of them meet the same module at the same time. So each begins with a part of its own, and finds the others' parts
-compiled. A plugin of pytest, which conftest.py registers.
+In a fresh clone Python compiles 90,000 lines of tests, and pytest rewrites their assertions: 22 s of each worker, as
+all meet the same module at the same time. So each starts with its own share, and finds the others compiled. A plugin
+of pytest, which conftest.py registers.
 """
 
 import gc
@@ -16,7 +16,7 @@ from project import ROOT
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Iterator[None]:
-    """Collect; what is there then, a million objects, stays, and no later search for garbage looks at it."""
+    """Collect without the garbage collector, and freeze the million objects that stay."""
     gc.disable()
     try:
         import_tests(session.config)
@@ -27,7 +27,7 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
 
 
 def import_tests(config: pytest.Config) -> None:
-    """Import the test modules of the folders that are tested, if this process is one of several workers."""
+    """Import the test modules of the tested folders if this process is one of several workers."""
     worker = getattr(config, "workerinput", None)
     if worker is None:
         return

@@ -1,4 +1,4 @@
-"""A command within this process, with a stand-in for one of the functions that it calls."""
+"""Run a command in this process, with a stand-in for one of the functions it calls."""
 
 import inspect
 import io
@@ -16,11 +16,11 @@ Told = dict[str, Any]
 
 
 class Reached(Exception):  # noqa: N818 - no error
-    """The stand-in has heard enough."""
+    """The stand-in has been called."""
 
 
 def invoke(name: str, *words: object, stdin: bytes = b"") -> None:
-    """Run a command as the program does, but for what becomes of errors."""
+    """Run a command as the program does, but let errors through."""
     above = context_of(name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
@@ -59,7 +59,7 @@ def flat(value: Any) -> Any:
 
 
 class Opened(nullcontext):
-    """Of a model, what commands ask before it answers."""
+    """A model with the attributes that commands read before it answers."""
 
     def __init__(self, path: str):
         super().__init__(self)

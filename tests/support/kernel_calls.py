@@ -1,4 +1,4 @@
-"""What tests of kernels share: calling them as the tape does, by address, with an array of int64, and their memory."""
+"""Helpers of kernel tests: calls by address with an int64 array, as the tape makes them, and their memory."""
 
 import ctypes
 import mmap
@@ -47,12 +47,12 @@ def caller(names: Iterable[str], lane: Lane | None = None) -> Callable[..., None
 
 def compiled_for(names: Iterable[str]) -> list[str]:
     """Return the kernels that exist for them: a product of quantized weights has several variants."""
-    found = []
+    kernels = []
     for name in names:
         kind, _, format = name.partition("-")
         is_whole = kind == "linear_quantized" and format
-        found += [kind, *(f"{piece}-{format}" for piece in VARIANTS)] if is_whole else [name]
-    return found
+        kernels += [kind, *(f"{piece}-{format}" for piece in VARIANTS)] if is_whole else [name]
+    return kernels
 
 
 def kernel_variants(
@@ -88,14 +88,14 @@ def dequantized(name: str, blocks: np.ndarray) -> np.ndarray:
 
 
 def encoded(value) -> int:
-    """Return an argument as an int64: a number, the bits of a float32, or the address of an array."""
+    """Return an argument as an int64: an integer, the bits of a float32, or the address of an array."""
     if isinstance(value, np.ndarray):
         return value.ctypes.data
     return int(np.float32(value).view(np.int32)) if isinstance(value, float) else int(value)
 
 
 def for_any_parts(compute) -> np.ndarray:
-    """Return compute(parts), after checking that it is the same, bit for bit, for any number of parts."""
+    """Return compute(parts), after checking that it is the same to the bit for any number of parts."""
     whole = compute(1)
     for parts in (2, 5, 40):
         np.testing.assert_array_equal(compute(parts), whole)
@@ -107,19 +107,19 @@ def count(number: int) -> np.ndarray:
 
 
 def padded(values: np.ndarray) -> np.ndarray:
-    """Activations as the kernels take them, tokens padded by 8, columns to `line_columns`; NaN in all the padding."""
+    """Return padded activations for kernels: tokens by 8, columns to `line_columns`; NaN in the padding."""
     memory = np.full((-(-len(values) // 8) * 8 + 8, line_columns(values.shape[1])), np.nan, np.float32)
     memory[: len(values), : values.shape[1]] = values
     return memory
 
 
 def line_columns(columns: int) -> int:
-    """Columns from token to token: padded to 16, and to an odd number of cache lines."""
+    """Return the columns between tokens: a multiple of 16 that is an odd number of cache lines."""
     return (-(-columns // 16) | 1) * 16
 
 
 def output(tokens: int, columns: int) -> np.ndarray:
-    """Memory for activations, of which the last row must stay as it is, and what lies behind the padded columns."""
+    """Allocate activations whose last row and padding a kernel must not write."""
     return np.full((-(-tokens // 8) * 8 + 9, line_columns(columns)), GUARD)
 
 

@@ -1,6 +1,6 @@
-"""An MCP server whose list of tools grows with the first call, and which writes much to stderr.
+"""An MCP server whose list of tools grows after the first call, and which writes much to stderr.
 
-Its argument is a file, to which it writes the methods that it is asked for.
+Its argument is a file, to which it writes the requested methods.
 """
 
 import json

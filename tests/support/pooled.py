@@ -1,4 +1,4 @@
-"""The tokens of a prompt that a prefix cache's sequences or files hold."""
+"""Acquire sequences of a prefix cache, and restore prompts from its files."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from localllm.generation.prefix_cache import CachedSequence, PrefixCache, Prefix
 
 @contextmanager
 def acquire(cache: PrefixCache, ids: Sequence[int], **how: Any) -> Iterator[CachedSequence]:
-    """Yield a sequence of a cache, as of PrefixCache.begin, which is put back and collected at the end."""
+    """Yield a sequence of PrefixCache.begin; give it back and collect it at the end."""
     begun = cache.begin(PrefixQuery(ids, **how))
     try:
         yield begun
@@ -20,7 +20,7 @@ def acquire(cache: PrefixCache, ids: Sequence[int], **how: Any) -> Iterator[Cach
 
 
 def restored(store: PrefixStore, ids: list[int]) -> CachedPrefix | None:
-    """Return a sequence that holds what files have of a prompt, of all that can be read the most."""
+    """Return a sequence with the longest stored prefix of a prompt."""
     stored = store.find_prefix(ids)
     while stored:
         if read := store.load(stored):

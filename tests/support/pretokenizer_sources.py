@@ -1,7 +1,7 @@
-"""The source of each pre-tokenizer's rule: a Hugging Face repository with such a tokenizer.json.
+"""The source of each pre-tokenizer: a Hugging Face repository with such a tokenizer.json.
 
-llama.cpp's converter recognizes these tokenizers by what they make of a test text (convert_hf_to_gguf_update.py) and
-writes the name; src/llama-vocab.cpp has a rule for each. "-": only that rule is known.
+llama.cpp's converter recognizes these tokenizers by their ids of a test text (convert_hf_to_gguf_update.py) and writes
+the name; src/llama-vocab.cpp has a rule for each. "-": only that rule is known.
 """
 
 _TEXT = """

@@ -1,4 +1,4 @@
-"""The project's folders, and what its program says on stderr."""
+"""The project's folders, and the filtering of its stderr."""
 
 import re
 from pathlib import Path
@@ -9,5 +9,5 @@ SUPPORT = ROOT / "tests" / "support"
 
 
 def complaints(stderr: bytes) -> str:
-    """Return stderr without the line that says that kernels are compiled, which depends on what ran before."""
+    """Return stderr without the line about compiling kernels, which depends on earlier runs."""
     return re.sub(r"(?m)^localllm: compiling .*\n", "", stderr.decode())

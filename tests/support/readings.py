@@ -1,4 +1,4 @@
-"""What a family reads of a tiny model's metadata in which one value is another one."""
+"""The hyperparameters that a family reads of a tiny model's metadata with one changed value."""
 
 import json
 from collections.abc import Iterator
@@ -35,17 +35,17 @@ Facts = dict[str, Any]
 
 
 def metadata_of(name: str) -> Metadata:
-    """Return a model's, as a file has them, without the architecture's name."""
+    """Return a model's metadata as in a file, without the architecture's prefix."""
     if name.startswith(SEEING):
-        found = projector(name.removeprefix(SEEING)).metadata
-        return {key.removeprefix("clip."): in_file(value) for key, value in found.items() if key.startswith("clip.")}
+        metadata = projector(name.removeprefix(SEEING)).metadata
+        return {key.removeprefix("clip."): in_file(value) for key, value in metadata.items() if key.startswith("clip.")}
     declaration = MODELS[name]
-    found = fields(declaration, dims_of(declaration), dict(declaration.dims))
-    return {key.removeprefix(f"{declaration.arch}."): in_file(value) for key, value in found.items()}
+    metadata = fields(declaration, dims_of(declaration), dict(declaration.dims))
+    return {key.removeprefix(f"{declaration.arch}."): in_file(value) for key, value in metadata.items()}
 
 
 def in_file(value: Any) -> Any:
-    """Return a value as it is read of a file."""
+    """Return a value as it is read from a file."""
     if not isinstance(value, list | tuple) or not value or isinstance(value[0], str):
         return value
     array = np.asarray(value)
@@ -53,7 +53,7 @@ def in_file(value: Any) -> Any:
 
 
 def changed(metadata: Metadata, key: str, value: Any) -> Metadata:
-    """With another value; None: without it."""
+    """Return metadata with a value changed, or removed if None."""
     more = {"rope.scaling.factor": FACTOR} if value == "yarn" else {}
     if (key, value) == ("block_count", MANY):
         more = {name: None for name, each in metadata.items() if isinstance(each, np.ndarray)}
@@ -78,25 +78,25 @@ def read(name: str, metadata: Metadata, of: type[Fields] = Fields) -> Facts | st
 
 
 def facts(h: Any) -> Facts:
-    """Hyperparameters by their names, with what follows from them: what layers keep, see, and how they rotate."""
-    found = {name: value for name, value in flat(h) if name not in ("windows", "chunks")}
-    found["states"] = " ".join(kept_by(state) for state in h.states())
+    """Return hyperparameters by name, with derived facts: states, windows and rotation of layers."""
+    values = {name: value for name, value in flat(h) if name not in ("windows", "chunks")}
+    values["states"] = " ".join(kept_by(state) for state in h.states())
     if callable(getattr(h, "rope", None)):
-        found["bases"] = [rounded((rope := h.rope(layer)) and rope.base) for layer in range(h.layers)]
+        values["bases"] = [rounded((rope := h.rope(layer)) and rope.base) for layer in range(h.layers)]
     if isinstance(h, Vision):
         sizes = ("row_width", "most_patches", "most_grid", "input_width", "head_dim", "rms")
-        found |= {name: rounded(getattr(h, name)) for name in sizes}
-        found["windowed"] = [layer for layer in range(h.layers) if h.windowed(layer)]
-    return {**found, "scale": rounded(getattr(h, "scale", None))}
+        values |= {name: rounded(getattr(h, name)) for name in sizes}
+        values["windowed"] = [layer for layer in range(h.layers) if h.windowed(layer)]
+    return {**values, "scale": rounded(getattr(h, "scale", None))}
 
 
 def kept_by(state: Any) -> str:
-    """Return the kind of a state, whose layer's it is, and how many tokens it is kept of."""
+    """Return a state's type, layer and window."""
     return f"{type(state).__name__[0]}{state.layer}{f':{window}' if (window := getattr(state, 'window', None)) else ''}"
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Names and values, also of what is within others."""
+    """Yield names and values, also of nested records."""
     if hasattr(value, "__dataclass_fields__"):
         for field in value.__dataclass_fields__:
             yield from flat(getattr(value, field), f"{name}.{field}" if name else field)
@@ -108,7 +108,7 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def rounded(value: Any) -> Any:
-    """To six digits, as JSON has it, and not too long."""
+    """Round to six digits as JSON holds them, and shorten."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, tuple | list) and len(value) > FEW and all(item == value[0] for item in value):
@@ -126,5 +126,5 @@ def unlike(found: Facts | str, usual: Facts) -> Facts | str:
 
 
 def recorded() -> dict[str, dict[str, dict[str, Any]]]:
-    """By model, hyperparameter and value (as JSON): what is read."""
+    """Return the recorded readings by model, hyperparameter and value (as JSON)."""
     return json.loads(PATH.read_text(encoding="utf-8")) if PATH.exists() else {}

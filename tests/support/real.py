@@ -1,4 +1,4 @@
-"""Real models, which `python scripts/real_models.py` brings into the cache folder."""
+"""Real models, which `python scripts/real_models.py` puts into the cache folder."""
 
 import sys
 from pathlib import Path
@@ -8,12 +8,12 @@ from real_models import read_table
 
 
 def path_of(name: str) -> Path:
-    """Where a model lies, or would."""
+    """Return a model's path, whether it exists or not."""
     return read_table()[name].path
 
 
 def reason_to_skip(name: str) -> str:
-    """Why a test that needs the model cannot run; "" if it can."""
+    """Return why a test that needs the model is skipped, or ""."""
     if path_of(name).exists():
         return ""
     return f"{name} is not here: python scripts/real_models.py {name} brings it"

@@ -1,4 +1,4 @@
-"""Random models with recurrent layers, of any dimensions: architecture, its metadata fields, tensors."""
+"""Random models with recurrent layers of any dimensions: architecture, metadata, tensors."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ VOCABULARY = 45
 
 
 class Random:
-    """Makes tensors."""
+    """A source of random tensors."""
 
     def __init__(self, seed: int = 0):
         self._random = np.random.default_rng(seed)
@@ -134,7 +134,7 @@ def qwen35(
 
 
 def with_experts(arch: str, model, experts=5, used=2, hidden=32, dense=0):
-    """Another architecture's model with experts, but for the first `dense` layers."""
+    """Turn a model into one with experts except in the first `dense` layers."""
     _, metadata, tensors = model
     random, width, layers = Random(1), metadata["embedding_length"], metadata["block_count"]
     metadata = metadata | {"expert_count": experts, "expert_used_count": used, "expert_feed_forward_length": hidden}
@@ -160,7 +160,7 @@ def with_experts(arch: str, model, experts=5, used=2, hidden=32, dense=0):
 
 
 def qwen3next(**sizes):
-    """Strengths and steps come from one matrix; positions have no sections."""
+    """Take strengths and steps from one matrix, and positions without sections."""
     arch, metadata, tensors = with_experts("qwen3next", qwen35(**sizes))
     metadata = {name: value for name, value in metadata.items() if name != "rope.dimension_sections"}
     for layer in range(metadata["block_count"]):
@@ -171,13 +171,13 @@ def qwen3next(**sizes):
 
 
 def file_of(arch: str, metadata: dict, tensors: dict[str, np.ndarray], place=lambda data: data) -> SimpleNamespace:
-    """As Engine takes a file; place(data) may move a tensor's bytes."""
+    """Return a stand-in for a file; place(data) may move a tensor's bytes."""
     named = {"general.architecture": arch, **{f"{arch}.{name}": value for name, value in metadata.items()}}
-    found = {}
+    tensors_placed = {}
     for name, values in tensors.items():
         data = place(np.ascontiguousarray(values)).view(np.uint8)
-        found[name] = Tensor(name, BY_NAME["F32"], values.shape, data.reshape(*values.shape[:-1], -1))
-    return SimpleNamespace(path="random", metadata=named, tensors=found, oddities=Oddities())
+        tensors_placed[name] = Tensor(name, BY_NAME["F32"], values.shape, data.reshape(*values.shape[:-1], -1))
+    return SimpleNamespace(path="random", metadata=named, tensors=tensors_placed, oddities=Oddities())
 
 
 MODELS = {

@@ -1,22 +1,22 @@
-"""Which tests run: of expensive cases those whose turn it is at this commit, or all of them.
+"""Select the tests to run: of expensive cases those whose turn it is at this commit, or all.
 
-Cases with `@pytest.mark.sampled` are slow, and run at each tenth commit or so: the commit's hash and the case's name
+Cases with `@pytest.mark.sampled` are slow, and run at about every tenth commit: the commit's hash and the case's name
 decide, so that a commit always sees the same ones, and a few commits see all. `sampled("name")` goes by the value of
-that parameter alone: all tests of a format take turns together, wherever they are, and compile its kernels once; as a
-module's `pytestmark`, it means those that have the parameter. `every` says how seldom a case has its turn, `always`
-which values are no such cases. Whoever names a case, as in file.py::test[case], gets it. Hypothesis takes its seed from
-the commit as well.
+that parameter alone: all tests of a format take turns together, in every file, and compile its kernels once; as a
+module's `pytestmark`, it means those that have the parameter. `every` sets how seldom a case has its turn, `always`
+which values always run. A case given by its name, as in file.py::test[case], runs. Hypothesis takes its seed from the
+commit as well.
 
 Functions that take more than a thousandth of the time of all tests are in long_tests.txt, which
-scripts/record/record_long_tests.py writes: their cases run at each tenth commit, or half as often as `sampled` says.
+scripts/record/record_long_tests.py writes: their cases run at every tenth commit, or half as often as `sampled` says.
 
 Tests with `@pytest.mark.real` need real models, or minutes of them, and run with --real alone.
 
     --all            all cases, everything at length, and hypothesis with a new seed
     --real           the tests of real models, and no others
-    --commit HASH    what another commit sees
+    --commit HASH    the selection of another commit
 
-Outside of git there is always the same sample. A plugin of pytest, which conftest.py registers.
+Outside of git the sample is always the same. A plugin of pytest, which conftest.py registers.
 """
 
 import hashlib
@@ -34,12 +34,12 @@ chosen: pytest.Config
 
 
 def everything() -> bool:
-    """Whether tests shall take all the time they can use."""
+    """Return whether tests shall take all the time they can use (--all)."""
     return chosen.option.everything
 
 
 def again_the_same() -> list[str]:
-    """Arguments with which pytest chooses as it did now."""
+    """Return the arguments with which pytest selects the same tests again."""
     option = chosen.option
     seed = f"--hypothesis-seed={option.hypothesis_seed}"
     return ["--commit", option.commit, seed, *["--all"] * option.everything]
@@ -57,7 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before hypothesis looks for its seed
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose, in the process that starts others: they are given its options."""
+    """Choose commit and seed in the main process, whose options the workers get."""
     global chosen
     chosen, option = config, config.option
     config.addinivalue_line(
@@ -92,7 +92,7 @@ def has_turn(case: str, commit: str, every: int) -> bool:
 
 
 def turn(item: pytest.Item) -> tuple[str, int] | None:
-    """Return the case that takes turns, and how many commits share it; None if it runs always."""
+    """Return the case that takes turns, and how many commits share it; None if it always runs."""
     mark = item.get_closest_marker("sampled")
     is_long = item.nodeid.partition("[")[0] in LONG
     values = item.callspec.params if hasattr(item, "callspec") else {}
@@ -104,14 +104,14 @@ def turn(item: pytest.Item) -> tuple[str, int] | None:
 
 
 def seconds(item: pytest.Item) -> int:
-    """Return a test's rough processor time; 0 for a quick one."""
+    """Return a test's rough processor time, 0 for a quick one."""
     mark = item.get_closest_marker("slow")
     return (*mark.args, 2)[0] if mark else 0
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m is heeded
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave cases out. Those are slow; the slowest go first, so that no core waits for another's last one."""
+    """Deselect cases without a turn; run the slowest first, so that no core waits for another's last test."""
     is_named = any("::" in argument for argument in config.args)
     if config.option.real or not is_named:
         others = {item for item in items if bool(item.get_closest_marker("real")) != config.option.real}

@@ -1,4 +1,4 @@
-"""A server in a thread of the tests, with models that are real or whose words are known."""
+"""A server in a thread of the tests, with real or scripted models."""
 
 import asyncio
 import json
@@ -33,10 +33,11 @@ Step = tuple[int, ...]
 
 
 class Scripted(Talker):
-    """Says what a script says, and stops whenever a test holds it.
+    """A scripted engine that a test can block.
 
     Attributes:
-        steps: of each run, how many tokens each sequence read.  gate: runs wait for it.
+        steps: for each run, the token count of each sequence.
+        gate: an event that runs wait for.
     """
 
     bytes_per_token = 0
@@ -64,7 +65,7 @@ class Scripted(Talker):
 
 
 def scripted(path: str, script: Mapping[str, str], context: int = 4096, template: str | None = None) -> api.Model:
-    """Return a model with the vocabulary of a file, that answers the last question as a script says."""
+    """Return a model with the vocabulary of a file that answers the last question by a script."""
     file = GGUFFile.open(path)
     tokenizer = api.tokenizer_of(file)
     engine: Any = Scripted(tokenizer, context, script)
@@ -85,14 +86,14 @@ class Reply:
 
     @property
     def events(self) -> list[Any]:
-        """What data: lines say, but for [DONE]."""
+        """Return the data of the events, except [DONE]."""
         lines = [line[6:] for line in self.body.decode().split("\n") if line.startswith("data: ")]
         return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
 @dataclass
 class Served:
-    """A server and how to ask it."""
+    """A running server, and requests to it."""
 
     port: int
     service: Service
@@ -129,7 +130,7 @@ class Served:
 
 
 def prompt_of_latest(served: Served, model: str) -> str:
-    """Return the latest prompt of a scripted model, and its answer."""
+    """Return the latest prompt and answer of a scripted model."""
     opened = served.model(model)
     return opened.tokenizer.decode(opened.engine.sequences[-1].tokens, special=True)
 
@@ -141,11 +142,11 @@ def serving(
     limits: Limits | None = None,
     **more: Any,
 ) -> Iterator[Served]:
-    """models: by name, what makes one, or the path of a file.  more: as of Shelf."""
-    made = {f"/made/{name}": make for name, make in models.items() if not isinstance(make, str)}
+    """Run a server; models: by name, a function that makes one, or a file's path; more: arguments of ModelPool."""
+    makers = {f"/made/{name}": make for name, make in models.items() if not isinstance(make, str)}
     paths = {name: make if isinstance(make, str) else f"/made/{name}" for name, make in models.items()}
-    opened = lambda path: made[path]() if path in made else api.open_model(path, 2)  # noqa: E731
-    ready, found = threading.Event(), list[Any]()
+    opened = lambda path: makers[path]() if path in makers else api.open_model(path, 2)  # noqa: E731
+    ready, started = threading.Event(), list[Any]()
     place = bind_tcp("127.0.0.1", 0)
     place.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)  # who does not read is noticed sooner
 
@@ -154,7 +155,7 @@ def serving(
         service = Service(ModelPool(paths, opened, metrics, **more), metrics, bounds)
         server = create_listener(application(service, rules or Rules()), bounds, Ending(5, lambda: None, print))
         place.listen(128)
-        found.extend([service, server, asyncio.get_running_loop()])
+        started.extend([service, server, asyncio.get_running_loop()])
         ready.set()
         try:
             await server.serve([place])
@@ -164,7 +165,7 @@ def serving(
     thread = threading.Thread(target=lambda: asyncio.run(work()), daemon=True)
     thread.start()
     assert ready.wait(30)
-    service, server, loop = found
+    service, server, loop = started
     try:
         yield Served(place.getsockname()[1], service, loop)
     finally:

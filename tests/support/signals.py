@@ -1,4 +1,4 @@
-"""Ctrl-C for programs that tests start, on every system: on Windows it goes to all programs of a console."""
+"""Ctrl-C for programs started by tests, on every system: on Windows it goes to all programs of a console."""
 
 import signal
 import subprocess
@@ -20,18 +20,18 @@ for _ in sys.stdin:
 
 
 def apart() -> dict[str, Any]:
-    """Return subprocess.Popen's arguments for a program that alone gets its Ctrl-C.
+    """Return arguments of subprocess.Popen for a program that alone gets its Ctrl-C.
 
-    On Windows, a console of its own.
+    On Windows, it gets its own console.
     """
     return {"creationflags": 0x08000000} if sys.platform == "win32" else {}  # CREATE_NO_WINDOW
 
 
 @contextmanager
 def keyboard(process: subprocess.Popen[bytes]) -> Iterator[Callable[[], None]]:
-    """Yield a function that presses Ctrl-C. process: started with `apart()`.
+    """Yield a function that presses Ctrl-C; process: started with `apart()`.
 
-    On Windows a program has to start for that, which can take longer than what shall be interrupted.
+    On Windows a program has to start for that, which can take longer than what is interrupted.
     """
     if sys.platform != "win32":
         yield lambda: process.send_signal(signal.SIGINT)
@@ -48,6 +48,6 @@ def keyboard(process: subprocess.Popen[bytes]) -> Iterator[Callable[[], None]]:
 
 
 def ctrl_c(process: subprocess.Popen[bytes]) -> None:
-    """Press it once."""
+    """Press Ctrl-C once."""
     with keyboard(process) as press:
         press()

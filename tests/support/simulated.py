@@ -1,7 +1,7 @@
-"""A card that is Numba's simulator: memory of the host, kernels as threads of Python.
+"""A GPU in Numba's simulator: host memory, and kernels as Python threads.
 
-Import this before anything that imports kernels: their warps are of 4 lanes here, and their blocks of two warps. Tensor
-cores need whole warps: SIMULATED_WARP=32 in the environment.
+Import this before anything that imports kernels: warps have 4 lanes in tests, and blocks two warps. Tensor cores need
+whole warps: SIMULATED_WARP=32 in the environment.
 """
 
 import ctypes
@@ -31,11 +31,11 @@ from localllm.kernels.cuda import Grid, grid, kernel, parameters  # noqa: E402
 
 
 def shared_array(self: FakeCUDAShared, shape: int, dtype) -> np.ndarray:
-    """As the simulator's own, but what nobody has written is NaN."""
+    """Allocate shared memory as the simulator does, but filled with NaN."""
     line = sys._getframe(1)
-    made = np.empty(shape, as_dtype(dtype) if isinstance(dtype, types.Type) else dtype)
-    made.view(np.uint8)[:] = 0xFF
-    return self._allocations.setdefault((line.f_code.co_filename, line.f_lineno), made)
+    array = np.empty(shape, as_dtype(dtype) if isinstance(dtype, types.Type) else dtype)
+    array.view(np.uint8)[:] = 0xFF
+    return self._allocations.setdefault((line.f_code.co_filename, line.f_lineno), array)
 
 
 FakeCUDAShared.array = shared_array
@@ -45,7 +45,8 @@ class Lane(greenlet):
     """A thread of a block, which runs until it waits for others.
 
     Attributes:
-        waits_for: "warp" or "block"; None if it may go on.  said: by all lanes of its warp.
+        waits_for: "warp" or "block"; None if it can run.
+        said: the values exchanged by all lanes of its warp.
     """
 
     def __init__(self, run: Callable[[], None], block: Sequence[int], place: Sequence[int], said: list[Any]):
@@ -67,10 +68,10 @@ class Lane(greenlet):
 
 
 class Block(simulator.BlockManager):
-    """A block whose lanes take turns, in another order each time, to notice who does not wait for what it reads.
+    """A block whose lanes run in a random order, so that missing barriers are noticed.
 
-    Those of Numba are threads of Python, and are asked all the time whether they wait: a token of a small model took
-    2.5 s of a Zen 4 instead of 0.05, with weights in Q8_0 7.6 s instead of 0.14.
+    Numba's are Python threads that are polled: a token of a small model took 2.5 s of a Zen 4 instead of 0.05, with
+    weights in Q8_0 7.6 s instead of 0.14.
     """
 
     def run(self, block: Sequence[int], *arguments: int) -> None:
@@ -87,7 +88,7 @@ class Block(simulator.BlockManager):
 
 
 def release(lanes: list[Lane]) -> None:
-    """Let lanes go on whose warp has come together; if there are none, those that wait for the block."""
+    """Resume lanes whose warp has arrived; if there are none, those that wait for the block."""
     warps = [lanes[first : first + WARP] for first in range(0, len(lanes), WARP)]
     ready = [lane for warp in warps if all(lane.waits_for == "warp" for lane in warp) for lane in warp]
     if not ready:
@@ -116,20 +117,21 @@ def encoded(value) -> int:
 
 
 def launch(name: str, rows: int, /, **arguments) -> None:
-    """Run a kernel whose arguments, by name, are numbers and arrays; rows: the most that there may be."""
+    """Run a kernel with arguments by name, integers and arrays; rows: the maximum."""
     simulate(name, grid(name, arguments, rows), [encoded(arguments[key]) for key in parameters(name)])
 
 
 def simulate(name: str, how: Grid, arguments: list[int]) -> None:
-    """Run a kernel."""
+    """Run a kernel on its grid."""
     cuda.jit(kernel(name))[(how.x, how.y), how.threads](*arguments)
 
 
 class SimulatedCard:
-    """As localllm.engine.cuda.card.Card.
+    """A stand-in for localllm.engine.cuda.card.Card.
 
     Attributes:
-        memory: what was allocated, by address.  capacity: bytes that there are.
+        memory: allocations by address.
+        capacity: in bytes.
     """
 
     name, capability, bandwidth, peak = "Numba's simulator", (8, 0), 1e9, 1e12
@@ -208,7 +210,7 @@ class SimulatedCard:
             c[:] = b @ a.T + (c if work.adds else 0)
 
     def _matrix(self, address: int, rows: int, stride: int, work: LibraryProduct) -> np.ndarray:
-        """Float32 [rows, k]."""
+        """Return a matrix in float32 [rows, k]."""
         kind = {"f16": np.float16, "bf16": np.uint16, "f32": np.float32}[work.kind]
         numbers = self._bytes(address, np.dtype(kind).itemsize * (stride * (rows - 1) + work.k)).view(kind)
         matrix = np.lib.stride_tricks.as_strided(numbers, (rows, work.k), (numbers.itemsize * stride, numbers.itemsize))

@@ -1,4 +1,4 @@
-"""Models to split: the tiny one, and one with tensors of some hundred kB, for gguf-split counts in megabytes."""
+"""Models to split: the tiny one, and one with tensors of some hundred kB, for gguf-split sizes in megabytes."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from localllm.files.gguf.writer import OutputTensor, write_gguf
 
 
 def write_large(path: Path) -> Path:
-    """Write a model of 5 MB: tensors of 0.1 to 1.2 MB, one of them larger than a file may be."""
+    """Write a model of 5 MB: tensors of 0.1 to 1.2 MB, one of them larger than a split may be."""
     rows = [100, 300, 700, 50, 20, 900, 1200, 2, 400, 333, 17, 2]
     values = (np.full((count, 250), number, np.float32) for number, count in enumerate(rows))
     tensors = [OutputTensor.of(f"blk.{number}.x.weight", value) for number, value in enumerate(values)]

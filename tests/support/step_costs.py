@@ -1,10 +1,10 @@
-"""What steps cost, where guesses are to be read whatever this machine's times say."""
+"""Step costs that make every draft worthwhile, whatever this machine measures."""
 
 from localllm.generation.speculation.acceptance import StepCostModel
 
 
 class Free(StepCostModel):
-    """Whatever a step has, it costs the same: every guess is read."""
+    """Costs with which every step is equally expensive, so that every draft is verified."""
 
     are_known = True
 

@@ -1,4 +1,4 @@
-"""Model files with something wrong in them: the tiny model, changed where a test wants."""
+"""Invalid model files: the tiny model with changes."""
 
 import gc
 import sys
@@ -17,7 +17,7 @@ Change = Mapping[str, Any]
 
 
 def parts_of(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return the metadata as they stand in a file, and its tensors, float32."""
+    """Return a file's metadata as stored, and its tensors in float32."""
     file = GGUFFile.open(path)
     metadata = {key: Packed(value.tobytes()) for key, value in file.packed.items()}
     tensors = {name: tensor.data.view(np.float32).reshape(tensor.shape) for name, tensor in file.tensors.items()}
@@ -25,7 +25,7 @@ def parts_of(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 class Wrong:
-    """Writes models that differ from a valid one."""
+    """A writer of models that differ from a valid one."""
 
     def __init__(self, folder: Path):
         self.valid = write_tiny_model(folder / "valid.gguf")
@@ -33,7 +33,7 @@ class Wrong:
         self.path = folder / "wrong.gguf"
 
     def write(self, metadata: Change = {}, tensors: Change = {}) -> Path:  # noqa: B006
-        """Return the file with these metadata and tensors instead; GONE takes one away, a function changes a copy."""
+        """Write the file with changed metadata and tensors; GONE removes a value, a function changes it."""
         if sys.platform == "win32":
             gc.collect()  # a refused file is mapped until what refused it is gone, and cannot be replaced before
         keys = changed(self.metadata, metadata)

@@ -1,4 +1,4 @@
-"""A pytest plugin: memory as strict as Windows', in which touching unreserved or released pages ends the process.
+"""A pytest plugin: memory as strict as Windows', where touching unreserved or released pages ends the process.
 
 tests/platform/test_strict_memory.py starts it.
 """
@@ -13,7 +13,7 @@ system = ctypes.CDLL(None, use_errno=True)
 
 
 class StrictRegion(Region):
-    """See Region."""
+    """A Region that protects unused pages."""
 
     def __init__(self, size: int, whole: bool = True):
         super().__init__(size)
@@ -29,7 +29,7 @@ class StrictRegion(Region):
         self._allow(-(-start // PAGE) * PAGE, end // PAGE * PAGE, 0)
 
     def _allow(self, start: int, end: int, how: int) -> None:
-        """Of all pages that have a byte of it."""
+        """Protect all pages that overlap the range."""
         first, last = start // PAGE * PAGE, -(-end // PAGE) * PAGE
         if not self.is_whole and first < last:
             assert system.mprotect(ctypes.c_void_p(self.address + first), ctypes.c_size_t(last - first), how) == 0

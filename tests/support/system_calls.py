@@ -1,4 +1,4 @@
-"""What tests of files share: the calls by which bytes get to the disk, in the order in which they were made."""
+"""Record the system calls by which bytes reach the disk, in their order."""
 
 import os
 
@@ -8,7 +8,7 @@ Call = tuple[str, int]  # what was called, and the number (st_ino) of the file o
 
 
 class SystemCalls(list[Call]):
-    """Records writes, fsyncs, and files that get a name, of this process's os module."""
+    """The writes, fsyncs and renames of this process's os module."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         super().__init__()
@@ -31,7 +31,7 @@ class SystemCalls(list[Call]):
         return replace
 
     def of(self, path: os.PathLike[str]) -> list[str]:
-        """Return the system calls on a file and its folder, repetitions once."""
+        """Return the calls on a file and its folder, without repetitions."""
         numbers = {os.stat(path).st_ino: "", os.stat(os.path.dirname(path)).st_ino: " folder"}
         named = [name + numbers[number] for name, number in self if number in numbers]
         return [name for place, name in enumerate(named) if place == 0 or named[place - 1] != name]

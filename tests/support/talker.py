@@ -1,7 +1,7 @@
 """The program with a scripted model, for terminals.
 
-It answers from ANSWERS, and any other question with the question itself in capitals. Run as a script it takes the
-program's arguments.
+It answers from ANSWERS, and any other question with the question in capitals. Run as a script it takes the program's
+arguments.
 """
 
 import time
@@ -34,7 +34,7 @@ HEADER = "<|im_start|>assistant\n"
 
 
 class Talker(FakeEngine):
-    """Says what ANSWERS say."""
+    """An engine that answers from ANSWERS."""
 
     def __init__(self, tokenizer: Tokenizer, context: int):
         super().__init__(tokenizer.vocab_size, self.next_token, context)
@@ -46,8 +46,8 @@ class Talker(FakeEngine):
 
     def answer(self, question: str) -> list[int]:
         if question not in self._answers:
-            said = ANSWERS.get(question, question.upper())
-            self._answers[question] = [*self._tokenizer.encode(said), self._tokenizer.eos_id]
+            text = ANSWERS.get(question, question.upper())
+            self._answers[question] = [*self._tokenizer.encode(text), self._tokenizer.eos_id]
         return self._answers[question]
 
     def next_token(self, tokens: list[int]) -> int:
@@ -62,7 +62,7 @@ class Talker(FakeEngine):
 
 
 def open_talker(path: str, options: EngineOptions, chat_template: str | None = None, *_: object) -> api.Model:
-    """In place of api.open_with_options."""
+    """Open a scripted model; replaces api.open_with_options."""
     file = GGUFFile.open(path)
     tokenizer = api.tokenizer_of(file)
     return api.Model(file, tokenizer, Talker(tokenizer, options.context or 4096), chat_template)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A terminal for tests: the program on a pseudo-terminal of some size, with the user's fingers and eyes."""
+"""A terminal for tests: the program on a pseudo-terminal, with typed keys and recorded output."""
 
 import os
 import re
@@ -18,7 +18,8 @@ class Terminal:
     """A program on a pseudo-terminal.
 
     Attributes:
-        seen: all output so far.  drawn: the output of the latest line that was typed.
+        seen: all output so far.
+        drawn: the output after the latest typed line.
     """
 
     def __init__(
@@ -46,35 +47,35 @@ class Terminal:
         self._process.delayafterclose = self._process.ptyproc.delayafterclose = 0.01
 
     def expect(self, pattern: str) -> str:
-        """Wait until something new matches; what came before and in the match."""
+        """Wait for a match in new output; return the output up to its end."""
         try:
             self._process.expect(pattern)
         except (pexpect.TIMEOUT, pexpect.EOF):
             raise AssertionError(f"{pattern!r} did not come: {self._process.before!r}") from None
-        found = self._process.before + self._process.after
-        self.seen += found
-        return found
+        output = self._process.before + self._process.after
+        self.seen += output
+        return output
 
     def prompt(self) -> str:
-        """Wait until one may type; what came before."""
+        """Wait for the prompt and return the output before it."""
         return self.expect(PROMPT)
 
     def type(self, text: str) -> None:
         self._process.send(text)
 
     def say(self, text: str) -> str:
-        """Type a line; what came until the next prompt, as it is to be read."""
+        """Type a line and return the visible output until the next prompt."""
         return self.press(f"{text}\r")
 
     def press(self, keys: str) -> str:
-        """Return the same with keys that send a line."""
+        """Press keys that send a line and return the visible output until the next prompt."""
         self.type(keys)
         self.expect("\x1b\\[\\?2004l")  # the editor has taken it
         self.drawn = self.prompt()
         return plain(self.drawn)
 
     def log(self, file: TextIO) -> None:
-        """Write what the program prints to a file, too, as it comes."""
+        """Set the width, once the editor has redrawn its prompt."""
         self._process.logfile_read = file
 
     def resize(self, columns: int) -> None:
@@ -84,10 +85,11 @@ class Terminal:
             self.prompt()
 
     def signal(self, number: int) -> None:
+        """Wait for the end and return the exit code, negative for a signal."""
         self._process.kill(number)
 
     def end(self) -> int:
-        """Wait for the end; the exit code, negative for a signal."""
+        """Return the visible text, without overwritten lines."""
         self._process.expect(pexpect.EOF)
         self.seen += self._process.before
         self._process.close()
@@ -95,7 +97,7 @@ class Terminal:
 
 
 def drawn(text: str) -> str:
-    """Return the visible text: lines that were written over are gone."""
+    """Return a text without escape sequences."""
     return plain(re.sub("[^\n]*\r\x1b\\[2?K", "", text))
 
 

@@ -12,7 +12,7 @@ from tiny_model import CHATML, add_vocabulary, vocabulary
 
 
 def write_tiny_hybrid(path: Path, context: int = 512) -> Path:
-    """Write the model to `path`, in F32, and return the path; `context`: what it was "trained" for."""
+    """Write the model to `path` in F32 and return the path; `context`: its trained context length."""
     arch, metadata, tensors = qwen35(vocabulary=len(vocabulary()), context=context)
     writer = gguf.GGUFWriter(str(path), arch)
     for name, value in metadata.items():

@@ -29,7 +29,7 @@ def byte_pieces() -> list[str]:
 
 
 def vocabulary() -> list[str]:
-    """All pieces: special tokens first (ids 0, 1, 2), then one per byte (id 3 + byte), then the merged ones."""
+    """Return all pieces: special tokens first (ids 0, 1, 2), one per byte (id 3 + byte), then merged ones."""
     return SPECIAL_TOKENS + byte_pieces() + [merge.replace(" ", "") for merge in MERGES]
 
 
@@ -38,7 +38,7 @@ def write_tiny_model(
 ) -> Path:
     """Write the model to `path` (about 440 KB, F32) and return the path.
 
-    context: its trained context length; metadata: further keys, numbers and texts.
+    context: its trained context length; metadata: further keys, numeric or string.
     """
     writer = gguf.GGUFWriter(str(path), "llama")
     add_hyperparameters(writer, context)
@@ -112,7 +112,7 @@ def add_weights(writer: gguf.GGUFWriter, random: np.random.Generator) -> None:
 
 
 def damage(path: Path, name: str = "output.weight") -> Path:
-    """Make a tensor of a written model NaN."""
+    """Fill a tensor of a written model with NaN."""
     for tensor in gguf.GGUFReader(path, "r+").tensors:
         if tensor.name == name:
             tensor.data[...] = np.nan
@@ -120,7 +120,7 @@ def damage(path: Path, name: str = "output.weight") -> Path:
 
 
 def exact(file: GGUFFile) -> GGUFFile:
-    """With all weights in F32."""
+    """Dequantize all weights of a file to F32."""
     for name, tensor in file.tensors.items():
         data = dequantize(tensor).view(np.uint8)
         file.tensors[name] = Tensor(name, BY_NAME["F32"], tensor.shape, data)

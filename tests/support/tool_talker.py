@@ -41,7 +41,7 @@ FOR_EVER = "again"  # is answered with calls only
 
 
 class ToolTalker(talker.Talker):
-    """Says what CALLS say."""
+    """An engine that answers from CALLS."""
 
     def next_token(self, tokens: list[int]) -> int:
         size = len(self.tail)
@@ -58,12 +58,12 @@ class ToolTalker(talker.Talker):
 
     def answer(self, question: str) -> list[int]:
         if question.startswith("\n"):
-            said = "It says: " + question[1:].partition("\n")[0]
+            text = "It says: " + question[1:].partition("\n")[0]
         else:
-            said = CALLS.get(question, question.upper())
+            text = CALLS.get(question, question.upper())
         if question == "slowly":
             time.sleep(0.01)
-        return [*self._tokenizer.encode(said), self._tokenizer.eos_id]
+        return [*self._tokenizer.encode(text), self._tokenizer.eos_id]
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ NAMES = [*BYTE_LEVEL, *SENTENCE_PIECE, "rwkv", "plamo2"]
 
 
 def byte_level(merges: list[str], pre: str, ends: tuple[int, int] = (0, 1), more: tuple[str, ...] = ()) -> dict:
-    """more: pieces that no merge makes."""
+    """Return a byte-level vocabulary; more: pieces without a merge."""
     pieces = [*byte_pieces(), *(merge.replace(" ", "", 1) for merge in merges), *more]
     kinds = [CONTROL] * 4 + [USER_DEFINED] * 2
     return with_prefix({
@@ -38,7 +38,7 @@ def byte_level(merges: list[str], pre: str, ends: tuple[int, int] = (0, 1), more
 
 
 def sentence_piece(pieces: list[str], **more: Any) -> dict:
-    """Pieces in the order of their scores."""
+    """Return a SentencePiece vocabulary of pieces in the order of their scores."""
     first = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     special = ["<|user|>", "<|endoftext|>", "<|end|>", "<extra>"]
     scores = [0.0] * len(first) + [-1.0 - number for number in range(len(pieces))] + [0.0] * len(special)
@@ -50,7 +50,7 @@ def sentence_piece(pieces: list[str], **more: Any) -> dict:
 
 
 def world(pieces: list[str]) -> dict:
-    """Bytes, and the pieces, as Python writes bytes."""
+    """Return an RWKV vocabulary: bytes, and pieces as Python writes bytes."""
     texts = [bytes([byte]) for byte in range(256)] + [piece.replace("▁", " ").encode() for piece in pieces]
     texts = [*dict.fromkeys([*texts, b"\n\n", "Привет".encode(), "日本".encode()[:4], b"'s", b"\\x"])]
     written = [repr(text)[2:-1] for text in texts]
@@ -61,7 +61,7 @@ def world(pieces: list[str]) -> dict:
 
 
 def plamo(pieces: list[str]) -> dict:
-    """Pieces with scores that are often the same."""
+    """Return a PLaMo vocabulary whose scores are often equal."""
     first = ["<|plamo:unk|>", "<|plamo:bos|>", "<|plamo:eos|>", *(f"<0x{byte:02X}>" for byte in range(256))]
     plain = [*dict.fromkeys(piece.replace("▁", " ") for piece in pieces)]
     scores = [0.0] * len(first) + [-4.0 - number // 50 / 7 - len(piece) / 9 for number, piece in enumerate(plain)]
@@ -76,7 +76,7 @@ def with_prefix(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def metadata(name: str) -> dict[str, Any]:
-    """Of a vocabulary among NAMES."""
+    """Return the metadata of a vocabulary among NAMES."""
     if name in ("rwkv", "plamo2"):
         return (world if name == "rwkv" else plamo)(GIVEN["pieces"])
     if name in SENTENCE_PIECE:
@@ -90,7 +90,7 @@ def cuts(pre: str, **more: Any) -> dict[str, Any]:
 
 
 def write_vocabulary(metadata: dict[str, Any], path: Path) -> Path:
-    """Return a file without tensors, of which llama.cpp reads the vocabulary alone."""
+    """Write a file without tensors, whose vocabulary llama.cpp reads, and return its path."""
     sizes = {"context_length": 512, "embedding_length": 64, "block_count": 1, "feed_forward_length": 64}
     sizes |= {"attention.head_count": 1, "rope.dimension_count": 64}
     fields = {"general.architecture": "llama", **{f"llama.{key}": value for key, value in sizes.items()}}

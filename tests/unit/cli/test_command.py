@@ -446,7 +446,7 @@ def test_two_conflicting_options_that_were_typed_are_kept(configure):
     assert (values["regex"], values["grammar"]) == ("b", "c")
 
 
-def test_conflicting_options_exist():
+def test_conflicting_options_name_existing_options():
     known = {param.name for command in COMMANDS for param in params_of(command)}
     assert {other for name in known for other in conflicting_options(name)} <= known
 
@@ -888,7 +888,6 @@ def test_powershell_completion_passes_a_dot_after_the_word(cli, monkeypatch):
 
 @pytest.mark.sampled
 def test_a_prompt_may_fill_the_context_unless_it_shifts(tiny: str):
-    """As long as the context, unless what does not fit is forgotten."""
     group = SimpleNamespace(context=64, rope=Rope())
     assert opening.most_bytes(tiny, group, "shift") == sys.maxsize
     most = {opening.most_bytes(tiny, group, choice) for choice in (None, "error", "drop-turns")}

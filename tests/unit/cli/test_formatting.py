@@ -561,7 +561,7 @@ def test_markdown_is_the_same_whenever_it_is_redrawn(capsysbinary, monkeypatch, 
     ]  # fmt: skip
 
 
-def test_reasoning_precedes_markdown(capsysbinary, screen):
+def test_reasoning_is_drawn_before_markdown(capsysbinary, screen):
     page = drawing.Markdown()
     pushed(page, ("Hm", True), ("*Yes*", False))
     lines = [line.strip() for line in screen_lines(capsysbinary.readouterr().out)]

@@ -26,7 +26,7 @@ NUMBER = {"type": "integer", "minimum": 0, "maximum": 9}
 
 @pytest.fixture(scope="module")
 def talker(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A model that answers with the question in capitals."""
+    """Return a model that answers with the question in capitals."""
     return open_talker(str(write_tiny_model(tmp_path_factory.mktemp("m") / "tiny.gguf")), EngineOptions(context=512))
 
 

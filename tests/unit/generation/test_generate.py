@@ -323,7 +323,7 @@ class Listening:
 def test_the_mtp_layer_is_attached_where_it_may_pay(
     speculate, has_layer, heard, lost, images, follows, ends, monkeypatch
 ):
-    """The layer that guesses, where that is wanted and may pay."""
+    """Attach the MTP layer if speculation wants it and it may pay."""
     engine, sequence = Listening(has_layer), Listening(listener=heard)
     account_of(engine).charge(lost)
     asking = pending_answer(speculate, sequence=sequence, ids=[1, 2])

@@ -47,7 +47,6 @@ class Paged(FakeSequences):
         ran: for each run, whether it was precise, and each sequence's position and token count.
         owners: for each run, the first token of each sequence.
         most: the peak number of used slots.
-
     """
 
     def __init__(self, row: Callable, context: int = 512, places: int = 10**6):

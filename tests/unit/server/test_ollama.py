@@ -109,7 +109,7 @@ def test_options_have_the_names_of_ollama():
         parse_request(Body({"options": {"num_predict": "x"}}), ["x"])
 
 
-def test_chat_returns_logprobs(served: Served):
+def test_chat_returns_logprobs_on_request(served: Served):
     body = {"model": "scripted", "messages": HELLO, "stream": False, "logprobs": True, "top_logprobs": 2}
     logprobs = served.post("/api/chat", body).json["logprobs"]
     assert len(logprobs) == 10 and len(logprobs[0]["top_logprobs"]) == 2

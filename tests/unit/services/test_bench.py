@@ -285,7 +285,6 @@ class FakeReader:
     Attributes:
         heard: the arguments of its constructor.
         events: its calls.
-
     """
 
     context, vocab_size = 64, 50

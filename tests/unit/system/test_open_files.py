@@ -21,7 +21,7 @@ def content(file: GGUFFile) -> bytes:
 
 
 def test_a_mapped_model_can_be_removed(tmp_path: Path):
-    """Nobody is kept from it, and what is mapped stays. Its name may, too, on Windows, until nobody has it open."""
+    """Keep the mapping readable; on Windows the name may stay until the file is closed."""
     path = write_tiny_model(tmp_path / "x.gguf")
     expected, file = content(GGUFFile.open(path)), GGUFFile.open(path)
     path.unlink()
@@ -33,7 +33,7 @@ def test_a_mapped_model_can_be_removed(tmp_path: Path):
 
 
 def test_a_mapped_model_is_replaced_or_stays(tmp_path: Path):
-    """A new file in its place: Windows refuses, and nothing has changed; elsewhere what is mapped is the old one."""
+    """Refuse on Windows without a change; elsewhere keep the old file mapped."""
     path = write_tiny_model(tmp_path / "x.gguf")
     before, file = path.read_bytes(), GGUFFile.open(path)
     expected = content(file)

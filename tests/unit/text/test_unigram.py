@@ -3,7 +3,6 @@
 unigram.json holds two models of 400 pieces that sentencepiece trained on 300 kB of Shakespeare, with normalization
 rules of our own (accents, ligatures, jamos, spaces), and its ids for some texts. "keeping_spaces" was trained with
 remove_extra_whitespaces off.
-
 """
 
 import base64

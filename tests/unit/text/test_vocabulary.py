@@ -36,7 +36,7 @@ def with_special(*texts: str | tuple[str, int], **changes: Any) -> Vocabulary:
 # ---- ids and flags
 
 
-def test_ids_have_defaults():
+def test_ids_missing_in_a_file_have_defaults():
     vocabulary = sentence_piece_vocabulary()
     assert (vocabulary.bos_id, vocabulary.eos_id, vocabulary.unknown_id) == (1, 2, 0) and vocabulary.end_ids == {2}
     assert (vocabulary.adds_bos, vocabulary.adds_eos, vocabulary.adds_space) == (True, False, True)

@@ -272,7 +272,7 @@ def test_keywords_accept_and_refuse_the_right_values(schema: dict, yes: list, no
     assert [takes(schema, value) for value in no] == [False] * len(no)
 
 
-def test_true_and_an_empty_schema_allow_any_json():
+def test_true_and_an_empty_schema_allow_any_json_value():
     for schema in (True, "true", {}):
         assert Constraint.of_schema(schema).grammar == Constraint.of_schema({}).grammar
 

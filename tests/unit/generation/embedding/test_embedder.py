@@ -355,7 +355,6 @@ class Letters:
     Attributes:
         bos_id, eos_id: tokens, or None.
         marks_pairs: whether the second text of a pair has its own segment id.
-
     """
 
     warnings: tuple[str, ...] = ()

@@ -230,7 +230,7 @@ def test_invalid_repository_names_are_refused(name):
         resolve(name)
 
 
-def test_references_are_parsed():
+def test_references_are_parsed_into_repository_and_format():
     assert (
         parse_reference("a/b") == HubReference("hf:a/b", "a/b") == HubReference("hf:a/b", "a/b", "*", "", "Q4_K_M", 0)
     )

@@ -536,7 +536,6 @@ def test_a_pull_killed_at_any_moment_is_resumed(hub, models, tmp_path):
     """Kill with SIGKILL again and again: each start continues and completes, leaves nothing over and loses no file.
 
     After each finished pull the repository has another version of the file.
-
     """
     command = [sys.executable, "-c", KILLER, f"hf:{REPOSITORY}:Q4_K_M"]
     (tmp_path / "temporary").mkdir()

@@ -156,7 +156,6 @@ def test_inspect_describes_the_vocabulary(metadata: dict[str, Any], expected: di
 
 
 def test_formats_are_sorted_by_their_bytes():
-    """The most first."""
     listed = [("F32", (4,), 16), ("Q4_0", (2, 32), 36), ("F32", (2, 3), 24), ("Q8_0", (3, 32), 102)]
     tensors = {
         str(number): SimpleNamespace(format=BY_NAME[name], shape=shape, nbytes=size)

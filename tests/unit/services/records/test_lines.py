@@ -99,7 +99,7 @@ def test_conflicting_prompt_options_are_refused():
 @pytest.mark.parametrize(
     "options", [{"template": "{{ text }}!", "system": "s"}, {"prompt": "{text}?", "raw": True}, {"system": "s"}]
 )
-def test_prompts_survive_pickling(options: dict[str, Any]):
+def test_prompts_can_be_pickled_for_another_process(options: dict[str, Any]):
     """Drop the compiled template."""
     record, prompts = Record(1, {"text": "a", "line": "b"}), Prompts(**options)
     again = pickle.loads(pickle.dumps(prompts))
