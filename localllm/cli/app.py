@@ -1,6 +1,5 @@
 """The program with all its commands. Importing it must be fast: `localllm --help` does."""
 
-import os
 from collections.abc import Iterator, MutableMapping
 from typing import Annotated, Any
 
@@ -9,7 +8,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from localllm.cli.command import Command, OwnParameters
 from localllm.cli.help_text import colour_help, columns, command_help
-from localllm.cli.registry import COMMANDS, COMPLETE, HELP_NAMES, build, function, require_command, summary
+from localllm.cli.registry import COMMANDS, HELP_NAMES, build, function, require_command, summary
 from localllm.cli.terminal.output import write
 from localllm.errors import UsageError
 
@@ -118,11 +117,6 @@ def context_of(name: str | None = None) -> typer.Context:
 
 def execute(arguments: list[str]) -> int:
     """Run the command line and return the exit code. Errors are raised: Typer's own handling would hide Ctrl-C."""
-    if os.environ.get(COMPLETE):
-        from localllm.cli.commands.completion import answer
-
-        answer(arguments)
-        return 0
     try:
         with program.make_context("localllm", arguments) as context:
             program.invoke(context)

@@ -48,9 +48,7 @@ def main() -> NoReturn:
     prepare_interpreter()
     try:
         check_environment()
-        from localllm.cli.app import execute  # here, so that Ctrl-C during imports is an interruption like any other
-
-        code = execute(sys.argv[1:])
+        code = run_command(sys.argv[1:])
         sys.stdout.flush()
     except BaseException as error:
         ignore_ctrl_c()
@@ -59,6 +57,22 @@ def main() -> NoReturn:
             os._exit(code)  # Python may crash in its shutdown if an import of NumPy was interrupted
     ignore_ctrl_c()
     sys.exit(code)
+
+
+def run_command(arguments: list[str]) -> int:
+    """Run the command line, or complete it for a shell, and return the exit code.
+
+    Imports stand inside so that Ctrl-C during them is an interruption like any other.
+    """
+    from localllm.cli.app import execute
+    from localllm.cli.registry import COMPLETE
+
+    if not os.environ.get(COMPLETE):
+        return execute(arguments)
+    from localllm.cli.commands.completion import answer
+
+    answer(arguments)
+    return 0
 
 
 def check_environment() -> None:

@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,10 @@ from localllm.system.terminal import usual_keys
 
 if TYPE_CHECKING:
     from localllm.api import Model
+    from localllm.cli.options.search import FileFilter, Searching
     from localllm.generation.options import GenerationOptions
     from localllm.services.hub.catalogue import HubReference, MissingError
+    from localllm.services.search.ranking import Search
     from localllm.text.messages import Message
 
 LEAST = 0.1  # seconds between two updates of the progress line
@@ -286,3 +289,28 @@ def reading(line: ProgressLine) -> Callable[[int, int], None]:
 def hashing(line: ProgressLine) -> Callable[[int, int], None]:
     """Make a callback that shows the progress of hashing the model's files on the line."""
     return lambda done, total: line.show(f"hashing the model, once: {100 * done // total} %")
+
+
+@contextmanager
+def opened_search(
+    places: Sequence[str],
+    files: "FileFilter",
+    models: "Searching",
+    threads: int | None,
+    device: str,
+    lines: Sequence[str] | None = None,
+) -> "Iterator[Search]":
+    """Open a search; progress and warnings go to stderr."""
+    from localllm.engine.options import EngineOptions
+    from localllm.services.search.ranking import Models, Search
+
+    line = ProgressLine()
+    engine = EngineOptions(threads, None, backend=device, progress=compiling(line))
+    model_options = Models(
+        engine, *(None if each is None else resolve_model_path(each) for each in (models.embedder, models.reranker))
+    )
+    with line:
+        search = Search(places, files.filter(), model_options, line.show, lines)
+    with search:
+        warn(search.warnings)
+        yield search

@@ -32,7 +32,7 @@ def ask(
       localllm ask docs "how do I resume a map?" -m qwen3-4b
       localllm ask src "where are passwords checked?" -m qwen3-4b --embedder minilm.gguf
     """
-    from localllm.cli.options.search import opened_search, places_and_question
+    from localllm.cli.options.search import places_and_question
     from localllm.cli.terminal.render import require_answers, stream
     from localllm.services.search.answers import cited_places, prompt_of
 
@@ -43,7 +43,7 @@ def ask(
         raise UsageError("MODEL is missing: name one that answers with -m MODEL, or in config.toml")
     line = ProgressLine()
     generation = options.generation_options(opening.reading(line), choices)
-    with opened_search(places, files, models, engine.threads, engine.device) as found_search:
+    with opening.opened_search(places, files, models, engine.threads, engine.device) as found_search:
         hits = found_search.find(question, top, threshold)
     if not hits:
         raise UsageError(f"no passage in {', '.join(places)} matches the question")

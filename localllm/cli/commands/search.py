@@ -60,7 +60,8 @@ def search(
       localllm search docs --mcp -m minilm.gguf
       localllm search docs "exit codes" | localllm run model.gguf -p "What is 7?"
     """
-    from localllm.cli.options.search import opened_search, piped_lines, places_and_question, require_places
+    from localllm.cli.open_model import opened_search
+    from localllm.cli.options.search import piped_lines, places_and_question, require_places
 
     models.embedder = model or models.embedder
     if mcp:

@@ -2,20 +2,16 @@
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from localllm.cli import open_model as opening
-from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options.offers import offer_models
 from localllm.cli.parameters import argument, group, option
-from localllm.cli.terminal.output import ProgressLine, is_terminal, stdin
+from localllm.cli.terminal.output import is_terminal, stdin
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
     from localllm.services.search.files import Filter
-    from localllm.services.search.ranking import Search
 
 
 @group
@@ -111,28 +107,3 @@ def piped_lines(places: Sequence[str]) -> list[str] | None:
     if sys.stdin is None:
         raise UsageError("-: stdin is closed")
     return str(stdin().read().decode(errors="replace")).splitlines()
-
-
-@contextmanager
-def opened_search(
-    places: Sequence[str],
-    files: "FileFilter",
-    models: "Searching",
-    threads: int | None,
-    device: str,
-    lines: Sequence[str] | None = None,
-) -> "Iterator[Search]":
-    """Open a search; progress and warnings go to stderr."""
-    from localllm.engine.options import EngineOptions
-    from localllm.services.search.ranking import Models, Search
-
-    line = ProgressLine()
-    engine = EngineOptions(threads, None, backend=device, progress=opening.compiling(line))
-    model_options = Models(
-        engine, *(None if each is None else resolve_model_path(each) for each in (models.embedder, models.reranker))
-    )
-    with line:
-        search = Search(places, files.filter(), model_options, line.show, lines)
-    with search:
-        opening.warn(search.warnings)
-        yield search

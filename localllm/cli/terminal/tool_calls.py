@@ -8,7 +8,6 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Self, TextIO
 
-from localllm.cli.prompt_input import begin
 from localllm.cli.terminal.output import ProgressLine, dim, is_terminal, printable, say, write
 from localllm.cli.terminal.render import stream
 from localllm.errors import LocalllmError, UsageError
@@ -172,7 +171,7 @@ def answer_with_tools(
     tools.note_question(question)
     messages, holds = list(question), silent or not is_terminal(sys.stdout)
     while True:
-        answer = begin(model, messages, options)
+        answer = model.session.chat(messages, options)
         interrupted = stream(answer, line, holds, thoughts)
         message = answer.message()
         tools.note(message, finish=answer.finish_reason)
