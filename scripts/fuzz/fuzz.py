@@ -117,8 +117,8 @@ def run_batch(first: int, count: int, *given: object) -> tuple[dict[int, tuple[s
 
 def seeds_in(folder: Path | None, made: Path) -> list[Path]:
     """Return small models with each type of vocabulary, projectors of each family, and the files of the folder."""
+    from invalid_models import Wrong
     from models.projectors import PROJECTORS, projector, write_projector
-    from strangers import Wrong
 
     from tests.fuzz.test_malformed_models import sentence_piece
     from tests.unit.text.test_unigram import GIVEN, charsmap

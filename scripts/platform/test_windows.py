@@ -62,7 +62,7 @@ TESTS = (
         "tests/unit/services/test_receipts.py",
     ),
     (
-        "tests/unit/system/test_systems.py",
+        "tests/unit/system/test_platforms.py",
         "tests/unit/system/test_open_files.py",
         "tests/unit/kernels/build/test_machine_code.py",
     ),

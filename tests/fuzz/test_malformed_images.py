@@ -15,7 +15,7 @@ from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.images.opened import load_image
 from tests.unit.engine.test_vision_encoder import picture
-from tests.unit.images.test_opened import encode
+from tests.unit.images.test_load_image import encode
 
 FORMATS = "PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP"
 REFUSED = 250

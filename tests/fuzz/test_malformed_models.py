@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from strangers import GONE, Wrong
+from invalid_models import GONE, Wrong
 from tiny_model import MERGES, vocabulary
 
 from localllm.files.gguf.writer import Packed

@@ -8,7 +8,7 @@ from served import Served, prompt_of_latest, scripted, serving
 from tiny_model import write_tiny_model
 
 from tests.unit.generation.tools.test_tool_grammar import QWEN
-from tests.unit.server.test_agent_forms import call
+from tests.unit.server.test_agent_requests import call
 
 PATH = {"type": "string", "description": "Absolute path"}
 SCHEMA = {"$schema": "https://json-schema.org/draft/2020-12/schema", "type": "object", "additionalProperties": False}

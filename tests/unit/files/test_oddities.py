@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from strangers import GONE, Wrong
+from invalid_models import GONE, Wrong
 from tiny_model import HEADS, KV_HEADS, LAYERS, MERGES, WIDTH
 
 import localllm

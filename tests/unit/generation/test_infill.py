@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from strangers import Wrong
+from invalid_models import Wrong
 
 import localllm
 from localllm.errors import UsageError

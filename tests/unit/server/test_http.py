@@ -18,7 +18,7 @@ from localllm.server.http import (
 )
 from localllm.server.model_pool import UnknownModelError
 from localllm.server.worker import StoppedError
-from tests.unit.server.server_parts import read_body
+from tests.unit.server.request_helpers import read_body
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from localllm.server.fields import Body
 from localllm.server.messages import parse_messages
 from localllm.server.openai_responses import parse_input
 from tests.unit.generation.tools.test_tool_grammar import QWEN
-from tests.unit.server.test_agent_forms import call
+from tests.unit.server.test_agent_requests import call
 
 TEXT_FILE = "data:text/plain;base64," + base64.b64encode("wörds".encode()).decode()
 

@@ -32,7 +32,7 @@ from localllm.server.request_options import (
     parse_tool_choice,
     parse_tools,
 )
-from tests.unit.server.server_parts import HI, completion_request, messages_request, responses_request
+from tests.unit.server.request_helpers import HI, completion_request, messages_request, responses_request
 
 
 def test_fields_are_checked_for_their_types():
