@@ -87,7 +87,7 @@ def trace_parts(file: GGUFFile, pair: clip.Towers) -> list[TracedPart]:
                 trace_part(vector, file, h, 1, h.width),
             ]
             if traced[-1].width != h.out:
-                raise ModelError(f"vectors of {traced[-1].width} numbers, not of {h.out} as projection_dim says")
+                raise ModelError(f"vectors of length {traced[-1].width}, but projection_dim is {h.out}")
         for part in traced[:-1]:
             traced[-1].recorder.use(part.recorder)
         traced[-1].recorder.require_all_used(file.tensors)

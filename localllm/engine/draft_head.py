@@ -151,13 +151,13 @@ class DraftHead:
             if g.fuse:
                 rows = g.fuse(fusing, g.weights, h, fusing.external_input(self._tapped, g.columns))
                 if rows.columns != self.width:
-                    raise ModelError(f"rows of {rows.columns} numbers; the layer expects {self.width}")
+                    raise ModelError(f"rows of {rows.columns} columns; the layer expects {self.width}")
                 recorder.use(fusing)
             guessed = g.draft(recorder, g.weights, h, recorder.external_input(self._previous_hidden, self.width))
             recorder.require_all_used(g.names)
             count = h.vocab_size if g.tokens is None else len(g.tokens)
             if guessed.logits.columns != count:
-                raise ModelError(f"logits for {guessed.logits.columns} tokens instead of {count}")
+                raise ModelError(f"{guessed.logits.columns} logits for {count} tokens")
         except ModelError as error:
             raise type(error)(f"{g.path}: {error}") from None
         recorder.export_hidden(guessed.hidden)

@@ -315,7 +315,7 @@ class Engine:
             where = f"{self.hyperparameters.arch} models" if self.device == "CPU" else f"models on {self.device}"
             raise UnsupportedError(f"{self._path}: images are not supported by {where}")
         if image.rows.shape[1] != (width := self.hyperparameters.row_width):
-            raise UsageError(f"an image's rows have {image.rows.shape[1]} numbers, the model's embeddings {width}")
+            raise UsageError(f"an image's rows have {image.rows.shape[1]} columns, the model's embeddings {width}")
         if image.is_whole and len(image.rows) > BATCH:
             raise UsageError(
                 f"an image of {len(image.rows)} rows exceeds the limit of {BATCH} for bidirectional attention"

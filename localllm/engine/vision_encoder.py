@@ -106,7 +106,7 @@ def trace_parts(file: GGUFFile, family: ModuleType, h: Vision) -> tuple[TracedPa
     except ModelError as error:
         raise type(error)(f"{file.path}: {error}") from None
     if project.width != h.row_width:
-        raise ModelError(f"{file.path}: rows of {project.width} numbers, not of {h.row_width} as projection_dim says")
+        raise ModelError(f"{file.path}: rows of {project.width} columns, but projection_dim is {h.row_width}")
     return tower, project
 
 

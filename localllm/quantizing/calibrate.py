@@ -286,7 +286,7 @@ def load_chunks(tokenizer: Tokenizer, texts: Sequence[str], context: int) -> lis
             if texts:
                 raise UsageError(f"{name}: {error}") from None
     if not chunks:
-        raise UsageError(f"every text has fewer than {size} tokens")
+        raise UsageError(f"every document has fewer than {size} tokens")
     places = np.unique(np.linspace(0, len(chunks) - 1, min(len(chunks), CHUNKS)).round().astype(int))
     return [chunks[place] for place in places]
 

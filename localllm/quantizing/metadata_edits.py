@@ -143,7 +143,7 @@ def array_items(text: str) -> list[str | float]:
     if text.lstrip().startswith("["):
         items = json.loads(text)
         if any(isinstance(item, list | dict) or item is None for item in items):
-            raise ValueError("expected an array of texts or of numbers")
+            raise ValueError("expected an array of strings or of numbers")
         return list(items)
     return [item.strip() for item in text.split(",")] if text.strip() else []
 
@@ -191,7 +191,7 @@ def json_value(text: str) -> object:
         if kinds == {int, float}:
             return [float(item) for item in items]
         if len(kinds) > 1:
-            raise ValueError("an array has texts only, or numbers only")
+            raise ValueError("the elements of an array must be all strings or all numbers")
         return items
     return value if isinstance(value, bool | int | float) else text
 

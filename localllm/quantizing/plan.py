@@ -213,7 +213,7 @@ def job_for(
     if not can_widen(tensor.format):
         raise ModelError(f"{name}: {tensor.format.name} cannot become {format.name}")
     if format.name not in ENCODERS:
-        raise UsageError(f"{name} would become {format.name}, which localllm cannot make yet")
+        raise UsageError(f"{name} would become {format.name}, which localllm cannot encode yet")
     assert choice
     importance = importance_of(tensor, imatrix, request.selects) if format.block > 1 else None
     is_blind = importance is None and request.texts is None

@@ -239,7 +239,7 @@ class QuantizeSet:
         self._clamped = ClampedWeights(is_strict)
         paths = [path for member in members for path in member.paths]
         if len({*paths}) < len(paths):
-            raise UsageError("two types would go to the same file")
+            raise UsageError("two types would be written to the same file")
         self._files = [
             [PartFile(path, metadata, jobs) for path, (metadata, jobs) in zip(each.paths, each.plan.files, strict=True)]
             for each in members

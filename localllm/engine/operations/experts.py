@@ -323,5 +323,5 @@ def experts_by_id(recorder: Recording, table: Weight, routing: Routing) -> np.nd
     recorder._used.add(table.name)
     experts = table.shaped(recorder._vocab_size, routing.used).whole()
     if experts.min() < 0 or experts.max() >= routing.experts:
-        raise ModelError(f"tensor {table.name} must have expert numbers below {routing.experts}")
+        raise ModelError(f"tensor {table.name} must have expert indices below {routing.experts}")
     return experts

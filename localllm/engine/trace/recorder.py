@@ -91,7 +91,7 @@ def trace_model(
     except ModelError as error:
         raise type(error)(f"{file.path}: {error}") from None
     if not hyperparameters.pooling and logits.columns != hyperparameters.vocab_size:
-        raise ModelError(f"{file.path}: logits for {logits.columns} tokens instead of {hyperparameters.vocab_size}")
+        raise ModelError(f"{file.path}: {logits.columns} logits for {hyperparameters.vocab_size} tokens")
     return recorder
 
 

@@ -351,7 +351,7 @@ def test_images_that_a_model_cannot_run_are_refused(engine, runs_of_4):
             UnsupportedError,
             "m.gguf: images are not supported by models on a card",
         ),
-        ({}, ImageEmbedding(b"", rows[:, :1]), UsageError, "an image's rows have 1 numbers, the model's embeddings 2"),
+        ({}, ImageEmbedding(b"", rows[:, :1]), UsageError, "an image's rows have 1 columns, the model's embeddings 2"),
         (
             {},
             ImageEmbedding(b"", rows, is_whole=True),

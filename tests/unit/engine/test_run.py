@@ -299,10 +299,10 @@ def test_a_draft_head_compiles_its_program_and_its_fusion(monkeypatch, fuses):
         ({"state": Recurrent(0, ())}, "head.gguf: draft heads without attention are not supported"),
         (
             {"fuse": lambda b, w, h, rows: b.slice_columns(rows, 0, 5)},
-            "head.gguf: rows of 5 numbers; the layer expects 4",
+            "head.gguf: rows of 5 columns; the layer expects 4",
         ),
-        ({"draft": guess(3)}, "head.gguf: logits for 3 tokens instead of 2"),
-        ({"tokens": None}, "head.gguf: logits for 2 tokens instead of 9"),
+        ({"draft": guess(3)}, "head.gguf: 3 logits for 2 tokens"),
+        ({"tokens": None}, "head.gguf: 2 logits for 9 tokens"),
         ({"names": ["a"]}, "head.gguf: tensor a: not part of this architecture as localllm supports it"),
     ],
 )

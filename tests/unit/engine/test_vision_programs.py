@@ -54,8 +54,8 @@ def test_tracing_a_projector_records_tower_and_projection():
     [
         (("tower", "project", "more"), 5,
          "mmproj.gguf: tensor more: not part of this architecture as localllm supports it"),
-        (("tower", "project"), 4, "mmproj.gguf: rows of 4 numbers, not of 5 as projection_dim says"),
-        (("tower", "project"), 6, "mmproj.gguf: rows of 6 numbers, not of 5 as projection_dim says"),
+        (("tower", "project"), 4, "mmproj.gguf: rows of 4 columns, but projection_dim is 5"),
+        (("tower", "project"), 6, "mmproj.gguf: rows of 6 columns, but projection_dim is 5"),
     ],
 )  # fmt: skip
 def test_projectors_that_do_not_fit_are_refused(tensors, columns, message):
@@ -235,4 +235,4 @@ def test_tracing_a_clip_pair_records_both_encoders_and_projections(monkeypatch):
     text.out = 4
     with pytest.raises(ModelError) as error:
         pairs.trace_parts(file(*names), pair)
-    assert str(error.value) == "mmproj.gguf: vectors of 3 numbers, not of 4 as projection_dim says"
+    assert str(error.value) == "mmproj.gguf: vectors of length 3, but projection_dim is 4"

@@ -588,7 +588,7 @@ def test_texts_too_short_for_a_chunk_are_refused(numbering: Any):
     """In the mixture some may be."""
     with pytest.raises(UsageError, match=r"^511: "):
         load_chunks(numbering, ["600", "511"], 4096)
-    with pytest.raises(UsageError, match=r"^every text has fewer than 6 tokens$"):
+    with pytest.raises(UsageError, match=r"^every document has fewer than 6 tokens$"):
         load_chunks(numbering, (), 6)
     assert len(load_chunks(numbering, (), 5)) == len(KINDS)
 

@@ -252,7 +252,7 @@ def test_rows_that_do_not_fit_fall_back_or_fail_with_strict(model: Path, tmp_pat
 
 def test_types_without_an_encoder_are_refused(model: Path, monkeypatch):
     monkeypatch.delitem(ENCODERS, "Q6_K")
-    with pytest.raises(UsageError, match="would become Q6_K, which localllm cannot make yet"):
+    with pytest.raises(UsageError, match="would become Q6_K, which localllm cannot encode yet"):
         make_plan(open_source(str(model)), QuantizeRequest(RECIPES["Q6_K"]))
 
 

@@ -403,9 +403,9 @@ REFUSED = [
     (lambda r: r.route(x(4), Routing(27, 3), table=w(9, 3, format="I32")),
      "a router with 4 columns for 27 experts"),
     (lambda r: r.route(x(26), Routing(26, 3), table=w(9, 3, first=0, format="I32")),
-     "tensor w must have expert numbers below 26"),
+     "tensor w must have expert indices below 26"),
     (lambda r: r.route(x(27), Routing(27, 3), table=w(9, 3, first=-1, format="I32")),
-     "tensor w must have expert numbers below 27"),
+     "tensor w must have expert indices below 27"),
     (lambda r: r.route(x(27), Routing(27, 3), table=w(9, 2, format="I32")),
      "tensor w must have the shape [9, 3] (found [9, 2])"),
     (lambda r: r.expert_linear(x(3), w(4, 5), r.route(x(4), ROUTING)),
@@ -627,8 +627,8 @@ def test_tracing_an_architecture_records_its_encoder_first():
     assert of(pooling="mean", columns=5).operations[-1].output.columns == 5
     for wrong, problem in (
         ({"encodes": False, "uses": "w"}, "m.gguf: tensor e: not part of this architecture as localllm supports it"),
-        ({"columns": 8}, "m.gguf: logits for 8 tokens instead of 9"),
-        ({"columns": 10}, "m.gguf: logits for 10 tokens instead of 9"),
+        ({"columns": 8}, "m.gguf: 8 logits for 9 tokens"),
+        ({"columns": 10}, "m.gguf: 10 logits for 9 tokens"),
     ):
         with pytest.raises(ModelError) as error:
             of(**wrong)
