@@ -254,6 +254,6 @@ def test_fit_all_prints_a_table_and_refuses_conflicting_arguments(here: Path, cl
         (("fit", "small", "--all"), "give either MODEL or --all, not both"),
         (("fit", "--sort", "size"), "--sort needs --all"),
         (("fit", "--all", "--sort", "x"), "--sort must be size, speed, memory, not x"),
-        (("fit", "--all", "--kv-type", "q9"), "unknown type of KV cache"),
+        (("fit", "--all", "--kv-type", "q9"), "unknown KV cache type"),
     ):
         refused(words, message)
