@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import localllm.compat.llama_cpp as llama_cpp
+from localllm.compat import llama_cpp
 
 sys.modules["llama_cpp"] = llama_cpp  # type: ignore[assignment]
 QUESTION = "What is the capital of France? Answer with one word."

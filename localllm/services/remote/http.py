@@ -164,7 +164,7 @@ class Endpoint:
         reason = " ".join(str(message or "no reason is given").split())[:500]
         if any(words in reason.lower() for words in TOO_LONG) or "context_length" in str(error)[:2000]:
             return ContextError(f"{self.url}: {reason}")
-        if status == 401 or status == 403:
+        if status in (401, 403):
             complaint = (
                 "refuses the key" if self.key else "wants a key: LOCALLLM_API_KEY in the environment, or --api-key-file"
             )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-import localllm.compat.llama_cpp as llama_cpp
+from localllm.compat import llama_cpp
 from localllm.errors import UsageError
 
 TEXT = "Hello world, hello"

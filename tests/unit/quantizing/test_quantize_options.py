@@ -43,7 +43,7 @@ def test_a_tensor_type_that_matches_nothing_warns_or_fails_with_strict(
 ):
     out = model.with_name("out.gguf")
     code, _, err = cli("quantize", model, out, "Q8_0", option, value)
-    named = value.split(",")[-1].rpartition("=")[0]
+    named = value.rsplit(",", maxsplit=1)[-1].rpartition("=")[0]
     assert code == 0 and (f"localllm: warning: {option} {named}=" in err and "matches no tensor" in err) is idle
     out.unlink()
     code, _, err = cli("quantize", model, out, "Q8_0", option, value, "--strict")

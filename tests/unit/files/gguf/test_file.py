@@ -84,8 +84,8 @@ def write_everything(path: Path, alignment: int = 32) -> dict[str, np.ndarray]:
     random = np.random.default_rng(0)
     tensors = {"f32": random.normal(size=(3, 5)).astype(np.float32), "vector": np.arange(7, dtype=np.float32)}
     tensors["f16"] = random.normal(size=(2, 3, 4)).astype(np.float16)
-    for name in tensors:
-        writer.add_tensor(name, tensors[name])
+    for name, tensor in tensors.items():
+        writer.add_tensor(name, tensor)
     for kind in (gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_0, gguf.GGMLQuantizationType.BF16):
         tensors[kind.name] = gguf.quantize(random.normal(size=(2, 3, 5, 64)).astype(np.float32), kind)
         writer.add_tensor(kind.name, tensors[kind.name], raw_dtype=kind)
