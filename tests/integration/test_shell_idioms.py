@@ -97,6 +97,14 @@ def test_the_readme_shows_some_of_the_idioms():
         assert any(block.strip("\n") + "\n" == code for _, code in BLOCKS.values()), block
 
 
+def environment_of(folder: Path) -> dict[str, str]:
+    """Return the variables for commands in the folder."""
+    environment = {**os.environ, "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}", "MODEL": "model.gguf"}
+    environment |= {f"XDG_{kind}_HOME": str(folder / kind) for kind in ("CONFIG", "DATA", "STATE")}
+    environment["LOCALLLM_SEED"] = "1"  # noise as a model says anything, also what no variable of a shell can hold
+    return environment
+
+
 def run_idiom(folder: Path, title: str, is_real: bool = False) -> bytes:
     """Run an idiom on the folder's model.gguf; return stdout, and check what holds for every model.
 
@@ -109,11 +117,9 @@ def run_idiom(folder: Path, title: str, is_real: bool = False) -> bytes:
     tools = {"jq", "make", "timeout", "flock", "xargs", "find"} & set(re.findall(r"\w+", code))
     if missing := sorted(tool for tool in tools if shutil.which(tool) is None):
         pytest.skip(f"needs {', '.join(missing)}")
-    environment = {**os.environ, "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}", "MODEL": "model.gguf"}
-    environment |= {f"XDG_{kind}_HOME": str(folder / kind) for kind in ("CONFIG", "DATA", "STATE")}
+    environment = environment_of(folder)
     if "localllm search" in code:
         environment["XDG_CACHE_HOME"] = str(folder / "cache")
-    environment["LOCALLLM_SEED"] = "1"  # noise as a model says anything, also what no variable of a shell can hold
     code = code.replace("/tmp/digest.lock", str(folder / "lock"))
     code = code if is_real else code.replace("INT 20", "INT 3")
     done = subprocess.run(
