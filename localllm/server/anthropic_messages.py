@@ -1,7 +1,7 @@
-"""Anthropic's interface: /v1/messages and /v1/messages/count_tokens.
+"""Anthropic's API: /v1/messages and /v1/messages/count_tokens.
 
-Sources: https://docs.anthropic.com/en/api/messages, and for tools that clients run without describing them, because
-Anthropic's models know them, https://docs.anthropic.com/en/docs/agents-and-tools/tool-use
+Sources: https://docs.anthropic.com/en/api/messages; for the tools that Anthropic's models know without a description,
+https://docs.anthropic.com/en/docs/agents-and-tools/tool-use
 """
 
 import asyncio
@@ -113,7 +113,7 @@ def parse_request(body: Body, max_tokens: int | None) -> GenerateRequest:
 
 
 def parse_thinking(thinking: Body | None) -> tuple[str, int | None]:
-    """Parse `thinking` into a mode and the most tokens of reasoning. Raises UsageError."""
+    """Parse `thinking` into a mode and the maximum number of reasoning tokens. Raises UsageError."""
     if thinking is None:
         return "auto", None
     kind = thinking.get_choice("type", ("enabled", "disabled", "adaptive"))
@@ -122,7 +122,7 @@ def parse_thinking(thinking: Body | None) -> tuple[str, int | None]:
 
 
 def parse_system(value: object) -> list[Message]:
-    """Parse the system message, without its CHANGING lines. Raises UsageError."""
+    """Parse the system message; drop its CHANGING lines. Raises UsageError."""
     text = parse_text(value, "system")
     if text is None:
         return []
@@ -131,7 +131,7 @@ def parse_system(value: object) -> list[Message]:
 
 
 def parse_tools(body: Body) -> "ToolUse | None":
-    """Parse tools and tool_choice; those that Anthropic's servers run are ignored. Raises UsageError."""
+    """Parse tools and tool_choice; ignore tools that run on Anthropic's servers. Raises UsageError."""
     from localllm.generation.tools.tool_grammar import Tool, ToolUse
 
     tool_list, choice = body.get_list("tools") or (), body.get_object("tool_choice")
@@ -161,7 +161,7 @@ def parse_tool(tool: Body) -> "Tool":
 
 
 def find_client_tool(kind: str, name: str) -> "Tool | None":
-    """Return the tool of a type such as bash_20250124; None for other types, such as tools of Anthropic's servers."""
+    """Return the tool of a type such as bash_20250124, or None for an unknown type."""
     from localllm.generation.tools.tool_grammar import Tool
 
     begin = next((begin for begin in SCHEMAS if kind.startswith(begin)), None)
@@ -231,7 +231,7 @@ def format_change(change: Change) -> dict[str, object]:
 
 
 def format_block(block: Block) -> dict[str, object]:
-    """Format a block, as far as it is generated."""
+    """Format a block as far as it has been generated."""
     if block.kind == REASONING:
         return {"type": "thinking", "thinking": block.text, "signature": ""}
     if block.kind == CALL:
@@ -288,7 +288,7 @@ def parse_messages(messages: Sequence[object]) -> list[Message]:
 
 
 def parse_user_blocks(blocks: Sequence[Message], name: str, role: str) -> list[Message]:
-    """Parse a user's blocks: each tool result becomes a message, before that of the other blocks."""
+    """Parse a user's blocks; each tool result becomes a message of its own, ahead of the other blocks."""
     results = [block for block in blocks if block["type"].endswith(TOOL_RESULT)]
     parsed = [parse_tool_result(block, name) for block in results]
     if (other_blocks := [block for block in blocks if not block["type"].endswith(TOOL_RESULT)]) or not results:
@@ -300,7 +300,7 @@ def parse_user_blocks(blocks: Sequence[Message], name: str, role: str) -> list[M
 def parse_assistant_blocks(blocks: Sequence[Message], name: str) -> list[Message]:
     """Parse an assistant's blocks into messages with text, reasoning and tool calls.
 
-    Each result of a tool that Anthropic's servers have run ends the assistant's message and becomes a tool's message.
+    The result of a tool that ran on Anthropic's servers ends the assistant's message and becomes a tool message.
     """
     parsed, part = list[Message](), list[Message]()
     for block in blocks:
@@ -314,7 +314,7 @@ def parse_assistant_blocks(blocks: Sequence[Message], name: str) -> list[Message
 
 
 def assistant_message(blocks: Sequence[Message], name: str) -> Message:
-    """Parse blocks without results into one message."""
+    """Parse blocks without tool results into one message."""
     texts = [block for block in blocks if block["type"] not in THOUGHTS and not block["type"].endswith(TOOL_USE)]
     message: Message = {"role": "assistant", "content": parse_content(readable(texts, name), name) or ""}
     if reasoning := [str(block.get("thinking") or "") for block in blocks if block["type"] == "thinking"]:
@@ -330,7 +330,7 @@ def assistant_message(blocks: Sequence[Message], name: str) -> Message:
 
 
 def parse_tool_result(block: Mapping[str, object], name: str) -> Message:
-    """Parse the result of a tool: a string, blocks, or one object, as tools of Anthropic's servers return."""
+    """Parse a tool result: a string, an array of blocks, or the single object of a tool on Anthropic's servers."""
     content = block.get("content")
     parts = [content] if isinstance(content, dict) else content
     result = parse_result(readable(parts, name, is_result=True) if isinstance(parts, list) else parts, name)
@@ -340,9 +340,10 @@ def parse_tool_result(block: Mapping[str, object], name: str) -> Message:
 
 
 def readable(blocks: Sequence[object], name: str, is_result: bool = False) -> list[object]:
-    """Convert blocks to parts of type text and image; is_result: blocks of unknown types become JSON texts.
+    """Convert blocks to parts of type text and image.
 
-    Other blocks are left for parse_parts to check. Raises UsageError for a document that cannot become text.
+    is_result: convert blocks of unknown types to JSON text. Otherwise such blocks are left for parse_parts to check.
+    Raises UsageError for a document that cannot be converted to text.
     """
     parts = list[object]()
     for block in blocks:
@@ -367,7 +368,7 @@ def readable(blocks: Sequence[object], name: str, is_result: bool = False) -> li
 
 
 def parse_document(document: Body) -> list[object]:
-    """Return a document as parts: its title, its context and its text. Raises UsageError."""
+    """Convert a document to parts: its title, its context and its text. Raises UsageError."""
     source = document.get_object("source") or Body({}, document.qualify("source"))
     kind, media = source.get_text("type"), source.get_text("media_type") or "text/plain"
     if kind == "content":
@@ -380,7 +381,7 @@ def parse_document(document: Body) -> list[object]:
     elif kind == "base64":
         parts = [text_part(decode_text(source.require_text("data"), media, document.qualify("source")))]
     else:
-        raise UsageError(f"{source.qualify('type')}: {kind} is not supported; send its text")
+        raise UsageError(f"{source.qualify('type')}: {kind} is not supported; send the document's text")
     head = [text for field in ("title", "context") if (text := document.get_text(field))]
     return [*map(text_part, head), *parts]
 

@@ -1,4 +1,4 @@
-"""All routes of the server, as one ASGI application, with request ids and an optional log."""
+"""The server's routes as one ASGI application, with request ids and an access log."""
 
 import asyncio
 import re
@@ -41,13 +41,13 @@ Endpoint = Callable[[Service, Request], Awaitable[Response]]
 
 
 async def health(service: Service, request: Request) -> Response:
-    """Report that the server is up, and its load."""
+    """Report that the server is up, and the number of running and waiting requests."""
     running, waiting = service.pool.count_requests()
     return http.json_response({"status": "ok", "running": running, "waiting": waiting})
 
 
 async def props(service: Service, request: Request) -> Response:
-    """Describe the models; details only for open ones."""
+    """Describe each model; only open models have details."""
     service.pool.refresh()
     descriptions = []
     for entry in service.pool.entries.values():
@@ -107,7 +107,10 @@ PATHS = tuple(dict.fromkeys(path for _, path, _ in ADDRESSES))
 
 
 def application(service: Service, rules: Rules, log: Callable[[str], None] | None = None) -> ASGIApp:
-    """Build the ASGI application; log: called with a line for each request, None for no log."""
+    """Build the ASGI application.
+
+    log: called with one line for each request; None: no log.
+    """
     routes = [
         Route(path, partial(call_endpoint, service, path, endpoint), methods=[method])
         for method, path, endpoint in ADDRESSES
@@ -139,9 +142,7 @@ async def respond_not_found(service: Service, request: Request, error: Exception
     methods = ", ".join(method for method, route, _ in ADDRESSES if matches_route(path, route))
     error = {
         404: http.RejectedRequestError(404, describe_unknown(path, PATHS), "unknown_url"),
-        405: http.RejectedRequestError(
-            405, f"method not allowed at this address; use {methods}", "method_not_supported"
-        ),
+        405: http.RejectedRequestError(405, f"method not allowed for this path; use {methods}", "method_not_supported"),
     }.get(status) or http.RejectedRequestError(status, "the request was rejected")
     response = http.error_response(error, http.error_format_of(path))
     if status == 405:
@@ -150,13 +151,17 @@ async def respond_not_found(service: Service, request: Request, error: Exception
 
 
 class AccessLog:
-    """ASGI middleware that adds X-Request-Id (the client's own if it sends one) and logs each response.
+    """ASGI middleware that adds X-Request-Id and logs each response.
 
-    A line has time, client, method, path without query, status, bytes, seconds and id, but no prompts or answers.
+    A client's own X-Request-Id is kept. A line has time, client, method, path without query, status, bytes, seconds
+    and id, but no prompts or answers.
     """
 
     def __init__(self, app: ASGIApp, write: Callable[[str], None] | None = None):
-        """Wrap an app; write: called with each line, None for no log."""
+        """Wrap an app.
+
+        write: called with each line; None: no log.
+        """
         self._app, self._write = app, write
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -195,9 +200,9 @@ class AccessLog:
 
 
 def normalize_path(path: str, routes: Collection[str]) -> str:
-    """Return the known route for a path, or the path without extra slashes.
+    """Return the route for a path, or the path without extra slashes if no route matches.
 
-    routes: of the app; {name} or {name:path} is a parameter.
+    routes: the app's routes; {name} or {name:path} is a parameter.
     """
     path = re.sub("/{2,}", "/", path)
     path = re.sub(rf"^(?:{'|'.join(OUTER)})+(?={PREFIX}(/|$))", "", path)
@@ -216,7 +221,7 @@ def matches_route(path: str, route: str) -> bool:
 
 
 def describe_unknown(path: str, routes: Collection[str]) -> str:
-    """Describe an unknown address, with the closest known one."""
+    """Describe an unknown path and suggest the closest route."""
     similar = get_close_matches(path, routes, n=1, cutoff=0.75)
     suggestion = f"did you mean {similar[0]}? " if similar else ""
-    return f"unknown address {path[:100]!r}; {suggestion}available: {', '.join(routes)}"
+    return f"unknown path {path[:100]!r}; {suggestion}available: {', '.join(routes)}"

@@ -1,4 +1,4 @@
-"""Images and text files in requests; nothing is fetched.
+"""Images and text files in requests; no URL is ever fetched.
 
 Images are data URLs, or files in folders that the user allows. Text files are base64: parts of type file and
 input_file, and Anthropic's documents.
@@ -25,7 +25,7 @@ TEXT_TYPES = ("text/", "application/json", "application/xml", "application/x-") 
 
 
 def image_part(part: Mapping[str, object], name: str) -> dict[str, str]:
-    """Convert a part of one of the IMAGE_TYPES to {"type": "image_url", "image_url": URL}. Raises UsageError."""
+    """Convert a part of one of IMAGE_TYPES to {"type": "image_url", "image_url": URL}. Raises UsageError."""
     body = Body(part, name)
     source = body.get_object("source")
     if body.get("file_id") or (source and source.get("file_id")):
@@ -45,7 +45,7 @@ def image_part(part: Mapping[str, object], name: str) -> dict[str, str]:
 def resolve_images(messages: Sequence[Message], folders: Sequence[str]) -> list[Message]:
     """Replace file URLs of images by paths.
 
-    Raises UsageError for files outside of the folders, for other URLs, and for too many images.
+    Raises UsageError for files outside the folders, for other URLs, and for more than MAX_IMAGES images.
     """
     if (count := sum(len(images_of(message)) for message in messages)) > MAX_IMAGES:
         raise UsageError(f"too many images: {count}, but at most {MAX_IMAGES} are allowed per request")
@@ -67,9 +67,9 @@ def _resolve_part(part: Mapping[str, object], folders: Sequence[str]) -> Mapping
 
 
 def resolve_file(url_path: str, folders: Sequence[str]) -> str:
-    """Resolve the path after file://, absolute or relative to one of the folders.
+    """Resolve the path of a file URL, absolute or relative to one of the folders.
 
-    Raises UsageError if it is in none of the folders.
+    Raises UsageError for a path outside all folders, or without a file.
     """
     for folder in map(os.path.realpath, folders):
         try:
@@ -81,12 +81,12 @@ def resolve_file(url_path: str, folders: Sequence[str]) -> str:
                 return path
             raise UsageError(f"image not found: {url_path[:200]!r}")
     raise UsageError(
-        "image_url: this file is outside of the folders that the server allows; send it as data:image/...;base64,..."
+        "image_url: the file is outside the folders that the server allows; send it as data:image/...;base64,..."
     )
 
 
 def file_part(part: Mapping[str, object], name: str) -> dict[str, str]:
-    """Convert a part of FILE_TYPES to a text part with the file's name. Raises UsageError for other files."""
+    """Convert a part of FILE_TYPES to a text part that begins with the file's name. Raises UsageError."""
     outer = Body(part, name)
     file = outer.get_object("file") or outer
     url = file.get_text("file_data")
@@ -100,10 +100,10 @@ def file_part(part: Mapping[str, object], name: str) -> dict[str, str]:
 
 
 def decode_text(data: str, media: str, name: str) -> str:
-    """Decode a text in base64. Raises UsageError if it is invalid, or its media type is not one of TEXT_TYPES."""
+    """Decode UTF-8 text from base64. Raises UsageError if it is invalid, or its media type is not in TEXT_TYPES."""
     if not media.startswith(TEXT_TYPES):
-        raise UsageError(f"{name}: {media[:60]} is not supported; send its text")
+        raise UsageError(f"{name}: media type {media[:60]} is not supported; send the file's text")
     try:
         return decode_base64(data).decode()
     except (UsageError, UnicodeDecodeError):
-        raise UsageError(f"{name}: the data must be a text in UTF-8, as base64") from None
+        raise UsageError(f"{name}: the data must be UTF-8 text, encoded as base64") from None

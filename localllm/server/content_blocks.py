@@ -1,4 +1,4 @@
-"""A response as blocks of reasoning, text and tool calls, for Anthropic's interface and OpenAI's Responses."""
+"""A response as blocks of reasoning, text and tool calls, for Anthropic's API and OpenAI's Responses API."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ class Block:
     """One block of a response.
 
     Attributes:
-        kind: REASONING, ANSWER or CALL.  name, id: those of a call.  index: position, from 0.
+        kind: REASONING, ANSWER or CALL.  name, id: of a tool call.  index: position in the response, from 0.
     """
 
     kind: str
@@ -27,17 +27,17 @@ class Block:
 
     @property
     def text(self) -> str:
-        """The content so far; of a tool call, its arguments as JSON."""
+        """The content so far; for a tool call, its arguments as JSON."""
         return "".join(self.chunks)
 
     @property
     def is_truncated(self) -> bool:
-        """Return whether it is a tool call with incomplete arguments."""
+        """Whether the block is a tool call with incomplete arguments."""
         return self.kind == CALL and ToolCall(self.name, self.chunks).arguments is None
 
 
 class Change(NamedTuple):
-    """A change of the blocks: one opens, grows, or closes."""
+    """A change of one block: it opens, grows, or closes."""
 
     action: str
     block: Block
@@ -50,7 +50,7 @@ class Blocks:
         self._is_open = False
 
     def take(self, part: TextPart) -> Iterator[Change]:
-        """Add a part of the answer; yield the changes of blocks."""
+        """Append a segment of the answer; yield the resulting changes."""
         kind = CALL if part.kind == ARGUMENTS else part.kind
         if not self._is_open or part.kind == CALL or self.all[-1].kind != kind:
             yield from self.end()
@@ -72,7 +72,7 @@ class Blocks:
 
 
 async def collect_blocks(stream: ResponseStream) -> tuple[Blocks, str]:
-    """Collect the blocks of a complete response and its finish reason, and close it."""
+    """Wait for the complete response, close it, and return its blocks and finish reason."""
     blocks, reason = Blocks(), ""
     try:
         async for _, token_event in stream.events():

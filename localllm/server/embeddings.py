@@ -1,4 +1,4 @@
-"""/v1/embeddings of OpenAI's interface, and /v1/rerank of Jina's and Cohere's."""
+"""Endpoints for embeddings (OpenAI's /v1/embeddings) and reranking (Jina's and Cohere's /v1/rerank)."""
 
 import asyncio
 import base64
@@ -57,7 +57,7 @@ async def embed_texts(
     role: str | None = None,
     token_limit: int | None = None,
 ) -> tuple[np.ndarray, int]:
-    """Return the embeddings of texts, float32 [texts, dims], and the number of tokens that were read.
+    """Return the embeddings of texts, float32 [texts, dims], and the number of tokens read.
 
     use: opens the model.  overflow: "cut" or "refuse" texts of more than `token_limit` tokens (None: the model's
     context).
@@ -105,9 +105,9 @@ async def rerank(service: Service, request: Request) -> Response:
 
 
 async def run_exclusively(work: Callable[[], T], field: str) -> T:
-    """Run `work` in a thread, one request at a time; it runs to its end even if the client disconnects.
+    """Run `work` in a thread, for one request at a time.
 
-    field: the request's field with the texts, for errors.
+    The work is completed even if the client disconnects.  field: the request's field with the texts, for errors.
     """
 
     def locked_work() -> T:
@@ -135,7 +135,7 @@ def parse_texts(value: object, name: str) -> list[str]:
 
 
 def parse_inputs(value: object) -> list[str] | list[list[int]]:
-    """Parse a string, token ids, or a list of either. Raises UsageError."""
+    """Parse a string, an array of token ids, or an array of either. Raises UsageError."""
     if not isinstance(value, list) or not value or not all(isinstance(item, int | list) for item in value):
         return parse_texts(value, "input")
     lists = value if isinstance(value[0], list) else [value]

@@ -1,4 +1,4 @@
-"""Read the fields of a JSON request with checks, and list the fields that were not read."""
+"""Check the fields of a JSON request, and list the fields that were never read."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,13 +10,16 @@ T = TypeVar("T")
 
 
 class Body:
-    """A JSON object from a client. Methods raise UsageError, whose message begins with the field's name.
+    """A JSON object from a client; null fields count as absent.
 
-    A field that is null counts as absent.
+    Methods raise UsageError, with a message that begins with the field's name.
     """
 
     def __init__(self, value: Mapping[str, object], name: str = ""):
-        """Wrap an object. name: name of the object within the request, "" for the request itself."""
+        """Wrap an object.
+
+        name: of the object within the request; "" for the request itself.
+        """
         self._value, self._name, self._read_names, self._ignored = value, name, set[str](), dict[str, None]()
 
     @classmethod
@@ -53,7 +56,7 @@ class Body:
         return None if self.get(field) is None else self.get_bool(field)
 
     def get_int(self, field: str, minimum: int = 0, maximum: int | None = None) -> int | None:
-        """Return an integer; a float such as 64.0 is accepted, too."""
+        """Return an integer; accept a float without a fraction such as 64.0."""
         value: float | None = self._get_typed(field, float, "an integer", int)
         if isinstance(value, float):
             if not value.is_integer():
@@ -65,7 +68,7 @@ class Body:
         return None if value is None else int(value)
 
     def get_limit(self, field: str) -> int | None:
-        """Return a limit of tokens; None if absent or, as in llama-server, below 0."""
+        """Return a token limit; None if absent or, as in llama-server, negative."""
         value = self.get_int(field, -sys.maxsize)
         return None if value is None or value < 0 else value
 
@@ -96,7 +99,7 @@ class Body:
         return tuple(filter(None, values))
 
     def reject(self, field: str, reason: str) -> None:
-        """Raise UsageError if the field has a value that is not empty, false or 0."""
+        """Raise UsageError unless the field is absent, empty, false or 0."""
         if self.get(field) not in (None, False, [], {}, "", 0):
             raise UsageError(f"{self.qualify(field)} is not supported: {reason}")
 
@@ -105,7 +108,7 @@ class Body:
 
     @property
     def ignored(self) -> list[str]:
-        """The ignored parts of the request: fields that were never read, and parts given to `ignore`."""
+        """The ignored fields of the request: those never read, and those passed to `ignore`."""
         return [*(field for field in self._value if field not in self._read_names), *self._ignored]
 
 
@@ -116,7 +119,7 @@ def require(value: T | None, name: str) -> T:
 
 
 def type_name(value: object) -> str:
-    """Return the JSON type of a value with its article."""
+    """Return a value's JSON type with its article, such as "a string"."""
     names = {
         str: "a string", bool: "a boolean", int: "an integer", float: "a number", list: "an array", dict: "an object",
     }  # fmt: skip

@@ -1,8 +1,8 @@
-"""Access control: programs of this computer may use the server, web pages and other hosts may not.
+"""Access control: programs on this computer may use the server; web pages and other hosts may not.
 
-Every web page can make the browser that shows it send requests to 127.0.0.1. But it cannot choose the Host header,
-which names the page's own site even if that name resolves to this computer (DNS rebinding), cannot leave out Origin,
-and cannot send a body of type application/json without a preflight request.
+A web page can make the browser send requests to 127.0.0.1. But it cannot choose the Host header, which names the
+page's own site even if that name resolves to this computer (DNS rebinding). It cannot leave out Origin, and cannot
+send a body of type application/json without a preflight request.
 """
 
 import hmac
@@ -43,7 +43,7 @@ class Rules:
 
     Attributes:
         hosts: further Host headers to accept.  origins: other sites whose pages may send requests.
-        keys: API keys; a request needs one of them. Empty: no key is needed.
+        keys: API keys, one of which each request needs. Empty: no key is needed.
     """
 
     hosts: Sequence[str] = ()
@@ -51,15 +51,15 @@ class Rules:
     keys: Sequence[str] = ()
 
     def require(self, method: str, path: str, headers: dict[str, str], address: str = "", scheme: str = "http") -> None:
-        """Reject a request that the rules do not allow.
+        """Raise RejectedRequestError for a request that the rules do not allow.
 
-        headers: by lower-case names.  address: local IP address of the connection, accepted as a Host because web pages
-        of other sites have other hosts.  scheme: http or https. Raises RejectedRequestError.
+        headers: by lower-case names.  address: local IP address of the connection; accepted as a Host because a page of
+        another site cannot send it.  scheme: http or https.
         """
         host = _HOST.fullmatch(headers.get("host", ""))
         names = {name.lower() for name in (*LOCAL_HOSTS, *self.hosts, address, f"[{address}]")}
         if not host:
-            raise RejectedRequestError(403, "the Host header is missing or is not a host's name")
+            raise RejectedRequestError(403, "the Host header is missing or is not a host name")
         if host["name"].lower() not in names:
             name = host["name"][:100]
             reason = f"the Host header names {name}, which this server does not allow"
@@ -68,7 +68,7 @@ class Rules:
         server_origin = f"{scheme}://{headers['host']}"
         if origin is not None and origin != server_origin:
             if path.startswith(OWN_PATHS):
-                raise RejectedRequestError(403, "saved conversations are only for this server's own page")
+                raise RejectedRequestError(403, "saved conversations are available to this server's own page only")
             if origin not in self.origins:
                 raise RejectedRequestError(403, refuse_origin(origin))
         if self.keys and path not in OPEN_PATHS and method != "OPTIONS" and not self.has_key(headers):
@@ -77,7 +77,7 @@ class Rules:
             )
 
     def has_key(self, headers: dict[str, str]) -> bool:
-        """Return whether a request has a valid key, sent as OpenAI's or as Anthropic's clients do."""
+        """Return whether a request has a valid key, in OpenAI's or Anthropic's header."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         candidates = [token.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")]
         results = [
@@ -87,10 +87,13 @@ class Rules:
 
 
 class Guard:
-    """ASGI middleware that applies the rules, adds security headers, and handles disconnects."""
+    """ASGI middleware that applies the access rules, adds security headers, and handles disconnects."""
 
     def __init__(self, app: ASGIApp, rules: Rules, canonical: Callable[[str], str]):
-        """Wrap an app. canonical: normalizes a path, for the rules and the app alike."""
+        """Wrap an app.
+
+        canonical: normalizes a path before the rules and the app see it.
+        """
         self._app, self._rules, self._canonical = app, rules, canonical
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -130,8 +133,8 @@ class Guard:
     def _cors_headers(self, origin: str, requested: str) -> dict[str, str]:
         """Return the CORS headers for an allowed site.
 
-        requested: the request headers of the page. The official JavaScript clients have many of their own
-        (x-stainless-..., anthropic-...), without meaning here.
+        requested: the request headers of the page. The official JavaScript clients send many of their own
+        (x-stainless-..., anthropic-...), which the server does not use.
         """
         names = [name.strip().lower() for name in requested.split(",")]
         allowed = [name for name in names if _HEADER.fullmatch(name) and name not in STANDARD_HEADERS]
@@ -148,7 +151,7 @@ class Guard:
 
 
 def refuse_origin(origin: str) -> str:
-    """Return the message for a page of a site that is not allowed, with the option that allows it."""
+    """Return the error message for a page of a disallowed site, with the option that allows it."""
     try:
         allowed = normalize_origin(origin[:100])
     except UsageError:
@@ -157,7 +160,7 @@ def refuse_origin(origin: str) -> str:
 
 
 def normalize_origin(text: str) -> str:
-    """Normalize an origin: lower case, without a path or a default port. Raises UsageError."""
+    """Return an origin in lower case, without a path or a default port. Raises UsageError."""
     match = _ORIGIN.fullmatch(text.strip().lower())
     if text == "null":
         return text

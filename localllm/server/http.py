@@ -1,4 +1,4 @@
-"""HTTP: request bodies within limits, errors in the client's format, and event streams."""
+"""HTTP: size-limited request bodies, errors in the client's format, and event streams."""
 
 import asyncio
 import json
@@ -22,9 +22,9 @@ from localllm.server.worker import StoppedError
 T = TypeVar("T")
 Lines = AsyncIterator[bytes]
 Closing = Callable[[], Awaitable[None]]
-_FIELD = re.compile(r"([a-z_]+[\w.\[\]]*) (?:must|is missing|is not)")  # the start of messages about a field
+_FIELD = re.compile(r"([a-z_]+[\w.\[\]]*) (?:must|is missing|is not)")  # the beginning of a message about a field
 KEEP_ALIVE_SECONDS = 10.0  # seconds without an event after which a keep-alive line is sent
-COMMENT = b": still here\n"  # without an empty line, which would end an event: simple clients would count an event
+COMMENT = b": still here\n"  # no empty line, which would end an event: simple clients would count one
 JSON = "application/json"
 MAX_CODINGS = 2  # codings of a body
 _TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
@@ -33,16 +33,17 @@ _BRACKETS = re.compile(rb"[^][{}]+")
 
 @frozen
 class Limits:
-    """Limits for one client.
+    """Limits for each client.
 
     Attributes:
-        body: bytes of a request.  depth: nesting of its JSON.  seconds: to receive a body, and to send one chunk.
+        body: maximum bytes of a request.  depth: maximum nesting of its JSON.
+        seconds: time to receive a body, and to send one chunk.
         answer_seconds: for a whole response, or None.  connections: concurrent ones.
-        drops_turns: whether a conversation that is too long loses its oldest turns.
-        folders: folders of images that a request may name by file://.
-        cache_reuse: fewest tokens of a chunk that is reused from the middle of another prompt, 0 for no reuse; None:
+        drops_turns: drop the oldest turns of a conversation that exceeds the context.
+        folders: whose images a request may name by file://.
+        cache_reuse: minimum tokens of a chunk that is reused from the middle of another prompt; 0: no reuse; None:
             only in /infill.
-        suffix_first: whether the suffix precedes the prefix in prompts of /infill.
+        suffix_first: put the suffix before the prefix in prompts of /infill.
     """
 
     body: int = 32 << 20
@@ -57,11 +58,11 @@ class Limits:
 
 
 class RequestTimeoutError(LocalllmError):
-    """An answer took longer than the server allows."""
+    """An answer that took longer than the server allows."""
 
 
 class RejectedRequestError(LocalllmError):
-    """A request that is rejected before it reaches a model; code: OpenAI's error code."""
+    """A request rejected before it reaches a model; code: OpenAI's error code."""
 
     def __init__(self, status: int, message: str, code: str | None = None):
         self.status, self.code = status, code
@@ -69,7 +70,7 @@ class RejectedRequestError(LocalllmError):
 
 
 class CodingError(LocalllmError):
-    """A body that cannot be decoded; status: that of its response."""
+    """A request body that cannot be decoded; status: the HTTP status of the response."""
 
     def __init__(self, status: int, message: str):
         self.status = status
@@ -77,7 +78,7 @@ class CodingError(LocalllmError):
 
 
 class ClientDisconnectedError(Exception):
-    """The client disconnected."""
+    """Raised when the client disconnects."""
 
 
 def status_of(error: BaseException) -> int:
@@ -119,7 +120,7 @@ def anthropic_error(error: BaseException) -> dict[str, object]:
 
 
 def public_message(error: BaseException) -> str:
-    """Return the message of an error, without details of unexpected ones."""
+    """Return an error's message; for an unexpected error, only its type."""
     return str(error) if isinstance(error, LocalllmError) else f"internal error: {type(error).__name__}"
 
 
@@ -142,7 +143,7 @@ def json_response(value: object, status: int = 200, headers: dict[str, str] | No
 
 
 def encode_json(value: object) -> bytes:
-    """Encode as JSON in UTF-8; lone surrogates become U+FFFD."""
+    """Encode as JSON in UTF-8; replace lone surrogates by U+FFFD."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
 
 
@@ -152,7 +153,7 @@ def error_response(error: BaseException, error_format: ErrorFormat) -> Response:
 
 
 async def read_json(request: Request, limits: Limits, any_type: bool = False) -> dict[str, object]:
-    """Read the body, a JSON object. Raises RejectedRequestError, CodingError.
+    """Read the request body, a JSON object. Raises RejectedRequestError or CodingError.
 
     any_type: accept other Content-Types, such as curl's default, unless a web page sends the request.
     """
@@ -162,7 +163,7 @@ async def read_json(request: Request, limits: Limits, any_type: bool = False) ->
         raise RejectedRequestError(415, f"the Content-Type must be {JSON}, not {kind[:60] or 'none'!r}")
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > limits.body:
-        raise RejectedRequestError(413, f"the body has {length} bytes; the limit is {limits.body}")
+        raise RejectedRequestError(413, f"the body has {length} bytes, but the limit is {limits.body}")
     codings, body = parse_codings(",".join(request.headers.getlist("content-encoding"))), bytearray()
     try:
         async with asyncio.timeout(limits.seconds):
@@ -177,7 +178,7 @@ async def read_json(request: Request, limits: Limits, any_type: bool = False) ->
 
 
 def parse_json(body: bytes, depth: int) -> dict[str, object]:
-    """Parse a JSON object of limited depth. Raises RejectedRequestError."""
+    """Parse a JSON object, at most `depth` levels deep. Raises RejectedRequestError."""
     if nesting_depth(body) > depth:
         raise RejectedRequestError(400, f"the body is nested deeper than {depth} levels")
     try:
@@ -207,7 +208,7 @@ def format_event(value: object, name: str | None = None) -> bytes:
 
 
 class EventStream(Response):
-    """A response of server-sent events; closes their source when the client leaves or stops reading."""
+    """A response of server-sent events that closes its source when the client disconnects or stops reading."""
 
     media_type = "text/event-stream"
 
@@ -221,7 +222,7 @@ class EventStream(Response):
     ):
         """Stream the chunks.
 
-        close: called at the end, even if nothing was sent.  keep_alive: line that is sent while there are no data.
+        close: called at the end, even if nothing was sent.  keep_alive: sent while there is no data.
         """
         self._chunks, self._limits, self._close, self._keep_alive = chunks, limits, close, keep_alive
         super().__init__(None, 200, {"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers})
@@ -254,7 +255,7 @@ class EventStream(Response):
             await chunks.aclose()  # type: ignore[attr-defined]
 
     async def _send_in_time(self, sending: Awaitable[None]) -> None:
-        """Send within the time limit. Raises TimeoutError for a client that does not read."""
+        """Send within the time limit. Raises TimeoutError if the client does not read."""
         async with asyncio.timeout(self._limits.seconds):
             await sending
 
@@ -273,7 +274,7 @@ def body(chunk: bytes, has_more: bool) -> dict[str, object]:
 async def respond_when_done(
     request: Request, work: Awaitable[object], headers: dict[str, str], close: Closing
 ) -> Response:
-    """Return the result of `work` as JSON. Raises ClientDisconnectedError."""
+    """Await `work` and return its result as a JSON response. Raises ClientDisconnectedError."""
     try:
         return json_response(await run_until_disconnect(request.receive, work), headers=headers)
     finally:
@@ -281,7 +282,7 @@ async def respond_when_done(
 
 
 async def run_until_disconnect(receive: Receive, work: Awaitable[T]) -> T:
-    """Await `work`, but cancel it when the client disconnects. Raises ClientDisconnectedError then."""
+    """Await `work`, but cancel it and raise ClientDisconnectedError when the client disconnects."""
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(wait_for_disconnect(receive))
     try:
@@ -309,7 +310,7 @@ def new_id(prefix: str) -> str:
 
 
 class Decompressor(Protocol):
-    """A stream as zlib, bz2 and zstd decompress it."""
+    """A decompressor object of zlib, bz2 or zstd."""
 
     @property
     def eof(self) -> bool: ...
@@ -320,7 +321,7 @@ class Decompressor(Protocol):
 
 @cache
 def decompressors() -> dict[str, tuple[Callable[[], Decompressor], type[Exception]]]:
-    """Return how to begin a stream of each coding, and the error of a broken one."""
+    """Return, for each supported coding, the decompressor's factory and the exception it raises on bad data."""
     supported: dict[str, tuple[Callable[[], Decompressor], type[Exception]]] = {
         "gzip": (lambda: zlib.decompressobj(wbits=31), zlib.error)
     }
@@ -336,7 +337,7 @@ def decompressors() -> dict[str, tuple[Callable[[], Decompressor], type[Exceptio
 
 
 def parse_codings(value: str) -> list[str]:
-    """Return the codings of a Content-Encoding header in their order. Raises CodingError."""
+    """Return the codings of a Content-Encoding header, in the order applied. Raises CodingError."""
     names = [name for part in value.split(",") if (name := part.strip().lower())]
     codings = [name.removeprefix("x-") for name in names if name != "identity"]
     supported = [*decompressors(), "identity"]
@@ -350,14 +351,14 @@ def parse_codings(value: str) -> list[str]:
 
 
 def decode(body: bytes, codings: list[str], limit: int) -> bytes:
-    """Decode a body; call it outside of the event loop. Raises CodingError for more than `limit` bytes."""
+    """Decode a body; call it outside the event loop. Raises CodingError for more than `limit` bytes."""
     for name in reversed(codings):
         body = decode_one(body, name, limit)
     return body
 
 
 def decode_one(data: bytes, name: str, limit: int) -> bytes:
-    """Undo one coding, of one stream or several in a row."""
+    """Undo one coding; the data may consist of several concatenated streams."""
     begin, broken = decompressors()[name]
     decoded = bytearray()
     try:
@@ -369,7 +370,7 @@ def decode_one(data: bytes, name: str, limit: int) -> bytes:
                 if len(decoded) > limit:
                     raise CodingError(413, f"the decoded body is larger than the limit of {limit} bytes")
                 if not chunk and not stream.eof:
-                    raise CodingError(400, f"the body ends within its {name} stream (Content-Encoding)")
+                    raise CodingError(400, f"the body ends before the end of its {name} stream (Content-Encoding)")
                 data = b"" if not stream.eof else stream.unused_data
     except broken:
         raise CodingError(400, f"the body is not a valid {name} stream (Content-Encoding)") from None

@@ -1,4 +1,4 @@
-"""Fill in the middle as in llama-server: /infill.
+"""Fill-in-the-middle endpoint /infill, as in llama-server. /infill.
 
 Source: https://github.com/ggml-org/llama.cpp/tree/master/tools/server
 """
@@ -21,11 +21,11 @@ from localllm.server.service import GenerateRequest, ResponseStream, Service
 
 @frozen
 class Ending:
-    """Further conditions that end the generated text, and the fields of the response.
+    """Stop conditions of the generated text, and the fields of the response.
 
     Attributes:
-        indent: the text ends before a line, after its first, with less leading white space.
-        seconds: after this time since the first token, the text ends at the next line break; None: no limit.
+        indent: stop before a line, after the first, with less leading white space than this.
+        seconds: stop at the first line break after this time, counted from the first token; None: no limit.
         fields: paths of fields to return, a/b for b within a; empty: all.
     """
 
@@ -35,7 +35,7 @@ class Ending:
 
 
 async def infill(service: Service, request: Request) -> Response:
-    """Generate the text between `input_prefix` with `prompt` and `input_suffix`."""
+    """Generate the text between `input_prefix` followed by `prompt`, and `input_suffix`."""
     body = Body(await read_json(request, service.limits))
     is_streaming, ending = body.get_bool("stream"), parse_ending(body)
     query = await asyncio.to_thread(parse_request, body, service.limits.suffix_first)
@@ -63,7 +63,7 @@ def parse_ending(body: Body) -> Ending:
 
 
 class Middle:
-    """A text that is being filled in.
+    """The stream of text generated between prefix and suffix.
 
     Attributes:
         text: the text so far.  stop_type: why it ended, as in llama-server: "eos", "word" or "limit".
@@ -90,7 +90,7 @@ class Middle:
                     self.stop_type = "word" if self.stream.stop_string() else "eos"
 
     def _append(self, part: str) -> bool:
-        """Append a part of the text; return True, and cut it, if a line has too little leading white space."""
+        """Append to the text; cut it before a line with too little indentation, and return whether it was cut."""
         length_before = len(self.text)
         self.text += part
         while self._ending.indent:
@@ -139,7 +139,7 @@ def format_rate(name: str, count: int, seconds: float) -> dict[str, object]:
 
 
 def select_fields(response: dict[str, object], paths: tuple[str, ...]) -> dict[str, object]:
-    """Return the fields of a response by paths such as timings/prompt_n; without paths, the whole response."""
+    """Return the fields with the given paths, such as timings/prompt_n; the whole response if there are none."""
     selected: dict[str, object] = {}
     for path in paths:
         value: object = response
@@ -157,7 +157,7 @@ async def complete(middle: Middle) -> dict[str, object]:
 
 
 async def stream_chunks(middle: Middle) -> AsyncGenerator[bytes]:
-    """Yield the response as server-sent chunks; the last one has the statistics and no text."""
+    """Yield the response as server-sent events; the last one has the statistics and no text."""
     try:
         async for part in middle.parts():
             yield format_event({"index": 0, "content": part, "stop": False})

@@ -24,10 +24,10 @@ from localllm.frozen import frozen
 from localllm.server.http import Limits
 from localllm.system.processes import can_handle_in_loop, ending_signals, may_reuse_address
 
-# Seconds that a connection stays open for the rest of a body, so that its sender gets the response.
+# Seconds to keep a connection open for the rest of a body, so that the client still receives the response.
 LINGER_SECONDS = 1.0
-HEAD_BYTES = 64 << 10  # of a request line and headers
-REPORT_SECONDS = 0.5  # seconds to tell clients that their responses are cut short
+HEAD_BYTES = 64 << 10  # maximum size of request line and headers
+REPORT_SECONDS = 0.5  # seconds for telling clients that their responses are cut short
 FIRST = 3  # the first descriptor after stdin, stdout and stderr
 LOOPBACK = ("127.", "::1", "::ffff:127.")
 
@@ -36,11 +36,11 @@ logging.getLogger("uvicorn.error").addHandler(logging.NullHandler())  # its trac
 
 @frozen
 class Ending:
-    """The shutdown of a server.
+    """Options of the server's shutdown.
 
     Attributes:
-        grace: seconds that responses get to end after the signal.
-        stop_responses: fails the remaining ones.  warn: prints a line for the user.
+        grace: seconds that responses get to finish after the signal.
+        stop_responses: aborts the remaining ones.  warn: prints a line for the user.
     """
 
     grace: float
@@ -50,14 +50,14 @@ class Ending:
 
 @frozen
 class Tls:
-    """A certificate chain and its private key, files in PEM."""
+    """A certificate chain and its private key, both PEM files."""
 
     certfile: str
     keyfile: str | None
 
     @classmethod
     def of(cls, certfile: str | None, keyfile: str | None) -> "Tls | None":
-        """Check both, None without a certificate. Raises UsageError."""
+        """Check that both files can be loaded; return None without a certificate. Raises UsageError."""
         if certfile is None:
             return None
         try:
@@ -65,12 +65,12 @@ class Tls:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile, password=lambda: b"")
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, FileNotFoundError | PermissionError) else str(error)
-            raise UsageError(f"ssl_certfile or ssl_keyfile cannot be used: {reason}") from None
+            raise UsageError(f"ssl_certfile or ssl_keyfile cannot be loaded: {reason}") from None
         return cls(certfile, keyfile)
 
 
 class IdleTimeoutProtocol(H11Protocol):
-    """A connection that is closed when it is idle, or when the client does not read its response."""
+    """A connection that closes itself when it is idle, or when the client does not read its response."""
 
     seconds = 10.0  # to receive a request's headers
 
@@ -116,7 +116,7 @@ class IdleTimeoutProtocol(H11Protocol):
 
 
 class Listener(uvicorn.Server):
-    """uvicorn's server with its own shutdown: SIGTERM, Ctrl-C and Windows' Ctrl-Break end it.
+    """uvicorn's server with its own shutdown on SIGTERM, Ctrl-C and Windows' Ctrl-Break.
 
     The first signal gives responses the grace period to finish, the second one ends them immediately; signals are not
     raised again. Without requests the event loop sleeps: uvicorn's own loop wakes ten times a second, which takes 0.3 %
@@ -192,7 +192,7 @@ class Listener(uvicorn.Server):
             await self._wait_until_idle(REPORT_SECONDS, is_urgent=True)
 
     async def _wait_until_idle(self, seconds: float, is_urgent: bool) -> bool:
-        """Wait for all connections to end; return False if they have not after these seconds.
+        """Wait until all connections have ended; return False on timeout.
 
         A second signal also ends the wait, unless `is_urgent`.
         """
@@ -210,7 +210,7 @@ class Listener(uvicorn.Server):
 
 
 def create_listener(app: ASGIApp, limits: Limits, ending: Ending, tls: Tls | None = None) -> Listener:
-    """Configure a server for an app."""
+    """Create a server for an app."""
     config = uvicorn.Config(
         app,
         http=IdleTimeoutProtocol,
@@ -245,7 +245,7 @@ def bind_tcp(host: str, port: int) -> socket.socket:
 
 
 def bind_ipv6_loopback(first: socket.socket) -> socket.socket | None:
-    """Bind the same port of [::1], because localhost may resolve to either address; None without IPv6."""
+    """Bind the same port on [::1], since localhost may resolve to either address; return None without IPv6."""
     try:
         return bind_tcp("::1", first.getsockname()[1])
     except LocalllmError as error:
@@ -282,20 +282,20 @@ def bind_unix(path: str) -> Iterator[socket.socket]:
 
 
 def require_unused(path: str) -> None:
-    """Check that no server listens on a Unix socket. Raises LocalllmError."""
+    """Raise LocalllmError if a server already listens on a Unix socket."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(path)
         except OSError:
             return
-    raise LocalllmError(f"{path}: another server is listening on it; give another path")
+    raise LocalllmError(f"{path}: another server is listening on this socket; give another path")
 
 
-# ---- sockets that systemd or the like has opened (freedesktop.org, sd_listen_fds): LISTEN_FDS and LISTEN_PID
+# ---- socket activation by systemd and others (freedesktop.org, sd_listen_fds): LISTEN_FDS and LISTEN_PID
 
 
 def inherited_sockets() -> list[socket.socket]:
-    """Return the sockets that this process was started with, [] if there are none; its children do not inherit them.
+    """Return the sockets that this process inherited; its own children will not inherit them.
 
     Raises UsageError for descriptors that are not listening sockets.
     """
@@ -309,18 +309,18 @@ def inherited_sockets() -> list[socket.socket]:
         except OSError as error:
             raise UsageError(f"LISTEN_FDS is {count}, but descriptor {descriptor} is not a socket: {error}") from None
         if listening.type != socket.SOCK_STREAM:
-            raise UsageError(f"LISTEN_FDS: socket {descriptor} is not a stream socket; use ListenStream=")
+            raise UsageError(f"LISTEN_FDS: descriptor {descriptor} must be a stream socket; use ListenStream=")
         listening.set_inheritable(False)
         sockets.append(listening)
     return sockets
 
 
 def require_keys(sockets: Sequence[socket.socket], keys: Sequence[str]) -> None:
-    """Raise UsageError if other computers could use the server without a key."""
+    """Raise UsageError if other computers could use the server without an API key."""
     for listening in sockets:
         is_open = isinstance(name := listening.getsockname(), tuple) and not str(name[0]).startswith(LOOPBACK)
         if is_open and not keys:
-            raise UsageError(f"{address_of(listening)} lets other computers connect: give --api-key-file FILE")
+            raise UsageError(f"{address_of(listening)} lets other computers connect: add --api-key-file FILE")
 
 
 def address_of(listening: socket.socket, scheme: str = "http") -> str:

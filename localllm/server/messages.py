@@ -1,4 +1,4 @@
-"""Parse messages of OpenAI's interface into messages for chat templates."""
+"""Convert messages of OpenAI's API into messages for chat templates."""
 
 from collections.abc import Mapping, Sequence
 from json import dumps
@@ -11,7 +11,7 @@ from localllm.text.messages import ROLES, Message, modernize
 THOUGHTS = ("thinking", "reasoning", "redacted_thinking")  # types of parts that are reasoning
 TEXTS = ("text", "input_text", "output_text", "refusal")  # types of parts that are text
 IMAGE_ROLES = ("user", "tool", "assistant")  # roles whose messages may have images
-Content = str | list[dict[str, str]] | None  # of a message: a string, or parts of type text and image_url
+Content = str | list[dict[str, str]] | None  # a message's content: a string, or parts of type text and image_url
 
 
 def parse_messages(messages: Sequence[object]) -> list[Message]:
@@ -46,7 +46,7 @@ def _parse_message(message: object, number: int) -> Message:
 
 
 def thoughts_in(content: object) -> list[dict[str, object]]:
-    """Return the parts of a content that are reasoning, as clients of other servers send it."""
+    """Return the parts of a content that are reasoning, as clients of other servers send them."""
     parts = content if isinstance(content, list) else []
     return [part for part in parts if isinstance(part, dict) and part.get("type") in THOUGHTS]
 
@@ -70,7 +70,7 @@ def parse_tool_calls(calls: object, name: str) -> list[dict[str, object]]:
 
 
 def function_of(call: Mapping[str, object]) -> object:
-    """Return the function of a call; the text of a custom tool's call becomes the argument `input`."""
+    """Return a call's function; a custom tool's string becomes the argument `input`."""
     custom = call.get("custom")
     if isinstance(custom, dict):
         return {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}
@@ -78,7 +78,7 @@ def function_of(call: Mapping[str, object]) -> object:
 
 
 def normalize_arguments(arguments: object) -> str | dict[str, object]:
-    """Return a call's arguments, an object or its JSON text; without any, those of an empty object.
+    """Return a call's arguments, an object or its JSON text; "{}" if there are none.
 
     Other values become JSON. The text is not checked, so that the model sees truncated JSON unchanged.
     """
@@ -88,7 +88,7 @@ def normalize_arguments(arguments: object) -> str | dict[str, object]:
 
 
 def name_tool_results(messages: list[Message]) -> list[Message]:
-    """Add the function's name to each tool result: some templates need it."""
+    """Add the function's name to each tool result, which some templates need."""
     names = {call["id"]: call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()}
     return [
         {**message, "name": names[message["tool_call_id"]]}
@@ -99,7 +99,7 @@ def name_tool_results(messages: list[Message]) -> list[Message]:
 
 
 def parse_text(content: object, name: str) -> str | None:
-    """Return a content without images as a string; parts are joined. Raises UsageError for other parts."""
+    """Return a content as a string, its parts joined. Raises UsageError for an image."""
     parts = parse_parts(content, name)
     if not isinstance(parts, list):
         return parts
@@ -109,7 +109,7 @@ def parse_text(content: object, name: str) -> str | None:
 
 
 def parse_content(content: object, name: str) -> Content:
-    """Return a content as a string, or, with images, as parts (see localllm.images.parts)."""
+    """Return a content as a string, or as parts if it has images (see localllm.images.parts)."""
     parts = parse_parts(content, name)
     if isinstance(parts, list) and all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts)
@@ -117,7 +117,7 @@ def parse_content(content: object, name: str) -> Content:
 
 
 def parse_result(content: object, name: str) -> Content:
-    """Parse the result of a call: a string, parts, or another JSON value, which becomes its text."""
+    """Parse a tool result: a string, parts, or another JSON value, which becomes JSON text."""
     kinds = *TEXTS, *IMAGE_TYPES, *FILE_TYPES
     is_parts = isinstance(content, list) and all(
         isinstance(part, str) or (isinstance(part, dict) and part.get("type") in kinds) for part in content
@@ -128,7 +128,7 @@ def parse_result(content: object, name: str) -> Content:
 
 
 def parse_parts(content: object, name: str) -> Content:
-    """Parse a content into text and image parts; a string stays as it is. Raises UsageError."""
+    """Parse a content into text and image parts; keep a string as it is. Raises UsageError."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -152,5 +152,5 @@ def _parse_part(part: object, name: str) -> dict[str, str]:
         raise UsageError(f"{name}: unsupported part type {kind[:40]!r}; only text and images are supported")
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str | None):
-        raise UsageError(f"{name}: a part of type {kind} must have a text")
+        raise UsageError(f"{name}: a part of type {kind} must have a string as its text")
     return {"type": "text", "text": text or ""}

@@ -11,7 +11,7 @@ SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60
 
 
 class Histogram:
-    """A histogram of durations with the bounds `SECONDS`. Thread-safe."""
+    """A thread-safe histogram of durations; `SECONDS` are the bucket bounds."""
 
     def __init__(self) -> None:
         self._counts, self._sum, self._lock = [0] * (len(SECONDS) + 1), 0.0, Lock()
@@ -33,7 +33,7 @@ class Histogram:
 
 
 class Metrics:
-    """Counters of one server.
+    """The counters of one server.
 
     Attributes:
         first_token, between_tokens: seconds.  responses: HTTP responses by (path, status).
@@ -45,7 +45,7 @@ class Metrics:
         self._prefilled = self._cached_tokens = self._generated = self._cancelled = self._finished = 0
 
     def record_finished(self, request: Request) -> None:
-        """Count a request whose completions have all ended, or that failed."""
+        """Count a request whose completions have all ended, or which failed."""
         self._finished += 1
         self._count(request)
 
@@ -62,7 +62,7 @@ class Metrics:
     def text(self, running: int, waiting: int, limits: dict[str, float]) -> str:
         """Format all metrics.
 
-        running, waiting: current numbers of completions and requests.  limits: further gauges by name.
+        running, waiting: current count of completions and of requests.  limits: further gauges by name.
         """
         lines = list[str]()
 

@@ -1,4 +1,4 @@
-"""The server's models by name: opened on demand, and unloaded when another needs the memory."""
+"""The server's models by name; each is opened on demand, and unloaded when another one needs the memory."""
 
 import asyncio
 import gc
@@ -20,7 +20,7 @@ from localllm.system.memory import return_free_memory
 if TYPE_CHECKING:
     from localllm.api import Model
 
-OVERHEAD_BYTES = 300_000_000  # bytes besides weights and KV cache, see services.inspection.fit
+OVERHEAD_BYTES = 300_000_000  # bytes in addition to weights and KV cache, see services.inspection.fit
 
 
 class UnknownModelError(LocalllmError):
@@ -29,17 +29,17 @@ class UnknownModelError(LocalllmError):
 
 @frozen
 class NameOptions:
-    """What belongs to the name of a model.
+    """Options that belong to one name of a model.
 
     Attributes:
-        defaults: of its answers.  open_model: opens its file if it is opened otherwise than the server's other models.
+        defaults: defaults of its answers.  open_model: opens the file, if not as the server opens other models.
     """
 
     defaults: AnswerDefaults = field(default_factory=AnswerDefaults)
     open_model: "Callable[[str], Model] | None" = None
 
 
-Find = Callable[[Collection[str]], Iterable[tuple[str, str, NameOptions]]]  # of other names: name, path and options
+Find = Callable[[Collection[str]], Iterable[tuple[str, str, NameOptions]]]  # further models
 
 
 class ModelEntry:
@@ -47,9 +47,9 @@ class ModelEntry:
 
     Attributes:
         name: in requests.  path: path of its file.  created: modification time of the file, seconds since 1970.
-        options: what belongs to its name.
+        options: options of this name.
         shared: the entry that opens this file: itself, or the first of several names. Only it uses the following:
-        worker: its thread, None while unloaded.  active_requests: number of requests using it now.
+        worker: its thread, None while unloaded.  active_requests: count of requests using it now.
         last_used: time of the latest request, by the event loop's clock.
         idle_timer: unloads it after the idle time; None while it is in use or never unloaded.
     """
@@ -71,7 +71,7 @@ class ModelEntry:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes in use: weights, including those of a projector, and used positions of the KV cache."""
+        """Memory in use, in bytes: weights, including a projector's, and occupied positions of the KV cache."""
         if self.worker is None:
             return 0
         model = self.worker.model
@@ -80,7 +80,7 @@ class ModelEntry:
 
     @property
     def needed_bytes(self) -> int:
-        """Least bytes needed to open it."""
+        """Minimum memory to open the model, in bytes."""
         from localllm.files.gguf.file import GGUFFile
         from localllm.files.models_folder import projector_bytes
 
@@ -93,7 +93,7 @@ class ModelPool:
 
     Attributes:
         entries: by name, in the order given; the first one is the default.
-        find: finds models that were added since the start, None if the server's models are fixed.
+        find: finds models that were added since the start; None if the server's models are fixed.
     """
 
     def __init__(
@@ -107,13 +107,13 @@ class ModelPool:
         idle_seconds: float | None = None,
         names: Mapping[str, NameOptions] | None = None,
     ):
-        """Create the pool; nothing is opened yet.
+        """Create the pool without opening a model.
 
-        paths: paths of files, by name.  open_model: opens a file.  memory: limit in bytes for all models, None for
-        none.
+        paths: paths of files, by name.  open_model: opens a file.  memory: limit in bytes for all models; None: no
+        limit.
         parallel: concurrent requests per model.  is_strict: whether a single model is only available by its own name.
-        idle_seconds: seconds without a request after which a model is unloaded, None for never.
-        names: what belongs to names; names of one file that is opened in the same way share it.
+        idle_seconds: seconds without a request after which a model is unloaded; None: never.
+        names: options by name; names with the same file and the same `open_model` share one open model.
         """
         self.entries, self._by_file = dict[str, ModelEntry](), dict[tuple[str, object], ModelEntry]()
         self.find: Find | None = None
@@ -136,14 +136,15 @@ class ModelPool:
         return len({file for file, _ in self._by_file}) == 1
 
     def refresh(self) -> None:
-        """Add the models that have come to this computer since the start, if the server offers all of them."""
+        """Add models installed since the start, if the server offers all installed models."""
         for name, path, options in self.find(self.entries.keys()) if self.find else ():
             self._add(name, path, options)
 
     def resolve(self, name: str | None) -> ModelEntry:
-        """Return the model of a name: without a name the first one; a single model for any name, unless is_strict.
+        """Return the model of a name.
 
-        Raises UnknownModelError.
+        Without a name, this is the first model. A single model answers to any name unless is_strict. Raises
+        UnknownModelError.
         """
         if name and name not in self.entries:
             self.refresh()
@@ -161,7 +162,7 @@ class ModelPool:
 
     @asynccontextmanager
     async def use(self, name: str | None, keep_seconds: float | None = None) -> AsyncIterator[Worker]:
-        """Keep a model open while in use, and then for keep_seconds, None for the server's default.
+        """Keep a model open while in use, and for keep_seconds afterwards (None: the server's default).
 
         Raises UnknownModelError, ModelError, MemoryLimitError.
         """
@@ -185,7 +186,7 @@ class ModelPool:
                     self._notify_task = asyncio.ensure_future(self._notify_waiting())
 
     def _unload_later(self, entry: ModelEntry, seconds: float | None) -> None:
-        """Unload a model after `idle_seconds` without a request; None or below 0: never."""
+        """Unload a model after `seconds` without a request; None or negative: never."""
 
         def begin() -> None:
             task = asyncio.ensure_future(self._unload_if_idle(entry))
@@ -205,7 +206,7 @@ class ModelPool:
             self._changing.notify_all()
 
     async def _make_room(self, entry: ModelEntry) -> None:
-        """Unload idle models, least recently used first, until this one fits. Raises MemoryLimitError."""
+        """Unload idle models, least recently used first, until the new one fits. Raises MemoryLimitError."""
         if self.memory is None:
             return
         nbytes = await asyncio.to_thread(lambda: entry.needed_bytes)
@@ -272,6 +273,6 @@ def close(worker: Worker) -> None:
 
 
 def free_unused() -> None:
-    """Free what an unloaded model leaves: its vocabulary, part of reference cycles, and what glibc keeps."""
+    """Return the memory of an unloaded model: its vocabulary is in reference cycles, and glibc keeps freed pages."""
     gc.collect()
     return_free_memory()

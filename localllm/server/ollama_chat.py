@@ -1,4 +1,4 @@
-"""Ollama's interface for answers: /api/chat and /api/generate.
+"""Ollama's API for answers: /api/chat and /api/generate.
 
 Source: https://github.com/ollama/ollama/blob/main/docs/api.md
 """
@@ -29,20 +29,20 @@ from localllm.server.worker import TokenEvent
 if TYPE_CHECKING:
     from localllm.generation.constraints.constraint import Constraint
 
-# Options of Ollama's runner, without effect here: the command line of this server decides them.
+# Options of Ollama's runner, ignored: the server's command line decides them.
 RUNNER_OPTIONS = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "low_vram", "use_mmap", "use_mlock", "num_thread",
                   "numa", "vocab_only", "f16_kv", "logits_all", "embedding_only", "num_gqa", "num_keep",
                   "penalize_newline")  # fmt: skip
-LATEST = ":latest"  # the tag of a name without one
+LATEST = ":latest"  # Ollama's tag of a name without a tag
 
 
 @frozen
 class Form:
-    """The form of the responses of one of the two addresses.
+    """Format of the responses of one of the two endpoints.
 
     Attributes:
         part: returns a response's fields for some text, reasoning and calls.
-        has_context: whether the last response has the token ids of the prompt and the answer.
+        has_context: whether the last response has the token ids of prompt and answer.
     """
 
     part: Callable[[str, str, Sequence[ToolCall]], dict[str, object]]
@@ -50,7 +50,7 @@ class Form:
 
 
 async def chat(service: Service, request: Request) -> Response:
-    """Answer a conversation, one JSON object per line; without messages, open the model or unload it."""
+    """Answer a conversation, one JSON object per line; without messages, load or unload the model."""
     body, started = Body(await read_json(request, service.limits, any_type=True)), perf_counter()
     if not body.get_list("messages"):
         return await load_model(service, body, CHAT)
@@ -63,14 +63,14 @@ async def generate(service: Service, request: Request) -> Response:
     body, started = Body(await read_json(request, service.limits, any_type=True)), perf_counter()
     prompt, suffix, images = body.get_text("prompt"), body.get_text("suffix"), body.get_list("images")
     system, is_raw = body.get_text("system"), body.get_bool("raw")
-    body.reject("template", "the model's own template is used; send the finished text with raw")
+    body.reject("template", "the model's own template is used; set raw to true to send a finished prompt")
     if not prompt and not images and not suffix:
         return await load_model(service, body, GENERATE)
     if suffix:
         return await respond(service, request, body, [Infill(prompt or "", suffix)], GENERATE, started)
     if is_raw:
         if system or body.get_list("context"):
-            raise UsageError("raw must be without system and context: the prompt is all that the model reads")
+            raise UsageError("raw cannot be combined with system or context: the prompt must be complete")
         return await respond(service, request, body, [prompt or ""], GENERATE_RAW, started)
     turns: list[object] = [{"role": "system", "content": system}] if system else []
     turns.append(openai_message({"role": "user", "content": prompt or "", "images": images}))
@@ -78,13 +78,16 @@ async def generate(service: Service, request: Request) -> Response:
 
 
 def model_name(body: Body) -> str | None:
-    """Return the model's name without the tag ":latest", which Ollama adds to names without a tag."""
+    """Return the model's name without ":latest", which Ollama adds to names without a tag."""
     name = body.get_text("model") or body.get_text("name")
     return name.removesuffix(LATEST) if name else None
 
 
 def openai_message(message: object) -> object:
-    """Convert a message of Ollama's to OpenAI's: images are base64 next to the text, arguments objects."""
+    """Convert a message from Ollama's format to OpenAI's.
+
+    Ollama sends images as base64 next to the text, and arguments as objects.
+    """
     if not isinstance(message, Mapping):
         return message
     converted = {key: value for key, value in message.items() if key not in ("images", "thinking", "tool_name")}
@@ -94,7 +97,7 @@ def openai_message(message: object) -> object:
         converted["name"] = name
     if images := message.get("images"):
         if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
-            raise UsageError("images must be an array of strings in base64")
+            raise UsageError("images must be an array of base64 strings")
         urls = (image if image.startswith("data:") else f"data:image/png;base64,{image}" for image in images)
         parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
         converted["content"] = [*parts, {"type": "text", "text": message.get("content") or ""}]
@@ -102,7 +105,7 @@ def openai_message(message: object) -> object:
 
 
 def parse_request(body: Body, prompts: Sequence[Prompt | Infill]) -> GenerateRequest:
-    """Parse the fields that both addresses share: options, format, tools, think. Raises UsageError."""
+    """Parse the fields that both endpoints share: options, format, tools, think. Raises UsageError."""
     options = Body({**(body.get_mapping("options") or {}), "think": parse_think(body.get("think"))}, "options")
     for name in RUNNER_OPTIONS:
         if options.get(name) is not None:
@@ -140,7 +143,7 @@ def parse_format(body: Body) -> "Constraint | None":
 
 
 async def load_model(service: Service, body: Body, form: Form) -> Response:
-    """Open a model, or unload it at once where `keep_alive` is 0."""
+    """Load a model, or unload it at once if `keep_alive` is 0."""
     name, keep = model_name(body), parse_keep_alive(body)
     async with service.pool.use(name, keep):
         reason = "unload" if keep == 0 else "load"
@@ -162,7 +165,7 @@ async def respond(
 
 
 class Answer:
-    """An answer that is being generated, formatted for Ollama's clients."""
+    """An answer being generated, formatted for Ollama's clients."""
 
     def __init__(self, stream: ResponseStream, query: GenerateRequest, form: Form, started: float, load_seconds: float):
         self.stream = stream
@@ -170,7 +173,7 @@ class Answer:
         self._choice = Choice()
 
     async def parts(self) -> AsyncGenerator[dict[str, object]]:
-        """Yield a response for each piece of text or reasoning, one with all calls, and the last one, without text.
+        """Yield a response for each chunk of text or reasoning, one with all calls, and a last one without text.
 
         Raises LocalllmError.
         """
@@ -208,7 +211,7 @@ class Answer:
         return {"logprobs": formatted["content"]} if formatted else {}
 
     def _last(self, text: str, thinking: str, calls: Sequence[ToolCall]) -> dict[str, object]:
-        """Return the last response: with the reason why it ended, numbers of tokens and nanoseconds."""
+        """Return the last response: finish reason, token counts, and durations in nanoseconds."""
         completion = self.stream.completion()
         return {
             **response_head(self.stream.name),
@@ -226,7 +229,7 @@ class Answer:
 
 
 def response_head(name: str) -> dict[str, object]:
-    """Return the fields with which each object of a response begins."""
+    """Return the fields that begin each object of a response."""
     return {"model": name, "created_at": timestamp(datetime.now(UTC))}
 
 
@@ -258,7 +261,6 @@ CHAT, GENERATE, GENERATE_RAW = Form(chat_part), Form(generate_part, has_context=
 
 
 async def complete(answer: Answer) -> dict[str, object]:
-    """Return the complete response."""
     try:
         async for _ in answer.parts():
             pass
@@ -268,7 +270,7 @@ async def complete(answer: Answer) -> dict[str, object]:
 
 
 async def stream_lines(answer: Answer) -> AsyncGenerator[bytes]:
-    """Yield the responses as lines of JSON; an error is the last one."""
+    """Yield the responses as lines of JSON; an error becomes the last line."""
     try:
         async for part in answer.parts():
             yield encode_json(part) + b"\n"

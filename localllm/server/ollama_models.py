@@ -1,4 +1,4 @@
-"""Ollama's interface for models: /api/tags, /api/show, /api/ps, /api/version, /api/embed and /api/embeddings.
+"""Ollama's API for models: /api/tags, /api/show, /api/ps, /api/version, /api/embed and /api/embeddings.
 
 Source: https://github.com/ollama/ollama/blob/main/docs/api.md
 """
@@ -30,19 +30,19 @@ from localllm.server.request_options import parse_keep_alive
 from localllm.server.service import Service
 from localllm.text.token_types import INFILL_TEXTS, read_infill_tokens
 
-VERSION = "0.12.6"  # of Ollama, with this interface: programs demand a minimum
-BRIEF = 5  # most elements of an array that is shown without `verbose`, as in Ollama
+VERSION = "0.12.6"  # version of Ollama with this API: clients demand a minimum
+BRIEF = 5  # maximum length of an array shown without `verbose`, as in Ollama
 FOREVER = timedelta(days=36500)  # reported for a model that is never unloaded
 
 
 @frozen
 class Facts:
-    """Facts about a model from its file's header.
+    """Facts about a model, from its file's header.
 
     Attributes:
-        architecture: as in its metadata.  parameters: their number.  format: such as Q4_K_M.
-        context: tokens, None if unknown.  size: bytes.
-        digest: digest of its path, size and time, not of its bytes, which would take minutes to read.
+        architecture: as in its metadata.  parameters: their count.  format: such as Q4_K_M.
+        context: in tokens, None if unknown.  size: of the file, in bytes.
+        digest: of its path, size and time, not of its content, which would take minutes to read.
         template: the chat template, "" if there is none.  capabilities: by Ollama's names.
         metadata: all keys; arrays of more than BRIEF elements are empty.
     """
@@ -69,7 +69,7 @@ def facts_of(entry: ModelEntry) -> Facts:
 
 @lru_cache(maxsize=256)
 def read_facts(path: str, mtime_ns: int, size: int) -> Facts:
-    """Read the header of a file with this time and size."""
+    """Read the header of a file; its time and size are part of the cache key."""
     digest = hashlib.sha256(f"{os.path.realpath(path)}\0{mtime_ns}\0{size}".encode()).hexdigest()
     with GGUFFile.open(path, needed=()) as file:
         metadata = file.metadata
@@ -85,12 +85,12 @@ def read_facts(path: str, mtime_ns: int, size: int) -> Facts:
 
 
 def is_brief(value: object) -> bool:
-    """Return whether a value of the metadata is shown without `verbose`: none of the vocabulary's long arrays."""
+    """Return whether a metadata value is shown without `verbose`; the vocabulary's arrays are too long."""
     return isinstance(value, str | int | float | bool) or (isinstance(value, list | np.ndarray) and len(value) <= BRIEF)
 
 
 def read_all(path: str) -> dict[str, object]:
-    """Return what `verbose` adds: all metadata with their arrays, and the tensors as GGUF has them."""
+    """Return the additional fields of `verbose`: complete metadata, and the tensors as in GGUF."""
     with GGUFFile.open(path, needed=()) as file:
         metadata = {key: plain_array(value) for key, value in file.metadata.items()}
         tensors = [
@@ -105,7 +105,7 @@ def plain_array(value: object) -> object:
 
 
 def capabilities(file: GGUFFile, template: str) -> tuple[str, ...]:
-    """Return the capabilities of a model, derived from its template, vocabulary and projector."""
+    """Return a model's capabilities, derived from its template, vocabulary and projector."""
     try:
         _, h = architecture(file)
     except (ModelError, UnsupportedError):
@@ -120,7 +120,7 @@ def capabilities(file: GGUFFile, template: str) -> tuple[str, ...]:
 
 
 def has_infill_tokens(metadata: Mapping[str, object]) -> bool:
-    """Return whether a vocabulary has the tokens for filling in the middle."""
+    """Return whether a vocabulary has fill-in-the-middle tokens."""
     infill_texts = {text for texts in INFILL_TEXTS.values() for text in texts}
     tokens = metadata.get("tokenizer.ggml.tokens")
     pieces = tokens if isinstance(tokens, list) else []
@@ -129,7 +129,7 @@ def has_infill_tokens(metadata: Mapping[str, object]) -> bool:
 
 
 def details(facts: Facts) -> dict[str, object]:
-    """Format the details that all of Ollama's responses about a model have."""
+    """Format the details that all of Ollama's responses about a model contain."""
     return {
         "parent_model": "", "format": "gguf", "family": facts.architecture, "families": [facts.architecture],
         "parameter_size": human_count(facts.parameters), "quantization_level": facts.format,
@@ -145,7 +145,7 @@ def human_count(number: int) -> str:
 
 
 def describe(entry: ModelEntry, facts: Facts) -> dict[str, object]:
-    """Format a model for a list."""
+    """Format a model as an item of a list."""
     return {
         "name": entry.name, "model": entry.name, "size": facts.size, "digest": facts.digest,
         "details": details(facts),
@@ -153,7 +153,7 @@ def describe(entry: ModelEntry, facts: Facts) -> dict[str, object]:
 
 
 async def list_tags(service: Service, request: Request) -> Response:
-    """List all models; one whose file cannot be read is left out."""
+    """List all models, except those whose file cannot be read."""
     service.pool.refresh()
 
     def read() -> list[dict[str, object]]:
@@ -192,7 +192,7 @@ async def show_model(service: Service, request: Request) -> Response:
 
 
 async def list_running(service: Service, request: Request) -> Response:
-    """List the open models and when they will be unloaded."""
+    """List the open models and when each will be unloaded."""
     models = []
     for entry in service.pool.entries.values():
         if (model := entry.model) is None:
@@ -211,12 +211,12 @@ async def list_running(service: Service, request: Request) -> Response:
 
 
 async def version(service: Service, request: Request) -> Response:
-    """Return the version of Ollama's interface."""
+    """Return the version of Ollama whose API this is."""
     return json_response({"version": VERSION})
 
 
 async def embed(service: Service, request: Request) -> Response:
-    """Return an embedding of each text of `input`; longer ones are cut unless `truncate` is false."""
+    """Return an embedding of each string of `input`; truncate longer ones unless `truncate` is false."""
     body, started = Body(await read_json(request, service.limits, any_type=True)), perf_counter()
     texts, dims = parse_texts(body.get("input"), "input"), body.get_int("dimensions", 1)
     overflow, name = "refuse" if body.get("truncate") is False else "cut", model_name(body)
@@ -230,7 +230,7 @@ async def embed(service: Service, request: Request) -> Response:
 
 
 async def embed_prompt(service: Service, request: Request) -> Response:
-    """Return the embedding of `prompt`: Ollama's older interface."""
+    """Return the embedding of `prompt` (Ollama's legacy endpoint)."""
     body = Body(await read_json(request, service.limits, any_type=True))
     texts, name = [body.require_text("prompt")], model_name(body)
     vectors, _ = await embed_texts(service.pool.use(name, parse_keep_alive(body)), request, texts, overflow="cut")
@@ -238,23 +238,23 @@ async def embed_prompt(service: Service, request: Request) -> Response:
     return json_response({"embedding": vectors[0].tolist()}, headers=extension_headers(body))
 
 
-# What Ollama changes by requests, and who does that here.
+# Changes that Ollama makes on request, and localllm's way to make them.
 CHANGES = {
-    "create": "create models: [model.NAME] and [aliases] in config.toml give one settings and another name",
-    "copy": "copy models: [aliases] in config.toml gives one another name",
+    "create": "create models: use [model.NAME] (settings) and [aliases] (names) in config.toml",
+    "copy": "copy models: use [aliases] in config.toml for another name",
     "push": "publish models",
-    "pull": "download models: `localllm pull` does, and a server that was started without MODEL serves them at once",
-    "delete": "delete models: `localllm rm` does",
+    "pull": "download models: use `localllm pull`; a server started without MODEL then serves them at once",
+    "delete": "delete models: use `localllm rm`",
 }
 
 
 async def refuse_change(service: Service, request: Request) -> Response:
-    """Refuse to push, create, copy or delete models, and say what does."""
+    """Refuse to push, create, copy or delete models, and name the alternative."""
     raise RejectedRequestError(501, f"this server does not {CHANGES[request.url.path.rpartition('/')[2]]}")
 
 
 async def pull_model(service: Service, request: Request) -> Response:
-    """Report success for a model that is here, line by line unless `stream` is false; refuse to download others."""
+    """Report success for an installed model, in lines unless `stream` is false; refuse to download others."""
     body = Body(await read_json(request, service.limits, any_type=True))
     body.get_bool("insecure")
     try:

@@ -1,4 +1,7 @@
-"""OpenAI's interface: /v1/chat/completions and /v1/models. Source: https://platform.openai.com/docs/api-reference."""
+"""OpenAI's API: /v1/chat/completions and /v1/models.
+
+Source: https://platform.openai.com/docs/api-reference.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -24,12 +27,12 @@ CHAT_KIND = "chatcmpl", "chat.completion"
 DONE = b"data: [DONE]\n\n"
 DROPPED_HEADER = "X-Localllm-Dropped-Turns"
 VERSION_HEADER = "anthropic-version"  # sent by all of Anthropic's clients
-IGNORED_HEADER = "X-Localllm-Ignored"  # a header with the names of fields without effect
+IGNORED_HEADER = "X-Localllm-Ignored"  # a header with the names of ignored fields
 
 
 @dataclass
 class Choice:
-    """One choice of a response, as far as it is generated."""
+    """One choice of a response, as far as it has been generated."""
 
     text: list[str] = field(default_factory=list)
     thinking: list[str] = field(default_factory=list)
@@ -54,7 +57,7 @@ class Choice:
 
     @property
     def reason(self) -> str:
-        """OpenAI's finish_reason."""
+        """The finish_reason in OpenAI's terms."""
         return "tool_calls" if self.calls and self.finish_reason == "stop" else self.finish_reason or "length"
 
 
@@ -111,7 +114,7 @@ async def complete_response(
 ) -> dict[str, object]:
     """Collect the complete response.
 
-    kind: prefix of its id, and its object type.  format_choice: returns an item of `choices`.
+    kind: the prefix of its id, and its object type.  format_choice: returns an item of `choices`.
     """
     choices = [Choice() for _ in range(query.n * len(query.prompts))]
     try:
@@ -150,7 +153,7 @@ async def stream_chunks(stream: ResponseStream, query: GenerateRequest, wants_us
                 choices[number].finish_reason = token_event.finish_reason
                 yield chunk(number, {}, choices[number].reason)
         for number in range(query.n * len(query.prompts)):
-            if number not in choices:  # nothing was asked for
+            if number not in choices:  # max_tokens is 0
                 yield chunk(number, {"role": "assistant", "content": ""}, "length")
         if wants_usage:
             yield http.format_event({**base, "choices": [], "usage": format_usage(stream.usage)})
@@ -162,7 +165,7 @@ async def stream_chunks(stream: ResponseStream, query: GenerateRequest, wants_us
 
 
 def format_delta(part: TextPart, choice: Choice) -> dict[str, object]:
-    """Format a part as a delta; choice: collects its tool calls so far."""
+    """Format a part as a delta; choice: accumulates the tool calls so far."""
     if part.kind == CALL:
         append_part(choice.calls, part)
         return {"tool_calls": [{"index": len(choice.calls) - 1, **choice.calls[-1].to_message(), "function": {
@@ -192,7 +195,7 @@ def format_usage(usage: Usage) -> dict[str, object]:
 def format_logprobs(
     tokens: list[LikelyToken], stream: ResponseStream, query: GenerateRequest
 ) -> dict[str, object] | None:
-    """Format the log probabilities of a choice; None if they were not requested."""
+    """Format the log probabilities of a choice, or return None if they were not requested."""
     if query.top_logprobs is None:
         return None
     tokenizer = stream.model.tokenizer
@@ -207,7 +210,7 @@ def format_logprobs(
 
 
 def format_logprob(token: TokenLogprob, tokenizer: Tokenizer) -> dict[str, object]:
-    """Format a token with its text, which may be part of a character, and its bytes."""
+    """Format a token with its bytes, and their text, which may be an incomplete character."""
     data = token_bytes(token.token, tokenizer)
     return {"token": data.decode(errors="replace"), "logprob": finite_logprob(token), "bytes": [*data]}
 
@@ -217,7 +220,7 @@ def token_bytes(token: int, tokenizer: Tokenizer) -> bytes:
 
 
 def finite_logprob(token: TokenLogprob) -> float:
-    """Clip a log probability at -9999, as OpenAI does: JSON has no infinity."""
+    """Clip a log probability at -9999, as OpenAI does, since JSON has no infinity."""
     return max(token.logprob, -9999.0)
 
 
@@ -237,11 +240,11 @@ async def retrieve_model(service: Service, request: Request) -> Response:
 
 
 def openai_model(entry: ModelEntry) -> dict[str, object]:
-    """Describe a model in the layout of https://platform.openai.com/docs/api-reference/models."""
+    """Describe a model in the format of https://platform.openai.com/docs/api-reference/models."""
     return {"id": entry.name, "object": "model", "created": entry.created, "owned_by": "localllm"}
 
 
 def anthropic_model(entry: ModelEntry) -> dict[str, object]:
-    """Describe a model in the layout of https://docs.anthropic.com/en/api/models-list."""
+    """Describe a model in the format of https://docs.anthropic.com/en/api/models-list."""
     created = datetime.fromtimestamp(entry.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {"type": "model", "id": entry.name, "display_name": entry.name, "created_at": created}

@@ -1,7 +1,7 @@
-"""OpenAI's legacy interface, /v1/completions: text completion without a chat template.
+"""OpenAI's legacy API /v1/completions: text completion without a chat template.
 
-`echo` repeats the prompt before the completion, with its log probabilities. Programs that measure models
-(lm-evaluation-harness) score texts by it.
+`echo` repeats the prompt before the completion, with its log probabilities. Evaluation programs
+(lm-evaluation-harness) score text with it.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 TEXT = "cmpl", "text_completion"
-DEFAULT_MAX_TOKENS = 16  # of a completion, according to OpenAI's documentation
+DEFAULT_MAX_TOKENS = 16  # the default in OpenAI's documentation
 MAX_PROMPTS = 64
 
 
@@ -49,7 +49,7 @@ class EchoedPrompt:
 
     Attributes:
         text: the prompt; token ids are decoded, including control tokens.
-        tokens: its tokens with log probabilities; if the prompt was given as text, without the BOS token added to it.
+        tokens: its tokens with log probabilities, without the BOS token that is added to a prompt given as a string.
         has_first: whether the first of them begins the sequence, so that it has no probability.
         end: the likeliest end token after the prompt; None if no log probabilities are requested.
     """
@@ -61,10 +61,10 @@ class EchoedPrompt:
 
 
 async def echo_prompts(stream: ResponseStream, top_logprobs: int | None) -> list[EchoedPrompt]:
-    """Return the prompts of a request; top_logprobs: alternatives for each token, None for no log probabilities.
+    """Return the prompts of a request.
 
-    Log probabilities need a second prefill of each prompt, in short runs with 16-bit activations. Raises the errors of
-    Sequence.append.
+    top_logprobs: count of alternatives for each token; None: no log probabilities. Log probabilities need a second
+    prefill of each prompt, in short runs with 16-bit activations. Raises the errors of Sequence.append.
     """
     tokenizer, prompts = stream.model.tokenizer, list[EchoedPrompt]()
     for prompt, ids in stream.prompts():
@@ -82,7 +82,7 @@ async def echo_prompts(stream: ResponseStream, top_logprobs: int | None) -> list
 
 
 class Logprobs(TypedDict):
-    """Log probabilities of a choice, with an item for each token in each list."""
+    """Log probabilities of a choice; each list has one item per token."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -115,7 +115,7 @@ async def complete(stream: ResponseStream, query: GenerateRequest, has_echo: boo
 
 
 def add_prompt(choice: TextChoice, prompt: EchoedPrompt, stream: ResponseStream, query: GenerateRequest) -> None:
-    """Put a prompt and its log probabilities before those of a choice, in place."""
+    """Prepend a prompt and its log probabilities to a choice, in place."""
     tokens = [*prompt.tokens]
     if choice["finish_reason"] == "stop" and not choice["text"] and prompt.end:  # the end token counts as generated
         tokens.append(prompt.end)
@@ -148,14 +148,14 @@ def parse_request(body: Body) -> GenerateRequest:
 
 
 def parse_logprobs(body: Body) -> int | None:
-    """Parse the number of alternatives per token; true, as chat clients send it, means 0. Raises UsageError."""
+    """Parse the count of alternatives per token; true, which chat clients send, means 0. Raises UsageError."""
     if isinstance(value := body.get("logprobs"), bool):
         return 0 if value else None
     return body.get_int("logprobs", 0, MAX_LOGPROBS)
 
 
 def parse_prompts(value: object) -> list[Prompt]:
-    """Parse a string, token ids, or a list of either; a missing prompt is "". Raises UsageError."""
+    """Parse a string, token ids, or an array of either; a missing prompt is "". Raises UsageError."""
     if value is None or isinstance(value, str):
         return [value or ""]
     if not isinstance(value, list) or not value:
@@ -171,11 +171,14 @@ def parse_prompts(value: object) -> list[Prompt]:
 
 
 def add_suffix(prompts: list[Prompt], suffix: str | None) -> Sequence[Prompt | Infill]:
-    """Return fill-in-the-middle prompts if there is a suffix. Raises UsageError for token ids with a suffix."""
+    """Convert the prompts to fill-in-the-middle prompts if there is a suffix.
+
+    Raises UsageError for token ids with a suffix.
+    """
     if not suffix:
         return prompts
     if not all(isinstance(prompt, str) for prompt in prompts):
-        raise UsageError("suffix: prompt must be a string, not token ids, when there is a suffix")
+        raise UsageError("suffix: the prompt must be a string, not token ids")
     return [Infill(prompt, suffix) for prompt in prompts if isinstance(prompt, str)]
 
 
@@ -215,7 +218,7 @@ async def stream_chunks(
                 tokens.append(end)  # as in `add_prompt`
             if text or tokens or reason:
                 yield chunk(index, text, tokens, reason)
-        for index in unfinished:  # nothing was asked for
+        for index in unfinished:  # max_tokens is 0
             yield chunk(index, "", [], "length")
         if wants_usage:
             yield format_event({**base, "choices": [], "usage": openai_chat.format_usage(stream.usage)})
@@ -229,9 +232,9 @@ async def stream_chunks(
 def format_logprobs(
     tokens: list[LikelyToken], stream: ResponseStream, query: GenerateRequest, offset: int = 0
 ) -> Logprobs | None:
-    """Format the log probabilities of a choice; None if they were not requested.
+    """Format the log probabilities of a choice, or return None if they were not requested.
 
-    offset: number of characters before the tokens.
+    offset: count of characters before the tokens.
     """
     if query.top_logprobs is None:
         return None

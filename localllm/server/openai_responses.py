@@ -1,9 +1,9 @@
-"""OpenAI's interface /v1/responses, stateless: a request has the whole conversation.
+"""OpenAI's API /v1/responses, stateless: each request contains the whole conversation.
 
-Besides messages and function calls, its input has calls of many other types, as Codex sends them. They become calls of
-a tool with the type's name, so that the model sees what was done. Tools are functions, also in namespaces, and custom
-tools, whose only argument is a string; the model gets a flat list of functions, and its calls are reported with the
-client's names. Source: https://platform.openai.com/docs/api-reference/responses
+Besides messages and function calls, the input has calls of many other types, as Codex sends them. They become calls
+of a tool named for the type, so that the model sees what was done. Tools are functions, also in namespaces, and
+custom tools, whose only argument is a string. The model gets a flat list of functions; its calls are reported under
+the client's names. Source: https://platform.openai.com/docs/api-reference/responses
 """
 
 import asyncio
@@ -51,14 +51,14 @@ Event = dict[str, object]
 
 @frozen
 class Origin:
-    """A tool as the client declared it; is_custom: whether it is a custom tool."""
+    """A tool's name and namespace as the client declared them; is_custom: whether it is a custom tool."""
 
     name: str
     namespace: str | None = None
     is_custom: bool = False
 
 
-Origins = Mapping[str, Origin]  # the client's tools, by the names that the model calls
+Origins = Mapping[str, Origin]  # the client's tools, by the model's names for them
 
 
 async def create_response(service: Service, request: Request) -> Response:
@@ -66,7 +66,7 @@ async def create_response(service: Service, request: Request) -> Response:
     is_streaming, origins = body.get_bool("stream"), {tool.name: origin for tool, origin in client_tools(body)}
     generate_request = await asyncio.to_thread(parse_request, body)
     settings, headers = echo_settings(body), extension_headers(body)
-    if generate_request is None:  # a client checks the connection
+    if generate_request is None:  # a client that only checks the connection
         builder = ResponseBuilder(service.pool.resolve(body.get_text("model")).name, settings, origins)
         return empty_response(builder, service, is_streaming, headers)
     stream = await service.start(generate_request, request_options.parse_keep_alive(body))
@@ -77,11 +77,11 @@ async def create_response(service: Service, request: Request) -> Response:
 
 
 def parse_request(body: Body) -> GenerateRequest | None:
-    """Parse the request; None if its input is empty. Raises UsageError."""
+    """Parse the request; return None if its input is empty. Raises UsageError."""
     for name in IGNORED_FIELDS:
         body.get(name)
     for name in ("previous_response_id", "conversation"):
-        body.reject(name, "conversations are not stored; send all messages as input")
+        body.reject(name, "the server stores no conversations; send all messages as input")
     text, reasoning = body.get_object("text"), body.get_object("reasoning")
     schema = request_options.parse_schema(text.get_object("format")) if text else None
     effort = reasoning.get_choice("effort", tuple(request_options.EFFORTS)) if reasoning else None
@@ -103,9 +103,9 @@ def parse_request(body: Body) -> GenerateRequest | None:
 
 
 def echo_settings(body: Body) -> dict[str, object]:
-    """Return the settings of a request as a response repeats them, with OpenAI's defaults; nothing is stored.
+    """Return the request's settings as the response repeats them, with OpenAI's defaults.
 
-    Raises UsageError for metadata that are no object.
+    Raises UsageError if metadata is not an object.
     """
     text, reasoning = body.get_mapping("text") or {}, body.get_mapping("reasoning") or {}
     parallel = body.get_optional_bool("parallel_tool_calls")
@@ -123,16 +123,16 @@ def echo_settings(body: Body) -> dict[str, object]:
 
 
 class ResponseBuilder:
-    """Builds a response and all its events, so that whole and streamed responses say the same.
+    """Builds a response and its events, so that complete and streamed responses have the same content.
 
     Attributes:
-        model: its name.
+        model: the model's name.
     """
 
     def __init__(self, model: str, settings: Mapping[str, object], origins: Origins):
         """Begin a response.
 
-        settings: as a response repeats them.  origins: the client's tools, by the names that the model calls.
+        settings: repeated in the response.  origins: the client's tools, by the model's names for them.
         """
         self.model = model
         self._settings, self._origins = settings, origins
@@ -144,12 +144,12 @@ class ResponseBuilder:
             yield {"type": event_type, "response": self._format("in_progress")}
 
     def take(self, part: TextPart) -> Iterator[Event]:
-        """Yield the events of a part of the answer."""
+        """Yield the events of one segment of the answer."""
         for change in self._blocks.take(part):
             yield from self._events_of(change, "")
 
     def end(self, reason: str, usage: Usage) -> Iterator[Event]:
-        """Yield the events of the end; reason: the finish reason."""
+        """Yield the final events; reason: the finish reason."""
         for change in self._blocks.end():
             yield from self._events_of(change, reason)
         status = "incomplete" if reason == "length" else "completed"
@@ -169,7 +169,7 @@ class ResponseBuilder:
         }  # fmt: skip
 
     def _events_of(self, change: Change, reason: str) -> Iterator[Event]:
-        """Yield the events of a change of a block; reason: the finish reason if the answer ends here."""
+        """Yield the events of a block's change; reason: the finish reason if the answer ends with it."""
         action, block, _ = change
         if action == OPEN:
             self._names.append(http.new_id("item_"))
@@ -187,7 +187,7 @@ class ResponseBuilder:
 
 
 def empty_response(builder: ResponseBuilder, service: Service, is_streaming: bool, headers: dict[str, str]) -> Response:
-    """Respond to a request with empty input, by which clients check the connection."""
+    """Respond to a request with empty input, which clients send to check the connection."""
     events = [*builder.begin(), *builder.end("stop", Usage())]
     if not is_streaming:
         return http.json_response(events[-1]["response"], headers=headers)
@@ -204,7 +204,7 @@ def format_numbered(event: Event, number: int) -> bytes:
 
 
 async def response_events(stream: ResponseStream, builder: ResponseBuilder) -> AsyncGenerator[Event]:
-    """Yield the events of a response, the whole one last, and close the stream. Raises LocalllmError."""
+    """Yield the events of a response, the complete one last, and close the stream. Raises LocalllmError."""
     reason = ""
     try:
         for event in builder.begin():
@@ -236,7 +236,7 @@ async def stream_events(stream: ResponseStream, builder: ResponseBuilder) -> Asy
 
 
 def format_call_events(change: Change, fields: Event, origins: Origins) -> Iterator[Event]:
-    """Yield the events of a call's arguments; the text of a custom tool is sent when it is complete."""
+    """Yield the events of a call's arguments; a custom tool's string is sent when it is complete."""
     action, block, text = change
     if origin_of(block, origins).is_custom:
         if action == CLOSE:
@@ -251,7 +251,7 @@ def format_call_events(change: Change, fields: Event, origins: Origins) -> Itera
 
 
 def format_text_events(change: Change, fields: Event) -> Iterator[Event]:
-    """Yield the events of a text's or reasoning's only part."""
+    """Yield the events of a text or reasoning block's single part."""
     action, block, text = change
     prefix = "response.reasoning_text" if block.kind == REASONING else "response.output_text"
     extra: Event = {} if block.kind == REASONING else {"logprobs": []}
@@ -271,12 +271,12 @@ def format_part(block: Block, text: str) -> dict[str, object]:
 
 
 def origin_of(block: Block, origins: Origins) -> Origin:
-    """Return a call's tool under the client's name."""
+    """Return the tool of a call under the client's name."""
     return origins.get(block.name) or Origin(block.name)
 
 
 def format_item(block: Block, id: str, status: str, origins: Origins, has_content: bool = True) -> dict[str, object]:
-    """Format a block as an output item; has_content: False for an item that has just been opened."""
+    """Format a block as an output item; has_content: False for an item that was just opened."""
     if block.kind == CALL:
         arguments = block.text if has_content else ""
         return format_call(origin_of(block, origins), id, f"call_{block.id}", arguments, status)
@@ -315,7 +315,7 @@ def parse_input(body: Body) -> list[Message]:
 
 
 def add_item(messages: list[Message], item: dict[str, object], name: str) -> bool:
-    """Add one input item to the messages; return False if its type is unknown. Raises UsageError."""
+    """Append one input item to the messages; return False if its type is unknown. Raises UsageError."""
     kind = str(item.get("type") or "message")
     if kind == "message":
         add_message(messages, item, name)
@@ -330,7 +330,7 @@ def add_item(messages: list[Message], item: dict[str, object], name: str) -> boo
             {"role": "tool", "tool_call_id": id, "content": parse_result(item.get("output"), f"{name}.output")}
         )
     elif kind == "item_reference":
-        raise UsageError(f"{name}: item_reference is not supported: items are not stored; send the item")
+        raise UsageError(f"{name}: item_reference is not supported: the server stores no items; send the item itself")
     else:
         return False
     return True
@@ -348,7 +348,7 @@ def add_message(messages: list[Message], item: dict[str, object], name: str) -> 
 
 
 def add_call(messages: list[Message], item: dict[str, object], kind: str) -> None:
-    """Add a call of any type, and its result if a server ran it, so that it has no call_id."""
+    """Append a call of any type, and its result if OpenAI's server ran it (it then has no call_id)."""
     if kind == "function_call":
         arguments = normalize_arguments(item.get("arguments"))
     elif isinstance(given_arguments := item.get("arguments"), str | dict):
@@ -371,7 +371,7 @@ def add_call(messages: list[Message], item: dict[str, object], kind: str) -> Non
 
 
 def reasoning_texts(value: object) -> list[str]:
-    """Return the texts of reasoning: a string, or a list of strings and parts with a text."""
+    """Return the strings of reasoning: a string, or a list of strings and parts with a text."""
     parts = value if isinstance(value, list) else [value]
     texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
     return [text for text in texts if isinstance(text, str) and text]
@@ -381,7 +381,7 @@ def reasoning_texts(value: object) -> list[str]:
 
 
 def parse_tools(body: Body) -> "ToolUse | None":
-    """Parse the tools; those that OpenAI's servers would run are ignored. Raises UsageError."""
+    """Parse the tools; ignore those that OpenAI's servers would run. Raises UsageError."""
     from localllm.generation.tools.tool_grammar import ToolUse
 
     choice, parallel = body.get("tool_choice"), body.get("parallel_tool_calls") is not False
@@ -424,7 +424,7 @@ def as_text_function(tool: Body, namespace: str | None = None) -> tuple["Tool", 
     name, about = tool.require_text("name"), tool.get_text("description") or ""
     format = tool.get_object("format")
     if format and (grammar := format.get_text("definition")):
-        about += f"\n\nThe input is of this grammar ({format.get_text('syntax') or 'lark'}):\n{grammar}"
+        about += f"\n\nThe input must match this grammar ({format.get_text('syntax') or 'lark'}):\n{grammar}"
     return Tool(request_options.flat_name(namespace, name), about, TEXT), Origin(name, namespace, is_custom=True)
 
 
@@ -437,7 +437,6 @@ def input_text(arguments: str) -> str:
 
 
 def format_call(origin: Origin, id: str, call_id: str, arguments: str, status: str) -> dict[str, object]:
-    """Format a call as an output item."""
     namespace = {"namespace": origin.namespace} if origin.namespace else {}
     call_input = {"input": input_text(arguments)} if origin.is_custom else {"arguments": arguments}
     kind = "custom_tool_call" if origin.is_custom else "function_call"

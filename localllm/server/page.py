@@ -29,7 +29,7 @@ from localllm.services import sessions
 
 FILE = Path(__file__).with_name("page.html")
 MOST_MESSAGES = 10_000
-WRITING = threading.Lock()  # a page that was loaded again may write while its older request is still at work
+WRITING = threading.Lock()  # a reloaded page may write while its older request is still running
 
 
 @cache
@@ -62,7 +62,7 @@ async def list_sessions(service: Service, request: Request) -> Response:
 
 
 async def read_session(service: Service, request: Request) -> Response:
-    """Return one conversation: its messages, its revision, and its model by the name under which it is served."""
+    """Return a conversation's messages, revision, and model under its served name."""
     chat = sessions.read(request.path_params["name"])
     model = await asyncio.to_thread(find_served_name, [*service.pool.entries.values()], chat)
     return json_response({"messages": chat.messages, "model": model, "revision": revision_of(chat.messages)})
@@ -71,14 +71,14 @@ async def read_session(service: Service, request: Request) -> Response:
 async def write_session(service: Service, request: Request) -> Response:
     """Store the messages of a conversation, and the model that answered.
 
-    A stored conversation is only changed by who knows it: `revision` is that of its stored state ("" for a new one), or
-    the messages continue the stored ones. `replaces` names another conversation, which is removed if it has the same
-    messages. Raises RejectedRequestError with 409 for another stored state.
+    A stored conversation is only changed if the client knows its state: `revision` is that of the stored state ("" for
+    a new one), or the messages continue the stored ones. `replaces` names another conversation, which is removed if it
+    has the same messages. Raises RejectedRequestError with 409 for another stored state.
     """
     body = Body(await read_json(request, service.limits))
     messages = [parse_message(message) for message in body.require_list("messages")]
     if len(messages) > MOST_MESSAGES:
-        raise UsageError(f"messages must be at most {MOST_MESSAGES}")
+        raise UsageError(f"messages must be at most {MOST_MESSAGES}, not {len(messages)}")
     if any(message["role"] == "system" for message in messages[1:]):
         raise UsageError("messages: only the first message may have the role system")
     entry = service.pool.resolve(name) if (name := body.get_text("model")) else None
@@ -103,7 +103,7 @@ def store(update: Update) -> str:
     with WRITING, sessions.SessionFile(update.name) as file:
         if not (file.is_new or may_replace(file.chat.messages, update)):
             raise RejectedRequestError(
-                409, f"there is another conversation {update.name!r}, or it was changed elsewhere; choose another name"
+                409, f"conversation {update.name!r} exists already, or was changed elsewhere; choose another name"
             )
         lines = keep_stored_details(file.chat.messages, update.messages)
         model = describe_model(update.entry) if update.entry else file.chat.model
@@ -120,15 +120,15 @@ def store(update: Update) -> str:
 
 
 def may_replace(stored: list[sessions.Line], update: Update) -> bool:
-    """Return whether an update was made by who knows the stored messages, or is only sent again."""
+    """Return whether an update's sender knows the stored messages, or sends the same update again."""
     head = update.messages if update.revision == "" else update.messages[: len(stored)]
     return update.revision == revision_of(stored) or sessions.visible_fields(stored) == sessions.visible_fields(head)
 
 
 def revision_of(messages: Sequence[sessions.Line]) -> str:
-    """Return a digest of the visible fields of a conversation's messages, without a question at the end.
+    """Return a digest of the visible fields of a conversation's messages, without an unanswered last question.
 
-    A session without an answer to its last question is read without that.
+    Reading a session also drops a last question without an answer.
     """
     if messages and messages[-1]["role"] == "user":
         messages = messages[:-1]
@@ -136,7 +136,7 @@ def revision_of(messages: Sequence[sessions.Line]) -> str:
 
 
 def describe_model(entry: ModelEntry) -> sessions.SessionModel:
-    """Describe a model of the pool for a session file, by its weights if its file can be read."""
+    """Describe a pool's model for a session file, by its weights if its file can be read."""
     if model := entry.model:
         return sessions.describe_model(model.file)
     try:
@@ -147,9 +147,9 @@ def describe_model(entry: ModelEntry) -> sessions.SessionModel:
 
 
 def find_served_name(entries: Sequence[ModelEntry], chat: sessions.SavedChat) -> str:
-    """Return under which name a conversation's model is served, or its own name if it is not.
+    """Return the name under which a conversation's model is served, or its own name if it is not served.
 
-    The name that answered last counts; else the file, wherever it is now.
+    The name that answered last has priority, then the path, then the name, then the weights' fingerprint.
     """
     names = [message["model"] for message in reversed(chat.messages) if "model" in message][:1]
     if any(entry.name in names for entry in entries):
@@ -165,7 +165,7 @@ def find_served_name(entries: Sequence[ModelEntry], chat: sessions.SavedChat) ->
 def keep_stored_details(old: list[sessions.Line], new: list[sessions.Line]) -> list[sessions.Line]:
     """Return the new messages, with the stored form of unchanged leading ones.
 
-    `localllm chat` stores more fields with a message than the page sends, such as when it ended.
+    `localllm chat` stores more fields with a message than the page sends, such as its end time.
     """
     lines = list[sessions.Line]()
     for old_line, new_line in zip(old, new, strict=False):

@@ -28,13 +28,13 @@ MAX_CHOICES = 16  # per prompt
 MAX_STOPS = 16
 MAX_BANNED = 256
 MAX_LOGPROBS = 20  # alternatives per token
-# Fields of other servers' interfaces that have no effect on a response: user, billing, storage.
+# Fields of other servers' APIs that have no effect on a response: user, billing, storage.
 IGNORED_FIELDS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "cache_prompt",
                "prompt_cache_retention", "verbosity", "id_slot")  # fmt: skip
 
 
 def parse_keep_alive(body: Body) -> float | None:
-    """Parse Ollama's keep_alive, how long a model stays open: seconds, or a duration such as 5m; negative: for ever.
+    """Parse Ollama's keep_alive, the time a model stays open: seconds, or a duration such as 5m; negative: forever.
 
     Raises UsageError.
     """
@@ -49,7 +49,7 @@ def parse_keep_alive(body: Body) -> float | None:
 
 
 def parse_sampling(body: Body) -> SamplingOptions:
-    """Parse the sampling fields: OpenAI's, and the names of all of SamplingOptions. Raises UsageError."""
+    """Parse the sampling fields: OpenAI's, and all fields of SamplingOptions. Raises UsageError."""
     values = dict[str, Any]()  # SamplingOptions checks the types
     for field, name in SAMPLING_FIELDS.items():
         if (value := body.get(field)) is not None:
@@ -75,7 +75,7 @@ def parse_biases(value: object) -> dict[int, float] | None:
 
 
 def is_bias(pair: object) -> bool:
-    """Return whether a pair is a token id, as an integer or in digits, and a number or false."""
+    """Return whether a pair is a token id (an integer or digits), and a number or false."""
     if not isinstance(pair, list | tuple) or len(pair) != 2:
         return False
     token, bias = pair
@@ -110,7 +110,7 @@ def parse_banned(body: Body) -> tuple[str, ...]:
 def apply_continuation(body: Body, options: GenerationOptions, messages: list[Message]) -> GenerationOptions:
     """Apply vLLM's continue_final_message and add_generation_prompt. Raises UsageError.
 
-    An assistant message at the end is continued unless one of them says otherwise.
+    A last message of the assistant is continued unless one of these says otherwise.
     """
     continues, adds_prompt = (
         body.get_optional_bool("continue_final_message"),
@@ -126,14 +126,14 @@ def apply_continuation(body: Body, options: GenerationOptions, messages: list[Me
 
 
 def parse_think(body: Body) -> str:
-    """Parse `reasoning_effort` (OpenAI's) or `think` (ours)."""
+    """Parse OpenAI's `reasoning_effort` or localllm's `think`."""
     effort = body.get_choice("reasoning_effort", tuple(EFFORTS))
     think = body.get_text("think")
     return think or (EFFORTS[effort] if effort else "auto")
 
 
 def parse_constraint(body: Body) -> "Constraint | None":
-    """Parse response_format, or our own fields grammar (GBNF) and regex. Raises UsageError."""
+    """Parse response_format, or localllm's fields grammar (GBNF) and regex. Raises UsageError."""
     from localllm.generation.constraints.constraint import constraint_of
 
     schema = parse_schema(body.get_object("response_format"))
@@ -166,10 +166,10 @@ def parse_schema(format: Body | None) -> object:
         return None
     kind_name = format.get_choice("type", ("text", "json_object", "json_schema"))
     if kind_name == "json_object":
-        return format.get_mapping("schema") or {"type": "object"}  # llama-server allows a schema here
+        return format.get_mapping("schema") or {"type": "object"}  # llama-server allows a schema
     if kind_name != "json_schema":
         return None
-    inner = format.get_object("json_schema") or format  # /v1/responses has the fields here
+    inner = format.get_object("json_schema") or format  # /v1/responses has the fields at this level
     schema = inner.get("schema")
     if not isinstance(schema, Mapping):
         raise UsageError(f"{inner.qualify('schema')} must be an object, not {type_name(schema)}")
@@ -197,7 +197,7 @@ def parse_tools(body: Body) -> "ToolUse | None":
 def parse_function(tool: Body, namespace: str | None = None) -> "Tool":
     from localllm.generation.tools.tool_grammar import NOTHING, Tool
 
-    function = tool.get_object("function") or tool  # /v1/responses has the fields here
+    function = tool.get_object("function") or tool  # /v1/responses has the fields at this level
     name, about = function.require_text("name"), function.get_text("description") or ""
     parameters = function.get_mapping("parameters")
     return Tool(flat_name(namespace, name), about, dict(parameters or NOTHING), function.get_bool("strict"))
@@ -209,7 +209,7 @@ def flat_name(namespace: str | None, name: str) -> str:
 
 
 def parse_tool_choice(choice: object) -> tuple[str, tuple[str, ...] | None]:
-    """Convert a tool_choice for ToolUse: its choice, and the allowed tools or None. Raises UsageError."""
+    """Convert a tool_choice to ToolUse's choice, and the allowed tools or None. Raises UsageError."""
     if isinstance(choice, dict) and (body := Body(choice, "tool_choice")).get("type") not in MODES:
         if body.get("type") != "allowed_tools":
             return parse_tool_name(body), None
@@ -226,6 +226,6 @@ def parse_tool_choice(choice: object) -> tuple[str, tuple[str, ...] | None]:
 
 
 def parse_tool_name(body: Body) -> str:
-    """Return the name of the tool that an object of tool_choice names. Raises UsageError."""
+    """Return the tool's name from an object of tool_choice. Raises UsageError."""
     function = body.get_object("function") or body.get_object("custom") or body
     return flat_name(function.get_text("namespace"), function.require_text("name"))

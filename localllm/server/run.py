@@ -1,4 +1,4 @@
-"""Run the server from opening its sockets to closing its models."""
+"""Run the server, from opening its sockets to closing its models."""
 
 import asyncio
 import gc
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from localllm.api import Model
 
 
-EXIT_SECONDS = 1.5  # seconds between cutting the responses and the forced end of the process
+EXIT_SECONDS = 1.5  # seconds from cutting the responses short until the process is killed
 
 
 @frozen
@@ -33,17 +33,16 @@ class Setup:
     """The server's settings.
 
     Attributes:
-        paths: model files by name.  open_model: opens one.  host, port, socket: where to listen; `socket`, a path,
-        wins.
-        memory: limit in bytes for all open models, None for what is free now.  parallel: concurrent requests per model.
-        grace: seconds for responses to end.  keys, hosts, origins: see Rules.
+        paths: model files by name.  open_model: opens one.  host, port: to listen on.  socket: path of a Unix socket to
+        listen on instead.
+        memory: limit in bytes for all open models; None: the memory free now.  parallel: concurrent requests per model.
+        grace: seconds for responses to end at shutdown.  keys, hosts, origins: see AccessRules.
         body, connections, answer_seconds, drops_turns, folders, cache_reuse,
             suffix_first: see Limits.
         strict_names: whether a single model is only available by its own name.
-        idle_seconds: seconds without a request after which a model is unloaded, None for never.
-        access_log: whether to print a line for each request.  ssl_certfile, ssl_keyfile: of TLS, in PEM, or None.
-        find: finds models that were added since the start, or None.
-        names: what belongs to names of models, see ModelPool.  find: finds models that were added since the start.
+        idle_seconds: seconds without a request after which a model is unloaded; None: never.
+        access_log: whether to print a line for each request.  ssl_certfile, ssl_keyfile: PEM files for TLS, or None.
+        names: options by model name, see ModelPool.  find: finds models that were added since the start, or None.
     """
 
     paths: Mapping[str, str]
@@ -74,7 +73,7 @@ class Setup:
 
 
 def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None], warn: Callable[[str], None]) -> None:
-    """Serve until a signal ends it.
+    """Serve until a signal arrives.
 
     on_ready: called with the address. Raises LocalllmError, and KeyboardInterrupt for Ctrl-C.
     """
@@ -131,7 +130,7 @@ def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None], warn: C
 
 
 def open_sockets(setup: Setup, stack: ExitStack, scheme: str) -> tuple[list[socket.socket], str]:
-    """Open the server's sockets, or take over those of a service manager; return them and the first one's address.
+    """Open the server's sockets, or take those of a service manager; return them and the first one's address.
 
     Raises LocalllmError.
     """
@@ -163,7 +162,7 @@ def exit_now(server: listener.Listener | None, stack: ExitStack) -> NoReturn:
 
 
 def restore_gc() -> None:
-    """Restore Python's default garbage collection, for objects that are created from now on.
+    """Restore Python's default garbage collection for objects created from now on.
 
     Finished requests leave reference cycles. The command line's settings hardly collect any, because commands end soon:
     with these, memory grew with every response.

@@ -1,4 +1,4 @@
-"""Shared by all interfaces: a request to a model by name, and the stream of its events."""
+"""A request to a model by name, and the stream of its events; shared by all of the server's APIs."""
 
 import asyncio
 from bisect import bisect_left
@@ -24,7 +24,7 @@ from localllm.text.messages import Message
 if TYPE_CHECKING:
     from localllm.api import Model
 
-# For /infill: fewest tokens of a chunk that is reused from the middle of an earlier prompt.
+# For /infill: minimum tokens of a chunk that is reused from the middle of an earlier prompt.
 INFILL_REUSE = 64
 T = TypeVar("T")
 Prompt = str | list[int] | list[Message]  # text, token ids, or messages
@@ -32,11 +32,11 @@ Prompt = str | list[int] | list[Message]  # text, token ids, or messages
 
 @frozen
 class GenerateRequest:
-    """A parsed generation request, of any interface.
+    """A generation request of any API, parsed.
 
     Attributes:
         model: its name, None for the first.  prompts: each gets n choices.
-        top_logprobs: alternatives to report for each token, None for no log probabilities.
+        top_logprobs: alternatives to report for each token; None: no log probabilities.
         context: token ids of an earlier prompt and its answer, put before each prompt; not checked yet.
     """
 
@@ -50,7 +50,7 @@ class GenerateRequest:
 
 @dataclass
 class Usage:
-    """Token counts of a request: prompt, cached prompt, completion, and reasoning within the completion."""
+    """Token counts of a request: prompt, cached part of the prompt, completion, and reasoning in the completion."""
 
     prompt: int = 0
     cached: int = 0
@@ -65,11 +65,11 @@ class Usage:
 
 
 class ResponseStream:
-    """A request that is being answered; close it when the client is gone.
+    """A response being generated; close it when the client has disconnected.
 
     Attributes:
         model: the model in use.  name: its name in the pool.  usage: complete after the last event.
-        dropped: number of oldest turns dropped to fit the context.
+        dropped: count of oldest turns dropped to fit the context.
     """
 
     def __init__(
@@ -100,9 +100,9 @@ class ResponseStream:
             self._subscribers.append(subscriber)
 
     def _build_requests(self) -> list[Request]:
-        """Build the batch's requests.
+        """Build the batch's requests; call this outside the event loop.
 
-        Templates, vocabularies and grammars take time: call this outside of the event loop.
+        Templates, vocabularies and grammars take time.
         """
         generate_request, requests = self._generate_request, list[Request]()
         self._generate_request = generate_request = self._with_reuse(generate_request)
@@ -116,14 +116,14 @@ class ResponseStream:
         return requests
 
     def _with_reuse(self, generate_request: GenerateRequest) -> GenerateRequest:
-        """Return the request with its own cache_reuse, or that of the server. Raises UsageError."""
+        """Return the request with its own cache_reuse, or the server's. Raises UsageError."""
         if (reuse := generate_request.options.cache_reuse) is not None:
             if reuse and not self.model.engine.can_shift:
-                raise UsageError("n_cache_reuse must be 0: keys of this model cannot be moved")
+                raise UsageError("n_cache_reuse must be 0: this model does not support context shift")
             return generate_request
         reuse = self._cache_reuse
         if reuse is None:
-            # Editors send prompts of /infill after every key.
+            # Editors send a prompt to /infill after every keystroke.
             is_cut = any(isinstance(prompt, Infill) and prompt.is_cut for prompt in generate_request.prompts)
             reuse = INFILL_REUSE if is_cut else 0
         reuse = reuse if reuse and self.model.engine.can_shift else 0
@@ -132,7 +132,7 @@ class ResponseStream:
     def _build_request(self, prompt: Prompt) -> Request:
         """Build one request.
 
-        Raises UsageError for unknown tokens, and ContextError for prompts that are too long by their bytes alone.
+        Raises UsageError for unknown tokens, and ContextError for a prompt whose bytes alone exceed the context.
         """
         vocab = self.model.engine.vocab_size
         if not isinstance(prompt, str) and not is_chat(prompt):
@@ -144,7 +144,7 @@ class ResponseStream:
         if context := require_known_tokens(self._generate_request.context, vocab, "context"):
             ids = request.prompt[request.prompt[:1] == [self.model.tokenizer.bos_id] :]
             request.task = replace(request.task, prompt=[*context, *ids])
-        if not request.prompt:  # as in OpenAI's interface, it becomes the start of a document
+        if not request.prompt:  # as in OpenAI's API, it becomes the start of a document
             bos, eos = self.model.tokenizer.bos_id, self.model.tokenizer.eos_id
             request.prompt.extend([each for each in (bos, eos) if each is not None][:1])
         return request
@@ -169,11 +169,11 @@ class ResponseStream:
 
     @property
     def _vocab(self) -> int:
-        """The vocabulary size for which the batch looks up compiled grammars."""
+        """Vocabulary size under which the batch looks up compiled grammars."""
         return min(self.model.engine.vocab_size, self.model.tokenizer.vocab_size)
 
     async def events(self) -> AsyncGenerator[tuple[int, TokenEvent]]:
-        """Yield all events, with the choice's index over all prompts. Raises LocalllmError."""
+        """Yield all events, each with its choice's index over all prompts. Raises LocalllmError."""
         source = merge([subscriber.events() for subscriber in self._subscribers])
         end = None if self._seconds is None else asyncio.get_running_loop().time() + self._seconds
         try:
@@ -189,8 +189,8 @@ class ResponseStream:
 
     def prompts(self) -> list[tuple[Prompt | Infill, list[int]]]:
         """Return each prompt as the client sent it, and its token ids."""
-        prompts_here = self._generate_request.prompts
-        return [(prompt, each.request.prompt) for prompt, each in zip(prompts_here, self._subscribers, strict=True)]
+        request_prompts = self._generate_request.prompts
+        return [(prompt, each.request.prompt) for prompt, each in zip(request_prompts, self._subscribers, strict=True)]
 
     def current_usage(self) -> Usage:
         usage = Usage()
@@ -207,7 +207,7 @@ class ResponseStream:
         return answers[0].guide.transcript.stopped_by if answers else ""
 
     async def close(self) -> None:
-        """Cancel what is still generated and release the model."""
+        """Cancel generation and release the model."""
         for subscriber in self._subscribers:
             self._worker.cancel(subscriber)
         await self._stack.aclose()
@@ -222,7 +222,7 @@ class Service:
     limits: Limits = field(default_factory=Limits)
 
     async def start(self, generate_request: GenerateRequest, keep_seconds: float | None = None) -> ResponseStream:
-        """Start a response; the caller closes it. keep_seconds: see ModelPool.use. Raises LocalllmError."""
+        """Start a response, which the caller closes; keep_seconds: see ModelPool.use. Raises LocalllmError."""
         stack = AsyncExitStack()
         entry = self.pool.resolve(generate_request.model)
         worker = await stack.enter_async_context(self.pool.use(entry.name, keep_seconds))
@@ -247,7 +247,7 @@ class Service:
 
 
 def within_vocabulary(generate_request: GenerateRequest, vocab: int) -> GenerateRequest:
-    """Return the request without biases of unknown tokens: clients send biases for OpenAI's vocabularies."""
+    """Remove biases of unknown tokens; clients send biases for OpenAI's vocabularies."""
     sampling = generate_request.options.sampling
     if not sampling.logit_bias or max(sampling.logit_bias) < vocab:
         return generate_request
@@ -257,7 +257,7 @@ def within_vocabulary(generate_request: GenerateRequest, vocab: int) -> Generate
 
 
 def encode_gaps(generate_request: GenerateRequest, model: "Model") -> list[Prompt]:
-    """Return the prompts; fill-in-the-middle prompts become token ids.
+    """Return the prompts; convert fill-in-the-middle prompts to token ids.
 
     Raises UsageError for a model without fill-in-the-middle tokens, and ContextError.
     """
@@ -273,7 +273,7 @@ def encode_gaps(generate_request: GenerateRequest, model: "Model") -> list[Promp
 
 
 def require_known_tokens(ids: Sequence[object], vocab: int, name: str) -> list[int]:
-    """Return the ids. Raises UsageError if one of them is no token id of a vocabulary of this size."""
+    """Return the ids. Raises UsageError unless all are token ids of a vocabulary of this size."""
     ids_known = [token for token in ids if isinstance(token, int) and 0 <= token < vocab]
     if len(ids_known) < len(ids):
         raise UsageError(f"{name}: token ids must be from 0 to {vocab - 1}")
@@ -281,14 +281,14 @@ def require_known_tokens(ids: Sequence[object], vocab: int, name: str) -> list[i
 
 
 def require_size(size: int, model: "Model") -> None:
-    """Raise ContextError for a prompt of more bytes than could fit the context."""
+    """Raise ContextError for a prompt with more bytes than the context could hold."""
     if size > (limit := model.tokenizer.most_bytes(model.context)):
         fitting = f"at most {limit} fit in a context of {model.context} tokens"
         raise ContextError(f"the prompt has {size} bytes, but {fitting}; shorten it")
 
 
 def count_bytes(prompt: str | list[Message]) -> int:
-    """Count the UTF-8 bytes of a prompt's texts, a lower bound of those of the rendered prompt."""
+    """Count the UTF-8 bytes of a prompt's text, a lower bound of the rendered prompt's size."""
     texts = [prompt] if isinstance(prompt, str) else [texts_of(message.get("content") or "") for message in prompt]
     return sum(len(text.encode(errors="replace")) for text in texts)
 
@@ -302,23 +302,22 @@ def resolve_prompt_images(prompts: Sequence[Prompt], folders: Sequence[str]) -> 
 
 
 def with_defaults(prompt: Prompt, defaults: AnswerDefaults | None) -> Prompt:
-    """Return a prompt; a conversation with the default system and first messages of the model's name."""
+    """Add the default system and first messages of the model's name to a conversation."""
     return defaults.conversation(prompt) if defaults and is_chat(prompt) else prompt
 
 
 def is_chat(prompt: Sequence[object]) -> TypeGuard[list[Message]]:
-    """Return whether a prompt is a list of messages."""
     return bool(prompt) and isinstance(prompt[0], dict)
 
 
 async def next_before(source: AsyncIterator[T], end: float | None) -> T | None:
-    """Return the next item, None at the end. Raises TimeoutError at `end` of the event loop's clock."""
+    """Return the next item, or None at the end. Raises TimeoutError at time `end` of the event loop's clock."""
     async with asyncio.timeout_at(end):
         return await anext(source, None)
 
 
 async def merge(sources: Sequence[AsyncIterator[TokenEvent]]) -> AsyncGenerator[tuple[int, TokenEvent]]:
-    """Merge streams as their items arrive, each with its stream's index; all are closed at the end."""
+    """Merge streams as their items arrive, each with its stream's index; close all at the end."""
     if len(sources) == 1:
         async for token_event in sources[0]:
             yield 0, token_event

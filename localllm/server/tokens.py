@@ -1,4 +1,4 @@
-"""Tokens and templates as in llama-server: /tokenize, /detokenize and /apply-template.
+"""Tokenization and templates as in llama-server: /tokenize, /detokenize and /apply-template.
 
 Source: https://github.com/ggml-org/llama.cpp/tree/master/tools/server
 """
@@ -20,7 +20,7 @@ from localllm.text.tokenizer import Tokenizer
 
 
 async def tokenize(service: Service, request: Request) -> Response:
-    """Encode `content`, and return token ids, or, with `with_pieces`, objects of an id and its text."""
+    """Encode `content`; return token ids, or objects with id and text if `with_pieces` is true."""
     body = Body(await read_json(request, service.limits))
     text, with_bos = body.require_text("content"), body.get_bool("add_special")
     has_pieces = body.get_bool("with_pieces")
@@ -41,7 +41,7 @@ async def detokenize(service: Service, request: Request) -> Response:
 
 
 async def apply_template(service: Service, request: Request) -> Response:
-    """Render `messages` with the chat template, without answering; fields as in /v1/chat/completions."""
+    """Render `messages` with the chat template without generating; fields as in /v1/chat/completions."""
     body = Body(await read_json(request, service.limits))
     messages = parse_messages(body.require_list("messages"))
     options = apply_continuation(body, parse_options(body, None, None, parse_tools(body)), messages)
@@ -54,7 +54,7 @@ async def apply_template(service: Service, request: Request) -> Response:
 
 
 def piece_of(token: int, tokenizer: Tokenizer) -> str | list[int]:
-    """Return a token's text, or its bytes if these are only a part of a character."""
+    """Return a token's text, or its bytes if they are an incomplete character."""
     data = tokenizer.token_bytes(token, special=True)
     try:
         return data.decode()
@@ -63,7 +63,7 @@ def piece_of(token: int, tokenizer: Tokenizer) -> str | list[int]:
 
 
 def require_token_ids(value: Sequence[object], name: str) -> list[int]:
-    """Return token ids. Raises UsageError for other values, and ids beyond every vocabulary."""
+    """Return token ids. Raises UsageError for other values, and for ids beyond any vocabulary."""
     ids = [each for each in value if isinstance(each, int) and not isinstance(each, bool) and 0 <= each < 1 << 31]
     if len(ids) < len(value):
         raise UsageError(f"{name} must be an array of token ids")

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from localllm.api import Model
 
 STOPPING = "the server is stopping"
-MAX_WAITING = 256  # queued requests
-_SHOWN = 300  # last characters of an answer in an error
+MAX_WAITING = 256  # maximum length of the request queue
+_SHOWN = 300  # maximum characters of an answer in an error message
 
 
 class StoppedError(LocalllmError):
@@ -29,12 +29,12 @@ class StoppedError(LocalllmError):
 
 
 class TokenEvent(NamedTuple):
-    """A token was generated.
+    """A generated token.
 
     Attributes:
         number: index of the choice.  parts: text that became complete with this token.
         logprob: log probability of the token, if requested and if it is part of the response's text.
-        finish_reason: "stop" or "length" if it is the last, else "".
+        finish_reason: "stop" or "length" for the last token, else "".
     """
 
     number: int
@@ -47,13 +47,13 @@ class Subscriber:
     """The client of one request, in an event loop.
 
     Attributes:
-        request: the request.  begin: when it was received, by the event loop's clock.
+        request: the request.  begin: time of its arrival, by the event loop's clock.
     """
 
     def __init__(self, request: Request, top_logprobs: int | None, cancel: Callable[["Subscriber"], None]):
         """Subscribe to a request.
 
-        top_logprobs: alternatives to report for each token, None for no log probabilities.
+        top_logprobs: alternatives to report for each token; None: no log probabilities.
         """
         self.request, self.top_logprobs, self._cancel = request, top_logprobs, cancel
         self.loop = asyncio.get_running_loop()
@@ -61,7 +61,7 @@ class Subscriber:
         self._events: asyncio.Queue[TokenEvent | LocalllmError | None] = asyncio.Queue()
 
     def publish(self, event: TokenEvent | LocalllmError | None) -> None:
-        """Add an event, called in the event loop; None: all completions have ended."""
+        """Add an event (call this in the event loop); None: all completions have ended."""
         self._events.put_nowait(event)
 
     async def events(self) -> AsyncIterator[TokenEvent]:
@@ -80,7 +80,7 @@ class Subscriber:
 
 
 class Worker:
-    """A thread that serves requests to one model as a batch. All methods are thread-safe.
+    """A thread that runs one model's requests as a batch. All methods are thread-safe.
 
     Attributes:
         model: the model it runs.
@@ -104,14 +104,14 @@ class Worker:
         return self
 
     def __next__(self) -> Request:
-        """Return the next queued request for the batch; StopIteration means the queue is empty now."""
+        """Return the next queued request for the batch. Raises StopIteration while the queue is empty."""
         with self._condition:
             if not self._queue:
                 raise StopIteration
             return self._queue.popleft().request
 
     def submit(self, subscriber: Subscriber) -> None:
-        """Queue a request. Raises StoppedError if too many are waiting already."""
+        """Queue a request. Raises StoppedError if the queue is full."""
         request = subscriber.request
         with self._condition:
             if self._closing:
@@ -134,7 +134,7 @@ class Worker:
 
     @property
     def waiting(self) -> int:
-        """Number of requests without a sequence yet."""
+        """Count of requests without a sequence."""
         return len(self._queue) + len(self._batch.waiting)
 
     @property
@@ -175,7 +175,7 @@ class Worker:
     def _on_token(
         self, subscriber: Subscriber, completion: Completion, token: int | None, parts: list[TextPart], row: np.ndarray
     ) -> None:
-        """Record a new token of a completion, with its log probability if requested."""
+        """Record a completion's new token, with its log probability if requested."""
         logprob = None
         if subscriber.top_logprobs is not None and token is not None and completion.guide.transcript.kind == ANSWER:
             logprob = token_logprobs(row, token, subscriber.top_logprobs)
@@ -228,7 +228,7 @@ class Worker:
 
 
 def with_text(error: LocalllmError, request: Request) -> LocalllmError:
-    """Add what was written to the error of an answer that could not be ended as its form demands."""
+    """Add the text generated so far to an error of a constraint that could not be satisfied."""
     if not isinstance(error, UsageError | ConstraintError):
         return error
     text = next((answer.text for answer in request.answers if answer.text), "")
