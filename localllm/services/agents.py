@@ -1,6 +1,6 @@
-"""Configures coding agents to use a localllm server.
+"""Configure coding agents to use a localllm server.
 
-The settings are passed as environment variables and arguments of one start; no configuration file is changed.
+The settings are passed as environment variables and arguments of a single start; no configuration file is changed.
 """
 
 import json
@@ -30,7 +30,7 @@ class Provider:
 
 @frozen
 class Settings:
-    """Settings of an agent: environment variables, and arguments placed before the user's."""
+    """An agent's settings: environment variables, and arguments placed before the user's."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
     arguments: Sequence[str] = ()
@@ -116,14 +116,14 @@ AGENTS = {
 
 
 def find_provider(url: str, key: str | None, model: str | None) -> Provider:
-    """Return a server's model, its first one if `model` is None. Raises UsageError if it has none, EndpointError."""
+    """Return a server's model; model: its name, None for the first. Raises EndpointError, UsageError if missing."""
     endpoint = Endpoint.of(url, key)
     try:
         models = json_objects(endpoint.get("/props").get("models"))
     except EndpointError as error:
-        raise EndpointError(f"{error}; start a server by: localllm serve MODEL") from None
+        raise EndpointError(f"{error}; start a server with: localllm serve MODEL") from None
     served = {str(each.get("name")): json_count(each.get("context")) or None for each in models}
     name = model or next(iter(served), "")
     if name not in served:
-        raise UsageError(f"{url} has no model {name}; it has {', '.join(served)}")
+        raise UsageError(f"{url} does not serve model {name}; available: {', '.join(served)}")
     return Provider(endpoint.url.removesuffix("/v1"), key or NO_KEY, name, served[name])

@@ -1,8 +1,8 @@
-"""Measures prefill and decode speed, and compares them with the limits of this computer.
+"""Measure prefill and decode speed, and compare them with the limits of this computer.
 
-Implements `localllm bench`. The tests are those of llama.cpp's llama-bench: pp512 processes a prompt of 512
-tokens, tg128 generates 128 tokens one by one, pp512+tg128 does one after the other; "@ d4096" means that the KV cache
-holds 4096 tokens before. Tokens are random and always the same; nothing is sampled.
+Implements `localllm bench`. The tests are llama-bench's of llama.cpp: pp512 processes a prompt of 512 tokens, tg128
+generates 128 tokens one by one, and pp512+tg128 does both in turn; "@ d4096" means that the KV cache already holds
+4096 tokens. The token ids are random with a fixed seed; nothing is sampled.
 """
 
 import os
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from localllm.arch.rope_scaling import RopeScaling
 
 OnStep = Callable[[str], None]  # called with a description of the step
-TOKENS = 8192  # of the texts of a repetition, which are at least one
+TOKENS = 8192  # tokens of all documents in one repetition, which has at least one document
 
 
 @frozen
 class Test:
-    """Tokens to prefill, then tokens to decode one by one, after `depth` tokens in the cache."""
+    """A test: prefill `prompt` tokens, then decode `generated` tokens, after `depth` tokens in the cache."""
 
     prompt: int
     generated: int
@@ -54,7 +54,7 @@ class Test:
 
     @property
     def end(self) -> int:
-        """Return the context length that the test needs."""
+        """The context length that the test needs, in tokens."""
         return self.depth + self.tokens
 
 
@@ -68,7 +68,7 @@ def plan(
     pairs = [*((count, 0) for count in prompts), *((0, count) for count in generated), *combined]
     tests = [Test(*pair, depth) for depth in depths for pair in pairs if any(pair)]
     if not tests:
-        raise UsageError("no tests selected; set -p, -n or -pg to a number above 0")
+        raise UsageError("no tests selected; set -p, -n or -pg to a value above 0")
     return tests
 
 
@@ -77,9 +77,9 @@ class Result:
     """The measurement of one test.
 
     Attributes:
-        samples: tokens per second of each repetition.  bandwidth: bytes per second that the same number of threads
-            reads from memory, or of a GPU's memory; None if the test is not bound by memory.  peak: operations per
-            second of a GPU's tensor cores, or of the CPU instructions that prefill uses, in as many threads.
+        samples: tokens per second of each repetition.  bandwidth: memory bandwidth in bytes per second, of the CPU with
+            as many threads or of the GPU; None if the test is not memory-bound.  peak: peak operations per second of a
+            GPU's tensor cores, or of the CPU instructions used for prefill, with as many threads.
     """
 
     test: Test
@@ -91,7 +91,7 @@ class Result:
 
     @property
     def speed(self) -> float:
-        """Return the mean speed in tokens per second."""
+        """The mean speed in tokens per second."""
         return mean(self.samples)
 
     @property
@@ -100,12 +100,12 @@ class Result:
 
     @property
     def gb_per_s(self) -> float | None:
-        """Return the rate at which decode reads weights, in GB per second."""
+        """The rate at which decode reads weights, in GB per second; None with a prompt."""
         return None if self.test.prompt else self.speed * self.costs.weight_bytes / 1e9
 
     @property
     def share(self) -> float | None:
-        """Return the fraction of the memory bandwidth that decode uses.
+        """The fraction of the memory bandwidth that decode reaches.
 
         It can exceed 1 for a model that fits in the processor's cache.
         """
@@ -113,14 +113,14 @@ class Result:
 
     @property
     def gops(self) -> float | None:
-        """Return the speed of a prefill in 10^9 operations (2 per multiply-add) per second, last logits included."""
+        """The prefill speed in 10^9 operations per second (2 per multiply-add), last logits included."""
         if self.test.generated:
             return None
         return 2 * (self.costs.per_token + self.costs.per_logits / self.test.prompt) * self.speed / 1e9
 
     @property
     def share_of_peak(self) -> float | None:
-        """Return the fraction of the peak that prefill reaches."""
+        """The fraction of the peak that prefill reaches."""
         return self.gops * 1e9 / self.peak if self.gops and self.peak else None
 
     def facts(self) -> dict[str, object]:
@@ -131,13 +131,16 @@ class Result:
 
 
 class SpeedTest:
-    """Runs tests on a sequence; the token at each position is always the same, so the KV cache stays valid."""
+    """Runs tests on a sequence; each position always has the same token, so that the KV cache stays valid."""
 
     def __init__(
         self, sequence: AnySequence, threads: int, costs: MatrixCosts, on_step: OnStep,
         limits: tuple[float, float] | None = None,
     ):  # fmt: skip
-        """Prepare test runs; limits: limits of a GPU, see Engine; None to measure the CPU's."""
+        """Prepare test runs.
+
+        limits: of a GPU, see Engine; None: measure the CPU's.
+        """
         self._limits = limits
         self._sequence, self._threads, self._costs, self._on_step = sequence, threads, costs, on_step
         self._ids = np.random.default_rng(0).integers(0, sequence.vocab_size, sequence.context).tolist()
@@ -175,7 +178,7 @@ class SpeedTest:
             self._sequence.append(self._ids[start : min(start + BATCH, depth)], "none")
 
     def _seconds(self, test: Test) -> float:
-        """Run the test once after the tokens in the cache and return its time in seconds."""
+        """Run the test once after the tokens in the cache; return its duration in seconds."""
         sequence, ids, end = self._sequence.fork(), self._ids, test.depth + test.prompt
         start = perf_counter()
         if test.prompt:
@@ -188,7 +191,7 @@ class SpeedTest:
 
 
 class ModelFacts(TypedDict, total=False):
-    """A description of a model; size: bytes of its weights."""
+    """A description of a model; size: of its weights, in bytes."""
 
     path: str
     arch: str
@@ -199,10 +202,10 @@ class ModelFacts(TypedDict, total=False):
 
 
 class Bench:
-    """A model file to benchmark.
+    """A benchmark of one model file.
 
     Attributes:
-        model: a description for JSON, once a test has been run; its size is in bytes of weights.
+        model: a description for JSON, empty before the first test.
     """
 
     def __init__(self, path: str | os.PathLike[str], on_step: OnStep, on_compile: Progress | None = None):
@@ -217,7 +220,10 @@ class Bench:
         self, tests: Sequence[Test], threads: Sequence[int] | None, repetitions: int, kv_type: str,
         device: str = "cpu", gpu_layers: int | str = "auto", rope: "RopeScaling | None" = None,
     ) -> Iterator[Result]:  # fmt: skip
-        """Run all tests with each number of threads (None: the default). Raises the errors of open_model."""
+        """Yield the results of all tests with each thread count (None: the default).
+
+        Raises the errors of open_model.
+        """
         if repetitions < 1:
             raise UsageError(f"repetitions must be 1 or greater, not {repetitions}")
         context = max(test.end for test in tests)
@@ -258,11 +264,11 @@ def processor() -> str:
     return f"{processor_name()} ({this_lane().cpu})"
 
 
-# ---- models that only make embeddings or scores
+# ---- models that only compute embeddings or scores
 
 
 def makes_no_text(path: str) -> bool:
-    """Return whether a model only makes embeddings or scores. Raises ModelError."""
+    """Return whether a model only computes embeddings or scores. Raises ModelError."""
     with GGUFFile.open(path) as file:
         return is_reader(architecture(file)[1])
 
@@ -271,7 +277,7 @@ def measure(
     path: str, lengths: Sequence[int], threads: int | None, repetitions: int, on_step: Callable[[str], object],
     progress: Progress | None = None, device: str = "auto",
 ) -> list[dict[str, float]]:  # fmt: skip
-    """Measure the speed for each length (at most the model's context): mean, and deviation of tokens per second.
+    """Measure tokens per second (mean and deviation) for each document length, at most the model's context.
 
     lengths: in tokens.  on_step: called before each test. Raises ModelError, MemoryLimitError, UsageError.
     """
@@ -283,7 +289,7 @@ def measure(
     reader.prepare_all()
     results = []
     for length in dict.fromkeys(min(length, reader.context) for length in lengths if length):
-        on_step(f"texts of {length} tokens")
+        on_step(f"documents of {length} tokens")
         count = max(TOKENS // length, 1)
         texts = np.random.default_rng(0).integers(0, reader.vocab_size, (count, length))
         reader.read(list(texts[:8]))
@@ -296,7 +302,7 @@ def measure(
 
 
 def time_once(reader: EmbeddingRunner, texts: np.ndarray) -> float:
-    """Process the texts, int [texts, tokens], once; return the time in seconds."""
+    """Process the documents, int [documents, tokens], once; return the duration in seconds."""
     start = perf_counter()
     reader.read(list(texts))
     return perf_counter() - start

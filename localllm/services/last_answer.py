@@ -1,6 +1,6 @@
-"""Saves the latest conversation of `localllm run` in the user's state folder, for --continue.
+"""Save the latest conversation of `localllm run` in the user's state folder, for --continue.
 
-The file has the layout of a session (see sessions.py, which is not imported to write it). Every answer replaces it.
+The file has the format of a session (see sessions.py, which writing does not import). Every answer replaces it.
 """
 
 import json
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from localllm.text.messages import Message
 
 MOST_BYTES = 16 << 20  # longer conversations are not saved
-VERSION = 1  # of sessions' layout
+VERSION = 1  # of the session format
 AT_ENDPOINT = "endpoint "  # prefix of the fingerprint of a server's model
 
 
@@ -31,9 +31,9 @@ def path() -> Path:
 
 
 def save(model: "Model | RemoteModel", messages: "Sequence[Message]") -> str:
-    """Replace the file, unsynced, unless a message's content is not text.
+    """Replace the saved conversation (without fsync), unless a message's content is not a string.
 
-    Return a warning if it cannot be written although there is one, which --continue would take for this answer.
+    Return a warning if writing fails while an older file exists, since --continue would continue that one.
     """
     if not all(isinstance(message.get("content"), str) for message in messages):
         return ""
@@ -57,16 +57,16 @@ def save(model: "Model | RemoteModel", messages: "Sequence[Message]") -> str:
             partial.unlink()
         if target.exists():
             reason = getattr(error, "strerror", None) or error
-            return f"this answer could not be saved ({reason}): --continue would continue an earlier one"
+            return f"this answer could not be saved ({reason}): --continue will continue an earlier one"
     return ""
 
 
 def with_answer(
     question: "Sequence[Message]", between: "Sequence[Message]", answer: "Generation | RemoteGeneration"
 ) -> "list[Message]":
-    """Return the messages of a conversation with its answer, as a session stores them.
+    """Return a conversation's messages including the answer, as a session stores them.
 
-    between: tool calls and their results. Images that are no files are left out.
+    between: tool calls and their results. Images that are not files are omitted.
     """
     tokens = answer.prompt_tokens + answer.completion_tokens
     last = {**answer.message(), "finish": answer.finish_reason, "tokens": tokens}

@@ -1,4 +1,4 @@
-"""Protects existing files: output replaces only files of its own kind, unless forced."""
+"""Protect existing files: output replaces only files of its own type, unless forced."""
 
 import os
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def is_receipt(path: str) -> bool:
 
 
 def require_kind(path: str, is_kind: Callable[[str], bool], kind: str, force: bool) -> None:
-    """Raise UsageError for a non-empty file of another kind, unless forced; kind: its name for the message."""
+    """Raise UsageError for a non-empty file of another type, unless forced; kind: the type for the message."""
     if force or not os.path.isfile(path) or not os.path.getsize(path):
         return
     try:
@@ -45,4 +45,4 @@ def require_kind(path: str, is_kind: Callable[[str], bool], kind: str, force: bo
     except LocalllmError:
         is_own = False
     if not is_own:
-        raise UsageError(f"{printable(path, 4096)}: this file exists and is not {kind}; use --force to replace it")
+        raise UsageError(f"{printable(path, 4096)}: the file exists and is not {kind}; use --force to replace it")

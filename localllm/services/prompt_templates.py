@@ -1,4 +1,4 @@
-"""Prompt templates: files with options of `localllm run` and a prompt; the user's own and built-in ones.
+"""Prompt templates: files with options of `localllm run` and a prompt, built-in or the user's own.
 
     ---
     description: a translation
@@ -57,7 +57,7 @@ class PromptTemplate:
         return arguments
 
     def _located(self, name: str, value: str) -> str:
-        """Return a value; a file name that exists next to the template becomes a path, if the option takes a file."""
+        """Return a value; for an option that takes a file, the path of that file if it is next to the template."""
         neighbour = self.path.parent / value
         takes_file = name.endswith("file") or name in ("json-schema", "grammar")
         return str(neighbour) if takes_file and _is_file(neighbour) else value
@@ -70,7 +70,7 @@ class PromptTemplate:
             if name == INPUT:
                 return input
             if name not in fields and re.fullmatch(r"[\w-]+", name):
-                raise UsageError(f"the template {self.name} needs --field {name}=TEXT")
+                raise UsageError(f"template {self.name} needs a value for {name}: add --field {name}=TEXT")
             return fields.get(name, match[0])
 
         return BRACES.sub(value, self.body)
@@ -114,7 +114,7 @@ def names() -> list[str]:
 
 
 def load(name: str) -> PromptTemplate:
-    """Read a template by its name, or by the path of its file. Raises UsageError."""
+    """Read a template by name, or by the path of its file. Raises UsageError."""
     path = path_of(name)
     try:
         return parse(path.stem, path, path.read_text(encoding="utf-8-sig"))
@@ -125,18 +125,18 @@ def load(name: str) -> PromptTemplate:
 
 
 def path_of(name: str) -> Path:
-    """Return the path of a template, the user's before a built-in one. Raises UsageError if there is none."""
+    """Return a template's path; the user's templates take precedence. Raises UsageError for an unknown name."""
     if os.sep in name or name.endswith(ENDING):
         return Path(name)
     if NAME.fullmatch(name):
         for folder in (own_folder(), builtin_folder()):
             if (path := folder / f"{name}{ENDING}").is_file():
                 return path
-    raise UsageError(f"there is no template {name!r}; `localllm templates` lists them")
+    raise UsageError(f"unknown template {name!r}; `localllm templates` lists the available ones")
 
 
 def parse(name: str, path: Path, text: str) -> PromptTemplate:
-    """Parse a template's text. Raises UsageError for an invalid header."""
+    """Parse a template file's content. Raises UsageError for an invalid header."""
     lines, options = text.splitlines(), list[tuple[str, str]]()
     if not lines or lines[0].rstrip() != "---":
         return PromptTemplate(name, path, (), text.strip("\n"))
@@ -147,9 +147,9 @@ def parse(name: str, path: Path, text: str) -> PromptTemplate:
         if not line.strip() or line.startswith("#"):
             continue
         if not colon or not re.fullmatch(r"[\w-]+", key.strip()):
-            raise UsageError(f"{path}, line {number}: this must be NAME: VALUE")
+            raise UsageError(f"{path}, line {number}: an option must be NAME: VALUE, not {line[:60]!r}")
         options.append((key.strip().replace("_", "-"), unquote(value.strip())))
-    raise UsageError(f"{path}: the options at the top must end with a line ---")
+    raise UsageError(f"{path}: the options at the top must be followed by a line ---")
 
 
 def unquote(value: str) -> str:
@@ -157,7 +157,7 @@ def unquote(value: str) -> str:
 
 
 def fields_of(settings: Sequence[str]) -> dict[str, str]:
-    """Parse the values of --field, NAME=TEXT; the last one for a name wins. Raises UsageError."""
+    """Parse the values of --field, NAME=TEXT; the last value of a name has priority. Raises UsageError."""
     fields = dict[str, str]()
     for each in settings:
         name, equals, value = each.partition("=")

@@ -2,8 +2,8 @@
 
 A receipt is readable JSON: the model's files with their SHA-256, the prompt, every option and the seed, the
 environment (versions, processor, instruction set), and the response with its timings. The same program on the same
-kind of processor reproduces the tokens exactly; another may round differently, and choose another token where two are
-about equally likely.
+processor type reproduces the tokens exactly. Another processor may round differently, and so choose another token where
+two are about equally likely.
 """
 
 import json
@@ -37,10 +37,10 @@ from localllm.text.messages import Message
 if TYPE_CHECKING:
     from localllm.api import Model
 
-LAYOUT = 1  # version of the layout; others are not read
+LAYOUT = 1  # version of the file format; others are rejected
 PACKAGES = "localllm", "numpy", "numba", "llvmlite"
 SEEDS = 1 << 32
-# CPU features on which the choice of kernels depends.
+# CPU features that determine the choice of kernels.
 INSTRUCTIONS = {"avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512bw", "avx512vnni", "avx512bf16", "amx-bf16"}
 INSTRUCTIONS |= {"neon", "dotprod", "i8mm"}
 LIST_OF_NUMBERS = re.compile(r"\[\n[\d,\s]+\]")  # in indented JSON, whose strings have no line breaks
@@ -53,7 +53,7 @@ SHAPE: dict[str, object] = {  # the fields that `replay` reads
     "made_by": dict,
     "result": dict,
 }
-REMOTE: dict[str, object] = {  # the same for a response of a server
+REMOTE: dict[str, object] = {  # fields of a server's response
     "receipt": int,
     "model": {"endpoint": str, "name": str},
     "prompt": {"asked": str | list},
@@ -62,7 +62,7 @@ REMOTE: dict[str, object] = {  # the same for a response of a server
 }
 REMOTE_ANSWER: dict[str, object] = {"text": str}
 ANSWER: dict[str, object] = {**REMOTE_ANSWER, "tokens": list}
-SHOWN = 40  # characters that are shown of a differing text
+SHOWN = 40  # characters to show of a difference
 
 Asked = str | list[Message]
 Receipt = dict[str, Any]
@@ -77,9 +77,9 @@ class ReceiptFile(TypedDict):
 
 
 class Choices(TypedDict):
-    """Settings of a response outside of GenerationOptions.
+    """Settings of a response that are not in GenerationOptions.
 
-    speculate: with a draft model's path, if there is one.  chat_template: the user's, or None.
+    speculate: with the path of a draft model, if there is one.  chat_template: the user's, or None.
     """
 
     n: int
@@ -89,7 +89,7 @@ class Choices(TypedDict):
 
 
 def fully_specified(model: "Model", options: GenerationOptions) -> GenerationOptions:
-    """Return fully specified options: the file's recommendations, defaults and a random seed filled in."""
+    """Fill in the options: the file's recommendations, the defaults and a random seed."""
     sampling = model.session.with_defaults(options).sampling.over(SamplingOptions(**DEFAULTS))
     if sampling.seed is None:
         sampling = replace(sampling, seed=secrets.randbelow(SEEDS))
@@ -104,7 +104,7 @@ def make(
     result: Mapping[str, object],
     on_progress: OnProgress | None = None,
 ) -> Receipt:
-    """Create the receipt for one response or several.
+    """Create the receipt of one or several responses.
 
     result: a response with "text" and "tokens", or several of them as "answers".  on_progress: called while the model's
     files are hashed. Raises UsageError for options that cannot be recorded, OSError.
@@ -139,7 +139,7 @@ def open_arguments(model: "Model", chat_template: str | None) -> dict[str, objec
 
 
 def describe_environment(model: "Model") -> dict[str, object]:
-    """Describe the environment; in equal environments, responses are equal."""
+    """Describe the environment; responses are equal in equal environments."""
     return {
         **{name: version(name) for name in PACKAGES}, "python": sys.version.split()[0], "system": system_name(),
         "processor": processor(), "device": model.engine.device,
@@ -148,7 +148,7 @@ def describe_environment(model: "Model") -> dict[str, object]:
 
 
 def plain_options(options: GenerationOptions) -> dict[str, object]:
-    """Convert the options to JSON. Raises UsageError for one that cannot be converted."""
+    """Convert the options to JSON. Raises UsageError for an option that cannot be converted."""
     plain: dict[str, object] = {}
     for field in fields(options):
         value = getattr(options, field.name)
@@ -164,12 +164,12 @@ def plain_options(options: GenerationOptions) -> dict[str, object]:
         try:
             plain[field.name] = json.loads(json.dumps(value, allow_nan=False))
         except (TypeError, ValueError):
-            raise UsageError(f"{field.name} cannot be written to a receipt: {value!r}") from None
+            raise UsageError(f"{field.name} cannot be stored in a receipt: {value!r}") from None
     return plain
 
 
 def options_of(receipt: Receipt) -> GenerationOptions:
-    """Restore the options of a receipt; an interrupted response is limited to its tokens. Raises UsageError."""
+    """Restore the options of a receipt; limit an interrupted response to its tokens. Raises UsageError."""
     other_fields = ("n", "beams", "speculate", "form")
     field_values = {name: value for name, value in receipt["options"].items() if name not in other_fields}
     speculate = receipt["options"]["speculate"]
@@ -186,7 +186,7 @@ def options_of(receipt: Receipt) -> GenerationOptions:
         kind = "auto" if speculate.startswith("draft:") else speculate
         return GenerationOptions(**field_values, sampling=sampling, speculate=kind)
     except (TypeError, ValueError, KeyError) as error:
-        raise UsageError(f"this receipt was written by another version of localllm: {error}") from None
+        raise UsageError(f"the receipt was written by another version of localllm: {error}") from None
 
 
 def write(path: str | os.PathLike[str], receipt: Receipt) -> None:
@@ -209,14 +209,14 @@ def read(path: str | os.PathLike[str]) -> Receipt:
     is_known = has_shape(receipt, SHAPE) or has_shape(receipt, REMOTE)
     answer = ANSWER if has_shape(receipt, SHAPE) else REMOTE_ANSWER
     if not is_known or not has_shape(answers_of(receipt["result"]), [answer]):
-        raise UsageError(f"{name}: not a receipt; run --receipt FILE writes one")
+        raise UsageError(f"{name}: not a receipt; `localllm run --receipt FILE` writes one")
     if receipt["receipt"] != LAYOUT:
-        raise UsageError(f"{name}: this receipt was written by another version of localllm")
+        raise UsageError(f"{name}: the receipt was written by another version of localllm")
     return receipt
 
 
 def has_shape(value: object, shape: object) -> bool:
-    """Return whether a JSON value matches a shape: a type, [a shape of all items], or {field: its shape}."""
+    """Return whether a JSON value matches a shape: a type, [shape of the items], or {field: shape}."""
     if isinstance(shape, list):
         return isinstance(value, list) and value != [] and all(has_shape(item, shape[0]) for item in value)
     if isinstance(shape, dict):
@@ -229,7 +229,7 @@ def regenerate(
 ) -> Receipt:
     """Generate the receipt's response again.
 
-    on_token: called with the number of tokens so far. Raises the errors of Session.candidates.
+    on_token: called with the count of tokens so far. Raises the errors of Session.candidates.
     """
     session, prompt = model.session, receipt["prompt"]["asked"]
     n, beams = receipt["options"]["n"], receipt["options"]["beams"]
@@ -243,27 +243,27 @@ def regenerate(
 
 
 def changes(receipt: Receipt, model: "Model", on_progress: OnProgress | None = None) -> list[str]:
-    """List the differences between the receipt's environment and model and the present ones. Raises OSError."""
+    """List how environment and model differ from those of the receipt. Raises OSError."""
     old, new = receipt["made_by"], describe_environment(model)
-    lines = [f"{name} was {old.get(name)}, is {new[name]}" for name in new if old.get(name) != new[name]]
+    lines = [f"{name} was {old.get(name)}, is now {new[name]}" for name in new if old.get(name) != new[name]]
     files: list[ReceiptFile] = receipt["model"]["files"]
     old_hashes = [file["sha256"][:16] for file in files]
     new_hashes = [file["sha256"][:16] for file in identify_files(model, on_progress)]
     if old_hashes != new_hashes:
-        lines.append(f"the model is another one: its SHA-256 was {', '.join(old_hashes)}…, is {', '.join(new_hashes)}…")
+        lines.append(f"the model differs: its SHA-256 was {', '.join(old_hashes)}…, is now {', '.join(new_hashes)}…")
     return lines
 
 
 def difference(old_result: Receipt, new_result: Receipt) -> str | None:
-    """Describe where two results' texts first differ, None if they are equal.
+    """Describe where the text of two results first differs; return None if they are equal.
 
-    An interrupted response is compared as far as it goes; its last character may be incomplete.
+    An interrupted response is compared up to its end; its last character may be incomplete.
     """
     if old_result.get("finish_reason") == "interrupted":
         new_result = {**new_result, "text": new_result["text"][: len(old_result["text"])]}
     old, new = answers_of(old_result), answers_of(new_result)
     if len(old) != len(new):
-        return f"there were {len(old)} answers, now there are {len(new)}"
+        return f"there were {len(old)} answers, and now {len(new)}"
     for number, (old_answer, new_answer) in enumerate(zip(old, new, strict=True), 1):
         if old_answer["text"] != new_answer["text"]:
             character, token = (
@@ -272,7 +272,7 @@ def difference(old_result: Receipt, new_result: Receipt) -> str | None:
             texts = (repr(answer["text"][character : character + SHOWN]) for answer in (old_answer, new_answer))
             place = f"answer {number}, " if len(old) > 1 else ""
             place += f"token {token + 1}, " if "tokens" in old_answer else ""
-            return f"{place}character {character + 1}: it was {' and is '.join(texts)}"
+            return f"{place}character {character + 1}: it was {' and is now '.join(texts)}"
     return None
 
 

@@ -19,7 +19,7 @@ def is_remote(receipt: Receipt) -> bool:
 
 
 def fully_specified(options: GenerationOptions) -> GenerationOptions:
-    """Return the options with a seed; the server fills in other defaults."""
+    """Return the options with a seed; the server fills in the other defaults."""
     if options.sampling.seed is not None:
         return options
     return replace(options, sampling=replace(options.sampling, seed=secrets.randbelow(SEEDS)))
@@ -46,7 +46,7 @@ def form_of(receipt: Receipt) -> Form:
 
 
 def regenerate(model: RemoteModel, receipt: Receipt, options: GenerationOptions) -> Receipt:
-    """Send the receipt's request again and return the response. Raises the errors of RemoteSession's methods."""
+    """Send the receipt's request again; return the response. Raises the errors of RemoteSession's methods."""
     prompt, n = receipt["prompt"]["asked"], receipt["options"]["n"]
     if n > 1:
         answers = model.session.candidates(prompt, options, n)

@@ -1,12 +1,12 @@
-"""Stores conversations on disk: a readable JSON Lines file for each, in the user's data folder.
+"""Store conversations on disk: a readable JSON Lines file for each, in the user's data folder.
 
     {"session": 1, "created": "2026-11-22 10:34", "model": {"name": …, "path": …, "fingerprint": …}, "settings": {…}}
     {"role": "system", "content": "Be brief."}
     {"role": "user", "content": "Hi"}
     {"role": "assistant", "content": "Hello!", "finish": "stop", "tokens": 31}
 
-Each turn is appended and flushed to disk before the next begins: a killed process loses at most the current turn, of
-which an incomplete line is removed later. All other changes replace the whole file.
+Each turn is appended and flushed to disk before the next begins: a killed process loses at most the current turn, whose
+incomplete line is removed later. All other changes replace the whole file.
 """
 
 import json
@@ -30,7 +30,7 @@ from localllm.text.messages import Message
 if TYPE_CHECKING:
     from localllm.files.gguf.file import GGUFFile
 
-Line = Message  # may also have finish, the finish_reason, and tokens, of the context up to here
+Line = Message  # may also have `finish` (the finish_reason) and `tokens` (of the context so far)
 NAME = re.compile(r"\w(?:[\w .-]{0,58}\w)?")  # without slashes; in UTF-8 below the limit of 255 bytes for file names
 ENDING = ".jsonl"
 ROLES = ("system", "user", "assistant", "tool")
@@ -38,14 +38,14 @@ ROLES = ("system", "user", "assistant", "tool")
 
 @frozen
 class SessionModel:
-    """The model of a session; fingerprint: identifies its weights, wherever the file is."""
+    """The model of a session; fingerprint: identifies its weights, regardless of the path."""
 
     name: str = ""
     path: str = ""
     fingerprint: str = ""
 
     def is_same(self, other: "SessionModel") -> bool:
-        """Return whether both are of the same weights; without a fingerprint, whether they are of the same file."""
+        """Return whether both have the same weights, or, without a fingerprint, the same file."""
         if self.fingerprint and other.fingerprint:
             return self.fingerprint == other.fingerprint
         return os.path.realpath(self.path) == os.path.realpath(other.path)
@@ -57,7 +57,7 @@ class SavedChat:
 
     Attributes:
         model: the model in use.  settings: options by name.  created: date and time.  messages: in order.
-        trunk: the original session from which this one was branched, "" if it was not.
+        trunk: the original session from which this one was branched, or "".
     """
 
     model: SessionModel = field(default_factory=SessionModel)
@@ -74,7 +74,7 @@ class SavedChat:
 
 @frozen
 class Listed:
-    """A session in a list; damage: why it cannot be read, "" if it can."""
+    """A session in a list; damage: why it cannot be read, or ""."""
 
     name: str
     used: float  # seconds since 1970
@@ -116,13 +116,13 @@ def _content(path: Path, name: str) -> bytes:
 
 
 def parse(data: bytes, subject: str) -> tuple[SavedChat, int]:
-    """Parse a file; return the conversation and the number of valid bytes.
+    """Parse a file; return the conversation and the length of its complete turns in bytes.
 
-    Raises UsageError, naming the line. A line without its end, and a question without an answer, belong to an
+    Raises UsageError, which names the line. A line without its end, and a question without an answer, belong to an
     incomplete turn.
     """
     *lines, torn = data.split(b"\n")
-    if torn and _json(torn) is not None:  # complete, as after editing by hand
+    if torn and _json(torn) is not None:  # complete, for example after manual editing
         lines.append(torn)
     header = _json(lines[0]) if lines else None
     if header is None or header.get("session") != VERSION:
@@ -163,7 +163,7 @@ def are_paths(value: object) -> bool:
 
 
 def _json(line: bytes) -> Line | None:
-    """Parse the object in a line, None if there is none."""
+    """Parse the object in a line; return None for anything else."""
     with suppress(ValueError, RecursionError):
         value = json.loads(line)
         return value if isinstance(value, dict) else None
@@ -171,11 +171,11 @@ def _json(line: bytes) -> Line | None:
 
 
 class SessionFile:
-    """A session locked for writing; a context manager, or close it.
+    """A session locked for writing; a context manager, or call close.
 
     Attributes:
         name: name of the session.  chat: the file's content.  is_new: whether the file did not exist.
-        lost: whether an incomplete last turn was removed.  is_written: False after a write that failed.
+        lost: whether an incomplete last turn was removed.  is_written: False after a failed write.
     """
 
     def __init__(self, name: str):
@@ -190,7 +190,7 @@ class SessionFile:
         try:
             self._only.__enter__()
         except UsageError:
-            raise UsageError(f"the session {name!r} is open in another chat") from None
+            raise UsageError(f"session {name!r} is open in another chat") from None
         try:
             self.is_new = not self._path.exists()
             self.chat, self.lost = SavedChat(), False
@@ -201,7 +201,7 @@ class SessionFile:
                 if self.lost or not data.endswith(b"\n"):
                     self.rewrite()
                 with suppress(OSError):
-                    os.utime(self._path)  # sorted first among sessions
+                    os.utime(self._path)  # so that it is listed first
         except BaseException:
             self.close()
             raise
@@ -209,7 +209,7 @@ class SessionFile:
     def write(self, messages: Sequence[Line]) -> None:
         """Save the conversation: append new messages, or replace the file if old ones changed.
 
-        Raises LocalllmError if it cannot be written; the file is then as before.
+        Raises LocalllmError if writing fails; the file is then unchanged.
         """
         old, self.chat.messages = self.chat.messages, list(messages)
         if not self.is_written or not self._path.exists() or old != self.chat.messages[: len(old)]:
@@ -242,7 +242,7 @@ class SessionFile:
 
 
 def _append(path: Path, data: bytes) -> None:
-    """Append data and flush it to disk; remove an incomplete part of it on failure. Raises OSError."""
+    """Append data and flush it to disk; on failure, remove what was written. Raises OSError."""
     descriptor = open_file(path, os.O_WRONLY | os.O_APPEND)
     try:
         size, remaining = os.fstat(descriptor).st_size, memoryview(data)
@@ -263,14 +263,14 @@ def names() -> list[str]:
 
 
 def branches(name: str) -> list[str]:
-    """List the names of all sessions with the same trunk as this one, itself included."""
+    """List the names of all sessions with the same trunk as this one, including itself."""
     trunks = {each: _trunk(each) for each in names()}
     trunk_here = trunks.get(name, name)
     return sorted({name, *(each for each, trunk in trunks.items() if trunk == trunk_here)})
 
 
 def _trunk(name: str) -> str:
-    """Read the trunk from a session's first line; return its own name if it has none."""
+    """Read the trunk from a session's first line, or return its own name."""
     with suppress(OSError), open(path_of(name), "rb") as file:
         return str((_json(file.readline()) or {}).get("trunk") or name)
     return name
@@ -301,7 +301,7 @@ def list_sessions() -> list[Listed]:
 
 
 def latest_name() -> str:
-    """Return the name of the most recent session. Raises UsageError if there is none."""
+    """Return the name of the most recent session. Raises UsageError without sessions."""
     recent = names()
     if not recent:
         raise UsageError("there are no sessions yet; start one with `localllm chat --session NAME` or /save NAME")
@@ -316,13 +316,13 @@ def remove(name: str) -> None:
         with ExclusiveWriter(str(path)):
             path.unlink()
     except UsageError:
-        raise UsageError(f"the session {name!r} is open in another chat") from None
+        raise UsageError(f"session {name!r} is open in another chat") from None
     except OSError as error:
         raise LocalllmError(f"the session {name!r} cannot be removed: {error.strerror}") from None
 
 
 def visible_fields(messages: Sequence[Line]) -> list[Line]:
-    """Return messages with only those fields that chat templates may use."""
+    """Return messages with only the fields that chat templates may use."""
     field_names = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "images")
     return [{name: message[name] for name in field_names if name in message} for message in messages]
 
@@ -334,14 +334,14 @@ def format_message(message: Line) -> str:
 
 
 def describe_model(file: "GGUFFile") -> SessionModel:
-    """Describe a model for a session file: by its own name, or its file's without one."""
+    """Describe a model for a session file: its own name, or else its file's."""
     name = file.metadata.get("general.name")
     stem = Path(file.path).name.removesuffix(".gguf")
     return SessionModel(name if isinstance(name, str) and name else stem, os.path.abspath(file.path), fingerprint(file))
 
 
 def fingerprint(file: "GGUFFile") -> str:
-    """Hash a model's tensors: shapes, formats and samples of the data. Returns 16 hexadecimal digits."""
+    """Hash a model's tensors: shapes, formats and samples of the data. Return 16 hexadecimal digits."""
     import hashlib
 
     from localllm.engine.prefix_store import sample

@@ -1,4 +1,4 @@
-"""Compiles the kernels of a model ahead of time."""
+"""Compile the kernels of a model ahead of time."""
 
 import os
 from collections.abc import Callable

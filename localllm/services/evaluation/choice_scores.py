@@ -1,8 +1,7 @@
-"""Scores a model on multiple-choice tasks as llama-perplexity does: HellaSwag, Winogrande, ARC, MMLU, TruthfulQA.
+"""Score multiple-choice tasks as llama-perplexity does: HellaSwag, Winogrande, ARC, MMLU, TruthfulQA.
 
-The answer with the highest mean log probability per token is chosen. The selection of tasks, the tokens that count and
-the averages follow llama.cpp's tools/perplexity/perplexity.cpp (2026), so that figures are comparable with published
-ones.
+The answer with the highest mean log probability per token is chosen. Task selection, scored tokens and averages follow
+llama.cpp's tools/perplexity/perplexity.cpp (2026), so that the results are comparable with published ones.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,17 +20,17 @@ from localllm.generation.logprobs import TokenLogprob
 from localllm.services.evaluation.scores import wilson_interval
 from localllm.text.tokenizer import Tokenizer
 
-TRAILING = 3  # Winogrande's names are not scored if each answer has more tokens than this after the common prefix
+TRAILING = 3  # Winogrande: names are not scored if each answer has more tokens than this after the common prefix
 
 
 # ---- selection of tasks
 
 
 def select_tasks(kind: str, tasks: Sequence[ChoiceTask], limit: int) -> list[tuple[int, ChoiceTask]]:
-    """Return the tasks that llama-perplexity would score, at most `limit` (0: all), with their numbers in the file.
+    """Return the tasks that llama-perplexity would score, at most `limit` (0: all), with their index in the file.
 
-    llama-perplexity draws with mt19937, seed 1: HellaSwag's tasks always, by libstdc++'s distribution of integers;
-    other tasks only if there are more than `limit`, by float32 arithmetic.
+    llama-perplexity draws with mt19937, seed 1: HellaSwag's tasks always, with libstdc++'s distribution of integers;
+    other tasks only if there are more than `limit`, in float32 arithmetic.
     """
     random = np.random.RandomState(1)
 
@@ -56,7 +55,7 @@ def select_tasks(kind: str, tasks: Sequence[ChoiceTask], limit: int) -> list[tup
 
 
 def uniform(draw: Callable[[], int], count: int) -> int:
-    """Return a random number below `count`; draw: returns 32 random bits (Lemire, arXiv:1805.10941)."""
+    """Return a random integer below `count` (Lemire, arXiv:1805.10941); draw: returns 32 random bits."""
     product = draw() * count
     while product % (1 << 32) < (1 << 32) % count:
         product = draw() * count
@@ -70,9 +69,9 @@ class Plan(NamedTuple):
     """A task as token ids, and the tokens whose log probabilities count.
 
     Attributes:
-        prompts: pairs of a prefix and the texts that follow it: one pair for all texts, or one for each.
-        counted: for each text, the tokens that count.  extra: whether there is one more text, for Winogrande: the score
-        of its last token replaces that of the second text's first token.
+        prompts: pairs of a prefix and the token lists that follow it: one pair for all answers, or one for each.
+        counted: for each answer, the tokens that count.  extra: whether there is one more token list, for Winogrande;
+        the score of its last token replaces that of the second answer's first token.
     """
 
     prompts: list[tuple[list[int], list[list[int]]]]
@@ -81,7 +80,7 @@ class Plan(NamedTuple):
 
 
 def plan_task(task: ChoiceTask, tokenizer: Tokenizer) -> Plan:
-    """Split a task's texts into a common prefix, which is read once, and scored rests. Raises UsageError."""
+    """Split a task's answers into a common prefix, read once, and the scored rests. Raises UsageError."""
     texts = [tokenizer.encode(text, bos=True, eos=True) for text in task.texts]
     shortest = min(map(len, texts))
     prefix = next((at for at in range(shortest) if len({ids[at] for ids in texts}) > 1), shortest)
@@ -97,14 +96,17 @@ def plan_task(task: ChoiceTask, tokenizer: Tokenizer) -> Plan:
     if prefix == 0:  # nothing predicts the first token
         if shortest == 1:
             text = next(text for text, ids in zip(task.texts, texts, strict=True) if len(ids) == 1)
-            raise UsageError(f"the model has no BOS token, and cannot score a text of one token: {text!r}")
+            raise UsageError(f"the model has no BOS token, so it cannot score a text with only one token: {text!r}")
         scored = [slice(max(0, (each.start or 0) - 1), each.stop) for each in scored]
         return Plan([(ids[:1], [ids[1:]]) for ids in texts], scored)
     return Plan([(texts[0][:prefix], [*rests, *([[*rests[0], rests[1][0]]] if extra else [])])], scored, extra)
 
 
 def mean_logprobs(plan: Plan, results: Sequence[Sequence[Sequence[TokenLogprob]]]) -> list[float]:
-    """Return each text's mean log probability; results: the log probabilities of each prompt's texts."""
+    """Return each answer's mean log probability.
+
+    results: the log probabilities for each prompt's token lists.
+    """
     tokens = [[token.logprob for token in text] for result in results for text in result]
     if plan.extra:
         # llama.cpp (2026) predicts the second text's first token from the end of the first text. Its source calls that
@@ -118,7 +120,7 @@ class Result(NamedTuple):
     """A scored task.
 
     Attributes:
-        task: its number in the file, from 0.  scores: the mean log probability of each answer's tokens.
+        task: its index in the file.  scores: the mean log probability of each answer's tokens.
     """
 
     task: int
@@ -128,7 +130,7 @@ class Result(NamedTuple):
 
 
 def score_tasks(model: Model, tasks: Sequence[tuple[int, ChoiceTask]]) -> Iterator[Result]:
-    """Yield the results of tasks, which are read in batches. Raises ContextError for one that does not fit."""
+    """Score tasks in batches; yield their results. Raises ContextError for a task that exceeds the context."""
     plans = [plan_task(task, model.tokenizer) for _, task in tasks]
     prompts = [prompt for plan in plans for prompt in plan.prompts]
     scores = ManyScores[tuple[list[int], list[list[int]]]](
@@ -139,7 +141,7 @@ def score_tasks(model: Model, tasks: Sequence[tuple[int, ChoiceTask]]) -> Iterat
         for (number, task), plan in zip(tasks, plans, strict=True):
             means = mean_logprobs(plan, [next(results) for _ in plan.prompts])
             if not np.isfinite(means).all():
-                raise ModelError(f"{model.path}: the model's logits are not finite")
+                raise ModelError(f"{model.path}: the model computes logits that are not finite")
             choice = 1 if task.stems and not means[0] > means[1] else int(np.argmax(means))
             yield Result(number, means, choice, choice in task.correct)
 
@@ -157,7 +159,7 @@ def require_results(results: Iterator[list[list[TokenLogprob]] | LocalllmError])
 
 @frozen
 class ChoiceScore:
-    """The share of tasks whose right answer was chosen."""
+    """The accuracy on a benchmark's tasks so far."""
 
     kind: str
     results: tuple[Result, ...] = ()
@@ -176,12 +178,12 @@ class ChoiceScore:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Return the accuracy's 95 % confidence interval (Wilson)."""
+        """The accuracy's 95 % confidence interval (Wilson)."""
         return wilson_interval(self.correct, self.tasks)
 
     @property
     def chance(self) -> float:
-        """Return the expected accuracy of random guesses."""
+        """The expected accuracy of random guesses."""
         return self.tasks / sum(len(result.scores) for result in self.results)
 
     def error(self, share: float) -> float:

@@ -1,7 +1,7 @@
-"""Measures a model's perplexity on a text, and its divergence from another model. Implements `localllm perplexity`.
+"""Measure a model's perplexity on a text, and its divergence from another model. Implements `localllm perplexity`.
 
-Chunks and scores are those of llama-perplexity: a text is split into chunks of the context's size, and the second half
-of each is scored, so that every scored token has context.
+Chunks and scores are llama-perplexity's: the text is split into chunks of the context's size, and the second half of
+each chunk is scored, so that every scored token has context.
 """
 
 import os
@@ -25,8 +25,8 @@ from localllm.system.cpu import usable_cores
 if TYPE_CHECKING:
     from localllm.arch.rope_scaling import RopeScaling
 
-# Tokens per run: few enough to keep activations in 16 bits, so that the file is measured and not the rounding of larger
-# batches. The logits of a run are 66 MB with a vocabulary of 128k.
+# Tokens per run: few enough for 16-bit activations, so that the result measures the file and not the coarser rounding
+# of larger batches. With a vocabulary of 128k, the logits of a run are 66 MB.
 PIECE = PRECISE_TOKENS
 
 # (row, logits float32 [vocab], scratch float32 [2, vocab]) -> the scores of a token.
@@ -37,7 +37,7 @@ class ChunkReader:
     """A model that predicts chunks of `size` tokens; a context manager.
 
     Attributes:
-        tokenizer: its Tokenizer.  made_with: how the file was quantized, or None.
+        tokenizer: the model's Tokenizer.  made_with: how the file was quantized, or None.
         warnings: lines to show to the user.
     """
 
@@ -52,7 +52,7 @@ class ChunkReader:
     ):
         """Open the model.
 
-        progress(done, total): called while kernels compile. rope: see open_model. Raises the errors of api.open_model.
+        progress(done, total): called while kernels compile.  rope: see open_model. Raises the errors of api.open_model.
         """
         self._model = open_model(path, threads, size, kv_type, progress=progress, rope=rope)
         self.path, self.tokenizer = self._model.path, self._model.tokenizer
@@ -62,10 +62,11 @@ class ChunkReader:
         self._pool = ThreadPoolExecutor(self._threads)
 
     def predict(self, chunks: np.ndarray, save: str | os.PathLike[str] | None = None) -> Iterator[Prediction]:
-        """Yield the scores of all chunks so far after each of the chunks, int32 [chunks, size].
+        """Yield the cumulative scores after each of the chunks, int32 [chunks, size].
 
-        save: a file for the logits, written when all chunks are done. Raises the errors of LogitsWriter, and UsageError
-        if it is one of the model's files.
+        save: a file for the logits, complete after the last chunk. Raises the errors of LogitsWriter, and UsageError if
+        it is
+        one of the model's files.
         """
         total, vocab_size = Prediction(), self._sequence.vocab_size
         if save:
@@ -73,34 +74,34 @@ class ChunkReader:
         with LogitsWriter(save, chunks, vocab_size) if save else nullcontext() as writer:
             for chunk in chunks:
                 scores = []
-                for place, logits in self._logits(chunk):
+                for first, logits in self._logits(chunk):
                     rows = np.zeros((len(logits), row_width(vocab_size)), "<u2") if writer else None
-                    scores.append(self._each(logits, make_scorer(chunk[place + 1 :], rows)))
+                    scores.append(self._each(logits, make_scorer(chunk[first + 1 :], rows)))
                     if writer and rows is not None:
                         writer.write(rows)
                 total = total.plus(nll=np.concatenate(scores)[:, 0])
                 yield total
 
     def compare(self, base: LogitsFile, limit: int | None = None) -> Iterator[Comparison]:
-        """Yield the comparison of all chunks so far after each chunk of a base, at most `limit` chunks.
+        """Yield the cumulative comparison after each chunk of a base, at most `limit` chunks.
 
-        Raises UsageError if its vocabulary differs.
+        Raises UsageError if the vocabularies differ.
         """
         if base.vocab_size != self._sequence.vocab_size:
             sizes = f"{base.vocab_size} and {self._sequence.vocab_size} tokens"
-            raise UsageError(f"the base and the model have different vocabularies, {sizes}")
+            raise UsageError(f"the base and the model must have the same vocabulary; they have {sizes}")
         total = Comparison()
         for chunk, rows in zip(base.chunks[:limit], base.rows, strict=False):
             scores = []
-            for place, logits in self._logits(chunk):
-                scores.append(self._each(logits, make_comparer(chunk[place + 1 :], rows[place - len(chunk) // 2 :])))
+            for first, logits in self._logits(chunk):
+                scores.append(self._each(logits, make_comparer(chunk[first + 1 :], rows[first - len(chunk) // 2 :])))
             nll, base_nll, kld, same_top = np.concatenate(scores).T
             change = np.exp(-nll) - np.exp(-base_nll)
             total = total.plus(nll=nll, base_nll=base_nll, kld=kld, change=change, same_top=same_top)
             yield total
 
     def _logits(self, chunk: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield blocks of the logits of a chunk's second half, float32 [tokens, vocab], with their first position."""
+        """Yield a chunk's second half in blocks: first position, and logits float32 [tokens, vocab]."""
         ids, first, last = with_bos(chunk, self.tokenizer), len(chunk) // 2, len(chunk) - 1
         self._sequence.truncate(0)
         for start in range(0, first, PIECE):
@@ -109,7 +110,7 @@ class ChunkReader:
             yield start, self._sequence.append(ids[start : min(start + PIECE, last)], "all")
 
     def _each(self, logits: np.ndarray, score: Score) -> np.ndarray:
-        """Score all rows of logits, float32 [rows, vocab], in all threads: float64 [rows, scores]."""
+        """Score all rows of logits, float32 [rows, vocab], with all threads; return float64 [rows, scores]."""
         bounds = [len(logits) * i // self._threads for i in range(self._threads + 1)]
 
         def some(first: int, last: int) -> list[tuple[float, ...]]:
@@ -119,7 +120,7 @@ class ChunkReader:
         parts = list(self._pool.map(some, bounds[:-1], bounds[1:]))
         scores = np.array([numbers for part in parts for numbers in part])
         if not np.isfinite(scores).all():
-            raise ModelError(f"{self.path}: the model's logits are not finite")
+            raise ModelError(f"{self.path}: the model computes logits that are not finite")
         return scores
 
     def close(self) -> None:
@@ -134,7 +135,7 @@ class ChunkReader:
 
 
 def make_scorer(targets: np.ndarray, rows: np.ndarray | None) -> Score:
-    """Return a function that scores `targets`, the next tokens; it packs the logits into `rows` unless that is None."""
+    """Return a function that scores the next tokens, `targets`; it packs the logits into `rows` unless None."""
 
     def score(row: int, logits: np.ndarray, work: np.ndarray) -> tuple[float, ...]:
         log_sum = log_sum_exp(logits, work[0])
@@ -146,7 +147,7 @@ def make_scorer(targets: np.ndarray, rows: np.ndarray | None) -> Score:
 
 
 def make_comparer(targets: np.ndarray, rows: np.ndarray) -> Score:
-    """Return a function that scores `targets`, the next tokens, and compares with a base's logits, packed in `rows`."""
+    """Return a function that scores the next tokens, `targets`, against a base's logits, packed in `rows`."""
 
     def score(row: int, logits: np.ndarray, work: np.ndarray) -> tuple[float, ...]:
         log_sum = log_sum_exp(logits, work[0])

@@ -1,17 +1,17 @@
-"""Evaluates models on questions with known answers. Implements `localllm eval`.
+"""Evaluate models on questions with known answers. Implements `localllm eval`.
 
 `map` answers the questions and graders grade the answers. Accuracies have Wilson intervals; two models on the same
 questions are compared by McNemar's test.
 
-A grader takes a question's record and the answer's text, and returns "" for a right answer, or why it is wrong. The
-fields of a record, by grader:
+A grader takes a question's record and the answer, and returns "" for a right answer, or the reason why it is wrong.
+The fields of a record, by grader:
 
-    exact    answer: the right text, or a list of right texts; ignore_case
-    number   answer: the right number, compared with the last number of the text; tolerance: absolute
-    choice   answer: the right one of choices (by default A, B, C, D); the text must name only this one
-    regex    answer: a regular expression that must match somewhere in the text
-    json     schema: JSON schema of the text, or of its only code block; answer: the right value
-    program  test: Python code that is run after the program in the text, and fails if that is wrong; entry_point and
+    exact    answer: the right string, or a list of right strings; ignore_case
+    number   answer: the right number, compared with the last number in the answer; tolerance: absolute
+    choice   answer: the right one of choices (by default A, B, C, D); the answer must name only this one
+    regex    answer: a regular expression that must match anywhere in the answer
+    json     schema: JSON schema of the answer, or of its only code block; answer: the right value
+    program  test: Python code that runs after the answer's program, and raises if that is wrong; entry_point and
              prompt: a function's name and its beginning, as in HumanEval, whose tests define `check(function)`
 """
 
@@ -37,8 +37,8 @@ Grader = Callable[[Fields, str], str]
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?")
 BLOCK = re.compile(r"```[a-zA-Z0-9]*\n(.*?)(?:\n```|\Z)", re.DOTALL)
 LETTERS = "A", "B", "C", "D"
-SHOWN = 60  # characters of a quoted text
-_SHOWN = 300  # characters of an answer that was cut
+SHOWN = 60  # maximum characters of a quoted answer
+_SHOWN = 300  # maximum characters quoted of a truncated answer
 AT_ONCE = 2  # answers graded concurrently: the grader `program` starts processes
 
 
@@ -46,7 +46,7 @@ class Questions:
     """Records with their graders.
 
     Attributes:
-        graders: the names of graders by the record's id.
+        graders: names of graders, by the record's id.
     """
 
     def __init__(self, records: Sequence[Record], usual: str, name: str):
@@ -59,18 +59,18 @@ class Questions:
             if record.error:
                 raise UsageError(f"{name}: {record.error}")
             if not isinstance(record.input, dict):
-                raise UsageError(f'{name}: record {record.id} is not a JSON object with a "prompt" and an "answer"')
+                raise UsageError(f'{name}: record {record.id} must be a JSON object with a "prompt" and an "answer"')
             try:
                 self.graders[record.id] = require_gradable(record.input, usual)
             except UsageError as error:
                 raise UsageError(f"{name}: record {record.id!r}: {error}") from None
         if not records:
-            raise UsageError(f"{name}: there are no questions in this file")
+            raise UsageError(f"{name}: the file contains no questions")
         if "program" in self.graders.values() and (reason := confined_python.reason_against()):
-            raise UsageError(f"the grader program cannot run here: {reason}")
+            raise UsageError(f"the grader program cannot run on this computer: {reason}")
 
     def grade(self, results: Iterable[Result]) -> dict[str | int, str]:
-        """Return, by id, "" for each right answer, or why it is wrong."""
+        """Return, by id, "" for a right answer, or the reason why it is wrong."""
         with ThreadPoolExecutor(AT_ONCE) as pool:
             return dict(pool.map(self._grade, results))
 
@@ -86,7 +86,7 @@ class Questions:
 
 @frozen
 class Evaluation:
-    """A model's answers, graded.
+    """A model's graded answers.
 
     Attributes:
         model: the name that the user gave.  reasons: by the question's id, "" for a right answer.
@@ -107,7 +107,7 @@ class Evaluation:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Return the accuracy's 95 % confidence interval (Wilson)."""
+        """The accuracy's 95 % confidence interval (Wilson)."""
         return wilson_interval(self.correct, self.total)
 
     def facts(self) -> dict[str, object]:
@@ -120,7 +120,10 @@ class Evaluation:
 
 
 def template_warning(path: str, choice: str | None) -> str | None:
-    """Return a warning if a model that chats has no chat template; choice: the user's, or None. Raises ModelError."""
+    """Return a warning for a chat model without a chat template, else None. Raises ModelError.
+
+    choice: the template that the user chose, or None.
+    """
     from localllm.text.templates import ChatTemplate
     from localllm.text.tokenizer import Tokenizer
 
@@ -135,7 +138,7 @@ class Comparison:
     """Two models on the questions that both answered.
 
     Attributes:
-        only_first, only_second: questions that only this model got right.  p: the p-value of McNemar's test.
+        only_first, only_second: count of questions that only this model answered right.  p: p-value of McNemar's test.
     """
 
     first: str
@@ -161,23 +164,23 @@ def compare(evaluations: Sequence[Evaluation]) -> list[Comparison]:
 
 
 def grade_exact(record: Fields, text: str) -> str:
-    """Compare the text with the answers, without white space at both ends."""
+    """Compare the answer with the expected ones, ignoring white space at both ends."""
     answers = record["answer"] if isinstance(record["answer"], list) else [record["answer"]]
     folded: Callable[[str], str] = str.casefold if record.get("ignore_case") else str
     if folded(text.strip()) in (folded(answer.strip()) for answer in answers):
         return ""
-    return f"{text.strip()[:SHOWN]!r} instead of {answers[0][:SHOWN]!r}"
+    return f"expected {answers[0][:SHOWN]!r}, found {text.strip()[:SHOWN]!r}"
 
 
 def grade_number(record: Fields, text: str) -> str:
-    """Compare the last number in the text with the answer; commas are ignored."""
+    """Compare the last number in the answer with the expected one, ignoring commas."""
     numbers = NUMBER.findall(text)
     if not numbers:
         return "no number"
     value = float(numbers[-1].replace(",", ""))
     expected = number_of(record)
     tolerance = record.get("tolerance", 1e-9 * abs(expected))
-    return "" if abs(value - expected) <= tolerance else f"{value:g} instead of {expected:g}"
+    return "" if abs(value - expected) <= tolerance else f"expected {expected:g}, found {value:g}"
 
 
 def number_of(record: Fields) -> float:
@@ -189,7 +192,7 @@ def number_of(record: Fields) -> float:
 
 
 def grade_choice(record: Fields, text: str) -> str:
-    """Compare the answer with the choice that the text equals, or the only one that it has as a whole word."""
+    """Compare the choice that the answer equals, or that alone occurs in it as a whole word."""
     choices, bare = record.get("choices", LETTERS), text.strip().strip(".*()\"'").casefold()
     named = [choice for choice in choices if choice.casefold() == bare]
     if not named:
@@ -197,7 +200,7 @@ def grade_choice(record: Fields, text: str) -> str:
         named = [each for each in choices if re.search(rf"(?<!\w){re.escape(each)}(?!\w)", text, flags[each])]
     if len(named) != 1:
         return "several choices" if named else "none of the choices"
-    return "" if named[0] == record["answer"] else f"{named[0]!r} instead of {record['answer']!r}"
+    return "" if named[0] == record["answer"] else f"expected {record['answer']!r}, found {named[0]!r}"
 
 
 def grade_regex(record: Fields, text: str) -> str:
@@ -205,7 +208,7 @@ def grade_regex(record: Fields, text: str) -> str:
 
 
 def grade_json(record: Fields, text: str) -> str:
-    """Parse the text, or its only code block, as JSON; check the schema and the value."""
+    """Parse the answer, or its only code block, as JSON; check the schema and the value."""
     blocks = BLOCK.findall(text)
     try:
         value = json.loads(blocks[0] if len(blocks) == 1 else text)
@@ -214,7 +217,7 @@ def grade_json(record: Fields, text: str) -> str:
     if "schema" in record and (reason := schema_error(record["schema"], value)):
         return reason
     if "answer" in record and value != record["answer"]:
-        return f"{json.dumps(value)[:SHOWN]} instead of {json.dumps(record['answer'])[:SHOWN]}"
+        return f"expected {json.dumps(record['answer'])[:SHOWN]}, found {json.dumps(value)[:SHOWN]}"
     return ""
 
 
@@ -224,27 +227,28 @@ def schema_error(schema: object, value: object) -> str:
         import jsonschema
     except ImportError:
         raise UsageError(
-            "checking a schema needs a package: pip install 'localllm[eval]', or pip install jsonschema"
+            "checking a schema needs the package jsonschema: pip install 'localllm[eval]', or pip install jsonschema"
         ) from None
     try:
         jsonschema.validate(value, schema)
     except jsonschema.ValidationError as error:
         return str(error.message)[:200]
     except jsonschema.SchemaError as error:
-        raise UsageError(f'"schema" is not a JSON schema: {error.message}') from None
+        raise UsageError(f'"schema" must be a JSON schema: {error.message}') from None
     return ""
 
 
 def grade_program(record: Fields, text: str) -> str:
-    """Run the program in a sandbox. Raises RuntimeError if there is none on this computer."""
+    """Run the program in a sandbox. Raises RuntimeError if this computer has none."""
     outcome = run_confined(program_of(record, text))
     return "" if outcome.passed else outcome.reason or "it fails"
 
 
 def program_of(record: Fields, text: str) -> str:
-    """Return the program of an answer followed by its test.
+    """Return the answer's program followed by its test.
 
-    With an entry_point, it is the code block that defines that function, or else the prompt and the first block.
+    With an entry_point, the program is the code block that defines that function, or else the prompt and the first
+    block.
     """
     blocks = BLOCK.findall(text) or [text]
     if not (entry_point := record.get("entry_point")):
@@ -263,7 +267,7 @@ GRADERS: dict[str, Grader] = {
 
 
 def require_gradable(record: Fields, usual: str) -> str:
-    """Return the name of a record's grader, `usual` by default. Raises UsageError for missing or invalid fields."""
+    """Return the name of a record's grader, by default `usual`. Raises UsageError for missing or invalid fields."""
     name = record.get("grader", usual)
     if not isinstance(name, str) or name not in GRADERS:
         raise UsageError(f'"grader" must be {", ".join([*GRADERS][:-1])} or program, not {name!r}')
@@ -273,20 +277,20 @@ def require_gradable(record: Fields, usual: str) -> str:
     if name in CHECKS:
         CHECKS[name](record)
     if name == "program" and record.get("entry_point") and not isinstance(record.get("prompt"), str):
-        raise UsageError('"entry_point" needs the field "prompt", with the code that the function begins with')
+        raise UsageError('"entry_point" needs the field "prompt", the code that begins the function')
     return name
 
 
 def require_texts(record: Fields) -> None:
     answers = record["answer"] if isinstance(record["answer"], list) else [record["answer"]]
     if not answers or not all(isinstance(answer, str) for answer in answers):
-        raise UsageError(f'"answer" must be a text or a list of texts, not {record["answer"]!r}')
+        raise UsageError(f'"answer" must be a string or a list of strings, not {record["answer"]!r}')
 
 
 def require_choice(record: Fields) -> None:
     choices = record.get("choices", LETTERS)
     if not isinstance(choices, list | tuple) or not all(isinstance(choice, str) and choice for choice in choices):
-        raise UsageError('"choices" must be a list of texts')
+        raise UsageError('"choices" must be a list of strings')
     if record["answer"] not in choices:
         raise UsageError(f'"answer" must be one of the choices, not {record["answer"]!r}')
 

@@ -1,4 +1,4 @@
-"""Scores of a model's predictions for the tokens of a text, and their statistics."""
+"""Scores of a model's predictions for a text's tokens, and their statistics."""
 
 from collections.abc import Sequence
 from dataclasses import field
@@ -13,11 +13,11 @@ from localllm.text.tokenizer import Tokenizer
 
 Z = 1.95996398454  # the 97.5th percentile of the normal distribution
 PERCENTILES = (99.9, 99, 95, 90, 75, 50, 25, 10, 5, 1, 0.1)
-LEAST = np.float32(-16)  # tokens of a log probability below this are ignored in a divergence
+LEAST = np.float32(-16)  # tokens with a log probability below this are ignored in a divergence
 
 
 def split_chunks(tokens: Sequence[int], size: int, limit: int | None = None) -> np.ndarray:
-    """Split tokens into at most `limit` chunks, int32 [chunks, size]; the remaining tokens are dropped.
+    """Split tokens into at most `limit` chunks, int32 [chunks, size]; drop the remaining tokens.
 
     Raises UsageError if there are too few tokens for one chunk.
     """
@@ -27,13 +27,13 @@ def split_chunks(tokens: Sequence[int], size: int, limit: int | None = None) -> 
         raise UsageError(f"chunks must be 1 or greater, not {limit}")
     count = len(tokens) // size
     if count == 0:
-        raise UsageError(f"the text has {len(tokens)} tokens, fewer than a chunk of {size}")
+        raise UsageError(f"the text has {len(tokens)} tokens, but one chunk needs {size}")
     count = count if limit is None else min(count, limit)
     return np.array(tokens[: count * size], np.int32).reshape(count, size)
 
 
 def with_bos(chunk: np.ndarray, tokenizer: Tokenizer) -> list[int]:
-    """Return a chunk's token ids, the first of which is replaced by BOS if the model uses BOS."""
+    """Return a chunk's token ids, with BOS in place of the first if the model uses BOS."""
     bos = tokenizer.bos_id if tokenizer.adds_bos else None
     return chunk.tolist() if bos is None else [bos, *chunk[1:].tolist()]
 
@@ -42,7 +42,7 @@ def with_bos(chunk: np.ndarray, tokenizer: Tokenizer) -> list[int]:
 
 
 def log_sum_exp(logits: np.ndarray, scratch: np.ndarray) -> float:
-    """Return the log-sum-exp of logits, float32 [vocab]; scratch: overwritten, of the same shape."""
+    """Return the log-sum-exp of logits, float32 [vocab]; scratch: same shape, overwritten."""
     highest = logits.max()
     np.subtract(logits, highest, out=scratch)
     np.exp(scratch, out=scratch)
@@ -50,7 +50,7 @@ def log_sum_exp(logits: np.ndarray, scratch: np.ndarray) -> float:
 
 
 def divergence(base: np.ndarray, logits: np.ndarray, log_sum: float, scratch: np.ndarray) -> float:
-    """Return the Kullback-Leibler divergence from the base to the logits' distribution, in nats.
+    """Return the Kullback-Leibler divergence of the logits' distribution from the base, in nats.
 
     base: log probabilities, float32 [vocab], overwritten.  log_sum: log_sum_exp of the logits.  scratch: overwritten.
     """
@@ -70,18 +70,18 @@ def nothing() -> np.ndarray:
 
 @frozen
 class Prediction:
-    """The scores of a text's chunks so far; arrays are float64 [scored tokens]."""
+    """Cumulative scores of a text's chunks; arrays are float64 [scored tokens]."""
 
     chunks: int = 0
-    nll: np.ndarray = field(default_factory=nothing)  # -log of the probability of the text's token
+    nll: np.ndarray = field(default_factory=nothing)  # negative log probability of the text's token
 
     @property
     def perplexity(self) -> tuple[float, float]:
-        """Return exp(mean of nll), and its standard error."""
+        """The perplexity, exp(mean of nll), and its standard error."""
         return from_logarithm(*mean(self.nll))
 
     def plus(self, **chunk: np.ndarray) -> Self:
-        """Return the scores with those of one more chunk; chunk: the arrays by name."""
+        """Return the scores extended by one more chunk; chunk: the arrays by name."""
         arrays = {name: np.concatenate([getattr(self, name), new]) for name, new in chunk.items()}
         return type(self)(self.chunks + 1, **arrays)
 
@@ -92,26 +92,26 @@ class Prediction:
 
 @frozen
 class Comparison(Prediction):
-    """Scores of a prediction and its divergence from a base."""
+    """Cumulative scores of a prediction, and its divergence from a base."""
 
     base_nll: np.ndarray = field(default_factory=nothing)
     kld: np.ndarray = field(default_factory=nothing)  # Kullback-Leibler divergence from the base, in nats
-    change: np.ndarray = field(default_factory=nothing)  # of the probability of the text's token
-    same_top: np.ndarray = field(default_factory=nothing)  # 1 where both have the same likeliest token
+    change: np.ndarray = field(default_factory=nothing)  # difference between the probabilities of the text's token
+    same_top: np.ndarray = field(default_factory=nothing)  # 1 if both have the same likeliest token, else 0
 
     @property
     def base_perplexity(self) -> tuple[float, float]:
-        """Return the perplexity of the base, and its standard error."""
+        """The perplexity of the base, and its standard error."""
         return from_logarithm(*mean(self.base_nll))
 
     @property
     def ratio(self) -> tuple[float, float]:
-        """Return the ratio of the two perplexities, and its standard error, which is small as they are correlated."""
+        """The ratio of the two perplexities, and its standard error, which is small since they are correlated."""
         return from_logarithm(*mean(self.nll - self.base_nll))
 
     @property
     def rms_change(self) -> tuple[float, float]:
-        """Return the root mean square of the change, and its standard error."""
+        """The root mean square of the change, and its standard error."""
         square, error = mean(self.change**2)
         return sqrt(square), error / (2 * sqrt(square)) if square else 0.0
 
@@ -130,7 +130,7 @@ def mean(values: np.ndarray) -> tuple[float, float]:
 
 
 def from_logarithm(value: float, error: float) -> tuple[float, float]:
-    """Convert a logarithm and its error to the number and its error, by exp."""
+    """Return exp of a logarithm, and the error that follows from the logarithm's error."""
     number = exp(min(value, 700.0))
     return number, number * error
 
@@ -149,7 +149,7 @@ def statistics(values: np.ndarray) -> dict[str, object]:
 
 
 def wilson_interval(count: int, total: int) -> tuple[float, float]:
-    """Return the 95 % score interval of `count` of `total` (Wilson 1927, doi:10.1080/01621459.1927.10502953)."""
+    """Return the 95 % score interval for `count` of `total` (Wilson 1927, doi:10.1080/01621459.1927.10502953)."""
     if not total:
         return 0.0, 1.0
     share, z = count / total, Z * Z / total
@@ -158,10 +158,11 @@ def wilson_interval(count: int, total: int) -> tuple[float, float]:
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
-    """Return the exact two-sided p-value of the hypothesis that both models are equally good (McNemar 1947).
+    """Return the exact two-sided p-value for the hypothesis that both models are equally good (McNemar 1947).
 
-    only_first, only_second: number of questions that only this model answered right; under the hypothesis, each of them
-    is a toss of a fair coin.
+    only_first, only_second: count of questions that only this model answered right; under the hypothesis, each of them
+    is
+    the toss of a fair coin.
     """
     total, least = only_first + only_second, min(only_first, only_second)
     return min(1.0, 2 * sum(comb(total, count) for count in range(least + 1)) / (1 << total))

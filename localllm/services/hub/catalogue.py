@@ -1,4 +1,4 @@
-"""Resolves model names: known models (models.toml), the Hugging Face hub, and files on disk.
+"""Resolve model names: known models (models.toml), the Hugging Face hub, and files on disk.
 
     qwen3-4b                      a known model in its default quantization
     qwen3-4b:Q8_0                 in another quantization
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 DATA = Path(__file__).resolve().parents[2] / "data"
 USUAL = "Q4_K_M"  # default quantization
 HUB = "hf:"
-LATEST = ":latest"  # the tag of Ollama's names without one
-# The end of the name of an incomplete download.
+LATEST = ":latest"  # Ollama's tag of a name without a tag
+# The suffix of an incomplete download's file name.
 ON_ITS_WAY = re.compile(rf"\.[0-9a-f]+{re.escape(PARTIAL)}$")
 REPOSITORY = re.compile(
     r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?:@[\w.%+-]+)?)"
@@ -53,20 +53,20 @@ REPOSITORY = re.compile(
 )
 REVISION = re.compile(
     r"/(?:resolve|blob|raw|tree|commit)/(?P<revision>refs/[^/]+/[^/]+|[^/]+)(?P<file>/.*)?"
-)  # in an address
+)  # in a URL
 MAIN = "main"
 ADDRESS = re.compile(
     r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)"
     r"(?P<rest>[/:][^?#]*)?(?:[?#].*)?"
 )
-# Of names as Ollama writes them: FAMILY:TAG, such as qwen2.5-coder:1.5b-instruct-q4_K_M. The tag has the size, words
-# and the quantization; without a tag, or with "latest", a family means one of its sizes.
+# Ollama's names are FAMILY:TAG, such as qwen2.5-coder:1.5b-instruct-q4_K_M. The tag has the size, words and the
+# quantization; without a tag, or with "latest", the family stands for one of its sizes.
 REGISTRY = re.compile(r"^(?:registry\.ollama\.ai/)?(?:library/)?(?=[^/]+$)")
 SIZE = re.compile(r"e?\d+(?:\.\d+)?[bm]|\d+x\d+(?:\.\d+)?b")
 QUANTIZATION = re.compile(r"(?:iq|q|tq)\d\w*|b?f(?:p)?(?:16|32)|mxfp4")
-ACTIVE = re.compile(r"a\d+(?:\.\d+)?[bm]")  # weights that a mixture of experts uses for a token
-USUAL_WORDS = ("latest", "instruct", "it", "chat")  # of a tag: the models that are known are these
-MOST_NAMES = 8  # that a message lists
+ACTIVE = re.compile(r"a\d+(?:\.\d+)?[bm]")  # the active parameters of a mixture of experts
+USUAL_WORDS = ("latest", "instruct", "it", "chat")  # words of a tag that apply to all known models
+MOST_NAMES = 8  # maximum names listed in a message
 
 
 @frozen
@@ -95,7 +95,7 @@ class HubReference:
     """A reference to a model on the Hugging Face hub.
 
     Attributes:
-        text: what the user wrote.  repository: OWNER/REPOSITORY, with @REVISION if that is not main.
+        text: the name as the user wrote it.  repository: OWNER/REPOSITORY, with @REVISION unless it is main.
         pattern: glob of the file's name.  quantization: the requested one, "" for the default.  usual: the default.
         megabytes: approximate, 0 if unknown.
     """
@@ -109,19 +109,21 @@ class HubReference:
 
     @property
     def size(self) -> str:
-        """Return the approximate size of the file as text, "" if unknown."""
+        """The approximate size of the file as text, "" if unknown."""
         if not self.megabytes:
             return ""
         return f"about {self.megabytes / 1000:.1f} GB" if self.megabytes >= 1000 else f"about {self.megabytes} MB"
 
 
 class MissingError(ModelError):
-    """A model that is not on this computer, but could be pulled."""
+    """A model that is not on this computer, but can be pulled."""
 
     def __init__(self, reference: HubReference):
         self.reference = reference
         size = f" ({reference.size})" if reference.size else ""
-        super().__init__(f"{reference.text}: not on this computer; `localllm pull {reference.text}` gets it{size}")
+        super().__init__(
+            f"{reference.text}: not on this computer; download it with `localllm pull {reference.text}`{size}"
+        )
 
     def __reduce__(self) -> tuple[type["MissingError"], tuple[HubReference]]:
         return MissingError, (self.reference,)
@@ -142,14 +144,14 @@ def registry_models() -> dict[str, Known]:
 
 @frozen
 class Located:
-    """The file of a model's name; stored: what Ollama's store has of that name besides."""
+    """The file that a model's name refers to; stored: the name's other entries in Ollama's store."""
 
     path: str
     stored: "StoredModel | None" = None
 
 
 def resolve(model: str | os.PathLike[str]) -> str:
-    """Return the path of a model: an existing path itself, or the file that a name refers to.
+    """Return the path of a model: an existing path unchanged, or the file that a name refers to.
 
     Raises MissingError for a model that can be pulled, ModelError for an unknown name, UsageError.
     """
@@ -157,7 +159,7 @@ def resolve(model: str | os.PathLike[str]) -> str:
 
 
 def locate(model: str | os.PathLike[str]) -> Located:
-    """Find a model, and what else its name means. Raises the errors of `resolve`."""
+    """Find a model's file, and its entries in Ollama's store. Raises the errors of `resolve`."""
     path = os.fspath(model)
     if os.path.lexists(path):
         return Located(path)
@@ -215,7 +217,7 @@ def parse_reference(text: str) -> HubReference | None:
 
 
 def normalize_name(text: str) -> str:
-    """Convert hub URLs, OWNER/REPOSITORY and Ollama's names of known models to the names above."""
+    """Convert hub URLs, OWNER/REPOSITORY and Ollama's names of known models to the forms above."""
     if address := ADDRESS.fullmatch(text):
         path, revision = address["rest"] or "", ""
         if match := REVISION.fullmatch(path.rstrip("/")):
@@ -233,7 +235,7 @@ def normalize_name(text: str) -> str:
 
 
 def select_files(names: Iterable[str], reference: HubReference) -> tuple[str, ...]:
-    """Select the files of a repository that a reference refers to.
+    """Select the files of a repository that match a reference.
 
     Raises ModelError, which lists the available ones.
     """
@@ -249,17 +251,17 @@ def select_files(names: Iterable[str], reference: HubReference) -> tuple[str, ..
     exact = [model for model in models if quantization in model.tags]
     near = [model for model in models if model.quantization in (f"UD-{quantization}", f"{quantization}_MOE")]
     selected = exact or near or ([] if reference.quantization else models)
-    if len({model.name for model in selected}) != 1:  # a model may be there as one file, and split into several
+    if len({model.name for model in selected}) != 1:  # a repository may have the same model as one file and split
         several = "several files" if exact or near else "several quantizations"
         problem = several if selected else f"no {quantization}"
         raise ModelError(f"{whose} has {problem}; available: {list_models(models)}")
     if not selected[0].is_whole:
-        raise ModelError(f"{whose} lacks parts of {selected[0].name}")
+        raise ModelError(f"{whose} lacks splits of {selected[0].name}")
     return selected[0].files
 
 
 def list_models(models: Iterable[ModelFile]) -> str:
-    """List the models of a repository: by quantization if that is unique, else by file name."""
+    """List a repository's models by quantization if that is unique, else by file name."""
     models = list(models)
     kinds = [model.quantization for model in models]
     return ", ".join(
@@ -269,7 +271,7 @@ def list_models(models: Iterable[ModelFile]) -> str:
 
 
 def find_on_disk(reference: HubReference) -> list[Path]:
-    """Return the files of a pulled model in order, [] if it is absent or incomplete."""
+    """Return the files of a pulled model in order, or [] if it is absent or incomplete."""
     folder = models_folder() / reference.repository
     names = list_own_files(folder)
     if not names:
@@ -281,7 +283,7 @@ def find_on_disk(reference: HubReference) -> list[Path]:
 
 
 def find_in_folder(name: str) -> str:
-    """Find a model in the folder of models by its listed name. Raises ModelError."""
+    """Find a model in the models folder by its listed name. Raises ModelError."""
     names = (name, name.removesuffix(LATEST))
     for model in models_on_disk():
         if model.name in names and model.is_whole:
@@ -296,10 +298,10 @@ def unknown_name(name: str) -> ModelError:
 
 @frozen
 class OnDisk:
-    """A model in the folder of models; sizes in bytes.
+    """A model in the models folder; sizes are in bytes.
 
     Attributes:
-        name: name for commands.  path: path of the first file.  files: all of them.  is_whole: false for an incomplete
+        name: name for commands.  path: path of the first file.  files: all of them.  is_whole: False for an incomplete
         pull.
     """
 
@@ -318,7 +320,7 @@ class OnDisk:
 
 
 def models_on_disk() -> list[OnDisk]:
-    """List the models in the folder by name, incomplete pulls included."""
+    """List the models in the models folder by name, incomplete pulls included."""
     folder = models_folder()
     repositories: dict[str, list[str]] = {}
     for name in list_own_files(folder):
@@ -334,7 +336,7 @@ def models_on_disk() -> list[OnDisk]:
 
 
 def iter_repository(folder: Path, repository: str, names: list[str]) -> Iterator[OnDisk]:
-    """Yield the models among the files of one repository; "" for files outside of repositories."""
+    """Yield the models among a repository's files; repository: "" for files outside repositories."""
 
     models = model_files(set(names))
     for model in models:
@@ -348,7 +350,7 @@ def iter_repository(folder: Path, repository: str, names: list[str]) -> Iterator
 
 
 def shortest_name(repository: str, model: ModelFile, quantizations: list[str]) -> str:
-    """Return the shortest name that identifies a model in the folder."""
+    """Return the shortest name that identifies a model in the models folder."""
     if not repository:
         return model.name
     for registered in registry_models().values():
@@ -361,7 +363,7 @@ def shortest_name(repository: str, model: ModelFile, quantizations: list[str]) -
 
 
 def find_removable(name: str) -> OnDisk:
-    """Find the model that `localllm rm NAME` removes. Raises ModelError if there is none."""
+    """Find the model that `localllm rm NAME` would remove. Raises ModelError if there is none."""
     models, lower_name = models_on_disk(), resolve_alias(name).lower()
     for model in models:
         if model.name.lower() == lower_name:
@@ -373,11 +375,11 @@ def find_removable(name: str) -> OnDisk:
     for model in models:
         if path in model.files:
             return add_projectors(model, models)
-    raise ModelError(f"{name}: not in the folder of models, {models_folder()}")
+    raise ModelError(f"{name}: not in the models folder, {models_folder()}")
 
 
 def add_projectors(model: OnDisk, models: list[OnDisk]) -> OnDisk:
-    """Add a repository's projectors, incomplete ones included, to its last model."""
+    """Add a repository's projectors, including incomplete ones, to its last model."""
     folder = model.path.parent
     if len(folder.relative_to(models_folder()).parts) < 2 or [each.path.parent for each in models].count(folder) != 1:
         return model
@@ -385,13 +387,13 @@ def add_projectors(model: OnDisk, models: list[OnDisk]) -> OnDisk:
     return replace(model, files=(*model.files, *projectors), size=model.size + sum(map(size_of, projectors)))
 
 
-# ---- names as Ollama writes them, and suggestions for unknown names
+# ---- Ollama's names, and suggestions for unknown names
 
 
 class NameParts(NamedTuple):
-    """The parts of a name that say which model it is, without what separates them, and the quantization, "" for none.
+    """A model's name split into family, size and quantization ("" for none).
 
-    Models of one family differ in their sizes; words of a tag belong to the family.
+    Models of one family differ in size; words of a tag belong to the family.
     """
 
     family: str
@@ -400,7 +402,7 @@ class NameParts(NamedTuple):
 
 
 def parse_name(text: str) -> NameParts:
-    """Split a name, of Ollama or of models.toml, into its parts."""
+    """Split a name from Ollama or models.toml into its components."""
     words = [word for word in re.split("[-:]", REGISTRY.sub("", text.lower())) if word not in ("", *USUAL_WORDS)]
     quantization = words.pop() if len(words) > 1 and QUANTIZATION.fullmatch(words[-1]) else ""
     size = next((word for word in words[1:] if SIZE.fullmatch(word)), "")
@@ -409,7 +411,7 @@ def parse_name(text: str) -> NameParts:
 
 
 def find_registered(text: str, models: Iterable[Known]) -> str | None:
-    """Return the name in models.toml of the model that Ollama calls so, with the quantization; None without one."""
+    """Return the name in models.toml for an Ollama name, with its quantization; None if unknown."""
     wanted = parse_name(text)
     for model in models:
         if any(parse_name(each)[:2] == wanted[:2] for each in (model.name, *model.ollama)):
@@ -418,15 +420,15 @@ def find_registered(text: str, models: Iterable[Known]) -> str | None:
 
 
 def suggestion(name: str, registered: Mapping[str, Known], on_disk: Collection[str]) -> str:
-    """Return the end of the error about an unknown name: similar names, never of another size than the one asked for.
+    """Return the end of the error message about an unknown name: similar names of the requested size.
 
-    registered: the models of models.toml.  on_disk: names of models in the folder.
+    registered: the models of models.toml.  on_disk: names of models in the models folder.
     """
     if os.path.dirname(REGISTRY.sub("", name)) or name.endswith(".gguf") or not name.strip():
         return ""
     if " " in name:
-        return "; a text to answer stands behind the model, or behind -p"
-    end = " (`localllm list --all` shows the known ones)"
+        return "; put the prompt after the model, or after -p"
+    end = " (`localllm list --all` lists the known models)"
     asked, base = parse_name(name), REGISTRY.sub("", name).partition(":")[0].lower()
     relatives = relatives_of(parse_name(base).family, registered) if len(base) > 2 else []
     close = relatives or get_close_matches(base, {*registered, *on_disk}, len(registered), cutoff=0.7)
@@ -441,7 +443,7 @@ def suggestion(name: str, registered: Mapping[str, Known], on_disk: Collection[s
 
 
 def relatives_of(family: str, registered: Iterable[str]) -> list[str]:
-    """Return the models of a family and of its later versions; without one, those whose names begin so."""
+    """Return the models of a family and its later versions; if none, those whose family begins with this one."""
     families = {each: parse_name(each).family for each in registered}
     version = re.compile(rf"{re.escape(family)}(\.\d+)?")
     relatives = [each for each, name in families.items() if version.fullmatch(name)]

@@ -1,4 +1,4 @@
-"""Finds models that other programs have downloaded, and only reads them.
+"""Find models that other programs have downloaded; their files are only read.
 
     hf:OWNER/REPOSITORY:Q4_K_M   in Hugging Face's cache or LM Studio's folder
     ollama:llama3.2:3b           in Ollama's store; "ollama:" may be omitted
@@ -15,7 +15,7 @@ from localllm.files.models_folder import ModelFile, list_files, model_files, siz
 from localllm.frozen import frozen
 from localllm.services.hub.ollama_store import StoredModel, find_stored, iter_stored
 
-NameOf = Callable[[str, ModelFile, list[str]], str]  # (repository, model, all quantizations there): a name
+NameOf = Callable[[str, ModelFile, list[str]], str]  # (repository, model, all its quantizations) -> name
 HUGGING_FACE, LM_STUDIO, OLLAMA = "Hugging Face", "LM Studio", "Ollama"
 
 LM_STUDIO_SETTINGS = Path(".lmstudio", ".internal", "user-concrete-model-default-config")  # in the user's home
@@ -26,8 +26,8 @@ class FoundModel:
     """A model of another program.
 
     Attributes:
-        name: name for commands.  program: the one that downloaded it.  path: path of the first file.  size: size of
-        all, in bytes.
+        name: name for commands.  program: the one that downloaded it.  path: path of the first file.  size: of all
+        files, in bytes.
     """
 
     name: str
@@ -44,20 +44,22 @@ class FoundModel:
 
 
 def find_models(name_of: NameOf) -> list[FoundModel]:
-    """List the models of all programs, by program and name; name_of: see catalogue.shortest_name."""
+    """List the models of all programs, sorted by program and name; name_of: see catalogue.shortest_name."""
     hub = [model for folder in repository_folders() for model in iter_repository(*folder, name_of)]
     ollama = [FoundModel(model.shown_name, OLLAMA, model.path, size_of(model.path)) for model in iter_stored()]
-    by_name = {(model.program, model.name): model for model in reversed([*hub, *ollama])}  # the main snapshot wins
+    by_name = {
+        (model.program, model.name): model for model in reversed([*hub, *ollama])
+    }  # the main snapshot has priority
     return [by_name[key] for key in sorted(by_name)]
 
 
 def find_elsewhere(
     name: str, repository: str, select: Callable[[list[str]], Sequence[str]]
 ) -> tuple[str, StoredModel | None] | None:
-    """Return a model that another program has downloaded: its path, and what Ollama stores of it; None without one.
+    """Return the path of another program's model, and Ollama's entries about it; None if there is none.
 
-    repository: the hub repository that the name refers to, "" for none.  select: returns the model's files among those
-    of the repository, or raises ModelError.
+    repository: the hub repository that the name refers to, "" for none.  select: returns the model's files among the
+    repository's, or raises ModelError.
     """
     for _, each, folder in repository_folders() if repository else ():
         if each.lower() == repository.lower():
@@ -70,14 +72,16 @@ def find_elsewhere(
 
 
 def unused_files(path: str, template: str | None) -> Iterator[str]:
-    """Yield a line for each file that says how to use a model and is not used.
+    """Yield a line for each unused file with instructions or settings for a model.
 
     path: the model's file, in a repository's folder.  template: its chat template, None if another one was chosen.
     """
     folder = Path(path).parent
     jinja = folder / "chat_template.jinja"
     if template is not None and jinja.is_file() and jinja.read_text(encoding="utf-8").strip() != template.strip():
-        yield f"{jinja} differs from the file's chat template and is not used; --chat-template-file {jinja} uses it"
+        yield (
+            f"{jinja} is not used, but differs from the model's chat template; use it with --chat-template-file {jinja}"
+        )
     others = [folder / name for name in ("template", "system", "params")]  # of Ollama, in repositories of the hub
     *_, owner, repository = folder.parts
     others.append(Path.home() / LM_STUDIO_SETTINGS / owner / repository / f"{Path(path).name}.json")
@@ -85,7 +89,7 @@ def unused_files(path: str, template: str | None) -> Iterator[str]:
 
 
 def repository_folders() -> Iterator[tuple[str, str, Path]]:
-    """Yield (program, repository's name, folder of its files)."""
+    """Yield program, repository name and folder of each downloaded repository."""
     for folder in sorted_folders(hub_cache()):
         kind, _, name = folder.name.partition("--")
         if kind == "models" and name.count("--") == 1:
@@ -96,7 +100,7 @@ def repository_folders() -> Iterator[tuple[str, str, Path]]:
 
 
 def hub_cache() -> Path:
-    """Return Hugging Face's cache, as huggingface_hub finds it."""
+    """Return the folder of Hugging Face's cache, determined as huggingface_hub does."""
     home = os.environ.get("HF_HOME") or os.path.join(
         os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "huggingface"
     )

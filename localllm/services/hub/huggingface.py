@@ -1,10 +1,9 @@
-"""Accesses the Hugging Face hub: repositories, and downloads that resume after broken connections.
+"""Access the Hugging Face hub: repositories, and downloads that resume after broken connections.
 
-HF_ENDPOINT, HF_TOKEN (or what `hf auth login` has stored), HF_HUB_OFFLINE and the proxy variables work as in all
-programs that use huggingface_hub, whose HTTP client is used here; it sends no tokens to redirected addresses. Its own
-download function verifies no checksums and adds folders next to the files, so hub.pull writes the files instead.
-
-Importing huggingface_hub takes 0.2 s: only do it when the network is needed.
+HF_ENDPOINT, HF_TOKEN (or the token stored by `hf auth login`), HF_HUB_OFFLINE and the proxy variables work as in all
+programs that use huggingface_hub, since this module uses its HTTP client. That client sends no tokens to redirected
+addresses. Its own download function verifies no checksums and adds folders next to the files, so hub.pull writes the
+files instead. Importing huggingface_hub takes 0.2 s: import it only when the network is needed.
 """
 
 import re
@@ -20,9 +19,9 @@ from localllm.services.hub.proxies import require_known_proxies
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
 
-TRIES = 6  # attempts in a row without a new byte before a download fails
-FIRST_TRIES = 3  # attempts to list a repository: fewer, so that a missing network is reported soon
-WAIT, LONGEST_WAIT = 0.5, 16.0  # seconds before the next attempt; doubled each time
+TRIES = 6  # a download fails after this many attempts without a new byte
+FIRST_TRIES = 3  # attempts to list a repository: fewer, to report a missing network soon
+WAIT, LONGEST_WAIT = 0.5, 16.0  # seconds before the next attempt: the first wait, doubled each time, and the limit
 TRANSIENT = (408, 425, 429, 500, 502, 503, 504)  # HTTP statuses that are worth another attempt
 CHECKSUM = re.compile("[0-9a-f]{64}")
 RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
@@ -32,7 +31,7 @@ T = TypeVar("T")
 
 
 class Response(Protocol):
-    """The part of an HTTP response that is used; huggingface_hub's client differs by version."""
+    """The part of an HTTP response used; huggingface_hub's client differs by version."""
 
     status_code: int
 
@@ -52,7 +51,7 @@ class RemoteFile:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether its fields are valid and its untrusted name stays within the repository's folder."""
+        """Whether the fields are valid, and the untrusted name stays within the repository's folder."""
         parts = self.name.split("/")
         return (
             self.name.isprintable()
@@ -64,19 +63,19 @@ class RemoteFile:
 
 
 class BrokenError(Exception):
-    """The connection broke; another attempt may succeed."""
+    """A broken connection; another attempt may succeed."""
 
 
 class Repository:
     """A repository, pinned to its current commit.
 
     Attributes:
-        name: OWNER/REPOSITORY, with @REVISION (percent-encoded) if that is not main.
+        name: OWNER/REPOSITORY, with @REVISION (percent-encoded) unless it is main.
         files: its large files (Git LFS), by name.
     """
 
     def __init__(self, name: str, on_break: OnBreak = lambda reason: None):
-        """Look the repository up.
+        """Look up the repository.
 
         Raises ModelError if it does not exist or is not accessible, LocalllmError if the hub cannot be reached.
         """
@@ -112,7 +111,7 @@ class Repository:
             ) from None
 
     def _patiently(self, action: Callable[[], T]) -> T:
-        """Call an action; repeat it after transient failures."""
+        """Call an action, again after each transient failure."""
         failures = 0
         while True:
             try:
@@ -128,7 +127,7 @@ class Repository:
         time.sleep(min(LONGEST_WAIT, WAIT * 2**failures))
 
     def _explain(self, action: Callable[[], T]) -> T:
-        """Call an action and convert huggingface_hub's errors to BrokenError, ModelError and LocalllmError."""
+        """Call an action; convert huggingface_hub's errors to BrokenError, ModelError and LocalllmError."""
         from huggingface_hub.errors import (  # type: ignore[attr-defined]
             HfHubHTTPError,
             HFValidationError,
@@ -145,13 +144,13 @@ class Repository:
         except HfHubHTTPError as error:
             status = error.response.status_code
             if status in TRANSIENT:
-                raise BrokenError(f"the hub responds with HTTP status {status}") from None
+                raise BrokenError(f"the hub responded with HTTP status {status}") from None
             raise ModelError(f"{self.name}: {self._refusal(error)}") from None
         except HTTPError as error:
             raise BrokenError(f"the hub cannot be reached: {describe_failure(error)}") from None
 
     def _refusal(self, error: "HfHubHTTPError") -> str:
-        """Describe why the hub refuses a request, and what to do."""
+        """Return why the hub rejected a request, and what to do about it."""
         from huggingface_hub.errors import (
             GatedRepoError,
             RemoteEntryNotFoundError,
@@ -163,26 +162,27 @@ class Repository:
         if isinstance(error, RevisionNotFoundError):
             return f"the repository has no revision {self._revision}"
         if isinstance(error, GatedRepoError):
-            return f"gated: accept its conditions on {page}, and set HF_TOKEN to a token of yours"
+            return f"the repository is gated: accept its conditions on {page}, and set HF_TOKEN to your token"
         if isinstance(error, RemoteEntryNotFoundError):
-            return "the hub has lost a file that it lists; try again"
+            return "the hub lists a file that does not exist; try again"
         if status == 404:
-            return "the hub has no such repository"
+            return "the repository does not exist on the hub"
         if isinstance(error, RepositoryNotFoundError) or status == 401:
-            return "the hub has no such repository, or it is private: set HF_TOKEN to a token that may read it"
+            return "the repository does not exist, or is private: set HF_TOKEN to a token with access"
         if status == 403:
-            return "the hub refuses: your HF_TOKEN may not read this"
-        return f"the hub responds with HTTP status {status}"
+            return "the hub denies access: set HF_TOKEN to a token that may read this repository"
+        return f"the hub responded with HTTP status {status}"
 
     def receive(self, file: RemoteFile, start: int, end: int, take: Callable[[bytes], object]) -> None:
         """Pass bytes `start` to end - 1 of a file to `take` in chunks, each once and in order.
 
         Resumes after a broken connection. Raises LocalllmError if the hub sends no more bytes, ModelError if the file
-        differs or is not accessible, and what `take` raises.
+        differs
+        or is not accessible, and whatever `take` raises.
         """
         position, failures = start, 0
         while position < end:
-            position_before, problem = position, BrokenError("the hub sent less than it announced")
+            position_before, problem = position, BrokenError("the hub sent fewer bytes than it announced")
             try:
                 for piece in self._pieces(file, position, end):
                     take(piece)
@@ -203,7 +203,7 @@ class Repository:
         return b"".join(pieces)
 
     def _pieces(self, file: RemoteFile, start: int, end: int) -> Iterator[bytes]:
-        """Yield the bytes of one response. Raises BrokenError if it breaks, ModelError, LocalllmError."""
+        """Yield the bytes of one response. Raises BrokenError on a broken connection, ModelError, LocalllmError."""
         from contextlib import ExitStack
 
         from huggingface_hub import constants, hf_hub_url
@@ -235,16 +235,16 @@ class Repository:
 
 
 def describe_failure(error: Exception) -> str:
-    """Describe why there was no response, without the system's error number."""
+    """Return why there was no response, without the operating system's error number."""
     reason = re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
     no_name = re.search("Name or service not known|name resolution|nodename nor servname|getaddrinfo failed", reason)
-    return "there is no network, or no computer of its name" if no_name else reason
+    return "no network connection, or unknown host name" if no_name else reason
 
 
 def parse_first_byte(response: Response, file: RemoteFile) -> int:
-    """Return the offset at which a response begins. Raises ModelError if the file differs."""
+    """Return the offset at which a response begins. Raises ModelError if the file's size differs."""
     match = RANGE.fullmatch(response.headers.get("Content-Range", "")) if response.status_code == 206 else None
     total = match[2] if match else response.headers.get("Content-Length", "*")
     if total not in ("*", str(file.size)):
-        raise ModelError(f"{file.name}: the hub sent a file of {total} bytes instead of {file.size}")
+        raise ModelError(f"{file.name}: expected a file of {file.size} bytes, but the hub sent one of {total}")
     return int(match[1]) if match else 0

@@ -1,7 +1,7 @@
 """Settings of a model's name: its tables in config.toml, and its layers in Ollama's store.
 
-An alias has the settings of the name that it stands for, and its own, which win. A path is a name of its own: it has
-none of the settings of aliases for it. Most commands import this module, so it imports no slow ones.
+An alias has the settings of its target, and its own, which take precedence. A path has only its own settings, none of
+the aliases for it. Most commands import this module, so it imports no slow ones.
 """
 
 import os
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @frozen
 class NameSetting:
-    """A setting of a name: the option's long name, its value, and where it is from.
+    """A setting of a name: the option's long name, its value, and its source.
 
     Attributes:
-        table: the name of its table in config.toml, "" for one of Ollama's store.  written: the key as in the file.
+        table: the name of its table in config.toml, "" for Ollama's store.  written: the key as spelled in the file.
     """
 
     written: str
@@ -47,7 +47,7 @@ def settings_of(settings: Settings, model: str, stored: "StoredModel | None" = N
 
 
 def tables_of(settings: Settings, model: str) -> list[str]:
-    """List the [model.NAME] tables of a name: of what it is an alias for, and its own."""
+    """List the [model.NAME] tables for a name: its alias target's first, then its own."""
     served, model = split_served(model)
     names = dict.fromkeys(map(shortest, (settings.aliases.get(model, model), model, *filter(None, [served]))))
     tables = {table: (shortest(table), os.path.expanduser(table)) for table in settings.model}
@@ -55,18 +55,18 @@ def tables_of(settings: Settings, model: str) -> list[str]:
 
 
 def shortest(name: str) -> str:
-    """Return a name without what Ollama's names may omit."""
+    """Strip the parts that Ollama's names may omit."""
     return name.removeprefix("ollama:").removesuffix(":latest")
 
 
 def split_served(text: str) -> tuple[str, str]:
-    """Split NAME=MODEL, by which `serve` gives a model another name; the name is "" for a model under its own."""
+    """Split `serve`'s NAME=MODEL into name and model; the name is "" if none is given."""
     name, equals, model = text.partition("=")
     return ("", text) if not equals or "/" in name or os.path.lexists(text) else (name, model)
 
 
 def stored_model(model: str) -> "StoredModel | None":
-    """Return what Ollama's store has of a name; None for other models, and for names that are unknown."""
+    """Return the entries of Ollama's store for a name; None for other or unknown models."""
     _, model = split_served(model)
     if os.path.lexists(model):
         return None
@@ -79,7 +79,7 @@ def stored_model(model: str) -> "StoredModel | None":
 
 
 def unused_parts(model: str, path: str, template: str | None, is_chosen: bool) -> list[str]:
-    """List what belongs to a name and is not used, each as a line for the user. Raises ModelError.
+    """Return lines for the user about files and layers of a name that are not used. Raises ModelError.
 
     path, template: the model's file, and its chat template.  is_chosen: whether the user chose another template.
     """
@@ -93,6 +93,6 @@ def unused_parts(model: str, path: str, template: str | None, is_chosen: bool) -
 
 
 def messages_of(model: str) -> "list[Message]":
-    """Return the messages that conversations with a model of this name begin with. Raises ModelError."""
+    """Return the messages that begin each conversation with a model of this name. Raises ModelError."""
     stored = stored_model(model)
     return stored.messages() if stored else []

@@ -1,4 +1,4 @@
-"""The settings of a model's name as values: for the server and for Python, which parse no options."""
+"""The settings of a model's name as values, for the server and for Python, which parse no options."""
 
 import json
 from collections.abc import Mapping
@@ -14,17 +14,25 @@ from localllm.generation.sampling.options import DEFAULTS, SamplingOptions, step
 from localllm.generation.sampling.options import OPTIONS as SAMPLING
 from localllm.services.hub.name_settings import settings_of, stored_model
 
-# Names of options whose values have other names here; "-" stands for "_".
+# Options whose values have other names in this module, with "_" for "-".
 RENAMED = {
     **{other: name for name, option in {**OPTIONS, **SAMPLING}.items() for other in option.names},
     "sampler_seq": "sampling_seq", "system_prompt": "system",
     "chat_template_kwargs": "template_var", "ctx_size": "context", "n_gpu_layers": "gpu_layers", "device": "backend",
     "chat_template_file": "chat_template",
 }  # fmt: skip
-TEXTS = ("stop", "ban", "dry_sequence_breakers", "template_var")  # a list of texts, or one
-WHOLE = ("max_tokens", "think_budget", "context", "threads", "seed")  # of these, -1 is the default
-OPENING = ("context", "threads", "backend", "gpu_layers", "chat_template", "mmproj", "kv_type")  # of open_model
-# Options that change answers, but only in the commands that have them.
+TEXTS = ("stop", "ban", "dry_sequence_breakers", "template_var")  # a list of strings, or one string
+WHOLE = ("max_tokens", "think_budget", "context", "threads", "seed")  # -1 means the default
+OPENING = (
+    "context",
+    "threads",
+    "backend",
+    "gpu_layers",
+    "chat_template",
+    "mmproj",
+    "kv_type",
+)  # arguments of open_model
+# Options that apply only in the commands that have them.
 NOT_APPLIED = (
     "json_schema", "json_schema_file", "grammar", "grammar_file", "regex", "logit_bias", "rope_scaling", "rope_scale",
     "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx",
@@ -45,7 +53,10 @@ class NameValues:
 
 
 def values_of(model: str) -> NameValues:
-    """Return the settings of a name. Raises UsageError for invalid ones, ModelError for damaged layers of a store."""
+    """Return the settings of a name.
+
+    Raises UsageError for invalid settings, ModelError for damaged layers of Ollama's store.
+    """
     settings, stored = load_settings(), stored_model(model)
     values, ignored = dict[str, Any](), list[str]()
     for setting in settings_of(settings, model, stored):
@@ -55,7 +66,9 @@ def values_of(model: str) -> NameValues:
         except UsageError as error:
             raise UsageError(f"{setting.source}: {setting.written}: {error}") from None
         if name in NOT_APPLIED:
-            ignored.append(f"{setting.source}: {setting.written} is only used by commands that have this option")
+            ignored.append(
+                f"{setting.source}: {setting.written} is ignored: only commands that have this option use it"
+            )
     sampling = SamplingOptions(**{name: values[name] for name in values.keys() & DEFAULTS.keys()})
     answer = {name: values[name] for name in UNSET if name in values}
     options = GenerationOptions(sampling=sampling, template_variables=values.get("template_var", {}), **answer)
@@ -68,7 +81,7 @@ def values_of(model: str) -> NameValues:
 
 
 def converted(name: str, value: Any) -> dict[str, Any]:
-    """Convert the value of an option to those that it stands for, by name. Raises UsageError."""
+    """Convert an option's value to argument names and values. Raises UsageError."""
     if name in WHOLE and value in (-1, "-1", 0 if name == "context" else -1):
         return {name: None}
     if name in TEXTS:
@@ -91,7 +104,7 @@ def converted(name: str, value: Any) -> dict[str, Any]:
 
 
 def number_of(value: object) -> object:
-    """Return the number that a text is; anything else unchanged."""
+    """Return the number that a string contains; anything else unchanged."""
     if isinstance(value, str):
         try:
             number = float(value)
@@ -102,7 +115,7 @@ def number_of(value: object) -> object:
 
 
 def variables_of(text: str) -> dict[str, object]:
-    """Parse NAME=VALUE, or a JSON object of several variables of a chat template. Raises UsageError."""
+    """Parse NAME=VALUE, or a JSON object with several variables of a chat template. Raises UsageError."""
     if text.lstrip().startswith("{"):
         try:
             result: dict[str, object] = json.loads(text)

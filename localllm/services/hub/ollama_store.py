@@ -1,6 +1,6 @@
-"""Reads Ollama's store: the models there by name, with all layers of a name.
+"""Read Ollama's store: its models by name, with all layers of a name.
 
-A name there is more than a file: an adapter, a system message, parameters, messages and a template may belong to it.
+A name in the store is more than a file: it may have an adapter, a system message, parameters, messages and a template.
 Source: Ollama's manifests, and its documentation of the Modelfile.
 """
 
@@ -24,17 +24,17 @@ from localllm.text.messages import Message
 PREFIX = "ollama:"
 REGISTRY, LIBRARY, LATEST = "registry.ollama.ai", "library", "latest"  # omitted in Ollama's names
 LAYER = "application/vnd.ollama.image."
-MAX_LAYER = 1 << 20  # bytes of a manifest, and of a layer with text; real ones have some thousands
+MAX_LAYER = 1 << 20  # maximum bytes of a manifest or a text layer; real ones have a few thousand
 ELSEWHERE = ("/usr/share/ollama/.ollama/models", "/var/lib/ollama/.ollama/models", "/var/lib/ollama/models")
-# Parameters by the option that they set. Those in IDLE concern the speed alone.
+# Parameters and the options that they set. Those in IDLE only affect speed.
 PARAMETERS = {"num_ctx": "ctx-size", "num_thread": "threads"} | {
     theirs: declared[name].long_name
     for declared in (OPTIONS, SAMPLING)
     for theirs, name in names_for("ollama", declared).items()
 }
 IDLE = frozenset(("num_batch", "num_gpu", "main_gpu", "low_vram", "use_mmap", "use_mlock", "numa", "f16_kv"))
-UNLIMITED = ("num_predict", "num_thread")  # values below 1 are the default
-# What a template writes around texts: tokens in brackets, "### Instruction:", "USER:" and the like.
+UNLIMITED = ("num_predict", "num_thread")  # values below 1 mean the default
+# Markers that a template writes around messages: tokens in brackets, "### Instruction:", "USER:" and the like.
 MARKS = re.compile(r"<</?SYS>>|<[|｜]?/?[\w:▁.]+[|｜]?>|\[/?[A-Z_]{3,}\]|#{2,} ?[A-Z][\w ]*:|\b[A-Z][A-Za-z]+:(?=\s|$)")
 ACTION = re.compile(r"{{-?\s*(.*?)\s*-?}}", re.DOTALL)
 
@@ -45,7 +45,7 @@ class StoredModel:
 
     Attributes:
         name: with its tag, as Ollama shows it.  path: path of the weights.
-        layers: paths of the other layers by kind, such as "system".
+        layers: paths of the other layers by type, such as "system".
     """
 
     name: str
@@ -60,12 +60,12 @@ class StoredModel:
         """Raise ModelError for a name with an adapter."""
         if "adapter" in self.layers:
             raise ModelError(
-                f"{self.shown_name} has an adapter (LoRA): adapters of Ollama's store are not supported yet;"
-                " merge it into the model first, or run the model that it is made of"
+                f"{self.shown_name} has a LoRA adapter, which is not supported:"
+                " merge it into the model first, or run its base model"
             )
 
     def text(self, kind: str) -> str | None:
-        """Return the text of a layer, None if there is none. Raises ModelError for a damaged or missing one."""
+        """Return the text of a layer, or None without one. Raises ModelError if it is damaged or missing."""
         paths = self.layers.get(kind)
         if not paths:
             return None
@@ -77,7 +77,7 @@ class StoredModel:
             raise self._damaged(kind) from None
 
     def options(self) -> dict[str, object]:
-        """Return the values of options by their long names. Raises ModelError, as for `text`."""
+        """Return option values by their long names. Raises ModelError, as `text` does."""
         options = {
             PARAMETERS[name]: value
             for name, value in self._parameters().items()
@@ -90,7 +90,7 @@ class StoredModel:
         return options
 
     def messages(self) -> list[Message]:
-        """Return the messages that every conversation begins with. Raises ModelError, as for `text`."""
+        """Return the messages that begin each conversation. Raises ModelError, as `text` does."""
         messages = self._json("messages", list)
         for message in messages:
             if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ROLE_AND_CONTENT):
@@ -98,24 +98,24 @@ class StoredModel:
         return [{key: message[key] for key in ROLE_AND_CONTENT} for message in messages]
 
     def unused(self, template: str | None, is_chosen: bool) -> list[str]:
-        """List what the name has and is not used, each as a line for the user.
+        """List unused layers and parameters of the name, each as a line for the user.
 
         template: the chat template of the file, in Jinja.  is_chosen: whether the user chose another one.
         """
         lines = list[str]()
         if names := sorted(self._parameters().keys() - PARAMETERS.keys() - IDLE):
-            lines.append(f"{self.shown_name}: parameters that are not supported are ignored: {', '.join(names)}")
+            lines.append(f"{self.shown_name}: ignored parameters (not supported): {', '.join(names)}")
         if not is_chosen and self._replaces_template(template):
             lines.append(
-                f"{self.shown_name}: its own template differs from the file's chat template and is not used;"
+                f"{self.shown_name}: the name's template is ignored, but differs from the model's chat template;"
                 " choose one with --chat-template"
             )
         return lines
 
     def _replaces_template(self, source: str | None) -> bool:
-        """Return whether the name's template writes conversations otherwise than one in Jinja.
+        """Return whether the name's template formats conversations differently from a Jinja one.
 
-        Ollama's templates are in Go's syntax, so only the marks around the texts are compared, such as <|im_start|>.
+        Ollama's templates use Go's syntax, so only the markers around messages are compared, such as <|im_start|>.
         """
         template = self.text("template")
         if template is None:
@@ -147,7 +147,7 @@ ROLE_AND_CONTENT = ("role", "content")
 
 
 def find_stored(name: str) -> StoredModel | None:
-    """Find a model by its name in Ollama's store; "ollama:", the registry and the tag "latest" may be omitted."""
+    """Find a model by name in Ollama's store; "ollama:", the registry and the tag "latest" may be omitted."""
     wanted = name.removeprefix(PREFIX).lower().removeprefix(f"{REGISTRY}/").removeprefix(f"{LIBRARY}/")
     wanted = wanted if ":" in wanted.rpartition("/")[2] else f"{wanted}:{LATEST}"
     return next((model for model in iter_stored() if model.name.lower() == wanted), None)
@@ -171,7 +171,7 @@ def iter_stored() -> Iterator[StoredModel]:
 
 
 def read_layers(store: Path, manifest: Path) -> dict[str, tuple[Path, ...]]:
-    """Return the paths of a manifest's layers by kind; empty for a damaged manifest."""
+    """Return the paths of a manifest's layers by type; an empty dict for a damaged manifest."""
     layers = dict[str, tuple[Path, ...]]()
     try:
         if size_of(manifest) > MAX_LAYER:

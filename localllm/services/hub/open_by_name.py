@@ -1,4 +1,4 @@
-"""Opens a model by its name, as commands do; `localllm.open`."""
+"""Open a model by its name, as the commands do; implements `localllm.open`."""
 
 import functools
 import inspect
@@ -18,10 +18,10 @@ from localllm.services.hub.name_values import values_of
 def open_model(path: str | os.PathLike[str], *arguments: Any, **options: Any) -> api.Model:
     """Open a model by path, known name, alias, or hf:OWNER/REPOSITORY, if it is on this computer.
 
-    Settings of the name in config.toml and in Ollama's store apply where no argument is given.
+    The name's settings in config.toml and in Ollama's store apply to arguments that are not given.
     """
     if "uploading" in options:  # its name before 0.3
-        warnings.warn("the argument uploading is named on_upload now", DeprecationWarning, stacklevel=2)
+        warnings.warn("the argument uploading was renamed to on_upload", DeprecationWarning, stacklevel=2)
         options["on_upload"] = options.pop("uploading")
     if not isinstance(path, str):
         model = api.open_model(path, *arguments, **options)
@@ -40,7 +40,7 @@ def open_model(path: str | os.PathLike[str], *arguments: Any, **options: Any) ->
 
 
 def tell(model: api.Model, warning: str) -> None:
-    """Add a warning to a model that is open, and give it to Python's `warnings` at the caller's line."""
+    """Add a warning to an open model, and issue it through Python's `warnings` at the caller's line."""
     model.warnings.append(warning)
     frame, level = sys._getframe(1), 2
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("localllm", "functools"):
@@ -48,4 +48,4 @@ def tell(model: api.Model, warning: str) -> None:
     warnings.warn(warning, stacklevel=level)
 
 
-open_model.__name__ = open_model.__qualname__ = "open"  # as localllm has it
+open_model.__name__ = open_model.__qualname__ = "open"  # its public name in localllm

@@ -1,4 +1,4 @@
-"""Proxies from HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY, in upper or lower case."""
+"""Read the proxy settings HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY, in upper or lower case."""
 
 import base64
 from importlib.util import find_spec
@@ -14,10 +14,10 @@ SOCKS = ("socks5", "socks5h")  # need the optional dependency socksio
 
 @frozen
 class Proxy:
-    """A proxy.
+    """A proxy server.
 
     Attributes:
-        variable: the environment variable.  url: without credentials.  headers: with the credentials.
+        variable: the environment variable.  url: without credentials.  headers: including the credentials.
     """
 
     variable: str
@@ -33,14 +33,14 @@ class Proxy:
 
     @classmethod
     def of(cls, variable: str, text: str) -> "Proxy":
-        """Parse a proxy's address. Raises LocalllmError if it is invalid."""
+        """Parse a proxy's URL. Raises LocalllmError if it is invalid."""
         try:
             parts = urlsplit(text if "://" in text else f"http://{text}")
             host, port = parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme, 1080)
         except ValueError:
             host = None
         if not host:
-            raise LocalllmError(f"{variable} must be the address of a proxy, such as http://10.0.0.1:3128")
+            raise LocalllmError(f"{variable} must be the URL of a proxy, such as http://10.0.0.1:3128")
         headers = {}
         if parts.username is not None:
             user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
@@ -49,7 +49,7 @@ class Proxy:
 
 
 def proxies() -> dict[str, Proxy]:
-    """Return the proxies by "http", "https" and "all". Raises LocalllmError."""
+    """Return the proxies for "http", "https" and "all". Raises LocalllmError."""
     environment = getproxies_environment()
     return {
         kind: Proxy.of(f"{kind.upper()}_PROXY", environment[kind])
@@ -59,7 +59,7 @@ def proxies() -> dict[str, Proxy]:
 
 
 def http_proxy_for(url: str) -> Proxy | None:
-    """Return the proxy for a URL; None for a direct connection, as to this computer.
+    """Return the proxy for a URL, or None for a direct connection.
 
     Raises LocalllmError for a proxy that is not an http:// one.
     """
@@ -71,25 +71,25 @@ def http_proxy_for(url: str) -> Proxy | None:
     proxy = configured.get(parts.scheme) or configured.get("all")
     if proxy and proxy.scheme != "http":
         raise LocalllmError(
-            f"{proxy.variable} is {proxy.url}: only http:// proxies are supported for servers; "
+            f"{proxy.variable} is {proxy.url}: --endpoint supports http:// proxies only; "
             f"set NO_PROXY={host} to connect directly"
         )
     return proxy
 
 
 def require_known_proxies() -> None:
-    """Raise LocalllmError for a proxy that the HTTP client cannot use."""
+    """Raise LocalllmError for a proxy that the HTTP client does not support."""
     for proxy in proxies().values():
         if proxy.scheme in SOCKS and find_spec("socksio") is None:
             raise LocalllmError(
                 f"{proxy.variable} is {proxy.url}, which needs socksio: pip install 'localllm[socks]', or unset it"
             )
         if proxy.scheme not in ("http", "https", *SOCKS):
-            raise LocalllmError(f"{proxy.variable} is {proxy.url}: use a proxy of http, https, socks5 or socks5h")
+            raise LocalllmError(f"{proxy.variable} is {proxy.url}: the scheme must be http, https, socks5 or socks5h")
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host name or address is this computer's."""
+    """Return whether a host name or address is this computer's loopback."""
     name = host.lower().rstrip(".")
     try:
         return ip_address(name).is_loopback
@@ -98,7 +98,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_excepted(host: str, port: int | None) -> bool:
-    """Return whether NO_PROXY matches: names, suffixes, addresses, networks like 10.0.0.0/8, * for all."""
+    """Return whether NO_PROXY matches: names, suffixes, addresses, networks like 10.0.0.0/8, or * for all."""
     for text in getproxies_environment().get("no", "").split(","):
         name = text.strip().lower().lstrip(".")
         try:

@@ -1,4 +1,4 @@
-"""Downloads models from the Hugging Face hub into the models folder. Implements `localllm pull`."""
+"""Download models from the Hugging Face hub into the models folder. Implements `localllm pull`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from localllm.services.hub.catalogue import HubReference, select_files
 from localllm.services.hub.huggingface import RemoteFile, Repository
 from localllm.system.files import free_bytes, name_problem
 
-SPARE = 1 << 20  # bytes of the disk that stay free
+SPARE = 1 << 20  # bytes of the disk to leave free
 
 
 class Watcher:
@@ -25,18 +25,22 @@ class Watcher:
         """Report which metadata is being fetched."""
 
     def checking(self, file: str, done: int, total: int) -> None:
-        """Report how many bytes on disk were verified."""
+        """Report how many bytes on disk have been verified."""
 
     def receiving(self, file: str, done: int, total: int) -> None:
         """Report how many bytes of all files have arrived."""
 
     def interrupted(self, reason: str) -> None:
-        """Report a broken connection before another attempt."""
+        """Report a broken connection, before the next attempt."""
 
 
 @frozen
 class Pulled:
-    """The result of a pull. path: path of the first file.  received: bytes downloaded.  size: size of all files."""
+    """The result of a pull.
+
+    Attributes:
+        path: path of the first file.  size: of all files.  received: downloaded bytes.
+    """
 
     path: Path
     size: int
@@ -46,13 +50,13 @@ class Pulled:
 def pull(reference: HubReference, watcher: Watcher | None = None) -> Pulled:
     """Download and verify the missing files of a model and its projector.
 
-    A file gets its name when it is complete, has the hub's size and SHA-256, and a valid header. The architecture and
-    the free space on the disk are checked before the download. Raises ModelError for a model that is not
+    A file gets its final name when it is complete and has the hub's size and SHA-256, and a valid header. The
+    architecture and the free disk space are checked before the download. Raises ModelError for a model that is not
     available, damaged or not supported, LocalllmError for a failing network or disk, UsageError if another process is
-    pulling it, or if the file name is not possible here.
+    pulling it, or if the operating system does not allow the file name.
     """
     watcher = watcher or Watcher()
-    watcher.looking("what there is")
+    watcher.looking("the list of files")
     repository = Repository(reference.repository, watcher.interrupted)
     files = (files_named := files_of(repository, reference)) + projectors_of(repository, files_named)
     for name in (*reference.repository.split("/"), *(part for file in files for part in file.name.split("/"))):
@@ -76,7 +80,7 @@ def pull(reference: HubReference, watcher: Watcher | None = None) -> Pulled:
         finally:
             remove_empty_folders(target.parent)
         bytes_done += file.size
-    GGUFFile.open(targets[0], needed=()).close()  # checks that the parts of a split model belong together
+    GGUFFile.open(targets[0], needed=()).close()  # checks that the splits belong together
     return Pulled(targets[0], size, received)
 
 
@@ -86,7 +90,7 @@ def files_of(repository: Repository, reference: HubReference) -> list[RemoteFile
 
 
 def projectors_of(repository: Repository, files: list[RemoteFile]) -> list[RemoteFile]:
-    """Return a model's projector file, [] if there is none."""
+    """Return a model's projector file, as a list that may be empty."""
     name = choose_projector(repository.files, files[0].name)
     return [repository.files[name]] if name else []
 
@@ -112,12 +116,14 @@ def require_space(folder: Path, missing: list[tuple[RemoteFile, Path]]) -> None:
         disk = disk.parent
     free = free_bytes(disk)
     if free < nbytes:
-        raise LocalllmError(f"{disk}: {nbytes / 1e9:.2f} GB needed, but only {free / 1e9:.2f} GB free on this disk")
+        raise LocalllmError(
+            f"{disk}: the download needs {nbytes / 1e9:.2f} GB, but only {free / 1e9:.2f} GB are free on this disk"
+        )
 
 
 @contextmanager
 def remote_model(repository: Repository, files: list[RemoteFile]) -> Iterator[tuple[GGUFFile, int]]:
-    """Open a model on the hub by its header; yield it and the number of bytes fetched.
+    """Open a model on the hub by its header; yield it and the count of bytes fetched.
 
     Raises the errors of Repository.receive and open_header_only.
     """
@@ -133,10 +139,11 @@ def remote_model(repository: Repository, files: list[RemoteFile]) -> Iterator[tu
 def fetch(
     repository: Repository, file: RemoteFile, target: Path, watcher: Watcher, bytes_before: int, total: int
 ) -> int:
-    """Download one file and return the number of bytes received.
+    """Download one file; return the count of bytes received.
 
-    bytes_before: bytes of the files downloaded before.  total: bytes of all files. If a resumed file fails
-    verification, it is downloaded again from the start, once.
+    bytes_before: bytes of the files downloaded before.  total: bytes of all files. A resumed file that fails
+    verification is
+    downloaded again from the start, once.
     """
     received = 0
 

@@ -1,7 +1,8 @@
-"""Estimates from a model's header whether it fits into memory, and its speed. Implements `localllm fit`.
+"""Estimate from a model's header whether it fits into memory, and its speed. Implements `localllm fit`.
 
-For a model on the Hugging Face hub, only the header (some megabytes) is fetched, and nothing is stored. The ranking of
-all models fetches nothing: models.toml has the size and weights of models that can be pulled, but not their KV cache.
+For a model on the Hugging Face hub, only the header (a few megabytes) is fetched, and nothing is stored. The ranking of
+all models fetches nothing: models.toml has the size and parameters of models that can be pulled, but not their KV
+cache.
 """
 
 import re
@@ -20,7 +21,7 @@ from localllm.services.inspection.inspect import MatrixCosts, MemoryRow, is_read
 from localllm.system.memory import available_memory
 
 TYPES = ("f16", "q8_0", "q4_0")  # KV cache types that are shown by default
-# What a process needs in addition to weights and KV cache. Models of 0.1 to 1.3 billion weights took 0.05 to 0.19 GB
+# Memory needed in addition to weights and KV cache. Models of 0.1 to 1.3 billion parameters took 0.05 to 0.19 GB
 # during a prefill of 1024 tokens; wider ones have larger buffers.
 WORKING = 300_000_000  # bytes
 # The share of the memory bandwidth that decode reaches: 0.64 to 0.87, by format and processor (docs/models.md).
@@ -28,7 +29,7 @@ SHARE = 0.7
 
 
 class MemoryFit(TypedDict):
-    """A context length and a type of KV cache: the memory that they need, in bytes, and the expected speed."""
+    """Memory in bytes and expected speed for a context length and a KV cache type."""
 
     kv_type: str
     context: int
@@ -40,7 +41,7 @@ class MemoryFit(TypedDict):
 
 
 class FileFit(TypedDict):
-    """A model file and how it fits; longest: the longest context that fits, by type of KV cache."""
+    """A model file and how it fits; longest: the longest context that fits, by KV cache type."""
 
     architecture: str
     parameters: int
@@ -56,7 +57,7 @@ class FileFit(TypedDict):
 
 
 class ModelFit(FileFit):
-    """A model by its name and how it fits; fetched_bytes: downloaded to find out."""
+    """A model by name and how it fits; fetched_bytes: downloaded for the estimate."""
 
     model: str
     path: str
@@ -64,7 +65,7 @@ class ModelFit(FileFit):
 
 
 class FitRow(TypedDict, total=False):
-    """A model and how it fits; sizes in bytes. A file that cannot be read has a problem and no figures."""
+    """A model and how it fits; sizes in bytes. For an unreadable file, `problem` replaces the figures."""
 
     name: Required[str]
     here: Required[bool]
@@ -89,7 +90,7 @@ class FitRanking(TypedDict):
     models: list[FitRow]
 
 
-CONTEXT = 4096  # tokens for which memory and speed are estimated, unless another number is asked for
+CONTEXT = 4096  # default context length of the estimates, in tokens
 ORDERS: dict[str, Callable[[FitRow], float]] = {
     "size": lambda row: -row["parameters"],
     "speed": lambda row: -(row["tokens_per_s"] or 0),
@@ -106,9 +107,9 @@ def ignore(what: str) -> None:
 def fit(model: str, on_read: OnRead = ignore, context: int | None = None, kv_type: str | None = None) -> ModelFit:
     """Describe how a model fits this computer, for JSON; sizes in bytes.
 
-    The rows give, for each context length and type of KV cache, the memory that is needed, whether it is available, and
-    the expected tokens per second with a full context. context, kv_type: None for several. Raises ModelError,
-    UsageError, and LocalllmError if the hub cannot be reached.
+    The rows give, for each context length and KV cache type, the memory needed, whether it is available, and the
+    expected tokens per second with a full context. context, kv_type: None for several. Raises ModelError, UsageError,
+    and LocalllmError if the hub cannot be reached.
     """
     kinds = TYPES if kv_type is None else (kv_type,)
     try:
@@ -123,7 +124,7 @@ def fit(model: str, on_read: OnRead = ignore, context: int | None = None, kv_typ
 def fit_all(order: str = "size", context: int = CONTEXT, kv_type: str = "f16", on_read: OnRead = ignore) -> FitRanking:
     """Describe every model for JSON, those that fit first; order: a key of ORDERS. Sizes in bytes.
 
-    Files that cannot be read come last.
+    Unreadable files come last.
     """
     on_read("measuring the memory's bandwidth")
     bandwidth, available = measure_bandwidth(), available_memory()
@@ -145,7 +146,7 @@ def fit_all(order: str = "size", context: int = CONTEXT, kv_type: str = "f16", o
 def describe_remote(
     reference: catalogue.HubReference, on_read: OnRead, context: int | None, kinds: Sequence[str] = TYPES
 ) -> ModelFit:
-    """Describe a model of the hub by its header."""
+    """Describe a hub model by its header."""
     from localllm.services.hub.huggingface import Repository
     from localllm.services.hub.pull import files_of, projectors_of, remote_model
 
@@ -168,12 +169,12 @@ def describe_file(
 ) -> FileFit:
     """Describe a model file.
 
-    projector: bytes of its vision projector.  kinds: types of the KV cache.  bandwidth: bandwidth of the memory, in
-    bytes per second; None: measure it. Raises ModelError, UsageError.
+    projector: size of its vision projector in bytes.  kinds: KV cache types.  bandwidth: memory bandwidth in bytes per
+    second; None: measure it. Raises ModelError, UsageError.
     """
     _, h = architecture(file)
     if not file.tensors:
-        raise ModelError(f"{file.path}: the file only contains a vocabulary")
+        raise ModelError(f"{file.path}: the file contains a vocabulary only")
     costs = MatrixCosts.of_file(file)
     if context is not None and not 1 <= context <= h.context:
         raise UsageError(f"context must be from 1 to {h.context}, the model's training context, not {context}")
@@ -197,9 +198,10 @@ def describe_file(
 
 
 def estimate(row: MemoryRow, kv_type: str, costs: MatrixCosts, available: int, bandwidth: float | None) -> MemoryFit:
-    """Add to a row of `memory` whether it fits, and the speed: each token reads all weights and the KV cache.
+    """Add whether the model fits, and its speed, to a row of `memory`.
 
-    bandwidth: in bytes per second, None for a model that generates no text.
+    Each token reads all weights and the KV cache. bandwidth: in bytes per second; None for a model that generates no
+    text.
     """
     needed_bytes = row["total_bytes"] + WORKING
     speed = bandwidth and SHARE * bandwidth / (costs.weight_bytes + row["cache_bytes"])
@@ -210,7 +212,7 @@ def estimate(row: MemoryRow, kv_type: str, costs: MatrixCosts, available: int, b
 
 
 def longest_context(h: Hyperparameters, weight_bytes: int, kv_type: KVType, available: int) -> int:
-    """Return the longest context that fits, up to the trained one; 0 if none does."""
+    """Return the longest context that fits, at most the trained one; 0 if none fits."""
     room = available - weight_bytes - WORKING
     lowest, highest = 0, h.context
     while lowest < highest:
@@ -221,7 +223,7 @@ def longest_context(h: Hyperparameters, weight_bytes: int, kv_type: KVType, avai
 
 
 def measure_bandwidth() -> float:
-    """Measure the memory bandwidth in bytes per second with the default number of threads."""
+    """Measure the memory bandwidth in bytes per second with the default thread count."""
     from localllm.engine.cpu.limits import read_bandwidth
     from localllm.system.cpu import usable_cores
 
@@ -229,14 +231,14 @@ def measure_bandwidth() -> float:
 
 
 def names_here() -> Iterator[str]:
-    """Yield the names of local models, the built-in one and those of other programs included."""
+    """Yield the names of local models, including the built-in one and those of other programs."""
     built_in = [model.name for model in catalogue.registry_models().values() if not model.repository]
     on_disk = [model.name for model in catalogue.models_on_disk() if model.is_whole]
     yield from dict.fromkeys([*built_in, *on_disk, *(model.name for model in find_models(catalogue.shortest_name))])
 
 
 def describe_model_file(name: str, context: int, kv_type: str, bandwidth: float, on_read: OnRead) -> FitRow:
-    """Describe a model by its file, for a context of `context` tokens, or the trained one if that is shorter."""
+    """Describe a model by its file, for `context` tokens or the trained context, whichever is shorter."""
     on_read(f"reading the header of {name}")
     try:
         path = catalogue.resolve(name)
@@ -254,7 +256,7 @@ def describe_model_file(name: str, context: int, kv_type: str, bandwidth: float,
 
 
 def describe_registry_model(model: catalogue.Known, bandwidth: float, available: int) -> FitRow:
-    """Describe a model that can be pulled, with the memory and speed of an empty KV cache."""
+    """Describe a model that can be pulled; memory and speed are those with an empty KV cache."""
     total, active = parameters_of(model.parameters)
     weights = model.megabytes * 1_000_000
     needed_bytes = weights + WORKING
@@ -266,6 +268,6 @@ def describe_registry_model(model: catalogue.Known, bandwidth: float, available:
 
 
 def parameters_of(text: str) -> tuple[float, float]:
-    """Return the number of weights in a text such as "30.5B (A 3.3B)", and of those that a token uses."""
+    """Parse total and active parameters from a string such as "30.5B (A 3.3B)"."""
     numbers = [float(number) * UNITS[unit] for number, unit in re.findall(r"([\d.]+)([KMBT])", text)]
     return numbers[0], numbers[-1]

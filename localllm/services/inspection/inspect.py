@@ -1,4 +1,4 @@
-"""Describes a model file without running it. Implements `localllm inspect`."""
+"""Describe a model file without running it. Implements `localllm inspect`."""
 
 import math
 import os
@@ -27,7 +27,7 @@ from localllm.generation.sampling.recommended import read_recommended
 from localllm.services.inspection.validate import Validity, check_validity, require_numbers
 
 NAMES = {"mean": "mean of all tokens", "cls": "first token", "last": "last token"}
-SHORTEST = 2048  # tokens: the shortest context in the table of memory
+SHORTEST = 2048  # tokens of the shortest context in the memory table
 # Keys of a file's metadata that record how it was quantized.
 TEXTS, TOKENS, VERSION = "localllm.quantize.texts", "localllm.quantize.tokens", "localllm.quantize.version"
 SCALED = "localllm.quantize.scaled"
@@ -42,7 +42,7 @@ class ProjectorFile(TypedDict):
 
 
 class MemoryRow(TypedDict):
-    """The memory of a context length, in bytes."""
+    """Memory for a context length, in bytes."""
 
     context: int
     cache_bytes: int
@@ -51,17 +51,17 @@ class MemoryRow(TypedDict):
 
 @frozen
 class MatrixCosts:
-    """Costs of a model's matrix products, by matrix; norms and attention are not counted."""
+    """Costs of a model's matrix products; norms and attention are not counted."""
 
-    weight_bytes: int  # read for one token of decode
-    per_token: int  # multiply-adds of all matrices but the output matrix
-    per_logits: int  # multiply-adds of the output matrix, for a token whose logits are made
+    weight_bytes: int  # bytes read to decode one token
+    per_token: int  # multiply-adds of all matrices except the output matrix
+    per_logits: int  # multiply-adds of the output matrix, for a token whose logits are computed
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], experts_used: int = 0) -> "MatrixCosts":
         """Sum the costs of tensors; experts_used: experts per token. Raises ModelError.
 
-        The embedding matrix is not counted, since only one row is read, unless it is the output matrix, too.
+        The embedding matrix is not counted, since only one row is read, unless it is also the output matrix.
         """
         weights = Weights(tensors)
         output = (weights.get("output") or weights.token_embd).tensor
@@ -87,9 +87,9 @@ class MatrixCosts:
 
 
 def inspect_model(path: str | os.PathLike[str], check: bool = False, with_metadata: bool = False) -> dict[str, Any]:
-    """Describe a GGUF file for JSON; None for unknown facts. Sizes are in bytes.
+    """Describe a GGUF file for JSON; unknown facts are None. Sizes are in bytes.
 
-    Works for any readable file: `supported` says whether localllm can run it, `reason` why not; `valid` is false if the
+    Works for any readable file: `supported` says whether localllm can run it, `reason` why not; `valid` is False if the
     file is damaged. check: also read every weight and compile the chat template.  with_metadata: add all metadata.
     Raises ModelError for an unreadable file.
     """
@@ -141,7 +141,7 @@ def to_json(value: object) -> object:
 
 
 def check_thoroughly(file: GGUFFile, validity: Validity) -> Validity:
-    """Check also every weight and the chat template of a valid file."""
+    """Check every weight and the chat template of a valid file."""
     try:
         require_numbers(file)
         require_template(file)
@@ -158,19 +158,19 @@ def require_template(file: GGUFFile) -> None:
 
 
 def reason_of(file: GGUFFile, validity: Validity) -> str | None:
-    """Return why a file cannot run, None if it can."""
+    """Return why a file cannot run, or None if it can."""
     if validity.problem:
         return str(validity.problem).removeprefix(f"{file.path}: ")
-    return None if file.tensors else "the file only contains a vocabulary"
+    return None if file.tensors else "the file contains a vocabulary only"
 
 
 def count_heads(h: Hyperparameters | None, name: str) -> int | None:
-    """Return the largest number of heads of a layer, None for models without attention."""
+    """Return the maximum head count of any layer, or None for models without attention."""
     return max(getattr(h.attention, name)) if isinstance(h, Transformer) else None
 
 
 def is_reader(h: Hyperparameters) -> bool:
-    """Return whether a model only makes embeddings or scores."""
+    """Return whether a model only computes embeddings or scores."""
     return h.bidirectional and not h.fills
 
 
@@ -183,14 +183,14 @@ def describe_reader(file: GGUFFile, h: Hyperparameters | None) -> str | None:
 
 
 def describe_projector(vision: Vision | None) -> dict[str, object] | None:
-    """Describe a vision projector: sides of image and patch in pixels, width of the output; None for other files."""
+    """Describe a vision projector: image and patch size in pixels, output width; None for other files."""
     if vision is None:
         return None
     return {"type": vision.kind, "side": vision.side, "patch": vision.patch, "width": vision.out}
 
 
 def describe_projector_of(path: str) -> ProjectorFile | None:
-    """Describe the projector file next to a model, None if there is none."""
+    """Describe the projector file next to a model, or return None without one."""
     try:
         projector = find_projector(path)
         return {"path": projector, "bytes": os.stat(projector).st_size}
@@ -199,7 +199,7 @@ def describe_projector_of(path: str) -> ProjectorFile | None:
 
 
 def describe_mtp(file: GGUFFile, h: Hyperparameters | None) -> dict[str, object]:
-    """Describe the multi-token prediction layers: number, bytes, and whether the first is used."""
+    """Describe the multi-token prediction layers: count, bytes, and whether the first is used."""
     weights = Weights(file.tensors)
     blocks = [weights.block(layer).all() for layer in range(h.layers, h.layers + h.mtp_layers)] if h else []
     mtp = [[weight.tensor for weight in block] for block in blocks if block]
@@ -209,7 +209,7 @@ def describe_mtp(file: GGUFFile, h: Hyperparameters | None) -> dict[str, object]
 
 
 def vocabulary(metadata: Mapping[str, object]) -> dict[str, object]:
-    """Describe the tokenizer and its number of tokens."""
+    """Describe the tokenizer type and the vocabulary size."""
     kinds = [text(metadata.get(f"tokenizer.ggml.{key}")) for key in ("model", "pre")]
     return {
         "size": number_of_strings(metadata, "tokenizer.ggml.tokens") or 0,
@@ -231,7 +231,7 @@ def formats(file: GGUFFile) -> dict[str, dict[str, int]]:
 def memory(h: Hyperparameters, weight_bytes: int, kv_type: KVType, context: int | None = None) -> list[MemoryRow]:
     """List the memory of weights and KV cache by context length.
 
-    context: the only length; None for lengths that double up to the trained context.
+    context: the only length; None: lengths that double up to the trained context.
     """
     lengths = [context] if context else [SHORTEST << n for n in range(24) if SHORTEST << n < h.context] + [h.context]
     caches = [(n, cache_bytes(h.states(), n, kv_type)) for n in lengths]
@@ -243,12 +243,12 @@ def text(value: object) -> str | None:
 
 
 def calibration(texts: Sequence[str], tokens: int, version: str) -> dict[str, object]:
-    """Build the metadata of a calibrated file; texts: names of text files.  tokens: how many tokens were used."""
+    """Build a calibrated file's metadata; texts: names of text files.  tokens: count of tokens used."""
     return {TEXTS: list(texts) or [OURS], TOKENS: tokens, VERSION: version}
 
 
 def describe_quantization(metadata: Mapping[str, object]) -> str | None:
-    """Describe the calibration in one line; None if there is no record of it."""
+    """Describe a file's calibration in one line; None if it records none."""
     texts, tokens, version = (metadata.get(name) for name in (TEXTS, TOKENS, VERSION))
     if isinstance(texts, list) and all(isinstance(each, str) for each in texts):
         size = f", {tokens} tokens" if isinstance(tokens, int) else ""

@@ -1,7 +1,7 @@
-"""Checks that a model file is consistent without running it.
+"""Check that a model file is consistent without running it.
 
-GGUFFile.open has checked counts, lengths and offsets. Here the hyperparameters, the tensors that they require, and the
-vocabulary are checked. `require_numbers` also reads every weight.
+GGUFFile.open has already checked counts, lengths and offsets. This module checks the hyperparameters, the tensors that
+they require, and the vocabulary. `require_numbers` also reads every weight.
 """
 
 from typing import TYPE_CHECKING
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from localllm.kernels.dequantize_rows import Widener
 
 VOCABULARY = "tokenizer.ggml."
-CHUNK = 1 << 20  # weights that are checked at a time
+CHUNK = 1 << 20  # weights checked at a time
 
 
 @frozen
@@ -37,7 +37,7 @@ class Validity:
 
     Attributes:
         hyperparameters: None if they cannot be read, or if the file is no language model.  vision: of a projector.
-        problem: why the file cannot run, None if it can.  is_valid: false if the file itself is damaged.
+        problem: why the file cannot run, None if it can.  is_valid: False if the file itself is damaged.
     """
 
     hyperparameters: Hyperparameters | None
@@ -50,7 +50,7 @@ class Validity:
 
 
 def check_validity(file: GGUFFile) -> Validity:
-    """Check everything but the values of weights. A file without vocabulary or without tensors is valid."""
+    """Check everything except the values of weights. A file without vocabulary or tensors is valid."""
     hyperparameters = None
     arch = file.metadata.get("general.architecture")
     if isinstance(arch, str) and arch == CLIP:
@@ -89,14 +89,14 @@ def check_pair(file: GGUFFile) -> Validity:
 
 
 def require_valid(file: GGUFFile) -> None:
-    """Raise ModelError for an invalid file; an unsupported one passes."""
+    """Raise ModelError for an invalid file; accept a valid file that is not supported."""
     validity = check_validity(file)
     if validity.problem and not validity.is_valid:
         raise validity.problem
 
 
 def require_vocabulary(file: GGUFFile) -> None:
-    """Raise ModelError for an invalid vocabulary; valid metadata is cached."""
+    """Raise ModelError for an invalid vocabulary; cache the result for valid metadata."""
     mark, known_oddities = file.metadata.fingerprint(*file.metadata), len(file.oddities)
     if mark and is_known("vocabulary", mark):
         return
@@ -111,7 +111,7 @@ def require_vocabulary(file: GGUFFile) -> None:
 
 
 def require_numbers(file: GGUFFile) -> None:
-    """Read every weight. Raises ModelError, with its position, for one that is not finite."""
+    """Read every weight. Raises ModelError, with the position, for a weight that is not finite."""
     from localllm.files.gguf.tensor_source import GGUFTensor, row_count
     from localllm.kernels.dequantize_rows import Widener, can_widen
 
@@ -128,7 +128,7 @@ def require_numbers(file: GGUFFile) -> None:
 
 
 def dequantize_finite(widener: "Widener", tensor: SourceTensor, first: int, last: int) -> np.ndarray:
-    """Dequantize rows [first, last) to float32 [rows, columns]. Raises ModelError for a weight that is not finite."""
+    """Dequantize rows [first, last) to float32 [rows, columns]. Raises ModelError for a non-finite weight."""
     weights = widener.widen(tensor.format, tensor.rows(first, last), tensor.shape[-1])
     if not (np.isfinite(weights.max()) and np.isfinite(weights.min())):
         check_finite(tensor, weights, first)
@@ -136,7 +136,7 @@ def dequantize_finite(widener: "Widener", tensor: SourceTensor, first: int, last
 
 
 def check_finite(tensor: SourceTensor, weights: np.ndarray, first: int) -> None:
-    """Raise ModelError for the first weight that is NaN or infinite; first: the number of weights' first row."""
+    """Raise ModelError for the first weight that is NaN or infinite; first: row index of the first row."""
     positions = np.argwhere(~np.isfinite(weights))
     if len(positions):
         row, column = positions[0]

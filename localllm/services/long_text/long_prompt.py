@@ -1,4 +1,4 @@
-"""Fits prompts that exceed the context: truncates them by lines, or answers them part by part.
+"""Fit prompts that exceed the context: truncate them by lines, or answer them in chunks.
 
 A prompt is material (files, stdin) followed by a question; the question is never truncated.
 """
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 CUTS = ("head", "tail", "middle")
 CHUNKS = "chunks"
 RELEVANT = "relevant"  # see relevant_lines
-ANSWER = 8  # 1/ANSWER of the context stays free for an answer without a limit
-PART, LEAST = 4096, 64  # most tokens of a part, and fewest
-PART_ANSWER = 400  # most tokens of a part's answer, unless the user sets another number
-NOTHING = "NOTHING"  # the answer of an irrelevant part
+ANSWER = 8  # an answer without a limit gets 1/ANSWER of the context
+PART, LEAST = 4096, 64  # maximum and minimum tokens of a chunk
+PART_ANSWER = 400  # default limit of a chunk's answer, in tokens
+NOTHING = "NOTHING"  # the answer from an irrelevant chunk
 OF_PART = (
     "This is part {number} of {count} of a longer text:\n\n{part}\n\n{question}\n\n"
     f"Answer from this part alone. If it says nothing about that, write only the word {NOTHING}."
@@ -35,10 +35,10 @@ OF_ANSWERS = (
 
 @frozen
 class Room:
-    """The space for material in the context.
+    """The tokens available for material in the context.
 
     Attributes:
-        tokens: for material, in addition to the question.  count: counts a text's tokens.
+        tokens: for material, in addition to the question.  count: counts the tokens of a string.
     """
 
     tokens: int
@@ -46,7 +46,7 @@ class Room:
 
     @classmethod
     def of(cls, model: "Model", question: str, system: str | None, options: "GenerationOptions", raw: bool) -> "Room":
-        """Measure what a question and its answer leave of a model's context. Raises ContextError if nothing."""
+        """Compute the tokens that a question and its answer leave of the context. Raises ContextError if too few."""
         count = model.session.count
         if raw:
             prompt_tokens = count(question) + 2
@@ -58,22 +58,24 @@ class Room:
         answer = min(options.max_tokens or model.context, model.context // ANSWER)
         room = model.context - prompt_tokens - answer - 8
         if room < LEAST:
-            raise ContextError(f"the question alone leaves no room in a context of {model.context} tokens; shorten it")
+            raise ContextError(
+                f"the question leaves no room for the material in a context of {model.context} tokens; shorten it"
+            )
         return cls(room, count)
 
     def fits(self, text: str) -> bool:
-        """Return whether a text fits; tokens are counted only if its length allows that."""
+        """Return whether a string fits; count its tokens only if its length allows that."""
         return len(text) <= 16 * self.tokens and self.count(text) <= self.tokens
 
 
 def cut(material: str, method: str, room: Room) -> tuple[str, str]:
-    """Truncate a text to the lines that fit; return it and a note for the user.
+    """Truncate material to the lines that fit; return it and a note for the user.
 
     method: keep the "head" or "tail", or remove the "middle".
     """
     lines = material.splitlines(keepends=True)
     head = tail = 0
-    room_left = room.tokens - 24  # for the mark in the middle
+    room_left = room.tokens - 24  # for the marker in the middle
     if method != "tail":
         head, left_of_head = count_fitting(lines, room_left // 2 if method == "middle" else room_left, room.count)
         room_left = room_left - room_left // 2 + left_of_head if method == "middle" else room_left
@@ -82,7 +84,7 @@ def cut(material: str, method: str, room: Room) -> tuple[str, str]:
             lines[: head - 1 if head else None : -1] if method == "middle" else lines[::-1], room_left, room.count
         )
     if not (head or tail):
-        part = room.tokens  # one line that is too long; a token is at least a byte
+        part = room.tokens  # a single line that is too long; a token has at least one byte
         part_kept = material[-part:] if method == "tail" else material[:part]
         return part_kept, f"reads {len(part_kept)} of {len(material)} characters"
     gap = len(lines) - head - tail
@@ -92,7 +94,7 @@ def cut(material: str, method: str, room: Room) -> tuple[str, str]:
 
 
 def count_fitting(lines: Sequence[str], room: int, count: Callable[[str], int]) -> tuple[int, int]:
-    """Return how many of the first lines fit, and the tokens that remain of `room`."""
+    """Return how many leading lines fit, and the tokens that remain of `room`."""
     for number, line in enumerate(lines):
         tokens = count(line) + 1
         if tokens > room:
@@ -102,7 +104,7 @@ def count_fitting(lines: Sequence[str], room: int, count: Callable[[str], int]) 
 
 
 def parts_of(material: str, room: int, count: Callable[[str], int]) -> Iterator[str]:
-    """Split a text at lines into parts of at most `room` tokens; longer lines are split, too."""
+    """Split material at lines into chunks of at most `room` tokens; split longer lines, too."""
     part, tokens_left = list[str](), room
     for line in pieces_of(material, room, count):
         tokens = count(line) + 1
@@ -116,7 +118,7 @@ def parts_of(material: str, room: int, count: Callable[[str], int]) -> Iterator[
 
 
 def pieces_of(material: str, room: int, count: Callable[[str], int]) -> Iterator[str]:
-    """Yield the lines of a text; lines of more than `room` tokens in pieces of room / 2 characters."""
+    """Yield the lines of a text; split lines of more than `room` tokens after every room / 2 characters."""
     for line in material.splitlines(keepends=True):
         if len(line) < room or count(line) < room:
             yield line
@@ -125,7 +127,7 @@ def pieces_of(material: str, room: int, count: Callable[[str], int]) -> Iterator
 
 
 class PartAnswers:
-    """Answers a question from each part of a long text, in a batch; saved answers are reused by later runs."""
+    """Answers a question from each chunk of a long text, in a batch; later runs reuse saved answers."""
 
     def __init__(
         self,
@@ -138,8 +140,8 @@ class PartAnswers:
     ):
         """Set up the question.
 
-        path: returns the path of the answers' file by a hash.  show: called with the number of finished parts, and of
-        all.
+        path: returns the path of the answers' file for a hash.  show: called with the count of finished and of all
+        chunks.
         """
         from dataclasses import replace
 
@@ -151,7 +153,7 @@ class PartAnswers:
         self.files = list[str]()
 
     def combined(self, parts: Sequence[str]) -> str:
-        """Return the answers from the relevant parts, a paragraph each."""
+        """Return the answers from the relevant chunks, one paragraph each."""
         records = [
             Record(
                 number, OF_PART.format(number=number, count=len(parts), part=part.strip("\n"), question=self._question)
@@ -165,7 +167,7 @@ class PartAnswers:
         return "\n\n".join(text.strip() for text in useful) or "The text says nothing about that."
 
     def _answers(self, records: list[Record]) -> dict[object, str]:
-        """Return the answers by record. Raises LocalllmError for the first part that fails."""
+        """Return the answers by record. Raises LocalllmError for the first chunk that fails."""
         from localllm.services.records.map import MapJob, Mapping, select_unfinished
 
         job = MapJob(self._model.path, self._prompts, self._options)
@@ -178,7 +180,7 @@ class PartAnswers:
             self._show(len(outputs), len(records))
             for record, result in mapping:
                 if "error" in result:
-                    raise ContextError(f"part {record.id} of {len(records)}: {result['error']}")
+                    raise ContextError(f"chunk {record.id} of {len(records)}: {result['error']}")
                 out.write(json_line({"id": record.id, "output": result["output"]}))
                 outputs[record.id] = str(result["output"])
                 self._show(len(outputs), len(records))
@@ -186,7 +188,7 @@ class PartAnswers:
 
 
 def condense(material: str, question: str, room: Room, answers: PartAnswers) -> str:
-    """Return a prompt with the question and the parts' answers, which are condensed in further rounds until they fit.
+    """Return a prompt with the question and the chunks' answers, condensed in further rounds until it fits.
 
     Raises ContextError if the answers do not get shorter.
     """
@@ -198,5 +200,5 @@ def condense(material: str, question: str, room: Room, answers: PartAnswers) -> 
         if room.fits(prompt):
             return prompt
         if len(combined) > 0.9 * len(material):
-            raise ContextError("the answers of the parts are as long as the text: set -n to limit them")
+            raise ContextError("the chunks' answers are as long as the text itself: limit them with -n")
         material = combined

@@ -1,12 +1,12 @@
-"""Finds the lines of a long text that are relevant to a question, in one prefill.
+"""Find the lines of a long text that are relevant to a question, in one prefill.
 
-The prompt asks the model to write after each line whether it belongs to the answer, and "no" is put after every line. A
-line's score is how much likelier "yes" is there than after the lines around it. Nothing is generated: a line costs its
-own tokens and about four more. Figures: docs/decisions/relevant-lines.md.
+The prompt asks the model to write after each line whether it belongs to the answer, and "no" is inserted after every
+line. A line's score is how much likelier "yes" is there than after the surrounding lines. Nothing is generated: a line
+costs its own tokens and about four more. Figures: docs/decisions/relevant-lines.md.
 
-Lines that differ only in times, ids and numbers, as in logs, are grouped, so that only a few of each group are read.
-Log parsers (Drain: He et al., ICWS 2017) mask words, too; here words are kept, since a word may be the fault. Numbers
-are kept if they have few values, are outliers, or are in the question.
+Lines that differ only in times, ids and numbers, as in logs, are grouped, and only a few of each group are read. Log
+parsers (Drain: He et al., ICWS 2017) also mask words; this module keeps them, since a word may be the fault. Numbers
+are kept if they have few values, are outliers, or occur in the question.
 """
 
 import re
@@ -32,16 +32,16 @@ ASK = "{question}\n\nGo through the text line by line. After each line say wheth
 YES, NO = " => yes\n", " => no\n"
 LONG = 400  # characters; longer lines are split
 SHORT = 60  # characters; shorter sentences are joined with the next one
-WIDTHS = 40, 120  # least and most characters of a line of wrapped prose
-WRAPPED = 0.95  # least share of its line breaks at which the next word would not have fit
-PART = 2048  # most tokens of a part: limits the influence of earlier "no"s and the cost of attention
-LINES, WARM = 112, 16  # most lines of a part; unscored lines before them, without which the first ones score too high
-LANES = 8  # parts that are read concurrently, a line of each in a run
-AROUND = 16  # lines before and after one with whose median it is compared
-SHARE = 0.4  # least score of a picked line, as a share of the best
-PICKED = 1024  # most tokens of the picked lines
-CLEAR = 0.8  # least score, as a share of the best, of a sampled line for which all lines of its template are read
-REREAD = 1000  # most lines that are read for that reason
+WIDTHS = 40, 120  # minimum and maximum width of wrapped prose, in characters
+WRAPPED = 0.95  # prose is wrapped if the next word would not fit at this share of its line breaks
+PART = 2048  # maximum tokens of a segment: limits the influence of earlier "no"s and the cost of attention
+LINES, WARM = 112, 16  # maximum lines of a segment; unscored lines before them, without which the first score too high
+LANES = 8  # segments read concurrently, one line of each per run
+AROUND = 16  # a line's score is relative to the median of this many lines before and after
+SHARE = 0.4  # minimum score of a picked line, as a share of the best
+PICKED = 1024  # maximum tokens of the picked lines
+CLEAR = 0.8  # a sample with at least this share of the best score may have all lines of its template read
+REREAD = 1000  # maximum lines read for that reason
 LIKE_IT = "  [and {} more like this]"
 SENTENCE = re.compile(r"(?<=[.!?;])\s+")
 MONTHS = "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
@@ -56,17 +56,17 @@ VARIABLE = re.compile(
     re.IGNORECASE,
 )
 HAS_DIGIT = re.compile(r"[\w.:/-]*\d[\w.:/-]*\w|\d")
-FEW = 8  # a number with at most this many different values is kept
+FEW = 8  # a number with at most this many distinct values is kept
 FENCE = 3.0  # interquartile ranges beyond the quartiles: Tukey's "far out"
-EXTREME = 8  # most outliers of a number on each side
-MANY = 8  # in templates of at least this many lines, those with the smallest and largest numbers are samples
+EXTREME = 8  # maximum outliers of a number on each side
+MANY = 8  # in templates with at least this many lines, the smallest and largest numbers are samples
 
 
 class Template(NamedTuple):
     """Lines that are equal except for times, ids and numbers.
 
     Attributes:
-        lines: their line numbers.  samples: the line numbers of those that represent them, the first among them.
+        lines: indices of the lines.  samples: indices of the lines that represent them, including the first.
     """
 
     lines: list[int]
@@ -77,7 +77,7 @@ class Part(NamedTuple):
     """Lines that are read one after the other.
 
     Attributes:
-        before: numbers of lines that are only context.  own: numbers of the lines to score.
+        before: indices of lines that are only context.  own: indices of the lines to score.
     """
 
     before: range
@@ -98,7 +98,7 @@ class Verdicts(NamedTuple):
 
     @classmethod
     def of(cls, yes: list[int], no: list[int]) -> "Verdicts":
-        """Compare the token ids of the two."""
+        """Compare the token ids of the two verdicts."""
         common = next(
             at for at, (yes_token, no_token) in enumerate(zip(yes, no, strict=False)) if yes_token != no_token
         )
@@ -106,11 +106,11 @@ class Verdicts(NamedTuple):
 
 
 def no_progress(done: int, count: int) -> None:
-    """Show nothing."""
+    """Ignore the progress."""
 
 
 def lines_of(text: str) -> list[str]:
-    """Split a text into lines that are not blank; wrapped prose and long lines are split into sentences."""
+    """Split a text into lines that are not blank; split wrapped prose and long lines into sentences."""
     lines = list[str]()
     for line in unwrap(text.splitlines()):
         for piece in [line] if len(line) <= LONG else SENTENCE.split(line):
@@ -144,7 +144,7 @@ def is_full(line: str, following: str, width: int) -> bool:
 
 
 def sentences_of(paragraph: str) -> list[str]:
-    """Split a paragraph into sentences; short ones are joined with the next."""
+    """Split a paragraph into sentences; join short ones with the next."""
     pieces = [""]
     for sentence in SENTENCE.split(paragraph):
         if len(pieces[-1]) < SHORT:
@@ -157,9 +157,9 @@ def sentences_of(paragraph: str) -> list[str]:
 def score_lines(
     model: "Model", question: str, lines: Sequence[str], show: Callable[[int, int], object] = no_progress
 ) -> list[float]:
-    """Score how relevant each line is compared to those around it, as a difference of log-odds.
+    """Score each line's relevance compared to the surrounding lines, as a difference of log-odds.
 
-    show: called with the number of lines read, and of all. Raises ContextError, MemoryLimitError.
+    show: called with the count of lines read, and of all. Raises ContextError, MemoryLimitError.
     """
     encode, engine = model.tokenizer.encode, model.engine
     verdicts = Verdicts.of(encode(YES, bos=False), encode(NO, bos=False))
@@ -182,9 +182,9 @@ def score_lines(
 
 
 def parts_of(lengths: Sequence[int], room: int) -> Iterator[Part]:
-    """Group lines into parts.
+    """Group lines into segments.
 
-    lengths: tokens of each line.  room: tokens of a part. Raises ContextError for a line that does not fit.
+    lengths: tokens of each line.  room: maximum tokens of a segment. Raises ContextError for a line that does not fit.
     """
     start = 0
     while start < len(lengths):
@@ -197,7 +197,9 @@ def parts_of(lengths: Sequence[int], room: int) -> Iterator[Part]:
             remaining -= lengths[end]
             end += 1
         if end == start:
-            raise ContextError(f"a line of {lengths[start]} tokens does not fit: use a larger context with -c N")
+            raise ContextError(
+                f"a line of {lengths[start]} tokens does not fit the context: use a larger one with -c N"
+            )
         yield Part(warm_lines, range(start, end))
         start = end
 
@@ -205,9 +207,9 @@ def parts_of(lengths: Sequence[int], room: int) -> Iterator[Part]:
 def read_parts(
     engine: "Engine", lanes: "Sequence[Tokens]", parts: Sequence[Part], ids: Sequence[list[int]], verdicts: Verdicts
 ) -> Iterator[tuple[int, "np.ndarray"]]:
-    """Read parts concurrently; yield the number of each scored line with the logits after it, float32 [vocab].
+    """Read segments concurrently; yield each scored line's index with the logits after it, float32 [vocab].
 
-    lanes: a sequence for each part.  ids: the token ids of all lines.
+    lanes: a sequence for each segment.  ids: the token ids of all lines.
     """
     orders = [[*part.before, *part.own] for part in parts]
     for step in range(max(map(len, orders))):
@@ -220,7 +222,7 @@ def read_parts(
 
 
 def contrasts(odds: Sequence[float]) -> list[float]:
-    """Subtract from each number the median of those around it."""
+    """Subtract from each value the median of those around it."""
     around = ([*odds[max(0, at - AROUND) : at], *odds[at + 1 : at + 1 + AROUND]] for at in range(len(odds)))
     return [value - median(neighbours or [value]) for value, neighbours in zip(odds, around, strict=True)]
 
@@ -228,10 +230,10 @@ def contrasts(odds: Sequence[float]) -> list[float]:
 def find_lines(
     model: "Model", question: str, lines: Sequence[str], room: int, show: Callable[[int, int], object] = no_progress
 ) -> tuple[list[str], int]:
-    """Return the lines that are most relevant to a question, in order, and how many were read.
+    """Return the lines most relevant to a question, in order, and how many lines were read.
 
     Lines that differ only in times, ids and numbers (a template) are sampled; all of them are read if the samples'
-    scores differ. A line that represents others is followed by their number. room: in tokens. Raises ContextError,
+    scores differ. A line that represents others is followed by their count. room: in tokens. Raises ContextError,
     MemoryLimitError.
     """
     templates = templates_of(lines, question)
@@ -250,13 +252,13 @@ def find_lines(
 def scores_of(
     model: "Model", question: str, lines: Sequence[str], numbers: Sequence[int], show: Callable[[int, int], object]
 ) -> dict[int, float]:
-    """Return the scores of the chosen lines by their numbers, see score_lines."""
+    """Return the scores of the selected lines by index; see score_lines."""
     texts = [without_time(lines[number]) for number in numbers]
     return dict(zip(numbers, score_lines(model, question, texts, show), strict=True))
 
 
 def mixed_templates(templates: Sequence[Template], scores: Mapping[int, float]) -> list[Template]:
-    """Return templates with both a relevant and an irrelevant sample, of at most REREAD lines together."""
+    """Return templates with both relevant and irrelevant samples, at most REREAD lines in total."""
     best, remaining, mixed = max(scores.values(), default=0.0), REREAD, list[Template]()
     for each in sorted(templates, key=lambda each: -max(scores[at] for at in each.samples)):
         some = [scores[at] for at in each.samples]
@@ -267,7 +269,7 @@ def mixed_templates(templates: Sequence[Template], scores: Mapping[int, float]) 
 
 
 def pick_lines(lines: Sequence[str], scores: Sequence[float], room: int, count: Callable[[str], int]) -> list[int]:
-    """Return the numbers of the best lines that fit, in order; room: in tokens.  count: counts a text's tokens."""
+    """Return the indices of the best lines that fit, in order; room: in tokens.  count: counts tokens."""
     remaining, picked, least = min(room, PICKED), list[int](), SHARE * max(scores)
     for number in sorted(range(len(lines)), key=lambda number: -scores[number]):
         tokens = count(lines[number]) + 1
@@ -282,7 +284,7 @@ def pick_lines(lines: Sequence[str], scores: Sequence[float], room: int, count: 
 
 
 def templates_of(lines: Sequence[str], question: str = "") -> list[Template]:
-    """Group lines by template; times, ids and numbers that are in the question are not masked."""
+    """Group lines by template; do not mask times, ids and numbers that occur in the question."""
     named = {*HAS_DIGIT.findall(question)}
     shapes = defaultdict[str, list[tuple[int, tuple[str, ...]]]](list)
     for number, line in enumerate(lines):
@@ -309,7 +311,7 @@ def mask(line: str, named: set[str]) -> tuple[str, tuple[str, ...]]:
 
 
 def split_by_numbers(members: Sequence[tuple[int, tuple[str, ...]]]) -> Iterator[Template]:
-    """Split lines that differ only in numbers into templates, by the numbers that `values_to_keep` returns."""
+    """Split lines that differ only in numbers into templates, by the values that `values_to_keep` returns."""
     fields = [*zip(*(values for _, values in members), strict=True)]
     kept_values = [values_to_keep(field) for field in fields]
     groups = defaultdict[tuple[str | None, ...], list[tuple[int, tuple[str, ...]]]](list)
@@ -324,7 +326,7 @@ def split_by_numbers(members: Sequence[tuple[int, tuple[str, ...]]]) -> Iterator
 
 
 def values_to_keep(field: Sequence[str]) -> set[str]:
-    """Return which values of a number are not masked: all if they are at most FEW, else only the outliers.
+    """Return the values of a number that are not masked: all if at most FEW, else only the outliers.
 
     field: the number's value in each line.
     """
@@ -340,7 +342,7 @@ def values_to_keep(field: Sequence[str]) -> set[str]:
 
 
 def outlier_tests(numbers: Sequence[float], scale: Callable[[str], float]) -> tuple[Callable[[str], bool], ...]:
-    """Return two predicates of a value: far below, and far above the quartiles of some numbers.
+    """Return two predicates of a value: whether it is far below, and far above the quartiles of some numbers.
 
     scale: converts a value to a number. Callers test on a linear and a logarithmic scale, and count a value that is an
     outlier on both: evenly spread amounts are skewed as logarithms, durations are skewed without.
@@ -351,7 +353,7 @@ def outlier_tests(numbers: Sequence[float], scale: Callable[[str], float]) -> tu
 
 
 def without_time(line: str) -> str:
-    """Return a line without a leading time, which is many tokens and does not help to score it."""
+    """Strip a leading time, which has many tokens and does not help to score the line."""
     match = VARIABLE.match(line)
     remaining = line[match.end() :].lstrip() if match and match.lastgroup == "time" else ""
     return remaining if any(letter.isalpha() for letter in remaining) else line

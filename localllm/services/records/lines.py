@@ -1,4 +1,4 @@
-"""Reads the lines of an input as records, and builds prompts from them.
+"""Read the lines of an input as records, and build prompts from them.
 
 An input is plain lines or JSON Lines, with an object in every line. It is JSON Lines if its name ends with .jsonl or
 .ndjson, or if its first line begins like an object. Empty lines are skipped.
@@ -16,10 +16,10 @@ from localllm.text.messages import Message
 Asked = str | list[Message]
 IMAGE = "image"  # the field
 FIELD = re.compile(r"\{([\w-]+)\}")
-BRACES = re.compile(r"\{([^{}\n]+)\}")  # a field if a record has one of that name, such as a table's column with blanks
-DOCUMENT = re.compile(rb'(?:\xef\xbb\xbf)?\s*(?:\{\s*\n|\[\s*[\[{"\]])')  # JSON over several lines
+BRACES = re.compile(r"\{([^{}\n]+)\}")  # a field if the record has it, such as a table's column whose name has spaces
+DOCUMENT = re.compile(rb'(?:\xef\xbb\xbf)?\s*(?:\{\s*\n|\[\s*[\[{"\]])')  # JSON that spans several lines
 BLANKS = re.compile(r"\s*")
-JINJA = "{{", "{%"  # every Jinja template has one of them
+JINJA = "{{", "{%"  # every Jinja template has one of these
 
 
 @frozen
@@ -27,8 +27,8 @@ class Record:
     """A line of the input.
 
     Attributes:
-        id: a text or a number, by default the line's number, from 1.
-        input: a JSON object, or the text of a plain line.  error: why the record is invalid, or "".
+        id: a string or an integer, by default the line number, from 1.
+        input: a JSON object, or the string of a plain line.  error: why the record is invalid, or "".
     """
 
     id: str | int
@@ -37,7 +37,7 @@ class Record:
 
 
 def read_records(data: bytes, name: str = "") -> list[Record]:
-    """Parse the records of an input. name: name of its file. Raises UsageError for invalid UTF-16."""
+    """Parse the records of an input; name: its file name. Raises UsageError for invalid UTF-16."""
     if data.startswith(UTF16_MARKS):
         data = decode_text(data, name or "stdin").encode()
     lines = [(number, line.removesuffix(b"\r")) for number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
@@ -53,7 +53,7 @@ def read_records(data: bytes, name: str = "") -> list[Record]:
 
 
 def lines_of_document(data: bytes) -> bytes | None:
-    """Convert a JSON array, or objects over several lines (as from jq), to JSON Lines; return None for other data.
+    """Convert a JSON array, or objects over several lines (as from jq), to JSON Lines; None for other data.
 
     A string in an array becomes an object with the field "line".
     """
@@ -77,7 +77,7 @@ def lines_of_document(data: bytes) -> bytes | None:
 
 
 def begins_document(line: bytes) -> bool:
-    """Return whether the first line may begin JSON over several lines, see lines_of_document."""
+    """Return whether the first line may begin JSON over several lines; see lines_of_document."""
     return line.strip() in (b"[", b"{", b"[{") or (line.startswith(b"[") and lines_of_document(line) is not None)
 
 
@@ -103,14 +103,14 @@ def parse_json_line(number: int, line: bytes) -> Record:
         return Record(number, value, f"line {number} is not a JSON object")
     record_id = value.get("id", number)
     if isinstance(record_id, bool) or not isinstance(record_id, str | int):
-        return Record(number, value, f"line {number}: an id must be a text or a whole number, not {record_id!r}")
+        return Record(number, value, f"line {number}: an id must be a string or an integer, not {record_id!r}")
     return Record(record_id, value)
 
 
 def with_own_id(record: Record, number: int, first_lines: dict[str | int, int]) -> Record:
-    """Return a record, with an error if an earlier line has its id; first_lines: the numbers of lines by id."""
+    """Return the record, with an error if an earlier line has its id; first_lines: line numbers by id."""
     first = first_lines.setdefault(record.id, number)
-    error = "" if first == number else f"line {number}: the id {record.id!r} is that of line {first}"
+    error = "" if first == number else f"line {number}: the id {record.id!r} was already used in line {first}"
     return Record(record.id, record.input, error)
 
 
@@ -124,27 +124,28 @@ class Prompts:
         columns: Sequence[str] = (),
         first: Sequence[Message] = (),
     ):
-        """Set up how prompts are built.
+        """Define how to build prompts.
 
-        prompt, template: a text with {field} in it, or a Jinja template if it has {{ or {%; from an argument, or from a
-        file. If both are None, each record has its own prompt. A plain line's only field is `line`.  raw: continue the
-        prompt without a chat template.  columns: columns of a table.  first: messages before each prompt, after the
-        system message. Raises UsageError.
+        prompt, template: a string with {field} in it, or a Jinja template if it has {{ or {%; from an argument, or from
+        a file.
+        If both are None, each record has its own prompt. A plain line's only field is `line`.  raw: continue the prompt
+        without a chat template.  columns: columns of a table.  first: messages before each prompt, after the system
+        message. Raises UsageError.
         """
         if raw and system is not None:
-            raise UsageError("a system message needs a chat template, which raw prompts do not use")
+            raise UsageError("a system message cannot be combined with raw: raw prompts use no chat template")
         if prompt is not None and template is not None:
             raise UsageError("give either a prompt or a template file, not both")
         text = template if prompt is None else prompt
         is_jinja = text is not None and any(mark in text for mark in JINJA)
         is_named = text is None or is_jinja or FIELD.search(text) or any(f"{{{name}}}" in text for name in columns)
         if not is_named and columns:
-            raise UsageError(f"the prompt names no column: the columns are {in_braces(columns)}")
+            raise UsageError(f"the prompt must name a column: {in_braces(columns)}")
         unknown = [name for name in FIELD.findall(text or "") if name not in columns]
         if unknown and columns and not is_jinja:
-            raise UsageError(f"there is no column {in_braces(unknown)}: the columns are {in_braces(columns)}")
+            raise UsageError(f"unknown column {in_braces(unknown)}: the columns are {in_braces(columns)}")
         if not is_named:
-            raise UsageError('the prompt names no field: {line} stands for a plain line, {text} for the field "text"')
+            raise UsageError('the prompt must name a field: {line} for a plain line, {text} for the field "text"')
         if text is None and columns and not {"prompt", "messages"} & {*columns}:
             raise UsageError(f"-p TEXT is missing: the columns are {in_braces(columns)}")
         self._arguments = prompt, template, system, raw, columns, first
@@ -162,10 +163,11 @@ class Prompts:
         return f"Prompts{self._arguments[:4]!r}" + (f" after {first!r}" if first else "")
 
     def __call__(self, record: Record) -> Asked:
-        """Build the prompt of a record: messages, or a text if raw. Raises LocalllmError if fields are missing.
+        """Build the prompt of a record: messages, or a string if raw. Raises LocalllmError for missing fields.
 
-        Images in the record's field `image` (a path, a data URL or a list of them) are placed before the prompt's text,
-        unless the text names that field.
+        Images in the record's field `image` (a path, a data URL or a list of them) are placed before the prompt, unless
+        the
+        prompt names that field.
         """
         if record.error:
             raise UsageError(record.error)
@@ -193,21 +195,21 @@ class Prompts:
 
     def _chat(self, text: str, images: list[str]) -> Asked:
         if self._raw and images:
-            raise UsageError("images need a chat template, which raw prompts do not use")
+            raise UsageError("images cannot be combined with raw: raw prompts use no chat template")
         if self._raw:
             return text
         return [*self._head, {"role": "user", "content": text, **({"images": images} if images else {})}]
 
 
 def require_line(text: str | None, records: Sequence[Record]) -> None:
-    """Raise UsageError for a prompt with another field than {line} if all records are plain lines."""
+    """Raise UsageError for a prompt with a field other than {line} if all records are plain lines."""
     if text is None or any(mark in text for mark in JINJA):
         return
     unknown = [name for name in FIELD.findall(text) if name != "line"]
     if unknown and records and all(isinstance(each.input, str) for each in records):
         raise UsageError(
-            f"there is no field {in_braces(unknown)}: the input has plain lines, whose only field is {{line}};"
-            " give a folder for a record of each file, with {file} and {text}"
+            f"unknown field {in_braces(unknown)}: the input has plain lines, whose only field is {{line}};"
+            " for {file} and {text}, give a folder, whose files are the records"
         )
 
 
@@ -226,15 +228,15 @@ def images_of(fields: dict[str, object]) -> list[str]:
 
 
 def text_of(fields: dict[str, object], name: str) -> str:
-    """Return a field's text, or its value as JSON. Raises UsageError if it does not exist."""
+    """Return a field's string, or its value as JSON. Raises UsageError for an unknown field."""
     if name not in fields:
-        raise UsageError(f"there is no field {name!r}")
+        raise UsageError(f"the record has no field {name!r}")
     value = fields[name]
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def jinja(source: str) -> Callable[[dict[str, object]], str]:
-    """Compile a Jinja template to a function from fields to text. Raises UsageError if it is invalid."""
+    """Compile a Jinja template to a function from fields to a string. Raises UsageError if it is invalid."""
     from localllm.text.sandbox import compile_template, render_template  # Jinja takes 40 ms to import
 
     def reason(error: Exception) -> str:
@@ -244,15 +246,15 @@ def jinja(source: str) -> Callable[[dict[str, object]], str]:
         template = compile_template(source, strict=True)
     except MemoryError:
         raise
-    except Exception as error:  # Jinja's parser and Python's compiler both fail in many ways
-        raise UsageError(f"the prompt's template is invalid: {reason(error)}") from None
+    except Exception as error:  # Jinja's parser and Python's compiler raise many errors
+        raise UsageError(f"the prompt's Jinja template is invalid: {reason(error)}") from None
 
     def render(fields: dict[str, object]) -> str:
         try:
             return render_template(template, fields)
         except MemoryError:
             raise
-        except Exception as error:  # the code in a template can raise whatever Python can
-            raise LocalllmError(f"the prompt's template fails: {reason(error)}") from None
+        except Exception as error:  # a template's code can raise any error
+            raise LocalllmError(f"the prompt's Jinja template failed: {reason(error)}") from None
 
     return render

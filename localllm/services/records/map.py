@@ -1,4 +1,4 @@
-"""Answers many prompts with a model: records in, results out. Implements `localllm map`."""
+"""Answer many prompts with a model: records in, results out. Implements `localllm map`."""
 
 import json
 import os
@@ -30,9 +30,9 @@ class MapJob:
     """A job: the model, how to open it (see api.open_model), and the requests' options.
 
     Attributes:
-        choices: each record gets the likeliest of these answers; () to generate one.
-        json_as_text: whether answers with a schema stay text instead of parsed JSON.
-        n: answers per record.  precise: see Model.map.  mmproj: the vision projector, None for one next to the model.
+        choices: each record gets the likeliest of these answers; (): generate an answer.
+        json_as_text: keep answers with a schema as strings, not as parsed JSON.
+        n: answers per record.  precise: see Model.map.  mmproj: the vision projector; None: the one next to the model.
     """
 
     path: str
@@ -51,10 +51,10 @@ class MapJob:
     def __post_init__(self) -> None:
         """Raise UsageError for invalid options."""
         if self.n < 1:
-            raise UsageError(f"n must be 1 or above, not {self.n}")
+            raise UsageError(f"n must be 1 or greater, not {self.n}")
 
     def digests(self, model: str) -> dict[str, str]:
-        """Return hashes, by name, of everything that answers depend on; model: a file's path or a server's URL.
+        """Return hashes, by name, of everything that determines the answers; model: a path or a server's URL.
 
         A file is identified by its name, size and first bytes.
         """
@@ -75,13 +75,16 @@ class Mapping:
     """Answers records with a model; iterate over it for the results in order of completion.
 
     Attributes:
-        written: tokens generated so far.  done: number of finished records.
+        written: count of tokens generated so far.  done: count of finished records.
     """
 
     def __init__(
         self, model: "Model", job: MapJob, records: Iterable[Record], on_turn: Callable[[], None] | None = None
     ):
-        """Prepare the requests; model: the job's, opened.  on_turn: called after every step."""
+        """Prepare the requests.
+
+        model: the job's model, opened.  on_turn: called after every step.
+        """
         self._model, self._job, self._records, self._on_turn = model, job, records, on_turn or (lambda: None)
         self._failed: list[tuple[Record, LocalllmError]] = []
         self.done = 0
@@ -96,7 +99,7 @@ class Mapping:
         return self._batch.written
 
     def _request(self, record: Record) -> "Request | None":
-        """Convert a record to a request; return None if that fails."""
+        """Convert a record to a request; return None on failure."""
         job = self._job
         try:
             return self._model.session.request(job.prompts(record), job.options, job.n, record)
@@ -130,10 +133,10 @@ class Mapping:
 
 
 class ChoiceMapping:
-    """Answers records with the likeliest of the job's choices, several in a batch.
+    """Answers records with the likeliest of the job's choices, in batches.
 
     Attributes:
-        written: 0, no tokens are generated.  done: number of finished records.
+        written: 0, since no tokens are generated.  done: count of finished records.
     """
 
     written = 0
@@ -179,7 +182,7 @@ class ChoiceMapping:
 
 
 def choice_result(record: Record, choices: "list[Choice]") -> Result:
-    """Build the result of a record with its likeliest choice, and the probabilities of all."""
+    """Build a record's result: its likeliest choice, and the probabilities of all."""
     return {
         "id": record.id,
         "output": choices[0].text,
@@ -190,21 +193,21 @@ def choice_result(record: Record, choices: "list[Choice]") -> Result:
 
 
 def result(request: "Request", json_as_text: bool = False) -> Result:
-    """Build the result of an answered record: an error if the answer was cut off within its required format.
+    """Build the result of an answered record; an answer cut off within its required format is an error.
 
-    An error has the texts as far as they are written.  json_as_text: do not parse an answer with a schema.
+    An error includes the text generated so far.  json_as_text: do not parse an answer with a schema.
     """
     constraint, texts = request.task.options.constraint, [answer.text for answer in request.answers]
     if request.error:
         return failure(request.key, request.error, texts)
     if constraint and any(answer.finish_reason == "length" for answer in request.answers):
-        problem = f"the answer was cut off before it was {constraint.promise}; raise -n or the context"
+        problem = f"the answer was cut off before it {constraint.promise}; raise -n or the context"
         return failure(request.key, CutError(problem), texts)
     return success(request, json_as_text)
 
 
 def output_of(text: str, options: "GenerationOptions", json_as_text: bool) -> object:
-    """Return an answer with a schema as parsed JSON, unless json_as_text, and any other answer as text."""
+    """Return an answer with a schema as parsed JSON unless json_as_text, and any other answer as a string."""
     if json_as_text or options.constraint is None or options.constraint.kind != "schema":
         return text
     with suppress(ValueError, RecursionError):
@@ -213,7 +216,7 @@ def output_of(text: str, options: "GenerationOptions", json_as_text: bool) -> ob
 
 
 def success(request: "Request", json_as_text: bool = False) -> Result:
-    """Build the result of a record; its values are lists, best first, if there are several answers."""
+    """Build the result of a record; with several answers, its values are lists, best first."""
 
     def per_answer(value: "Callable[[Completion], T]") -> T | list[T]:
         values = [value(answer) for answer in request.answers]
@@ -232,7 +235,7 @@ def success(request: "Request", json_as_text: bool = False) -> Result:
 
 
 def failure(record: Record, error: LocalllmError, texts: Sequence[str] = ()) -> Result:
-    """Build the result of a record without an answer, or with the texts of answers that are not whole."""
+    """Build the result of a record without an answer, or with the text of incomplete answers."""
     output = {"output": texts[0] if len(texts) == 1 else [*texts]} if any(texts) else {}
     return {"id": record.id, "error": str(error), **output, "input": record.input}
 
@@ -240,10 +243,11 @@ def failure(record: Record, error: LocalllmError, texts: Sequence[str] = ()) -> 
 def in_order(
     results: Iterable[tuple[Record, Result]], records: "Sequence[Record] | deque[Record]"
 ) -> Iterator[tuple[Record, Result]]:
-    """Yield results in the order of the records: each waits until those of all earlier records were yielded.
+    """Yield results in the order of the records: each waits for the results of all earlier records.
 
-    When an exception interrupts this, the waiting results are yielded before it is raised again.
-    records: a deque is emptied on the way, and may be extended meanwhile.
+    On an exception, the waiting results are yielded before it is raised again. records: a deque is emptied on the way,
+    and
+    may be extended meanwhile.
     """
     waiting: dict[int, tuple[Record, Result]] = {}
     order = records if isinstance(records, deque) else deque(records)
@@ -259,7 +263,7 @@ def in_order(
 
 
 def result_filter(records: list[Record] | None, name: str) -> Callable[[Result], bool]:
-    """Return a predicate for results of an existing output: whether to keep one; errors are tried again.
+    """Return a predicate that tells whether to keep a result of an existing output; errors are tried again.
 
     records: None if they are not known yet.  name: the output's. The predicate raises UsageError for a result that
     belongs to no record: the output was made from another input, and must not be overwritten.
@@ -270,9 +274,13 @@ def result_filter(records: list[Record] | None, name: str) -> Callable[[Result],
         if records is None:
             return "error" not in result
         if result["id"] not in inputs:
-            raise UsageError(f"{name}: the record {result['id']!r} is not in this input; give another output file")
+            raise UsageError(
+                f"{name}: record {result['id']!r} of this file is not in the input; give another output file"
+            )
         if inputs[result["id"]] != result.get("input"):
-            raise UsageError(f"{name}: the record {result['id']!r} has another input now; give another output file")
+            raise UsageError(
+                f"{name}: record {result['id']!r} was answered for another input; give another output file"
+            )
         return "error" not in result
 
     return is_kept
@@ -284,7 +292,7 @@ def select_unfinished(records: list[Record], results: Iterable[Result]) -> list[
 
 
 def shortest_first(records: list[Record], prompts: Prompts) -> list[Record]:
-    """Sort records by the length of their prompts; those without a valid prompt come first."""
+    """Sort records by prompt length; those without a valid prompt come first."""
 
     def length(record: Record) -> int:
         try:

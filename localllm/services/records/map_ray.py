@@ -1,7 +1,8 @@
-"""Runs `localllm map` on a cluster: Ray Data distributes records to actors, one per node.
+"""Run `localllm map` on a cluster: Ray Data distributes records to actors, one per node.
 
 Ray starts the actors, repeats the work of lost nodes, and collects the results. The model file must have the same path
-on every node, and localllm must be installed there. The file is mapped, so actors on one node share its memory.
+on every node, and localllm must be installed on each. The file is memory-mapped, so actors on one node share its
+memory.
 """
 
 import json
@@ -18,8 +19,8 @@ from localllm.services.records.map import MapJob, Mapping, Result
 if TYPE_CHECKING:
     import numpy as np
 
-MOST = 64  # most records of a batch for an actor; a lost node loses the batch it works on
-LEAST = 16  # fewest, except at the end
+MOST = 64  # maximum records of an actor's batch; a lost node loses the batch it works on
+LEAST = 16  # minimum, except for the last batch
 
 
 class Actor:
@@ -34,7 +35,10 @@ class Actor:
         )
 
     def __call__(self, batch: "dict[str, np.ndarray]") -> dict[str, list[int] | list[str]]:
-        """Answer a batch: columns "number" and "record" (JSON); return the columns "number" and "result" (JSON)."""
+        """Answer a batch.
+
+        The input has columns "number" and "record" (JSON), the output "number" and "result" (JSON).
+        """
         records = [Record(**json.loads(text)) for text in batch["record"]]
         numbers = {id(record): number for record, number in zip(records, batch["number"].tolist(), strict=True)}
         results = list(Mapping(self._model, self._job, records))
@@ -48,13 +52,14 @@ class RayMapping:
     """Answers records on a Ray cluster; iterate over it for the results.
 
     Attributes:
-        written: tokens generated so far.  done: number of finished records.
+        written: count of tokens generated so far.  done: count of finished records.
     """
 
     def __init__(self, job: MapJob, records: list[Record], address: str = ""):
-        """Connect to a cluster; address "": a running one, or a new one on this computer.
+        """Connect to a cluster.
 
-        Raises UsageError if Ray is not installed, LocalllmError if there is no cluster.
+        address: ""  means a running one, or a new one on this computer. Raises UsageError if Ray is not installed,
+        LocalllmError if there is no cluster.
         """
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # unless the user wants to send usage statistics
         try:
@@ -70,7 +75,7 @@ class RayMapping:
             try:
                 ray.init(address or None, log_to_driver=False, logging_level="error")
             except (ConnectionError, RuntimeError, ValueError) as error:
-                raise LocalllmError(f"no Ray cluster: {one_line(error)}") from None
+                raise LocalllmError(f"cannot connect to a Ray cluster: {one_line(error)}") from None
 
     def __iter__(self) -> Iterator[tuple[Record, Result]]:
         for number, text in self._rows():
@@ -83,7 +88,7 @@ class RayMapping:
                 return
 
     def _rows(self) -> Iterator[tuple[int, str]]:
-        """Yield the numbers of records with their results in JSON. Raises LocalllmError.
+        """Yield record indices with their results in JSON. Raises LocalllmError.
 
         Ray Data spreads actors over the nodes, restarts lost ones and repeats their work.
         """
@@ -112,5 +117,5 @@ class RayMapping:
 
 
 def one_line(error: Exception) -> str:
-    """Return the last line of a Ray error, which is the original exception."""
+    """Return the last line of a Ray error, which has the original exception."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1][:300]

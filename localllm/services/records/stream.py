@@ -1,4 +1,4 @@
-"""Reads records from a pipe; each is available as soon as its line has arrived."""
+"""Read records from a pipe; each is available as soon as its line has arrived."""
 
 import io
 import threading
@@ -12,18 +12,18 @@ from localllm.errors import LocalllmError, UsageError
 from localllm.files.text_file import UTF16_MARKS, decode_text, replace_invalid, replacement_warning
 from localllm.services.records import lines
 
-AHEAD = 256  # lines that the thread reads ahead
-PATIENCE = 0.1  # seconds between two checks whether to stop
+AHEAD = 256  # maximum lines that the thread reads ahead
+PATIENCE = 0.1  # seconds between checks for a stop
 
 
 class RecordStream:
-    """An iterator over records that can be resumed after StopIteration while `is_open`.
+    """An iterator over records, which can be resumed after StopIteration while `is_open`.
 
     It waits for the next line only if there is no other work.
 
     Attributes:
         may_wait: returns whether there is no other work.  is_stopped: whether the user cancelled.
-        pending: the yielded records, to sort results by.  count: how many were yielded.
+        pending: the yielded records, to sort results by.  count: of yielded records.
     """
 
     def __init__(self, source: IO[bytes]):
@@ -36,7 +36,7 @@ class RecordStream:
         self._number, self._first_numbers, self.is_stopped = 0, dict[str | int, int](), False
         self._finished_inputs, self._output = dict[object, object](), ""
         self._offset = 0  # bytes before the next line
-        self._invalid, self._replaced = "", 0  # message about the first invalid byte, and their number
+        self._invalid, self._replaced = "", 0  # message about the first invalid byte, and count of replacements
         threading.Thread(target=self._read, args=(source,), daemon=True).start()
 
     def _read(self, source: IO[bytes]) -> None:
@@ -63,14 +63,17 @@ class RecordStream:
 
     @property
     def warning(self) -> str:
-        """Return a warning about bytes that were not UTF-8, "" if there were none so far."""
+        """A warning about bytes that were not UTF-8, or ""."""
         return replacement_warning(self._invalid, self._replaced) if self._replaced else ""
 
     def stop(self) -> None:
         self.is_stopped = True
 
     def skip(self, results: Iterable[Mapping[str, object]], output: str) -> None:
-        """Skip records with a result in an output file; a different input will be a UsageError. output: its name."""
+        """Skip records that have a result in an output file; raise UsageError later if the input differs.
+
+        output: the name of the output file.
+        """
         self._finished_inputs, self._output = {each["id"]: each.get("input") for each in results}, output
 
     def __iter__(self) -> "RecordStream":
@@ -93,7 +96,7 @@ class RecordStream:
         raise StopIteration
 
     def _next_line(self) -> bytes | None:
-        """Return the next line, None at the end or if none has arrived yet."""
+        """Return the next line; None at the end, or if none has arrived yet."""
         while not self.is_stopped:
             may_wait = self.may_wait()
             try:
@@ -119,19 +122,19 @@ class RecordStream:
         return lines.with_own_id(record, number, self._first_numbers)
 
     def _is_done(self, record: lines.Record) -> bool:
-        """Return whether the output has the record's result. Raises UsageError if that is of another input."""
+        """Return whether the output has the record's result. Raises UsageError for the result of another input."""
         if record.error or record.id not in self._finished_inputs:
             return False
         if self._finished_inputs[record.id] != record.input:
             raise UsageError(
-                f"{self._output}: the record {record.id!r} has another input now; give another output file"
+                f"{self._output}: record {record.id!r} was answered for another input; give another output file"
             )
         return True
 
     def _decode(self, line: bytes, offset: int) -> str:
         """Decode a line; replace bytes that are not UTF-8 by U+FFFD, and count them.
 
-        offset: bytes before the line. Raises UsageError if a line that is not UTF-8 also has a zero byte.
+        offset: bytes before the line. Raises UsageError if such a line also has a zero byte.
         """
         try:
             return line.decode()

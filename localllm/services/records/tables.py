@@ -1,4 +1,4 @@
-"""Reads tables as records, and writes tables with answers as new columns: CSV, TSV, Parquet and Excel.
+"""Read tables as records, and write tables with answers as new columns: CSV, TSV, Parquet and Excel.
 
 pyarrow reads and writes Parquet, openpyxl Excel; both are optional and imported when needed.
 """
@@ -19,7 +19,7 @@ from localllm.frozen import frozen
 from localllm.services.records.lines import Record
 
 KINDS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".parquet": "parquet", ".xlsx": "xlsx"}
-DELIMITERS = ",;\t|"  # of CSV; the most frequent one of the header is used
+DELIMITERS = ",;\t|"  # of CSV; the header's most frequent one is used
 OUTPUT, ERROR, PROBABILITY = "output", "error", "probability"
 Row = dict[str, object]
 
@@ -30,7 +30,7 @@ class Table:
 
     Attributes:
         kind: one of the values of KINDS.  columns: their names.  delimiter: delimiter of CSV and TSV.
-        records: one for each row; the id is the row's number, from 1.  rows: the same, with the file's own types.
+        records: one for each row; the id is the row number, from 1.  rows: the same, with the file's own types.
     """
 
     kind: str
@@ -41,15 +41,14 @@ class Table:
 
 
 def kind_of(name: str | None) -> str:
-    """Return the kind of a table by its file's name, "" for no table."""
+    """Return a table's file type by its file name, "" for other files."""
     return KINDS.get(os.path.splitext(name or "")[1].lower(), "")
 
 
 def read_table(data: bytes, text: str, kind: str, name: str) -> Table:
-    """Read a table.
+    """Read a table. Raises UsageError.
 
-    data: the file's content.  text: the decoded content, for CSV and TSV.  name: name of the file, for errors. Raises
-    UsageError.
+    data: the file's content.  text: the decoded content, for CSV and TSV.  name: name of the file, for errors.
     """
     if kind in ("csv", "tsv"):
         return read_text_table(text, kind, name)
@@ -70,21 +69,25 @@ def read_text_table(text: str, kind: str, name: str) -> Table:
     try:
         header, *lines = [row for row in csv.reader(io.StringIO(text, ""), delimiter=delimiter) if row] or [[]]
     except csv.Error as error:
-        raise UsageError(f"{name}: not a table: {error}") from None
+        raise UsageError(f"{name}: not a valid table: {error}") from None
     columns = [each.strip() for each in header]
     require_columns(columns, name)
     records, rows = list[Record](), list[Row]()
     for number, cells in enumerate(lines, 1):
-        problem = f"row {number} has {len(cells)} cells, the header {len(columns)}" if len(cells) > len(columns) else ""
+        problem = (
+            f"row {number} has {len(cells)} cells, but the header has {len(columns)}"
+            if len(cells) > len(columns)
+            else ""
+        )
         rows.append(dict(zip(columns, [*cells, *[""] * len(columns)], strict=False)))
         records.append(Record(number, rows[-1], problem))
     return Table(kind, columns, records, rows, delimiter)
 
 
 def require_columns(columns: Sequence[str], name: str) -> None:
-    """Raise UsageError unless there are columns, all with different names."""
+    """Raise UsageError unless there are columns, and their names differ."""
     if not columns:
-        raise UsageError(f"{name}: this table is empty: its first row must name the columns")
+        raise UsageError(f"{name}: the table is empty: its first row must name the columns")
     if not all(columns):
         raise UsageError(f"{name}: column {[*columns].index('') + 1} of the header has no name")
     if double := [each for each in columns if [*columns].count(each) > 1]:
@@ -92,7 +95,7 @@ def require_columns(columns: Sequence[str], name: str) -> None:
 
 
 def extra(module: str, feature: str) -> ModuleType:
-    """Import a library of the extra "tables", which `feature` needs. Raises UsageError if it is not installed."""
+    """Import a library of the extra "tables", which `feature` needs. Raises UsageError if it is missing."""
     try:
         return import_module(module)
     except ImportError:
@@ -123,7 +126,7 @@ def read_excel(data: bytes, name: str) -> tuple[list[str], list[Row]]:
 
 
 def json_value(value: object) -> object:
-    """Convert a value to JSON; dates and other types become text, NaN null."""
+    """Convert a value to JSON; dates and other types become strings, NaN null."""
     if isinstance(value, Mapping):
         return {str(key): json_value(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -133,7 +136,7 @@ def json_value(value: object) -> object:
     return value if value is None or isinstance(value, str | int | float | bool) else str(value)
 
 
-# ---- out
+# ---- output
 
 
 def answer_columns(
@@ -141,8 +144,8 @@ def answer_columns(
 ) -> dict[str, tuple[str, ...]]:
     """Return the new columns, each with the path of its values in a result.
 
-    properties: properties of the answers' schema, in order; if there are none, the keys of answers that are objects are
-    used. used_names: names of other columns.
+    properties: properties of the answers' schema, in order; without any, the keys of answers that are objects are used.
+    used_names: names of other columns.
     """
     keys = dict.fromkeys(properties)
     has_text = probable = failed = False
@@ -162,14 +165,14 @@ def answer_columns(
 
 
 def free_name(name: str, used_names: set[str]) -> str:
-    """Return a column's name, changed if another column has it."""
+    """Return the column's name, prefixed until no other column has it."""
     while name in used_names:
         name = f"answer_{name}"
     return name
 
 
 def value_at(result: Row, path: tuple[str, ...]) -> object:
-    """Return a result's value at a path, None if it has none; for probabilities, that of the output."""
+    """Return a result's value at a path, or None; for probabilities, that of the output."""
     if path == ("probabilities",):
         path = "probabilities", str(result.get(OUTPUT))
     value: object = result
@@ -185,7 +188,7 @@ def join_rows(
     properties: Sequence[str],
     named: Sequence[str] = (),
 ) -> tuple[list[str], Iterator[Row]]:
-    """Add answers to a table: return its columns, and the rows of records that have a result.
+    """Add answers to a table: return its columns, and the rows of records with a result.
 
     named: columns that the table has even without rows.
     """
@@ -206,7 +209,7 @@ def rows_of(records: Sequence[Record]) -> list[Row]:
 
 
 def cell(value: object) -> object:
-    """Convert a value to a cell of CSV."""
+    """Convert a value to a CSV cell."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -215,7 +218,7 @@ def cell(value: object) -> object:
 
 
 def text_rows(columns: Sequence[str], rows: Iterable[Row], delimiter: str, header: bool = True) -> Iterator[str]:
-    """Yield the lines of CSV with their line breaks, quoted as in RFC 4180."""
+    """Yield the lines of CSV including line breaks, quoted as in RFC 4180."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, delimiter=delimiter, lineterminator="\n")
     for line in [columns] if header else []:
@@ -229,7 +232,7 @@ def text_rows(columns: Sequence[str], rows: Iterable[Row], delimiter: str, heade
 
 
 def encode_table(kind: str, columns: Sequence[str], rows: Iterable[Row], delimiter: str = ",") -> bytes:
-    """Encode a table as a file of this kind. Raises UsageError if a library is missing."""
+    """Encode a table in the given file type. Raises UsageError if a library is missing."""
     if kind in ("csv", "tsv"):
         return "".join(text_rows(columns, rows, "\t" if kind == "tsv" else delimiter)).encode(errors="replace")
     file = io.BytesIO()
@@ -250,7 +253,7 @@ def encode_table(kind: str, columns: Sequence[str], rows: Iterable[Row], delimit
 
 
 def excel_value(value: object) -> object:
-    """Convert a value to a cell of Excel, without control characters, which Excel files cannot have."""
+    """Convert a value to an Excel cell; drop control characters, which Excel files cannot have."""
     value = json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value
     if isinstance(value, str):
         return "".join(each for each in value if each >= " " or each in "\t\n\r")
@@ -258,7 +261,7 @@ def excel_value(value: object) -> object:
 
 
 def arrow_column(arrow: ModuleType, values: list[object]) -> object:
-    """Make an Arrow array of values, as text if they have several types; arrow: the module pyarrow."""
+    """Create an Arrow array of values, as strings if they have several types; arrow: the module pyarrow."""
     try:
         return arrow.array(values)
     except arrow.ArrowException:
@@ -272,14 +275,17 @@ def answers_path(output: str) -> str:
 
 
 def require_table(output: str, inputs: tuple[str, ...], redo: bool) -> None:
-    """Raise UsageError for a table that cannot be written, or that no earlier run wrote; redo: replace it."""
+    """Raise UsageError for a table that cannot be written, or was not written by an earlier run.
+
+    redo: allow replacing any table.
+    """
     kind, target = kind_of(output), resolve_target(output, inputs)
     if kind in ("parquet", "xlsx"):
         extra(*(("pyarrow", "Parquet") if kind == "parquet" else ("openpyxl", "Excel")))
     is_own = os.path.exists(answers_path(output))
     if os.path.exists(target) and os.path.getsize(target) and not (is_own or redo):
         raise UsageError(
-            f"{output} exists and was not written by an earlier run: --redo replaces it, or use another output file"
+            f"{output} exists and was not written by an earlier run: replace it with --redo, or use another output file"
         )
 
 
@@ -287,9 +293,9 @@ def require_table(output: str, inputs: tuple[str, ...], redo: bool) -> None:
 def table_writer(
     output: str, file: JsonlFile, table: Table | None, records: Sequence[Record], properties: Sequence[str]
 ) -> Iterator[None]:
-    """Write the table when the block ends, also by an exception, from the answers in `file`.
+    """Write the table from the answers in `file` when the block ends, even by an exception.
 
-    table: the input, None for records that are not from a table.  properties: properties of the answers' schema. Raises
+    table: the input; None for records that are not from a table.  properties: properties of the answers' schema. Raises
     LocalllmError.
     """
     try:

@@ -1,4 +1,4 @@
-"""Differences between servers with OpenAI's API; /v1/models tells which program a server is."""
+"""Differences between servers with OpenAI's API; /v1/models reveals a server's program."""
 
 from collections.abc import Mapping
 
@@ -14,10 +14,10 @@ UNLIMITED = 2**31 - 1
 
 @frozen
 class Dialect:
-    """The features that one server program supports.
+    """The features that a server program supports.
 
     Attributes:
-        sampling: localllm's names of sampling options by the server's.  grammar, regex: the request's fields for them,
+        sampling: localllm's names of sampling options, by the server's.  grammar, regex: the request fields for them,
             "" if there are none.  variables: whether it accepts chat_template_kwargs.
     """
 
@@ -33,15 +33,15 @@ DIALECTS = {
     "llamacpp": Dialect("llama-server", names_for("llamacpp", OPTIONS), "grammar"),
     "vllm": Dialect("vLLM", names_for("vllm", OPTIONS), "structured_outputs.grammar", "structured_outputs.regex"),
 }
-OTHER = Dialect("a server of OpenAI's interface", names_for("openai", OPTIONS), variables=False)
+OTHER = Dialect("a server with OpenAI's API", names_for("openai", OPTIONS), variables=False)
 
 
 @frozen
 class Form:
-    """The required output format: a JSON schema, a grammar (GBNF), a regular expression, or none.
+    """The required output format: a JSON schema, a GBNF grammar, a regular expression, or none.
 
     Attributes:
-        additional_properties: whether objects may have further properties if the schema does not say.
+        additional_properties: allow objects to have properties that the schema does not list.
     """
 
     schema: object = None
@@ -80,7 +80,7 @@ def request_of(options: GenerationOptions, form: Form, dialect: Dialect) -> dict
 
 
 def to_json(value: object) -> object:
-    """Convert an option to JSON; biases are limited to -100 to 100, OpenAI's range."""
+    """Convert an option to JSON; clamp biases to OpenAI's range, -100 to 100."""
     if isinstance(value, Mapping):
         return {str(key): max(-100.0, min(100.0, bias)) for key, bias in value.items()}
     return [*value] if isinstance(value, tuple) else value

@@ -1,4 +1,4 @@
-"""HTTP client for servers with OpenAI's API: requests, server-sent events, errors of one line."""
+"""HTTP client for servers with OpenAI's API: requests, server-sent events, one-line errors."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -13,20 +13,20 @@ from localllm.frozen import frozen
 from localllm.services.hub.proxies import http_proxy_for
 
 CONNECT, READ = 20.0, 600.0  # timeouts in seconds: for a connection, and for the next byte of a response
-MOST = 64 << 20  # bytes of a response, or of one line of a stream
-TRIES, LONGEST_WAIT = 5, 30.0  # attempts while the server is busy; most seconds between two
+MOST = 64 << 20  # maximum bytes of a response, or of one line of a stream
+TRIES, LONGEST_WAIT = 5, 30.0  # attempts while the server is busy; maximum seconds between two
 T = TypeVar("T")
 BUSY = (429, 500, 502, 503, 504)
 TOO_LONG = ("context length", "context size", "maximum context", "context window")
 
 
 class EndpointError(LocalllmError):
-    """The server cannot be reached, refuses, or sends an invalid response."""
+    """The server cannot be reached, rejects a request, or sends an invalid response."""
 
 
 @frozen
 class Endpoint:
-    """A server's address and key.
+    """A server's URL and key.
 
     Attributes:
         url: ends with /v1.  key: the API key, or None.  seconds: timeout for the next byte of a response.
@@ -38,35 +38,36 @@ class Endpoint:
 
     @classmethod
     def of(cls, url: str, key: str | None = None) -> "Endpoint":
-        """Parse an address. Raises UsageError if it is invalid."""
+        """Parse a URL. Raises UsageError if it is invalid."""
         try:
             parts = urlsplit(url)
             is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         except ValueError:
             is_valid = False
         if not is_valid or parts.query or parts.fragment or parts.username:
-            raise UsageError(f"endpoint must be the address of a server, such as http://127.0.0.1:8000/v1, not {url!r}")
+            raise UsageError(f"endpoint must be the URL of a server, such as http://127.0.0.1:8000/v1, not {url!r}")
         if key is not None and not (key.isascii() and key.isprintable()):
-            raise UsageError("the key of the endpoint must be printable ASCII")
+            raise UsageError("the endpoint's API key must be printable ASCII")
         return cls(url.rstrip("/") + "/v1" * (parts.path in ("", "/")), key)
 
     def get(self, path: str) -> dict[str, object]:
-        """Get JSON. Raises EndpointError."""
+        """Send a GET request and return the JSON response. Raises EndpointError."""
         with closing(self._connection()) as connection:
             return self._json(self._ask(connection, "GET", path))
 
     def post(self, path: str, body: object) -> dict[str, object]:
-        """Post JSON and return JSON. Raises EndpointError, ContextError."""
+        """Send JSON and return the JSON response. Raises EndpointError, ContextError."""
         with closing(self._connection()) as connection:
             return self._json(self._ask(connection, "POST", path, body))
 
     def events(self, path: str, body: object) -> Iterator[dict[str, object]]:
-        """Post JSON and yield the server-sent events. Raises ContextError, EndpointError, also for a broken stream."""
+        """Send JSON and yield the server-sent events. Raises ContextError; EndpointError, also for a broken stream."""
         with closing(self._connection()) as connection:
             response = self._ask(connection, "POST", path, body)
             if "text/event-stream" not in (response.getheader("Content-Type") or ""):
                 raise EndpointError(
-                    f"{self.url} does not stream: it responds with {response.getheader('Content-Type')}"
+                    f"{self.url} does not stream: expected text/event-stream, "
+                    f"found {response.getheader('Content-Type')}"
                 )
             yield from self._data(response)
 
@@ -74,7 +75,7 @@ class Endpoint:
         while True:
             line = self._sure(lambda: response.readline(MOST))
             if not line:
-                raise EndpointError(f"{self.url} broke off in the middle of an answer")
+                raise EndpointError(f"{self.url} closed the connection before the end of the answer")
             field, _, value = line.strip().partition(b":")
             if field != b"data":
                 continue
@@ -86,7 +87,7 @@ class Endpoint:
             yield event
 
     def _ask(self, connection: HTTPConnection, method: str, path: str, body: object = None) -> HTTPResponse:
-        """Send a request; repeat it while the server is busy or loads its model."""
+        """Send a request; retry while the server is busy or loads its model."""
         data, wait = None if body is None else json.dumps(body).encode(), 1.0
         for attempt in range(TRIES):
             response = self._response(connection, method, path, data)
@@ -130,7 +131,7 @@ class Endpoint:
         return self._sure(ask)
 
     def _sure(self, act: Callable[[], T]) -> T:
-        """Call `act`. Raises EndpointError for any connection failure."""
+        """Call `act`; convert any connection failure to EndpointError."""
         try:
             return act()
         except TimeoutError:
@@ -146,7 +147,7 @@ class Endpoint:
         return self._parse(data, {} if is_error else None)
 
     def _parse(self, data: bytes, usual: dict[str, object] | None = None) -> dict[str, object]:
-        """Parse a JSON object; return `usual` for anything else, or raise EndpointError if it is None."""
+        """Parse a JSON object; otherwise return `usual`, or raise EndpointError if that is None."""
         try:
             value = json.loads(data)
         except (ValueError, RecursionError):
@@ -161,27 +162,27 @@ class Endpoint:
         """Convert a server's error response to an exception."""
         error = response.get("error", response)
         message = error.get("message") if isinstance(error, dict) else error
-        reason = " ".join(str(message or "no reason is given").split())[:500]
+        reason = " ".join(str(message or "the server gave no reason").split())[:500]
         if any(words in reason.lower() for words in TOO_LONG) or "context_length" in str(error)[:2000]:
             return ContextError(f"{self.url}: {reason}")
         if status in (401, 403):
             complaint = (
-                "refuses the key" if self.key else "wants a key: LOCALLLM_API_KEY in the environment, or --api-key-file"
+                "rejected the API key" if self.key else "needs an API key: set LOCALLLM_API_KEY, or use --api-key-file"
             )
             return EndpointError(f"{self.url} {complaint} ({status}: {reason})")
-        return EndpointError(f"{self.url} refuses{f' ({status})' if status else ''}: {reason}")
+        return EndpointError(f"{self.url} rejected the request{f' ({status})' if status else ''}: {reason}")
 
 
 def json_object(value: object) -> dict[str, object]:
-    """Return a JSON value that is an object, {} for any other."""
+    """Return a JSON value that is an object, or {}."""
     return value if isinstance(value, dict) else {}
 
 
 def json_objects(value: object) -> list[dict[str, object]]:
-    """Return the objects in a JSON array, [] for any other value."""
+    """Return the objects in a JSON array, or []."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def json_count(value: object) -> int:
-    """Return a JSON value that is an integer, 0 for any other."""
+    """Return a JSON value that is an integer, or 0."""
     return value if isinstance(value, int) else 0

@@ -14,14 +14,14 @@ from localllm.services.remote.model import RemoteAnswer, RemoteModel
 
 AT_ONCE = 16  # concurrent requests
 T = TypeVar("T")
-LOOK = 0.1  # seconds between two checks whether a pipe has more records
+LOOK = 0.1  # seconds between checks for more records in a pipe
 
 
 class RemoteMapping:
     """Answers records; iterate over it for the results in order of completion.
 
     Attributes:
-        written: tokens generated so far.  done: number of finished records.
+        written: count of tokens generated so far.  done: count of finished records.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class RemoteMapping:
             answers = self._model.session.candidates(prompt, self._options, self._n)
             constraint = self._options.constraint
             if constraint and any(answer.finish_reason == "length" for answer in answers):
-                raise CutError(f"the answer was cut off before it was {constraint.promise}; raise max_tokens")
+                raise CutError(f"the answer was cut off before it {constraint.promise}; raise max_tokens")
         except LocalllmError as error:
             return failure(record, error, [answer.text for answer in answers])
         return success(record, answers, lambda text: output_of(text, self._options, self._json_as_text))
@@ -81,7 +81,7 @@ class RemoteMapping:
 def success(record: Record, answers: list[RemoteAnswer], parsed: Callable[[str], object] = str) -> Result:
     """Build the result of a record, as records.map does; token counts cover all answers together.
 
-    parsed: converts an answer's text to the output.
+    parsed: converts an answer to the output.
     """
 
     def value_of(values: list[T]) -> T | list[T]:

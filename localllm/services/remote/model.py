@@ -1,4 +1,4 @@
-"""A model on a server with OpenAI's API, with the interface of a local Model that commands use."""
+"""A model on a server with OpenAI's API, with the methods of a local Model that commands use."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -21,7 +21,7 @@ from localllm.text.messages import Message
 
 REASONS = {"eos": "stop", "stop_sequence": "stop", "content_filter": "stop", "function_call": "tool_calls"}
 CHAT, TEXT = "/chat/completions", "/completions"
-MOST = 16  # answers to one prompt
+MOST = 16  # maximum answers to one prompt
 T = TypeVar("T")
 
 
@@ -32,12 +32,12 @@ class Streaming:
     """A streamed response, assembled from its events.
 
     Attributes:
-        text: by kind, ANSWER or REASONING.  usage: the server's token counts.  finish_reason: "" until the end.
-        events: number of events with text or tool calls.
+        text: by type, ANSWER or REASONING.  usage: the server's token counts.  finish_reason: "" until the end.
+        events: count of events with text or tool calls.
     """
 
     def __init__(self, is_compact: bool = False) -> None:
-        """Start empty; is_compact: remove the whitespace of a response in JSON."""
+        """Start empty; is_compact: remove the whitespace of a JSON response."""
         self._compactor = JsonCompactor() if is_compact else None
         self.text, self.finish_reason, self.events = {ANSWER: "", REASONING: ""}, "", 0
         self.usage: dict[str, object] = {}
@@ -45,11 +45,11 @@ class Streaming:
 
     @property
     def calls(self) -> list[ToolCall]:
-        """Return the complete tool calls in order."""
+        """The complete tool calls, in order."""
         return complete_calls(call for _, call in sorted(self._calls.items()))
 
     def push(self, event: dict[str, object]) -> Iterator[TextPart]:
-        """Add an event, and yield its parts."""
+        """Add an event; yield its text."""
         if isinstance(event.get("usage"), dict):
             self.usage = json_object(event["usage"])
         for choice in json_objects(event.get("choices")):
@@ -99,7 +99,7 @@ class RemoteAnswer:
 
     @classmethod
     def of(cls, choice: object, usage: object, is_compact: bool = False) -> "RemoteAnswer":
-        """Parse one choice of a response; is_compact: see Streaming."""
+        """Parse one choice of a response; is_compact: see StreamedResponse."""
         choice = json_object(choice)
         message = json_object(choice.get("message"))
         text = str(message.get("content") or choice.get("text") or "")
@@ -118,7 +118,7 @@ class RemoteModel:
 
     Attributes:
         endpoint: the server.  name: the server's name of the model.  dialect: the features that the server supports.
-        form: the required output format.  session: the conversation with it.
+        form: the required output format.  session: the conversation with the model.
     """
 
     prefixes, file, is_diffusion, device, arch = None, None, False, "", ""
@@ -126,7 +126,7 @@ class RemoteModel:
     warnings: Sequence[str] = ()
 
     def __init__(self, endpoint: Endpoint, name: str | None = None, form: Form | None = None):
-        """Connect to the server. Raises EndpointError, UsageError for a model that it does not have.
+        """Connect to the server. Raises EndpointError, and UsageError for an unknown model.
 
         name: None for the server's first model.
         """
@@ -134,9 +134,9 @@ class RemoteModel:
         models = json_objects(endpoint.get("/models").get("data"))
         names = [str(each.get("id")) for each in models]
         if not names and name is None:
-            raise EndpointError(f"{endpoint.url} has no models")
+            raise EndpointError(f"{endpoint.url} serves no models")
         if name is not None and names and name not in names:
-            raise UsageError(f"{endpoint.url} has no model {name!r}; it has {', '.join(names[:20])}")
+            raise UsageError(f"{endpoint.url} does not serve model {name!r}; available: {', '.join(names[:20])}")
         about = next((each for each in models if each.get("id") == name), models[0] if models else {})
         self.name = name or names[0]
         self.dialect = DIALECTS.get(str(about.get("owned_by")), OTHER)
@@ -145,7 +145,7 @@ class RemoteModel:
 
     @property
     def context(self) -> int:
-        """Return the context length; 0 if the server does not report it (some do only when the model is loaded)."""
+        """The context length; 0 if the server does not report it (some do only when the model is loaded)."""
         self._context = self._context or context_of(self._about, self.endpoint, self.name)
         return self._context
 
@@ -156,7 +156,7 @@ class RemoteModel:
         return {"model": self.name, **request_of(options, self.form, self.dialect)}
 
     def close(self) -> None:
-        """Do nothing: there is nothing to free."""
+        """Do nothing; a remote model has no resources."""
 
     def __enter__(self) -> Self:
         return self
@@ -166,7 +166,10 @@ class RemoteModel:
 
 
 def context_of(about: dict[str, object], endpoint: Endpoint, name: str) -> int:
-    """Return a model's context length: vLLM reports it per model, llama-server and localllm outside of /v1."""
+    """Return a model's context length, 0 if unknown.
+
+    vLLM reports it per model, llama-server and localllm outside /v1.
+    """
     if length := json_count(about.get("max_model_len")):
         return length
     if about.get("owned_by") in ("llamacpp", "localllm"):
@@ -187,34 +190,34 @@ class RemoteSession(Conversation["RemoteGeneration"]):
         self._model = model
 
     def chat(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> "RemoteGeneration":
-        """Answer messages, without adding them to this conversation. Raises EndpointError, UsageError."""
+        """Answer messages without adding them to this conversation. Raises EndpointError, UsageError."""
         options = options or GenerationOptions()
         return RemoteGeneration(self._model, CHAT, {"messages": to_data_urls(messages)}, options)
 
     def complete(self, prompt: str, options: GenerationOptions | None = None) -> "RemoteGeneration":
-        """Continue a text, without a chat template."""
+        """Continue a prompt without a chat template."""
         return RemoteGeneration(self._model, TEXT, {"prompt": prompt, **self._length(options)}, options)
 
     def _length(self, options: GenerationOptions | None) -> dict[str, object]:
-        """Return the max_tokens that means no limit, because servers end plain text after 16 tokens without it.
+        """Return the server's max_tokens for no limit, since servers end plain text after 16 tokens without it.
 
-        Returns {} if the options have a limit. Raises UsageError for a server that has no way to ask for no limit.
+        Returns {} if the options have a limit. Raises UsageError for a server without a value for no limit.
         """
         if options and options.max_tokens is not None:
             return {}
         if self._model.dialect.name in ("localllm", "llama-server"):
             return {"max_tokens": UNLIMITED if self._model.dialect.name == "localllm" else -1}
-        raise UsageError("max_tokens is missing: without it this endpoint ends plain text after 16 tokens")
+        raise UsageError("max_tokens must be set: without it, the endpoint ends raw completions after 16 tokens")
 
     def resume(self, options: GenerationOptions | None = None) -> "RemoteGeneration":
-        raise UsageError("an answer of an endpoint cannot be continued: its API has no way to ask for it")
+        raise UsageError("an endpoint's answer cannot be continued: its API does not support it")
 
     def candidates(
         self, prompt: str | Sequence[Message], options: GenerationOptions | None = None, n: int = 1, beams: int = 0
     ) -> list[RemoteAnswer]:
         """Return n answers, the likeliest first if the server reports logprobs. Raises EndpointError, UsageError."""
         if beams:
-            raise UsageError("beams is not available with an endpoint: its API has no beam search")
+            raise UsageError("beams is not available with an endpoint: its API does not support beam search")
         if not 1 <= n <= MOST:
             raise UsageError(f"n must be from 1 to {MOST} for an endpoint, not {n}")
         path, fields = (TEXT, {"prompt": prompt, **self._length(options)}) if isinstance(prompt, str) else (
@@ -226,7 +229,7 @@ class RemoteSession(Conversation["RemoteGeneration"]):
         reply = self._model.endpoint.post(path, fields)
         choices = reply.get("choices")
         if not isinstance(choices, list) or not choices:
-            raise EndpointError(f"{self._model.endpoint.url} sent no answer")
+            raise EndpointError(f"{self._model.endpoint.url} sent a response without an answer")
         is_compact = options is not None and options.is_compact
         answers = [RemoteAnswer.of(choice, reply.get("usage"), is_compact) for choice in choices]
         is_ranked = all(answer.has_logprobs for answer in answers)
@@ -243,7 +246,7 @@ class RemoteSession(Conversation["RemoteGeneration"]):
                 answer.begin()
                 break
             except ContextError:
-                turns = [place for place, message in enumerate(history_left) if message["role"] == "user"]
+                turns = [index for index, message in enumerate(history_left) if message["role"] == "user"]
                 if options.on_overflow == "error" or len(turns) < 2:
                     raise
                 history_left = history_left[turns[(len(turns) + 1) // 2] :]
@@ -252,9 +255,9 @@ class RemoteSession(Conversation["RemoteGeneration"]):
 
 
 class RemoteGeneration:
-    """An answer that a server generates, with the attributes of a Generation that servers report.
+    """An answer that a server generates; it has those attributes of a Generation that servers report.
 
-    Token ids are not available, only counts.
+    Only token counts are available, no token ids.
     """
 
     dropped, skipped, kept, is_full, drafted, accepted = 0, 0, None, False, 0, 0
@@ -292,7 +295,7 @@ class RemoteGeneration:
             if close:
                 close()
         if not self._response.finish_reason:
-            raise EndpointError(f"{self._model.endpoint.url} broke off in the middle of an answer")
+            raise EndpointError(f"{self._model.endpoint.url} closed the connection before the end of the answer")
         self.finish_reason = "stop" if self._response.finish_reason == "tool_calls" else self._response.finish_reason
 
     @property
@@ -330,7 +333,7 @@ class RemoteGeneration:
         return (text for kind, text in self.parts if kind == ANSWER)
 
     def close(self) -> None:
-        """Close the connection, which makes the server stop."""
+        """Close the connection, which makes the server stop generating."""
         with suppress(LocalllmError):
             self.parts.close()  # type: ignore[attr-defined]
 

@@ -1,4 +1,4 @@
-"""Extracts fenced code blocks from Markdown, also from streams.
+"""Extract fenced code blocks from Markdown, also while it streams.
 
 Fences are those of CommonMark 0.31, section 4.5, but with any indentation, as in lists.
 """
@@ -10,7 +10,7 @@ MARKS = "`~"
 
 
 class BlockReader:
-    """Extracts the first code block of a streamed text.
+    """Extracts the first code block of streamed text.
 
     Attributes:
         is_open, is_done: whether the block has begun, and whether it has ended.
@@ -21,7 +21,7 @@ class BlockReader:
         self.is_open = self.is_done = False
 
     def push(self, text: str) -> str:
-        """Add a piece of text; return the part of the block's content that is certain now."""
+        """Add text; return the new content of the block, as far as it is certain."""
         content = ""
         *lines, rest = f"{self._line}{text}".split("\n")
         for line in lines:
@@ -50,7 +50,7 @@ class BlockReader:
         return f"{self._content(line)}\n"
 
     def _beginning(self, line: str) -> str:
-        """Return the part of an unfinished line that cannot belong to a closing fence, and keep the rest."""
+        """Return the start of an unfinished line unless it may be a closing fence; keep the rest."""
         if not self.is_open or self.is_done:
             return ""
         if not self._is_begun and (not line.strip() or line.lstrip()[0] == self._fence[0]):
@@ -68,7 +68,7 @@ class BlockReader:
 
 
 def code_blocks(text: str) -> list[str]:
-    """Return the contents of all code blocks of a text, in order, without the line break at the end."""
+    """Return the contents of all code blocks in order, each without its final line break."""
     blocks = list[str]()
     reader, code = BlockReader(), ""
     for line in text.splitlines(keepends=True):
@@ -81,6 +81,6 @@ def code_blocks(text: str) -> list[str]:
 
 
 def extract_code(text: str, last: bool = False) -> str | None:
-    """Return the content of a text's first code block, or the last one's; None if there is none."""
+    """Return the content of the first or last code block, or None."""
     blocks = code_blocks(text)
     return blocks[-1 if last else 0] if blocks else None

@@ -1,4 +1,4 @@
-"""Embeds many texts, with a cache of vectors. Implements `localllm embed`."""
+"""Embed many documents, with a cache of vectors. Implements `localllm embed`."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,14 +24,14 @@ from localllm.services.search.passages import Passage, cut_into_passages
 from localllm.system.files import cache_folder
 from localllm.text.tokenizer import Tokenizer
 
-SAMPLE = 1 << 16  # bytes of a model file that are hashed
-KEY = 16  # bytes of a text's hash
-CUT_VERSION = 2  # of how vectors are cut: since 2 with a layer norm before, for models that ask for it
+SAMPLE = 1 << 16  # bytes of a model file to hash
+KEY = 16  # bytes of a document's hash
+CUT_VERSION = 2  # version of vector truncation: 2 applies a layer norm first, for models that need it
 
 
 @frozen
 class EmbedJob:
-    """A model and the options for embedding with it."""
+    """A model, and the options for embedding with it."""
 
     path: str
     options: EmbedOptions
@@ -79,7 +79,7 @@ def embedder(job: EmbedJob) -> "Iterator[AnyEmbedder]":
             raise UsageError("pooling cannot be set for a model of images and texts")
         result = clip_embedder.PairEmbedder(file, job.engine)
     elif job.has_images:
-        raise UsageError(f"{job.path}: this model cannot embed images; use a CLIP model")
+        raise UsageError(f"{job.path}: the model cannot embed images; use a CLIP model")
     else:
         embedder_opened = Embedder(file, Tokenizer.from_metadata(file.metadata, file.oddities), job.engine, job.pooling)
         result = cast(AnyEmbedder, embedder_opened)  # there are no images, as checked above
@@ -110,7 +110,7 @@ def text_of(record: Record, field: str) -> "str | ShownImage":
         return ShownImage(fields[IMAGE])
     text = fields.get(field)
     if not isinstance(text, str):
-        raise UsageError(f'record {record.id!r} has no text field "{field}"; name another field')
+        raise UsageError(f'record {record.id!r} has no string in the field "{field}"; name another field')
     return text
 
 
@@ -122,14 +122,14 @@ def is_image(record: Record) -> bool:
 
 
 def key_of(item: str | ShownImage) -> str:
-    """Return the cache key of a text, or of an image by its content. Raises UsageError."""
+    """Return the cache key of a document: the text itself, or a hash of the image. Raises UsageError."""
     if isinstance(item, str):
         return item
     return "\0" + hashlib.sha256(read_source(item.source)[1]).hexdigest()
 
 
 def files_below(names: Sequence[str]) -> list[str]:
-    """List the named files, and those in named folders by name, without hidden ones. Raises UsageError."""
+    """List the named files, and the non-hidden files in named folders, sorted. Raises UsageError."""
     paths: list[str] = []
     for name in names:
         path = Path(name)
@@ -148,27 +148,30 @@ def files_below(names: Sequence[str]) -> list[str]:
 
 
 def file_text(path: str) -> str:
-    """Read a text file. Raises UsageError unless it is UTF-8 or UTF-16; a zero byte means that it is binary."""
+    """Read a text file. Raises UsageError unless it is UTF-8 or UTF-16; a zero byte means binary."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
     if b"\0" in data and not data.startswith(UTF16_MARKS):
-        raise UsageError(f"{path}: a binary file")
+        raise UsageError(f"{path}: expected a text file, found a binary file")
     return decode_text(data, path)
 
 
 def file_passages(path: str, size: int) -> list[Passage]:
-    """Cut a text file into passages of about `size` characters. Raises UsageError if it is binary or too large."""
+    """Split a text file into passages of about `size` characters. Raises UsageError if it is binary or too large."""
     text = read_text(path)
     if text is None:
-        file_text(path)  # says why
-        raise UsageError(f"{path}: more than {LARGEST >> 20} MB")
+        file_text(path)  # raises the reason
+        raise UsageError(f"{path}: the file exceeds the limit of {LARGEST >> 20} MB")
     return cut_into_passages(path, text, size)
 
 
 def nearest(query: np.ndarray, vectors: np.ndarray, top: int) -> list[tuple[int, float]]:
-    """Return the vectors closest to a query as (index, cosine), best first. query, vectors: float32, of length 1."""
+    """Return the vectors closest to a query as (index, cosine), best first.
+
+    query, vectors: float32, of length 1.
+    """
     cosines = vectors @ query
     order = np.argsort(-cosines, kind="stable")[:top]
     return [(int(number), float(cosines[number])) for number in order]
@@ -177,7 +180,7 @@ def nearest(query: np.ndarray, vectors: np.ndarray, top: int) -> list[tuple[int,
 def groups_of(vectors: np.ndarray, threshold: float) -> list[list[int]]:
     """Group vectors: each has a cosine of at least `threshold` with another one of its group.
 
-    vectors: float32 [texts, width], of length 1. Returns indexes, the largest group first, without groups of one.
+    vectors: float32 [documents, width], of length 1. Returns indices, the largest group first, without groups of one.
     """
     owner = np.arange(len(vectors))
     for number in range(1, len(vectors)):
@@ -190,14 +193,14 @@ def groups_of(vectors: np.ndarray, threshold: float) -> list[list[int]]:
 
 
 class VectorCache:
-    """A cache of embeddings in the user's cache folder, by the hash of a text.
+    """A cache of embeddings in the user's cache folder, by the hash of a document.
 
     Attributes:
-        found: number of texts that were cached.
+        found: count of documents that were cached.
     """
 
     def __init__(self, job: EmbedJob, width: int):
-        """Open the cache of a job's model and options; width: numbers of a vector."""
+        """Open the cache for a job's model and options; width: elements of a vector."""
         self._path = cache_folder() / "vectors" / fingerprint(job)
         self._width, self.found = width, 0
         data = np.frombuffer(read_checksummed(self._path) or b"", np.uint8)
@@ -207,7 +210,7 @@ class VectorCache:
         self._vectors = rows[:, KEY:].copy().view(np.float32)
 
     def vectors(self, texts: Sequence[str], make: Callable[[list[str]], np.ndarray]) -> np.ndarray:
-        """Return the texts' vectors, float32 [texts, width]; make: embeds the texts that are not cached yet."""
+        """Return the documents' vectors, float32 [documents, width]; make: embeds those that are not cached."""
         keys = [*map(digest, texts)]
         rows = np.empty((len(texts), self._width), np.float32)
         old = [number for number, key in enumerate(keys) if key in self._rows]
@@ -221,7 +224,7 @@ class VectorCache:
         return rows
 
     def _store(self, keys: list[bytes], rows: np.ndarray) -> None:
-        """Add vectors to the cache; a file that cannot be written is ignored."""
+        """Add vectors to the cache; ignore a file that cannot be written."""
         for key, row in zip(keys, range(len(self._vectors), len(self._vectors) + len(keys)), strict=True):
             self._rows[key] = row
         self._vectors = np.concatenate((self._vectors, rows))
@@ -237,7 +240,7 @@ def digest(text: str) -> bytes:
 
 
 def fingerprint(job: EmbedJob) -> str:
-    """Hash the model and the options that determine a vector: 32 hexadecimal digits."""
+    """Hash the model and the options that determine a vector; return 32 hexadecimal digits."""
     o = job.options
     cut = [] if o.dims is None else [CUT_VERSION]
     options = [o.dims, o.normalize, o.role, o.overflow, job.pooling, job.engine.context, *cut]

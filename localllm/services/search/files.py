@@ -1,4 +1,4 @@
-"""Finds text files as ripgrep does: no hidden ones, no binaries, none that .gitignore excludes."""
+"""Find text files as ripgrep does: no hidden files, no binaries, none that .gitignore excludes."""
 
 import fnmatch
 import os
@@ -20,11 +20,11 @@ SAMPLE = 8192  # a zero in the first bytes means a binary file
 
 @frozen
 class Filter:
-    """Select files within folders.
+    """Selects files within folders.
 
     Attributes:
         include, exclude: glob patterns of names, or of paths if they have a slash.
-        hidden: include names with a leading dot.  ignored: include files that .gitignore and .ignore exclude.
+        hidden: include names with a leading dot.  ignored: include files excluded by .gitignore and .ignore.
     """
 
     include: Sequence[str] = ()
@@ -33,7 +33,7 @@ class Filter:
     ignored: bool = False
 
     def selects(self, path: str, is_folder: bool) -> bool:
-        """Return whether to include a file below a searched folder, or to search a folder below it."""
+        """Return whether to include a file, or to descend into a folder, below a searched folder."""
         name = os.path.basename(path)
         if name.startswith(".") and not self.hidden:
             return False
@@ -51,7 +51,7 @@ def matches(path: str, pattern: str) -> bool:
 
 
 class Ignored:
-    """Matches paths against the ignore files of a folder, of its parents and of its subfolders."""
+    """The rules in the ignore files of a folder, its parents and its subfolders."""
 
     def __init__(self, folder: str):
         self._specs: list[tuple[str, GitIgnoreSpec]] = []
@@ -82,7 +82,7 @@ class Ignored:
 
 
 def parents_in_repository(folder: str) -> list[str]:
-    """Return a folder's parents from the root of its Git repository on; none outside of a repository."""
+    """Return a folder's parents from the root of its Git repository on; [] outside a repository."""
     parents = list[str]()
     while not os.path.exists(os.path.join(folder, ".git")):
         parent = os.path.dirname(folder)
@@ -94,7 +94,7 @@ def parents_in_repository(folder: str) -> list[str]:
 
 
 def text_files(names: Sequence[str], filter_: Filter) -> Iterator[str]:
-    """Yield the named files, and those below named folders by name. Raises UsageError for a missing one."""
+    """Yield the named files, and those in named folders, sorted. Raises UsageError for a missing name."""
     for name in names:
         if os.path.isdir(name):
             yield from files_below(name, filter_, Ignored(name))
@@ -105,7 +105,7 @@ def text_files(names: Sequence[str], filter_: Filter) -> Iterator[str]:
 
 
 def files_below(folder: str, filter_: Filter, ignored: Ignored) -> Iterator[str]:
-    """Yield the selected files below a folder; links to folders are not followed."""
+    """Yield the selected files in a folder; do not follow links to folders."""
     ignored.enter(folder)
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
@@ -123,7 +123,7 @@ def files_below(folder: str, filter_: Filter, ignored: Ignored) -> Iterator[str]
 
 
 def read_text(path: str) -> str | None:
-    """Read a text file; return None for a file that is binary, too large or cannot be read."""
+    """Read a text file; return None for a file that is binary, too large or unreadable."""
     try:
         with open(path, "rb") as file:
             data = file.read(LARGEST + 1)

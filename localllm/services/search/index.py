@@ -19,8 +19,8 @@ from localllm.files.safe_file import make_private
 from localllm.services.search.files import read_text
 from localllm.services.search.passages import SIZE, Passage, cut_into_passages
 
-VERSION = "3"  # of the file's layout
-BATCH = 64  # passages that are embedded and written together
+VERSION = "3"  # version of the database schema
+BATCH = 64  # passages embedded and written together
 TABLES = """
 CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, size INTEGER, mtime INTEGER, digest BLOB);
 CREATE TABLE IF NOT EXISTS passages (
@@ -36,11 +36,14 @@ class Index:
     """The passages of files; a context manager.
 
     Attributes:
-        added: number of passages added since it was opened.
+        added: count of passages added since the index was opened.
     """
 
     def __init__(self, path: Path | None, size: int = SIZE):
-        """Open or create an index; path: None for one in memory.  size: characters of a passage, see passages.py."""
+        """Open or create an index.
+
+        path: None for an index in memory.  size: characters of a passage, see passages.py.
+        """
         self._size, self.added = size, 0
         self._sql = open_database(path)
 
@@ -51,7 +54,7 @@ class Index:
         self._sql.close()
 
     def update(self, paths: Sequence[str], progress: Callable[[int, int], object] = lambda done, count: None) -> None:
-        """Index the files that are new or have changed, and remove files that are not among the paths."""
+        """Index new and changed files; remove files that are not among the paths."""
         current = {*paths}
         with self._sql:
             for (gone,) in self._sql.execute("SELECT path FROM files").fetchall():
@@ -109,7 +112,7 @@ class Index:
         self._sql.execute("DELETE FROM passages WHERE path = ?", (path,))
 
     def embed(self, make: Embed, progress: Callable[[int, int], object] = lambda done, count: None) -> int:
-        """Compute the missing vectors; return how many were missing.
+        """Compute the missing vectors; return their count.
 
         make: embeds texts, float32 [texts, width], of length 1. Finished batches are kept on interruption.
         """
@@ -178,6 +181,6 @@ def digest(text: str) -> bytes:
 
 
 def file_of(folder: Path, names: Sequence[str], parts: Sequence[object]) -> Path:
-    """Return the path of the index of these files and folders; parts: other things that it depends on."""
+    """Return the path of the index of these files and folders; parts: other values that it depends on."""
     key = repr([VERSION, sorted(os.path.realpath(name) for name in names), os.getcwd(), *parts])
     return folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.sqlite"

@@ -8,13 +8,13 @@ from localllm.errors import LocalllmError
 if TYPE_CHECKING:
     from localllm.services.search.ranking import Search
 
-MOST = 50  # passages of a result
+MOST = 50  # maximum passages of a result
 
 
 def serve(search: "Search", places: list[str], top: int) -> None:
-    """Answer an MCP client's calls until it closes stdin; each call indexes changed files first.
+    """Answer an MCP client's calls until it closes stdin; index changed files before each call.
 
-    places: the searched files and folders, for the tool's description.  top: default number of passages. Raises
+    places: the searched files and folders, for the tool's description.  top: default count of passages. Raises
     LocalllmError without the package `mcp`.
     """
     if find_spec("mcp") is None:

@@ -1,4 +1,4 @@
-"""Splits a text into passages: at headings and paragraphs, in code at definitions, with an overlap."""
+"""Split text into passages: prose at headings and paragraphs, code at definitions, with an overlap."""
 
 import os
 import re
@@ -10,8 +10,8 @@ from localllm.frozen import frozen
 from localllm.services.search.code_blocks import FENCE
 
 SIZE = 600  # characters of a passage, about 150 tokens
-WHOLE = 1.5  # a section of up to this many sizes stays in one passage
-CHARACTERS = 3  # per token, at least, in what most embedding models read
+WHOLE = 1.5  # a section of up to this many times the size stays in one passage
+CHARACTERS = 3  # minimum per token, for most embedding models
 OVERLAP = 160  # characters of a paragraph that the next passage may repeat
 HEADINGS = {".md", ".markdown", ".mdx", ".qmd", ".txt", ".adoc", ".org", ""}
 CODE_ENDINGS = (
@@ -29,15 +29,15 @@ DEFINITION = re.compile(
 
 
 ITEM = re.compile(r" {0,3}(?:[-*+]|\d+[.)]) ")
-MARGIN = 3  # a line indented by more columns than this (beyond the least indented) continues the one before
+MARGIN = 3  # a line indented by more columns than this, relative to the least indented one, continues the line before
 
 
 @frozen
 class Passage:
-    """A part of a file.
+    """A range of lines in a file.
 
     Attributes:
-        first, last: its line numbers, from 1.  heading: its section's, after those of the sections around it.
+        first, last: its line numbers, from 1.  heading: its section's, preceded by those of the enclosing sections.
     """
 
     path: str
@@ -52,7 +52,7 @@ class Passage:
 
     @property
     def embedded(self) -> str:
-        """Return the text to embed: the file's name and the heading, then the passage."""
+        """The text to embed: the file's name and the heading, then the passage."""
         about = " > ".join(filter(None, (os.path.basename(self.path), self.heading)))
         return f"{about}\n{self.text}" if about else self.text
 
@@ -63,7 +63,7 @@ def passage_size(context: int) -> int:
 
 
 def cut_into_passages(path: str, text: str, size: int = SIZE) -> list[Passage]:
-    """Split a file's text into passages, in order; every line that is not blank is in one."""
+    """Split a file's text into passages, in order; every non-blank line is in one."""
     lines, ending = text.splitlines(), os.path.splitext(path)[1].lower()
     passages = list[Passage]()
     for first, last, heading in sections(lines, ending):
@@ -99,7 +99,7 @@ def sections(lines: Sequence[str], ending: str) -> Iterator[tuple[int, int, str]
 
 
 def blocks_of(lines: Sequence[str], first: int, last: int, is_code: bool) -> Iterator[tuple[int, int]]:
-    """Yield a text's paragraphs and list items, or code's definitions, as (first line, line after the last)."""
+    """Yield paragraphs and list items, or code's definitions, as (first line, line after the last)."""
     start: int | None = None
     in_fence = False
     for number in range(first, last):
@@ -123,7 +123,7 @@ def blocks_of(lines: Sequence[str], first: int, last: int, is_code: bool) -> Ite
 
 
 def merge_blocks(lines: Sequence[str], blocks: Sequence[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:
-    """Merge consecutive small blocks to about `size` characters; a short last block is repeated in the next passage."""
+    """Merge consecutive small blocks to about `size` characters; repeat a short last block in the next passage."""
 
     def length(begin: int, end: int) -> int:
         return sum(len(line) + 1 for line in lines[begin:end])
@@ -146,7 +146,7 @@ def merge_blocks(lines: Sequence[str], blocks: Sequence[tuple[int, int]], size: 
 def split_block(path: str, lines: Sequence[str], begin: int, end: int, heading: str, size: int) -> Iterator[Passage]:
     """Yield a block as one passage, or as several of about equal length if it exceeds WHOLE sizes.
 
-    It is split before lines that are not indented, if there are enough of them.
+    It is split before unindented lines, if there are enough of them.
     """
     while end > begin and not lines[end - 1].strip():
         end -= 1
@@ -179,5 +179,5 @@ def indented_units(lines: Sequence[str], begin: int, end: int, size: int) -> Ite
 
 
 def equal_length(length: int, maximum: float) -> float:
-    """Return the length of equal parts, as few as possible with at most `maximum` each."""
+    """Return the length of equal segments, as few as possible, with at most `maximum` each."""
     return length / ceil(length / maximum) if length else 0

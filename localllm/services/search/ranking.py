@@ -1,4 +1,4 @@
-"""Ranks passages for a question: BM25 and embeddings, fused by reciprocal rank, then a reranker if there is one."""
+"""Rank passages for a question: BM25 and embeddings, fused by reciprocal rank, then an optional reranker."""
 
 import re
 from collections import defaultdict
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from localllm.services.search.embed import AnyEmbedder
 
 RANK = 20  # k of reciprocal rank fusion (Cormack et al. 2009 take 60, for longer lists)
-WORDS = 0.5  # weight of BM25 ranks next to embedding ranks (51 of 60 questions right; with 1.0, 47)
-DEPTH = 100  # passages from each of the two rankings that are fused
-RERANKED = 30  # best of these that the reranker scores
+WORDS = 0.5  # weight of BM25 ranks relative to embedding ranks (51 of 60 questions right; with 1.0, 47)
+DEPTH = 100  # passages to fuse from each of the two rankings
+RERANKED = 30  # of these, the best are scored by the reranker
 COMMON_WORDS = (
     "a an and are as at be by can do does for from have how i if in is it me my not of on or so that the there this to "
     "was we what when where which who why will with you your"
@@ -32,11 +32,11 @@ Progress = Callable[[str], object]
 
 @frozen
 class Hit:
-    """A passage that was found.
+    """A passage that matches a question.
 
     Attributes:
-        score: larger is better; comparable only within one search.
-        cosine: similarity of its vector and the question's, None without an embedding model.
+        score: higher is better; comparable only within one search.
+        cosine: similarity of its vector to the question's, None without an embedding model.
     """
 
     passage: Passage
@@ -49,7 +49,7 @@ class Models:
     """The models of a search.
 
     Attributes:
-        embedder, reranker: their paths; None to rank by words only, or not to rerank.
+        embedder, reranker: their paths; None: rank by words only, or do not rerank.
     """
 
     engine: "EngineOptions"
@@ -58,7 +58,7 @@ class Models:
 
 
 class Search:
-    """Searches the passages of files, or lines, for any number of questions. A context manager.
+    """A search of files' passages, or lines, for any number of questions. A context manager.
 
     Attributes:
         index: the index of the passages.
@@ -74,7 +74,7 @@ class Search:
     ):
         """Open the models and update the index.
 
-        lines: texts to rank instead of files.  show: called with the progress. Raises ModelError, UsageError.
+        lines: strings to rank instead of files.  show: called with the progress. Raises ModelError, UsageError.
         """
         self._models, self._show, self._stack = models, show, ExitStack()
         self._names, self._wanted, self._has_files = names, filter_, lines is None
@@ -108,7 +108,7 @@ class Search:
             )
 
     def _open(self, path: str, stack: ExitStack) -> tuple[int, str]:
-        """Open the embedding model; return the characters of a passage and the model's fingerprint."""
+        """Open the embedding model; return the passage size in characters and the model's fingerprint."""
         from localllm.generation.embedding.embedder import EmbedOptions
         from localllm.services.search.embed import EmbedJob, embedder, fingerprint
 
@@ -117,7 +117,7 @@ class Search:
         return passage_size(self._embedder.context), fingerprint(job)
 
     def _options(self, role: str) -> "EmbedOptions":
-        """Return the options to embed a "query" or a "document", with the model's own prompt if it has one."""
+        """Return options to embed a "query" or "document", with the model's own prompt if it has one."""
         from localllm.generation.embedding.embedder import EmbedOptions
 
         usual = None if self._embedder is None else self._embedder.usual_role(role)
@@ -136,10 +136,10 @@ class Search:
     def find(self, question: str, top: int, threshold: float | None = None) -> list[Hit]:
         """Return the best `top` passages for a question.
 
-        threshold: the smallest cosine, which needs an embedding model. Raises UsageError.
+        threshold: minimum cosine, which needs an embedding model. Raises UsageError.
         """
         if threshold is not None and self._embedder is None:
-            raise UsageError("threshold is a cosine similarity: name an embedding model")
+            raise UsageError("threshold is a cosine similarity, which needs an embedding model: name one")
         scores, cosines = defaultdict[int, float](float), dict[int, float]()
         for rank, id in enumerate(self.index.by_words(words_of(question), DEPTH), 1):
             scores[id] += (1.0 if self._embedder is None else WORDS) / (RANK + rank)
@@ -158,7 +158,7 @@ class Search:
         return [Hit(passage, scores[id], cosines.get(id)) for id, passage in passages]
 
     def _reranked(self, question: str, ids: Sequence[int]) -> dict[int, float]:
-        """Return the reranker's scores by passage."""
+        """Return the reranker's scores by passage id."""
         from localllm.services.search.embed import reranker
 
         assert self._models.reranker is not None

@@ -9,7 +9,7 @@ from localllm.generation.tools.tool_call_parser import ToolCall
 from localllm.generation.tools.tool_grammar import Tool, ToolUse
 from localllm.text.special_tokens import without_surrogates
 
-MOST = 30_000  # characters of a result
+MOST = 30_000  # maximum characters of a result
 
 
 class ToolError(LocalllmError):
@@ -18,7 +18,7 @@ class ToolError(LocalllmError):
 
 @frozen
 class OfferedTool:
-    """A tool that is offered to the model.
+    """A tool offered to the model.
 
     Attributes:
         tool: its name, description and schema.  perform: runs a call with its arguments and returns the result; raises
@@ -44,7 +44,7 @@ class Toolbox:
     """The tools offered to a model.
 
     Attributes:
-        use: the value of GenerationOptions.tools.  most: characters of a result; longer ones are truncated.
+        use: the value of GenerationOptions.tools.  most: maximum characters of a result; longer ones are truncated.
     """
 
     def __init__(
@@ -57,15 +57,15 @@ class Toolbox:
     ):
         """Combine tools. Raises UsageError if two have the same name.
 
-        current: returns the tools that there are now; None if they never change.
-        may_offer: returns whether a tool of a name may come later.
+        current: returns the tools offered at the moment; None if they never change.
+        may_offer: returns whether a tool with this name may be added later.
         """
         self._current, self.may_offer, self._only = current or (lambda: offered), may_offer, frozenset[str]()
         self.most, self._json_calls = limit, json_calls
         self._offer(offered)
 
     def refresh(self) -> None:
-        """Offer the tools that there are now. Raises UsageError if two have the same name, and LocalllmError."""
+        """Offer the current tools. Raises UsageError if two have the same name; LocalllmError."""
         self._offer(self._current())
 
     def _offer(self, tools: Sequence[OfferedTool]) -> None:
@@ -73,11 +73,11 @@ class Toolbox:
         self._offered = {each.tool.name: each for each in offered}
         if len(self._offered) < len(offered):
             names = [each.tool.name for each in offered]
-            raise UsageError(f"two tools have the name {next(name for name in names if names.count(name) > 1)}")
+            raise UsageError(f"two tools are named {next(name for name in names if names.count(name) > 1)}")
         self.use = ToolUse([each.tool for each in offered], json_calls=self._json_calls)
 
     def limit_to(self, names: Collection[str]) -> None:
-        """Offer only some tools, now and later."""
+        """Offer only these tools, now and later."""
         self._only = frozenset(names)
         self.refresh()
 
@@ -101,7 +101,7 @@ class Toolbox:
             return Outcome(self._within(f"error: {error}"), True)
 
     def _within(self, text: str) -> str:
-        """Truncate a text to the limit, and say so."""
+        """Truncate a result to the limit, with a note."""
         text = without_surrogates(text)
         if len(text) <= self.most:
             return text

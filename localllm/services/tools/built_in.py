@@ -1,4 +1,4 @@
-"""The built-in tools, which read files, list folders, search for text and run commands, in the allowed folders only."""
+"""The built-in tools: read files, list folders, search text and run commands, in the allowed folders only."""
 
 import fnmatch
 import os
@@ -17,14 +17,14 @@ from localllm.services.tools.box import OfferedTool, Toolbox, ToolError, number_
 from localllm.system.files import open_own
 from localllm.system.processes import PipeReader, kill_with_children, shell
 
-LARGEST = 4 << 20  # bytes of a file; larger ones are not read
-ENTRIES = 1000  # of a folder that are listed
-MATCHES, FILES, SECONDS = 100, 20_000, 20.0  # most lines found, files read, and time of a search
-PASSAGES = 5  # that a search returns if no line has the text
-WIDEST = 300  # characters of a found line that are shown
+LARGEST = 4 << 20  # maximum bytes of a file; larger ones are not read
+ENTRIES = 1000  # maximum entries listed of a folder
+MATCHES, FILES, SECONDS = 100, 20_000, 20.0  # limits of a search: matching lines, files read, and time
+PASSAGES = 5  # passages that a search returns if no line matches
+WIDEST = 300  # maximum characters shown of a matching line
 COMMAND_SECONDS = 120.0
-MOST = 1 << 20  # bytes of output that are kept
-# Environment variables that the command gets: none with keys or passwords.
+MOST = 1 << 20  # maximum bytes of output
+# Environment variables passed to the command: none with keys or passwords.
 KEPT = {"HOME", "LANG", "LOGNAME", "PATH", "SHELL", "SYSTEMROOT", "TEMP", "TMP", "TMPDIR", "USER", "USERPROFILE",
         "PATHEXT", "COMSPEC", "APPDATA"}  # fmt: skip
 
@@ -44,12 +44,12 @@ class Folders:
                 raise UsageError(f"allow: {folder} is not a folder")
 
     def resolve_path(self, path: str) -> str:
-        """Resolve a path. Raises ToolError if it is outside of the allowed folders."""
+        """Resolve a path. Raises ToolError if it is outside the allowed folders."""
         if "\0" in path:
             raise ToolError("a path cannot contain NUL")
         real = os.path.realpath(os.path.join(self.roots[0], path))
         if not any(is_within(real, root) for root in self.roots):
-            raise ToolError(f"{path} is outside of the allowed folders: {', '.join(self.roots)}")
+            raise ToolError(f"{path} is outside the allowed folders: {', '.join(self.roots)}")
         return real
 
     def open(self, path: str) -> BinaryIO:
@@ -60,7 +60,7 @@ class Folders:
             if not stat.S_ISREG(status.st_mode):
                 raise ToolError(f"{path} is not a file")
             if not os.path.samestat(status, os.stat(self.resolve_path(path))):  # replaced between resolving and opening
-                raise ToolError(f"{path} is outside of the allowed folders: {', '.join(self.roots)}")
+                raise ToolError(f"{path} is outside the allowed folders: {', '.join(self.roots)}")
             return os.fdopen(file, "rb")
         except BaseException:
             os.close(file)
@@ -86,7 +86,7 @@ def read_file(folders: Folders) -> OfferedTool:
         path, first = text_in(arguments, "path"), number_in(arguments, "first", 1)
         lines = text_of(folders, path).splitlines(keepends=True)
         if first > max(1, len(lines)):
-            raise ToolError(f"{path} has {len(lines)} lines")
+            raise ToolError(f"{path} has only {len(lines)} lines")
         count = number_in(arguments, "lines", max(1, len(lines)))
         text = "".join(lines[first - 1 : first - 1 + count])
         if len(lines) > count or first > 1:
@@ -147,7 +147,7 @@ def search(folders: Folders) -> OfferedTool:
 
 
 def nearest_passages(folders: Folders, paths: Sequence[str], text: str) -> str:
-    """Return the passages of files that have most of the words of a text, each below its place; "" if none has any."""
+    """Return the passages that contain most words of a text, each below its location, or ""."""
     from localllm.services.search.index import Index  # imports SQLite
     from localllm.services.search.passages import cut_into_passages
     from localllm.services.search.ranking import words_of
@@ -195,7 +195,7 @@ def describe_entry(entry: "os.DirEntry[str]") -> str:
 
 
 def walk_files(path: str) -> Iterator[str]:
-    """Yield a file's path, or those of the files below a folder without hidden ones; links are not followed."""
+    """Yield a file's path, or those of the non-hidden files in a folder; do not follow links."""
     if not os.path.isdir(path):
         yield path
         return
@@ -205,7 +205,7 @@ def walk_files(path: str) -> Iterator[str]:
 
 
 def find_lines(folders: Folders, path: str, text: str, limit: int) -> list[str]:
-    """Return matching lines of a file with its name and line numbers; none if it is not text."""
+    """Return the matching lines of a file with its name and line numbers; [] if it is not text."""
     if os.path.islink(path):
         return []
     try:
@@ -225,7 +225,7 @@ def find_lines(folders: Folders, path: str, text: str, limit: int) -> list[str]:
 
 
 def run(folders: Folders) -> OfferedTool:
-    """Create the tool that runs shell commands, and ends all of their processes afterwards.
+    """Create the tool that runs shell commands and ends all their processes afterwards.
 
     On Linux a command can write only in the allowed folders, and read only these and installed programs.
     """
@@ -272,17 +272,18 @@ BUILT_IN = {"read_file": read_file, "list": list_folder, "search": search, "run"
 def toolbox(
     names: Sequence[str], allowed: Sequence[str], mcp: str | None, stack: ExitStack, json_calls: bool = True
 ) -> Toolbox:
-    """Make a toolbox of the named built-in tools and of those of MCP servers, which run until `stack` is closed.
+    """Create a toolbox of the named built-in tools and the tools of MCP servers, which run until `stack` closes.
 
-    allowed: folders that built-in tools may access.  mcp: path of a file of MCP servers. Raises UsageError, and as
-    McpServers.
+    allowed: folders that built-in tools may access.  mcp: path of a file of MCP servers. Raises UsageError, and the
+    errors
+    of McpServers.
     """
     if unknown := [name for name in names if name not in BUILT_IN]:
         raise UsageError(f"unknown tool {unknown[0]!r}; available tools: {', '.join(BUILT_IN)}")
     if names and not allowed:
-        raise UsageError("allow is missing: give the folders that the tools may access, as --allow .")
+        raise UsageError("allow is missing: give the folders that the tools may access, for example --allow .")
     if allowed and not names:
-        raise UsageError("allow applies to built-in tools only: give --tools")
+        raise UsageError("allow applies to built-in tools only: add --tools")
     offered = [BUILT_IN[name](Folders(allowed)) for name in dict.fromkeys(names)]
     if mcp is None:
         box = Toolbox(offered, json_calls=json_calls)
@@ -296,5 +297,5 @@ def toolbox(
 
         box = Toolbox(current(), json_calls=json_calls, current=current, may_offer=servers.may_offer)
     if not box.names:
-        raise UsageError("no tools: --tools is empty, and the servers of --mcp offer none")
+        raise UsageError("no tools: --tools is empty, and the MCP servers of --mcp offer none")
     return box

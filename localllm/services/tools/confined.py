@@ -1,4 +1,4 @@
-"""Confines a process and its children to some folders and the installed programs, with Linux's Landlock.
+"""Confine a process and its children to some folders and the installed programs, with Linux's Landlock.
 
 See https://docs.kernel.org/userspace-api/landlock.html. As a script, `confined.py FOLDER... -- COMMAND`, this confines
 itself and executes the command. It imports no other module of localllm, and runs under `python -I -S`.
@@ -8,11 +8,11 @@ import ctypes
 import os
 import sys
 
-CREATE, ADD, RESTRICT = 444, 445, 446  # numbers of system calls, the same on all processors
+CREATE, ADD, RESTRICT = 444, 445, 446  # system call numbers, the same on all processors
 NO_NEW_PRIVILEGES, PATH_BENEATH = 38, 1
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
 READING = EXECUTE | READ_FILE | READ_DIR
-RIGHTS = {1: 13, 2: 14, 3: 15}  # number of access rights by Landlock's version; from version 5 on 16
+RIGHTS = {1: 13, 2: 14, 3: 15}  # count of access rights by Landlock's version; 16 from version 5 on
 OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | 1 << 14 | 1 << 15  # rights that apply to files
 PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/opt", "/nix", "/proc", "/sys", "/run/systemd/resolve")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
@@ -57,7 +57,7 @@ def confine(folders: list[str]) -> None:
 
 
 def require(result: int) -> int:
-    """Return a system call's result. Raises OSError for a negative one."""
+    """Return a system call's result. Raises OSError if it is negative."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

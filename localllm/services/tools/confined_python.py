@@ -1,10 +1,10 @@
-"""Runs Python code that a model wrote in a sandbox, with limited time and memory.
+"""Run model-generated Python code in a sandbox, with limited time and memory.
 
 This works only on Linux. The process can read the installed programs and write in an empty folder (Landlock, as in
 localllm's tool `run`), cannot open sockets or send signals (a seccomp filter, which its children inherit), and has
 limited memory, time and file sizes. If the kernel lacks Landlock or seccomp, nothing is run.
 
-`run_confined` is for callers. As a script, `confined_python.py FOLDER SECONDS BYTES PROGRAM`, this is the child: it
+Callers use `run_confined`. As a script, `confined_python.py FOLDER SECONDS BYTES PROGRAM`, this is the child: it
 confines itself and executes PROGRAM. It imports no other module of localllm, and runs under `python -I -S`.
 """
 
@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 SECONDS, BYTES = 10.0, 1 << 30
-MOST_WRITTEN = 1 << 24  # bytes of a file
-MOST_KEPT, MOST_REASON = 1 << 16, 1000  # bytes of stderr that are kept, and characters of its last line
+MOST_WRITTEN = 1 << 24  # maximum bytes of a file
+MOST_KEPT, MOST_REASON = 1 << 16, 1000  # maximum bytes kept of stderr, and characters of its last line
 
 # From linux/seccomp.h, linux/filter.h, linux/audit.h and the tables of system calls.
 NO_NEW_PRIVILEGES, SET_SECCOMP, FILTER = 38, 22, 2
 LOAD, IF_EQUAL, IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
-ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050001, 0x80000000  # the second: EPERM
+ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050001, 0x80000000  # REFUSE: with EPERM
 # The architecture, and its socket, socketpair, kill, tkill, tgkill, ptrace, process_vm_writev.
 ARCHITECTURES = {
     "x86_64": (0xC000003E, 41, 53, 62, 200, 234, 101, 311),
@@ -53,18 +53,18 @@ class FilterProgram(ctypes.Structure):
 
 
 def reason_against() -> str:
-    """Return why programs cannot be confined on this computer, "" if they can."""
+    """Return why programs cannot be confined on this computer, or ""."""
     from localllm.services.tools import confined
 
     if sys.platform != "linux" or platform.machine() not in ARCHITECTURES:
-        return "programs are confined on Linux alone, on x86-64 and 64-bit ARM"
-    return "" if confined.version() else "this kernel has no Landlock"
+        return "programs can be confined only on Linux, on x86-64 and 64-bit ARM"
+    return "" if confined.version() else "the Linux kernel does not support Landlock"
 
 
 def run_confined(program: str, seconds: float = SECONDS, memory: int = BYTES) -> Outcome:
     """Run a program in a temporary folder. Raises RuntimeError if it cannot be confined.
 
-    seconds: most time.  memory: most bytes.
+    seconds: time limit.  memory: limit in bytes.
     """
     from localllm.system.processes import PipeReader
 
@@ -130,7 +130,7 @@ def limit(seconds: float, memory: int) -> None:
 
 
 def become(folder: str, seconds: float, memory: int, program: str) -> None:
-    """Confine this process, and replace it by Python that runs the program."""
+    """Confine this process, then replace it by Python that runs the program."""
     import importlib.util
 
     source = Path(__file__).with_name("confined.py")

@@ -1,7 +1,7 @@
 """Tools of MCP servers: processes that exchange JSON on stdin and stdout.
 
-See https://modelcontextprotocol.io. A file lists them as for other clients: {"mcpServers": {"name": {"command": ...,
-"args": [...], "env": {...}}}}. The package `mcp` is their client; it runs in an event loop of its own thread.
+See https://modelcontextprotocol.io. A file lists the servers, in the format of other clients: {"mcpServers": {"name":
+{"command": ..., "args": [...], "env": {...}}}}. The client is the package `mcp`, in an event loop of its own thread.
 """
 
 import json
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 START, SECONDS = 30.0, 120.0  # timeouts: for a server to start, and for a call
-MOST_LOG = 1 << 16  # bytes of a server's stderr that are kept
+MOST_LOG = 1 << 16  # maximum bytes kept of a server's stderr
 LIST_CHANGED = "notifications/tools/list_changed"
 T = TypeVar("T")
 A = TypeVarTuple("A")
@@ -32,7 +32,7 @@ _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_]\w*)(?::-([^}]*))?\}")
 
 
 class ServerSettings(TypedDict):
-    """The command that starts a server, or its address."""
+    """The command that starts an MCP server."""
 
     command: str
     args: list[str]
@@ -41,7 +41,7 @@ class ServerSettings(TypedDict):
 
 
 class McpServers:
-    """The running servers of a file, whose tools are named SERVER__TOOL. Close it."""
+    """The running servers of a file, whose tools are named SERVER__TOOL; call close at the end."""
 
     def __init__(self, path: str):
         """Start the servers.
@@ -84,25 +84,25 @@ class McpServers:
             log.close()
             errors.thread.join(1)
             reason = errors.last_line()[:200] or reason_of(error)
-            raise LocalllmError(f"the MCP server {name!r} does not answer: {reason}") from None
+            raise LocalllmError(f"the MCP server {name!r} does not respond: {reason}") from None
 
     def _list_tools(self, name: str) -> None:
         session = self._sessions[name]
-        self._changed.discard(name)  # before it is asked: it may change them again
+        self._changed.discard(name)  # before the request, since they may change again
         self._tools[name] = [self._offer(name, session, tool) for tool in self._wait(tools_of, session, seconds=START)]
 
     @property
     def offered(self) -> list[OfferedTool]:
-        """Return the tools of all servers; one that has sent `list_changed` is asked again. Raises LocalllmError."""
+        """The tools of all servers; servers that have sent `list_changed` are asked again. Raises LocalllmError."""
         for name in sorted(self._changed):
             try:
                 self._list_tools(name)
             except Exception as error:
-                raise LocalllmError(f"the MCP server {name!r} does not list its tools: {reason_of(error)}") from None
+                raise LocalllmError(f"the MCP server {name!r} failed to list its tools: {reason_of(error)}") from None
         return [tool for tools in self._tools.values() for tool in tools]
 
     def may_offer(self, tool: str) -> bool:
-        """Return whether a tool of this name may come later: one of a server that announces changes."""
+        """Return whether a server that announces changes may add a tool with this name."""
         return any(tool.startswith(f"{safe_name(name)}__") for name in self._changing)
 
     def _offer(self, server: str, session: "ClientSession", tool: dict[str, object]) -> OfferedTool:
@@ -149,7 +149,7 @@ def servers_of(path: str) -> dict[str, ServerSettings]:
         raise UsageError(f"{path} is not valid JSON: {error}") from None
     servers = content.get("mcpServers") if isinstance(content, dict) else None
     if not isinstance(servers, dict) or not servers:
-        raise UsageError(f'{path} must have {{"mcpServers": {{NAME: {{"command": ..., "args": [...]}}}}}}')
+        raise UsageError(f'{path} must contain {{"mcpServers": {{NAME: {{"command": ..., "args": [...]}}}}}}')
     return {name: server_of(f"{path}: {name}", server) for name, server in servers.items() if not is_off(server)}
 
 
@@ -162,10 +162,10 @@ def server_of(name: str, server: object) -> ServerSettings:
     if not isinstance(server, dict):
         raise UsageError(f"{name} must be an object")
     if "url" in server and "command" not in server:
-        raise UsageError(f"{name} has a url; only servers with a command are supported")
+        raise UsageError(f"{name} has a url, which is not supported: use a server with a command")
     command, args, env = server.get("command"), server.get("args") or [], server.get("env") or {}
     if not isinstance(command, str) or not command:
-        raise UsageError(f"{name} must have a command, a string")
+        raise UsageError(f"{name}: command must be a string that is not empty")
     if not isinstance(args, list) or not all(isinstance(each, str) for each in args):
         raise UsageError(f"{name}: args must be an array of strings")
     if not isinstance(env, dict) or not all(isinstance(each, str) for each in env.values()):
@@ -182,12 +182,12 @@ def server_of(name: str, server: object) -> ServerSettings:
 
 
 def expand_variables(text: str, name: str) -> str:
-    """Expand ${NAME}, ${env:NAME} and ${NAME:-DEFAULT}. Raises UsageError for a variable that is not set."""
+    """Expand ${NAME}, ${env:NAME} and ${NAME:-DEFAULT}. Raises UsageError for an unset variable."""
 
     def value(match: re.Match[str]) -> str:
         text = os.environ.get(match[1], match[2])
         if text is None:
-            raise UsageError(f"{name}: the variable {match[1]} is not set")
+            raise UsageError(f"{name}: the environment variable {match[1]} is not set")
         return text
 
     return _VARIABLE.sub(value, text)
@@ -246,12 +246,12 @@ def result_text(result: Mapping[str, object]) -> str:
         texts = [json.dumps(result["structuredContent"], ensure_ascii=False)]
     text = "\n".join(texts)
     if result.get("isError"):
-        raise ToolError(text or "it failed")
+        raise ToolError(text or "the tool call failed")
     return text
 
 
 def text_of(part: Mapping[str, object]) -> str:
-    """Return the text of a part of a result, or a description of another type."""
+    """Return the text of a result's part, or a description if it has another type."""
     if part.get("type") == "text":
         return str(part.get("text"))
     inner = part.get("resource")

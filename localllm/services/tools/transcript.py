@@ -1,4 +1,4 @@
-"""Records a conversation with tools as JSON Lines while it happens.
+"""Record a conversation with tools as JSON Lines while it happens.
 
 {"transcript": 1, "made": "2026-11-23T10:34:00+00:00", "model": "qwen3"}
 {"role": "user", "content": "What is in notes.txt?"}
@@ -20,7 +20,7 @@ LAYOUT = 1
 
 
 class ToolTranscript:
-    """A transcript file; new lines are appended. Close it."""
+    """A transcript file to which lines are appended; call close at the end."""
 
     def __init__(self, path: str, model: str):
         """Open the file. Raises UsageError if it exists and is no transcript, or cannot be written."""
@@ -62,4 +62,4 @@ def require_transcript(path: str) -> None:
     except (ValueError, TypeError):
         is_transcript = False
     if not is_transcript:
-        raise UsageError(f"{path}: this file exists and is not a transcript; give another file")
+        raise UsageError(f"{path}: the file exists and is not a transcript; give another file")
