@@ -1,4 +1,4 @@
-"""The program with all its commands. Importing it must be fast: `localllm --help` does."""
+"""The program with all its commands; importing it must be fast, since `localllm --help` does."""
 
 from collections.abc import Iterator, MutableMapping
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ from localllm.errors import UsageError
 
 
 class LazyCommands(MutableMapping[str, Any]):
-    """The commands by name, imported when they are used: importing all takes 150 ms."""
+    """The commands by name, imported on first use: importing all takes 150 ms."""
 
     def __init__(self) -> None:
         self.made: dict[str, TyperCommand] = {}
@@ -50,7 +50,7 @@ class Commands(OwnParameters, TyperGroup):  # type: ignore[misc]
         return colour_help(self.plain_help(ctx, columns()))
 
     def plain_help(self, ctx: typer.Context, width: int) -> str:
-        """Return the program's help without colours, wrapped to a width in columns."""
+        """Return the program's help without colours, wrapped to `width` columns."""
         params: list[Any] = self.get_params(ctx)
         rows = [(name, summary(name)) for name in COMMANDS]
         usage = f"{ctx.command_path} [OPTIONS] COMMAND [ARGS]..."
@@ -116,7 +116,10 @@ def context_of(name: str | None = None) -> typer.Context:
 
 
 def execute(arguments: list[str]) -> int:
-    """Run the command line and return the exit code. Errors are raised: Typer's own handling would hide Ctrl-C."""
+    """Run the command line and return the exit code.
+
+    Errors are raised, since Typer's own handling would hide Ctrl-C.
+    """
     try:
         with program.make_context("localllm", arguments) as context:
             program.invoke(context)

@@ -1,7 +1,7 @@
-"""Rewrites the command line for Typer.
+"""Rewrite the command line for Typer.
 
-Replaces llama.cpp's spellings, removes options that have no effect here, separates short options after one dash,
-and explains unknown options.
+This replaces llama.cpp's spellings, removes options that localllm ignores, separates short options after one dash, and
+explains unknown options.
 """
 
 import re
@@ -13,11 +13,11 @@ from localllm.cli.parameters import Argument, Chosen, Parameter, own_name
 from localllm.errors import UsageError
 
 TOO_MANY = {
-    "map": "the prompt is given by -p TEXT; `cat FILE... | localllm map MODEL` answers the lines of several files, and "
-    "the name of a folder stands for its files, with the fields {file} and {text}",
-    "chat": "quote a text of several words",
+    "map": "give the prompt with -p TEXT; for the lines of several files, use `cat FILE... | localllm map MODEL`; for "
+    "whole files, give their folder and use the fields {file} and {text}",
+    "chat": "put quotes around a prompt of several words",
 }
-COMPLAINTS = " must be ", " cannot be combined ", " is not available "  # after the name of an option
+COMPLAINTS = " must be ", " cannot be combined ", " is not available "  # in a message, after an option's name
 
 
 @dataclass
@@ -25,9 +25,9 @@ class ParsedArgs:
     """The words after a command, parsed.
 
     Attributes:
-        texts: values by the parameter's name: a text, a list of texts if it takes several, True for a switch.
-        names: the options as typed, by the parameter's name.  ignored: other programs' options that have no effect
-            here, with the reason.  words: for Typer: options by localllm's names, then arguments.
+        texts: values by parameter name: a string, a list of strings if it takes several, True for a switch.
+        names: the options as typed, by parameter name.  ignored: other programs' options without an effect, with the
+            reason.  words: for Typer: options by localllm's names, then arguments.
     """
 
     texts: dict[str, object] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class ParsedArgs:
         return name in self.texts
 
     def take(self, param: Parameter, value: object) -> None:
-        """Set a parameter's value, or append it if the parameter takes several."""
+        """Set a parameter's value, or append to it if the parameter takes several."""
         if param.many:
             values = self.texts.setdefault(own_name(param), [])
             assert isinstance(values, list)
@@ -54,7 +54,7 @@ class ParsedArgs:
 
 
 def read_words(words: Sequence[str], params: Sequence[Parameter], command: str) -> ParsedArgs:
-    """Sort the words after `command` into options and arguments. Raises UsageError."""
+    """Parse the words after `command` into options and arguments. Raises UsageError."""
     by_name = {name: param for param in params for name in param.names}
     parsed, remaining, arguments = ParsedArgs(), list(words), list[str]()
     while remaining:
@@ -92,7 +92,7 @@ def read_words(words: Sequence[str], params: Sequence[Parameter], command: str) 
 
 
 def with_dashes(name: str, by_name: Mapping[str, Parameter]) -> str:
-    """Return an option such as --ctx_size with dashes, if there is one: llama.cpp accepts either."""
+    """Replace the underscores of an option such as --ctx_size, as llama.cpp does, if the result exists."""
     with_hyphens = f"--{name[2:].replace('_', '-')}"
     return with_hyphens if name.startswith("--") and (with_hyphens in by_name or is_foreign(with_hyphens)) else name
 
@@ -100,7 +100,7 @@ def with_dashes(name: str, by_name: Mapping[str, Parameter]) -> str:
 def assign_arguments(values: list[str], params: Sequence[Parameter], parsed: ParsedArgs, command: str) -> None:
     """Assign the words that are not options to arguments. Raises UsageError if there are too many.
 
-    An argument that was set by its option takes no word, unless it takes several values: words are then added.
+    An argument that was set by its option takes no word, unless it takes several values; then words are added.
     """
     assigned: list[str] = []
     for param in params:
@@ -117,7 +117,7 @@ def assign_arguments(values: list[str], params: Sequence[Parameter], parsed: Par
                 parsed.take(param, value)
     if values:
         hint = f": {hint}" if (hint := TOO_MANY.get(command, "")) else ""
-        raise UsageError(f"{values[0]!r} is one argument too many{hint}")
+        raise UsageError(f"unexpected argument {values[0]!r}{hint}")
     if assigned:
         parsed.words += ["--", *assigned]
 
@@ -136,7 +136,7 @@ def skip_value(name: str, following: list[str]) -> None:
 
 
 def split_short_options(word: str, by_name: Mapping[str, Parameter]) -> list[str] | None:
-    """Separate options of one letter after one dash, as in -n5; return None for other words.
+    """Split single-letter options after one dash, as in -n5; return None for other words.
 
     The value of a numeric option must be a number, so that -temp is not -t with the value emp.
     """
@@ -165,18 +165,18 @@ def is_number(text: str) -> bool:
 
 
 def no_such_option(name: str, names: Sequence[str], command: str) -> str:
-    """Return the error about an unknown option: why there is none, or a similar one."""
+    """Describe an unknown option: why it does not exist, or a similar one."""
     if reason := refusal(name, command):
         return f"{name}: {reason}"
     if (double := f"-{name}") in names:
-        return f"there is no option {name}; did you mean {double}?"
-    return f"there is no option {name}; {did_you_mean(name, names) or f'localllm {command} --help lists them'}"
+        return f"unknown option {name}; did you mean {double}?"
+    return f"unknown option {name}; {did_you_mean(name, names) or f'localllm {command} --help lists the options'}"
 
 
 def did_you_mean(name: str, names: Sequence[str]) -> str:
-    """Return "did you mean ...?" with the nearest name, "" if none is a near miss.
+    """Return "did you mean ...?" with the nearest name, or "" without a near miss.
 
-    A near miss is the beginning of a name, or has one mistyped character in five, at least one.
+    A near miss is the beginning of a name, or has at most one mistyped character in five, but at least one.
     """
     from difflib import get_close_matches  # seldom needed
 
@@ -188,7 +188,7 @@ def did_you_mean(name: str, names: Sequence[str]) -> str:
 
 
 def count_typos(typed: str, name: str) -> int:
-    """Count the characters to insert, leave out, replace or swap with the next one (optimal string alignment)."""
+    """Count the characters to insert, delete, replace or swap with the next one (optimal string alignment)."""
     before: list[int] = [0] * (len(name) + 1)
     last: list[int] = [*range(len(name) + 1)]
     for row, letter in enumerate(typed, 1):
@@ -205,9 +205,8 @@ def count_typos(typed: str, name: str) -> int:
 def as_typed(message: str, params: Sequence[Parameter], words: ParsedArgs, elsewhere: Mapping[str, Chosen]) -> str:
     """Replace Python names of options in a message by the options as the user typed them.
 
-    It replaces the first word of the message, and other whole words that contain "_". An option that was not typed gets
+    The first word of the message is replaced, and other whole words that contain "_". An option that was not typed gets
     its longest name and the source of its value. A name within a value, such as a file called "keys", is not replaced.
-
     elsewhere: the values that were not typed, by name.
     """
     names = {own_name(param): param.opts for param in params if own_name(param) == param.name and param.names}
@@ -227,6 +226,6 @@ def as_typed(message: str, params: Sequence[Parameter], words: ParsedArgs, elsew
 
 
 def places_of(message: str, values: Iterable[object]) -> list[tuple[int, int]]:
-    """Find where a message quotes option values: (begin, end) of each place; a value may be a list."""
+    """Find where a message quotes option values, as (begin, end); a value may be a list."""
     texts = {str(each) for value in values for each in (value if isinstance(value, list | tuple) else [value])}
     return [match.span() for text in texts if text for match in re.finditer(re.escape(text), message)]

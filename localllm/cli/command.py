@@ -1,4 +1,4 @@
-"""A command, parsed and documented by Typer after llama.cpp's spellings were replaced."""
+"""A command that Typer parses and documents, after llama.cpp's spellings have been replaced."""
 
 import os
 import re
@@ -30,13 +30,13 @@ from localllm.cli.terminal.render import one_line
 from localllm.errors import UsageError
 
 CURRENT: ContextVar[Any] = ContextVar("CURRENT")  # the Context of the running command
-CONFIGURED = "localllm.configured"  # key of Context.meta: the values of config.toml, as Chosen
+CONFIGURED = "localllm.configured"  # key of Context.meta: the values from config.toml, as Chosen
 ESCAPED = {"prompt", "words", "system", "stop", "ban", "dry_sequence_breakers"}  # parameters to which -e applies
 MEANINGS = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
 
 
 def prompt_as_model(typed: ParsedArgs, params: list[Parameter]) -> str | None:
-    """Return a prompt that was typed in place of the model, None if there is none; config.toml must name the model."""
+    """Return a prompt that was typed in place of the model, or None; config.toml must then name the model."""
     text = typed.texts.get("model")
     if all(each.name != "words" for each in params) or not isinstance(text, str) or "model" in typed.names:
         return None
@@ -45,7 +45,7 @@ def prompt_as_model(typed: ParsedArgs, params: list[Parameter]) -> str | None:
 
 
 class OwnParameters:
-    """Base of the program and its commands: their parameters are Options and Arguments of parameters.py."""
+    """Base class of the program and its commands: parameters are Options and Arguments of parameters.py."""
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)
@@ -63,20 +63,20 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
     """A command of the program."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return all parameters; while a line is parsed, either an argument or its option, whichever was typed."""
+        """Return all parameters; while parsing, either an argument or its option, whichever was typed."""
         return [each for each in super().get_params(ctx) if TYPED not in ctx.meta or is_expected(each, ctx)]
 
     def get_help(self, ctx: Any) -> str:
         return colour_help(self.plain_help(ctx, columns()))
 
     def plain_help(self, ctx: typer.Context, width: int) -> str:
-        """Return the command's help without colours, wrapped to a width in columns."""
+        """Return the command's help without colours, wrapped to `width` columns."""
         params = [*self.params, *filter(None, [self.get_help_option(ctx)])]
         metavars = [each.metavar or "" for each in params if isinstance(each, Argument)]
         return command_help(" ".join([ctx.command_path, "[OPTIONS]", *metavars]), self.help or "", params, [], width)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse what was typed; other parameters take their values from defaults. Raises UsageError."""
+        """Parse what was typed; other parameters get their values from defaults. Raises UsageError."""
         params = self.get_params(ctx)
         typed = read_words(args, params, self.name or "")
         if isinstance(template := typed.texts.get("template"), str) and not typed.is_set("help"):
@@ -97,7 +97,7 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
         return arguments
 
     def with_template(self, name: str, typed: ParsedArgs, args: list[str], params: list[Parameter]) -> list[str]:
-        """Put the options of a template before the typed ones, which override them. Raises UsageError."""
+        """Put a template's options before the typed ones, which override them. Raises UsageError."""
         from localllm.services.prompt_templates import load
 
         has_model = typed.is_set("model") and not prompt_as_model(typed, params)
@@ -106,7 +106,7 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
         return [*load(name).words({each.replace("_", "-") for each in overridden}), *args]
 
     def configured_model(self, params: list[Parameter], prompt: str) -> str:
-        """Return the model that config.toml names. Raises UsageError if there is none."""
+        """Return the model that config.toml names. Raises UsageError if it names none."""
         model = read_config_defaults(self.name or "", params, None).get("model")
         if model is None:
             raise UsageError(
@@ -115,7 +115,7 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
         return str(model.value)
 
     def set_defaults(self, ctx: typer.Context, params: list[Parameter], typed: Mapping[str, object]) -> None:
-        """Set the defaults of config.toml, except those that conflict with the command line. Raises UsageError."""
+        """Set the defaults from config.toml, except those that conflict with the command line. Raises UsageError."""
         model = model_name if isinstance(model_name := typed.get("model"), str) else None
         ctx.meta[SILENT] = {conflict for name in typed for conflict in conflicting_options(name)} - typed.keys()
         is_remote = "endpoint" in typed or bool(os.environ.get(f"{PREFIX}ENDPOINT"))
@@ -135,7 +135,7 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
             raise UsageError(as_typed(str(error), self.params, ctx.meta[TYPED], self.elsewhere(ctx))) from error
 
     def elsewhere(self, ctx: typer.Context) -> dict[str, Chosen]:
-        """Return the values from config.toml and the environment, with their source."""
+        """Return the values from config.toml and the environment, with their sources."""
         sources = {each.name: ctx.get_parameter_source(each.name) for each in self.params}
         variables = {each.name: each.variable() for each in self.params}
         result: dict[str, Chosen] = ctx.meta[CONFIGURED] | {
@@ -147,7 +147,7 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
 
 
 def values_for(model: str) -> dict[str, Any]:
-    """Return the values of the running command's parameters for one of its models. Raises UsageError."""
+    """Return the running command's parameter values for one of its models. Raises UsageError."""
     ctx = CURRENT.get()
     values: dict[str, Any] = dict(ctx.params)
     for name, chosen in read_config_defaults(ctx.command.name, ctx.command.params, model).items():
@@ -158,14 +158,17 @@ def values_for(model: str) -> dict[str, Any]:
 
 
 def is_expected(param: object, ctx: typer.Context) -> bool:
-    """Return whether to parse a parameter; of an argument and its option, that is the typed one, else the argument."""
+    """Return whether to parse a parameter.
+
+    Of an argument and its option, only the typed one is parsed, or else the argument.
+    """
     if isinstance(param, Argument):
         return param.also is None or own_name(param) not in ctx.meta[TYPED].names
     return not isinstance(param, Option) or not param.name.endswith(NAMED) or own_name(param) in ctx.meta[TYPED].names
 
 
 def unescape(values: dict[str, object]) -> None:
-    """Replace the escape sequences in texts."""
+    """Replace the escape sequences in option values."""
 
     for name in ESCAPED & values.keys():
         if isinstance(value := values[name], str):
@@ -181,7 +184,7 @@ def unescape_text(text: str) -> str:
 
 
 def _meaning(match: re.Match[str]) -> str:
-    """Replace escape sequences; consecutive bytes above 0x7F (as surrogates meanwhile) are decoded as UTF-8."""
+    """Replace an escape sequence; bytes above 0x7F stay surrogates until they are decoded as UTF-8."""
     if match[1]:
         return bytes([int(match[1], 16)]).decode(errors="surrogateescape")
     return MEANINGS[match[2]]

@@ -7,71 +7,71 @@ with the other options. Names: llama.cpp, tools/cli/README.md (2026); Ollama, do
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-_ONE_CARD = "one card is used, which --device names"
-_FILE = "the file is mapped into memory, and read as it is used"
-_CORES = "threads stay where the system puts them; `taskset` or `numactl` chooses cores"
-_BATCH = "how many tokens are read at once is chosen by itself"
-_POSITIONS = "this command scales positions as the file says; `localllm edit --set-metadata` changes it"
-_YARN = "YaRN has the mix, the magnitude and the borders of its paper"
-_GUESSES = "what repeats is guessed by itself: see --speculate"
-_ALWAYS = "requests are batched continuously, and wait for each other only when --parallel are running"
-_CONNECTIONS = "one thread holds all connections, and streams need no pings"
-_SERVES_ALL = "embeddings and reranking are served wherever the model makes them"
-_NO_TOOLS = "the server runs no tools: `localllm chat --tools` does"
-_PAGE = "the page at / is part of the server, and has no settings"
-_CORS = "--allow-origin ORIGIN lets the pages of one origin ask; repeat it for more"
-_BY_REQUEST = "each request sets it, and the model's file what a request leaves out"
+_ONE_CARD = "localllm uses one GPU: choose it with --device"
+_FILE = "the model file is always memory-mapped"
+_CORES = "the operating system assigns cores; use `taskset` or `numactl` to choose them"
+_BATCH = "the batch size is chosen automatically"
+_POSITIONS = "this command uses the RoPE scaling of the file; change it with `localllm edit --set-metadata`"
+_YARN = "YaRN's factors are fixed to the values of its paper"
+_GUESSES = "n-gram speculation needs no settings: see --speculate"
+_ALWAYS = "requests are always batched continuously, at most --parallel at a time"
+_CONNECTIONS = "one thread serves all connections, and keep-alive lines are sent automatically"
+_SERVES_ALL = "embeddings and reranking are always available if the model supports them"
+_NO_TOOLS = "the server runs no tools: use `localllm chat --tools`"
+_PAGE = "the web page at / is always served, without settings"
+_CORS = "use --allow-origin ORIGIN, once for each origin"
+_BY_REQUEST = "set it in each request; the model file has the defaults"
 _NO_TRAINING = "localllm does not train models"
-_SEARCH = "`localllm search` finds passages of files"
-_VECTORS = "`localllm embed --format` says how vectors are written, and --no-normalize that they keep their lengths"
-_LOG = "there is no log: warnings go to stderr, and --stats tells times"
-_ADAPTER = "adapters are not supported: merge them into the model before"
-_MEDIA = "localllm reads text and images"
-_PROJECTOR = "the projector beside the model is used when there is an image; --mmproj names another"
-_CACHE = "long prompts are kept on disk by themselves; see `localllm cache`"
-_SAME = "the model that guesses has the options of the one that answers"
-_SILENT = "the prompt is never shown, and stdout is the answer only"
-_COMPACT = "the cache is always compact"
-# Options that change no answer: they are ignored, with a note. FLAGS have no value, SWITCHES may have one
-# (on, off, auto ...), VALUED have one.
+_SEARCH = "use `localllm search` to find passages in files"
+_VECTORS = "use `localllm embed --format` for the output format, and --no-normalize for vectors of any length"
+_LOG = "there is no log: warnings go to stderr, and --stats prints timings"
+_ADAPTER = "adapters are not supported: merge them into the model first"
+_MEDIA = "localllm supports text and images only"
+_PROJECTOR = "the projector in the model's folder is used for images; choose another with --mmproj"
+_CACHE = "the prefix cache saves long prompts automatically; see `localllm cache`"
+_SAME = "the draft model uses the options of the main model"
+_SILENT = "the prompt is never printed: stdout gets the answer only"
+_COMPACT = "the KV cache is always allocated as needed"
+# Options that do not change answers are ignored with a note. FLAGS have no value, SWITCHES an optional one
+# (on, off, auto ...), VALUED always have one.
 FLAGS = {
     _ONE_CARD: "-cmoe --cpu-moe -kvo --kv-offload -nkvo --no-kv-offload --op-offload --no-op-offload --no-host "
     "-bs --backend-sampling",
     _FILE: "--mlock --no-mmap -dio --direct-io -ndio --no-direct-io",
-    "weights are used as they are in the file": "--repack -nr --no-repack --warmup --no-warmup",
+    "weights are used in the file's layout": "--repack -nr --no-repack --warmup --no-warmup",
     _COMPACT: "--swa-full -kvu --kv-unified -no-kvu --no-kv-unified",
     _CACHE: "--prompt-cache-all --prompt-cache-ro --cache-prompt --cache-idle-slots --no-cache-idle-slots",
     _PROJECTOR: "--mmproj-auto --no-mmproj --no-mmproj-auto --mmproj-offload --no-mmproj-offload",
-    "nothing is fetched unless you say so": "--offline",
+    "nothing is downloaded unless you ask for it": "--offline",
     _LOG: "--log-disable -v --verbose --log-verbose --log-prefix --no-log-prefix --log-timestamps --no-log-timestamps "
     "--log-jsonl --no-log-jsonl",
-    "times are told with --stats only": "--perf --no-perf --show-timings --no-show-timings",
-    "`localllm tokenize` shows a text's tokens": "--verbose-prompt",
+    "timings are printed with --stats only": "--perf --no-perf --show-timings --no-show-timings",
+    "use `localllm tokenize` to see the tokens": "--verbose-prompt",
     _SILENT: "--display-prompt --no-display-prompt --simple-io -sp --special",
-    "in a chat, Alt-Enter begins a new line": "-mli --multiline-input",
+    "in a chat, press Alt-Enter for a new line": "-mli --multiline-input",
     "templates are always Jinja": "--jinja --no-jinja --skip-chat-parsing --no-skip-chat-parsing",
-    "`localllm inspect --check` reads every weight": "--check-tensors",
-    "progress is shown on a terminal": "--progress",
-    "without a text, stdin is read": "--stdin",
+    "use `localllm inspect --check` to check every weight": "--check-tensors",
+    "progress is always shown on a terminal": "--progress",
+    "stdin is read if no text is given": "--stdin",
     _SAME: "--spec-draft-cpu-moe -cmoed --cpu-moe-draft --spec-draft-backend-sampling --no-spec-draft-backend-sampling",
     _ALWAYS: "-cb --cont-batching -nocb --no-cont-batching",
     _SERVES_ALL: "--embedding --embeddings --rerank --reranking",
     _NO_TOOLS: "--no-agent -no-ag --no-ui-mcp-proxy --no-webui-mcp-proxy",
     _PAGE: "--ui --webui",
-    "/metrics is always there": "--metrics",
-    "there is no /slots": "--no-slots",
-    "each model is loaded at its first request": "--models-autoload --no-models-autoload",
-    "requests say whether their last message goes on: continue_final_message": "--prefill-assistant "
+    "/metrics is always available": "--metrics",
+    "/slots does not exist": "--no-slots",
+    "each model is loaded on its first request": "--models-autoload --no-models-autoload",
+    "set continue_final_message in the request": "--prefill-assistant "
     "--no-prefill-assistant",
-    "the chat template says which thoughts of earlier turns the model reads": "--no-reasoning-preserve",
-    "`localllm perplexity` tells how well a text is foreseen": "--no-ppl",
-    "lines break between words on a terminal only": "--nowordwrap",
+    "the chat template decides which earlier reasoning the model sees": "--no-reasoning-preserve",
+    "use `localllm perplexity` to measure perplexity": "--no-ppl",
+    "lines are wrapped on a terminal only": "--nowordwrap",
 }  # fmt: skip
 SWITCHES = {
-    "attention is always computed in one pass": "-fa --flash-attn",
-    "NO_COLOR=1 in the environment switches colours off": "-co --color --log-colors",
+    "flash attention is always on": "-fa --flash-attn",
+    "set the environment variable NO_COLOR=1 for no colours": "-co --color --log-colors",
     _ONE_CARD: "-fit --fit",
-    "`localllm fit` prints what is needed anyway": "-fitp --fit-print",
+    "`localllm fit` always prints the memory needed": "-fitp --fit-print",
     _FILE: "-mmp --mmap",
 }
 VALUED = {
@@ -80,28 +80,30 @@ VALUED = {
     _FILE: "-lm --load-mode -lzm --lazy-mode",
     _CORES: "--numa -C --cpu-mask -Cr --cpu-range --cpu-strict --prio --poll -Cb --cpu-mask-batch -Crb "
     "--cpu-range-batch --cpu-strict-batch --prio-batch --poll-batch",
-    "reading and writing use the same threads: -t": "-tb --threads-batch",
+    "prefill and decode use the same threads: see -t": "-tb --threads-batch",
     _BATCH: "-b --batch-size -ub --ubatch-size --mtmd-batch-max-tokens",
     _COMPACT: "-dt --defrag-thold -ctxcp --ctx-checkpoints --swa-checkpoints -cms "
     "--checkpoint-min-step --kv-unified-per-slot",
     _CACHE: "-cram --cache-ram --prompt-cache -sps --slot-prompt-similarity --slot-save-path",
-    "`localllm serve` has it; other commands reuse what prompts begin with": "--cache-reuse",
+    "only `localllm serve` has it; other commands reuse common prefixes": "--cache-reuse",
     _CONNECTIONS: "--threads-http --sse-ping-interval",
     _GUESSES: "-lcs --lookup-cache-static -lcd --lookup-cache-dynamic --spec-ngram-mod-n-min --spec-ngram-mod-n-max "
     "--spec-ngram-mod-n-match --spec-ngram-simple-size-n --spec-ngram-simple-size-m --spec-ngram-simple-min-hits "
     "--spec-ngram-map-k-size-n --spec-ngram-map-k-size-m --spec-ngram-map-k-min-hits --spec-ngram-map-k4v-size-n "
     "--spec-ngram-map-k4v-size-m --spec-ngram-map-k4v-min-hits --spec-ngram-size-n --spec-ngram-size-m "
     "--spec-ngram-min-hits",
-    "tags are for people only": "--tags",
-    "--memory says how much all models may take": "--models-max",
-    "`localllm map` answers several prompts at once": "-np --parallel",
-    "HF_TOKEN in the environment tells who you are": "-hft --hf-token",
-    "thoughts are always told from the answer": "--reasoning-format",
-    "a model is there as long as its command": "--keepalive",
-    "a test begins with a run that does not count": "--delay",
-    "matrices are written as GGUF": "--output-format",
-    "memory holds a few rows at a time anyway": "--max-buffer-size",
-    "what is done is kept, and an interrupted command goes on there": "-ofreq --output-frequency --save-frequency",
+    "tags have no effect": "--tags",
+    "use --memory to limit the memory of all models": "--models-max",
+    "use `localllm map` to answer several prompts concurrently": "-np --parallel",
+    "set the environment variable HF_TOKEN": "-hft --hf-token",
+    "reasoning is always separated from the answer": "--reasoning-format",
+    "a model is unloaded when its command ends": "--keepalive",
+    "each test begins with a warm-up run": "--delay",
+    "importance matrices are always written as GGUF": "--output-format",
+    "only a few rows are in memory at a time": "--max-buffer-size",
+    "results are saved all the time, so that an interrupted command resumes": (
+        "-ofreq --output-frequency --save-frequency"
+    ),
     _LOG: "--log-file -lv --verbosity --log-verbosity --log-prompts-dir",
     _SAME: "-td --threads-draft -ngld --gpu-layers-draft --n-gpu-layers-draft -devd --device-draft -ctkd "
     "--cache-type-k-draft -ctvd --cache-type-v-draft -cd --ctx-size-draft --draft --draft-n --draft-max "
@@ -114,22 +116,22 @@ VALUED = {
     "--spec-draft-type-k --spec-draft-type-v --spec-draft-override-tensor -otd --override-tensor-draft "
     "--spec-draft-n-cpu-moe --spec-draft-ncmoe -ncmoed --n-cpu-moe-draft --spec-draft-p-split --spec-draft-p-min "
     "--spec-draft-device --spec-draft-ngl",
-    "this command computes on the processor": "-ngl --gpu-layers --n-gpu-layers -dev --device",
+    "this command runs on the CPU": "-ngl --gpu-layers --n-gpu-layers -dev --device",
 }  # fmt: skip
 # Options that are ignored in some commands only.
 IN_COMMAND = {
     "chat": {
-        "a chat is a conversation anyway": "-cnv --conversation -i --interactive -if --interactive-first -ins "
+        "`chat` is always a conversation": "-cnv --conversation -i --interactive -if --interactive-first -ins "
         "--instruct"
     },
     "run": {
-        "`run` gives one answer anyway; --raw leaves the chat template out": "-no-cnv --no-cnv --no-conversation",
-        "`run` gives one answer anyway": "-st --single-turn",
+        "`run` always gives one answer; use --raw for no chat template": "-no-cnv --no-cnv --no-conversation",
+        "`run` always gives one answer": "-st --single-turn",
     },
     "imatrix": {"every chunk fits the context": "--context-shift --no-context-shift"},
     "perplexity": {"every chunk fits the context": "--context-shift --no-context-shift"},
 }
-# Options with another name here; {} is the value.
+# Options with another name in localllm; {} is the value.
 SAME = {
     "-hf": ("-m", "hf:{}"), "-hfr": ("-m", "hf:{}"), "--hf-repo": ("-m", "hf:{}"),
     "--context-shift": ("--on-overflow", "shift"), "--no-context-shift": ("--on-overflow", "error"),
@@ -139,76 +141,78 @@ SAME = {
     "--sleep-idle-seconds": ("--idle", "{}"), "--reasoning-effort": ("--template-var", "reasoning_effort={}"),
     "--usage": ("--help",),
 }  # fmt: skip
-# Options that would change the answer, but are not supported.
+# Unsupported options that would change the answer.
 REFUSED = {
     _POSITIONS: "--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-orig-ctx",
     _YARN: "--yarn-ext-factor --yarn-attn-factor --yarn-beta-slow --yarn-beta-fast",
-    "use --rope-scaling, which models were trained for": "-gan --grp-attn-n -gaw --grp-attn-w",
-    "`localllm quantize --override-kv` writes a file with other metadata": "--override-kv",
+    "use --rope-scaling instead, for which models were trained": "-gan --grp-attn-n -gaw --grp-attn-w",
+    "write a file with other metadata: `localllm quantize --override-kv`": "--override-kv",
     _ADAPTER: "--lora --lora-scaled --control-vector --control-vector-scaled --control-vector-layer-range "
     "--lora-init-without-apply",
     _MEDIA: "--audio --video --video-fps --video-timestamp-interval --video-ffmpeg-dir --tts-lang --tts-speaker-file",
-    "images have the size that the model's family gives them": "--image-min-tokens --image-max-tokens",
-    "name the file behind the repository: hf:OWNER/REPOSITORY/FILE.gguf": "-hff --hf-file",
-    "`localllm pull` brings models of the Hugging Face hub; others, `curl -LO URL` does": "-mu --model-url -mmu "
+    "the model's family determines the tokens of an image": "--image-min-tokens --image-max-tokens",
+    "put the file name after the repository: hf:OWNER/REPOSITORY/FILE.gguf": "-hff --hf-file",
+    "use `localllm pull` for models of the Hugging Face hub, and `curl -LO URL` for others": "-mu --model-url -mmu "
     "--mmproj-url -dr --docker-repo --gpt-oss-20b-default --gpt-oss-120b-default --embd-gemma-default "
     "--fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default --fim-qwen-7b-spec --fim-qwen-14b-spec "
     "--fim-qwen-30b-default --vision-gemma-4b-default --vision-gemma-12b-default",
-    "name the file: hf:OWNER/REPOSITORY/FILE.gguf": "--mtp --dflash --eagle3",
-    "use --speculate draft:MODEL, with a model that is here": "-hfd -hfrd --hf-repo-draft --spec-draft-hf --spec-type "
+    "give the file name: hf:OWNER/REPOSITORY/FILE.gguf": "--mtp --dflash --eagle3",
+    "use --speculate draft:MODEL with a local model": "-hfd -hfrd --hf-repo-draft --spec-draft-hf --spec-type "
     "--spec-default",
-    "`localllm serve` is the server": "--server-base",
-    "other computers cannot help": "--rpc",
+    "use `localllm serve`": "--server-base",
+    "distributed inference over RPC is not supported": "--rpc",
     "use `localllm list`": "-cl --cache-list",
-    "`nvidia-smi -L` lists cards, --device names one": "--list-devices",
+    "use `nvidia-smi -L` to list the GPUs, and --device to choose one": "--list-devices",
     "use `localllm completion bash`": "--completion-bash",
-    "`localllm tokenize` shows a text's tokens": "-ptc --print-token-count",
-    "chunks are scored as without it: their second halves": "--ppl-stride",
-    "texts are read from their beginning: cut the file": "--chunk --from-chunk",
-    "only llama-imatrix computes them": "--show-statistics",
-    "--json-schema '{}' asks for any JSON": "--format",
-    "`localllm inspect --json` has all metadata": "--modelfile --parameters --license",
-    "certificates are always checked": "--insecure",
-    "the chat template says what stands around a message: --chat-template": "--in-prefix --in-suffix --in-prefix-bos",
-    "send the answer to a file: > FILE": "--output --output-file -o",
-    "`localllm chat` holds a conversation": "-cnv --conversation -i --interactive -if --interactive-first -ins "
+    "use `localllm tokenize` to see the tokens": "-ptc --print-token-count",
+    "only the default is supported: the second half of each chunk is scored": "--ppl-stride",
+    "texts are always read from the beginning: cut the file": "--chunk --from-chunk",
+    "use llama-imatrix for statistics": "--show-statistics",
+    "use --json-schema '{}' for any JSON": "--format",
+    "use `localllm inspect --json`, which has all metadata": "--modelfile --parameters --license",
+    "certificates are always verified": "--insecure",
+    "the chat template determines it: use --chat-template": "--in-prefix --in-suffix --in-prefix-bos",
+    "redirect the answer to a file: > FILE": "--output --output-file -o",
+    "use `localllm chat` for a conversation": "-cnv --conversation -i --interactive -if --interactive-first -ins "
     "--instruct",
-    "`localllm --version` prints it": "--version",
-    "`localllm inspect --check` reads every weight": "--check",
-    "`localllm perplexity --save-logits FILE` saves them": "--save-logits",
-    "`localllm serve NAME=MODEL` serves a model as NAME": "-a --alias",
-    "other users can see what was typed: --api-key-file FILE": "--api-key",
-    "name the models; without any, all of `localllm list` are served": "--models-dir",
-    "[model.NAME] of config.toml has a model's options: see `localllm config`": "--models-preset",
-    "a proxy before the server does it: see docs/deploy.md": "--path --api-prefix",
-    "one server listens at a port": "--reuse-port",
-    "requests have a time limit, --timeout, connections none": "-to",
+    "use `localllm --version`": "--version",
+    "use `localllm inspect --check` to check every weight": "--check",
+    "use `localllm perplexity --save-logits FILE`": "--save-logits",
+    "use `localllm serve NAME=MODEL` to serve a model as NAME": "-a --alias",
+    "use --api-key-file FILE: other users can see command lines": "--api-key",
+    "give the models; without any, all of `localllm list` are served": "--models-dir",
+    "use [model.NAME] in config.toml: see `localllm config --help`": "--models-preset",
+    "use a reverse proxy: see docs/deploy.md": "--path --api-prefix",
+    "only one server can listen on a port": "--reuse-port",
+    "use --timeout, which limits the time of an answer": "-to",
     _CORS: "--cors-origins --cors-methods --cors-headers --cors-credentials --no-cors-credentials",
     _NO_TOOLS: "--agent -ag --ui-mcp-proxy --webui-mcp-proxy --tools-runtime --mcp-servers-config --mcp-servers-json",
     _PAGE: "--no-ui --no-webui --ui-config --webui-config --ui-config-file --webui-config-file",
-    "GET /props shows a model's properties, and nobody changes them": "--props",
-    "GET /metrics counts requests, --parallel limits them": "--slots",
-    "`localllm serve` has it, for /infill; elsewhere the suffix follows the prefix": "--spm-infill",
-    "the chat template says which of the thoughts before the model reads": "--reasoning-preserve",
-    "thoughts that reach their limit end as the model ends them": "--reasoning-budget-message",
-    "the file has its attention": "--attention",
+    "GET /props shows the models' properties, which cannot be changed": "--props",
+    "use GET /metrics to count requests, and --parallel to limit them": "--slots",
+    "only `localllm serve` has it, for /infill; other commands put the suffix after the prefix": "--spm-infill",
+    "the chat template determines which earlier reasoning the model sees": "--reasoning-preserve",
+    "reasoning that reaches its limit ends with the model's own end tag": "--reasoning-budget-message",
+    "the model file determines the attention type": "--attention",
     _VECTORS: "--embd-normalize --embd-output-format --embd-separator --cls-separator",
     _SEARCH: "--context-file --chunk-size --chunk-separator",
     _NO_TRAINING: "-lr --learning-rate -lr-min --learning-rate-min -decay-epochs --learning-rate-decay-epochs -wd "
     "--weight-decay -val-split --val-split -epochs --epochs -opt --optimizer",
-    "control vectors are not made here": "--positive-file --negative-file --pca-batch --pca-iter --method",
-    "only llama.cpp's own tests need it": "--junk --pos -ns --sequences --spec-synth-len --spec-synth-rates "
+    "localllm does not compute control vectors": "--positive-file --negative-file --pca-batch --pca-iter --method",
+    "it is for llama.cpp's own tests": "--junk --pos -ns --sequences --spec-synth-len --spec-synth-rates "
     "--logits-output-dir --tensor-filter",
-    "`localllm bench` has the options of llama-bench: -p, -n, -r": "-pps -tgs -npp -ntg -npl",
-    "`localllm perplexity --json` prints all figures": "--ppl-output-type",
-    "`localllm imatrix` computes no perplexity: `localllm perplexity` does": "--ppl",
-    "`localllm run` gives one answer": "-st --single-turn -no-cnv --no-cnv --no-conversation",
+    "`localllm bench` has llama-bench's options: -p, -n, -r": "-pps -tgs -npp -ntg -npl",
+    "use `localllm perplexity --json`, which prints all figures": "--ppl-output-type",
+    "use `localllm perplexity`: `localllm imatrix` computes no perplexity": "--ppl",
+    "use `localllm run` for a single answer": "-st --single-turn -no-cnv --no-cnv --no-conversation",
 }  # fmt: skip
 # Options that are not supported in one command.
 REFUSED_IN = {
-    "bench": {"--json prints JSON, --md a table in Markdown": "-o --output -oe --output-err"},
+    "bench": {"use --json for JSON, --md for a Markdown table": "-o --output -oe --output-err"},
     "chat": {
-        "-p asks first, /read FILE sends a file's text, -sysf makes it the instruction": "-f --file -bf --binary-file"
+        "use -p for the first question, /read FILE to send a file, -sysf for a system message": (
+            "-f --file -bf --binary-file"
+        )
     },
     "serve": {
         _BY_REQUEST: "-n --predict --n-predict --keep -p --prompt -sys --system-prompt -f --file -sysf "
@@ -220,42 +224,45 @@ REFUSED_IN = {
         "--mirostat-lr --mirostat-ent -l --logit-bias --grammar --grammar-file -j --json-schema -jf "
         "--json-schema-file --chat-template-kwargs -rea --reasoning --reasoning-budget --reasoning-effort --image",
         _NO_TOOLS: "--tools",
-        "the file says how its vectors are pooled": "--pooling",
-        "the server guesses by repeated text and the model's own MTP layer": "-md --model-draft --spec-draft-model",
+        "the model file determines the pooling": "--pooling",
+        "the server speculates with n-grams and the model's own MTP layer": "-md --model-draft --spec-draft-model",
     },
-    "tokenize": {"tokens are those of `run --raw`": "--no-bos --no-parse-special", "use --count": "--show-count"},
+    "tokenize": {
+        "tokens are always those of `run --raw`": "--no-bos --no-parse-special",
+        "use --count": "--show-count",
+    },
 }
-# Values of llama.cpp and Ollama with another spelling here, by the parameter.
+# Values of llama.cpp and Ollama with another spelling in localllm, by parameter.
 SAME_VALUES = {
     "device": {"none": "cpu"} | {f"CUDA{number}": f"cuda:{number}" for number in range(16)},
     "think": {"true": "on", "false": "off"},
-    "max_tokens": {"-2": "-1"},  # until the context is full, where every answer ends
+    "max_tokens": {"-2": "-1"},  # until the context is full, which ends every answer
 }
 # Options of llm, mods, aichat, fabric and grep, by the command.
 SHELL_TOOLS = {
     "run": {
-        "use --template NAME: `localllm templates` lists them": "--pattern --prompt-template",
+        "use --template NAME; `localllm templates` lists the names": "--pattern --prompt-template",
         "use --image FILE for an image, -f FILE for a text": "-a --attachment --attach --at",
         "use --continue": "--continue-last --last",
         "an answer is always printed as it is generated": "--stream --no-stream -S",
     },
     "search": {
-        "-k N is the number of passages": "--max-count",
-        "-l lists the files that have such passages": "-c --count",
-        "words are found in all their forms; for patterns there is grep": "-E -F -P -w --word-regexp --invert-match",
+        "use -k N to limit the passages": "--max-count",
+        "use -l to list the matching files": "-c --count",
+        "words match in all their forms; use grep for patterns": "-E -F -P -w --word-regexp --invert-match",
     },
 }
-# The option that was probably meant where an option takes a number here, by command and option.
+# The option probably meant where localllm's takes a number, by command and option.
 MEANT_BY_TEXT = {
-    "run -s": "-s is the seed, -sys TEXT a system message",
-    "run -t": "-t is the number of threads, --template NAME a named prompt",
-    "run -c": "-c is the length of the context; --continue follows up on the last answer",
+    "run -s": "-s sets the seed; use -sys TEXT for a system message",
+    "run -t": "-t sets the thread count; use --template NAME for a named prompt",
+    "run -c": "-c sets the context length; use --continue to follow up on the last answer",
 }
 SWITCH_VALUES = {"on", "off", "auto", "0", "1", "true", "false", "enabled", "disabled"}
 
 
 class IgnoredOption(NamedTuple):
-    """An option that has no effect here; values: number of words that follow it, -1 for an optional one."""
+    """An option without an effect; values: count of words that follow it, -1 for an optional one."""
 
     reason: str
     values: int
@@ -270,39 +277,39 @@ _REFUSED = {name: reason for reason, names in REFUSED.items() for name in names.
 
 
 def find_ignored(name: str, command: str) -> IgnoredOption | None:
-    """Return the entry of an option that has no effect in this command, None for other options."""
+    """Return the entry of an option that this command ignores, or None."""
     return _by_name(IN_COMMAND.get(command, {}), 0).get(name) or _LEFT_OUT.get(name)
 
 
 def refusal(name: str, command: str = "") -> str:
-    """Return what to use instead of another program's option, "" for an unknown option."""
+    """Return what to use instead of another program's option, or ""."""
     of_command = [*SHELL_TOOLS.get(command, {}).items(), *REFUSED_IN.get(command, {}).items()]
     reason_here = next((reason for reason, names in of_command if name in names.split()), "")
     return reason_here or _REFUSED.get(name, "")
 
 
 def is_switch(word: str) -> bool:
-    """Return whether a word is the value of a switch, or a list of them, as llama-bench takes."""
+    """Return whether a word is the value of a switch, or a list of such values, as llama-bench takes."""
     return all(each in SWITCH_VALUES for each in word.split(","))
 
 
 def is_foreign(name: str) -> bool:
-    """Return whether it is an option of llama.cpp that localllm does not have."""
+    """Return whether it is an option of llama.cpp that localllm lacks."""
     return name in _LEFT_OUT or name in _REFUSED or name in SAME
 
 
 def ignored_option_warning(options: Sequence[tuple[str, str]]) -> str:
-    """Format the line about options without effect, with the reason for each."""
+    """Format the warning about ignored options; for a single one, with the reason."""
     if len(options) == 1:
-        return f"{options[0][0]} is left out: {options[0][1]}"
-    return f"left out, because they mean nothing here: {', '.join(name for name, _ in options)}"
+        return f"{options[0][0]} is ignored: {options[0][1]}"
+    return f"ignored (no effect): {', '.join(name for name, _ in options)}"
 
 
-# ---- commands of llama.cpp and Ollama with their counterparts here, and synonyms of commands
+# ---- commands of llama.cpp and Ollama with their counterparts, and synonyms of commands
 
 
 class CommandAlias(NamedTuple):
-    """A command of another program: its spelling there and here, and what differs."""
+    """A command of another program: its spelling there and in localllm, and the differences."""
 
     there: str
     here: str
@@ -310,19 +317,19 @@ class CommandAlias(NamedTuple):
 
 
 LLAMA_CPP = (
-    CommandAlias("llama-cli -m FILE", "localllm chat FILE", "a conversation; commands begin with a slash: /help"),
-    CommandAlias("llama-cli -m FILE -p TEXT -st", "localllm run FILE -p TEXT", "stdout is the answer only"),
+    CommandAlias("llama-cli -m FILE", "localllm chat FILE", "a conversation with slash commands: /help"),
+    CommandAlias("llama-cli -m FILE -p TEXT -st", "localllm run FILE -p TEXT", "stdout gets the answer only"),
     CommandAlias("llama-completion -m FILE -p TEXT", "localllm run FILE -p TEXT --raw", "without the chat template"),
     CommandAlias(
-        "llama-cli -hf OWNER/REPO:TYPE", "localllm chat hf:OWNER/REPO:TYPE", "`localllm pull` fetches it before"
+        "llama-cli -hf OWNER/REPO:TYPE", "localllm chat hf:OWNER/REPO:TYPE", "`localllm pull` downloads it first"
     ),
     CommandAlias("llama-quantize IN OUT TYPE", "localllm quantize IN OUT TYPE", "also from a checkpoint's folder"),
     CommandAlias(
-        "llama-imatrix -m FILE -f TEXT -o OUT", "localllm imatrix FILE TEXT -o OUT", "goes on where it stopped"
+        "llama-imatrix -m FILE -f TEXT -o OUT", "localllm imatrix FILE TEXT -o OUT", "resumes where it stopped"
     ),
     CommandAlias("llama-perplexity -m FILE -f TEXT", "localllm perplexity FILE TEXT", "the same figures"),
     CommandAlias("llama-bench -m FILE", "localllm bench FILE", "the same tests"),
-    CommandAlias("llama-tokenize -m FILE -p TEXT", "localllm tokenize FILE TEXT", "--ids prints numbers only"),
+    CommandAlias("llama-tokenize -m FILE -p TEXT", "localllm tokenize FILE TEXT", "--ids prints the token ids only"),
     CommandAlias("llama-gguf-split --split IN OUT", "localllm split IN OUT", "the same files"),
     CommandAlias("llama-gguf-split --merge IN OUT", "localllm merge IN OUT", "the same file"),
     CommandAlias("gguf-dump FILE", "localllm inspect FILE --json"),
@@ -331,16 +338,16 @@ LLAMA_CPP = (
 )
 OLLAMA = (
     CommandAlias("ollama run MODEL", "localllm chat MODEL", "so does `localllm run MODEL` on a terminal"),
-    CommandAlias("ollama run MODEL TEXT", "localllm run MODEL TEXT", "stdout is the answer only"),
+    CommandAlias("ollama run MODEL TEXT", "localllm run MODEL TEXT", "stdout gets the answer only"),
     CommandAlias("ollama pull MODEL", "localllm pull MODEL", "from the Hugging Face hub; gemma3:4b is gemma-3-4b"),
     CommandAlias("ollama list", "localllm list"),
     CommandAlias("ollama show MODEL", "localllm inspect MODEL"),
     CommandAlias("ollama rm MODEL", "localllm rm MODEL"),
     CommandAlias(
-        "ollama create", "[aliases] and [model.NAME] in config.toml", "defaults of a model; `localllm config`"
+        "ollama create", "[aliases] and [model.NAME] in config.toml", "a model's defaults: see `localllm config`"
     ),
-    CommandAlias("ollama ps", "", "nothing runs in the background"),
-    CommandAlias("ollama serve", "localllm serve", "OpenAI's, Anthropic's and Ollama's interfaces, port 11435"),
+    CommandAlias("ollama ps", "", "no model runs in the background"),
+    CommandAlias("ollama serve", "localllm serve", "the APIs of OpenAI, Anthropic and Ollama, port 11435"),
 )
 # Synonyms of commands that users may try.
 MEANT = {
@@ -372,23 +379,23 @@ MEANT = {
     "warmup": "compile",
 }
 NO_COMMAND = {
-    "ps stop top": "nothing runs in the background: a model is there as long as its command",
-    "push cp copy login signin signout": "models are files: copy them as others, and share them on the Hugging Face "
-    "hub with its own program",
-    "create": "a model's defaults stand in config.toml: see `localllm config --help`",
-    "update upgrade": "pip install --upgrade localllm",
-    "version": "localllm --version",
-    "log logs last": "`localllm run --continue` goes on after the last answer, `localllm sessions` lists conversations",
-    "summarize summarise explain commit review translate": "these are prompts: localllm run MODEL --template NAME; "
-    "`localllm templates` lists them",
+    "ps stop top": "no model runs in the background: it is unloaded when its command ends",
+    "push cp copy login signin signout": "models are files: copy them like other files, and share them on the Hugging "
+    "Face hub with `hf upload`",
+    "create": "set a model's defaults in config.toml: see `localllm config --help`",
+    "update upgrade": "use `pip install --upgrade localllm`",
+    "version": "use `localllm --version`",
+    "log logs last": "`localllm run --continue` follows up on the last answer, `localllm sessions` lists conversations",
+    "summarize summarise explain commit review translate": "these are prompts: use `localllm run MODEL "
+    "--template NAME`; `localllm templates` lists the names",
 }
 
 
 def suggest_command(word: str) -> str:
-    """Return the command for a synonym, "" if there is none."""
+    """Return the command for a synonym, or ""."""
     return next((name for name, words in MEANT.items() if word.lower() in words.split()), "")
 
 
 def no_command(word: str) -> str:
-    """Return what replaces another program's command, "" for an unknown command."""
+    """Return what replaces another program's command, or ""."""
     return next((reason for words, reason in NO_COMMAND.items() if word.lower() in words.split()), "")

@@ -20,9 +20,11 @@ OTHER_VARIABLES = {f"{PREFIX}{name}" for name in ("API_KEY", "CACHE", "DEBUG", "
 def read_config_defaults(
     command: str, params: Sequence[Parameter], model: str | None, is_remote: bool = False
 ) -> dict[str, Chosen]:
-    """Return a command's defaults in config.toml and in Ollama's store, by parameter; the model may be unknown yet.
+    """Return a command's defaults from config.toml and Ollama's store, by parameter.
 
-    is_remote: whether the model is a server's. Raises UsageError, which names the file and the line.
+    model: None if not known yet.  is_remote: whether the model is a server's. Raises UsageError, which names the file
+    and
+    the line.
     """
     by_key = {key: param for param in params for key in param.keys}
     if not by_key:
@@ -40,7 +42,7 @@ def read_config_defaults(
 
 
 def load_defaults(command: str, params: Sequence[Parameter], model: str | None) -> dict[str, Chosen]:
-    """Return a command's defaults from the environment and config.toml; the environment wins.
+    """Return a command's defaults from the environment and config.toml; the environment has priority.
 
     Raises UsageError, which names the variable, or the file and the line.
     """
@@ -55,7 +57,7 @@ class Entry(NamedTuple):
 
     Attributes:
         tables: the table, and its name in [command.NAME] and [model.NAME]; () for Ollama's store.
-        written: the key as in the file.  elsewhere: the source of a setting that is not in the file.
+        written: the key as spelled in the file.  elsewhere: the source of a setting outside config.toml.
     """
 
     tables: tuple[str, ...]
@@ -92,7 +94,10 @@ def entries(settings: Settings, command: str, model: str | None, is_remote: bool
 
 
 def name_entries(settings: Settings, model: str, is_remote: bool) -> Iterator[Entry]:
-    """Yield the entries of a model's name, the most specific last. Raises ModelError for a damaged layer of a store."""
+    """Yield the entries of a model's name, the most specific last.
+
+    Raises ModelError for a damaged layer of Ollama's store.
+    """
     from localllm.services.hub.name_settings import settings_of, stored_model
 
     for each in settings_of(settings, model, None if is_remote else stored_model(model)):
@@ -103,7 +108,7 @@ def name_entries(settings: Settings, model: str, is_remote: bool) -> Iterator[En
 
 
 def model_by_default(by_key: Mapping[str, Parameter], settings: Settings, command: str) -> str | None:
-    """Return the default MODEL from the environment or config.toml, None if there is none."""
+    """Return the default MODEL from the environment or config.toml, or None."""
     if "model" not in by_key:
         return None
     configured = settings.command.get(command, {}).get("model", settings.defaults.get("model"))
@@ -122,20 +127,22 @@ def sets_option(entry: Entry, by_key: Mapping[str, Parameter], settings: Setting
 
 
 def texts_of(value: object, param: Parameter) -> str | list[str] | bool:
-    """Convert a TOML value to the text or texts to type for it; a switch has a bool. Raises ValueError."""
+    """Convert a TOML value to the string or strings to type for it; a switch has a bool. Raises ValueError."""
     if param.is_switch or isinstance(value, bool):
         if param.is_switch and isinstance(value, bool):
             return value
-        raise ValueError("must be true or false" if param.is_switch else "must have a value, not true or false")
+        raise ValueError(
+            "must be true or false" if param.is_switch else "must be a string or a number, not true or false"
+        )
     if param.many:
         return [as_text(each) for each in (value if isinstance(value, list) else [value])]
     return as_text(value)
 
 
 def as_text(value: object) -> str:
-    """Convert a TOML text or number to text. Raises ValueError."""
+    """Convert a TOML string or number to a string. Raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError("must be a text or a number")
+        raise ValueError("must be a string or a number")
     return str(value)
 
 
@@ -151,13 +158,13 @@ def from_environment(variable: str, param: Parameter) -> object:
 def unknown_settings(command: str, params: Sequence[Parameter], model: str | None) -> Iterator[str]:
     """Yield a warning for each unknown config key or LOCALLLM_ variable.
 
-    Settings of this command are not checked, since they were converted already. Importing all commands takes 30 ms.
+    This command's settings are skipped, since they have been converted. Importing all commands takes 30 ms.
     """
     variables = {variable for param in params for variable in param.variables} | OTHER_VARIABLES
     for variable in sorted({name for name in os.environ if name.startswith(PREFIX)} - variables):
         names = {name for param in all_params() for name in param.variables} | OTHER_VARIABLES
         if variable not in names:
-            yield f"{variable} in the environment means nothing; {did_you_mean(variable, sorted(names))}".rstrip("; ")
+            yield f"unknown environment variable {variable}; {did_you_mean(variable, sorted(names))}".rstrip("; ")
     settings, keys = load_settings(), {key for param in params for key in param.keys}
     for each in all_entries(settings):
         about = each.tables[1] if each.tables[0] == "command" else ""
@@ -176,9 +183,9 @@ def all_entries(settings: Settings) -> Iterator[Entry]:
 
 
 def check(entry: Entry, settings: Settings, command: str) -> None:
-    """Raise UsageError for an entry that is unknown or invalid for `command`; "" stands for all commands."""
+    """Raise UsageError for an entry that is unknown or invalid for `command`; "" means all commands."""
     if command and command not in COMMANDS:
-        raise settings.error(f"there is no command {command}", "command", command)
+        raise settings.error(f"unknown command {command}", "command", command)
     params = params_of(command) if command else all_params()
     match = next((param for param in params if entry.key in param.keys), None)
     if match is None:
@@ -192,7 +199,7 @@ def all_params() -> "Iterator[Parameter]":
 
 
 def conflicting_options(name: str) -> tuple[str, ...]:
-    """Return the parameters that conflict with a typed one, so that their defaults are ignored."""
+    """Return the parameters that conflict with a typed one, whose defaults are therefore ignored."""
     from localllm.cli.options.conflicts import ALTERNATIVES, SILENCED_BY_RAW
 
     if name == "beams":

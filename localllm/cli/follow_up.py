@@ -1,4 +1,4 @@
-"""Follow-up questions of `localllm run`: loads the conversation that a question continues, and saves the answer."""
+"""Follow-up questions of `localllm run`: load the conversation that a question continues, and save the answer."""
 
 import os
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class FollowUp:
-    """The conversation that `run` continues; a context manager, which locks a session."""
+    """The conversation that `run` continues; a context manager that locks the session."""
 
     def __init__(self, session: str | None):
-        """Open the session of this name, or if that is None the last answer. Raises UsageError."""
+        """Open the session of this name; None: the last answer. Raises UsageError."""
         self._file = None if session is None else SessionFile(session)
         self._chat: SavedChat = last_conversation() if self._file is None else self._file.chat
         self._name = "the last answer" if session is None else f"the session {session!r}"
@@ -40,12 +40,12 @@ class FollowUp:
 
     @property
     def model(self) -> str | None:
-        """Return the path of its model, None if unknown. Raises UsageError for a missing file or a server's model."""
+        """The path of its model, or None. Raises UsageError for a missing file or a server's model."""
         about = self._chat.model
         if about.fingerprint.startswith(AT_ENDPOINT):
             raise UsageError(f"{self._name} is from a server; continue it with --endpoint {about.path}")
         if about.path and not os.path.exists(about.path):
-            raise UsageError(f"the model of {self._name} is gone: {about.path}; give another MODEL")
+            raise UsageError(f"the model of {self._name} no longer exists: {about.path}; give another MODEL")
         return about.path or None
 
     def with_question(self, question: "str | list[Message]") -> "list[Message]":
@@ -54,7 +54,7 @@ class FollowUp:
         Raises UsageError for a model that does not chat.
         """
         if isinstance(question, str):
-            raise UsageError("this model takes one text and does not chat: leave out --continue and --session")
+            raise UsageError("the model takes a single text and cannot chat: leave out --continue and --session")
         earlier = visible_fields(self._chat.messages)
         is_newer = bool(question) and question[0]["role"] == "system"
         if is_newer and earlier and earlier[0]["role"] == "system":
@@ -79,9 +79,9 @@ class FollowUp:
 
 
 def last_conversation() -> SavedChat:
-    """Read the conversation of the last answer. Raises UsageError if there is none."""
+    """Read the conversation of the last answer. Raises UsageError without one."""
     try:
         data = last_answer.path().read_bytes()
     except OSError:
-        raise UsageError("there is no answer to continue: ask with `localllm run` first") from None
+        raise UsageError("there is no answer to continue: generate one with `localllm run` first") from None
     return parse(data, str(last_answer.path()))[0]

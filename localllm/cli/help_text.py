@@ -1,4 +1,4 @@
-"""Formats help: wrapped to the terminal's width, in columns if there is room, with colours on a terminal."""
+"""Format help: wrapped to the terminal's width, in columns if there is room, with colours on a terminal."""
 
 import re
 import sys
@@ -8,13 +8,13 @@ from textwrap import wrap
 from localllm.cli.parameters import NAMED, Argument, Parameter
 from localllm.cli.terminal.output import is_terminal
 
-NARROW = 60  # columns: on narrower terminals, names are above their descriptions
-WIDEST = 100  # columns of a line, for readability
-MOST_NAME = 28  # columns: the descriptions of longer names begin on the next line
+NARROW = 60  # columns; on narrower terminals, names are above their descriptions
+WIDEST = 100  # maximum columns of a line, for readability
+MOST_NAME = 28  # columns; the descriptions of longer names begin on the next line
 
 
 def columns() -> int:
-    """Return the terminal's width, from COLUMNS or the terminal; 80 if unknown."""
+    """Return the terminal's width from COLUMNS or the terminal; 80 if unknown."""
     from shutil import get_terminal_size
 
     return max(20, min(get_terminal_size().columns, WIDEST))
@@ -38,7 +38,7 @@ def coloured(text: str) -> str:
 
 
 def command_help(usage: str, doc: str, params: Iterable[Parameter], commands: list[tuple[str, str]], width: int) -> str:
-    """Render a command's help.  commands: its subcommands, with their summaries."""
+    """Render a command's help; commands: its subcommands with their summaries."""
     sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
     for param in params:
         if isinstance(param, Argument):
@@ -63,7 +63,7 @@ def command_help(usage: str, doc: str, params: Iterable[Parameter], commands: li
 
 
 def option_row(param: Parameter) -> tuple[str, str]:
-    """Return an option's short and long name with its metavar, and the description with other names."""
+    """Return an option's short and long name with its metavar, and its description with other names."""
     names = [next((name for name in param.names if name.startswith("--") == long), "") for long in (False, True)]
     value = "" if param.is_switch else " " + (param.metavar or "|".join(param.choices))
     other_names = [name for name in param.names if name not in names]
@@ -76,9 +76,9 @@ def with_names(help: str, also: Iterable[str]) -> str:
 
 
 def paragraphs(text: str, width: int) -> Iterator[str]:
-    """Wrap a docstring's paragraphs; one that begins with a backspace (\\b) keeps its line breaks."""
-    for place, paragraph in enumerate(text.split("\n\n")):
-        if place:
+    r"""Wrap a docstring's paragraphs; a paragraph after a backspace (\\b) keeps its line breaks."""
+    for index, paragraph in enumerate(text.split("\n\n")):
+        if index:
             yield ""
         if paragraph.startswith("\b\n"):
             for line in paragraph.splitlines()[1:]:
@@ -88,14 +88,14 @@ def paragraphs(text: str, width: int) -> Iterator[str]:
 
 
 def indentation(rows: list[tuple[str, str]], width: int) -> int:
-    """Return the column where descriptions begin: past all but the longest names."""
+    """Return the column where descriptions begin, past all but the longest names."""
     if width < NARROW:
         return 6
     return 4 + max((len(name) for name, _ in rows if len(name) <= MOST_NAME), default=0)
 
 
 def table(rows: list[tuple[str, str]], width: int, columns: int) -> Iterator[str]:
-    """Render names and their descriptions; these begin at column `columns`, or below the name."""
+    """Render names and descriptions, which begin at column `columns` or below the name."""
     indent = " " * columns
     for name, meaning in rows:
         first = f"  {name}"
@@ -108,7 +108,7 @@ def table(rows: list[tuple[str, str]], width: int, columns: int) -> Iterator[str
 
 
 def command_line(text: str, width: int) -> list[str]:
-    """Wrap an example; its lines break outside of quotes and end with a backslash, as the shell needs."""
+    """Wrap an example outside quotes, with a backslash at the end of each line, as the shell needs."""
     lines = [" "]
     for word in re.findall(r"""(?:"[^"]*"|'[^']*'|\S)+""", text):
         if len(lines[-1]) + 1 + len(word) + 2 > width and lines[-1].strip():

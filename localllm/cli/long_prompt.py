@@ -1,4 +1,4 @@
-"""Implements --on-overflow head, tail, middle, relevant and chunks of `localllm run`."""
+"""Implement --on-overflow head, tail, middle, relevant and chunks of `localllm run`."""
 
 import os
 from contextlib import suppress
@@ -26,16 +26,18 @@ class LongPrompt:
     def __init__(self, method: str, raw: bool):
         """Check the options. Raises UsageError for methods that need a question if the prompt is plain text."""
         if method in (CHUNKS, RELEVANT) and raw:
-            raise UsageError(f"--on-overflow {method} asks a question: leave out --raw and --suffix")
+            raise UsageError(
+                f"--on-overflow {method} needs a question in a chat template: leave out --raw and --suffix"
+            )
         self.how, self._raw, self._files = method, raw, list[str]()
 
     def fit(
         self, model: "Model", material: str, question: str, system: str | None, options: "GenerationOptions"
     ) -> str:
-        """Return a prompt that fits, and note on stderr what it omits. Raises UsageError, ContextError."""
+        """Return a prompt that fits; print a note about the omitted text. Raises UsageError, ContextError."""
         if model.file is None or not model.context:
             raise UsageError(
-                f"--on-overflow {self.how} is not available with --endpoint: the server's context length is not known"
+                f"--on-overflow {self.how} is not available with --endpoint: the server's context length is unknown"
             )
         if not material:
             material, question = question, ""
@@ -54,10 +56,10 @@ class LongPrompt:
         def show(done: int, count: int) -> None:
             nonlocal has_said
             if not has_said:
-                already = f", of which {done} are answered already" if done else ""
-                say(f"localllm: the prompt exceeds the context: asking its {count} parts{already}")
+                already = f", {done} of them already answered" if done else ""
+                say(f"localllm: the prompt exceeds the context: asking the question of its {count} chunks{already}")
                 has_said = True
-            line.show(f"{done} of {count} parts answered")
+            line.show(f"{done} of {count} chunks answered")
 
         answers = PartAnswers(model, question or SUMMARIZE, system, options, part_file, show)
         try:
@@ -67,14 +69,14 @@ class LongPrompt:
             line.clear()
 
     def finish(self) -> None:
-        """Remove the saved answers of parts, once the final answer is complete."""
+        """Remove the saved answers of chunks, once the final answer is complete."""
         for file in self._files:
             with suppress(OSError):
                 os.unlink(file)
 
 
 def pick(model: "Model", material: str, question: str, room: Room) -> tuple[str, str]:
-    """Return the lines of a text that are relevant to a question, and a note like `cut`'s. Raises ContextError."""
+    """Return the lines of a text that are relevant to a question, and a note about them. Raises ContextError."""
     from localllm.services.long_text.relevant_lines import find_lines, lines_of
 
     line, lines = ProgressLine(), lines_of(material)
@@ -82,7 +84,7 @@ def pick(model: "Model", material: str, question: str, room: Room) -> tuple[str,
     show = lambda done, count: line.show(f"{done} of {count} lines scored")  # noqa: E731
     with line:
         picked, read = find_lines(model, question, lines, room.tokens, show)
-    alike = "" if read == len(lines) else f"; {len(lines) - read} are like others"
+    alike = "" if read == len(lines) else f"; {len(lines) - read} others are alike"
     return "\n".join(picked), f"reads {len(picked)} of {len(lines)} lines{alike}"
 
 
@@ -91,7 +93,7 @@ def join_parts(material: str, question: str) -> str:
 
 
 def part_file(key: str) -> str:
-    """Return the file for the answers of parts. Raises LocalllmError."""
+    """Return the path of the file for the chunks' answers. Raises LocalllmError."""
     from localllm.files.safe_file import make_private
 
     return str(make_private(cache_folder() / "parts") / f"{key}.jsonl")

@@ -1,15 +1,14 @@
 """Entry point of the command line: every failure becomes one line on stderr and an exit code.
 
-    0 done (also when the reader of a pipe goes away)    3 the model is unreadable, invalid or not supported
-    1 anything else                                      4 the prompt does not fit the context
-    2 usage                                              5 not enough memory
-    6 some of many records failed                        7 an answer was cut before it began or matched its grammar
+    0 success (also if the reader of a pipe exits)        3 the model is unreadable, invalid or not supported
+    1 other errors                                       4 the prompt does not fit the context
+    2 usage error                                        5 not enough memory
+    6 some of many records failed                        7 an answer was cut off before it began or matched its grammar
                                                        130 interrupted
 
-LOCALLLM_DEBUG=1 in the environment shows Python's traceback too. LOCALLLM_PLAIN_START=1 disables the optimizations of
-start and exit. Measured with a warm `localllm run -p Hi -n 1`, the fastest of 15 starts on two busy cores: 0.59 s, and
-0.68 s without them. Other savings need no tricks: modules that import what they need (`localllm.__getattr__`), commands
-made by name (`cli.app.LazyCommands`).
+LOCALLLM_DEBUG=1 in the environment also prints Python's traceback. LOCALLLM_PLAIN_START=1 disables the optimizations of
+start and exit. A warm `localllm run -p Hi -n 1` takes 0.59 s with them and 0.68 s without (fastest of 15 starts, on two
+busy cores). Lazy imports (`localllm.__getattr__`) and lazy commands (`cli.app.LazyCommands`) are always on.
 """
 
 import _thread
@@ -28,12 +27,12 @@ from localllm.system.files import allow_long_paths
 from localllm.system.processes import interrupt_main
 from localllm.system.terminal import is_unread, prepare
 
-LEAST_MEMORY = 1 << 28  # bytes of address space
+LEAST_MEMORY = 1 << 28  # minimum bytes of address space
 PLAIN = "LOCALLLM_PLAIN_START"
 
 
 def program() -> NoReturn:
-    """Run `main` as the console script `localllm` does, and end the process."""
+    """Run `main` as the console script `localllm`, and end the process."""
     raise_ctrl_c_again()
     allow_long_paths()
     prepare(sys.stdin, sys.stdout, sys.stderr)
@@ -78,7 +77,7 @@ def run_command(arguments: list[str]) -> int:
 def check_environment() -> None:
     """Open closed standard streams, and check that there is enough memory to import NumPy. Raises LocalllmError.
 
-    OpenBLAS, which NumPy loads, ends the process if it gets no memory; a run of the smallest model takes more than
+    OpenBLAS, which NumPy loads, ends the process if it gets no memory. Running the smallest model takes more than
     LEAST_MEMORY.
     """
     from localllm.errors import LocalllmError, MemoryLimitError
@@ -86,13 +85,13 @@ def check_environment() -> None:
 
     open_closed_streams()
     if sys.stdout is None:
-        raise LocalllmError("stdout is closed: there is nowhere to write to")
+        raise LocalllmError("stdout is closed: open it or redirect it to a file")
     if address_limit() < LEAST_MEMORY:
         raise MemoryLimitError(f"not enough memory: {describe_limit()}; raise this limit")
 
 
 def open_closed_streams() -> None:
-    """Open the null device in place of closed standard streams, here and in programs that are started.
+    """Open the null device in place of closed standard streams, for this process and its children.
 
     An opened file gets the lowest free descriptor: if that were stdout's or stderr's, libraries would write to it. And
     `print(file=sys.stderr)` writes to stdout while sys.stderr is None.
@@ -107,7 +106,7 @@ def open_closed_streams() -> None:
 
 
 def raise_ctrl_c_again() -> None:
-    """Raise KeyboardInterrupt again after a callback, such as one of an import, in which Python would only print it."""
+    """Raise KeyboardInterrupt again after a callback, such as an import's, where Python would only print it."""
 
     def later() -> None:
         sleep(0.01)  # until the callback has ended
@@ -123,12 +122,15 @@ def raise_ctrl_c_again() -> None:
 
 
 def ignore_ctrl_c() -> None:
-    """Ignore Ctrl-C from here on: the exit code is decided."""
+    """Ignore Ctrl-C from now on, since the exit code is decided."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Return whether an error is Ctrl-C, also as the RuntimeError of Python 3.11 while a class is created."""
+    """Return whether an error is Ctrl-C.
+
+    Python 3.11 converts it to RuntimeError while a class is created.
+    """
     return isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt)
 
 
@@ -156,7 +158,7 @@ def report(error: BaseException) -> int:
 
 
 def explain_error(error: BaseException) -> tuple[str, int]:
-    """Return the message for the user and the exit code."""
+    """Return the message for the user, and the exit code."""
     from localllm.errors import LocalllmError, MemoryLimitError
     from localllm.system.memory import describe_limit
 
@@ -172,11 +174,11 @@ def explain_error(error: BaseException) -> tuple[str, int]:
     if isinstance(error, OSError):
         reason = error.strerror or str(error)
         return (reason if error.filename is None else f"{error.filename}: {reason}"), 1
-    return f"internal error, please report it: {type(error).__name__}: {error} (LOCALLLM_DEBUG=1 shows more)", 1
+    return f"internal error, please report it: {type(error).__name__}: {error} (set LOCALLLM_DEBUG=1 for details)", 1
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error means a lack of memory: threads that cannot start, libraries that cannot be mapped."""
+    """Return whether an error means out of memory: a thread cannot start, or a library cannot be mapped."""
     signs = "can't start new thread", "failed to map segment", "Cannot allocate memory", "Could not find/load shared"
     return isinstance(error, OSError | ImportError | RuntimeError) and any(sign in str(error) for sign in signs)
 
@@ -185,26 +187,26 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_plain() -> bool:
-    """Return whether the user disabled these optimizations, for example to find out whether one is at fault."""
+    """Return whether the user disabled these optimizations, for example to find the cause of a failure."""
     return bool(os.environ.get(PLAIN))
 
 
 def prepare_interpreter() -> None:
-    """Apply the tricks of a start, before NumPy is imported."""
+    """Apply the optimizations of a start, before NumPy is imported."""
     if is_plain():
         return
     gc.set_threshold(150_000)  # imports create 60,000 long-lived objects, and collecting them costs 26 ms
-    # Skip the module in which NumPy gives its functions thousands of docstrings, and nothing else: 9 ms.
+    # Skip the NumPy module that only adds thousands of docstrings: 9 ms.
     sys.modules.setdefault("numpy._core._add_newdocs", ModuleType("nothing"))
-    # Let OpenBLAS start no threads: 19 ms. The products left to it need only one. It would also allocate memory for
+    # Keep OpenBLAS from starting threads: 19 ms. Its few products need only one. It would also allocate memory for
     # each thread, and end the process if that failed.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def end_process(code: int) -> NoReturn:
-    """End the process, without the teardown of Python's modules: 61 ms.
+    """End the process without the teardown of Python's modules: 61 ms.
 
-    The other steps of Python's shutdown are done here, in its order.
+    The other steps of Python's shutdown are performed in its order.
     """
     if is_plain():
         sys.exit(code)

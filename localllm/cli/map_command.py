@@ -1,4 +1,4 @@
-"""Implements `localllm map`: from its options to the answers."""
+"""Implement `localllm map`, from its options to the answers."""
 
 import os
 from collections.abc import Callable
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(repr=False, eq=False)
 class MapCommand:
-    """A run of `localllm map`: its options by group, and the steps that they go through."""
+    """A run of `localllm map`: its options by group, and its steps."""
 
     model: str | None
     input: str | None
@@ -56,7 +56,7 @@ class MapCommand:
     endpoint: EndpointGroup
 
     def run(self) -> None:
-        """Answer the records that have no answer yet. Raises LocalllmError, and KeyboardInterrupt on Ctrl-C."""
+        """Answer the unanswered records. Raises LocalllmError, and KeyboardInterrupt on Ctrl-C."""
         template, generation = self.read_options()
         self.sort_arguments()
         self.given = self.read()
@@ -67,7 +67,7 @@ class MapCommand:
             progress = Progress(remaining, self.given.size - len(remaining) if isinstance(remaining, list) else 0)
             if progress.before:
                 of_all = f"{progress.before} of {count_noun(self.given.size, 'record')}"
-                say(f"localllm: {self.output.output} answers {of_all} already")
+                say(f"localllm: {self.output.output} already answers {of_all}")
             if out is not None:
                 self.write_table(out, stack)
             if not isinstance(remaining, list) or remaining:
@@ -92,7 +92,7 @@ class MapCommand:
         return template, options.generation_options(None, self.choices)
 
     def sort_arguments(self) -> None:
-        """Resolve the model, and tell it from the input in the arguments. Raises UsageError."""
+        """Resolve the model, and tell the model from the input among the arguments. Raises UsageError."""
         self.place = self.endpoint.place()
         if self.place is None and self.model is None:
             raise UsageError(f"MODEL is missing: {options.A_MODEL}")
@@ -143,15 +143,15 @@ class MapCommand:
         return answers_path(output)
 
     def of_input(self, job: "MapJob", target: str | None) -> AbstractContextManager[Callable[[], None]]:
-        """Compare the output's provenance with this input and job, see map_run.of_input."""
+        """Compare the output's provenance with this input and job; see map_run.of_input."""
         by = job.digests(self.path if self.place is None else f"{self.place.url} {self.model}")
         if self.place is not None and self.model is None:
-            del by["model"]  # the server's first model, unknown here
+            del by["model"]  # the server's first model, whose name is not known yet
         data = None if isinstance(self.given.records, RecordStream) else self.given.data
         return of_input(target, data, self.given.name, by, self.output.redo, self.output.redo_errors)
 
     def open_output(self, target: str | None) -> AbstractContextManager[JsonlFile | None]:
-        """Open the file of answers, keeping those to these records. Raises UsageError."""
+        """Open the file of answers; keep only answers to these records. Raises UsageError."""
         from localllm.services.records.map import result_filter
 
         records = self.given.records
@@ -167,7 +167,7 @@ class MapCommand:
         if isinstance(records, RecordStream):
             if out is not None and out.records and not output.redo:
                 records.skip(out.records, output.output or "")
-                say(f"localllm: {output.output} has {count_noun(len(out.records), 'answer')} already")
+                say(f"localllm: {output.output} already has {count_noun(len(out.records), 'answer')}")
             return records
         remaining = records if out is None or output.redo else select_unfinished(records, out.records)
         return shortest_first(remaining, prompts) if output.shortest_first else remaining
@@ -194,7 +194,7 @@ class MapCommand:
             answer(mapping, remaining, writer, progress, output.as_finished)
 
     def open_remote(self) -> "RemoteModel | None":
-        """Return the model of --endpoint, None without one. Raises UsageError."""
+        """Return the model of --endpoint, or None. Raises UsageError."""
         if self.place is None:
             return None
         output = self.output

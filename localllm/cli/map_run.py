@@ -1,4 +1,4 @@
-"""Runs a job of `localllm map` or `eval`: records, provenance, answers, progress, Ctrl-C."""
+"""Run a job of `localllm map` or `eval`: records, provenance, answers, progress, Ctrl-C."""
 
 import io
 import json
@@ -40,8 +40,8 @@ class Given(NamedTuple):
     """The input.
 
     Attributes:
-        records: all of them, or a stream.  table: the table that has them as rows; None for lines.
-        data, name: the file's bytes and its name, "" for stdin.
+        records: all of them, or a stream.  table: the table whose rows they are; None for lines.
+        data, name: the file's content and name, "" for stdin.
     """
 
     records: "list[Record] | RecordStream"
@@ -57,10 +57,11 @@ class Given(NamedTuple):
 def records_of(
     input: str | None, encoding: str | None, as_csv: bool, streams: bool, output: str | None = None
 ) -> Given:
-    """Read the records of a file, a folder or stdin.
+    """Read the records of a file, a folder or stdin. Raises UsageError.
 
-    streams: whether stdin may be read while records are answered.  output: a file that may be in the folder; it is not
-    a record. Raises UsageError.
+    streams: whether stdin may be read while records are answered.  output: a file that may be in the folder, and is not
+    a
+    record.
     """
     if input is not None and os.path.isdir(input):
         return folder_records(input, output)
@@ -81,20 +82,20 @@ def records_of(
 
 
 def folder_records(folder: str, output: str | None) -> Given:
-    """Return the text files of a folder as records, with the fields "file" and "text". Raises UsageError."""
+    """Return the text files of a folder as records with the fields "file" and "text". Raises UsageError."""
     from localllm.services.search.files import Filter, read_text, text_files
 
     output_path = output and os.path.realpath(output)
     paths = [path for path in text_files([folder], Filter()) if os.path.realpath(path) != output_path]
     texts = [(path, text) for path in paths if (text := read_text(path)) is not None]
     if not texts:
-        raise UsageError(f"{folder}: there is no text file in this folder")
+        raise UsageError(f"{folder}: the folder contains no text files")
     records = [Record(path, {"file": path, "text": text}) for path, text in texts]
     return Given(records, None, json.dumps(texts).encode(), folder)
 
 
 def own_stdin() -> IO[bytes]:
-    """Return a duplicate of stdin: a thread may still read from it when the program ends, unlike from sys.stdin."""
+    """Return a duplicate of stdin, which, unlike sys.stdin, a thread may still read when the program ends."""
     source = stdin()
     try:
         return os.fdopen(os.dup(source.fileno()), "rb")
@@ -110,7 +111,7 @@ def content(path: str) -> bytes:
 
 
 def read(path: str | None) -> tuple[bytes, str]:
-    """Read the input and return it with its name, "" for stdin. Raises UsageError if there is none."""
+    """Read the input; return it with its name, "" for stdin. Raises UsageError without input."""
     if path not in (None, "-"):
         assert path is not None
         return content(path), path
@@ -135,10 +136,13 @@ def properties_of(choices: "Answers") -> list[str]:
 
 
 class Writer:
-    """Writes results, a line for each."""
+    """Writes each result as a line."""
 
     def __init__(self, out: JsonlFile | None, format: str, table: tables.Table | None, properties: Sequence[str]):
-        """Write results to `out`, None for stdout, in this format; table, properties: see table_output."""
+        """Write results in this format to `out`, None for stdout.
+
+        table, properties: see tables.write_table_at_end.
+        """
         self._out, self._format, self._table, self._properties = out, format, table, properties
         self._columns: dict[str, tuple[str, ...]] | None = None
 
@@ -156,7 +160,7 @@ class Writer:
             self._write_row(result)
 
     def _write_row(self, result: "Result") -> None:
-        """Write a row, after the header if it is the first."""
+        """Write a row, preceded by the header if it is the first."""
         row = result["input"] if isinstance(result["input"], dict) else {"line": result["input"]}
         is_first = self._columns is None
         if self._columns is None:
@@ -175,10 +179,13 @@ class Writer:
 
 
 class Progress:
-    """Show progress and the final statistics on stderr."""
+    """Shows progress and the final statistics on stderr."""
 
     def __init__(self, remaining: "list[Record] | RecordStream", finished: int):
-        """Start counting; remaining: records to answer.  finished: number of records that an earlier run answered."""
+        """Start counting.
+
+        remaining: records to answer.  finished: count of records that an earlier run answered.
+        """
         self._line, self._left, self.before = ProgressLine(), remaining, finished
         self._written = self._failed = self._tokens = 0
         self._start = perf_counter()
@@ -199,7 +206,7 @@ class Progress:
         self._failed += tables.ERROR in result
 
     def show(self, mapping: "Mapping | ChoiceMapping | RayMapping | RemoteMapping") -> None:
-        """Update the progress line, after every step."""
+        """Update the progress line; call this after every step."""
         self._tokens, seconds = mapping.written, perf_counter() - self._start
         text = f"{self.before + mapping.done} of {self.before + self._total} answered, {self._speed(seconds)}"
         if mapping.done:
@@ -212,7 +219,7 @@ class Progress:
     def end(self, stats: bool) -> None:
         """Print the statistics, on a terminal or with `stats`.
 
-        Raises KeyboardInterrupt if something was left undone, and RecordsError if something failed.
+        Raises KeyboardInterrupt if records remain, and RecordsError if some failed.
         """
         seconds = perf_counter() - self._start
         if isinstance(self._left, RecordStream) and self._left.warning:
@@ -230,17 +237,17 @@ class Progress:
             )
 
 
-# ---- running a job
+# ---- jobs
 
 
 @contextmanager
 def of_input(
     output: str | None, data: bytes | None, name: str, by: dict[str, str], redo: bool, any_model: bool = False
 ) -> Iterator[Callable[[], None]]:
-    """Check an output's provenance; yield a function that records it, the input and the job, in the output.
+    """Check an output's provenance; yield a function that records the provenance of this input and job.
 
-    data: None for a stream, whose records are compared as they come.  by: hashes of everything else that the answers
-    depend on. redo: accept an output from another input or by another model. any_model: accept one by another model.
+    data: None for a stream, whose records are compared as they arrive.  by: hashes of everything else that determines
+    the answers.  redo: accept an output from another input or model.  any_model: accept an output from another model.
     Raises UsageError for an output that is not accepted.
     """
     from localllm.files import provenance as origin
@@ -268,7 +275,7 @@ def open_mapping(
     name: str,
     remote: "RemoteModel | None" = None,
 ) -> "Iterator[Mapping | ChoiceMapping | RayMapping | RemoteMapping]":
-    """Start the job on this computer, on a Ray cluster or with a server.
+    """Start the job on this computer, on a Ray cluster or on a server.
 
     warns: whether to warn of a missing chat template.  name: of the model, as the user typed it.
     """
@@ -301,7 +308,7 @@ def answer(
     progress: "Progress",
     as_finished: bool,
 ) -> None:
-    """Write results as they come, or in the records' order."""
+    """Write results as they are completed, or in the records' order."""
     from localllm.services.records.map import in_order
 
     order = records if isinstance(records, list) else records.pending
@@ -314,14 +321,15 @@ def answer(
 
 @contextmanager
 def finishing(stop: Callable[[], None]) -> Iterator[None]:
-    """Let Ctrl-C finish the running records first; a second one interrupts."""
+    """Let the first Ctrl-C finish the running records; the second one interrupts."""
 
     def first(number: int, frame: object) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         with suppress(OSError):  # not `say`, which may have been interrupted
             os.write(
                 2,
-                b"\n" * is_terminal(sys.stderr) + b"localllm: finishing what has begun; Ctrl-C again leaves at once\n",
+                b"\n" * is_terminal(sys.stderr)
+                + b"localllm: finishing the running records; press Ctrl-C again to quit at once\n",
             )
         stop()
 
@@ -354,10 +362,10 @@ def answer_questions(
     output: str | None,
     redo: bool,
 ) -> "list[Result]":
-    """Return a model's results for all records, failed ones included, in the records' order.
+    """Return a model's results for all records, including failed ones, in the records' order.
 
-    input: the file's bytes and its name.  output: a file that keeps answers, and may have some, or None. Raises
-    KeyboardInterrupt if some are left after Ctrl-C, and UsageError as `map` does.
+    input: the file's content and name.  output: a file for the answers, which may already have some, or None. Raises
+    KeyboardInterrupt if records remain after Ctrl-C, and UsageError as `map` does.
     """
     all_records, (data, name) = list(records), input
     inputs = (job.path, name)
@@ -370,7 +378,7 @@ def answer_questions(
         remaining = select_unfinished(all_records, collector.results)
         progress = Progress(remaining, len(all_records) - len(remaining))
         if progress.before:
-            say(f"localllm: {output} answers {progress.before} of {count_noun(len(all_records), 'question')} already")
+            say(f"localllm: {output} already answers {progress.before} of {count_noun(len(all_records), 'question')}")
         if remaining:
             with open_mapping(job, engine, remaining, None, progress, warns=False, name=model) as mapping:
                 remember()

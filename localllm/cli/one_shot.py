@@ -1,4 +1,4 @@
-"""Implements `localllm run`: from its options to the answer on stdout."""
+"""Implement `localllm run`, from its options to the answer on stdout."""
 
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -58,7 +58,7 @@ class Answered(NamedTuple):
 
 @dataclass(repr=False, eq=False)
 class OneShot:
-    """A run of `localllm run`: its options by group, and the steps that they go through."""
+    """A run of `localllm run`: its options by group, and its steps."""
 
     model: str | None
     words: list[str] | None
@@ -75,7 +75,7 @@ class OneShot:
     diffusion: Diffusion
 
     def run(self) -> None:
-        """Generate, print and save the answer. Raises LocalllmError, and KeyboardInterrupt if it was interrupted."""
+        """Generate, print and save the answer. Raises LocalllmError, and KeyboardInterrupt on Ctrl-C."""
         self.started, self.line = perf_counter(), ProgressLine()
         self.place = self.endpoint.place()
         require_combination(self.flags)
@@ -130,12 +130,12 @@ class OneShot:
 
     @property
     def continues(self) -> bool:
-        """Return whether the prompt is plain text, without a chat template."""
+        """Whether the prompt is plain text, without a chat template."""
         return self.prompt.raw or bool(explicit_options(self.infill))
 
     @property
     def has_steps(self) -> bool:
-        """Return whether options of diffusion models are given that change an answer."""
+        """Whether options of diffusion models are set that change the answer."""
         return bool(explicit_options(self.diffusion).keys() - {"visual"})
 
     @property
@@ -159,11 +159,11 @@ class OneShot:
         if all(each is None for each in inputs) and self.named.template is not None:
             raise UsageError(f"MODEL is missing: localllm run MODEL --template {self.named.template}")
         if all(each is None for each in inputs):
-            raise UsageError("there is neither a model nor a question: give both, as in `localllm run MODEL -p TEXT`")
+            raise UsageError("MODEL and the prompt are missing: localllm run MODEL -p TEXT")
         return earlier
 
     def most_bytes(self) -> int:
-        """Return how many bytes of UTF-8 the prompt may have at most."""
+        """Return the maximum bytes of the prompt in UTF-8."""
         if self.place:
             return opening.unknown()
         return opening.most_bytes(opening.model_or_builtin(self.model), self.engine, self.generation.on_overflow)
@@ -184,7 +184,7 @@ class OneShot:
         return inputs if self.named.template is None else with_template(self.named, inputs)
 
     def long_prompt(self) -> "LongPrompt | None":
-        """Return a LongPrompt for the methods of --on-overflow that shorten prompts, else None. Raises UsageError."""
+        """Return a PromptShortener if --on-overflow shortens prompts, else None. Raises UsageError."""
         if self.generation.on_overflow not in options.CUTS:
             return None
         from localllm.cli.long_prompt import LongPrompt
@@ -192,7 +192,7 @@ class OneShot:
         return LongPrompt(self.generation.on_overflow, self.continues)
 
     def texts_to_choose(self) -> list[str]:
-        """Return the texts of --choices, [] without it. Raises UsageError for them, and for numbers of answers."""
+        """Return the texts of --choices, or []. Raises UsageError, also for invalid answer counts."""
         output = self.output
         if output.n != 1 or output.beams:
             validate_combination(output.n, output.beams, self.generation)
@@ -200,7 +200,7 @@ class OneShot:
 
     @property
     def flags(self) -> dict[str, object]:
-        """Return whether the options are given that exclude others."""
+        """The options that exclude others, and whether each is set."""
         output, ask, follow = self.output, self.prompt, self.follow
         return {
             "--continue": follow.latest, "--session": follow.session is not None, "--extract": self.extracts,
@@ -214,7 +214,7 @@ class OneShot:
         }  # fmt: skip
 
     def open(self, place: "Endpoint | None", stack: ExitStack) -> "Model":
-        """Open the model, or if `place` is not None connect to that server. Raises LocalllmError."""
+        """Open the model, or connect to the server at `place`. Raises LocalllmError."""
         template, mmproj, pan_and_scan = self.prompt.chat_template, self.images.mmproj, self.images.pan_and_scan
         if place is None:
             path, no_cache = opening.model_or_builtin(self.model), self.prompt.no_cache
@@ -226,7 +226,7 @@ class OneShot:
         return model
 
     def with_receipt(self, generation: "GenerationOptions", model: "Model") -> "GenerationOptions":
-        """Return the options; with --receipt, complete them so that the answer can be reproduced. Raises UsageError."""
+        """Return the options; complete them for --receipt, so that the answer can be reproduced. Raises UsageError."""
         if self.output.receipt is None:
             return generation
         files = (*self.files, self.prompt.binary_file)
@@ -247,7 +247,7 @@ class OneShot:
     def answer(
         self, model: "Model", prompt: "str | list[int] | list[Message]", options_here: "GenerationOptions"
     ) -> Answered:
-        """Print an answer as it is generated; of several, all at the end."""
+        """Print an answer as it is generated; print several answers at the end."""
         output, last = self.output, self.follow.extract_last
         if self.is_search:
             with self.line:
@@ -323,7 +323,7 @@ def with_template(named: TemplateGroup, inputs: Given) -> Given:
 
 
 def validate_combination(n: int, beams: int, choices: options.GenerationGroup) -> None:
-    """Raise UsageError for invalid numbers of answers, and for beams with sampling options."""
+    """Raise UsageError for invalid answer counts, and for beams with sampling options."""
     from localllm.generation.beam_search import require_counts
 
     require_counts(n, beams)
@@ -339,8 +339,9 @@ def prepare_options(
 ) -> "GenerationOptions":
     """Return options that reproduce the answer. Raises UsageError for a receipt that cannot be written.
 
-    inputs: files with the prompt; the receipt must not replace them, nor a model's file, nor, unless forced, any file
-    that is not a receipt.
+    inputs: files of the prompt. The receipt must not replace these, a file of the model, or, unless forced, any file
+    that
+    is not a receipt.
     """
     from localllm.files.safe_file import resolve_target
     from localllm.services import remote_receipts as remote

@@ -1,4 +1,4 @@
-"""Finds the MODEL of a command, or pulls it, and opens it, with progress and warnings on stderr."""
+"""Find the MODEL of a command, or pull it, and open it, with progress and warnings on stderr."""
 
 import os
 import sys
@@ -23,17 +23,16 @@ if TYPE_CHECKING:
     from localllm.services.search.ranking import Search
     from localllm.text.messages import Message
 
-LEAST = 0.1  # seconds between two updates of the progress line
+LEAST = 0.1  # minimum seconds between two updates of the progress line
 
 
-# ---- its file
+# ---- the model's file
 
 
 def resolve_model_path(model: str) -> str:
     """Return the file of a MODEL: an existing path, or the file of a known name.
 
-    On a terminal, offers to pull a missing model. Raises the errors of catalogue.resolve and
-    pull.pull.
+    On a terminal, offers to pull a missing model. Raises the errors of catalogue.resolve_model and pull.pull_model.
     """
     if os.path.lexists(model):
         return model
@@ -48,16 +47,16 @@ def resolve_model_path(model: str) -> str:
 
 
 def offer_pull(missing: "MissingError") -> str:
-    """Offer to pull a missing model and return its file. Raises MissingError if the user declines."""
+    """Offer to pull a missing model; return its file. Raises MissingError if the user declines."""
     reference = missing.reference
     size_note = f" ({reference.size})" if reference.size else ""
-    if not confirm(f"{reference.text} is not on this computer. Pull it{size_note}?"):
+    if not confirm(f"{reference.text} is not on this computer. Download it{size_note}?"):
         raise missing
     return pull_with_progress(reference)
 
 
 def confirm(question: str) -> bool:
-    """Ask a yes-or-no question on the terminal; the end of input is a no."""
+    """Ask a yes-or-no question on the terminal; the end of input means no."""
     with usual_keys():
         print(f"{broken(f'{one_line(question)} [y/N]', sys.stderr)} ", end="", file=sys.stderr, flush=True)
         return sys.stdin.readline().strip().lower() in ("y", "yes")
@@ -98,7 +97,7 @@ def pull_with_progress(reference: "HubReference") -> str:
         pulled = pull(reference, display)
     except KeyboardInterrupt:
         display.line.clear()
-        dim("what was downloaded is kept; run the same command again to resume")
+        dim("the partial download is kept; run the same command again to resume")
         raise
     finally:
         display.line.clear()
@@ -123,14 +122,14 @@ def warn_builtin_model(model: str | None) -> None:
 
 
 def first_messages(model: str | None, is_remote: bool) -> "list[Message]":
-    """Return the messages that conversations with a model of this name begin with. Raises ModelError."""
+    """Return the messages that begin conversations with a model of this name. Raises ModelError."""
     from localllm.services.hub.name_settings import messages_of
 
     return [] if model is None or is_remote else messages_of(model)
 
 
 def most_bytes(model: str, engine: EngineGroup, on_overflow: str | None) -> int:
-    """Return the most bytes of UTF-8 that a prompt can have.
+    """Return the maximum bytes of a prompt in UTF-8.
 
     Raises the errors of resolve_model_path, and ModelError.
     """
@@ -142,11 +141,11 @@ def most_bytes(model: str, engine: EngineGroup, on_overflow: str | None) -> int:
 
 
 def unknown() -> int:
-    """Return sys.maxsize, in place of most_bytes where the limit is unknown."""
+    """Return sys.maxsize, in place of the limit where that is unknown."""
     return sys.maxsize
 
 
-# ---- opening it
+# ---- opening the model
 
 
 def open_model(
@@ -160,7 +159,7 @@ def open_model(
 ) -> "Model":
     """Open a model by path or name; print progress and warnings to stderr.
 
-    name: the name by which it is called, if `model` is the path to which that was resolved.
+    name: the name that was resolved to the path `model`, if any.
     """
     path = resolve_model_path(model)
     from localllm.api import open_with_options
@@ -179,7 +178,7 @@ def open_model(
 
 
 def warn_of_memory(path: str, device: str) -> None:
-    """Say so if the weights of a model exceed the memory that is available."""
+    """Warn if the weights exceed the available memory."""
     from localllm.files.models_folder import split_bytes
     from localllm.system.memory import available_memory
     from localllm.system.processes import has_driver
@@ -187,11 +186,11 @@ def warn_of_memory(path: str, device: str) -> None:
     nbytes = split_bytes(path)
     if (available := available_memory(mapped=nbytes)) < nbytes and (device == "cpu" or not has_driver()):
         sizes = f"the weights take {nbytes / 1e9:.2f} GB, but only {available / 1e9:.2f} GB of memory are available"
-        warn([f"{sizes}: they are read from the disk again and again, which is slow; `localllm fit` says what fits"])
+        warn([f"{sizes}: reading them from the disk again and again is slow; `localllm fit` shows which models fit"])
 
 
 def warn_of_name(name: str, model: "Model", chat_template: str | None) -> None:
-    """Print what belongs to a model's name and is not used."""
+    """Warn of files and settings of a model's name that are not used."""
     if not os.path.lexists(name):
         from localllm.services.hub.name_settings import unused_parts
 
@@ -199,14 +198,14 @@ def warn_of_name(name: str, model: "Model", chat_template: str | None) -> None:
 
 
 def with_draft_model(model: "Model", options: "GenerationOptions", speculate: str) -> "GenerationOptions":
-    """Open the draft model that --speculate names, if any, and return the options with it.
+    """Open the draft model of --speculate, if any; return the options with it.
 
     Raises the errors of Model.drafter.
     """
     if not is_draft_model(speculate):
         return options
     if model.file is None:
-        raise UsageError("speculate: a draft model cannot be used with --endpoint")
+        raise UsageError("speculate: a draft model is not available with --endpoint")
     from dataclasses import replace
 
     with ProgressLine() as line:
@@ -215,14 +214,14 @@ def with_draft_model(model: "Model", options: "GenerationOptions", speculate: st
 
 
 def can_choose_thinking(model: "Model", think: str) -> bool:
-    """Return whether a choice of thinking has an effect, and say so if it has none; `off` always has one."""
+    """Return whether a thinking mode has an effect, and warn if not; `off` always has one."""
     if think in ("auto", "off") or model.file is None or model.session.answers_one_text:
         return True
     from localllm.generation.chat_format import ChatFormat
 
     has_choice = ChatFormat(model.session.template, model.tokenizer).has_thinking_choice
     if not has_choice:
-        say(f"localllm: the model's chat template has no choice of thinking: {think!r} has no effect")
+        say(f"localllm: the model's chat template has no thinking option: {think!r} has no effect")
     return has_choice
 
 
@@ -247,9 +246,9 @@ def warn(warnings: Iterable[str]) -> None:
 
 
 def compiling(line: ProgressLine) -> Callable[[int, int], None]:
-    """Make a callback for api.open_model that shows the progress of compiling on the line.
+    """Create a callback for api.open_model that shows the progress of compiling on the line.
 
-    If stderr is not a terminal, it prints one line at first that says what takes so long.
+    If stderr is not a terminal, it prints a single line when compiling begins.
     """
     has_said = False
 
@@ -268,16 +267,16 @@ def compiling(line: ProgressLine) -> Callable[[int, int], None]:
 
 
 def uploading(line: ProgressLine) -> Callable[[int, int], None]:
-    """Make a callback for api.open_model that shows how much of the weights is on the GPU."""
+    """Create a callback for api.open_model that shows how much of the weights is on the GPU."""
 
     def show(done: int, total: int) -> None:
-        line.show(f"weights to the card: {done / 1e9:.1f} of {total / 1e9:.1f} GB")
+        line.show(f"copying weights to the GPU: {done / 1e9:.1f} of {total / 1e9:.1f} GB")
 
     return show
 
 
 def reading(line: ProgressLine) -> Callable[[int, int], None]:
-    """Make a callback that shows the progress of the prefill on the line; a short prompt needs none."""
+    """Create a callback that shows the progress of the prefill on the line."""
 
     def show(done: int, total: int) -> None:
         if done:
@@ -287,7 +286,7 @@ def reading(line: ProgressLine) -> Callable[[int, int], None]:
 
 
 def hashing(line: ProgressLine) -> Callable[[int, int], None]:
-    """Make a callback that shows the progress of hashing the model's files on the line."""
+    """Create a callback that shows the progress of hashing the model's files on the line."""
     return lambda done, total: line.show(f"hashing the model, once: {100 * done // total} %")
 
 

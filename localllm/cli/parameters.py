@@ -1,7 +1,7 @@
-"""Typer's options and arguments with conversion of values, defaults from other sources, and names for errors.
+"""Typer's options and arguments, with value conversion, defaults from other sources, and names for errors.
 
 Groups of options are dataclasses whose fields are options of a command. Typer reads a function's signature: `flatten`
-returns a function in whose signature each field of a group is a parameter, and which calls the original with groups.
+returns a function whose signature has a parameter for each field of a group, and which calls the original with groups.
 """
 
 import inspect
@@ -29,8 +29,8 @@ from typer.models import ArgumentInfo, OptionInfo
 from localllm.errors import UsageError
 
 TRUTH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-TYPED = "localllm.typed"  # key of Context.meta: the words that were typed, as ParsedArgs
-SILENT = "localllm.silent"  # key of Context.meta: the parameters that config.toml and the environment do not set
+TYPED = "localllm.typed"  # key of Context.meta: the typed words, as ParsedArgs
+SILENT = "localllm.silent"  # key of Context.meta: parameters that config.toml and the environment must not set
 
 
 class Chosen(NamedTuple):
@@ -41,10 +41,10 @@ class Chosen(NamedTuple):
 
 
 class Converting:
-    """Base of options and arguments, which converts their values.
+    """Base class of options and arguments, which converts their values.
 
-    Typer would use Pydantic: its import takes 65 ms and adapters for the options of `run` 15 ms, half as long as
-    everything else before a model is opened. The annotations are few and simple, so they are converted here.
+    Typer would use Pydantic: its import takes 65 ms, and adapters for the options of `run` 15 ms, half as long as
+    everything else before a model is opened. The annotations are few and simple, so this class converts them.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Converting:
 
     @property
     def kind(self) -> Any:
-        """Return the type of a value: int for int | None and for list[int]."""
+        """The type of a value: int for int | None and for list[int]."""
         annotation = self.type_descriptor.annotation
         return get_args(annotation)[0] if get_origin(annotation) is list else annotation
 
@@ -80,26 +80,26 @@ class Converting:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """Return the values of a Literal, () for other types."""
+        """The values of a Literal; () for other types."""
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
     @property
     def names(self) -> list[str]:
-        """Return all option names, [] for an argument."""
+        """All option names; [] for an argument."""
         return [] if self.is_argument else [*self.opts, *self.secondary_opts]
 
     @property
     def variables(self) -> list[str]:
-        """Return the environment variables that set it."""
+        """The environment variables that set it."""
         return [*(self.envvar or ())]
 
     @property
     def keys(self) -> list[str]:
-        """Return its keys in config.toml: long option names, and "model" for MODEL."""
+        """Its keys in config.toml: long option names, and "model" for MODEL."""
         return [each.removeprefix(PREFIX).lower().replace("_", "-") for each in self.variables]
 
     def convert(self, value: Any) -> Any:
-        """Convert a text, a list of texts, or a switch's bool, to the type of its annotation. Raises ValueError."""
+        """Convert a string, a list of strings, or a switch's bool to the annotation's type. Raises ValueError."""
         return [*map(self._value, value)] if self.many else self._value(value)
 
     def _value(self, value: object) -> object:
@@ -116,7 +116,7 @@ class Converting:
         return {int: whole_number, float: number}.get(self.kind, str)(value)
 
     def process_value(self, ctx: Any, value: Any) -> Any:
-        """Convert a value from the command line or the environment, and call the callback. Raises UsageError."""
+        """Convert a value from the command line or the environment; run the callback. Raises UsageError."""
         if value is None and self.required and not ctx.resilient_parsing:
             name = self.metavar if self.is_argument else f"{self.opts[0]} {self.metavar}"
             raise UsageError(f"{name} is missing: {self.help}")
@@ -134,7 +134,7 @@ class Converting:
         return self.callback(ctx, self, value) if self.callback else value
 
     def variable(self) -> str | None:
-        """Return the environment variable that is set, None if none is."""
+        """Return the first of its environment variables that is set, or None."""
         return next((each for each in self.variables if os.environ.get(each)), None)
 
     def value_from_envvar(self, ctx: Any) -> str | list[str] | None:
@@ -144,7 +144,7 @@ class Converting:
 
 
 class Option(Converting, TyperOption):
-    """An option, copied from Typer's, since Typer cannot be told to use another class."""
+    """An option, copied from Typer's, since Typer cannot use another class."""
 
     def __init__(self, option: TyperOption):
         vars(self).update(vars(option))
@@ -165,7 +165,7 @@ Parameter = Option | Argument
 
 
 def convert_parameters(params: Iterable[Any]) -> list[Parameter]:
-    """Convert Typer's parameters to Options and Arguments, each argument with its option."""
+    """Convert Typer's parameters to Options and Arguments, and link each argument with its option."""
     converted = [Argument(each) if isinstance(each, TyperArgument) else Option(each) for each in params]
     by_name = {each.name: each for each in converted}
     for each in converted:
@@ -176,7 +176,7 @@ def convert_parameters(params: Iterable[Any]) -> list[Parameter]:
 
 
 def own_name(param: Converting) -> str:
-    """Return the name of the function's parameter; for an option that replaces an argument, the argument's name."""
+    """Return the function parameter's name; for an option that replaces an argument, the argument's."""
     return param.name.removesuffix(NAMED)
 
 
@@ -184,7 +184,7 @@ def whole_number(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ValueError(f"must be a whole number, not {text!r}") from None
+        raise ValueError(f"must be an integer, not {text!r}") from None
 
 
 def number(text: str) -> float:
@@ -195,12 +195,12 @@ def number(text: str) -> float:
 
 
 def number_or_default(default: str) -> Callable[[str], int | None]:
-    """Return a parser of whole numbers that returns None for the text `default`."""
+    """Return an integer parser that returns None for the text `default`."""
     return lambda text: None if text == default else whole_number(text)
 
 
 PREFIX = "LOCALLLM_"
-NAMED = "_named"  # suffix of the name of the option by which an argument can be given
+NAMED = "_named"  # suffix of the name of the option that can replace an argument
 REQUIRED = inspect.Parameter.empty
 T = TypeVar("T")
 
@@ -208,10 +208,11 @@ T = TypeVar("T")
 def option(
     names: str, help: str, metavar: str | None = None, *, default: object = None, typed_only: bool = False, **more: Any
 ) -> Any:
-    """Declare an option: as the default of a command's parameter or of a group's field, or in an Annotated.
+    """Declare an option, as the default of a command's parameter or of a group's field, or in an Annotated.
 
-    names: with spaces between.  default: a switch is off by default.  typed_only: config.toml and the environment do
-    not set it.  more: parser, autocompletion.
+    names: separated by spaces.  default: a switch is off by default.  typed_only: ignore config.toml and the
+    environment.
+    more: parser, autocompletion.
     """
     info: Any = typer.Option(*names.split(), metavar=metavar, help=help, **more)
     info.usual, info.typed_only = default, typed_only
@@ -226,14 +227,17 @@ def argument(
     also: Sequence[str] = (),
     typed_only: bool = False,
 ) -> Any:
-    """Declare an argument, like an option; it is required unless it may be None.  also: names of an option for it."""
+    """Declare an argument, like an option; it is required unless it may be None.
+
+    also: names of an option that can replace it.
+    """
     info: Any = typer.Argument(metavar=metavar, help=help, autocompletion=autocompletion)
     info.also, info.typed_only = also, typed_only
     return info
 
 
 def resolve(hint: Any, default: object) -> tuple[Any, object]:
-    """Return the annotation and the default of a parameter or field that may be declared by its default."""
+    """Return annotation and default of a parameter or field that may be declared by its default."""
     if not isinstance(default, OptionInfo | ArgumentInfo):
         return hint, default
     usual = vars(default).get("usual")
@@ -246,7 +250,7 @@ def resolve(hint: Any, default: object) -> tuple[Any, object]:
 
 @dataclass_transform(kw_only_default=True)
 def group(kind: type[T]) -> type[T]:
-    """Make a class an option group: a dataclass without __eq__ and __repr__, each of which takes 0.1 ms to generate."""
+    """Make a class an option group: a dataclass without __eq__ and __repr__, which take 0.1 ms each to generate."""
     for name, hint in kind.__annotations__.items():
         if name in vars(kind):
             kind.__annotations__[name], default = resolve(hint, vars(kind)[name])
@@ -255,7 +259,7 @@ def group(kind: type[T]) -> type[T]:
 
 
 class GroupField(NamedTuple):
-    """An option of a group: its name, its annotation, and its default."""
+    """An option of a group: its name, annotation and default."""
 
     name: str
     type: Any
@@ -263,7 +267,7 @@ class GroupField(NamedTuple):
 
 
 class DeclaredGroup:
-    """An option group whose options are declared elsewhere; dataclasses of those of sampling would take 1 ms."""
+    """An option group without a dataclass; dataclasses for the sampling options would take 1 ms."""
 
     options: ClassVar[Sequence[GroupField]] = ()
 
@@ -281,13 +285,13 @@ def is_group(kind: object) -> bool:
 
 
 def explicit_options(options: Any) -> dict[str, Any]:
-    """Return the options of a group that were given, those that differ from their defaults, by field."""
+    """Return the options of a group that differ from their defaults, by field."""
     values = ((each, getattr(options, each.name)) for each in fields_of(type(options)))
     return {each.name: value for each, value in values if value not in (each.default, None, (), [])}
 
 
 def flatten(function: Callable[..., None]) -> Callable[..., None]:
-    """Return a function for Typer without groups, each option with its environment variable and help panel."""
+    """Return a function for Typer without groups; each option has its environment variable and help panel."""
     declared = inspect.signature(function).parameters.values()
 
     def command(**values: object) -> None:
@@ -301,7 +305,7 @@ def flatten(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def flat(name: str, kind: object, default: object, panel: str | None) -> Iterator[inspect.Parameter]:
-    """Yield the parameters of an option group, whose help panel is the first sentence of the group's docstring."""
+    """Yield the parameters of an option group; the help panel is the first sentence of the group's docstring."""
     if not is_group(kind):
         yield from leaf(name, kind, default, panel)
         return
@@ -328,13 +332,13 @@ def leaf(name: str, kind: object, default: object, panel: str | None) -> Iterato
 
 
 def keyword(name: str, hint: object, info: object, default: object) -> inspect.Parameter:
-    """Make a keyword-only parameter of a signature."""
+    """Create a keyword-only parameter of a signature."""
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(name, kind, default=default, annotation=Annotated[hint, info])
 
 
 def variable(name: str) -> str:
-    """Return the environment variable that sets an option, as LOCALLLM_TOP_K of --top-k."""
+    """Return the environment variable that sets an option, such as LOCALLLM_TOP_K for --top-k."""
     return PREFIX + name.removeprefix("--").upper().replace("-", "_")
 
 

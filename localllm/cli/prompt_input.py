@@ -1,4 +1,4 @@
-"""Reads the prompt from options, files and pipes, and starts the answer."""
+"""Read the prompt from options, files and pipes, and start the answer."""
 
 import os
 import sys
@@ -26,7 +26,7 @@ Encoding = Annotated[
     ),
 ]
 Prompt = Annotated[list[str] | None, option("-p --prompt", "Prompt.  [repeatable]", "TEXT")]
-ALWAYS = 1 << 20  # bytes of a prompt that are read without computing how many fit the context
+ALWAYS = 1 << 20  # bytes of a prompt to read before computing the maximum that fits the context
 
 
 def read_prompt(
@@ -39,14 +39,14 @@ def read_prompt(
     ways: str = "-p TEXT, -f FILE or through a pipe",
     with_names: bool = True,
 ) -> "Given":
-    """Join the files of -f, stdin and then the texts of -p with blank lines; "-" names stdin.
+    """Join the files of -f, stdin and then the texts of -p with blank lines; "-" stands for stdin.
 
     The question comes last, so that a second one about the same text finds it in the prefix cache.
 
-    encoding: encoding of the files and of stdin, see files.text_file.  most_bytes: returns how many bytes of UTF-8 can
-    fit the context; only called for prompts above ALWAYS. exact: a file whose final line break is kept. ways: how the
-    user can give a prompt, for the error if there is none. with_names: put its name before each of several files.
-    Raises UsageError, and ContextError as soon as more was read than can fit.
+    encoding: of the files and stdin, see files.text_file.  most_bytes: returns the maximum bytes in UTF-8 that fit the
+    context; only called for prompts above ALWAYS.  exact: a file whose final line break is kept.  ways: to give a
+    prompt, for the error message without one.  with_names: put its name before each of several files. Raises
+    UsageError, and ContextError as soon as more was read than can fit.
     """
     if encoding is not None:
         from localllm.files.text_file import require_encoding
@@ -69,34 +69,35 @@ def read_prompt(
         parts.append(with_name(piped, "stdin" if named and piped else ""))
     inputs = Given("\n\n".join(filter(None, parts)), "\n\n".join(filter(None, questions)))
     if not inputs.text:
-        raise UsageError(f"there is no prompt: give one with {ways}")
+        raise UsageError(f"the prompt is missing: give one with {ways}")
     return inputs
 
 
 def sort_arguments(arguments: Sequence[str], files: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split arguments into the prompt's text, if there is one, and files; folders are replaced by their files.
+    """Split arguments into the prompt, if there is one, and files; folders are replaced by their files.
 
-    files: of -f. If there are any, arguments that exist are files, too: a shell expands `-f *.txt` like that. Raises
-    UsageError for two texts.
+    files: of -f. If there are any, arguments that exist are files, too, since a shell expands `-f *.txt` like that.
+    Raises
+    UsageError for two prompts.
     """
     more_files = [each for each in arguments if files and os.path.exists(each)]
     texts = [each for each in arguments if each not in more_files]
     if len(texts) > 1:
-        raise UsageError(f"{texts[1]!r} is one argument too many: quote a text of several words")
+        raise UsageError(f"unexpected argument {texts[1]!r}: put quotes around a prompt of several words")
     if texts and not files and os.path.isfile(texts[0]):
-        say(f"localllm: the prompt is the text {texts[0]!r}, not the file of this name; -f {texts[0]} reads the file")
+        say(f"localllm: the prompt is the text {texts[0]!r}; to read the file with this name, use -f {texts[0]}")
     return texts, [
         path for each in (*files, *more_files) for path in (files_of(each) if os.path.isdir(each) else [each])
     ]
 
 
 def files_of(folder: str) -> list[str]:
-    """Return a folder's text files, as `localllm search` finds them. Raises UsageError if there are none."""
+    """Return a folder's text files, found as `localllm search` does. Raises UsageError without any."""
     from localllm.services.search.files import Filter, read_text, text_files
 
     paths = [path for path in text_files([folder], Filter()) if read_text(path) is not None]
     if not paths:
-        raise UsageError(f"{folder}: there is no text file in this folder")
+        raise UsageError(f"{folder}: the folder contains no text files")
     return paths
 
 
@@ -118,7 +119,7 @@ class Given(NamedTuple):
 
 
 def with_name(text: str, name: str) -> str:
-    """Return a file's text under its name, as `head` and `tail` write it; unchanged if the name is empty."""
+    """Return a file's content below its name, in the format of `head` and `tail`; unchanged without a name."""
     return f"==> {name} <==\n{text}" if name else text
 
 
@@ -133,27 +134,28 @@ def content(file: str, most_bytes: Callable[[], int], encoding: str | None) -> b
 
 
 def read_bounded(source: BinaryIO, most_bytes: Callable[[], int], encoding: str | None = None) -> bytes:
-    """Read a source to its end. Raises ContextError if that is more than can fit the context."""
+    """Read a source to its end. Raises ContextError if it exceeds the context."""
     data = source.read(ALWAYS)
     if len(data) < ALWAYS:
         return data
     pieces, size, limit = [data], len(data), most_bytes()
-    widest = 1 if encoding is None and not data.startswith((b"\xff\xfe", b"\xfe\xff")) else 4  # bytes for one of UTF-8
+    widest = 1 if encoding is None and not data.startswith((b"\xff\xfe", b"\xfe\xff")) else 4  # bytes per UTF-8 byte
     while size <= limit * widest and (data := source.read(ALWAYS)):
         pieces.append(data)
         size += len(data)
     if size > limit * widest:
         raise ContextError(
-            f"the prompt is too long: its first {size} bytes alone exceed the context; shorten it, or read all of it in"
-            " parts with `run --on-overflow chunks`, or some of it with relevant, head, tail or middle instead"
+            f"the prompt is too long: its first {size} bytes alone exceed the context; shorten it, or use `run "
+            "--on-overflow chunks` to read it in chunks, or relevant, head, tail or middle to read some of it"
         )
     return b"".join(pieces)
 
 
 def text_of(data: bytes, name: str, encoding: str | None = None, whole: bool = False) -> str:
-    """Decode a text file, without the line break at its end unless whole.
+    """Decode a text file, without its final line break unless `whole`.
 
-    encoding: None replaces bytes that are not UTF-8, with a warning; others raise UsageError for wrong bytes.
+    encoding: None replaces bytes that are not UTF-8, with a warning; other encodings raise UsageError for invalid
+    bytes.
     """
     from localllm.files.text_file import decode_text, decode_with_replacement, strip_line_break
 
@@ -163,7 +165,9 @@ def text_of(data: bytes, name: str, encoding: str | None = None, whole: bool = F
         )
     except UsageError as error:
         if b"\0" in data and encoding is None:
-            raise UsageError(f"{name}: a binary file, not text; if it is text, set its --encoding NAME") from None
+            raise UsageError(
+                f"{name}: expected text, found a binary file; if it is text, set its --encoding NAME"
+            ) from None
         raise UsageError(f"{error}; set another encoding with --encoding NAME") from None
     if warning:
         say(f"localllm: warning: {warning}; set another encoding with --encoding NAME")
@@ -175,7 +179,7 @@ def require_decodable(text: str, name: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        wrong = ord(text[error.start]) & 0xFF  # Python's surrogate of a byte that is none of UTF-8
+        wrong = ord(text[error.start]) & 0xFF  # Python's surrogate of an invalid UTF-8 byte
         raise UsageError(f"{name}: not UTF-8 at character {error.start} (0x{wrong:02x})") from None
     return text
 
@@ -183,16 +187,17 @@ def require_decodable(text: str, name: str) -> str:
 def request(
     model: "Model", text: str, system: str | None, raw: bool, first: "Sequence[Message]" = ()
 ) -> "str | list[Message]":
-    """Return the prompt as messages, or unchanged with `raw` and for models that do not chat.
+    """Return the prompt as messages; unchanged if `raw`, or for models that cannot chat.
 
-    first: messages before it. Warns if the file has no chat template. Raises UsageError for a system message that such
-    a model cannot have.
+    first: messages before it. Warns if the file has no chat template. Raises UsageError for a system message with a
+    model
+    that cannot chat.
     """
     if raw:
         return text
     if model.session.answers_one_text:
         if system is not None:
-            raise UsageError(f"{model.arch} models take one text and no system message: leave out -sys")
+            raise UsageError(f"{model.arch} models take a single text without a system message: leave out -sys")
         return text
     warn_of_template(model)
     instruction = [] if system is None else [{"role": "system", "content": system}]
@@ -206,7 +211,7 @@ def warn_of_template(model: "Model") -> None:
 
 @contextmanager
 def naming_ways(model: "Model", can_shift: bool, can_ask_parts: bool = False) -> Iterator[None]:
-    """Add the excess, and what the user can do, to an error about a prompt that is too long.
+    """Add the excess, and the remedies, to an error about a prompt that is too long.
 
     can_shift: whether the command supports context shift.  can_ask_parts: whether it supports --on-overflow chunks and
     relevant.
@@ -225,7 +230,7 @@ def naming_ways(model: "Model", can_shift: bool, can_ask_parts: bool = False) ->
                 model.engine.require_shift()
                 cuts.append("shift")
         if can_ask_parts:
-            ways.append("read all of it in parts with --on-overflow chunks")
+            ways.append("read all of it in chunks with --on-overflow chunks")
         ways.append(f"read some of it with --on-overflow {', '.join(cuts[:-1])} or {cuts[-1]}")
         last = ways.pop()
         listed = f"{', '.join(ways)}, or {last}"
@@ -233,7 +238,7 @@ def naming_ways(model: "Model", can_shift: bool, can_ask_parts: bool = False) ->
 
 
 def begin(model: "Model", prompt: "str | list[int] | list[Message]", options: "GenerationOptions") -> "Generation":
-    """Start the answer to messages, or the continuation of a text or of token ids."""
+    """Start the answer to messages, or the continuation of a text or token ids."""
     if isinstance(prompt, str) or isinstance(prompt[0], int):
         return model.session.complete(prompt, options)
     return model.session.chat(prompt, options)

@@ -1,4 +1,4 @@
-"""Implements quantize --types and --ladder: makes files of several types, and prints a table of them."""
+"""Implement quantize --types and --ladder: write files of several types, and print a table of them."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ ADDED = 1.02  # a file may exceed the input by this factor, since metadata may g
 
 @frozen
 class SetOptions:
-    path: str  # of the input
+    path: str  # path of the input
     mmproj: bool
     threads: int | None
     force: bool
@@ -34,7 +34,7 @@ class SetOptions:
 def make_files(
     source: "Source", requests: "Sequence[QuantizeRequest]", out: str | None, group: "SetGroup", options: SetOptions
 ) -> None:
-    """Make a file for each request, and print a table of them. Raises UsageError, ModelError, LocalllmError."""
+    """Write a file for each request, and print a table of them. Raises UsageError, ModelError, LocalllmError."""
     from localllm.quantizing.plan import make_plan
     from localllm.quantizing.quantize_set import Member, output_for
     from localllm.services.outputs import is_model, require_kind
@@ -66,7 +66,7 @@ def make_files(
 def together(
     members: "Sequence[Member]", requests: "Sequence[QuantizeRequest]", options: SetOptions, is_named: bool
 ) -> "list[Result]":
-    """Make all files in one pass; is_named: the user named them, so existing files may be replaced."""
+    """Write all files in one pass; is_named: the user named them, so that existing files may be replaced."""
     from localllm.kernels.build.faults import end_on_bus_error
     from localllm.kernels.dequantize_rows import Widener
     from localllm.quantizing.quantize import require_absent
@@ -89,7 +89,7 @@ def together(
 def one_by_one(
     members: "Sequence[Member]", requests: "Sequence[QuantizeRequest]", options: SetOptions, is_named: bool
 ) -> "list[Result]":
-    """Calibrate and make each file that no earlier run has finished."""
+    """Calibrate and write each file that no earlier run has finished."""
     from localllm.quantizing.quantize import require_absent, run
     from localllm.quantizing.quantize_set import Member, Sequel
     from localllm.system.cpu import usable_cores
@@ -111,7 +111,7 @@ def one_by_one(
 
 
 def ignore(done: int, name: str) -> None:
-    """Ignore progress within a stage."""
+    """Ignore the progress within a stage."""
 
 
 def open_base(path: str, source: "Source") -> "LogitsFile":
@@ -121,12 +121,12 @@ def open_base(path: str, source: "Source") -> "LogitsFile":
     rows = next((shapes[name][0] for name in ("output.weight", "token_embd.weight") if name in shapes), None)
     if rows != base.vocab_size:
         sizes = f"{base.vocab_size} tokens, the model has {rows or 'none'}"
-        raise UsageError(f"{one_line(path)}: logits of another model: its vocabulary has {sizes}")
+        raise UsageError(f"{one_line(path)}: the logits are another model's: their vocabulary has {sizes}")
     return base
 
 
 def measure(results: "Sequence[Result]", base: "LogitsFile", threads: int | None) -> "dict[str, Divergence]":
-    """Measure the divergence of each file from the base logits, by type. Raises the errors of ChunkReader."""
+    """Measure the divergence of each file from the base logits, by type. Raises PerplexityRunner's errors."""
     from localllm.quantizing.quantize_set import Divergence
     from localllm.services.evaluation.perplexity import ChunkReader
     from localllm.services.evaluation.scores import mean
@@ -153,7 +153,10 @@ def planned(members: "Sequence[Member]") -> str:
 
 
 def report(results: "Sequence[Result]", seconds: float, group: "SetGroup", measured: "Mapping[str, Divergence]") -> str:
-    """Format the table of files as text with lines of sha256sum, JSON or Markdown; measured: divergences by type."""
+    """Format the table of files as text with lines of sha256sum, JSON or Markdown.
+
+    measured: divergences by type.
+    """
     from localllm.quantizing.quantize_set import markdown, report_rows
 
     if group.as_json:
@@ -178,9 +181,9 @@ def text_table(results: "Sequence[Result]", measured: "Mapping[str, Divergence]"
 
 
 def require_smaller(members: "Sequence[Member]", nbytes_before: int) -> None:
-    """Raise UsageError for a type whose file would be larger than the input's `nbytes_before` bytes."""
+    """Raise UsageError for a type whose file would exceed the input's `nbytes_before`."""
     for member in members:
         if member.plan.nbytes > ADDED * nbytes_before:
             sizes = f"{size(member.plan.nbytes)}, from {size(nbytes_before)}"
-            problem = f"the new file would be larger than the old one: {sizes}; --force writes it anyway"
+            problem = f"the new file would be larger than the old one: {sizes}; use --force to write it anyway"
             raise UsageError(f"{member.recipe.name}: {problem}")

@@ -18,8 +18,9 @@ COMMANDS = (
     "imatrix", "split", "merge", "edit", "verify", "perplexity", "eval", "bench", "warmup", "cache", "replay", "list",
     "pull", "rm", "fit", "sessions", "templates", "config", "completion", "help",
 )  # fmt: skip
-COMPLETE = "_LOCALLLM_COMPLETE"  # variable that shells set for completions, see completion.py
+COMPLETE = "_LOCALLLM_COMPLETE"  # variable that shells set to request completions, see completion.py
 HELP_NAMES = ["-h", "--help"]
+LIST_COMMANDS = "localllm --help lists the commands"
 C = TypeVar("C", bound=TyperCommand)
 
 
@@ -33,7 +34,7 @@ def summary(name: str) -> str:
 
 
 def build(function: Callable[..., None], kind: type[C]) -> C:
-    """Convert a function with annotated parameters to a Typer command of the class `kind`."""
+    """Convert a function with annotated parameters to a Typer command of class `kind`."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command(function.__name__, cls=kind, context_settings={"help_option_names": HELP_NAMES})(flatten(function))
     return cast(C, typer.main.get_command(app))
@@ -50,12 +51,12 @@ def require_command(name: str) -> None:
     if name in COMMANDS:
         return
     if name.endswith(".gguf"):
-        raise UsageError(f"there is no command {name}; to chat with that model: localllm chat {name}")
+        raise UsageError(f"unknown command {name}; to chat with that model: localllm chat {name}")
     if " " in name.strip():
         raise UsageError(f"a question needs a command: localllm run MODEL {name!r}")
     if reason := no_command(name):
-        raise UsageError(f"there is no command {name}: {reason}")
+        raise UsageError(f"unknown command {name}: {reason}")
     harmless = [each for each in COMMANDS if each != "rm"]  # never suggest it for a typo
     suggestion = suggest_command(name)
-    hint = f"did you mean {suggestion}?" if suggestion else did_you_mean(name, harmless) or "localllm --help lists them"
-    raise UsageError(f"there is no command {name}; {hint}")
+    hint = f"did you mean {suggestion}?" if suggestion else did_you_mean(name, harmless) or LIST_COMMANDS
+    raise UsageError(f"unknown command {name}; {hint}")

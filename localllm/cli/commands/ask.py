@@ -1,4 +1,4 @@
-"""localllm ask: an answer from files, with the places that it is from."""
+"""localllm ask: answer a question from files, with citations."""
 
 from localllm.cli import open_model as opening
 from localllm.cli.options import shared as options
@@ -40,23 +40,26 @@ def ask(
         model, *paths = paths  # as the other commands have it
     places, question = places_and_question(paths or (), query, "ask")
     if model is None:
-        raise UsageError("MODEL is missing: name one that answers with -m MODEL, or in config.toml")
+        raise UsageError("MODEL is missing: name a model with -m MODEL, or in config.toml")
     line = ProgressLine()
     generation = options.generation_options(opening.reading(line), choices)
     with opening.opened_search(places, files, models, engine.threads, engine.device) as found_search:
         hits = found_search.find(question, top, threshold)
     if not hits:
         raise UsageError(f"no passage in {', '.join(places)} matches the question")
-    with opening.open_model(model, engine, None, no_cache) as answering:
-        generation = opening.with_draft_model(answering, generation, choices.speculate)
-        opening.can_choose_thinking(answering, generation.think)
-        text, passages = prompt_of([hit.passage for hit in hits], question, answering)
+    with opening.open_model(model, engine, None, no_cache) as model_opened:
+        generation = opening.with_draft_model(model_opened, generation, choices.speculate)
+        opening.can_choose_thinking(model_opened, generation.think)
+        text, passages = prompt_of([hit.passage for hit in hits], question, model_opened)
         instruction = [] if system is None else [{"role": "system", "content": system}]
-        answer = answering.session.chat([*instruction, {"role": "user", "content": text}], generation)
+        answer = model_opened.session.chat([*instruction, {"role": "user", "content": text}], generation)
         if stream(answer, line):
             raise KeyboardInterrupt
         if len(passages) < len(hits):
-            say(f"localllm: {len(passages)} of {len(hits)} passages fit the context of {answering.context} tokens")
+            say(
+                f"localllm: only {len(passages)} of {len(hits)} passages fit the context of "
+                f"{model_opened.context} tokens"
+            )
         write("".join(f"{line}\n" for line in ["", *cited_places(answer.text, passages)]))
-        opening.finish_writes(answering)
+        opening.finish_writes(model_opened)
         require_answers([answer])

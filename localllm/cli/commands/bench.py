@@ -1,4 +1,4 @@
-"""localllm bench: how fast a model is on this computer."""
+"""localllm bench: measure how fast a model is on this computer."""
 
 import re
 import sys
@@ -17,11 +17,14 @@ if TYPE_CHECKING:
     from localllm.services.bench import ModelFacts, Result
 
 COLUMNS = ("test", "threads", "tokens/s", "arithmetic", "weights read")
-NARROW = 70  # columns of a terminal that a frame would leave too little of
+NARROW = 70  # a terminal of fewer columns gets a table without a frame
 
 
 class Numbers:
-    """A parser of comma-separated integers of at least `least`; `length`: their exact number, if given."""
+    """A parser of comma-separated integers, each at least `least`.
+
+    length: their exact count, if given.
+    """
 
     def __init__(self, least: int = 0, length: int | None = None):
         self._least, self._length = least, length
@@ -30,7 +33,7 @@ class Numbers:
         match = re.fullmatch("[0-9]{1,7}(,[0-9]{1,7})*", text)
         numbers = tuple(map(int, text.split(","))) if match else ()
         if not numbers or min(numbers) < self._least or len(numbers) != (self._length or len(numbers)):
-            kind = "numbers" if self._length is None else f"{self._length} numbers"
+            kind = "integers" if self._length is None else f"{self._length} integers"
             raise ValueError(f"{text!r} must be {kind} from {self._least} to 9999999, separated by commas.")
         return numbers
 
@@ -39,7 +42,7 @@ PAIR = Numbers(1, 2)
 
 
 def numbers(names: str, help: str, default: Sequence[int] | None = None, least: int = 0) -> Any:
-    """Declare an option with a list of numbers."""
+    """Declare an option with a list of integers."""
     return option(names, help, "N[,N...]", default=default, parser=Numbers(least))
 
 
@@ -100,7 +103,7 @@ def bench(
     bench_run = service.Bench(path, lambda step: line.show(f"measuring {step}"), opening.compiling(line))
     try:
         layers = options.layer_count(gpu_layers)
-        # Results before Ctrl-C stay.
+        # Keep the results obtained before Ctrl-C.
         results.extend(bench_run.run(tests, threads, repetitions, cache.types(), device, layers, rope.scaling()))
     finally:
         line.clear()
@@ -113,7 +116,7 @@ def bench(
 def show_texts(
     path: str, lengths: Sequence[int], threads: int | None, repetitions: int, device: str, as_json: bool
 ) -> None:
-    """Measure an embedding model on texts of these lengths in tokens; 512 stands for the default lengths."""
+    """Measure an embedding model on documents of these lengths in tokens; 512 means the default lengths."""
     from localllm.services.bench import measure
 
     line = ProgressLine()
@@ -133,7 +136,7 @@ def show_texts(
 
 
 def show(model: "ModelFacts", results: Sequence["Result"], lane: str, pretty: bool) -> None:
-    """Print the results as a table for a terminal or in Markdown; it names the lane that multiplies prompts."""
+    """Print the results as a table for a terminal or in Markdown; lane: the instruction set of the prefill."""
     columns = [f"{name}, {lane}" if name == "arithmetic" else name for name in COLUMNS]
     rows, name = [cells(result) for result in results], one_line(file_stem(model["path"]))
     if not pretty:

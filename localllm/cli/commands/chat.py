@@ -1,4 +1,4 @@
-"""localllm chat: a conversation in the terminal."""
+"""localllm chat: hold a conversation in the terminal."""
 
 import sys
 from collections.abc import Callable
@@ -93,7 +93,9 @@ def chat(
     system = options.system_message(system, system_file)
     line = ProgressLine()
     if choices.on_overflow in options.CUTS:
-        raise UsageError(f"--on-overflow {choices.on_overflow} is for `localllm run`; use drop-turns or shift")
+        raise UsageError(
+            f"--on-overflow {choices.on_overflow} is available with `localllm run` only; use drop-turns or shift"
+        )
     generation = options.generation_options(opening.reading(line), choices)
 
     open_here = partial(
@@ -142,7 +144,10 @@ def open_for_chat(
     no_cache: bool,
     images: ImageGroup,
 ) -> "Model":
-    """Open a model that can hold a conversation: a file, or what the endpoint `place` serves under that name."""
+    """Open a model that can hold a conversation.
+
+    place: the endpoint that serves the model named `path`; None: `path` is a file.
+    """
     if place is not None:
         remote: Model = open_remote(
             place, path, choices, engine, chat_template=template, mmproj=images.mmproj, pan_and_scan=images.pan_and_scan
@@ -187,7 +192,7 @@ def tell_model(model: "Model") -> None:
 
 
 def hold(conversation: "TerminalConversation", open_other: "Callable[[str], Model]", typing: ExitStack) -> None:
-    """Answer until the user leaves; typing: holds back keys until the first prompt."""
+    """Answer until the user leaves; typing: buffers keys until the first prompt."""
     from localllm.cli.interactive.slash_commands import ExitChat, Tools, complete_line, execute
     from localllm.cli.terminal.line_editor import editor
 
@@ -209,7 +214,7 @@ def hold(conversation: "TerminalConversation", open_other: "Callable[[str], Mode
         try:
             text = keyboard.read()
         except KeyboardInterrupt:
-            dim("Ctrl-D or /exit leaves")
+            dim("to leave, press Ctrl-D or type /exit")
             continue
         except EOFError:
             return

@@ -1,8 +1,8 @@
-"""localllm completion: print a completion script for a shell, and answer its queries.
+"""localllm completion: print a shell's completion script, and answer its queries.
 
-The script of a shell runs the program with COMPLETE in the environment and the words up to the cursor as arguments. The
-first line of the answer is what else the shell may offer: "models" (files *.gguf and folders), "files" or "nothing";
-each other line is a word, a tab, and what the word means.
+The script runs the program with COMPLETE in the environment and the words up to the cursor as arguments. The first line
+of the output is what else the shell may offer: "models" (files *.gguf and folders), "files" or "nothing"; each other
+line is a word, a tab, and its description.
 """
 
 import os
@@ -74,7 +74,7 @@ function __localllm_complete
 end
 complete -c localllm -f -a '(__localllm_complete)'
 """
-# PowerShell before 7.3 passes no empty words to programs, so the word to complete has a dot at its end.
+# PowerShell before 7.3 passes no empty words to programs, so the script appends a dot to the word to complete.
 POWERSHELL = """\
 Register-ArgumentCompleter -Native -CommandName localllm -ScriptBlock {
     param($begun, $command, $cursor)
@@ -119,7 +119,7 @@ def completion(
 
 
 def answer(words: Sequence[str]) -> None:
-    """Print the completions of the last word for the shell's script; nothing if the words before are invalid."""
+    """Print the completions of the last word for the shell's script, or nothing if earlier words are invalid."""
     from localllm.errors import LocalllmError
 
     if os.environ.get(COMPLETE) == "powershell":
@@ -132,7 +132,7 @@ def answer(words: Sequence[str]) -> None:
 
 
 def possible(words_before: Sequence[str], prefix: str) -> tuple[str, list[Word]]:
-    """Return the completions of a partial word: the kind of files, and words with their meanings.
+    """Return the completions of a partial word: the type of files, and words with their descriptions.
 
     Raises LocalllmError if the words before it are invalid.
     """
@@ -164,14 +164,14 @@ def possible(words_before: Sequence[str], prefix: str) -> tuple[str, list[Word]]
 
 
 def without_equals(words: Sequence[str]) -> list[str]:
-    """Return the words without the "=" between an option and its value."""
+    """Remove the "=" between an option and its value."""
     return [
-        word for place, word in enumerate(words) if word != "=" or not place or not words[place - 1].startswith("-")
+        word for index, word in enumerate(words) if word != "=" or not index or not words[index - 1].startswith("-")
     ]
 
 
 def place_of(words_before: Sequence[str], options: dict[str, Parameter]) -> int:
-    """Return how many arguments were typed already."""
+    """Count the arguments typed so far."""
     count, remaining = 0, list(words_before)
     while remaining:
         word = remaining.pop(0)
@@ -184,7 +184,7 @@ def place_of(words_before: Sequence[str], options: dict[str, Parameter]) -> int:
 
 
 def values_of(param: Parameter, context: typer.Context, prefix: str) -> tuple[str, list[Word]]:
-    """Return the values that an option or argument may have: its choices, or what its callback offers."""
+    """Return the values of an option or argument: its choices, or those of its callback."""
     words = [(each.value, each.help or "") for each in param.shell_complete(context, prefix)]
     return kind_of(param, [word for word, _ in words]), starting(prefix, words)
 

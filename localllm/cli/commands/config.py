@@ -57,7 +57,7 @@ def general(settings: Settings) -> Iterator[Row]:
     from localllm.files.cache import prefix_files
     from localllm.files.models_folder import find_models_folder
 
-    yield "config file", str(settings.path), "" if settings.text else "there is none"
+    yield "config file", str(settings.path), "" if settings.text else "does not exist"
     variable, default = prefix_files.SIZE_VARIABLE, "" if settings.cache_gb is None else place(settings, CACHE_SIZE)
     yield (
         "prompts kept",
@@ -91,7 +91,7 @@ def of_all(settings: Settings) -> Iterator[Row]:
 
     for command in settings.command:
         if command not in COMMANDS:
-            raise settings.error(f"there is no command {command}", "command", command)
+            raise settings.error(f"unknown command {command}", "command", command)
     users: dict[Row, list[str]] = {}
     for command in COMMANDS:
         params = params_of(command)

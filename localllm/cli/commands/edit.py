@@ -42,7 +42,7 @@ def edit(
     if restore is not None:
         if out is not None or not changes.is_empty:
             raise UsageError("--restore cannot be combined with OUT or other changes")
-        write(f"{one_line(path)}: header restored; the other one is in {one_line(restore_header(path, restore))}\n")
+        write(f"{one_line(path)}: header restored; the previous one is in {one_line(restore_header(path, restore))}\n")
         return
     source = GGUFFile.open(path)
     edits = changes.edits(packed_of(source))
@@ -51,7 +51,7 @@ def edit(
     for line in edits.warnings:
         say(f"localllm: warning: {line}")
     if not edits.values and not edits.removed:
-        raise UsageError("nothing to change: give --set-metadata, --remove-metadata or --chat-template-file")
+        raise UsageError("nothing to change: add --set-metadata, --remove-metadata or --chat-template-file")
     require_valid_edits(source, (), edits)
     if dry_run:
         write("".join(f"{one_line(line)}\n" for line in edits.lines(source.packed)))

@@ -1,4 +1,4 @@
-"""localllm embed: embed texts, or find those nearest to a query."""
+"""localllm embed: embed texts, or find the texts nearest to a query."""
 
 import os
 import sys
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Reading(Protocol):
-    """An embedder or a reranker; tokens: how many it has read."""
+    """An embedder or a reranker; tokens: the count of tokens it has read."""
 
     tokens: int
     warnings: list[str]
@@ -43,7 +43,7 @@ def embed(
     ),
     *,
     files: list[str] | None = option(
-        "--files", "Files, or folders of files, each embedded as one text; --near searches their passages.", "PATH..."
+        "--files", "Embed each file, also in folders, as one text; --near searches their passages.", "PATH..."
     ),
     output: str | None = option(
         "-o --output", "Output file; records that a JSONL file already has are skipped.", "FILE"
@@ -53,11 +53,13 @@ def embed(
     ),
     dims: int | None = option("--dims", "Truncate vectors to N dimensions (Matryoshka models).", "N"),
     role: Literal["query", "document"] | None = option(
-        "--as", "query or document: put the prompt for it before each text.  [default: none; --near uses both]", "ROLE"
+        "--as",
+        "Put the model's prompt for queries or for documents before each text.  [default: none; --near uses both]",
+        "ROLE",
     ),
     overflow: Literal["refuse", "cut", "split"] = option(
         "--overflow",
-        "Texts longer than the context: refuse, cut, or split (and average the vectors).  [default: refuse]",
+        "Refuse, cut, or split (and average) texts longer than the context.  [default: refuse]",
         "HOW",
         default="refuse",
     ),
@@ -129,7 +131,7 @@ def embed(
 
 
 def validate_combination(duplicates: float | None, is_near: bool, makes_vectors: bool, raw: bool) -> None:
-    """Raise UsageError for options that do not go together."""
+    """Raise UsageError for options that cannot be combined."""
     if duplicates is not None and not 0 < duplicates <= 1:
         raise UsageError(f"duplicates must be above 0 and up to 1, not {duplicates:g}")
     if duplicates is not None and (makes_vectors or is_near or raw):
@@ -139,11 +141,11 @@ def validate_combination(duplicates: float | None, is_near: bool, makes_vectors:
 
 
 def sort_inputs(arguments: list[str], files: list[str] | None) -> tuple[str | None, list[str] | None]:
-    """Return the file of records, if any, and the files that are texts. Raises UsageError for several files."""
+    """Return the file of records, if any, and the files to embed whole. Raises UsageError for several files."""
     if files is not None or any(map(os.path.isdir, arguments)):
         return None, [*(files or ()), *arguments]
     if len(arguments) > 1:
-        raise UsageError(f"{arguments[1]!r} is one argument too many: put --files before several files")
+        raise UsageError(f"unexpected argument {arguments[1]!r}: put --files before several files")
     return (arguments[0] if arguments else None), None
 
 
@@ -175,9 +177,9 @@ def records_of(input: str | None, files: list[str] | None, images: list[str] | N
 
 
 def texts(records: "list[Record]", field: str, by_name: bool) -> "list[tuple[str, str | ShownImage]]":
-    """Return each text or image with the label to show for it.
+    """Return each text or image with its label.
 
-    by_name: files that cannot be read are skipped with a note. Raises UsageError for other records without a text.
+    by_name: skip files that cannot be read, with a note. Raises UsageError for other records without a text.
     """
     from localllm.services.search.embed import text_of
 
@@ -194,7 +196,7 @@ def texts(records: "list[Record]", field: str, by_name: bool) -> "list[tuple[str
 
 
 def skip(reason: str) -> None:
-    """Note on stderr that a file is left out; reason: begins with its name."""
+    """Note on stderr that a file is skipped; reason: begins with its name."""
     say(f"localllm: skipped: {reason}")
 
 
@@ -209,7 +211,7 @@ def vectors(
 ) -> "tuple[int, AnyEmbedder]":
     """Write the vectors of all records; return how many failed, and the embedder.
 
-    by_name: the records are files; one that is too long is an error of this file only.
+    by_name: the records are files; one that is too long fails alone.
     """
     from localllm.generation.embedding.embedder import ShownImage
     from localllm.services.records.lines import Record
@@ -289,12 +291,12 @@ def show_nearest(
         for number, cosine in nearest(query_row, rows, top):
             write(f"{cosine:.4f}\t{texts[number][0]}\n")
         if stats:
-            say(f"{cache.found} of {len(texts)} vectors were in the cache")
+            say(f"{cache.found} of {len(texts)} vectors were cached")
             tell(model, perf_counter() - start)
 
 
 def passages(files: list[str], images: list[str] | None, context: int) -> "list[tuple[str, str | ShownImage]]":
-    """Return the passages of files, each with its place and text as a label, and images with their names.
+    """Return the passages of files, each with its location and text as a label, and images with their names.
 
     Files that cannot be read are skipped with a note.  context: the model's, in tokens.
     """
@@ -316,7 +318,7 @@ def passages(files: list[str], images: list[str] | None, context: int) -> "list[
 def show_duplicates(
     job: "EmbedJob", threshold: float, items: "list[tuple[str, str | ShownImage]]", by_name: bool, line: ProgressLine
 ) -> None:
-    """Print groups of texts that are nearly the same, the largest first, each text after its cosine with the first.
+    """Print groups of near-duplicates, the largest first, each text after its cosine with the group's first.
 
     by_name: the texts are files; one that is too long is skipped with a note.
     """
@@ -336,7 +338,7 @@ def show_duplicates(
 
 
 def too_long(model: "AnyEmbedder", items: "list[tuple[str, str | ShownImage]]", options: "EmbedOptions") -> set[str]:
-    """Return the names of files that are longer than the context, each noted on stderr."""
+    """Return the names of files that exceed the context, with a note on stderr for each."""
     names = set[str]()
     for name, item in items:
         try:
@@ -366,17 +368,17 @@ class VectorOutput(Protocol):
         ...
 
     def put(self, records: "list[Record]", rows: "np.ndarray") -> None:
-        """Store the records and their vectors, float32 [records, numbers]."""
+        """Store records and their vectors, float32 [records, width]."""
         ...
 
     def fail(self, record: "Record", error: Exception) -> None:
-        """Record a record's error."""
+        """Store a record's error."""
         ...
 
 
 @contextmanager
 def output_of(kind: str, path: str | None, model: str, records: "list[Record]") -> "Iterator[VectorOutput]":
-    """Open the output of a format: jsonl, plain or npy. Raises UsageError."""
+    """Open the output in a format: jsonl, plain or npy. Raises UsageError."""
     if kind == "npy":
         yield from npy(path, model)
     elif kind == "jsonl" and path is not None:
@@ -386,7 +388,9 @@ def output_of(kind: str, path: str | None, model: str, records: "list[Record]") 
 
         def belongs(result: dict[str, object]) -> bool:
             if result["id"] not in ids:
-                raise UsageError(f"{path}: the record {result['id']!r} is not in this input; give another output file")
+                raise UsageError(
+                    f"{path}: record {result['id']!r} of this file is not in the input; give another output file"
+                )
             return "error" not in result
 
         with JsonlFile(path, (model,), keep=belongs) as file:
@@ -401,7 +405,7 @@ def output_of(kind: str, path: str | None, model: str, records: "list[Record]") 
 
 
 class Lines:
-    """A line for each vector."""
+    """Writes a line for each vector."""
 
     def __init__(self, file: Writer | None, plain: bool):
         """Store the output: a JsonlFile, another file, or None for stdout."""
@@ -428,7 +432,7 @@ class Lines:
         import json
 
         if self._plain:
-            raise UsageError(f"{error}; the plain format cannot record errors, use --format jsonl")
+            raise UsageError(f"{error}; the plain format cannot store errors: use --format jsonl")
         self._write(json.dumps({"id": record.id, "error": str(error)}, ensure_ascii=False) + "\n")
 
     def _write(self, text: str) -> None:
@@ -439,7 +443,7 @@ class Lines:
 
 
 class AllRows:
-    """All vectors as one array."""
+    """Collects all vectors as one array."""
 
     def __init__(self) -> None:
         self.all: list[np.ndarray] = []
@@ -451,7 +455,7 @@ class AllRows:
         self.all.append(rows)
 
     def fail(self, record: "Record", error: Exception) -> None:
-        raise UsageError(f"{error}; an .npy file cannot record errors, use --format jsonl")
+        raise UsageError(f"{error}; an .npy file cannot store errors: use --format jsonl")
 
 
 def npy(path: str | None, model: str) -> "Iterator[VectorOutput]":

@@ -46,7 +46,7 @@ def eval(
         "has its own: FILE a.jsonl becomes a-MODEL.jsonl.",
         "FILE",
     ),
-    redo: bool = option("--redo", "Answer again the questions that FILE already answers, and replace the old answers."),
+    redo: bool = option("--redo", "Answer all questions again, and replace the answers in FILE."),
     prompts: PromptGroup,
     engine: options.EngineGroup,
     choices: options.Answers,
@@ -74,7 +74,7 @@ def eval(
     if len(paths) < 2:
         raise UsageError("give MODEL and QUESTIONS: localllm eval MODEL QUESTIONS.jsonl")
     if redo and output is None:
-        raise UsageError("--redo is about the answers in the output file: give -o FILE")
+        raise UsageError("--redo replaces the answers in the output file: add -o FILE")
     *models, file = paths
     outputs = output_names(output, models)
     data = decode_text(content(file), file).encode()
@@ -99,7 +99,9 @@ def eval(
         evaluations.append(Evaluation(model, questions.grade(results), [warning] if warning else []))
     report(evaluations, compare(evaluations), as_json)
     if failed:
-        raise RecordsError(f"{count_noun(failed, 'question')} had no answer and counted as wrong; --json tells why")
+        raise RecordsError(
+            f"{count_noun(failed, 'question')} had no answer and counted as wrong; --json lists the reasons"
+        )
 
 
 def output_names(output: str | None, models: list[str]) -> list[str | None]:
@@ -108,7 +110,10 @@ def output_names(output: str | None, models: list[str]) -> list[str | None]:
     start, end = os.path.splitext(output)
     names = [f"{start}-{os.path.basename(model).removesuffix('.gguf').replace(':', '-')}{end}" for model in models]
     if len({*names}) < len(names):
-        raise UsageError("two models have the same name: evaluate them one by one, each with its own -o FILE")
+        raise UsageError(
+            "two models have the same name, so their output files would too: evaluate them one by one, "
+            "each with its own -o FILE"
+        )
     return [*names]
 
 

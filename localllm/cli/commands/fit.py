@@ -1,4 +1,4 @@
-"""localllm fit: estimate whether a model fits into memory, before it is downloaded."""
+"""localllm fit: estimate whether a model fits into memory, before downloading it."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -65,7 +65,7 @@ def fit(
         rank(model, every, order or "size", context, kv_type, as_json)
         return
     if model is None:
-        raise UsageError("give a MODEL, or --all for all of them")
+        raise UsageError("MODEL is missing: give one, or --all for all models")
     with ProgressLine() as line:
         facts = facts_of(model, line.show, context, kv_type)
     if as_json:
@@ -77,7 +77,7 @@ def fit(
 
 
 def rank(model: str | None, every: bool, order: str, context: int | None, kv_type: str | None, as_json: bool) -> None:
-    """Print the ranking of --all. Raises UsageError."""
+    """Print the ranking for --all. Raises UsageError."""
     from localllm.arch.layer_state import KVType
     from localllm.services.inspection.fit import CONTEXT, ORDERS, fit_all
 
@@ -96,12 +96,10 @@ def rank(model: str | None, every: bool, order: str, context: int | None, kv_typ
 
 
 def ranking(facts: "FitRanking") -> "Sequence[str]":
-    """Build the table of --all, with a line for each model."""
+    """Build the table of --all, with one line for each model."""
     header = ("name", "memory", "tokens/s", "fits", "weights", "file", "here")
     memory = f"{size(facts['available_bytes'])} available, read at {facts['bandwidth_gbs']:.1f} GB/s"
-    note = (
-        f"Models that are here: with {facts['context']} tokens ({facts['kv_type']}); others (+): without their cache."
-    )
+    note = f"Local models: with a KV cache of {facts['context']} tokens ({facts['kv_type']}); others (+): without it."
     return [*table(header, [*map(line_of, facts["models"])]), "", f"Memory: {memory}. {note}"]
 
 
@@ -131,7 +129,7 @@ def summary(facts: "ModelFit") -> "Sequence[str]":
 
 
 def needs(facts: "ModelFit") -> "Sequence[str]":
-    """Build the table: a row per context length, memory and speed per type of KV cache."""
+    """Build the table: a row per context length, with memory and speed for each KV cache type."""
     kinds, rows = [*facts["longest"]], facts["rows"]
     if not makes_text(facts):
         return table(("texts of", "needed"), [(str(row["context"]), size(row["needed_bytes"])) for row in rows])
@@ -146,16 +144,16 @@ def makes_text(facts: "ModelFit") -> bool:
 
 
 def cell(row: "MemoryFit") -> str:
-    """Format the memory needed and the speed; if it does not fit, "too much" replaces the speed."""
+    """Format the memory needed and the speed; "too much" replaces the speed if it does not fit."""
     speed = f"{row['tokens_per_s']:.1f}" if row["fits"] else "too much"
     return f"{size(row['needed_bytes'])}  {speed:>8}"
 
 
 def conclusion(facts: "ModelFit") -> str:
-    """Summarize in a sentence whether the model fits."""
+    """Describe in a sentence whether the model fits."""
     longest = facts["longest"]
     if not makes_text(facts) and all(row["fits"] for row in facts["rows"]):
-        return f"It fits, with texts of up to {facts['context']} tokens; `localllm bench` tells how fast it reads them."
+        return f"It fits, with texts of up to {facts['context']} tokens; measure its speed with `localllm bench`."
     if not any(longest.values()):
         return "This model does not fit."
     if all(length == facts["context"] for length in longest.values()):

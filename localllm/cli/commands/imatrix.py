@@ -1,4 +1,4 @@
-"""localllm imatrix: make an importance matrix for quantize."""
+"""localllm imatrix: compute an importance matrix for quantize."""
 
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ def imatrix(
     threads: options.Threads = None,
     force: options.Force = False,
 ) -> None:
-    """Make an importance matrix for `quantize`, as llama-imatrix does.
+    """Compute an importance matrix for `quantize`, as llama-imatrix does.
 
     `imatrix` runs MODEL on the TEXT files and writes the mean squared activations of each matrix to FILE, in
     llama.cpp's GGUF layout; embedding models and rerankers work, too. `quantize --imatrix FILE` then encodes columns

@@ -1,4 +1,4 @@
-"""localllm inspect: show what is in a model file, and the memory that it needs."""
+"""localllm inspect: show a model file's content, and the memory that it needs."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -59,12 +59,12 @@ def chat_template(path: str) -> str:
     with GGUFFile.open(path, needed=()) as file:
         template = file.metadata.get("tokenizer.chat_template")
     if not isinstance(template, str):
-        raise ModelError(f"{path}: the file has no chat template; --chat-template NAME chooses one for `run`")
+        raise ModelError(f"{path}: the file has no chat template; `run` takes one with --chat-template NAME")
     return template
 
 
 def summary(facts: dict[str, Any]) -> list[str]:
-    """Format one fact per line; unknown ones are left out."""
+    """Format one fact per line; omit unknown ones."""
     vocabulary, supported = facts["vocabulary"], facts["supported"]
     template = "yes" if facts["chat_template"] else "no"
     shape = [f"{facts[name]} {label}" for name, label in SHAPE if facts[name] is not None]
@@ -88,7 +88,7 @@ def summary(facts: dict[str, Any]) -> list[str]:
 
 
 def guessing(mtp: dict[str, int]) -> str:
-    """Describe the MTP layers, "" if there are none."""
+    """Describe the MTP layers, or return ""."""
     layers, nbytes = mtp["layers"], size(mtp["bytes"])
     if not layers:
         return ""
@@ -97,16 +97,16 @@ def guessing(mtp: dict[str, int]) -> str:
 
 
 def sees(encoder: dict[str, object] | None, projector: "ProjectorFile | None") -> str:
-    """Describe a projector's image encoder, or a model's projector; "" if there is none."""
+    """Describe a projector's image encoder, or the projector of a model; return "" for other files."""
     if encoder:
         side, patch, width = encoder["side"], encoder["patch"], encoder["width"]
-        produced = f"vectors of {width} numbers" if encoder["type"] == "clip" else f"for models {width} wide"
+        produced = f"vectors of {width} elements" if encoder["type"] == "clip" else f"for models {width} wide"
         return f"{encoder['type']}: pictures of {side} x {side} in patches of {patch}, {produced}"
     return f"images, by {projector['path']} ({size(projector['bytes'])})" if projector else ""
 
 
 def advice(value: object) -> str:
-    """Format a value that the author recommends for a sampling option."""
+    """Format a sampling value that the model's author recommends."""
     return ";".join(value) if isinstance(value, tuple) else str(value)
 
 

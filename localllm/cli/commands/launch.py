@@ -35,7 +35,7 @@ def launch(
       localllm launch opencode --dry-run
     """
     if agent not in AGENTS:
-        raise UsageError(f"no settings for the agent {agent}; there are some for {', '.join(AGENTS)}")
+        raise UsageError(f"unknown agent {agent}; available: {', '.join(AGENTS)}")
     agent_settings = AGENTS[agent]
     key = key_of(api_key_file)
     settings = agent_settings.configure(find_provider(url, key, model))
@@ -45,12 +45,12 @@ def launch(
         return
     program = shutil.which(agent_settings.program)
     if program is None:
-        raise LocalllmError(f"{agent_settings.program} is not installed; install it by: {agent_settings.install}")
+        raise LocalllmError(f"{agent_settings.program} is not installed; install it with: {agent_settings.install}")
     replace_process([program, *command[1:]], {**os.environ, **settings.variables})
 
 
 def show(settings: Settings, command: list[str], key: str) -> None:
-    """Print the variables and the command to stderr in shell syntax; a secret key only by its variable's name."""
+    """Print the variables and the command to stderr in shell syntax, with a secret key as its variable's name."""
     for name, value in settings.variables.items():
         say(f"{name}={shlex.quote(value.replace(key, f'${KEY}') if key != NO_KEY else value)}")
     say(shlex.join(command))

@@ -1,4 +1,4 @@
-"""localllm list: list local models, and known ones."""
+"""localllm list: list local models and known ones."""
 
 import json
 from typing import TYPE_CHECKING
@@ -39,7 +39,7 @@ def list(
 
     on_this_disk = models_on_disk()
     for folder, reason in list_readable(models_folder())[1].items():
-        say(f"localllm: warning: {folder}: the models in this folder cannot be read: {reason}")
+        say(f"localllm: warning: cannot read the models in {folder}: {reason}")
     registered = [*registry_models().values()] if all else []
     of_others = models_elsewhere() if found else []
     if as_json:
@@ -54,7 +54,7 @@ def list(
     ]
     write("\n".join(tables))
     if not (on_this_disk or all or of_others):
-        dim("no models yet; `localllm list --all` shows models that `localllm pull` can download")
+        dim("no models yet; `localllm list --all` lists models that `localllm pull` can download")
 
 
 def on_disk(models: "Sequence[OnDisk]") -> str:

@@ -1,4 +1,4 @@
-"""localllm merge: join the files of a split model."""
+"""localllm merge: merge the files of a split model."""
 
 from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
@@ -28,5 +28,5 @@ def merge(
     source = GGUFFile.open(path, needed=())
     match = SPLIT.fullmatch(path)
     if "split.count" not in source.metadata or match is None:
-        raise UsageError(f"{path}: not a file of a split model")
+        raise UsageError(f"{path}: expected a file of a split model, NAME-00001-of-0000N.gguf")
     copy_files(source, [merged_file(source, f"{match['stem']}.gguf" if out is None else out)], force)

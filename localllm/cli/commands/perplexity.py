@@ -41,7 +41,7 @@ class ChoiceTaskGroup:
     )
 
     def select(self) -> tuple[str, int] | None:
-        """Return the kind of tasks and how many (0: all), None for perplexity. Raises UsageError."""
+        """Return the task type and the maximum count (0: all), or None for perplexity. Raises UsageError."""
         switches = {
             "hellaswag": (self.hellaswag, self.hellaswag_tasks, 400),
             "winogrande": (self.winogrande, self.winogrande_tasks, 0),
@@ -98,7 +98,9 @@ def perplexity(
     """
     if selected := tasks.select():
         if chunks is not None or save_logits is not None or kl_divergence or base is not None:
-            raise UsageError(f"--{selected[0]} scores tasks: leave out the options for chunks and logits")
+            raise UsageError(
+                f"--{selected[0]} scores tasks, so it cannot be combined with options for chunks or logits"
+            )
         score_file(
             model, text, selected, context=context, threads=threads, kv_type=cache.types(), rope=rope.scaling(),
             as_json=as_json,
@@ -157,11 +159,11 @@ def check(
     text: str | None, context: int | None, save_logits: str | None, kl_divergence: bool, base: str | None
 ) -> None:
     if kl_divergence != (base is not None):
-        raise UsageError("give --kl-divergence and --base FILE together; --save-logits FILE writes that file")
+        raise UsageError("--kl-divergence and --base FILE must be given together; --save-logits FILE writes that file")
     if base is None and text is None:
         raise UsageError("TEXT is missing: give a text file")
     if base is not None and (text is not None or context is not None or save_logits is not None):
-        raise UsageError("--base FILE fixes the text and the chunks: leave out TEXT, -c and --save-logits")
+        raise UsageError("--base FILE determines the text and the chunks: leave out TEXT, -c and --save-logits")
 
 
 def report(prediction: "Prediction", size: int) -> list[str]:
@@ -196,9 +198,9 @@ def score_file(
     model: str, path: str | None, selection: tuple[str, int], *, context: int | None, threads: int | None, kv_type: str,
     rope: "RopeScaling | None", as_json: bool,
 ) -> None:  # fmt: skip
-    """Print a model's accuracy on the tasks of a file; on Ctrl-C, on the tasks so far. Raises UsageError.
+    """Print a model's accuracy on a file's tasks; on Ctrl-C, on those finished so far. Raises UsageError.
 
-    selection: the kind of tasks, and the maximum number of them.
+    selection: the task type, and the maximum count.
     """
     from localllm.api import open_model
     from localllm.files.choice_tasks import PARSERS
@@ -238,7 +240,7 @@ def read_bytes(path: str) -> bytes:
 
 
 def score_lines(score: "ChoiceScore") -> list[str]:
-    """Format a score as llama-perplexity rounds it."""
+    """Format a score, rounded as llama-perplexity does."""
     percent, tasks = 100 * score.accuracy, count_noun(score.tasks, "task")
     if score.kind == "hellaswag":
         low, high = score.interval

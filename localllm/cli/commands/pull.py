@@ -35,14 +35,14 @@ def pull(
 
 
 def pull_file(name: str) -> str:
-    """Pull a model and return the path of its file."""
+    """Pull a model; return the path of its file."""
     from localllm.services.hub.catalogue import parse_reference, registry_models, resolve_alias, unknown_name
 
     resolved = resolve_alias(name)
     reference = parse_reference(resolved)
     if reference is None:
         if os.path.isfile(resolved):
-            dim(f"{resolved} is already a file on this computer")
+            dim(f"{resolved} already exists on this computer")
             return resolved
         if resolved.lower() in registry_models():
             raise UsageError(f"{name} is the built-in model; there is nothing to download")

@@ -139,7 +139,7 @@ def quantize(
 
 
 def type_lines() -> str:
-    """Return the lines of the help that list the types, those of a group in one."""
+    """Return the lines of the help that list the types, one line for each group."""
     groups: dict[str, list[str]] = {}
     for recipe in RECIPES.values():
         groups.setdefault(recipe.group, []).append(recipe.name)
@@ -152,7 +152,7 @@ quantize.__doc__ = (quantize.__doc__ or "").replace("TYPES\n", f"{type_lines()}\
 def read_arguments(
     arguments: tuple[str, ...], importance: ImportanceGroup, calibration: CalibrationGroup, several_types: SetGroup
 ) -> "tuple[str, str | None, list[Recipe], tuple[str, ...] | None, int | None]":
-    """Return IN, OUT, the types, the texts to calibrate on, and the threads. Raises UsageError."""
+    """Return IN, OUT, the types, the calibration files, and the threads. Raises UsageError."""
     if several_types.are_several:
         (source, target), texts = several_types.arguments(arguments, calibration)
         return source, target, several_types.recipes(importance.imatrix is not None or texts is not None), texts, None
@@ -164,9 +164,9 @@ def read_arguments(
 def require_consent(
     plan: "QuantizePlan", target: str, nbytes: int, nbytes_before: int | None, is_named: bool, force: bool
 ) -> None:
-    """Raise UsageError if files would be replaced, or the output would be larger, without the user's order.
+    """Raise UsageError before replacing files, or writing a larger one, that the user did not ask for.
 
-    nbytes, nbytes_before: bytes of the new files and of the old tensors; None skips their comparison.
+    nbytes, nbytes_before: size of the new files and of the old tensors; None skips their comparison.
     is_named: whether the user named the output or gave --force, so that existing files may be replaced.
     """
     from localllm.quantizing import quantize as service
@@ -175,15 +175,15 @@ def require_consent(
         service.require_absent(plan.paths(target))
     if nbytes_before is not None and nbytes > ADDED * nbytes_before and not force:
         sizes = f"{size(nbytes)}, from {size(nbytes_before)}"
-        raise UsageError(f"the new file would be larger than the old one: {sizes}; --force writes it anyway")
+        raise UsageError(f"the new file would be larger than the old one: {sizes}; use --force to write it anyway")
 
 
 def sizing(size: str | None, bits: float | None, is_calibrated: bool) -> "Callable[[QuantizePlan], int]":
-    """Return a function from the type's plan to the size limit in bytes. Raises UsageError."""
+    """Return a function from a type's plan to the size limit in bytes. Raises UsageError."""
     from localllm.quantizing.mixed_precision.plan import parse_bits, parse_size
 
     if not is_calibrated:
-        raise UsageError("--size and --bpw choose formats by measuring the model: add --calibrate")
+        raise UsageError("--size and --bpw choose formats by measuring the model, which needs --calibrate")
     if size is not None and bits is not None:
         raise UsageError("give either --size or --bpw, not both")
     if size is not None:
@@ -201,9 +201,10 @@ def plan_by_sensitivity(
     force: bool,
     progress: "Spent",
 ) -> tuple["Source", "QuantizeRequest"]:
-    """Choose formats by measured sensitivity and return source and request with them; progress on stderr.
+    """Choose formats by measured sensitivity; return source and request with them.
 
-    The formats also go to the file `path`. They are for the model with scales folded, which is the returned source.
+    The formats also go to the file `path`. They apply to the returned source, whose scales are folded. The progress is
+    shown on stderr.
     """
     from localllm.files.safe_file import resolve_target
     from localllm.quantizing.mixed_precision.plan import choose_formats, require_possible, with_formats, write_formats
@@ -211,7 +212,7 @@ def plan_by_sensitivity(
     from localllm.system.cpu import usable_cores
 
     if path is not None and os.path.lexists(resolve_target(path, tuple(source.files))) and not force:
-        raise UsageError(f"{path}: this file exists; --force overwrites it, and without --size its formats are used")
+        raise UsageError(f"{path}: the file exists; overwrite it with --force, or leave out --size to use its formats")
     require_possible(source, request, size)
     line, count = progress.line, threads or usable_cores()
     with line, progress.progress as show:
@@ -228,32 +229,32 @@ def plan_by_sensitivity(
 
 
 def understood(arguments: tuple[str, ...]) -> tuple[str, str | None, "Recipe", int | None]:
-    """Return IN, OUT, TYPE and threads; arguments: IN [OUT] TYPE [THREADS], as in llama-quantize. Raises UsageError."""
+    """Return IN, OUT, TYPE and threads from IN [OUT] TYPE [THREADS], as in llama-quantize. Raises UsageError."""
     from localllm.quantizing.quantize import find_type
 
-    for place in (1, 2):
-        recipe = find_type(arguments[place]) if place < len(arguments) else None
-        extra = arguments[place + 1 :]
+    for index in (1, 2):
+        recipe = find_type(arguments[index]) if index < len(arguments) else None
+        extra = arguments[index + 1 :]
         if recipe and (not extra or (len(extra) == 1 and extra[0].isdecimal())):
             threads = int(extra[0]) if extra else None
-            return arguments[0], arguments[1] if place == 2 else None, recipe, threads
+            return arguments[0], arguments[1] if index == 2 else None, recipe, threads
     if len(arguments) in (2, 3):
-        hint = suggest_type(arguments[-1]) or "localllm quantize --help lists them"
-        raise UsageError(f"{one_line(arguments[-1])} is not a type; {hint}")
+        hint = suggest_type(arguments[-1]) or "localllm quantize --help lists the types"
+        raise UsageError(f"unknown quantization type {one_line(arguments[-1])}; {hint}")
     raise UsageError("expected IN [OUT] TYPE")
 
 
 def with_texts(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Split the arguments into those up to TYPE, which is the second or third word, and the texts after it."""
+    """Split the arguments after TYPE, which is the second or third word; the rest are calibration files."""
     from localllm.quantizing.quantize import find_type
 
-    ends = [place + 1 for place in (1, 2) if place < len(arguments) and find_type(arguments[place])]
+    ends = [index + 1 for index in (1, 2) if index < len(arguments) and find_type(arguments[index])]
     end = ends[0] if ends else len(arguments)
     return arguments[:end], arguments[end:]
 
 
 def suggest_type(text: str) -> str:
-    """Ask "did you mean ...?" with the most similar type, "" if none is similar."""
+    """Return "did you mean ...?" with the most similar type, or ""."""
     squeezed = {name.replace("_", ""): name for name in RECIPES}
     match = squeezed.get(re.sub("[^A-Z0-9]", "", text.upper()))
     return f"did you mean {match}?" if match else did_you_mean(text.upper(), [*RECIPES])
@@ -277,7 +278,7 @@ class Spent:
     """Measures the phases of a command, and shows their progress.
 
     Attributes:
-        line: shows what comes before a stage, such as compiling.  progress: shows all stages.
+        line: shows what happens before a stage, such as compiling.  progress: shows all stages.
     """
 
     def __init__(self, calibration: CalibrationGroup) -> None:
@@ -321,7 +322,7 @@ def execute(
 
 
 def show_weights(show: "OnStage", total: int, done: int, name: str) -> None:
-    """Show how many weights are quantized, if that is the only stage."""
+    """Show the count of quantized weights, if that is the only stage."""
     show(ENCODING, done, total, name)
 
 

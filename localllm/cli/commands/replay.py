@@ -13,7 +13,12 @@ from localllm.cli.parameters import argument, option
 from localllm.cli.terminal.output import ProgressLine, say, write
 from localllm.errors import UsageError
 
-ROPE = {"kind": str, "factor": int | float, "base": int | float, "original_context": int}  # a receipt's, or null
+ROPE = {
+    "kind": str,
+    "factor": int | float,
+    "base": int | float,
+    "original_context": int,
+}  # types of a receipt's fields, or null
 
 if TYPE_CHECKING:
     from localllm.generation.options import GenerationOptions
@@ -74,7 +79,7 @@ def rope_of(opening_options: dict[str, object]) -> options.Rope:
 
 
 def again_there(record: "Receipt", generation: "GenerationOptions", model: str | None) -> "Receipt":
-    """Send the request again to the receipt's server, and return the response. Raises EndpointError."""
+    """Send the request to the receipt's server again; return the response. Raises EndpointError."""
     from localllm.services import remote_receipts
     from localllm.services.remote.http import Endpoint
     from localllm.services.remote.model import RemoteModel
@@ -85,8 +90,8 @@ def again_there(record: "Receipt", generation: "GenerationOptions", model: str |
 
 
 def tell(place: str | None) -> None:
-    """Print that the texts are equal, or where they differ, and then raise typer.Exit."""
+    """Print whether the text is the same or where it differs; raise typer.Exit if it differs."""
     if place:
-        write(f"another text, from {place}\n")
+        write(f"the text differs from {place}\n")
         raise typer.Exit(1)
     write("the same text\n")

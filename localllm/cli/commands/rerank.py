@@ -20,7 +20,7 @@ def rerank(
     top: int | None = option("--top", "Print only the N best lines.  [default: all]", "N"),
     scores: bool = option("--scores", "Print the score before each line."),
     overflow: Literal["refuse", "cut"] = option(
-        "--overflow", "Texts longer than the context: refuse or cut.  [default: refuse]", "HOW", default="refuse"
+        "--overflow", "Refuse or cut texts longer than the context.  [default: refuse]", "HOW", default="refuse"
     ),
     field: Field = "text",
     as_json: options.AsJson = False,
@@ -50,15 +50,15 @@ def rerank(
     records = records_of(input, None)
     texts = [text for record in records if isinstance(text := text_of(record, field), str)]
     if len(texts) < len(records):
-        raise UsageError("a reranker reads texts, not images")
+        raise UsageError("a reranker does not accept images")
     engine = EngineOptions(threads, context or None, backend=device, progress=opening.compiling(line))
     with opened(reranker(resolve_model_path(model), engine), line) as model_opened:
         scores_found = model_opened.rerank(
             query, texts, overflow == "cut", lambda done: line.show(f"{done} texts read")
         )
-    order = sorted(range(len(texts)), key=lambda place: -float(scores_found[place]))[:top]
-    for place in order:
-        record, score = records[place], float(scores_found[place])
+    order = sorted(range(len(texts)), key=lambda index: -float(scores_found[index]))[:top]
+    for index in order:
+        record, score = records[index], float(scores_found[index])
         record_text = record.input if isinstance(record.input, str) else json.dumps(record.input, ensure_ascii=False)
         if as_json:
             result = {"id": record.id, "score": score, "input": record.input}

@@ -29,7 +29,9 @@ def rm(
     removable = find_removable(name)
     if not force:
         if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
-            raise UsageError(f"{removable.name}: cannot ask for confirmation without a terminal; --force removes it")
+            raise UsageError(
+                f"{removable.name}: cannot ask for confirmation without a terminal; remove it with --force"
+            )
         if not confirm(f"Remove {removable.name} ({size(removable.size)}, {removable.path})?"):
             return
     for path in removable.files:

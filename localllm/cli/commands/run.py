@@ -12,7 +12,13 @@ from localllm.cli.options.tools import ToolGroup
 from localllm.cli.parameters import argument, explicit_options
 from localllm.cli.terminal.output import is_terminal
 
-OF_CONVERSATIONS = "system", "system_file", "chat_template", "encoding", "no_cache"  # options of prompts
+OF_CONVERSATIONS = (
+    "system",
+    "system_file",
+    "chat_template",
+    "encoding",
+    "no_cache",
+)  # options that a conversation has, too
 
 
 def run(
@@ -70,7 +76,7 @@ def run(
 
 
 def begins_conversation(one_shot: OneShot) -> bool:
-    """Return whether there is a terminal but no prompt, and no option that only a single answer has."""
+    """Return whether to start a conversation: a terminal, no prompt, and no option of a single answer."""
     models = one_shot.model, one_shot.endpoint.endpoint, one_shot.follow.session
     if not (is_terminal(sys.stdin) and is_terminal(sys.stdout)) or all(each is None for each in models):
         return False

@@ -24,7 +24,7 @@ def search(
     top: Top = 5,
     threshold: Threshold = None,
     by_line: bool = option("-n --line-number", "Print FILE:LINE: before every line, as grep does."),
-    # Not set by config.toml, which may set --context of other commands, a number of tokens.
+    # Not set by config.toml, where --context means the context length of other commands, in tokens.
     around: int = option(
         "-C --context", "Print N lines before and after each passage.  [default: 0]", "N", typed_only=True, default=0
     ),
@@ -32,14 +32,14 @@ def search(
     after: int = option("-A", "Print N lines after each passage.  [default: 0]", "N", typed_only=True, default=0),
     habits: bool = option(
         "-r -R -i --recursive --ignore-case",
-        "Accepted for users of grep, without effect: `search` always does this.",
+        "Ignored, for users of grep: `search` always does this.",
         typed_only=True,
     ),
     only_names: bool = option("-l --files-with-matches", "Print only the names of files, the best first."),
     as_json: options.AsJson = False,
     mcp: bool = option("--mcp", "Run as an MCP server on stdin and stdout, with one tool, `search`.", typed_only=True),
     model: str | None = option(
-        "-m --model", "The same as --embedder.", "MODEL", autocompletion=offer_models, typed_only=True
+        "-m --model", "Alias of --embedder.", "MODEL", autocompletion=offer_models, typed_only=True
     ),
     files: FileFilter,
     models: Searching,
@@ -81,9 +81,9 @@ def search(
     with opened_search(places, files, models, threads, device, lines) as index:
         hits = index.find(question, top, threshold)
         if models.embedder is None:
-            dim("by words only; -m MODEL searches by meaning, too")
+            dim("searched by words only; add -m MODEL to search by meaning, too")
     if not hits:
-        say("localllm: nothing was found")
+        say("localllm: no matching passage")
         raise typer.Exit(1)
     layout = (
         "json" if as_json else "texts" if lines is not None else "names" if only_names else "lines" if by_line else ""
@@ -94,13 +94,13 @@ def search(
 def require_counts(**counts: tuple[int, int]) -> None:
     for name, (value, least) in counts.items():
         if value < least:
-            raise UsageError(f"{name} must be {least} or above")
+            raise UsageError(f"{name} must be {least} or greater, not {value}")
 
 
 def render_hits(hits: "Sequence[Hit]", layout: str, before: int, after: int) -> str:
     """Format hits.
 
-    layout: "json", "texts" (without places), "names" of files, "lines" as grep prints them, or "" for a block each.
+    layout: "json", "texts" (without locations), "names" of files, "lines" as grep prints them, or "" for a block each.
     before, after: lines around each passage.
     """
     if layout == "json":
@@ -129,7 +129,7 @@ def block(hit: "Hit", before: int, after: int) -> str:
 
 
 def lines_of(hit: "Hit", before: int, after: int) -> list[tuple[int, str]]:
-    """Return the numbered lines of a passage, with that many lines before and after it."""
+    """Return a passage's lines with their line numbers, extended by the lines before and after it."""
     passage = hit.passage
     numbered = [*enumerate(passage.text.split("\n"), passage.first)]
     if not (before or after):

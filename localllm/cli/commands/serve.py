@@ -35,7 +35,7 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 def amount(text: str) -> int:
-    """Parse a number of bytes, optionally with K, M or G. Raises ValueError."""
+    """Parse a size in bytes, with an optional K, M or G. Raises ValueError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)B?", text.strip().upper())
     if not match:
         raise ValueError(f"{text!r} is not a size such as 500M or 8G")
@@ -157,9 +157,7 @@ def serve(
     paths = {each.name: each.path for each in served}
     keys = keys_of(place.api_key_file)
     if place.host is not None and not keys:
-        raise UsageError(
-            "--host lets other computers connect: give --api-key-file FILE with the keys that they may use"
-        )
+        raise UsageError("--host lets other computers connect: add --api-key-file FILE with the API keys to accept")
     if place.socket is not None and place.host is not None:
         raise UsageError("give either --socket or --host, not both")
     if place.ssl_keyfile is not None and place.ssl_certfile is None:
@@ -169,7 +167,7 @@ def serve(
     if share.idle is not None and share.idle < 0:
         raise UsageError(f"--idle must be 0 or more seconds, not {share.idle:g}")
     if mmproj is not None and len(paths) > 1:
-        raise UsageError("--mmproj works with one model; several use the mmproj-*.gguf in their folders")
+        raise UsageError("--mmproj needs a single model; several models use the mmproj-*.gguf in their folders")
     if missing := [folder for folder in share.media_path or () if not os.path.isdir(folder)]:
         raise UsageError(f"--media-path: {missing[0]} is not a folder")
 
@@ -199,12 +197,12 @@ def require_extra() -> None:
 
 def tell(setup: "Setup", address: str) -> None:
     """Print on stderr that the server is ready."""
-    say(f"localllm: {', '.join(setup.paths)} at {address}; Ctrl-C stops the server")
+    say(f"localllm: serving {', '.join(setup.paths)} at {address}; Ctrl-C stops the server")
 
 
 @frozen
 class ServedModel:
-    """A model to serve: its name in requests, the path of its file, and what the user typed for it."""
+    """A model to serve: its name in requests, the path of its file, and the user's argument."""
 
     name: str
     path: str
@@ -212,14 +210,14 @@ class ServedModel:
 
 
 def map_names(models: list[str]) -> list[ServedModel]:
-    """Return the models to serve. Raises UsageError for two of one name, and as `resolve_model_path`."""
+    """Return the models to serve. Raises UsageError for duplicate names, and the errors of resolve_model_path."""
     served = dict[str, ServedModel]()
     for text in models:
         name, model = split_served(text)
         path = resolve_model_path(model)
         name = name or (file_stem(path) if model == path else model)
         if name in served:
-            raise UsageError(f"two models have the name {name}: rename one with NAME={model}")
+            raise UsageError(f"two models are named {name}: rename one with NAME={model}")
         served[name] = ServedModel(name, path, text)
     return [*served.values()]
 
@@ -240,7 +238,7 @@ def on_disk() -> list[ServedModel]:
 def find_added(
     cache_reuse: int | None, openers: "dict[str, Opener]", names: Collection[str]
 ) -> "Iterator[tuple[str, str, NameOptions]]":
-    """Yield the local models of other names than these: name, path and what belongs to the name."""
+    """Yield the local models with other names than these: name, path and options of the name."""
     from localllm.server.model_pool import NameOptions
 
     for each in on_disk():
@@ -252,11 +250,10 @@ def find_added(
 
 
 def own_options(served: ServedModel, cache_reuse: int | None, openers: "dict[str, Opener]") -> "NameOptions | None":
-    """Return what belongs to a model's name, None if nothing does; warn of what is not used.
+    """Return the options of a model's name, or None without any; warn of settings that are not used.
 
     Raises UsageError, ModelError.
-
-    openers: those of other names, by their options, which names of one file share.
+    openers: functions that open a model, by their options; names of one file share them.
     """
     from localllm.generation.conversation import AnswerDefaults
     from localllm.server.model_pool import NameOptions
@@ -278,14 +275,14 @@ def opener(values: "Mapping[str, Any]", cache_reuse: int | None, name: str | Non
             path, engine, values["chat_template"], values["no_cache"], values["mmproj"], name=name
         )
         if cache_reuse and not model.engine.can_shift:
-            say(f"localllm: warning: {path}: --cache-reuse has no effect, because its keys cannot be moved")
+            say(f"localllm: warning: {path}: --cache-reuse is ignored: the model does not support context shift")
         return model
 
     return opened
 
 
 def keys_of(file: str | None) -> tuple[str, ...]:
-    """Read the API keys in a file. Raises UsageError if there are none."""
+    """Read the API keys in a file. Raises UsageError if it has none."""
     if file is None:
         return ()
     from localllm.files.text_file import read_keys
@@ -298,14 +295,14 @@ def keys_of(file: str | None) -> tuple[str, ...]:
     return keys
 
 
-# ---- OLLAMA_HOST, where users of Ollama say at which address it listens
+# ---- OLLAMA_HOST, with which users of Ollama set its address
 
 
 def tell_ollama_host(port_here: int, is_chosen: bool = False) -> None:
-    """Say that OLLAMA_HOST is not used, and what to give instead, unless it names this server's address.
+    """Warn that OLLAMA_HOST is not used, and name the alternative, unless it has this server's address.
 
-    Ollama itself may run there, and an address of the network needs keys. Programs that use a server read the same
-    variable, so it may name this one (https://docs.ollama.com/faq). is_chosen: whether the user has chosen the port.
+    Ollama itself may run at that address, and a network address needs keys. Clients read the same variable, so it may
+    name this server (https://docs.ollama.com/faq). is_chosen: whether the user has chosen the port.
     """
     address = os.environ.get("OLLAMA_HOST", "").strip().strip("\"'")
     host, port = split_ollama_host(address)
@@ -313,16 +310,16 @@ def tell_ollama_host(port_here: int, is_chosen: bool = False) -> None:
     if not address or (host in LOCAL and port == port_here):
         return
     if host in LOCAL:
-        say(f"localllm: OLLAMA_HOST={address} is not used; give --port {port} to listen there")
+        say(f"localllm: OLLAMA_HOST={address} is ignored; use --port {port} to listen there")
     else:
         say(
-            f"localllm: OLLAMA_HOST={address} is not used; give --host {host} --port {port} --api-key-file FILE to let "
+            f"localllm: OLLAMA_HOST={address} is ignored; use --host {host} --port {port} --api-key-file FILE to let "
             "other computers connect"
         )
 
 
 def split_ollama_host(address: str) -> tuple[str, int]:
-    """Return the host and port that Ollama reads from its variable, [SCHEME://][HOST][:PORT]."""
+    """Return host and port of OLLAMA_HOST, [SCHEME://][HOST][:PORT], with Ollama's defaults."""
     scheme, separator, rest = address.rpartition("://")
     usual = {"http": 80, "https": 443}.get(scheme, OLLAMA_PORT) if separator else OLLAMA_PORT
     match = re.fullmatch(r"(\[[^\]]*\]|[^:/]*)(?::(\d{1,5}))?", rest.partition("/")[0])

@@ -29,11 +29,11 @@ def sessions(
     if action in (None, "list"):
         lines = session_lines()
         if not lines:
-            return dim("there are no sessions: `localllm chat --session NAME` starts one")
+            return dim("no sessions yet; start one with `localllm chat --session NAME`")
         return write("\n".join(lines) + "\n")
     if name is None:
         raise UsageError(f"NAME is missing: give the session to {action}")
     if action == "rm":
         kept.remove(name)
-        return dim(f"the session {name} is removed")
+        return dim(f"session {name} removed")
     write("\n\n".join(kept.format_message(message) for message in kept.read(name).messages) + "\n")

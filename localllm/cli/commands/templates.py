@@ -47,7 +47,7 @@ def templates(
 
 
 def edit(name: str) -> None:
-    """Open a template in the editor; create it, or copy the built-in one, first. Raises LocalllmError."""
+    """Open a template in the editor, after creating it or copying the built-in one. Raises LocalllmError."""
     from localllm.services import prompt_templates as kept
 
     if not kept.NAME.fullmatch(name):
@@ -56,7 +56,7 @@ def edit(name: str) -> None:
     text = kept.path_of(name).read_text(encoding="utf-8") if name in kept.names() else NEW.format(name=name)
     editor = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "")
     if not editor:
-        raise UsageError(f"EDITOR is not set: write the template to {path}")
+        raise UsageError(f"EDITOR is not set: set it, or write the template to {path}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 def verify(
     model: str = argument("MODEL", "GGUF file or model name.", offer_models),
-    against: str | None = option(
-        "--against", "GGUF file or checkpoint folder that the model was made from, to compare with.", "SOURCE"
-    ),
+    against: str | None = option("--against", "Original GGUF file or checkpoint folder, to compare with.", "SOURCE"),
     threads: options.Threads = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -67,7 +65,7 @@ def more(lines: "Sequence[str]") -> str:
 
 
 def as_text(verification: "Verification") -> str:
-    """Format a table by format, and the checksums as sha256sum does."""
+    """Format a table of the weight formats, and the checksums as sha256sum does."""
     rows = verification.by_format()
     has_errors = any("error" in row for row in rows)
     header = ("format", "tensors", "weights", *(("error", "worst", "of") if has_errors else ()))

@@ -1,4 +1,4 @@
-"""A conversation in the terminal: reads questions, prints answers, and saves both in a session."""
+"""A conversation in the terminal: ask questions, print answers, and save both in a session."""
 
 import os
 import sys
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 class TerminalConversation:
-    """A conversation on the terminal, with one model at a time.
+    """A conversation in the terminal, with one model at a time.
 
     Attributes:
         model: the current model.  options: options of its answers.  lines: the messages, as sessions store them.
-        markdown, stats, shows_thoughts: what is shown of answers.  tools: those that answers may call.
+        markdown, stats, shows_thoughts: how answers are shown.  tools: tools that answers may call.
         file: the session's file; None if the conversation is not saved.
         folder: the folder whose passages are attached to every question, or None.
-        texts, images: texts of files and paths of images to attach to the next question.
+        texts, images: contents of files and paths of images to attach to the next question.
         branches: the other branches by name; None for one that is saved as a session.  name: this branch's.
         unsaved: whether a session was left that could not be saved.
     """
@@ -66,7 +66,7 @@ class TerminalConversation:
     # ---- asking ----
 
     def ask(self, question: str) -> None:
-        """Ask a question, with the attached texts and images, and print the answer."""
+        """Ask a question with the attached files and images, and print the answer."""
         passages = ""
         if self.folder is not None and question:
             from localllm.services.search.answers import passages_for
@@ -82,17 +82,17 @@ class TerminalConversation:
         return result
 
     def look(self, path: str) -> None:
-        """Attach an image to the next question. Raises UsageError, ModelError for one that cannot be read."""
+        """Attach an image to the next question. Raises UsageError, ModelError for an unreadable image."""
         if self.model.file is None:
             from localllm.images.opened import load_image  # seldom needed
 
-            load_image(path)  # only the server knows whether its model supports images
+            load_image(path)  # whether a server's model supports images is unknown
         else:
             self.model.vision.encode(path)
         self.images.append(os.path.abspath(path))  # a session may be resumed in another folder
 
     def read(self, text: str, name: str) -> None:
-        """Attach a file's text to the next question. Raises UsageError if it exceeds the context."""
+        """Attach a file's content to the next question. Raises UsageError if it exceeds the context."""
         model, length = self.model, self.model.session.count
         if not model.context:
             self.texts.append(text)
@@ -103,12 +103,12 @@ class TerminalConversation:
         count, room = length(text), model.context - model.context // 8 - used_tokens
         if count > room:
             raise UsageError(
-                f"{name} has {tokens(count)}; only {max(0, room)} of the context of {model.context} are free"
+                f"{name} has {tokens(count)}, but only {max(0, room)} of the context of {model.context} are free"
             )
         self.texts.append(text)
 
     def ask_again(self, question: str | None = None) -> None:
-        """Replace the last answer by a new one, to the same question or to an edited one."""
+        """Replace the last answer by a new one, to the same or an edited question."""
         lines, messages, answered = list(self.lines), self.model.session.messages, False
         images: list[str] = next((line.get("images", []) for line in reversed(lines) if line["role"] == "user"), [])
         message = self.undo()
@@ -133,9 +133,9 @@ class TerminalConversation:
         options: "GenerationOptions",
         question: tuple[str, list[str]] | None = None,
     ) -> bool:
-        """Print an answer and save it; return False if there was none.
+        """Print an answer and save it; return False without an answer.
 
-        question: its text and images; without one, the last answer is continued.
+        question: its text and images; None: continue the last answer.
         """
         session, answer = self.model.session, None
         tool_lines: list[Line] = []
@@ -143,7 +143,7 @@ class TerminalConversation:
             answer = begin(self.tools.refresh(options) if self.tools else options)
             if session.forgotten:
                 turns = "turn was" if session.forgotten == 1 else f"{session.forgotten} turns were"
-                say(f"localllm: the conversation is too long: its first {turns} forgotten")
+                say(f"localllm: the conversation exceeds the context: its first {turns} dropped")
             self._show(answer)
             if self.tools:
                 answer, tool_lines = self._with_tools(self.tools, answer, options, question and question[0])
@@ -180,7 +180,7 @@ class TerminalConversation:
                 lines += [message, *results]
                 self._show(answer)
                 tools.note(answer.message(), finish=answer.finish_reason)
-        except LocalllmError as error:  # keep the text so far
+        except LocalllmError as error:  # keep the partial answer
             say(f"localllm: error: {error}")
         return answer, lines
 
@@ -254,7 +254,7 @@ class TerminalConversation:
 
     @property
     def used(self) -> int:
-        """Return the used tokens of the context, if known."""
+        """The used tokens of the context, 0 if unknown."""
         return self.lines[-1].get("tokens", 0) if self.lines else 0
 
     def branch(self, name: str) -> None:
@@ -276,7 +276,7 @@ class TerminalConversation:
         self.branches[earlier_name], self.name = lines, name
 
     def begin_with(self, lines: Sequence[Line]) -> None:
-        """Switch to another conversation; the KV cache of this one is kept for a while."""
+        """Switch to another conversation; keep the KV cache of this one for a while."""
         self.model.session.hold()
         self.lines, self.texts, self.images = list(lines), [], []
         self.model.session.messages = sessions.visible_fields(lines)
@@ -304,15 +304,16 @@ class TerminalConversation:
             say(f"localllm: error: {error}")
 
     def save(self, name: str, trunk: str = "") -> None:
-        """Save the conversation as a new session; trunk: where it branches off.
+        """Save the conversation as a new session; trunk: the session that it branches off.
 
-        Raises UsageError if it exists, LocalllmError if it cannot be written. A conversation of a session then stays in
-        it; for another one, each answer tries again.
+        Raises UsageError if the session exists, LocalllmError if writing fails. On failure, a conversation that belongs
+        to a
+        session stays in it; another one is saved again after each answer.
         """
         file, failure = SessionFile(name), None
         try:
             if not file.is_new:
-                raise UsageError(f"the session {name!r} already exists; /load resumes it")
+                raise UsageError(f"session {name!r} already exists; resume it with /load {name}")
             file.chat.model, file.chat.settings = about(self.model), changed_settings(self.options)
             file.chat.trunk = trunk
             if self.lines or trunk:
@@ -321,7 +322,7 @@ class TerminalConversation:
             if self.file or not file.is_new:
                 file.close()
                 raise
-            failure = LocalllmError(f"{error}; it will be tried again after every answer")
+            failure = LocalllmError(f"{error}; saving is tried again after every answer")
         self.leave()
         self.file, self.name = file, name
         self._find_branches()
@@ -340,25 +341,25 @@ class TerminalConversation:
         file = SessionFile(name)
         if file.is_new:
             file.close()
-            raise UsageError(f"there is no session {name!r}: /sessions lists them")
+            raise UsageError(f"unknown session {name!r}; /sessions lists the sessions")
         self.leave()
         self.file, self.name = file, name
         self._find_branches()
         self.begin_with(file.chat.messages)
         self.options = with_settings(self.options, file.chat.settings)
         if file.lost:
-            say(f"localllm: warning: the last turn of the session {name!r} was incomplete and has been removed")
+            say(f"localllm: warning: the last turn of session {name!r} was incomplete and has been removed")
         saved, current = file.chat.model, about(self.model)
         if not saved.is_same(current):
             say(
-                f"localllm: warning: the session {name!r} was started with another model, "
+                f"localllm: warning: session {name!r} was started with another model, "
                 f"{saved.name or saved.path}; it continues with {current.name or current.path}"
             )
 
     def leave(self) -> None:
         """Release the session's lock, and write the conversation's KV cache to the prefix cache.
 
-        What could not be saved before is tried again.
+        Messages that could not be saved before are saved again.
         """
         if self.file:
             self.model.session.leave()
@@ -366,24 +367,27 @@ class TerminalConversation:
                 self._written(self.file.rewrite)
             if not self.file.is_written:
                 self.unsaved = True
-                say(f"localllm: error: the session {self.file.name!r} could not be saved: it lacks the last messages")
+                say(
+                    f"localllm: error: session {self.file.name!r} could not be saved completely: "
+                    "it lacks the last messages"
+                )
             self.file.close()
         self.file = None
 
 
 def about(model: "Model") -> SessionModel:
-    if model.file is None:  # a server's
+    if model.file is None:  # on a server
         return SessionModel(model.name, model.path, f"{AT_ENDPOINT}{model.name}")
     return sessions.describe_model(model.file)
 
 
 def statistics(answer: "Generation", context: int) -> str:
-    """Format statistics in one line."""
+    """Format an answer's statistics in one line."""
     completion = answer.completion_tokens
     speed = f" · {(completion - 1) / answer.decode_s:.1f} tokens/s" if answer.decode_s and completion > 1 else ""
     total = answer.prompt_tokens + completion
     read = f"{tokens(answer.prompt_tokens - answer.cached_tokens)} read in {answer.prefill_s:.2f} s"
-    return f"{read} · {tokens(completion)} said{speed} · context {total}{f' of {context}' if context else ''}"
+    return f"{read} · {tokens(completion)} generated{speed} · context {total}{f' of {context}' if context else ''}"
 
 
 def tokens(count: int) -> str:
@@ -391,26 +395,26 @@ def tokens(count: int) -> str:
 
 
 def session_name(session: str | None, latest: bool) -> str | None:
-    """Return the session that --session or --continue names, None if neither is given. Raises UsageError."""
+    """Return the session that --session or --continue names, or None. Raises UsageError."""
     if session is not None and latest:
         raise UsageError("give either --session or --continue, not both")
     name = sessions.latest_name() if latest else session
     if name is not None:
         sessions.path_of(name)
         if not is_terminal(sys.stdin):
-            raise UsageError("sessions need a terminal; leave out --session and --continue for piped input")
+            raise UsageError("sessions need a terminal: leave out --session and --continue for piped input")
     return name
 
 
 def model_of(session: str) -> str | None:
-    """Return the path of a session's model, None for a new session. Raises UsageError if the file is gone."""
+    """Return the path of a session's model; None for a new session. Raises UsageError for a missing file."""
     if not sessions.exists(session):
         return None
     about = sessions.read(session).model
     if about.fingerprint.startswith(AT_ENDPOINT):
-        raise UsageError(f"the session {session!r} was started with a server; resume it with --endpoint {about.path}")
+        raise UsageError(f"session {session!r} was started with a server; resume it with --endpoint {about.path}")
     if about.path and not os.path.exists(about.path):
-        raise UsageError(f"the model of the session {session!r} is gone: {about.path}; give another MODEL")
+        raise UsageError(f"the model of session {session!r} no longer exists: {about.path}; give another MODEL")
     return about.path or None
 
 
@@ -419,7 +423,7 @@ def start(
 ) -> None:
     """Resume or start the session; a system message from the command line replaces the session's.
 
-    first: messages that a new conversation begins with.
+    first: messages that begin a new conversation.
     """
     if session is not None and sessions.exists(session):
         conversation.load(session)
@@ -438,7 +442,7 @@ OF_NAMES = ("sampling", *UNSET, "template_variables")
 
 
 class NameSettings(NamedTuple):
-    """The settings of a model's name in a chat, joined with the options of the command line."""
+    """The settings of a model's name in a chat, merged with the options of the command line."""
 
     engine: options.EngineGroup
     template: str | None
@@ -457,9 +461,9 @@ class NameSettings(NamedTuple):
 def opener(
     conversation: "TerminalConversation", name: str, open_model: "Callable[..., Model]"
 ) -> "Callable[[str], Model]":
-    """Return a function that opens a model by its name for a conversation, whose settings become those of that name.
+    """Return a function that opens a model by name for a conversation, which then gets that name's settings.
 
-    What the user has changed in the conversation stays. name: of the conversation's model.  open_model: opens a name
+    Options that the user changed in the conversation stay. name: of the conversation's model.  open_model: opens a name
     with an engine and a template.
     """
     current = NameSettings.of(name)

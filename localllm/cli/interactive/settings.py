@@ -1,4 +1,4 @@
-"""The options of an answer by name: /set changes and /show prints them."""
+"""The options of an answer by name: change them with /set, print them with /show."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,7 +14,7 @@ from localllm.generation.sampling.options import OPTIONS as SAMPLING
 if TYPE_CHECKING:
     from localllm.generation.options import GenerationOptions
 
-OF_ANSWERS = names_for("chat", OPTIONS)  # of GenerationOptions itself
+OF_ANSWERS = names_for("chat", OPTIONS)  # fields of GenerationOptions itself
 OTHER_NAMES = {other: name for name, option in {**OPTIONS, **SAMPLING}.items() for other in option.names}
 USUAL = "default"
 COUNTERPARTS = {  # of Ollama's /set
@@ -28,7 +28,7 @@ def names(options: "GenerationOptions") -> list[str]:
 
 
 def list_settings(options: "GenerationOptions") -> Iterator[tuple[str, object, bool]]:
-    """Yield the name and the value of each option, and whether it is the default."""
+    """Yield each option's name, its value, and whether that is the default."""
     usual = type(options)()
     for name in names(options):
         holder, model = (options, usual) if name in OF_ANSWERS else (options.sampling, usual.sampling)
@@ -42,16 +42,16 @@ def changed_settings(options: "GenerationOptions") -> dict[str, object]:
 
 
 def change_option(options: "GenerationOptions", name: str, text: str) -> "GenerationOptions":
-    """Return the options with one changed. Raises UsageError for an unknown name, an invalid value or none."""
+    """Return the options with one changed. Raises UsageError for an unknown name or an invalid value."""
     typed, name = name, name.lstrip("-").replace("-", "_")
     name = OTHER_NAMES.get(name, name)
     if name not in names(options):
         use = COUNTERPARTS.get(name)
         near = did_you_mean(name, [*names(options), *OTHER_NAMES])
-        hint = f"use {use}" if use else near or "Tab behind /set lists them"
-        raise UsageError(f"there is no option {name!r}; {hint}")
+        hint = f"use {use}" if use else near or "press Tab after /set to list the options"
+        raise UsageError(f"unknown option {name!r}; {hint}")
     if not text:
-        raise UsageError(f"/set {typed} VALUE; `default` resets it, and /show shows its value")
+        raise UsageError(f"usage: /set {typed} VALUE; VALUE `default` resets it, /show prints it")
     if text == USUAL:
         usual = type(options)()
         return replace_option(options, name, getattr(usual if name in OF_ANSWERS else usual.sampling, name))
@@ -72,7 +72,7 @@ def replace_option(options: "GenerationOptions", name: str, value: object) -> "G
 
 
 def parse_value(name: str, text: str, kind: type) -> object:
-    """Parse a text as a value of this type. Raises UsageError."""
+    """Parse a string as a value of this type. Raises UsageError."""
     if kind is bool:
         if text not in ("on", "off"):
             raise UsageError(f"{name} must be on or off, not {text!r}")
@@ -80,16 +80,16 @@ def parse_value(name: str, text: str, kind: type) -> object:
     if kind is tuple:
         return tuple(text.split(";"))
     if kind not in (int, float, str):
-        raise UsageError(f"{name} cannot be set here")
+        raise UsageError(f"{name} cannot be set in a chat")
     try:
         return kind(text)
     except ValueError:
-        expected = "a whole number" if kind is int else "a number"
+        expected = "an integer" if kind is int else "a number"
         raise UsageError(f"{name} must be {expected}, not {text!r}") from None
 
 
 def with_settings(options: "GenerationOptions", settings: dict[str, object]) -> "GenerationOptions":
-    """Return the options with a session's in place of defaults; invalid ones are ignored."""
+    """Replace defaults among the options by a session's settings; ignore invalid ones."""
     is_usual = {name: usual for name, _, usual in list_settings(options)}
     for name, value in settings.items():
         if is_usual.get(name):

@@ -31,27 +31,27 @@ LEAVING = ("bye", "quit", "exit")  # as whole lines, with or without a slash
 COUNTERPARTS = {  # of other programs' commands
     "/export": "/write FILE writes the last answer, /save NAME the conversation",
     "/list": "/sessions lists the conversations, `localllm list` the models",
-    "/context": "/show shows how much of the context is used",
+    "/context": "/show prints the context in use",
     "/regen": "/retry generates another answer",
-    "/?": "/help shows all",
+    "/?": "/help lists the commands",
 }
 KEYS = {
-    "Ctrl-C": "stop the answer; what was said stays",
-    "Ctrl-Z": "suspend; fg goes on",
-    "Ctrl-R": "search in what was typed before",
+    "Ctrl-C": "stop the answer; the text so far is kept",
+    "Ctrl-Z": "suspend; fg resumes",
+    "Ctrl-R": "search the input history",
     "Tab": "complete commands, names and files",
     "Alt-Enter": "start a new line; so does a backslash at the end of a line",
-    '"""': "start and end a text of several lines; pasted text stays whole",
+    '"""': "start and end input of several lines; pasted text may have several lines",
     "Ctrl-X Ctrl-E": "edit the text in $EDITOR",
     "Ctrl-D": "leave",
 }
 CODE = "code"
-# Programs that copy stdin to the clipboard, each with the environment variable that it needs.
+# Programs that copy stdin to the clipboard, with the environment variable that each needs.
 CLIPBOARDS = (
     ("", ["pbcopy"]), ("WAYLAND_DISPLAY", ["wl-copy"]), ("DISPLAY", ["xclip", "-selection", "clipboard"]),
     ("DISPLAY", ["xsel", "--clipboard", "--input"]), ("", ["clip.exe"]),
 )  # fmt: skip
-LONGEST = 74_994  # bytes of base64 that terminals accept in one sequence
+LONGEST = 74_994  # maximum bytes of base64 that terminals accept in one sequence
 
 
 class ExitChat(Exception):  # noqa: N818 - no error
@@ -60,10 +60,10 @@ class ExitChat(Exception):  # noqa: N818 - no error
 
 @frozen
 class Tools:
-    """The tools of slash commands, in addition to the conversation.
+    """The functions that slash commands use, in addition to the conversation.
 
     Attributes:
-        open: opens a model by its name.  edit: lets the user change a text; returns None if cancelled.
+        open: opens a model by name.  edit: lets the user change a text; returns None if cancelled.
     """
 
     open: "Callable[[str], Model]"
@@ -75,9 +75,9 @@ class ChatCommand:
     """A slash command.
 
     Attributes:
-        argument: what follows its name, for the help.  help: one line.
-        run: the action, given the conversation, the argument and tools. It may raise LocalllmError.
-        offers: what Tab offers for an argument, None: names of files.
+        argument: placeholder after its name, for the help.  help: one line.
+        run: the action, called with the conversation, the argument and tools. It may raise LocalllmError.
+        offers: completions of the argument; None: file names.
     """
 
     argument: str
@@ -95,8 +95,8 @@ def execute(conversation: "TerminalConversation", text: str, tools: Tools) -> bo
     name, _, argument = text.strip().partition(" ")
     if name not in COMMANDS:
         hint = COUNTERPARTS.get(name) or did_you_mean(name, [each for each in COMMANDS if each != "/clear"])
-        general_hint = "/help shows all; a text that begins with a slash needs a space before it"
-        raise UsageError(f"there is no {name}; {hint or general_hint}")
+        general_hint = "/help lists the commands; put a space before a text that begins with a slash"
+        raise UsageError(f"unknown command {name}; {hint or general_hint}")
     COMMANDS[name].run(conversation, argument.strip(), tools)
     return True
 
@@ -116,19 +116,19 @@ def wrap_lines(text: str, width: int, indent: int) -> list[str]:
 
 
 def clear(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
-    note = f"; the session {conversation.name} stays as it is" if conversation.file else ""
+    note = f"; session {conversation.name} is unchanged" if conversation.file else ""
     conversation.clear()
-    dim(f"a new conversation{note}")
+    dim(f"new conversation{note}")
 
 
 def system(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     conversation.set_system(argument or None)
-    dim("the system message is set" if argument else "there is no system message now")
+    dim("system message set" if argument else "system message removed")
 
 
 def undo(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     if argument and not (argument.isdecimal() and 0 < int(argument) < 10**9):
-        raise UsageError("/undo N removes the last N questions; N must be 1 or above")
+        raise UsageError("/undo N removes the last N questions; N must be an integer of 1 or more")
     for number in range(int(argument or 1)):
         if conversation.images:
             dim(f"removed: the image {os.path.basename(conversation.images.pop())}")
@@ -139,7 +139,7 @@ def undo(conversation: "TerminalConversation", argument: str, tools: Tools) -> N
         question = conversation.undo()
         if question is None:
             if not number:
-                dim("there is nothing to undo")
+                dim("nothing to undo")
             break
         dim(f"removed: {shortened(question)}")
     conversation.keep()
@@ -150,13 +150,13 @@ def retry(conversation: "TerminalConversation", argument: str, tools: Tools) -> 
 
 
 def edit(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
-    """Edit the last question, which is replaced when the edited one is sent."""
+    """Edit the last question; sending it replaces the old one."""
     question = next((line["content"] for line in reversed(conversation.lines) if line["role"] == "user"), None)
     if question is None:
         return dim("there is no question yet")
     text = tools.edit(question)
     if text is None or not text.strip():
-        return dim("nothing was changed")
+        return dim("nothing changed")
     conversation.ask_again(text)
 
 
@@ -166,14 +166,14 @@ def resume(conversation: "TerminalConversation", argument: str, tools: Tools) ->
 
 def read(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     path = os.path.expanduser(require_argument(argument, "/read FILE"))
-    max_bytes = 64 * (conversation.model.context or 1 << 17)  # bytes; no token has more
+    max_bytes = 64 * (conversation.model.context or 1 << 17)  # no token has more than 64 bytes
     try:
         with open(path, "rb") as file:
             data = file.read(max_bytes + 1)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     if len(data) > max_bytes:
-        raise UsageError(f"{path} does not fit a context of {conversation.model.context} tokens")
+        raise UsageError(f"{path} exceeds the context of {conversation.model.context} tokens")
     text, warning = decode_with_replacement(data, path)
     if warning:
         say(f"localllm: warning: {warning}")
@@ -191,9 +191,9 @@ def image(conversation: "TerminalConversation", argument: str, tools: Tools) -> 
 def save(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     conversation.save(require_argument(argument, "/save NAME"))
     if conversation.lines:
-        dim(f"saved as the session {argument}; it is updated after every answer")
+        dim(f"saved as session {argument}; it is updated after every answer")
     else:
-        dim(f"the conversation will be saved as the session {argument}, after every answer")
+        dim(f"the conversation will be saved as session {argument} after every answer")
 
 
 def load(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
@@ -203,7 +203,7 @@ def load(conversation: "TerminalConversation", argument: str, tools: Tools) -> N
 
 def list_sessions(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     lines = session_lines()
-    dim_text("\n".join(lines) if lines else "there are no sessions yet: /save NAME begins one")
+    dim_text("\n".join(lines) if lines else "no sessions yet; start one with /save NAME")
 
 
 def branch(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
@@ -212,7 +212,7 @@ def branch(conversation: "TerminalConversation", argument: str, tools: Tools) ->
         return dim_text("\n".join(f"{'*' if name == conversation.name else ' '} {name}" for name in names))
     is_there = argument in branches(conversation)
     conversation.branch(argument)
-    dim(f"back in the branch {argument}" if is_there else f"new branch {argument}: later messages are only in it")
+    dim(f"switched to branch {argument}" if is_there else f"new branch {argument}: further messages belong to it")
 
 
 def branches(conversation: "TerminalConversation") -> list[str]:
@@ -245,7 +245,7 @@ def show(conversation: "TerminalConversation", argument: str, tools: Tools) -> N
 
 def show_options(conversation: "TerminalConversation") -> None:
     changed = [f"{name} = {value}" for name, value, is_usual in list_settings(conversation.options) if not is_usual]
-    tell("options", ", ".join(changed) or "the usual ones")
+    tell("options", ", ".join(changed) or "defaults")
 
 
 def tell_where(conversation: "TerminalConversation") -> None:
@@ -263,17 +263,17 @@ def stats(conversation: "TerminalConversation", argument: str, tools: Tools) -> 
 
 
 def think(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
-    """Set whether the model's reasoning is shown; the template decides whether it reasons."""
+    """Set whether the model reasons, as far as the template allows, and whether reasoning is shown."""
     if argument in THINK:
         conversation.set(replace(conversation.options, think=argument))
     elif argument not in ("hide", "show"):
-        raise UsageError(f"/think {'|'.join(THINK)}|hide|show")
+        raise UsageError(f"usage: /think {'|'.join(THINK)}|hide|show")
     if argument != "off":
         conversation.shows_thoughts = argument != "hide"
     if argument in THINK and not can_choose_thinking(conversation.model, argument):
         return
     visibility = "shown" if conversation.shows_thoughts else "hidden"
-    dim(f"thinking is {conversation.options.think}, thoughts are {visibility}")
+    dim(f"thinking is {conversation.options.think}; reasoning is {visibility}")
 
 
 def model(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
@@ -285,7 +285,7 @@ def model(conversation: "TerminalConversation", argument: str, tools: Tools) -> 
 
 
 def last_answer(conversation: "TerminalConversation", only_code: bool) -> str:
-    """Return the last answer, or its last code block. Raises UsageError if there is none."""
+    """Return the last answer, or its last code block. Raises UsageError without one."""
     text = next((line["content"] for line in reversed(conversation.lines) if line["role"] == "assistant"), None)
     if text is None:
         raise UsageError("there is no answer yet")
@@ -297,7 +297,7 @@ def last_answer(conversation: "TerminalConversation", only_code: bool) -> str:
 
 def copy(conversation: "TerminalConversation", argument: str, tools: object) -> None:
     if argument not in ("", CODE):
-        raise UsageError("/copy copies the last answer, /copy code its last code block")
+        raise UsageError("usage: /copy, or /copy code for the last code block")
     text = last_answer(conversation, argument == CODE)
     copy_to_clipboard(text)
     dim(f"copied {len(text)} characters")
@@ -314,19 +314,19 @@ def copy_to_clipboard(text: str) -> None:
                 return
     data = base64.b64encode(text.encode(errors="replace"))
     if not is_terminal(sys.stderr) or len(data) > LONGEST:
-        raise UsageError("there is no clipboard here (pbcopy, wl-copy, xclip or xsel); /write FILE writes to a file")
+        raise UsageError("no clipboard program found (pbcopy, wl-copy, xclip or xsel); use /write FILE")
     sys.stderr.write(f"\x1b]52;c;{data.decode()}\x07")  # OSC 52, which also works over ssh
     sys.stderr.flush()
 
 
 def write(conversation: "TerminalConversation", argument: str, tools: object) -> None:
-    """Write the last answer to a new file, or with `code` before its name the last code block."""
+    """Write the last answer to a new file, or its last code block if the argument begins with `code`."""
     from localllm.files.safe_file import SafeFile, resolve_target
 
     word, _, rest = argument.partition(" ")
     only_code, path = (True, rest.strip()) if word == CODE and rest.strip() else (False, argument)
     if not path:
-        raise UsageError("/write FILE, or /write code FILE")
+        raise UsageError("usage: /write FILE, or /write code FILE")
     text, path = last_answer(conversation, only_code), os.path.expanduser(path)
     if os.path.lexists(path):
         raise UsageError(f"{path} exists already; give another name")
@@ -336,12 +336,16 @@ def write(conversation: "TerminalConversation", argument: str, tools: object) ->
 
 
 def files(conversation: "TerminalConversation", argument: str, tools: object) -> None:
-    """Attach the matching passages of a folder to each question from now on; without a name, stop."""
+    """Attach a folder's matching passages to each question from now on; without a name, stop."""
     path = os.path.expanduser(argument)
     if path and not os.path.exists(path):
         raise UsageError(f"{path}: no such file or folder")
     conversation.folder = path or None
-    dim(f"passages of {path} go with every question; /files alone ends that" if path else "no files go with questions")
+    dim(
+        f"matching passages of {path} are added to each question; /files alone stops that"
+        if path
+        else "no passages are added"
+    )
 
 
 def leave(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
@@ -351,8 +355,8 @@ def leave(conversation: "TerminalConversation", argument: str, tools: Tools) -> 
 COMMANDS = {
     "/help": ChatCommand("", "show this help", show_help),
     "/clear": ChatCommand("", "start a new conversation", clear),
-    "/system": ChatCommand("TEXT", "set the system message; without a text, remove it", system),
-    "/undo": ChatCommand("N", "remove the last question and its answer, or the last N; or an attached file", undo),
+    "/system": ChatCommand("TEXT", "set the system message; without TEXT, remove it", system),
+    "/undo": ChatCommand("N", "remove an attached file, or the last N questions with their answers (default 1)", undo),
     "/retry": ChatCommand("", "generate another answer to the last question", retry),
     "/edit": ChatCommand("", "edit the last question and ask it again", edit),
     "/continue": ChatCommand("", "continue the last answer", resume),
@@ -398,7 +402,7 @@ def complete_line(conversation: "TerminalConversation", line: str) -> Iterator[t
 
 
 def paths(prefix: str) -> list[str]:
-    """List files and folders with a prefix; folders end with a slash, hidden ones are listed after a dot."""
+    """List files and folders with a prefix; folders end with a slash, hidden ones need a leading dot."""
     stem = os.path.basename(prefix)
     folder = prefix.removesuffix(stem)
     try:
@@ -411,14 +415,14 @@ def paths(prefix: str) -> list[str]:
 
 def require_argument(argument: str, usage: str) -> str:
     if not argument:
-        raise UsageError(usage)
+        raise UsageError(f"usage: {usage}")
     return argument
 
 
 def parse_switch(argument: str, current: bool, usage: str) -> bool:
     """Parse "on" or "off"; without an argument, toggle. Raises UsageError."""
     if argument not in ("", "on", "off"):
-        raise UsageError(usage)
+        raise UsageError(f"usage: {usage}")
     return not current if not argument else argument == "on"
 
 

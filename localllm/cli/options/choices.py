@@ -1,4 +1,4 @@
-"""The option that chooses among given answers instead of writing one."""
+"""The option that chooses among given answers instead of generating one."""
 
 import csv
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +19,7 @@ Choices = Annotated[
 
 
 def texts_of(argument: str) -> list[str]:
-    """Split at commas; one in quotes is part of a text, as in CSV. Raises UsageError."""
+    """Split at commas; a comma in quotes belongs to the text, as in CSV. Raises UsageError."""
     from localllm.generation.choices import require_texts
 
     (texts,) = csv.reader([argument], skipinitialspace=True) if argument.strip() else ([""],)
@@ -27,7 +27,7 @@ def texts_of(argument: str) -> list[str]:
 
 
 def choose(model: "Model", prompt: "str | list[Message]", texts: list[str], as_json: bool) -> None:
-    """Write the likeliest of several answers, or all with their probabilities."""
+    """Print the likeliest of several answers, or all with their probabilities."""
     choices = model.choose(prompt, texts)
     if not as_json:
         write(f"{choices[0].text}\n")

@@ -1,4 +1,4 @@
-"""Tables of options that exclude each other: with an error when both are given, and without the defaults of others."""
+"""Tables of options that exclude each other, and of options that override others' defaults."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -7,11 +7,14 @@ from localllm.errors import UsageError
 
 FORM, STEPS = "a schema, grammar or regex", "the options of diffusion models"
 THOUGHTS = "the options for thinking and template variables"
-DIFFUSION = "a diffusion model"  # which is known only when the model is open
+DIFFUSION = "a diffusion model"  # known only after opening the model
 
 
 class Conflict(NamedTuple):
-    """An option, and those that exclude it, in the order of the check; in the message {0} is it, and {1} the other."""
+    """An option, and those that exclude it, in the order of the check.
+
+    In the message, {0} is the option and {1} the other one.
+    """
 
     option: str
     others: tuple[str, ...]
@@ -36,14 +39,14 @@ CONFLICTS = (
     Conflict(DIFFUSION, ("--n", "--beams", "--json", "--stats", "--receipt", "--tools"), _PLAIN),
     Conflict("--redo-errors", ("--redo",), _EITHER),
 )
-# Parameters of which a typed one silences the defaults of the others.
+# Groups of parameters: a typed one disables the defaults of the others.
 ALTERNATIVES = (("system", "system_file"), ("json_schema", "grammar", "regex"), ("samplers", "letters"),
                 ("kv_type", "keys"), ("kv_type", "values"), ("as_json", "as_markdown"))  # fmt: skip
 SILENCED_BY_RAW = ("system", "system_file", "chat_template", "think", "think_budget", "template_var")
 
 
 def require_combination(flags: Mapping[str, object]) -> None:
-    """Raise UsageError for options that exclude each other; flags: whether each of them is given."""
+    """Raise UsageError for options that exclude each other; flags: which options are set."""
     for option, others, message in CONFLICTS:
         for other in others:
             if flags.get(option) and flags.get(other):

@@ -51,7 +51,7 @@ def fill(
     diffusion: Diffusion,
     line: ProgressLine,
 ) -> None:
-    """Generate with a diffusion model: print the progress on `line`, and the answer to stdout at the end.
+    """Generate with a diffusion model: print the progress on `line`, and the final answer to stdout.
 
     Raises UsageError for other models, ContextError.
     """
@@ -91,7 +91,7 @@ def diffusion_options(choices: GenerationGroup, diffusion: Diffusion) -> "Diffus
     if unsupported := choices.drawing().keys() - supported.keys():
         raise UsageError(f"diffusion models do not support {min(unsupported).replace('_', '-')}")
     if choices.ban:
-        raise UsageError("diffusion models do not support ban: they do not write from left to right")
+        raise UsageError("diffusion models do not support ban: they do not generate from left to right")
     length = PLACES if choices.max_tokens in (None, -1) else choices.max_tokens
     options = DiffusionOptions(length=length, **fields, **{name: getattr(usual, name) for name in supported})
     options.require_valid()
@@ -99,7 +99,7 @@ def diffusion_options(choices: GenerationGroup, diffusion: Diffusion) -> "Diffus
 
 
 def decode_with_blanks(model: "Model", tokens: list[int], mask: int) -> str:
-    """Decode the tokens up to the end token; masked positions are shown as underscores."""
+    """Decode the tokens up to the end token; show masked positions as underscores."""
     tokenizer, text, run = model.tokenizer, "", list[int]()
     for token in tokens:
         if token in tokenizer.end_ids:

@@ -34,7 +34,7 @@ class EndpointGroup:
 
 
 def key_of(file: str | None) -> str | None:
-    """Return the API key in a file, or in the environment. Raises UsageError."""
+    """Return the API key from a file, or from the environment. Raises UsageError."""
     if file is None:
         return os.environ.get(KEY) or None
     from localllm.files.text_file import read_keys
@@ -45,10 +45,11 @@ def key_of(file: str | None) -> str | None:
 def open_remote(
     place: "Endpoint", model: str | None, choices: "Answers", engine: "EngineGroup | None" = None, **refused: object
 ) -> Any:
-    """Open a RemoteModel, with the interface of a local model, at an endpoint.
+    """Open a RemoteModel, which has the methods of a local model, at an endpoint.
 
-    Warns of options about weights, which have no effect. refused: options by name that would change the answer; they
-    must not be set. Raises UsageError, EndpointError.
+    Warns of options about weights, which have no effect. refused: options by name that would change the answer and must
+    not
+    be set. Raises UsageError, EndpointError.
     """
     from localllm.services.remote.model import RemoteModel
 
@@ -56,12 +57,12 @@ def open_remote(
         if value:
             raise UsageError(f"{name} is not available with --endpoint: the server sets it")
     if engine is not None and (ignored := about_weights(engine)):
-        say(f"localllm: with --endpoint these options have no effect: {', '.join(ignored)}")
+        say(f"localllm: ignored (no effect with --endpoint): {', '.join(ignored)}")
     return RemoteModel(place, model, choices.shape.form())
 
 
 def about_weights(engine: "EngineGroup") -> list[str]:
-    """Return the given options about weights and the KV cache, which have no effect for a server."""
+    """Return the given options about weights and the KV cache, which a server ignores."""
     usual = type(engine)(cache=type(engine.cache)(), rope=type(engine.rope)())
     names = {"context": "-c", "threads": "-t", "device": "--device", "gpu_layers": "-ngl"}
     ignored = [text for name, text in names.items() if getattr(engine, name) != getattr(usual, name)]

@@ -1,4 +1,4 @@
-"""Options for images, and for the vision projector."""
+"""Options for images and the vision projector."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -32,7 +32,7 @@ class ImageGroup:
         return "-" in (self.image_files or ())
 
     def with_images(self, prompt: "str | list[Message]") -> "str | list[Message]":
-        """Return the prompt with the images before its text. Raises UsageError if the prompt is not a conversation."""
+        """Return the prompt with the images before its text. Raises UsageError if it is not a conversation."""
         if not self.image_files:
             return prompt
         if isinstance(prompt, str):
@@ -43,7 +43,7 @@ class ImageGroup:
         """Return the paths of images, and the bytes of one from stdin. Raises UsageError."""
         files = self.image_files or []
         if files.count("-") > 1 or ("-" in files and sys.stdin is None):
-            raise UsageError("--image -: stdin can hold only one image, and must be open")
+            raise UsageError("--image -: stdin must be open, and can be used for one image only")
         return [stdin().read() if name == "-" else name for name in files]
 
     def require_files(self) -> None:

@@ -1,4 +1,4 @@
-"""The options of map that say what is asked of each record, and where the answers go."""
+"""Options of map: the prompt of each record, and the output of the answers."""
 
 from typing import Literal
 
@@ -38,7 +38,7 @@ class AnswersGroup:
         "answers are skipped.",
         "FILE",
     )
-    redo: bool = option("--redo", "Answer again the records that OUTPUT already answers, and replace the old answers.")
+    redo: bool = option("--redo", "Answer all records again, and replace the answers in OUTPUT.")
     redo_errors: bool = option(
         "--redo-errors",
         "Retry the records that failed, also with another model, prompt or set of options, and keep the other answers.",
@@ -55,21 +55,21 @@ class AnswersGroup:
     fast: bool = option("--fast", "Faster prefill with 8-bit activations; answers may differ from those of `run`.")
     stats: bool = option("--stats", "Print counts, time and speed to stderr.")
     ray: str | None = option(
-        "--ray", "Run on the Ray cluster at ADDRESS; without ADDRESS, start one here.", "[ADDRESS]"
+        "--ray", "Run on the Ray cluster at ADDRESS; without ADDRESS, start one on this computer.", "[ADDRESS]"
     )
 
     def validate_combination(self) -> None:
-        """Raise UsageError for options that do not go together."""
+        """Raise UsageError for options that cannot be combined."""
         if (self.redo or self.redo_errors) and self.output is None:
             option = "--redo" if self.redo else "--redo-errors"
-            raise UsageError(f"{option} is about the answers in the output file: give -o FILE")
+            raise UsageError(f"{option} applies to the answers in the output file: add -o FILE")
 
 
 @group
 class TableGroup:
     """Tables and output formats."""
 
-    as_csv: bool = option("--csv", "INPUT is CSV, whatever its name is; without -o the output is CSV, too.")
+    as_csv: bool = option("--csv", "Read INPUT as CSV, whatever its name; without -o, also write CSV.")
     format: Literal["jsonl", "csv", "tsv", "text"] | None = option(
         "--format", "Output format without -o: jsonl, csv, tsv, or text (answers only).  [default: jsonl]", "FORMAT"
     )

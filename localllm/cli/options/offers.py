@@ -1,4 +1,4 @@
-"""Completions that the shell offers for values: callbacks for `autocompletion` of options and arguments."""
+"""Shell completions of values: callbacks for `autocompletion` of options and arguments."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,9 +15,9 @@ def one_of(words: Sequence[str]) -> Callable[[str], list[str]]:
 
 
 def offer_models(incomplete: str) -> Words:
-    """Offer the names of models on the disk and the user's aliases, with their targets.
+    """Offer the names of models on disk, and the user's aliases with their targets.
 
-    Names with a colon are left out, since bash begins a new word at it.
+    Names with a colon are omitted, since bash begins a new word at it.
     """
     from localllm.files.settings import load_settings
     from localllm.services.hub.catalogue import models_on_disk
@@ -27,7 +27,7 @@ def offer_models(incomplete: str) -> Words:
 
 
 def offer_known_models(incomplete: str) -> Words:
-    """Offer the names of models that can be pulled, too."""
+    """Offer the names of models on disk and of models that can be pulled."""
     from localllm.services.hub.catalogue import registry_models
 
     return sorted(
@@ -53,14 +53,14 @@ def offer_sessions(incomplete: str) -> list[str]:
 
 
 def offer_prompts(incomplete: str) -> list[str]:
-    """Offer the names of templates for run."""
+    """Offer the names of templates for `run`."""
     from localllm.services.prompt_templates import names
 
     return names()
 
 
 def offer_formats(incomplete: str) -> list[str]:
-    """Offer the types of quantize, once a first letter was typed; before that, the shell offers files."""
+    """Offer the types of `quantize` once a letter was typed; before that, the shell offers files."""
     from localllm.quant.formats import RECIPES
 
     return [*RECIPES] if incomplete else []

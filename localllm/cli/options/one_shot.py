@@ -1,4 +1,4 @@
-"""The options of `localllm run` that other commands do not have."""
+"""Options that only `localllm run` has."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -47,7 +47,7 @@ class OutputGroup:
     as_json: shared.AsJson = False
     stats: bool = option("--stats", "Print timings to stderr.")
     receipt: str | None = option(
-        "--receipt", "Write a receipt, with which `localllm replay` can generate the answer again.", "FILE"
+        "--receipt", "Write a receipt, so that `localllm replay` can reproduce the answer.", "FILE"
     )
     force: shared.Force = False
     hide_thinking: HideThinking = False
@@ -102,7 +102,7 @@ class InfillGroup:
     suffix_file: str | None = option("-sf --suffix-file", "File with the text after the gap.", "FILE", typed_only=True)
 
     def text(self, encoding: str | None, most_bytes: Callable[[], int]) -> str | None:
-        """Return the text after the gap, None without these options. Raises UsageError, ContextError.
+        """Return the text after the gap, or None without these options. Raises UsageError, ContextError.
 
         most_bytes: see read_prompt.
         """
@@ -114,7 +114,7 @@ class InfillGroup:
 
 
 def encode_infill(model: "Model", prefix: str, suffix: str) -> list[int]:
-    """Return the prompt's token ids. Raises UsageError for a model that cannot fill in."""
+    """Return the prompt's token ids. Raises UsageError for a model without fill-in-the-middle tokens."""
     from localllm.generation.infill import Infill
 
     return Infill(prefix, suffix).encode(model.tokenizer)

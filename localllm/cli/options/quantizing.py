@@ -29,7 +29,7 @@ class FormatGroup:
     output: str | None = option("--output-tensor-type", "Format of the output tensor.", "FORMAT")
     embedding: str | None = option("--token-embedding-type", "Format of the token embedding tensor.", "FORMAT")
     leave_output_tensor: bool = option("--leave-output-tensor", "Do not quantize the output tensor.")
-    prune_layers: str | None = option("--prune-layers", "Leave out these layers; the others are renumbered.", "N,N,...")
+    prune_layers: str | None = option("--prune-layers", "Remove these layers, and renumber the others.", "N,N,...")
 
     def to_options(self) -> "Options":
         from localllm.files.text_file import read_text
@@ -77,7 +77,7 @@ class CalibrationGroup:
     )
     file_size: str | None = option(
         "--size",
-        "With --calibrate: choose formats by measured sensitivity for this size, as 3.5GB; own: TYPE's size.",
+        "With --calibrate: choose formats by measured sensitivity for this size, e.g. 3.5GB; own: TYPE's size.",
         "SIZE",
     )
     bits: float | None = option("--bpw", "Like --size, but in bits per weight.", "BITS")
@@ -106,7 +106,7 @@ class SetGroup:
 
     @property
     def are_several(self) -> bool:
-        """Return whether several types are asked for. Raises UsageError for options that need several types."""
+        """Whether several types are requested. Raises UsageError for options that need several types."""
         are_several = self.types is not None or self.ladder
         if self.types is not None and self.ladder:
             raise UsageError("give either --types or --ladder, not both")
@@ -126,12 +126,12 @@ class SetGroup:
     def arguments(
         self, words: tuple[str, ...], calibration: CalibrationGroup
     ) -> tuple[tuple[str, str | None], tuple[str, ...] | None]:
-        """Return IN and OUT, which may be left out, and texts to calibrate on. Raises UsageError."""
+        """Return IN, OUT (optional), and the calibration files. Raises UsageError."""
         from localllm.quantizing.quantize import find_type
         from localllm.quantizing.quantize_set import NAME
 
         if calibration.has_size or calibration.formats_file is not None:
-            raise UsageError("--size, --bpw and --plan choose the formats of one file: give one TYPE")
+            raise UsageError("--size, --bpw and --plan choose the formats of a single file: give one TYPE")
         source, *after_source = words
         second = after_source[0] if after_source else ""
         is_out = bool(after_source) and (NAME in second or os.path.isdir(second) or not calibration.calibrate)
@@ -149,7 +149,7 @@ class MetadataGroup:
 
     set_metadata: list[str] | None = option(
         "--set-metadata",
-        'Set a key, as text, number, bool or array: general.tags=\'["chat", "code"]\'. KEY=TYPE:VALUE names '
+        'Set a key to a string, number, bool or array: general.tags=\'["chat", "code"]\'. KEY=TYPE:VALUE sets '
         "the type: u32, f32, bool, str, ..., str[].  [repeatable]",
         "KEY=VALUE",
     )
@@ -182,14 +182,14 @@ class SplitGroup:
     no_tensor_first_split: bool = option("--no-tensor-first-split", "Write only metadata to the first file.")
 
     def limits(self) -> "SplitLimits | None":
-        """Return the limits, None if there are none. Raises UsageError."""
+        """Return the limits, or None. Raises UsageError."""
         from localllm.quantizing.splitting import TENSORS, SplitLimits, parse_bytes
 
         tensors, nbytes = self.split_max_tensors, self.split_max_size
         if tensors is not None and nbytes is not None:
             raise UsageError("give either --split-max-size or --split-max-tensors, not both")
         if tensors is not None and tensors < 1:
-            raise UsageError(f"--split-max-tensors must be 1 or above, not {tensors}")
+            raise UsageError(f"--split-max-tensors must be 1 or greater, not {tensors}")
         if nbytes is not None:
             return SplitLimits(0, parse_bytes(nbytes, "--split-max-size"), self.no_tensor_first_split)
         if tensors is None and not self.no_tensor_first_split:

@@ -1,4 +1,4 @@
-"""The options of search and ask."""
+"""Options of search and ask."""
 
 import os
 import sys
@@ -63,9 +63,9 @@ PIPE = "-"
 
 
 def places_and_question(arguments: Sequence[str], question: str | None, command: str) -> tuple[list[str], str]:
-    """Split the arguments into files and the question.
+    """Split the arguments into paths and the question. Raises UsageError.
 
-    question: that an option gives.  Without files, they are a pipe's lines, or this folder. Raises UsageError.
+    question: from an option.  Without paths, stdin's lines or the current folder are searched.
     """
     places = [*arguments]
     if question is None:

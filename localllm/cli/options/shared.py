@@ -1,6 +1,6 @@
-"""Arguments and options that several commands share, and the GenerationOptions that are built from them.
+"""Arguments and options that several commands share, and the GenerationOptions built from them.
 
-Those of sampling have llama.cpp's names; docs/sampling.md explains those that few people need.
+Sampling options have llama.cpp's names; docs/sampling.md explains the rarely needed ones.
 """
 
 import json
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from localllm.services.remote.dialect import Form
 
 DRAFT, NAMED = "draft:", ("-m", "--model")
-CUTS = "head", "tail", "middle", "relevant", "chunks"  # of --on-overflow: what `run` does itself
+CUTS = "head", "tail", "middle", "relevant", "chunks"  # values of --on-overflow that `run` implements itself
 KV_TYPES = ("f16", "f32", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 A_MODEL = "GGUF file or model name (see `localllm list`)."
 ModelName = Annotated[str, argument("MODEL", A_MODEL, offer_models, also=NAMED)]
@@ -77,7 +77,7 @@ Threads = Annotated[
     ),
 ]
 NoCache = Annotated[bool, option("--no-cache", "Neither use nor update the prefix cache (see `localllm cache`).")]
-Force = Annotated[bool, option("--force", "Overwrite the output even if it is a file of another kind.")]
+Force = Annotated[bool, option("--force", "Overwrite the output even if it is a file of another type.")]
 Device = Annotated[
     str,
     option(
@@ -90,14 +90,14 @@ Device = Annotated[
 
 
 def parse_layers(text: str) -> str:
-    """Check a number, all (or -1) or auto. Raises ValueError."""
+    """Check a count, all (or -1) or auto. Raises ValueError."""
     if text in ("all", "auto", "-1") or (text.isdecimal() and len(text) < 8):
         return "all" if text == "-1" else text
-    raise ValueError(f"{text!r} is not a number, all or auto")
+    raise ValueError(f"{text!r} must be a number, all or auto")
 
 
 def layer_count(text: str) -> int | str:
-    """Convert a parsed number of layers to an int, unless it is "all" or "auto"."""
+    """Convert a parsed layer count to an int, unless it is "all" or "auto"."""
     return int(text) if text.isdecimal() else text
 
 
@@ -126,13 +126,13 @@ class Cache:
     )
     keys: str | None = option(
         "-ctk --cache-type-k",
-        "Type of the keys only.  [default: as --kv-type]",
+        "Type of the keys only.  [default: --kv-type]",
         "TYPE",
         autocompletion=one_of(KV_TYPES),
     )
     values: str | None = option(
         "-ctv --cache-type-v",
-        "Type of the values only.  [default: as --kv-type]",
+        "Type of the values only.  [default: --kv-type]",
         "TYPE",
         autocompletion=one_of(KV_TYPES),
     )
@@ -159,15 +159,15 @@ class Rope:
         "--rope-scale", "Make the context N times as long.  [default: the model's factor]", "N"
     )
     rope_freq_base: float | None = option("--rope-freq-base", "Base of the frequencies.  [default: the model's]", "N")
-    rope_freq_scale: float | None = option("--rope-freq-scale", "The same as --rope-scale 1/N.", "N")
+    rope_freq_scale: float | None = option("--rope-freq-scale", "Alias of --rope-scale 1/N.", "N")
     yarn_orig_ctx: int | None = option(
         "--yarn-orig-ctx", "YaRN: trained context before the scaling, in tokens.  [default: the model's]", "N"
     )
 
     def scaling(self) -> "RopeScaling | None":
-        """Return the RopeScaling, None if no option is given. Raises UsageError.
+        """Return the RopeScaling, or None if no option is given. Raises UsageError.
 
-        A value of 0 is the model's own, as in llama.cpp.
+        A value of 0 means the model's own, as in llama.cpp.
         """
         if not any(vars(self).values()):
             return None
@@ -215,7 +215,7 @@ def flags_of(
     declared: Option, parser: Callable[[str], object] | None = None, offers: Callable[..., list[str]] | None = None,
     default: object = None,
 ) -> Any:  # fmt: skip
-    """Return the command line's declaration of an option of generation."""
+    """Return the command line's declaration of a generation option."""
     metavar = None if declared.kind is bool else declared.metavar
     return option(declared.flags, declared.full_help, metavar, default=default, parser=parser, autocompletion=offers)
 
@@ -227,7 +227,7 @@ def token_bias(text: str) -> tuple[int, float]:
         if not token.isdecimal() or not bias[:1].isalnum() or math.isnan(amount := float(bias)):
             raise ValueError
     except ValueError:
-        raise ValueError(f"{text!r} is not a token id and a bias such as 15043+1.5 or 15043-inf") from None
+        raise ValueError(f"{text!r} must be a token id and a bias such as 15043+1.5 or 15043-inf") from None
     return int(token), -amount if sign == "-" else amount
 
 
@@ -235,7 +235,7 @@ PARSERS = {"seed": number_or_default("-1"), "logit_bias": token_bias}
 
 
 def declared(is_usual: bool) -> Iterator[GroupField]:
-    """Yield the usual options of sampling, or the others."""
+    """Yield the common sampling options, or the others."""
     for name, each in SAMPLING.items():
         if each.is_usual == is_usual:
             hint: Any = list[str] if each.is_repeatable else each.kind
@@ -294,14 +294,14 @@ class Shape:
     grammar: str | None = option("--grammar --grammar-file", "Constrain the answer to this GBNF grammar.", "FILE|TEXT")
     regex: str | None = option("--regex", "Constrain the answer to this regular expression.", "TEXT")
 
-    json_whitespace: bool = option("--json-whitespace", "Allow spaces and line breaks between the parts of JSON.")
+    json_whitespace: bool = option("--json-whitespace", "Allow spaces and line breaks in JSON.")
     additional_properties: bool = option(
         "--additional-properties", "Allow properties that the schema does not list, unless it forbids them."
     )
 
     @property
     def forms(self) -> list[str]:
-        """Return which forms are given; an answer can have one."""
+        """The names of the given constraints; an answer can have only one."""
         return [name for name in ("json_schema", "grammar", "regex") if getattr(self, name) is not None]
 
     def constraint(self) -> "Constraint | None":
@@ -326,15 +326,18 @@ class Shape:
 
 
 def text_of(name: str, argument: str | None, sign: str) -> str | None:
-    """Return an option's text if it contains the sign, else the text of the file that it names. Raises UsageError."""
+    """Return an option's value if it contains the sign, else the content of the file that it names.
+
+    Raises UsageError.
+    """
     if argument is None or sign in argument:
         return argument
     if not argument.strip():
-        raise UsageError(f"{name} is empty: give a text or a file name")
+        raise UsageError(f"{name} must not be empty: give its text or a file name")
     try:
         return Path(argument).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        reason = getattr(error, "strerror", None) or "the file is not UTF-8"
         raise UsageError(f"cannot read {argument}: {reason}") from None
 
 
@@ -364,7 +367,7 @@ def parse_speculate(text: str) -> str:
     """Parse auto, mtp, ngram, off or draft:MODEL. Raises ValueError."""
     if text in ("auto", "mtp", "ngram", "off") or (text.startswith("draft:") and text != "draft:"):
         return text
-    raise ValueError(f"{text!r} is not auto, mtp, ngram, off or draft:MODEL")
+    raise ValueError(f"{text!r} must be auto, mtp, ngram, off or draft:MODEL")
 
 
 def is_draft_model(speculate: str) -> bool:
@@ -404,9 +407,9 @@ class GenerationGroup(Answers):
 
 
 def generation_options(on_progress: "Callable[[int, int], None] | None", choices: Answers) -> GenerationOptions:
-    """Build and check GenerationOptions; `on_progress` is called during the prefill. Raises UsageError.
+    """Build and check GenerationOptions, without a draft model. Raises UsageError.
 
-    They have no draft model until `with_draft_model`.
+    on_progress: called during the prefill.
     """
     drawing = choices.drawing()
     sampling = SamplingOptions(**drawing)
@@ -422,7 +425,7 @@ def generation_options(on_progress: "Callable[[int, int], None] | None", choices
         return GenerationOptions(limit, stop, sampling, on_progress, "auto", **further)
     keep = choices.keep
     if keep is not None and choices.on_overflow != "shift":
-        say("localllm: --keep has no effect without --on-overflow shift")
+        say("localllm: --keep is ignored: it needs --on-overflow shift")
         keep = None
     kind = "auto" if is_draft_model(choices.speculate) else choices.speculate
     overflow = None if choices.on_overflow in CUTS else choices.on_overflow
@@ -430,17 +433,17 @@ def generation_options(on_progress: "Callable[[int, int], None] | None", choices
 
 
 def tell_unused(sampling: SamplingOptions, names: "Iterable[str]") -> None:
-    """Say which of the given options have no effect, because their step is not in the chain."""
+    """Warn of the given options whose step is not in the sampler chain."""
     from localllm.generation.sampling.sampler import unused_options
 
     if unused := unused_options(sampling, names):
         options = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
-        reason = "mirostat replaces all steps but temperature" if sampling.mirostat else "not among the samplers"
-        say(f"localllm: no effect: {options} ({reason})")
+        reason = "mirostat replaces all steps except temperature" if sampling.mirostat else "not in --samplers"
+        say(f"localllm: ignored (no effect): {options} ({reason})")
 
 
 def system_message(text: str | None, file: str | None) -> str | None:
-    """Return the system message of -sys or of -sysf's file. Raises UsageError."""
+    """Return the system message of -sys, or the content of -sysf's file. Raises UsageError."""
     if file is None:
         return text
     if text is not None:
@@ -453,7 +456,7 @@ def system_message(text: str | None, file: str | None) -> str | None:
 def require_whole(options: "GenerationOptions", finish_reasons: Iterable[str]) -> None:
     """Raise CutError if an answer was cut off before it matched its constraint."""
     if options.constraint and "length" in finish_reasons:
-        raise CutError(f"the answer was cut off before it was {options.constraint.promise}; raise -n or the context")
+        raise CutError(f"the answer was cut off before it {options.constraint.promise}; raise -n or the context")
 
 
 def tell_cut(options: "GenerationOptions", finish_reasons: Iterable[str]) -> None:

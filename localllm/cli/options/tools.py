@@ -1,4 +1,4 @@
-"""Options for tools that a model may use, and the tools that they offer it."""
+"""Options for tools that a model may call."""
 
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -35,7 +35,7 @@ class ToolGroup:
         "--max-steps", "Maximum number of tool calls for one answer.  [default: 20]", "N", default=20
     )
     no_json_calls: bool = option(
-        "--no-json-calls", "Recognize only the chat template's own form of tool calls; other JSON is text."
+        "--no-json-calls", "Recognize only tool calls in the chat template's own format; treat other JSON as text."
     )
     transcript: str | None = option("--transcript", "Log tool calls and their results to FILE, as JSON lines.", "FILE")
 
@@ -44,17 +44,17 @@ class ToolGroup:
         return self.tools is not None or self.mcp is not None
 
     def open_tools(self, stack: ExitStack) -> "ToolCalls | None":
-        """Open the tools, with MCP servers that run until the stack is closed; None if there are no tools.
+        """Open the tools, with MCP servers that run until `stack` closes; return None without tools.
 
         Raises UsageError and the errors of McpServers.
         """
         if not self.are_enabled:
             for name in ("allow", "yes", "transcript"):
                 if getattr(self, name) is not None:
-                    raise UsageError(f"{name} needs tools: give --tools or --mcp")
+                    raise UsageError(f"{name} needs tools: add --tools or --mcp")
             return None
         if self.max_steps < 1:
-            raise UsageError(f"max_steps must be 1 or above, not {self.max_steps}")
+            raise UsageError(f"max_steps must be 1 or greater, not {self.max_steps}")
         from localllm.cli.terminal.tool_calls import ToolCalls
         from localllm.services.tools.built_in import toolbox
         from localllm.services.tools.transcript import require_transcript
@@ -68,7 +68,7 @@ class ToolGroup:
 
 
 def tell_of_commands() -> None:
-    """Print a line if this system cannot confine commands to folders."""
+    """Warn if this system cannot confine commands to folders."""
     from localllm.services.tools.confined import version
 
     if not version():

@@ -1,4 +1,4 @@
-"""The line editor of `localllm chat`, with history and multi-line texts; on stderr, since stdout is for answers."""
+"""The line editor of `localllm chat`, with history and multi-line input, on stderr since stdout is for answers."""
 
 import asyncio
 import codecs
@@ -34,18 +34,24 @@ from localllm.system.terminal import is_silent, raw_keys, shows_keys
 QUOTES = '"""'
 Complete = Callable[[str], Iterable[tuple[str, int]]]  # line up to the cursor -> (completion, its start in the line)
 ENDS, ERASE, ERASE_LINE, ERASE_WORD, LEAVE, ESCAPE = "\r\n", "\x7f\b", "\x15", "\x17", "\x04", "\x1b"  # keys
-BYTES = 65536  # that are read at once
-PASTE_GAP = 0.05  # seconds without a key after which a line break was typed, and an escape key is no sequence
-LONGEST = 4096  # characters of an escape sequence
+BYTES = 65536  # maximum bytes of one read
+PASTE_GAP = (
+    0.05  # seconds without a key after which a line break counts as typed, and an escape key as a key of its own
+)
+LONGEST = 4096  # maximum characters of an escape sequence
 # Keys with escape sequences: control sequences, function keys, strings up to BEL or ST, and Alt with a key (ECMA-48).
 SEQUENCE = re.compile("\x1b(?:\\[[0-?]*[ -/]*[@-~]|O.|[]PX^_].*?(?:\x07|\x1b\\\\)|[^][OPX^_])", re.DOTALL)
-MOST_BYTES, MOST_TEXT = 1_000_000, 50_000  # of the file, whose older half is removed then; of a text
+MOST_BYTES, MOST_TEXT = (
+    1_000_000,
+    50_000,
+)  # maximum bytes of the file, before its older half is removed, and of an entry
 
 
 class LineEditor:
     """A line editor for prompts.
 
-    Enter ends the text; Alt-Enter, or a backslash before Enter, begins a new line. After three quotes, Enter begins new
+    Enter ends the input; Alt-Enter, or a backslash before Enter, begins a new line. After three quotes, Enter begins
+    new
     lines until three more quotes are typed.
     """
 
@@ -55,12 +61,12 @@ class LineEditor:
             completer=Completions(complete), complete_while_typing=False, enable_open_in_editor=True,
             enable_suspend=True, output=screen(),
         )  # fmt: skip
-        self._signal = 0  # that has asked to end
+        self._signal = 0  # the signal that requested the end
 
     def read(self, text: str = "") -> str:
-        """Read one text, prefilled with `text`.
+        """Read one input, prefilled with `text`.
 
-        Raises EOFError at Ctrl-D, KeyboardInterrupt at Ctrl-C, and SystemExit when asked to end.
+        Raises EOFError on Ctrl-D, KeyboardInterrupt on Ctrl-C, and SystemExit on a signal.
         """
         self._signal = 0
         try:
@@ -98,13 +104,13 @@ class Completions(Completer):
 
 
 class DumbEditor:
-    """A line editor for a terminal without escape sequences: whole lines."""
+    """A line editor for a terminal without escape sequences, which reads whole lines."""
 
     def __init__(self) -> None:
         self._lines = DumbLines()
 
     def read(self, text: str = "") -> str:
-        """Read one text, as LineEditor.read; the given text is printed, and sent if the line is empty."""
+        """Read one input, as LineEditor.read does; `text` is printed, and returned if the line is empty."""
         lines: list[str] = []
         if text:
             print(text, file=sys.stderr)
@@ -127,13 +133,13 @@ def prompt() -> AnyFormattedText:
 
 
 def is_open(text: str) -> bool:
-    """Return whether a text begins with three quotes that are not closed yet."""
+    """Return whether a text begins with three quotes that are not closed."""
     inner = text.strip()
     return inner.startswith(QUOTES) and not (len(inner) >= 2 * len(QUOTES) and inner.endswith(QUOTES))
 
 
 def without_quotes(text: str) -> str:
-    """Return the text between triple quotes, or all of it if there are none."""
+    """Return the text between triple quotes, or all of it without them."""
     if not text.lstrip().startswith(QUOTES) or is_open(text):
         return text
     return text.strip()[len(QUOTES) : -len(QUOTES)].strip("\n")
@@ -157,7 +163,7 @@ def key_bindings() -> KeyBindings:
 
     @bindings.add("tab", filter=~is_searching)
     def complete(event: KeyPressEvent) -> None:
-        """Insert the common prefix of all completions at once; show a menu if it adds nothing."""
+        """Insert the common prefix of all completions; show a menu if it adds nothing."""
         buffer = event.current_buffer
         if buffer.complete_state:
             return buffer.complete_next()
@@ -192,16 +198,19 @@ def enter(buffer: Buffer) -> None:
 class DumbLines:
     """A line editor like the terminal's own, without its limit of 4095 bytes per line.
 
-    Lines that arrive at once, as pasted text does, are one text. Those typed before the prompt stay lines of their own.
+    Lines that arrive together, as pasted text does, are one input. Lines typed before the prompt stay separate.
     """
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._waiting, self._last = "", ""  # keys typed after the line, and the last key
-        self._sequence, self._typed_ahead = "", False  # an incomplete escape sequence; whether keys came before
+        self._sequence, self._typed_ahead = (
+            "",
+            False,
+        )  # an incomplete escape sequence; whether keys were typed before the prompt
 
     def read(self, prompt: str) -> str:
-        """Read one text with its line break; "" at the end of input. Raises KeyboardInterrupt."""
+        """Read one input with its line break; "" at the end of input. Raises KeyboardInterrupt."""
         typed: list[str] = []
         echoes = shows_keys(sys.stdin)
 
@@ -222,10 +231,10 @@ class DumbLines:
                 raise
 
     def _edit(self, typed: list[str], echo: Callable[[str], None]) -> str:
-        """Read keys until the text ends and return it; `typed` always has the keys so far."""
+        """Read keys until the input ends; return it. `typed` always has the keys so far."""
         while self._more():
             keys, self._waiting = self._waiting, ""
-            for place, key in enumerate(keys):
+            for index, key in enumerate(keys):
                 previous_key, self._last = self._last, key
                 if self._is_in_sequence(key):
                     continue
@@ -233,9 +242,9 @@ class DumbLines:
                     if key == "\n" and previous_key == "\r":
                         continue
                     echo("\n")
-                    rest = keys[place + 1 :].removeprefix("\n" if key == "\r" else "")
+                    rest = keys[index + 1 :].removeprefix("\n" if key == "\r" else "")
                     if self._typed_ahead or not (rest or not is_silent(sys.stdin, PASTE_GAP)):
-                        self._waiting = keys[place + 1 :]
+                        self._waiting = keys[index + 1 :]
                         return "".join(typed) + "\n"
                     typed.append("\n")
                 elif key in ERASE or key in (ERASE_LINE, ERASE_WORD):
@@ -243,7 +252,7 @@ class DumbLines:
                     echo("\b \b" * sum(cells(display_line(each)) for each in typed[kept_length:] if each != "\n"))
                     del typed[kept_length:]
                 elif key == LEAVE and not typed:
-                    self._waiting = keys[place + 1 :]
+                    self._waiting = keys[index + 1 :]
                     return ""
                 elif category(key) != "Cc" or key == "\t":
                     typed.append(key)
@@ -252,7 +261,7 @@ class DumbLines:
         return "".join(typed)
 
     def _is_in_sequence(self, key: str) -> bool:
-        """Return whether a key belongs to an escape sequence, such as that of an arrow key."""
+        """Return whether a key belongs to an escape sequence, such as an arrow key's."""
         if self._sequence == ESCAPE and key in ENDS + ERASE:
             self._sequence = ""
         if not self._sequence and key != ESCAPE:
@@ -278,7 +287,7 @@ class DumbLines:
 
 
 def without_controls(text: str) -> str:
-    """Return a text without escape sequences and control characters, except tab and newline."""
+    """Remove escape sequences and control characters, except tab and newline."""
     return "".join(each for each in SEQUENCE.sub("", text) if category(each) != "Cc" or each in "\n\t")
 
 
@@ -304,14 +313,14 @@ def write(text: str) -> None:
 
 
 class FileHistory(History):
-    """History for prompt_toolkit. If the file cannot be used, texts are kept until the program ends."""
+    """History for prompt_toolkit; without a usable file, entries are kept until the program ends."""
 
     def __init__(self, path: Path | None = None):
         super().__init__()
         self.path = path or folder_of("state") / "history"
 
     def load_history_strings(self) -> Iterable[str]:
-        """Yield the texts, latest first; skip invalid lines."""
+        """Yield the entries, latest first; skip invalid lines."""
         for line in reversed(self._lines()):
             with suppress(ValueError, RecursionError):
                 text = json.loads(line)
@@ -325,7 +334,7 @@ class FileHistory(History):
             return []
 
     def store_string(self, string: str) -> None:
-        """Append a text; several programs may do so at once."""
+        """Append an entry; several programs may do so concurrently."""
         line = json.dumps(string).encode() + b"\n"
         if len(line) > MOST_TEXT:
             return

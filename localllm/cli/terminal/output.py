@@ -1,4 +1,4 @@
-"""Output: the answer goes to stdout, as bytes; everything else to stderr, decoration only on a terminal.
+"""Output: the answer goes to stdout as bytes, everything else to stderr, decoration only to a terminal.
 
 Text from models and files is not trusted: control characters, which could move the cursor, change the window's title or
 hide text, are never printed on a terminal.
@@ -14,12 +14,12 @@ from typing import BinaryIO, NoReturn, Self, TextIO
 from localllm.system.processes import on_termination, restore_termination
 from localllm.system.terminal import is_console, is_silent, restore_terminal, understands_escapes
 
-PATIENCE = 2.0  # seconds before a hint that input is missing, and before the first line of progress in words
-EVERY = 10.0  # seconds between two lines of progress in words
-# Replaced by U+FFFD: C0 and C1 controls except tab and newline, DEL, line separators, and marks that change the text's
+PATIENCE = 2.0  # seconds before a hint about missing input, and before the first progress line on a dumb terminal
+EVERY = 10.0  # seconds between two progress lines on a dumb terminal
+# Replaced by U+FFFD: C0 and C1 controls except tab and newline, DEL, line separators, and marks that change the text
 # direction.
 _HARMFUL = [*range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)]
-# Dropped: spaces without width, invisible operators, and the tags of flags.
+# Dropped: zero-width spaces, invisible operators, and tag characters of flags.
 _INVISIBLE = [0x180E, 0x200B, *range(0x2060, 0x2066), *range(0x206A, 0x2070), 0xFEFF, *range(0xFFF9, 0xFFFC),
               *range(0xE0000, 0xE0080)]  # fmt: skip
 _HARMLESS: dict[int, str | None] = {code: "\ufffd" for code in _HARMFUL if chr(code) not in "\t\n"}
@@ -35,7 +35,7 @@ def printable(text: str) -> str:
 
 
 def on_one_line(text: str) -> str:
-    """Replace line breaks and tabs, with the spaces around them, by one space; other spaces may belong to a path."""
+    """Replace each line break or tab, and the spaces around it, by one space; keep other spaces."""
     return _BREAKS.sub(" ", text).strip(" ")
 
 
@@ -47,7 +47,7 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def write(text: str) -> None:
-    """Write a part of the answer to stdout and flush it: as UTF-8, on a terminal only printable characters."""
+    """Write a segment of the answer to stdout and flush it: as UTF-8; on a terminal, printable characters only."""
     if is_terminal(sys.stdout):
         text = printable(text)
     sys.stdout.buffer.write(text.encode(errors="replace"))
@@ -60,7 +60,7 @@ def as_line(value: object) -> str:
 
 
 def write_paths(text: str) -> None:
-    """Write a part of the answer as `write`; elsewhere than on a terminal, with the exact bytes of paths in it."""
+    """Write to stdout as `write` does; if not on a terminal, keep the exact bytes of paths."""
     if is_terminal(sys.stdout):
         return write(text)
     sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
@@ -68,14 +68,14 @@ def write_paths(text: str) -> None:
 
 
 def stdin() -> BinaryIO:
-    """Return stdin as a binary stream; print a hint if no input comes for PATIENCE seconds."""
+    """Return stdin as a binary stream; print a hint if no input arrives for PATIENCE seconds."""
     if not is_terminal(sys.stdin) and is_silent(sys.stdin, PATIENCE):
         say("localllm: waiting for input on stdin; use --no-stdin or </dev/null if there is none, Ctrl-C to quit")
     return sys.stdin.buffer
 
 
 def end_output() -> None:
-    """Close stdout, so that a reader of the pipe sees the end."""
+    """Close stdout, so that the reader of a pipe sees the end."""
     sys.stdout.flush()
     discard_output()
 
@@ -86,7 +86,7 @@ def discard_output() -> None:
 
 
 def say(line: str) -> None:
-    """Print one line to stderr, wrapped between words on a terminal; does nothing if stderr is closed."""
+    """Print one line to stderr, wrapped between words on a terminal; do nothing if stderr is closed."""
     if sys.stderr is None:  # print would write to stdout
         return
     try:
@@ -96,7 +96,7 @@ def say(line: str) -> None:
 
 
 def broken(line: str, stream: TextIO | None) -> str:
-    """Wrap a line between words at the terminal's width; unchanged if the stream is not a terminal."""
+    """Wrap a line between words at the terminal's width; return it unchanged if the stream is no terminal."""
     if not is_terminal(stream) or len(line) <= (width := width_of(stream)):
         return line
     from textwrap import fill
@@ -119,7 +119,7 @@ def coloured(text: str, code: str) -> str:
 
 
 def heading(name: str) -> str:
-    """Return a line that names the reasoning or the answer after it where no colour tells them apart, else ""."""
+    """Return a heading for the reasoning or the answer if colours cannot tell them apart, else ""."""
     return "" if has_colour() else f"{name}:\n"
 
 
@@ -158,7 +158,7 @@ def beginning(text: str, width: int) -> str:
 
 
 def dim_piece(text: str) -> None:
-    """Print a piece of dim text that continues the current line, only on a terminal."""
+    """Print dim text that continues the current line, only on a terminal."""
     if is_terminal(sys.stderr):
         print(coloured(printable(text), "2"), end="", file=sys.stderr, flush=True)
 
@@ -166,12 +166,12 @@ def dim_piece(text: str) -> None:
 class ProgressLine:
     """A line on stderr that is overwritten, and removed at the end; a context manager.
 
-    A terminal without escape sequences gets a line of its own now and then, other files none.
+    A terminal without escape sequences gets a new line from time to time; a file gets none.
     """
 
     def __init__(self) -> None:
         self._shown = ""
-        self._next = 0.0  # when a terminal without escape sequences gets a line; 0: nothing was shown yet
+        self._next = 0.0  # time of the next line on a terminal without escape sequences; 0: none shown yet
 
     def show(self, text: str) -> None:
         """Show the text, truncated to the terminal's width."""
@@ -202,7 +202,7 @@ class ProgressLine:
 
 
 def exit_on_signals() -> None:
-    """Exit by SystemExit on every signal that would end the process, so that the terminal and files are restored."""
+    """Raise SystemExit on every signal that would end the process, so that terminal and files are restored."""
 
     def leave(number: int, frame: object) -> NoReturn:
         restore_terminal()

@@ -1,4 +1,4 @@
-"""Show the progress of quantizing: a bar on a terminal, elsewhere a plain line every 30 s."""
+"""Show the progress of quantizing: a bar on a terminal, a plain line every 30 s elsewhere."""
 
 import os
 import sys
@@ -18,30 +18,30 @@ if TYPE_CHECKING:
     from localllm.quantizing.rewrite import NewFile
 
 EVERY = 30.0  # seconds between two plain lines
-# Shares of the time, as measured with EmbeddingGemma: (with --calibrate, with --size as well).
+# Shares of the time, measured with EmbeddingGemma: with --calibrate, and with --size in addition.
 ENCODING = "encoding"
 BY_SENSITIVITY = ("measuring scales:", "measuring formats:", "checking formats:")
 CALIBRATED = {"measuring scales:": 15.0, "calibrating": 70.0, "writing": 15.0}
 SIZED = {"measuring scales:": 15.0, "measuring formats:": 60.0, "checking formats:": 60.0} | CALIBRATED
-ENOUGH = 0.05  # of a stage or of all, from which on its pace tells more than its usual share
-WIDE = 60  # columns from which on there is room for a bar
+ENOUGH = 0.05  # share of a stage, or of all, after which the measured pace replaces the usual share
+WIDE = 60  # minimum columns for a bar
 
 
 class Stages:
-    """Estimates the remaining time of a command with several stages, from their usual shares and the measured pace."""
+    """Estimates the remaining time of a command's stages from their usual shares and the measured pace."""
 
     def __init__(self, shares: Mapping[str, float], clock: Callable[[], float] = monotonic):
-        """Set the shares of the whole time, by stage, in their order; their sum does not matter."""
+        """Set the shares of the total time by stage, in order; their sum does not matter."""
         self._shares, self._clock = dict(shares), clock
         self._last, self._stage = 0.0, ""
-        self._start, self._skipped = 0.0, 0.0  # of the stage: its time, and what was done before
+        self._start, self._skipped = 0.0, 0.0  # of the stage: its start, and the share done before
         self._spent, self._worked = dict[str, float](), dict[str, float]()
         self._done = dict.fromkeys(shares, 0.0)
 
     def update(self, stage: str, done: int, total: int) -> None:
-        """Record how much of a stage is done; earlier stages then count as finished.
+        """Record the progress of a stage; earlier stages then count as finished.
 
-        The pace counts from the first call: what came before, such as compiling, will not come again.
+        The pace counts from the first call, since earlier work such as compiling does not recur.
         """
         now, share_done = self._clock(), done / total if total else 1.0
         if stage != self._stage:
@@ -54,7 +54,7 @@ class Stages:
 
     @property
     def fraction(self) -> float:
-        """Return the elapsed share of the total time, 0 to 1; until it is known, the share of the work."""
+        """The elapsed share of the total time, 0 to 1; the share of the work until the time is known."""
         left, spent = self.left, sum(self._spent.values())
         if left is None or spent + left <= 0:
             return self._of_all(self._done)
@@ -62,7 +62,7 @@ class Stages:
 
     @property
     def left(self) -> float | None:
-        """Return the estimated remaining seconds, None until enough was done to know them."""
+        """The estimated remaining seconds; None until enough work is done to estimate them."""
         worked = self._of_all(self._worked)
         if min(self._done.values()) == 1.0:
             return 0.0
@@ -75,12 +75,12 @@ class Stages:
         return stage_seconds * (1 - done) + pace * (later - self._shares[self._stage] * (done == 0))
 
     def _of_all(self, done: Mapping[str, float]) -> float:
-        """Return how much of the whole time these parts of stages usually take, 0 to 1."""
+        """Return the usual share of the total time that the finished shares of stages take, 0 to 1."""
         return sum(self._shares[stage] * part for stage, part in done.items()) / sum(self._shares.values())
 
 
 class Progress:
-    """Show the stages of a command; a context manager, which may be entered again for the next ones."""
+    """Shows the stages of a command; a context manager, which may be entered again for further stages."""
 
     def __init__(self, shares: Mapping[str, float], line: ProgressLine):
         """Set up the display; line: shows the progress of compiling."""
@@ -108,7 +108,7 @@ def progress_of(total: int, line: ProgressLine) -> "Iterator[OnProgress]":
 
 
 class _Lines:
-    """Lines for logs, printed at most every EVERY seconds; none if the job takes less."""
+    """Lines for logs, at most one every EVERY seconds; none if the job takes less."""
 
     def __init__(self) -> None:
         self._last = monotonic()
@@ -120,7 +120,7 @@ class _Lines:
             say(f"localllm: {int(100 * fraction)} %{', ' * bool(time_left)}{time_left}: {doing}")
 
     def stop(self) -> None:
-        """Do nothing: a line is complete."""
+        """Do nothing, since each line is complete."""
 
 
 class _Bar:
@@ -129,7 +129,7 @@ class _Bar:
         self._line = line
 
     def _start(self) -> "Rich":
-        """Draw the bar for the first time: what is printed before stays above it."""
+        """Draw the bar for the first time; earlier output stays above it."""
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
         from rich.table import Column
@@ -160,7 +160,7 @@ class _Bar:
 
 
 def copy_files(source: "GGUFFile", files: "Sequence[NewFile]", force: bool) -> None:
-    """Write the files, with a progress line, and print their names and sizes. Raises UsageError, LocalllmError."""
+    """Write the files with a progress line, and print their names and sizes. Raises UsageError, LocalllmError."""
     from localllm.kernels.build.faults import end_on_bus_error
     from localllm.quantizing.rewrite import write_files
     from localllm.services.outputs import is_model, require_kind

@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from localllm.generation.beam_search import Answer
     from localllm.generation.scheduler import Generation
 
-NARROWEST = 10  # columns of a cell that is cut
+NARROWEST = 10  # minimum columns of a truncated cell
 EMPTY = "localllm: the answer is empty: the model wrote only reasoning"
-LABEL = 14  # columns of what stands in front of a fact
-TITLE = 40  # characters of the first question
+LABEL = 14  # columns of a fact's label
+TITLE = 40  # maximum characters of the first question
 
 
 def stream(
     answer: "Generation", line: ProgressLine, silent: bool = False, thoughts: bool = True, out: "Page | None" = None
 ) -> bool:
-    """Write the answer as it is generated, and a line break; True if Ctrl-C cut it short. Text that was printed stays.
+    """Print the answer as it is generated, and a line break; return whether Ctrl-C interrupted it.
 
-    thoughts: show them, on a terminal.  out: what writes the answer, None for stdout.
+    thoughts: show reasoning, on a terminal.  out: renders the answer; None: on stdout.
     """
     from localllm.generation.reasoning import ANSWER, REASONING  # here, because every command imports this module
 
@@ -61,7 +61,7 @@ def stream(
 
 
 def page_of_stdout() -> "Page":
-    """Make the renderer of an answer on stdout; on a terminal, it wraps lines between words."""
+    """Create the renderer of an answer on stdout; on a terminal, it wraps lines between words."""
     from localllm.cli.terminal.stream_renderer import page
 
     return page()
@@ -72,13 +72,13 @@ def count_noun(count: int, noun: str) -> str:
 
 
 def is_only_reasoning(answer: "Generation | Answer") -> bool:
-    """Return whether an answer has ended in its reasoning, or after it, without a text."""
-    calls: object = getattr(answer, "calls", None)  # a search's answer has none
+    """Return whether an answer has ended during or after its reasoning without any text."""
+    calls: object = getattr(answer, "calls", None)  # a beam search's answer has none
     return bool(answer.thinking and not (answer.text or calls or answer.finish_reason == "interrupted"))
 
 
 def require_answers(answers: "Sequence[Generation | Answer]") -> None:
-    """Say that all answers are only reasoning, if so. Raises CutError if one was cut there."""
+    """Print a note if all answers are only reasoning. Raises CutError if one was cut off in its reasoning."""
     if not all(map(is_only_reasoning, answers)):
         return
     if any(answer.finish_reason == "length" for answer in answers):
@@ -87,11 +87,11 @@ def require_answers(answers: "Sequence[Generation | Answer]") -> None:
 
 
 def tell_overflow(answer: "Generation") -> None:
-    """Print what was dropped, or that the answer ends, because the context is full."""
+    """Print a note if tokens were dropped, or the answer ended, because the context is full."""
     if answer.dropped:
         say(f"localllm: the context is full: {answer.dropped} tokens after the first {answer.kept} were dropped")
     elif answer.is_full:
-        say("localllm: the answer ends here because the context is full; raise -c or use --on-overflow shift")
+        say("localllm: the answer ended because the context is full; raise -c or use --on-overflow shift")
 
 
 def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
@@ -99,7 +99,7 @@ def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]
 
 
 def fact_lines(facts: Iterable[tuple[str, str]], label: int = LABEL) -> list[str]:
-    """Format labelled facts, one per line; on a terminal they are wrapped between words."""
+    """Format labelled facts, one per line, wrapped between words on a terminal."""
     width = terminal_width()
     return [line for name, text in facts for line in hanging(f"{name:<{label}}{one_line(text)}", width, label)]
 
@@ -114,14 +114,15 @@ def hanging(line: str, width: int, indent: int) -> list[str]:
 
 
 def columns(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], sides: str, wide: int = 0) -> list[str]:
-    """Format rows as columns, each aligned to the left (<) or to the right (>), at most `wide` wide if given.
+    """Format rows as columns, each aligned to the left (<) or the right (>), at most `wide` columns wide.
 
-    Then right-aligned columns for which there is no room are left out, and long cells of left-aligned columns other
-    than the first are cut.
+    wide: 0 means no limit. Without enough room, right-aligned columns are omitted, and long cells of left-aligned
+    columns
+    other than the first are truncated.
     """
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     if wide:
-        widths = fit_columns(widths, [place > 0 and side == "<" for place, side in enumerate(sides)], wide)
+        widths = fit_columns(widths, [index > 0 and side == "<" for index, side in enumerate(sides)], wide)
     layout = [*zip(sides, widths, strict=False)]
     return [
         "  ".join(
@@ -132,19 +133,19 @@ def columns(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], sides: str
 
 
 def fit_columns(widths: Sequence[int], may_be_cut: Sequence[bool], wide: int) -> list[int]:
-    """Return the widths of as many columns as fit, two spaces between them."""
+    """Return the widths of as many columns as fit, with two spaces between them."""
     least = [
         min(width, NARROWEST) if may_shrink else width for width, may_shrink in zip(widths, may_be_cut, strict=True)
     ]
     count = next((end for end in range(len(least), 1, -1) if sum(least[:end]) + 2 * (end - 1) <= wide), 1)
     fitted = [*widths[:count]]
     while count > 1 and sum(fitted) + 2 * (count - 1) > wide:
-        fitted[max(range(count), key=lambda place: fitted[place] - least[place])] -= 1
+        fitted[max(range(count), key=lambda index: fitted[index] - least[index])] -= 1
     return fitted
 
 
 def terminal_width() -> int:
-    """Return the width of stdout's terminal; 0 if it is none, where tables have no limit."""
+    """Return the width of stdout's terminal; 0, which means no limit, without a terminal."""
     return width_of(sys.stdout) if is_terminal(sys.stdout) else 0
 
 
@@ -153,7 +154,7 @@ def shortened(text: str, width: int) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return a file's text on one line, without control characters."""
+    """Return a text on one line, without control characters."""
     return printable(on_one_line(text))
 
 
@@ -180,17 +181,20 @@ def file_stem(path: str) -> str:
 
 
 class Remaining:
-    """Estimate the remaining time of a job in equal steps; the clock starts now."""
+    """Estimates the remaining time of a job in equal steps; the clock starts on creation."""
 
     def __init__(self, total: int, done: int = 0):
-        """Start the clock; done: steps finished by an earlier run."""
+        """Start the clock.
+
+        done: count of steps finished by an earlier run.
+        """
         self._total, self._before, self._start = total, done, perf_counter()
 
     def at_first(self) -> str:
         return f"chunk {self._before + 1} of {self._total}"
 
     def after(self, done: int) -> str:
-        """Describe the state after `done` steps: "chunk 3 of 40, 2 min 10 s left"."""
+        """Describe the state after `done` steps, such as "chunk 3 of 40, 2 min 10 s left"."""
         per_step = (perf_counter() - self._start) / max(done - self._before, 1)
         return f"chunk {done} of {self._total}, {duration(per_step * (self._total - done))} left"
 
@@ -203,7 +207,7 @@ def duration(seconds: float) -> str:
 
 
 def session_lines() -> list[str]:
-    """Format the sessions below a header, the latest first; empty if there are none."""
+    """Format the sessions below a header, latest first; [] without sessions."""
     from time import localtime, strftime
 
     from localllm.services import sessions

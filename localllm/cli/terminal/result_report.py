@@ -1,4 +1,4 @@
-"""Reports the answers of `localllm run`: for --json, --stats and receipts."""
+"""Report the answers of `localllm run`, for --json, --stats and receipts."""
 
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,14 +13,17 @@ if TYPE_CHECKING:
 def report(
     model: "Model", answers: "list[Generation] | list[Answer]", are_several: bool, load_s: float, total_s: float
 ) -> dict[str, object]:
-    """Build the object that --json prints: of one Generation, or of several Answers."""
+    """Build the object that --json prints, for one Generation or several Answers."""
     if are_several:
         return report_several(model, cast("list[Answer]", answers), load_s, total_s)
     return report_one(model, cast("Generation", answers[0]), load_s, total_s)
 
 
 def report_one(model: "Model", answer: "Generation", load_s: float, total_s: float) -> dict[str, object]:
-    """Report an answer. Times are in seconds; ttft_s: from the end of loading to the first token."""
+    """Report an answer; times in seconds.
+
+    ttft_s: from the end of loading to the first token.
+    """
     read, completion = answer.prompt_tokens - answer.cached_tokens - answer.skipped, answer.completion_tokens
     times = {
         "load_s": load_s, "prefill_s": answer.prefill_s, "ttft_s": answer.ttft_s, "decode_s": answer.decode_s,
@@ -41,7 +44,7 @@ def tokens_of(answer: object) -> dict[str, object]:
 
 
 def report_several(model: "Model", answers: "list[Answer]", load_s: float, total_s: float) -> dict[str, object]:
-    """Report several answers, the likeliest first; those of a beam search have no seed."""
+    """Report several answers, the likeliest first; a beam search's answers have no seed."""
     reports = [
         {
             "text": answer.text,
@@ -81,7 +84,7 @@ def tell(result: dict[str, Any]) -> None:
     speed = f" ({times['prefill_tps']:.1f} per second)" if times["prefill_tps"] else ""
     prefill = f"{times['prefill_s']:.2f} s{speed}"
     decode = f"{times['decode_s']:.2f} s ({times['decode_tps']:.1f} per second)"
-    cached = f", {result['cached_tokens']} of them known," if result["cached_tokens"] else ""
+    cached = f", {result['cached_tokens']} cached," if result["cached_tokens"] else ""
     device = "" if result["model"].get("device", "CPU") == "CPU" else f" on {result['model']['device']}"
     loaded = f"model loaded in {times['load_s']:.2f} s{device}"
     say(f"prompt: {result['prompt_tokens']} tokens{cached} in {prefill}, {loaded}")

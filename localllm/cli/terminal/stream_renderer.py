@@ -1,6 +1,6 @@
-"""Rendering of an answer on a terminal while it is generated.
+"""Render an answer on a terminal while it is generated.
 
-Words stay whole at the end of a line, Markdown is rendered; or only a code block is shown.
+Lines are wrapped between words, and Markdown is rendered; or only a code block is shown.
 """
 
 import sys
@@ -13,27 +13,27 @@ from localllm.cli.terminal import output as terminal
 if TYPE_CHECKING:
     from localllm.generation.scheduler import Generation
 
-# Characters that must not begin a line, in scripts that are written without spaces.
+# Characters that must not begin a line, in scripts without spaces.
 NEVER_FIRST = frozenset("、。，．！？：；）」』】〕》〉”’…・ー々ぁぃぅぇぉっゃゅょァィゥェォッャュョ")
-UNBREAKABLE = frozenset("\xa0\u2007\u202f")  # spaces that hold two words together
+UNBREAKABLE = frozenset("\xa0\u2007\u202f")  # spaces that do not allow a line break
 JOINER, TONES, FLAGS = "\u200d", ("\U0001f3fb", "\U0001f3ff"), ("\U0001f1e6", "\U0001f1ff")
-FRAME = 0.05  # seconds between two pictures of the same block
-CUT_OFF = "localllm: the code block is cut off, for the answer ended in it; raise -n or the context"
-NO_BLOCK = "localllm: the answer has no code block; this is all of it"
+FRAME = 0.05  # minimum seconds between two drawings of the same block
+CUT_OFF = "localllm: the code block is incomplete because the answer reached its limit; raise -n or the context"
+NO_BLOCK = "localllm: the answer has no code block; printing all of it"
 
 
 class Page(Protocol):
     """A renderer of a streamed answer."""
 
     def push(self, text: str, is_thought: bool = False) -> None:
-        """Add a piece of the answer."""
+        """Add text of the answer."""
 
     def end(self) -> None:
-        """End the text: the next thing begins a line."""
+        """End the answer; further output begins on a new line."""
 
 
 def page(markdown: bool = False) -> Page:
-    """Make a renderer that suits stdout; markdown: render Markdown if the terminal can."""
+    """Create a renderer that suits stdout; markdown: render Markdown if the terminal can."""
     if not terminal.is_terminal(sys.stdout):
         return Plain()
     return Markdown() if markdown and not terminal.is_dumb() else Wrapped()
@@ -53,7 +53,7 @@ class Plain:
 
 
 class Wrapped:
-    """Wraps at words; shows reasoning dim, or without colours under a heading, and then an empty line."""
+    """Wraps at words; shows reasoning dim, or under a heading without colours, followed by an empty line."""
 
     def __init__(self, width: Callable[[], int] = columns):
         self._width, self._wrapper, self._was_thought, self._has_begun = width, Wrapper(width), False, False
@@ -85,13 +85,14 @@ class Wrapped:
 
 
 class Wrapper:
-    """Breaks lines between words, as wide as the terminal is at that moment, and leaves code alone.
+    """Breaks lines between words at the terminal's current width, except in code.
 
-    A word is held back until it is whole, which is one token in most cases. Characters of scripts without spaces, and
-    emoji, are words of their own; a word that is longer than a line is left to the terminal.
+    A word is held back until it is complete, which is one token in most cases. Characters of scripts without spaces,
+    and
+    emoji, are words of their own; a word that exceeds a line is left to the terminal.
 
     Attributes:
-        column: where the next character goes.
+        column: column of the next character.
     """
 
     def __init__(self, width: Callable[[], int]):
@@ -103,12 +104,12 @@ class Wrapper:
         self.column, self._space, self._has_words, self._is_endless = 0, "", False, False
 
     def push(self, text: str) -> str:
-        """Return the part that can be shown now."""
+        """Add text; return the text that can be shown now."""
         *complete, last = clusters(self._word + text) or [""]
         self._word, output = "", ""
         for cluster in complete:
             output += self._take(cluster)
-        if last and is_space(last):  # what comes next cannot change it
+        if last and is_space(last):  # later text cannot change it
             return output + self._take(last)
         if self._word and begins_word(self._word, last):
             output += self._place()
@@ -119,7 +120,7 @@ class Wrapper:
         return self._place()
 
     def _take(self, cluster: str) -> str:
-        """Add a character (grapheme cluster) and return the text that can be printed now."""
+        """Add a character (grapheme cluster); return the text that can be printed now."""
         if is_space(cluster):
             output = self._place()
             self._is_endless = False
@@ -144,19 +145,19 @@ class Wrapper:
         if not self._has_words and word.startswith("```"):
             self._in_code = not self._in_code
         self._has_words = True
-        if self.column > width:  # the terminal has become narrower, or has broken a long word
+        if self.column > width:  # the terminal became narrower, or broke a long word
             self.column %= width
         if self.column and not self._in_code and not self._is_endless and self.column + gap + size > width:
             self.column = size
             return f"\n{word}"
-        if not self.column and not self._in_code and gap + size > width:  # an indentation that leaves no room
+        if not self.column and not self._in_code and gap + size > width:  # the indentation leaves no room
             gap = max(0, width - size)
             space = " " * gap
         self.column += gap + size
         return space + word
 
     def _gap(self, space: str) -> int:
-        """Return the columns that some space takes from here."""
+        """Return the width in columns of white space at the current column."""
         column = self.column
         for character in space:
             column = column // 8 * 8 + 8 if character == "\t" else column + cells(character)
@@ -178,7 +179,7 @@ def is_wide(character: str) -> bool:
 
 
 def cells(text: str) -> int:
-    """Return the columns that a text without control characters takes."""
+    """Return the width in columns of a text without control characters."""
     if text.isascii():
         return len(text)
     from wcwidth import wcswidth
@@ -198,7 +199,7 @@ def clusters(text: str) -> list[str]:
 
 
 def joins(cluster: str, character: str) -> bool:
-    """Return whether the character is shown as a part of the cluster before it."""
+    """Return whether a character is displayed as part of the preceding cluster."""
     if character.isascii() or cluster == "\n":
         return False
     if cluster.endswith(JOINER) or TONES[0] <= character <= TONES[1]:
@@ -209,9 +210,9 @@ def joins(cluster: str, character: str) -> bool:
 
 
 class Markdown:
-    """A renderer of Markdown by rich, block by block: the last block is drawn again whenever it grows.
+    """A renderer of Markdown with rich, block by block; the last block is redrawn whenever it grows.
 
-    If a block is higher than the screen, lines that have scrolled off stay as they are.
+    If a block is higher than the screen, lines that have scrolled off stay unchanged.
     """
 
     def __init__(self) -> None:
@@ -251,7 +252,7 @@ class Markdown:
 
     def _draw(self, block: str, is_whole: bool = False) -> None:
         """Draw a block over its earlier, partial version."""
-        self._console.size = terminal.size_of(sys.stdout)  # rich believes COLUMNS, which may be older than the window
+        self._console.size = terminal.size_of(sys.stdout)  # rich uses COLUMNS, which may be outdated
         lines = self._lines(block)
         fixed = len(lines) if is_whole else max(self._lines_done, len(lines) - (self._console.height - 2))
         output = f"\r\x1b[{self._live}A\x1b[J" if self._live else ""
@@ -288,11 +289,11 @@ def blocks(text: str) -> list[str]:
     return texts
 
 
-# ---- only a code block
+# ---- code blocks only
 
 
 class FirstBlock:
-    """A Page that shows the first code block, and ends the answer after it."""
+    """A Page that shows the first code block, and stops the answer after it."""
 
     def __init__(self, answer: "Generation"):
         from localllm.services.search.code_blocks import BlockReader  # seldom needed
@@ -309,7 +310,7 @@ class FirstBlock:
             self._answer.stop()
 
     def _show(self, code: str) -> None:
-        """Show all but the last line break, which `end` writes."""
+        """Show all except the final line break, which `end` writes."""
         code = self._held + code
         self._held = "\n" if code.endswith("\n") else ""
         if shown_code := code.removesuffix("\n"):
@@ -328,7 +329,7 @@ class FirstBlock:
 
 
 class LastBlock:
-    """A Page that shows the last code block when the answer has ended."""
+    """A Page that shows the last code block after the end of the answer."""
 
     def __init__(self) -> None:
         self._page, self._text = page(), ""
@@ -342,7 +343,7 @@ class LastBlock:
 
 
 def make_code_page(answer: "Generation", last: bool) -> Page:
-    """Make the renderer of --extract, or of --extract-last."""
+    """Create the renderer of --extract or --extract-last."""
     return LastBlock() if last else FirstBlock(answer)
 
 

@@ -1,4 +1,4 @@
-"""Tool calls of an answer: each is shown, confirmed and run, and its result goes to the model."""
+"""Tool calls of an answer: show, confirm and run each, and return its result to the model."""
 
 import json
 import sys
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from localllm.text.messages import Message
 
 REFUSED = "error: the user does not allow this call"
-ASKED, ALWAYS, NAMED, NO = "asked", "always", "yes", "no"  # how a call was allowed
+ASKED, ALWAYS, NAMED, NO = "asked", "always", "yes", "no"  # how a call was permitted
 
 
 class ToolCalls:
-    """Runs the tools that a model calls, if the user allows it.
+    """Runs the tools that a model calls, if the user permits it.
 
     Attributes:
         box: the tools.
@@ -51,9 +51,11 @@ class ToolCalls:
         if silent := [name for name in box.names if name not in yes]:
             keyboard = Keyboard.open()
             if keyboard is None and len(silent) == len(box.names):
-                raise UsageError(f"no terminal to ask for consent; allow the calls with --yes {','.join(silent)}")
+                raise UsageError(
+                    f"there is no terminal to ask for consent: allow the calls with --yes {','.join(silent)}"
+                )
             if keyboard is None:
-                say(f"localllm: no terminal to ask for consent, so these tools are not offered: {', '.join(silent)}")
+                say(f"localllm: there is no terminal to ask for consent: tools not offered: {', '.join(silent)}")
                 box.limit_to(yes)
             else:
                 stack.callback(keyboard.close)
@@ -66,7 +68,7 @@ class ToolCalls:
         return replace(options, tools=self.box.use)
 
     def refresh(self, options: "GenerationOptions") -> "GenerationOptions":
-        """Return the options with the tools that there are now. Raises LocalllmError."""
+        """Return the options with the current tools. Raises LocalllmError."""
         self.box.refresh()
         return replace(options, tools=self.box.use)
 
@@ -75,13 +77,13 @@ class ToolCalls:
             self._transcript.add({**message, **fields})
 
     def note_question(self, messages: "Sequence[Message]") -> None:
-        """Start a new question, with a fresh count of steps."""
+        """Start a new question, with the step count reset."""
         self._steps = 0
         for message in messages:
             self.note(message)
 
     def results(self, calls: "Sequence[ToolCall]") -> "list[Message]":
-        """Run the calls of an answer and return their results. Raises LocalllmError after too many steps."""
+        """Run the calls of an answer; return their results. Raises LocalllmError after too many steps."""
         self._steps += 1
         if self._steps > self._most:
             raise LocalllmError(f"the model called tools {self._most} times without answering; raise --max-steps")
@@ -98,13 +100,13 @@ class ToolCalls:
         return message
 
     def _ask_permission(self, call: "ToolCall") -> str:
-        """Ask the user for permission and return the answer."""
+        """Ask the user for permission; return the answer."""
         arguments = {} if call.arguments is None else call.arguments
         call_text = f"{call.name} {json.dumps(arguments, ensure_ascii=False)}"
         if call.name in self._yes or call.name in self._always or call.name not in self.box.names:
             say(f"localllm: tool: {call_text}")
             return NAMED if call.name in self._yes else ALWAYS
-        self._keyboard = self._keyboard or Keyboard.open()  # none is open for a tool that came later
+        self._keyboard = self._keyboard or Keyboard.open()  # none is open yet if the tool was added later
         if self._keyboard is None:
             return NO
         answer = self._keyboard.ask(f"tool: {call_text}\nallow it? [y]es, [n]o, [a]lways {call.name}: ")
@@ -121,14 +123,14 @@ def tell(outcome: Outcome) -> None:
 
 
 class Keyboard:
-    """The terminal itself, to ask the user even when stdin and stderr are redirected."""
+    """The terminal itself, to ask the user even if stdin and stderr are redirected."""
 
     def __init__(self, keys: TextIO, screen: TextIO):
         self._keys, self._screen = keys, screen
 
     @classmethod
     def open(cls) -> "Keyboard | None":
-        """Open the terminal for questions; None if there is none."""
+        """Open the terminal for questions; return None without one."""
         with ExitStack() as stack:
             try:
                 keys = stack.enter_context(open(KEYS, encoding="utf-8", errors="replace"))
@@ -164,7 +166,7 @@ def answer_with_tools(
     silent: bool = False,
     thoughts: bool = True,
 ) -> "tuple[Generation, list[Message], bool]":
-    """Run all tool calls; return the final answer, the messages before it, and whether Ctrl-C cut it short.
+    """Run all tool calls; return the final answer, the messages before it, and whether Ctrl-C interrupted it.
 
     If stdout is not a terminal, it gets only the final answer, not the text before calls.
     """

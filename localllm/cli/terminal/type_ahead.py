@@ -1,6 +1,6 @@
-"""Keys typed while the model answers: not shown, and kept for the next prompt.
+"""Keys typed while the model answers: hide them, and keep them for the next prompt.
 
-Only Ctrl-C, which discards what was typed before it, as in a shell, and Ctrl-Z take effect.
+Only Ctrl-C, which discards keys typed before it, as in a shell, and Ctrl-Z take effect.
 """
 
 import sys
@@ -10,14 +10,17 @@ from contextlib import contextmanager, suppress
 from localllm.cli.terminal.output import is_dumb, is_terminal
 from localllm.system.terminal import raw_keys
 
-PASTES, NO_PASTES = "\x1b[?2004h", "\x1b[?2004l"  # the terminal marks what is pasted (xterm's bracketed paste)
+PASTES, NO_PASTES = (
+    "\x1b[?2004h",
+    "\x1b[?2004l",
+)  # switch bracketed paste on and off (xterm): the terminal marks pasted text
 
 _is_held = False  # whether keys are held back
 
 
 @contextmanager
 def type_ahead() -> Iterator[None]:
-    """Hold back keys within the block; a pasted text of several lines stays one text. A block within does nothing."""
+    """Hold back keys within the block; pasted text of several lines stays one input. Nested blocks do nothing."""
     global _is_held
     if _is_held:
         yield
