@@ -1,7 +1,9 @@
-"""Chat templates for files without one, under llama.cpp's names for them.
+"""Chat templates for files without one, under llama.cpp's names.
 
-Most of them have a format for the messages of each role: {text} is the content, {trimmed} the content without white
-space around it, {role} the role. Source: llm_chat_apply_template in llama.cpp's src/llama-chat.cpp (for "plain": none).
+Most of them have a format for the messages of each role: {text} is the content, {trimmed} the content without
+surrounding white space, {role} the role. Source: llm_chat_apply_template in llama.cpp's src/llama-chat.cpp (for
+"plain":
+none).
 """
 
 import re
@@ -9,7 +11,7 @@ from collections.abc import Mapping
 
 from localllm.errors import UsageError
 
-# The text of a message: its content, or the joined texts of its parts.
+# The text of a message: its content, or its joined parts.
 _MACRO = (
     "{% macro said(message) %}{% if message.content is string %}{{ message.content }}"
     "{% else %}{% for part in message.content or [] %}{{ part.text }}{% endfor %}{% endif %}{% endmacro %}"
@@ -18,7 +20,10 @@ _EXPRESSIONS = {"{text}": "said(message)", "{trimmed}": "said(message).strip()",
 
 
 def _format_jinja(layout: str) -> str:
-    """Make Jinja code that writes a format. Line breaks go into string literals, where Jinja does not trim them."""
+    """Create Jinja code that writes a format.
+
+    Line breaks go into string literals, where Jinja does not trim them.
+    """
     parts = [part for part in re.split(r"(\{text\}|\{trimmed\}|\{role\})", layout) if part]
     return "".join(f"{{{{ {_EXPRESSIONS.get(part) or _string(part)} }}}}" for part in parts)
 
@@ -30,9 +35,9 @@ def _string(text: str) -> str:
 def _template(
     prompt: str, others: str = "", roles: Mapping[str, str] | None = None, begin: str = "", before: str = ""
 ) -> str:
-    """Make a template.
+    """Create a template.
 
-    roles: formats by role.  others: format of all other roles.  prompt: text that begins an answer.
+    roles: formats by role.  others: format of all other roles.  prompt: beginning of an answer.
     begin: text before the conversation.  before: Jinja code before every message.
     """
     formats = "".join(
@@ -50,7 +55,7 @@ def _three(prompt: str, system: str, user: str, assistant: str, begin: str = "")
 
 
 def _instructions(begin: str, again: str, system: str, user: str, assistant: str) -> str:
-    """Make a template of Llama 2's or Mistral's kind: an instruction block before every answer."""
+    """Create a template like Llama 2's or Mistral's, with an instruction block before every answer."""
     answered = "loop.previtem.role not in ('system', 'user')"
     before = f"{{% if loop.first %}}{_format_jinja(begin)}{{% elif {answered} %}}{_format_jinja(again)}{{% endif %}}"
     return _template("", assistant, {"system": system, "user": user}, before=before)
@@ -61,7 +66,7 @@ def _llama2(system: str, content: str = "{text}", again: str = "[INST] ") -> str
 
 
 def _folding(prompt: str, user: str, assistant: str, content: str = "{text}") -> str:
-    """Make a template that writes the texts of system messages before that of the next user message."""
+    """Create a template that writes the content of system messages before the next user message."""
     keep = f"{{% set kept.text = kept.text ~ {_EXPRESSIONS[content]} %}}"
     give = "{{ kept.text ~ ('\\n\\n' if kept.text else '') }}{% set kept.text = '' %}"
     head, tail = user.split(content)
@@ -173,7 +178,7 @@ BUILTIN_TEMPLATES: dict[str, str] = {
 
 
 def choose_template(choice: str) -> str:
-    """Return a template's Jinja source by its built-in name, or `choice` itself if it is Jinja. Raises UsageError."""
+    """Return the Jinja source of a built-in template, or `choice` itself if it is Jinja. Raises UsageError."""
     if choice in BUILTIN_TEMPLATES:
         return BUILTIN_TEMPLATES[choice]
     if "{%" in choice or "{{" in choice:

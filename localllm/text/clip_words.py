@@ -1,7 +1,8 @@
-"""CLIP's tokenizer: lower case, byte-level BPE; the last piece of each word ends with "</w>".
+"""CLIP's tokenizer: lower case, byte-level BPE; the last subword of each word ends with "</w>".
 
-Merges are the file's `tokenizer.ggml.merges`. Files of clip.cpp have none: their tokens are in the order of merges, and
-a token's merge joins the two pieces that earlier merges make from its characters.
+Merges are the file's `tokenizer.ggml.merges`. Files of clip.cpp have none: their tokens are in merge order, and a
+token's
+merge joins the two subwords into which earlier merges combine its characters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,11 @@ WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 
 
 class ClipWords:
-    """The CLIP tokenizer of a file. Attributes: pieces: the text of every token."""
+    """The CLIP tokenizer of a file.
+
+    Attributes:
+        pieces: the text of every token.
+    """
 
     def __init__(self, metadata: Mapping[str, object], path: str = ""):
         """Read the vocabulary. Raises ModelError if it is not CLIP's."""
@@ -27,11 +32,11 @@ class ClipWords:
         self.pieces = keys.strings("tokens")
         ids = {piece: number for number, piece in enumerate(self.pieces)}
         if len(ids) < len(self.pieces) or START not in ids or END not in ids:
-            raise keys.error(f"tokenizer.ggml.tokens: no vocabulary with {START} and {END}, each piece once")
+            raise keys.error(f"tokenizer.ggml.tokens must be distinct and contain {START} and {END}")
         merges = keys.strings("merges") if keys.has("merges") else None
         pairs = derive_merges(self.pieces) if merges is None else [split(keys, each) for each in merges]
         if any(part not in ids for pair in pairs for part in (*pair, "".join(pair))):
-            raise keys.error("tokenizer.ggml.merges: a merge of pieces that are not tokens")
+            raise keys.error("tokenizer.ggml.merges: every merge must join two tokens into a token")
         self._start, self._end, self._tokenizer = ids[START], ids[END], build_bpe(ids, pairs)
 
     def encode(self, text: str) -> list[int]:
@@ -40,15 +45,15 @@ class ClipWords:
 
 
 def split(keys: Checked, merge: str) -> tuple[str, str]:
-    """Split a merge into its two pieces. Raises ModelError."""
+    """Split a merge into its two subwords. Raises ModelError."""
     left, _, right = merge.partition(" ")
     if not left or not right:
-        raise keys.error("tokenizer.ggml.merges: a merge that is not two pieces")
+        raise keys.error("tokenizer.ggml.merges: a merge must be two tokens separated by a space, not {merge[:40]!r}")
     return left, right
 
 
 def derive_merges(pieces: Sequence[str]) -> list[tuple[str, str]]:
-    """Derive the merges of tokens that are in merge order. Raises ModelError if they are not."""
+    """Derive the merges of tokens in merge order. Raises ModelError for another order."""
     ranks, merges = dict[str, float](), list[tuple[str, str]]()
     for piece in pieces:
         symbols = split_symbols(piece)
@@ -56,7 +61,7 @@ def derive_merges(pieces: Sequence[str]) -> list[tuple[str, str]]:
             continue
         left, *rest = merge(symbols, ranks, " ")
         if len(rest) != 1:
-            raise ModelError(f"tokenizer.ggml.tokens: no merge makes {piece[:40]!r} from earlier tokens")
+            raise ModelError(f"tokenizer.ggml.tokens: no merge of earlier tokens yields {piece[:40]!r}")
         ranks[f"{left} {rest[0]}"] = len(ranks)
         merges.append((left, rest[0]))
     return merges

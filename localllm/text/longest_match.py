@@ -1,12 +1,12 @@
-r"""Tokenizers that take the longest matching piece, from left to right: BERT's WordPiece, and RWKV's World.
+r"""Greedy longest-match tokenizers: BERT's WordPiece, and RWKV's World.
 
-WordPiece (Devlin et al. 2018) normalizes texts first: control characters and accents are removed, letters become lower
+WordPiece (Devlin et al. 2018) normalizes text first: control characters and accents are removed, letters become lower
 case; white space, punctuation and Chinese characters end words. As in the models' own tokenizers, a word that cannot be
-split into pieces becomes one unknown token as a whole, and so does one that is too long. Source:
+split into subwords, or is too long, becomes a single unknown token. Source:
 https://github.com/google-research/bert/blob/master/tokenization.py
 
-RWKV's pieces are of the UTF-8 bytes of the whole text. Files write a piece with the escapes of Python's bytes: \n, \x8f
-and the like, and a backslash before a backslash or quote.
+RWKV matches the UTF-8 bytes of the whole text. Files write a token with the escapes of Python's bytes literals: \n,
+\x8f and so on, and a backslash before a backslash or quote.
 """
 
 import re
@@ -18,7 +18,7 @@ from localllm.text.subwords import Subwords, lengths_by_start
 from localllm.text.token_types import NORMAL
 from localllm.text.vocabulary import Vocabulary
 
-LONGEST = 100  # characters of a word
+LONGEST = 100  # maximum characters of a word
 SPACE = re.compile("[\t\n\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")
 CHINESE = re.compile(
     "([一-\u9fff㐀-䶿\U00020000-\U0002a6df\U0002a700-\U0002b81f\U0002b920-\U0002ceaf\uf900-\ufaff\U0002f800-\U0002fa1f])"
@@ -28,7 +28,7 @@ ASCII_PUNCTUATION = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 
 
 class WordPiece(Subwords):
-    """A WordPiece tokenizer. Pieces that begin words have "▁" before them."""
+    """A WordPiece tokenizer; tokens that begin a word have the prefix "▁"."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
@@ -60,7 +60,7 @@ class WordPiece(Subwords):
     def _normalize(self, piece: str) -> str:
         if self._strips:
             piece = "".join(character for character in normalize("NFD", piece) if category(character) != "Mn")
-        # Each alone: str.lower() writes a final sigma as ς.
+        # Character by character, since str.lower() writes a final sigma as ς.
         return "".join([character.lower() for character in piece]) if self._lower else piece
 
     def _pieces(self, word: str) -> list[int]:
@@ -78,12 +78,12 @@ class WordPiece(Subwords):
 
 
 def is_control(character: str) -> bool:
-    """Return whether a character is dropped: control, format, private use and unassigned ones."""
+    """Return whether a character is dropped: control, format, private use and unassigned characters."""
     return character in ("\0", "\ufffd") or (category(character) in ("Cc", "Cf", "Co") and character not in "\t\n\r")
 
 
 def is_punctuation(character: str) -> bool:
-    """Return whether a character is a word by itself."""
+    """Return whether a character is a word of its own."""
     return character in ASCII_PUNCTUATION or category(character)[0] == "P"
 
 
@@ -92,7 +92,7 @@ _NAMED = {"t": b"\t", "n": b"\n", "r": b"\r"}
 
 
 def unescape(piece: str) -> bytes:
-    """Decode the bytes of a piece."""
+    """Decode the bytes of a token."""
     data, end = b"", 0
     for escape in _ESCAPED.finditer(piece):
         data += piece[end : escape.start()].encode(errors="replace")
@@ -105,7 +105,7 @@ class RwkvVocab(Subwords):
     """RWKV's tokenizer."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        """Build the table of pieces. Raises ModelError if there is no token for one of the 256 bytes."""
+        """Build the table of tokens. Raises ModelError if one of the 256 bytes has no token."""
         super().__init__(vocabulary)
         kinds = vocabulary.types
         tokens = [token for token in vocabulary.ids.values() if kinds[token] == NORMAL]
@@ -114,7 +114,7 @@ class RwkvVocab(Subwords):
         self._lengths = lengths_by_start(self._ids, 2)
         if missing := [byte for byte in range(256) if bytes([byte]) not in self._ids]:
             more_bytes = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise ModelError(f"tokenizer.ggml.tokens: the byte {missing[0]:#04x}{more_bytes} is missing")
+            raise ModelError(f"tokenizer.ggml.tokens must contain every byte, but lacks {missing[0]:#04x}{more_bytes}")
 
     def _tokens(self, word: str) -> list[int]:
         data, ids, at = word.encode(), self._ids, 0

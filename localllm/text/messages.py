@@ -1,4 +1,4 @@
-"""Check conversations from programs and files, and rearrange them for templates that allow less.
+"""Validate conversations from programs and files, and rearrange them for restrictive templates.
 
 Some templates allow only one system message, or only alternating roles. No text is duplicated or lost: system messages
 are merged into the leading one or into a user's message, and consecutive messages of one role into one message.
@@ -12,7 +12,7 @@ from localllm.errors import UsageError
 
 Message = dict[str, Any]  # {"role": "system", "user" or "assistant", "content": its text}
 
-# What other programs call a role, and what templates call it.
+# Other programs' names of roles, and those of templates.
 ROLES = {
     "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
     "function": "tool",
@@ -22,9 +22,11 @@ ROLES = {
 def validate_messages(messages: Sequence[Message]) -> list[Message]:
     """Validate messages, and convert each content to a string. Raises UsageError.
 
-    A content may be a list of parts as in OpenAI's interface, [{"type": "text", "text": ...}]; their texts are joined
-    by newlines, as in llama.cpp. A missing content becomes "", an assistant's None, because templates may treat None
-    and "" differently. Roles and calls of OpenAI's older interfaces are converted to the current ones.
+    A content may be a list of parts as in OpenAI's API, [{"type": "text", "text": ...}]; these are joined by newlines,
+    as
+    in llama.cpp. A missing content becomes "", an assistant's None, because templates may treat None and ""
+    differently.
+    Roles and calls of OpenAI's legacy APIs are converted to the current ones.
     """
     if isinstance(messages, str | bytes | Mapping):
         raise UsageError(f"messages must be a list of messages, not {type(messages).__name__}")
@@ -42,14 +44,14 @@ def _check(message: object) -> Message:
         return modern
     if isinstance(content, list):
         return {**modern, "content": "\n".join(map(_text_of_part, content))}
-    raise UsageError(f"the content of a message must be a text, not {type(content).__name__}")
+    raise UsageError(f"the content of a message must be a string, not {type(content).__name__}")
 
 
 def modernize(message: Message) -> Message:
-    """Convert roles and fields of OpenAI's older interfaces to the current ones.
+    """Convert roles and fields of OpenAI's legacy APIs to the current ones.
 
-    `function_call` becomes the only entry of tool_calls, and `refusal` the content if there is none. A function's
-    result names its call: both get an id that is derived from the function's name.
+    `function_call` becomes the only entry of tool_calls, and `refusal` the content if that is empty. A function's
+    result names its call: both get an id derived from the function's name.
     """
     role = message.get("role")
     fields = {key: value for key, value in message.items() if key not in ("function_call", "refusal")}
@@ -65,33 +67,33 @@ def modernize(message: Message) -> Message:
 
 
 def short_id(text: str) -> str:
-    """Derive a call id of nine letters and digits, which some templates demand, from a text."""
+    """Derive a call id of nine letters and digits, which some templates require, from a string."""
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:9]
 
 
 def _text_of_part(part: object) -> str:
-    """Return the text of one part of a content. Raises UsageError."""
+    """Return the text of a content part. Raises UsageError."""
     if isinstance(part, str):
         return part
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-        raise UsageError('a part of a content must be {"type": "text", "text": ...}' + f", not {part!r}"[:100])
+        raise UsageError('a content part must be {"type": "text", "text": ...}' + f", not {part!r}"[:100])
     if part["type"] not in ("text", "refusal"):
-        raise UsageError(f"a part of a content is of type {part['type'][:40]!r}: only text is supported")
+        raise UsageError(f"a content part must be of type text, not {part['type'][:40]!r}")
     text = part.get(part["type"])
     if not isinstance(text, str):
-        raise UsageError(f"a part of type {part['type']!r} must have a text, not {text!r}"[:100])
+        raise UsageError(f"a content part of type {part['type']!r} must have a string as its text, not {text!r}"[:100])
     return text
 
 
 BETWEEN, LAST = "between", "last"  # positions of a system message after the leading ones
-ALONE, ANSWERED = "alone", "answered"  # conversations of system messages only, and with an answer as the last message
-NO_ANSWER = " "  # content of an inserted answer: Ministral's template refuses an empty one
+ALONE, ANSWERED = "alone", "answered"  # conversations with only system messages, and with an answer at the end
+NO_ANSWER = " "  # content of an inserted answer, since Ministral's template refuses an empty one
 
 KeepsSystem = Callable[[int, str], bool]
 
 
 def arrangements(messages: Sequence[Message], keeps_system: KeepsSystem) -> Iterator[Sequence[Message]]:
-    """Yield arrangements of a conversation, the closest to the original first.
+    """Yield arrangements of a conversation, closest to the original first.
 
     keeps_system: see ChatTemplate.keeps_system.
     """
@@ -110,7 +112,7 @@ def arrangements(messages: Sequence[Message], keeps_system: KeepsSystem) -> Iter
 
 
 def system_probe(at_head: int, later: str) -> tuple[list[Message], list[str]]:
-    """Return a conversation with system messages at the given positions, and their contents, which are unique."""
+    """Return a conversation with system messages at the given positions, and their unique contents."""
     texts_of_marks = {"user": "Hi", "assistant": "Hello"}
     following = {"": [], BETWEEN: ["assistant", "system", "user"], LAST: ["system"], ANSWERED: ["assistant"]}
     roles = ["system"] * at_head + (["user", *following[later]] if later != ALONE else [])
@@ -120,7 +122,7 @@ def system_probe(at_head: int, later: str) -> tuple[list[Message], list[str]]:
 
 
 def place_systems(messages: Sequence[Message], keeps_system: KeepsSystem) -> Sequence[Message]:
-    """Return the conversation with system messages only where the template keeps them."""
+    """Return the conversation with system messages only at positions where the template keeps them."""
     count = count_head(messages)
     head, turns = list(messages[:count]), list(messages[count:])
     if not count and not any(is_system(message) for message in turns):
@@ -147,19 +149,19 @@ def lead_systems(messages: Sequence[Message]) -> list[Message]:
 
 
 def move_systems_to_latest(head: Sequence[Message], turns: Sequence[Message]) -> list[Message]:
-    """Return a conversation with the system texts in its last user message, where Mistral's templates put them.
+    """Move the system messages into the last user message, as Mistral's templates do.
 
-    The templates themselves do so only if a user message is the last one. After an answer or a result, they drop the
-    system texts.
+    The templates themselves do so only if a user message is the last one. After an answer or a result, they drop system
+    messages.
     """
-    place = next((place for place in reversed(range(len(turns))) if turns[place]["role"] == "user"), None)
-    if place is None:
+    index = next((index for index in reversed(range(len(turns))) if turns[index]["role"] == "user"), None)
+    if index is None:
         return [{**join_messages(head), "role": "user"}, *turns]
-    return [*turns[:place], with_texts(turns[place], before=texts(head)), *turns[place + 1 :]]
+    return [*turns[:index], with_texts(turns[index], before=texts(head)), *turns[index + 1 :]]
 
 
 def without_systems(messages: Sequence[Message]) -> list[Message]:
-    """Return the conversation with all system texts moved into user messages."""
+    """Move all system messages into user messages."""
     leading, moved = move_to_users(messages)
     for text in reversed(leading):
         place = next((place for place, message in enumerate(moved) if message["role"] == "user"), None)
@@ -171,15 +173,15 @@ def without_systems(messages: Sequence[Message]) -> list[Message]:
 
 
 def ensure_user(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return the conversation; one without user messages gets its system texts as a user message."""
+    """Convert the system messages of a conversation without user messages to one."""
     return messages if any(message["role"] == "user" for message in messages) else without_systems(messages)
 
 
 def move_to_users(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
-    """Move system texts into user messages; return the system messages left over, and all others.
+    """Move system messages into user messages; return the remaining system messages, and all others.
 
-    A text goes into the user message that follows it directly; at the end of the conversation after an answer, it
-    becomes a user message; otherwise it goes into the latest user message before it. Without any it is left over.
+    A system message goes into the user message directly after it. After an answer at the end of the conversation, it
+    becomes a user message. Otherwise it goes into the latest user message before it. Without any, it remains.
     """
     leading, moved, waiting = list[Message](), list[Message](), list[Message]()
     for place, message in enumerate(messages):
@@ -207,7 +209,7 @@ def fill_contents(messages: Sequence[Message]) -> list[Message]:
 
 
 def split_calls(messages: Sequence[Message]) -> list[Message]:
-    """Return the conversation with one call per message, each before its result, as Llama 3 demands."""
+    """Return the conversation with one call per message, each before its result, as Llama 3 requires."""
     split, place = list[Message](), 0
     while place < len(messages):
         message = messages[place]
@@ -228,7 +230,7 @@ def split_calls(messages: Sequence[Message]) -> list[Message]:
 
 
 def shorten_ids(messages: Sequence[Message]) -> list[Message]:
-    """Return the conversation with call ids of nine letters and digits, as Mistral's templates demand."""
+    """Return the conversation with call ids of nine letters and digits, as Mistral's templates require."""
 
     def short(id: object) -> object:
         return short_id(id) if isinstance(id, str) and not (len(id) == 9 and id.isalnum()) else id
@@ -244,7 +246,7 @@ def shorten_ids(messages: Sequence[Message]) -> list[Message]:
 
 
 def merge_neighbours(messages: Sequence[Message]) -> list[Message]:
-    """Return the conversation with consecutive messages of one role, except tool results, merged into one."""
+    """Merge consecutive messages of one role, except tool results."""
     merged = list[Message]()
     for message in messages:
         if merged and message["role"] == merged[-1]["role"] and message["role"] != "tool":
@@ -258,7 +260,7 @@ def take_turns(messages: Sequence[Message]) -> list[Message]:
     """Return the conversation with alternating roles, beginning with a user.
 
     Empty answers are dropped. An empty user message is inserted before an answer at the beginning, and an empty answer
-    between the result of a call and a user message.
+    between a tool result and a user message.
     """
     kept_messages = [message for message in messages if not is_empty_answer(message) or message is messages[-1]]
     turns = list[Message]()
@@ -287,7 +289,7 @@ def join_messages(messages: Sequence[Message]) -> Message:
 
 
 def join_contents(contents: Sequence[object]) -> str | list[object]:
-    """Join contents, strings or lists of parts: into a string if all are strings, otherwise into a list of parts."""
+    """Join contents, strings or lists of parts; into a string if all are strings, else into a list of parts."""
     strings = [content for content in contents if isinstance(content, str) and content]
     lists = [content for content in contents if isinstance(content, list) and content]
     if not lists:
@@ -306,7 +308,7 @@ def texts(messages: Sequence[Message]) -> list[object]:
 
 
 def count_head(messages: Sequence[Message]) -> int:
-    """Count the system messages before all others."""
+    """Count the leading system messages."""
     return next((place for place, message in enumerate(messages) if not is_system(message)), len(messages))
 
 

@@ -1,15 +1,15 @@
 r"""Split text into words by a pre-tokenizer: one for each value of `tokenizer.ggml.pre`.
 
-A pre-tokenizer is a list of regular expressions (Oniguruma syntax, as in Hugging Face's tokenizer.json files). Each
-splits every piece that the previous ones made: its matches become pieces, and so does the text between them.
+A pre-tokenizer is a list of regular expressions (Oniguruma syntax, as in Hugging Face's tokenizer.json files). Each one
+splits the results of the previous ones into its matches and the text between them.
 
-The expressions are those of the models' own tokenizer.json files where these are known, otherwise llama.cpp's. Both
-give the same words except where llama.cpp does not distinguish upper and lower case: for letters outside ASCII in
-gpt-4o, tekken and similar ones, for all letters in youtu, tiny_aya and kimi-k2; and for tiny_aya's digits before
+The expressions are those of the models' own tokenizer.json files if known, otherwise llama.cpp's. Both give the same
+words except where llama.cpp does not distinguish upper and lower case: for non-ASCII letters in gpt-4o, tekken and
+similar ones, for all letters in youtu, tiny_aya and kimi-k2; and for tiny_aya's digits before
 letters. tests/support/pretokenizer_sources.py has the repository of each tokenizer.
 
-Texts are first normalized to NFC if the model's original tokenizer does so (llama.cpp never does): file names of macOS
-and PDFs often have decomposed characters ("e" and an accent for "é"). Only GGUF files that localllm converted say
+Text is first normalized to NFC if the model's original tokenizer does so (llama.cpp never does), since file names of
+macOS and PDFs often have decomposed characters ("e" and an accent for "é"). Only GGUF files converted by localllm state
 whether to normalize; for others it follows from the pre-tokenizer or the architecture. Source: the tokenizers of
 transformers (qwen2, qwen3_5, cohere, and gpt_neox, which OLMo, MPT, Mamba and ModernBERT use, too).
 """
@@ -27,7 +27,7 @@ from localllm.frozen import frozen
 class Threes:
     """A step that splits runs of digits into threes, counted from the right.
 
-    A regular expression would look at the rest of the run for every three digits, which takes quadratic time.
+    A regular expression would scan the rest of the run for every three digits, which takes quadratic time.
     """
 
     runs: str  # the expression that matches a run
@@ -36,14 +36,14 @@ class Threes:
 
 @frozen
 class PreTokenizer:
-    """A pre-tokenizer, and other properties that llama.cpp derives from its name."""
+    """A pre-tokenizer, and further properties that llama.cpp derives from its name."""
 
     patterns: tuple[str | Threes, ...]
-    ignore_merges: bool = False  # a word that is a token as a whole is that token, whatever the merges say
+    ignore_merges: bool = False  # a word that is a whole token becomes that token, regardless of merges
     adds_bos: bool = False  # the default of tokenizer.ggml.add_bos_token
     marks_spaces: bool = False  # SentencePiece style: "▁" for a space, raw UTF-8 instead of byte-level characters
-    joins_lines: bool = False  # a run of newlines that is a token is that token, whatever the merges say
-    needs_merges: bool = True  # files without merges are broken
+    joins_lines: bool = False  # a run of newlines that is a token becomes that token, regardless of merges
+    needs_merges: bool = True  # reject files without merges
 
 
 _CONTRACTION = r"'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])"
@@ -53,9 +53,9 @@ _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]
 
 
 def _words(digits: str, letters: str = r"[^\r\n\p{L}\p{N}]?\p{L}+", symbols: str = _SYMBOLS + r"[\r\n]*") -> str:
-    """Build the layout of GPT-4's cl100k: contractions, words, digits, symbols, spaces.
+    """Build an expression in the structure of GPT-4's cl100k: contractions, words, digits, symbols, spaces.
 
-    A word has one leading character.
+    A word may have one leading character.
     """
     return rf"{_CONTRACTION}|{letters}|{digits}|{symbols}|{_LINES_AND_SPACES}"
 
@@ -63,7 +63,7 @@ def _words(digits: str, letters: str = r"[^\r\n\p{L}\p{N}]?\p{L}+", symbols: str
 def _cased_words(
     digits: str, ending: str, upper: str = _UPPER, lower: str = _LOWER, symbol_tail: str = r"[\r\n/]*"
 ) -> str:
-    """Build the layout of GPT-4o's o200k: a word also ends between lower and upper case."""
+    """Build an expression in the structure of GPT-4o's o200k: a word also ends between lower and upper case."""
     lead = r"[^\r\n\p{L}\p{N}]?"
     words = rf"{lead}{upper}*{lower}+{ending}|{lead}{upper}+{lower}*{ending}"
     return rf"{words}|{digits}|{_SYMBOLS}{symbol_tail}|{_LINES_AND_SPACES}"
@@ -83,7 +83,7 @@ _NOT_HAN_UPPER, _NOT_HAN_LOWER = rf"[{_UPPER[1:-1]}&&[^\p{{Han}}]]", rf"[{_LOWER
 _KIMI_WORDS = _cased_words(
     r"\p{N}{1,3}", rf"(?:{_CONTRACTION})?", _NOT_HAN_UPPER, _NOT_HAN_LOWER, symbol_tail=r"[\r\n]*"
 )
-# The cased letters as DeepSeek's first tokenizer spells them: no property of Unicode gives the same set.
+# The cased letters as listed in DeepSeek's first tokenizer: no Unicode property gives the same set.
 _CASED = (
     "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdb"
     "ῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
@@ -94,7 +94,7 @@ _YOUTU_SCRIPTS = "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-�
 _SPACES_BY_POWERS_OF_TWO = "|".join(rf"\s{{{2**n}}}(?!\S)" for n in range(9, 1, -1)) + r"|\s{1,2}(?!\S)|\s"
 
 _QWEN35 = _words(r"\p{N}", r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*")
-# The lookbehind keeps the time linear: without it every space of a long run would begin a search for a newline.
+# The lookbehind keeps the time linear: without it, every space of a long run would start a search for a newline.
 _JAIS2 = _LLAMA3.replace(_LINES_AND_SPACES, rf"(?<![^\S\r\n])\s*[\r\n]+|{_SPACES_BY_POWERS_OF_TWO}")
 _BAILING = _QWEN2.replace(r"\s*[\r\n]+", r"\s*[\r\n]")
 _EXAONE_WORDS = r"[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+"
@@ -163,7 +163,7 @@ WINDOW, MARGIN = 1 << 18, 1 << 12  # characters: see `in_windows`
 
 
 def make_splitter(steps: Iterable[str | Threes]) -> Cut:
-    """Make a function that splits a text into words; joined, the words are the text again."""
+    """Create a function that splits a text into words, whose concatenation is the text."""
     cuts: list[Cut] = []
     for _, equal_steps in groupby(steps, type):
         group = list(equal_steps)
@@ -182,7 +182,7 @@ def make_splitter(steps: Iterable[str | Threes]) -> Cut:
 
 
 def _by_expressions(expressions: list[str]) -> Cut:
-    """Make a function that splits by Oniguruma expressions: each match and each text between matches is a word."""
+    """Create a function that splits by Oniguruma expressions, into matches and the text between them."""
     from tokenizers import Regex, pre_tokenizers  # takes 15 ms, and SentencePiece does not need it
 
     splits = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in expressions]
@@ -197,9 +197,10 @@ def _by_expressions(expressions: list[str]) -> Cut:
 def in_windows(cut: Cut, text: str) -> list[str]:
     """Apply `cut` to a text, WINDOW characters at a time.
 
-    Oniguruma fails, and the tokenizers library panics, on a match of some million characters. The words in the last
+    Oniguruma fails, and the tokenizers library panics, on a match of several million characters. The words in the last
     MARGIN characters of a window are dropped, and the next window begins where the kept words end. Only a run of
-    millions of spaces or symbols is cut where its window ends.
+    millions
+    of spaces or symbols is cut at the end of its window.
     """
     window_words: list[str] = []
     at = 0
@@ -212,10 +213,11 @@ def in_windows(cut: Cut, text: str) -> list[str]:
 
 
 def _far_from_end(words: list[str]) -> int:
-    """Return how many words of a window to keep: at least one.
+    """Return how many words of a window to keep, at least one.
 
-    If possible the last one ends with a letter and a space or newline follows: no expression matches across such a
-    position, or looks back from after it.
+    If possible, the last one ends with a letter and is followed by a space or newline: no expression matches across
+    such a
+    position, or looks back over it.
     """
     ends = list(accumulate(map(len, words)))
     count = max(1, bisect_right(ends, WINDOW - MARGIN))
@@ -224,7 +226,7 @@ def _far_from_end(words: list[str]) -> int:
 
 
 def _in_threes(step: Threes) -> Cut:
-    """Make a function that splits runs of digits into threes, counted from the right."""
+    """Create a function that splits runs of digits into threes, counted from the right."""
     runs = _by_expressions([step.runs])
     is_run = str.isdecimal if step.decimal else _is_number
 
@@ -244,12 +246,16 @@ def _threes(digits: str) -> list[str]:
     return [digits[:first], *groups] if first else groups
 
 
-NORMALIZER, COMPOSING, NOTHING = "localllm.normalizer", "nfc", "none"  # a key that localllm writes, and its values
+NORMALIZER, COMPOSING, NOTHING = (
+    "localllm.normalizer",
+    "nfc",
+    "none",
+)  # a metadata key that localllm writes, and its values
 NFC_PRETOKENIZERS = ("qwen2", "qwen35", "deepseek-r1-qwen", "command-r", "olmo", "mpt", "modern-bert")
 NFC_ARCHITECTURES = ("gptneox",)
-GROWTH = 3  # most bytes of a text for each byte of its NFC form
-_MAY_CHANGE = re.compile("[\u0300-\U0010ffff]")  # NFC changes no text of lower characters alone
-_SHORT = 1 << 12  # characters: the standard library takes quadratic time for long runs of marks
+GROWTH = 3  # maximum bytes of a text per byte of its NFC form
+_MAY_CHANGE = re.compile("[\u0300-\U0010ffff]")  # NFC does not change text with only lower characters
+_SHORT = 1 << 12  # characters; the standard library takes quadratic time for long runs of combining marks
 
 
 def uses_nfc(metadata: Mapping[str, object]) -> bool:
@@ -262,7 +268,7 @@ def uses_nfc(metadata: Mapping[str, object]) -> bool:
 
 
 def usually_uses_nfc(pretokenizer: object, architecture: object) -> bool:
-    """Return whether tokenizers with these names apply NFC."""
+    """Return whether tokenizers with this pre-tokenizer or architecture apply NFC."""
     return pretokenizer in NFC_PRETOKENIZERS or architecture in NFC_ARCHITECTURES
 
 

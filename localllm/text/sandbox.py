@@ -1,9 +1,9 @@
 """The sandbox that renders untrusted chat templates with Jinja.
 
-Jinja's immutable sandbox keeps a template away from files, modules and Python's internals, and lets it change nothing.
-template_limits.py stops a template that runs for ever or makes huge values. Functions and filters that no released
+Jinja's immutable sandbox denies a template access to files, modules and Python's internals, and lets it change nothing.
+template_limits.py stops a template that runs forever or creates huge values. Functions and filters that no released
 template uses are removed: lipsum, cycler, joiner, bytes, and filters that lay out text. template_probe.py first renders
-an unknown template in a process of its own, which stops a template that gets around these limits.
+an unknown template in a separate process, which stops a template that circumvents these limits.
 """
 
 import functools
@@ -47,24 +47,26 @@ from localllm.text.template_limits import (
     to_sequence,
 )
 
-SOURCE = 500_000  # characters of a template; released ones have up to 30 000
-BRANCHES = 1000  # of an `if`; Python's parser raises MemoryError for some thousands
+SOURCE = 500_000  # maximum characters of a template; released ones have up to 30 000
+BRANCHES = 1000  # maximum branches of an `if`; Python's parser raises MemoryError for several thousand
 
 _NOT_HERE = ("center", "filesizeformat", "pprint", "random", "slice", "striptags", "urlize", "wordcount", "wordwrap",
              "xmlattr")  # fmt: skip
 
 
 class RefusalError(TemplateError):
-    """The template called raise_exception: it does not support this conversation."""
+    """The template called raise_exception, since it does not support this conversation."""
 
 
 def compile_template(source: str, strict: bool = False) -> Template:
-    """Compile a template with guards; strict: an undefined variable raises an error instead of being empty.
+    """Compile a template with guards.
 
-    Raises LimitError, and the errors of Jinja and Python for invalid source.
+    strict: raise an error for an undefined variable instead of rendering nothing. Raises LimitError, and the errors of
+    Jinja
+    and Python for invalid source.
     """
     if len(source) > SOURCE:
-        raise LimitError(f"{len(source)} characters are over {SOURCE}")
+        raise LimitError(f"it has {len(source)} characters, but the limit is {SOURCE}")
     begin()
     environment = _Environment()
     environment.undefined = StrictUndefined if strict else Undefined
@@ -74,7 +76,7 @@ def compile_template(source: str, strict: bool = False) -> Template:
 def render_template(template: Template, variables: dict[str, object]) -> str:
     """Render a template.
 
-    Raises RefusalError, LimitError, and anything that the code in a template can raise.
+    Raises RefusalError, LimitError, and any error that the code in a template can raise.
     """
     begin()
     pieces, length = [], 0
@@ -82,12 +84,12 @@ def render_template(template: Template, variables: dict[str, object]) -> str:
         pieces.append(piece)
         length += len(piece)
         if length > LENGTH:
-            raise LimitError(f"the output is over {LENGTH} characters")
+            raise LimitError(f"the output exceeds {LENGTH} characters")
     return "".join(pieces)
 
 
 class _Extension(Extension):
-    """A Jinja extension: the functions that guards call, and Hugging Face's {% generation %} tag, without effect."""
+    """A Jinja extension with the functions that guards call, and Hugging Face's {% generation %} tag (ignored)."""
 
     identifier = "guards"
     tags = {"generation"}  # noqa: RUF012 (Jinja's interface)
@@ -97,7 +99,7 @@ class _Extension(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     def tick(self, length: int) -> str:
-        """Count an iteration of a loop or a call of a macro whose own texts have `length` characters."""
+        """Count an iteration of a loop, or a call of a macro, whose own text has `length` characters."""
         tick(length)
         return ""
 
@@ -107,13 +109,13 @@ class _Extension(Extension):
         return True
 
     def concat(self, *parts: object) -> str:
-        """Apply the operator ~, which Jinja does not let an environment intercept."""
+        """Apply the operator ~, which a Jinja environment cannot intercept."""
         text = "".join([as_text(part) for part in parts])
         require_limited(text)
         return text
 
     def check_slice(self, value: object) -> object:
-        """Check a slice of a text or list: Jinja's environment cannot intercept slices."""
+        """Check a slice of a string or list, which a Jinja environment cannot intercept."""
         return require_limited(value)
 
     def check_literal(self, value: object) -> object:
@@ -122,7 +124,7 @@ class _Extension(Extension):
 
 
 class _Guards(NodeTransformer):
-    """A transformer that puts calls of `tick`, `concat` and `check_literal` into a template's syntax tree."""
+    """Inserts calls of `tick`, `concat` and `check_literal` into a template's syntax tree."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
         self.generic_visit(node)
@@ -138,7 +140,7 @@ class _Guards(NodeTransformer):
 
     def visit_If(self, node: nodes.If) -> nodes.If:  # noqa: N802
         if len(node.elif_) >= BRANCHES:
-            raise LimitError(f"an if has over {BRANCHES} branches")
+            raise LimitError(f"an `if` has more than {BRANCHES} branches")
         self.generic_visit(node)
         return node
 
@@ -164,7 +166,7 @@ class _Guards(NodeTransformer):
 
 
 def _make_tick(node: nodes.For | nodes.Macro) -> nodes.Output:
-    """Make a call of `tick` for an iteration of a loop or a call of a macro."""
+    """Create a call of `tick` for an iteration of a loop or a call of a macro."""
     size = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
     size += sum(len(text.value) for text in node.find_all(nodes.Const) if isinstance(text.value, str))
     tick = _guard("tick", [nodes.Const(size, lineno=node.lineno)], node.lineno)
@@ -172,20 +174,20 @@ def _make_tick(node: nodes.For | nodes.Macro) -> nodes.Output:
 
 
 def _guard(name: str, arguments: list[nodes.Expr], line: int) -> nodes.Call:
-    """Make a call of a method of _Extension."""
+    """Create a call of a method of _Extension."""
     function = nodes.ExtensionAttribute(_Extension.identifier, name, lineno=line)
     return nodes.Call(function, arguments, [], None, None, lineno=line)
 
 
 class _Namespace(Namespace):
-    """A namespace object that does not print its values, so its content is not counted."""
+    """A namespace object that does not print its values, so that its content is not counted."""
 
     def __repr__(self) -> str:
         return "<namespace>"
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Hugging Face's `apply_chat_template` environment, with a limit for each operation."""
+    """Hugging Face's `apply_chat_template` environment, with a limit on each operation."""
 
     intercepted_binops = frozenset(["*", "**", "+", "%"])
 
@@ -223,9 +225,9 @@ class _Environment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> object:
         if operator in "**" and bits(left) and bits(right):
             if (bits(left) + bits(right) if operator == "*" else bits(left) * min(abs(right), BITS)) > BITS:
-                raise LimitError(f"a number is over {BITS} bits long")
+                raise LimitError(f"a number exceeds {BITS} bits")
         elif operator == "*" and repetitions(left) * repetitions(right) > LENGTH:
-            raise LimitError(f"a value is over {LENGTH} characters long")
+            raise LimitError(f"a value exceeds {LENGTH} characters")
         elif operator == "%" and isinstance(left, str):
             check_layout(left)
             values = right.values() if isinstance(right, dict) else right if isinstance(right, tuple) else (right,)
@@ -234,7 +236,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 def _count_test(test: Callable[..., object]) -> Callable[..., object]:
-    """Wrap a Jinja test so that each call counts: select() may test many items and yield none."""
+    """Wrap a Jinja test so that each call counts, since select() may test many items and yield none."""
 
     @functools.wraps(test)
     def ticked(*arguments: object, **named: object) -> object:
@@ -245,14 +247,14 @@ def _count_test(test: Callable[..., object]) -> Callable[..., object]:
 
 
 def _finalize(value: object) -> object:
-    """Convert an expression's value to the text that is written to the output."""
+    """Convert an expression's value to the text to output."""
     text = as_text(value)
     tick(len(text))
     return text
 
 
 def _limit_filter(name: str, function: Callable[..., object]) -> Callable[..., object]:
-    """Wrap a filter with limits. Some filters get Jinja's context or environment as their first argument."""
+    """Wrap a filter with limits; some filters get Jinja's context or environment as their first argument."""
     first = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @functools.wraps(function)
@@ -262,7 +264,7 @@ def _limit_filter(name: str, function: Callable[..., object]) -> Callable[..., o
         own_arguments = arguments[first:]
         value, other_arguments = own_arguments[0] if own_arguments else None, (*own_arguments[1:], *named.values())
         if any(isinstance(number, int) and abs(number) > WIDTH for number in other_arguments):
-            raise LimitError(f"a number for the filter {name} is over {WIDTH}")
+            raise LimitError(f"an argument of the filter {name} exceeds {WIDTH}")
         tick()
         check_parts(own_arguments)
         if isinstance(value, str):
@@ -292,7 +294,7 @@ def _raise_exception(message: str) -> NoReturn:
 
 def _strftime_now(layout: str) -> str:
     if len(layout) > WIDTH:
-        raise LimitError(f"a layout of a time is over {WIDTH} characters")
+        raise LimitError(f"the format of strftime_now exceeds {WIDTH} characters")
     check_layout(layout)
     return datetime.now().strftime(layout)
 
@@ -304,17 +306,17 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Encode as JSON like Hugging Face's tojson: unlike Jinja's, it does not escape <, > and &.
+    """Encode as JSON like Hugging Face's tojson, which, unlike Jinja's, does not escape <, > and &.
 
     BREAK is not escaped either: Tokenizer.encode_rendered removes it.
     """
     if (len(indent) if isinstance(indent, str) else indent or 0) > 16:
-        raise LimitError("the indentation of tojson is over 16")
+        raise LimitError("the indentation of tojson exceeds 16")
     if separators is not None and sum(map(len, separators)) > 16:
-        raise LimitError("separators are over 16 characters")
+        raise LimitError("the separators of tojson exceed 16 characters")
     if indent:
         check_indented(value, len(indent) if isinstance(indent, str) else indent)
     text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
     if ensure_ascii and len(text) > ITEMS and not text.isascii():
-        raise LimitError(f"a text to write in ASCII is over {ITEMS} characters long")
+        raise LimitError(f"the text of tojson with ensure_ascii exceeds {ITEMS} characters")
     return re.sub(rf"[^\0-~{BREAK}]", lambda match: json.dumps(match[0])[1:-1], text) if ensure_ascii else text

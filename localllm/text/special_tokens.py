@@ -1,8 +1,8 @@
-"""Special tokens in texts: cut out of what a template wrote, and escaped in the messages that it gets.
+"""Special tokens in text: find them in a template's output, and escape them in the messages it gets.
 
-A template puts its own markers, such as <|im_end|>, and the messages into one string; only the template's become
-tokens. Before rendering, `Markers` inserts a BREAK character into each marker of the messages;
-Tokenizer.encode_rendered removes it after `SpecialTokens` has found the tokens. Both find candidates by a regular
+A template puts its own markers, such as <|im_end|>, and the messages into one string, but only the template's markers
+may become tokens. Before rendering, `Markers` inserts a BREAK character into each marker in the messages;
+Tokenizer.encode_rendered removes it after `SpecialTokens` has found the tokens. Both find candidates with a regular
 expression of their first characters.
 """
 
@@ -14,14 +14,14 @@ from typing import Any, Protocol
 from localllm.text.messages import Message
 
 IMAGE = "\ufdd1"  # placeholder of an image: a Unicode noncharacter
-BREAK = "\ufdd0"  # a noncharacter: it is in no text, templates do not trim it, and JSON does not escape it
+BREAK = "\ufdd0"  # a noncharacter: no text has it, templates do not trim it, and JSON does not escape it
 _WHITE_SPACE = " \t\n\v\f\r"
 
 
 class SpecialTokens:
-    """A splitter that cuts special tokens out of a text as llama.cpp does: the longest first.
+    """Splits a text at special tokens as llama.cpp does, the longest first.
 
-    Takes time in proportion to the text, however many tokens there are.
+    The time is proportional to the text, regardless of the number of tokens.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class SpecialTokens:
     ) -> None:
         """Build the splitter.
 
-        tokens: (text, id); the sets say which of them strip the white space before them or after them.
+        tokens: (text, id).  strips_before, strips_after: ids that strip the white space before or after them.
         """
         ordered = sorted(tokens, key=lambda token: -len(token[0].encode(errors="replace")))
         self._ids = dict(ordered)
@@ -49,7 +49,9 @@ class SpecialTokens:
         fragments: list[str | int] = []
         is_taken = bytearray(len(text))
         for _, start, end in sorted(self._occurrences(text)):
-            if is_taken[start] or is_taken[end - 1]:  # checking both ends is enough: earlier tokens are not shorter
+            if (
+                is_taken[start] or is_taken[end - 1]
+            ):  # checking both ends suffices, since earlier tokens are not shorter
                 continue
             token = self._ids[text[start:end]]
             if token in self._strips_before:
@@ -64,7 +66,7 @@ class SpecialTokens:
         return [*fragments, text[position:]] if position < len(text) else fragments
 
     def _occurrences(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """Yield every occurrence, including those inside others: (rank, start, end)."""
+        """Yield every occurrence, including those inside others, as (rank, start, end)."""
         for place in self._places.finditer(text):
             start = place.start() - 1
             for head in self._head_lengths:
@@ -74,35 +76,35 @@ class SpecialTokens:
 
 
 def _spread(text: str, is_taken: bytearray, edge: int, step: int) -> int:
-    """Extend an edge of a token's match over white space that belongs to no other token."""
+    """Extend one edge of a token's match over white space that belongs to no other token."""
     at = edge if step > 0 else edge - 1
     while 0 <= at < len(text) and text[at] in _WHITE_SPACE and not is_taken[at]:
         at += step
     return at if step > 0 else at + 1
 
 
-# Characters of a prefix: enough to tell <think> from <|im_end|>, few enough that thousands of <unused...> share one.
+# Characters of a prefix: enough to distinguish <think> from <|im_end|>, few enough that all <unused...> share one.
 LENGTH = 8
 
 
 def build_prefix_regex(strings: Iterable[str]) -> str:
     """Build a regular expression with an empty match after the first character of each string.
 
-    It looks at the first LENGTH characters only, so callers compare the rest; without strings it matches nothing.
+    It tests the first LENGTH characters only, so callers compare the rest; without strings it matches nothing.
     """
     first_ones = {string[:LENGTH] for string in strings}
     return "|".join(f"(?<={re.escape(first)})(?={_tree(rest)})" for first, rest in _by_first(first_ones)) or "(?!)"
 
 
 def _tree(strings: Collection[str]) -> str:
-    """Build an expression that matches any of the strings without reading a character twice."""
+    """Build an expression that matches any of the strings without testing a character twice."""
     if "" in strings:
         return ""
     return "(?:" + "|".join(re.escape(first) + _tree(rest) for first, rest in _by_first(strings)) + ")"
 
 
 def _by_first(strings: Collection[str]) -> list[tuple[str, set[str]]]:
-    """Group the strings by their first character: (the character, what follows it)."""
+    """Group the strings by first character: (character, remainders)."""
     rests: dict[str, set[str]] = {}
     for string in strings:
         rests.setdefault(string[0], set()).add(string[1:])
@@ -110,7 +112,7 @@ def _by_first(strings: Collection[str]) -> list[tuple[str, set[str]]]:
 
 
 class Renders(Protocol):
-    """An object that renders a conversation, as ChatTemplate does; tags: see ChatTemplate."""
+    """An object that renders a conversation as ChatTemplate does; tags: see ChatTemplate."""
 
     @property
     def tags(self) -> re.Pattern[str]: ...
@@ -119,7 +121,7 @@ class Renders(Protocol):
 
 
 class Markers:
-    """The texts of a vocabulary's control tokens, without single characters, into which no BREAK fits."""
+    """The texts of a vocabulary's control tokens, except single characters, which have no room for a BREAK."""
 
     def __init__(self, pieces: Iterable[str]) -> None:
         pieces = [piece for piece in pieces if len(piece) > 1]
@@ -127,7 +129,7 @@ class Markers:
         for piece in pieces:
             self._pieces.setdefault(piece[:2], []).append(piece)
         edges = re.escape("".join(sorted({piece[0] for piece in pieces} | {piece[-1] for piece in pieces})))
-        # Templates change the case of names and types.
+        # Templates may change the case of names and types.
         self._heads = re.compile(build_prefix_regex(pieces), re.IGNORECASE)
         self._edges = re.compile(f"(?=[{edges}])|(?<=[{edges}])" if edges else "(?!)", re.IGNORECASE)
 
@@ -139,16 +141,18 @@ class Markers:
         /,
         **variables: object,
     ) -> str:
-        """Render a conversation for Tokenizer.encode_rendered; arguments and errors as ChatTemplate.render.
+        """Render a conversation for Tokenizer.encode_rendered; arguments and errors as in ChatTemplate.render.
 
-        reasoning: the marks around reasoning at the beginning of an answer's content, which the template may cut off.
-        Other texts that the template would look for in contents are hidden from it by BREAKs.
+        reasoning: tags around reasoning at the beginning of an answer's content, which the template may cut off. BREAKs
+        hide
+        other tags in contents from the template.
 
-        A template can still compose a marker from broken texts: from two fields, or by cutting something out of one (as
+        A template can still compose a marker from broken text: from two fields, or by cutting something out of one (as
         Nemotron's does with "/think"). So the conversation is rendered a second time, with a BREAK wherever a marker
-        could begin or end. If the second text has fewer markers, a message contributed one, and the second text is
-        returned. Otherwise the first is, because the additional BREAKs hide tags such as </think> from templates that
-        look for them.
+        could begin
+        or end. If the second text has fewer markers, a message contributed one, and the second text is returned.
+        Otherwise the
+        first is, because the additional BREAKs hide tags such as </think> from templates that look for them.
         """
         clean, variables = _change_texts(messages, _without_breaks), _change_texts(variables, _without_breaks)
         messages = [_hide_tags(message, template.tags, reasoning) for message in clean]
@@ -162,18 +166,18 @@ class Markers:
         return text if all(first == second for first, second in pairs) else safe
 
     def _occurrences(self, text: str) -> Iterator[str]:
-        """Yield the control tokens' texts that occur whole in a text, in order."""
+        """Yield the control tokens' texts that occur in a text, in order."""
         for place in self._heads.finditer(text):
             start = place.start() - 1
             candidates = self._pieces.get(text[start : start + 2], [])
             yield from (piece for piece in candidates if text.startswith(piece, start))
 
     def _break_markers(self, text: str) -> str:
-        """Put a BREAK into each marker, after its first character."""
+        """Insert a BREAK into each marker, after its first character."""
         return self._heads.sub(BREAK, text)
 
     def _break_all_edges(self, text: str) -> str:
-        """Put a BREAK also wherever a marker could begin or end; identifiers stay as they are."""
+        """Insert a BREAK wherever a marker could begin or end; keep identifiers unchanged."""
         text = self._break_markers(text)
         if text.isidentifier():
             return text
@@ -183,7 +187,7 @@ class Markers:
 
 
 def _without_breaks(text: str) -> str:
-    """Replace what is no character in a text."""
+    """Replace lone surrogates and BREAKs in a text."""
     return without_surrogates(text).replace(BREAK, "�")
 
 
@@ -191,9 +195,9 @@ REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
 def _hide_tags(message: Any, tags: re.Pattern[str], reasoning: tuple[str, str] | None) -> Any:
-    """Put BREAKs into the tags of a message's content, so that a template does not cut it there.
+    """Insert BREAKs into the tags in a message's content, so that a template does not cut it there.
 
-    Reasoning at the beginning of an answer's content, between its marks, stays as it is.
+    Reasoning at the beginning of an answer's content, between its tags, stays unchanged.
     """
     content = message.get("content") if isinstance(message, Mapping) else None
     if not isinstance(content, str) or not tags.search(content):
@@ -207,7 +211,7 @@ def _hide_tags(message: Any, tags: re.Pattern[str], reasoning: tuple[str, str] |
 
 
 def without_surrogates(text: str) -> str:
-    """Join pairs of surrogates, and replace lone ones, which UTF-8 cannot hold, by U+FFFD."""
+    """Join surrogate pairs, and replace lone surrogates, which UTF-8 cannot encode, by U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -216,7 +220,7 @@ def without_surrogates(text: str) -> str:
 
 
 def _change_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """Change every text in a JSON value, except roles and keys that are identifiers: templates compare these."""
+    """Change every string in a JSON value, except roles and keys that are identifiers, which templates compare."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list | tuple):

@@ -1,16 +1,16 @@
 """Byte-pair encoding (BPE) of plain text, without special tokens, in two variants.
 
-Both start from single characters and join neighbours, the best pair first, until no pair is left to join; they differ
-in what a character is, in which pair is best, and in the tokens for characters that are not in the vocabulary.
+Both start from single characters and join neighbours, the best pair first, until no pair can be joined. They differ in
+the definition of a character, the order of pairs, and the tokens for characters that are not in the vocabulary.
 
 - Byte-level BPE (GPT-2, Llama 3, Qwen): regular expressions split the text into words; a character is a byte, written
   as a printable character; the file lists the merges in order.
-- SentencePiece (Llama 2, Gemma): no words, "▁" for a space; the best merge makes the piece of highest score; a
+- SentencePiece (Llama 2, Gemma): no words, "▁" for a space; the best merge yields the token with the highest score; a
   character without a token becomes byte tokens.
 
 Only the regular expressions of the tokenizers library are used. Its BPE model cannot choose the leftmost of merges with
-equal scores, as SentencePiece does, because it gives every merge a rank of its own; and building it takes 250 ms for
-Llama 3's 128k tokens and 280k merges, building the dictionaries here 60 ms.
+equal scores, as SentencePiece does, because it gives every merge a distinct rank. Building it takes 250 ms for
+Llama 3's 128k tokens and 280k merges; building this module's dictionaries takes 60 ms.
 """
 
 import re
@@ -24,7 +24,7 @@ from localllm.text.pretokenize import make_splitter
 from localllm.text.token_types import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 from localllm.text.vocabulary import Vocabulary
 
-# A byte that is a printable Latin-1 character stands for itself, the others for the characters from 256 on (GPT-2).
+# A byte that is a printable Latin-1 character maps to itself, the others to the characters from 256 on (GPT-2).
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _CHARACTER_OF_BYTE = {byte: byte for byte in _PRINTABLE}
 _CHARACTER_OF_BYTE |= {byte: 256 + n for n, byte in enumerate(sorted(set(range(256)) - set(_PRINTABLE)))}
@@ -33,13 +33,13 @@ _BYTE_OF_CHARACTER = {chr(character): byte for byte, character in _CHARACTER_OF_
 S = TypeVar("S", str, bytes)
 WINDOW, MARGIN = 1 << 13, 1 << 9  # characters: see `merge_long`
 _CACHED_WORDS = 100_000
-_CACHED_LENGTH = 64  # characters: longer words seldom occur twice
+_CACHED_LENGTH = 64  # characters; longer words rarely occur twice
 
 
 def merge(symbols: list[str], ranks: Mapping[str, float], joint: str) -> list[str]:
     """Join neighbouring symbols, lowest rank first (leftmost of equals), until no pair has a rank.
 
-    The rank of a pair is that of left + joint + right. O(n log n) in the number of symbols.
+    The rank of a pair is that of left + joint + right. O(n log n) in the count of symbols.
     """
     count = len(symbols)
     # Neighbours; a merged pair keeps its left index.
@@ -55,7 +55,7 @@ def merge(symbols: list[str], ranks: Mapping[str, float], joint: str) -> list[st
     while queue:
         _, left, right, length = heappop(queue)
         if not symbols[left] or not symbols[right] or len(symbols[left]) + len(symbols[right]) != length:
-            continue  # one of the two has been joined with another neighbour since
+            continue  # one of the two has since been joined with another neighbour
         symbols[left] += symbols[right]
         symbols[right] = ""
         following[left] = following[right]
@@ -71,8 +71,10 @@ def merge_long(text: str, ranks: Mapping[str, float], joint: str) -> list[str]:
     """Apply `merge` to a text's characters, WINDOW of them at a time.
 
     The symbols in the last MARGIN characters of a window are dropped, and the next window begins where the kept ones
-    end: merges far from a window's end do not depend on it. Results are cached by window, because all windows of a
-    megabyte of one letter are the same.
+    end:
+    merges far from a window's end do not depend on it. Results are cached by window, because all windows of a megabyte
+    of
+    one letter are equal.
     """
     merged: list[str] = []
     cached: dict[str, tuple[list[str], int]] = {}
@@ -88,14 +90,14 @@ def merge_long(text: str, ranks: Mapping[str, float], joint: str) -> list[str]:
 
 
 def _far_from_end(symbols: list[str]) -> tuple[list[str], int]:
-    """Return the symbols of a window to keep, at least one, and their number of characters."""
+    """Return the symbols of a window to keep, at least one, and their length in characters."""
     ends = list(accumulate(map(len, symbols)))
     count = max(1, bisect_right(ends, WINDOW - MARGIN))
     return symbols[:count], ends[count - 1]
 
 
 class Subwords:
-    """Base class of tokenizers: a subclass splits texts into words, and words into tokens."""
+    """Base class of tokenizers: a subclass splits text into words, and words into tokens."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
@@ -110,7 +112,7 @@ class Subwords:
         return tokens
 
     def token_bytes(self, token: int, special: bool) -> bytes:
-        """Return the bytes of a token; none for a control token unless `special`."""
+        """Return the bytes of a token; b"" for a control token unless `special`."""
         piece, kind = self.vocabulary.pieces[token], self.vocabulary.types[token]
         if kind == NORMAL:
             return self._piece_bytes(piece)
@@ -159,14 +161,14 @@ class ByteLevel(Subwords):
         for symbol in merge_long(characters, self.vocabulary.ranks, " "):
             if (token := ids.get(symbol)) is not None:
                 tokens.append(token)
-            else:  # tokens of the single bytes, skipping those without one, as llama.cpp does
+            else:  # tokens of the single bytes; bytes without a token are dropped, as in llama.cpp
                 tokens += [ids[character] for character in symbol if character in ids]
         return tokens
 
     def _piece_bytes(self, piece: str) -> bytes:
         try:
             return bytes(map(_BYTE_OF_CHARACTER.__getitem__, piece))
-        except KeyError:  # a piece with other characters than the byte-level ones is plain text
+        except KeyError:  # a token with characters other than the byte-level ones is plain text
             return piece.encode(errors="replace")
 
 
@@ -182,7 +184,7 @@ class SentencePiece(Subwords):
         self._boundary = word_boundary(vocabulary.pieces)
 
     def _words_of(self, text: str) -> Iterable[str]:
-        """Split into words that are merged as in the whole text; Gemma 4 also separates newlines."""
+        """Split into words that merge as in the whole text; for Gemma 4, also at newlines."""
         text = text.replace(" ", "▁")
         lines = re.findall(r"[^\n]+|\n+", text) if self._by_merges else [text]
         return (word for line in lines for word in self._boundary.split(line))
@@ -198,25 +200,26 @@ class SentencePiece(Subwords):
         return tokens
 
     def _byte_tokens(self, symbol: str) -> list[int]:
-        """Return the byte tokens of a symbol, such as <0xE2>, or the unknown token if one of them is missing."""
+        """Return the byte tokens of a symbol, such as <0xE2>, or the unknown token if one is missing."""
         ids = self.vocabulary.ids
         names = [f"<0x{byte:02X}>" for byte in symbol.encode()]
         return [ids[name] for name in names] if all(name in ids for name in names) else self._unknown
 
 
 def lengths_by_start(pieces: Iterable[S], count: int) -> dict[S, list[int]]:
-    """List the lengths of pieces, longest first, by their first `count` characters or bytes."""
+    """List the lengths of tokens, longest first, by their first `count` characters or bytes."""
     lengths: dict[S, set[int]] = {}
     for piece in pieces:
         lengths.setdefault(piece[:count], set()).add(len(piece))
-    return {start: sorted(found, reverse=True) for start, found in lengths.items()}
+    return {start: sorted(values, reverse=True) for start, values in lengths.items()}
 
 
 def word_boundary(pieces: Sequence[str]) -> re.Pattern[str]:
     """Build a pattern for positions before "▁" where splitting a text changes no token.
 
-    No piece has the character before such a position before a "▁". Most vocabularies have "▁" only at the start of
-    pieces, so that the text is split before every word. Encoding is fast because short words are cached.
+    No token has the character before such a position directly before a "▁". Most vocabularies have "▁" only at the
+    start of
+    tokens, so that the text is split before every word. Encoding is fast because short words are cached.
     """
     inside = "".join(sorted(set(re.findall("([^▁ ])▁", " ".join(pieces)))))
     return re.compile(f"(?<=[^▁{re.escape(inside)}])(?=▁)")

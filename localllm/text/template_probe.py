@@ -1,7 +1,7 @@
 """Render an unknown template once in a separate process, under limits of the operating system.
 
-The sandbox limits what a template makes, but not Jinja, Python's compiler and the methods of strings. A template that
-gets around the sandbox is stopped here, before it can harm the program.
+The sandbox limits the values of a template, but not Jinja, Python's compiler and string methods. The probe stops a
+template that circumvents the sandbox before it can harm the program.
 """
 
 import os
@@ -16,19 +16,19 @@ from localllm.system.processes import can_fork, fork, limit_process, run_limited
 from localllm.text.sandbox import compile_template, render_template
 from localllm.text.template_limits import LimitError
 
-SECONDS, BYTES = 2, 256 << 20  # limits: CPU time, and memory beyond that of the program
-MOST = 1 << 12  # bytes of the process's message that are read
-PATIENCE = 20.0  # limit of elapsed seconds, long enough for a busy computer
-PROGRAM = 128 << 20  # bytes of a new Python process that renders, where fork is not available
-TOO_MUCH = f"it takes over {BYTES >> 20} MB"
-NO_MEMORY = "no memory"  # message of the process if memory cannot be limited: the template is not to blame
+SECONDS, BYTES = 2, 256 << 20  # limits: CPU seconds, and memory beyond that of the program
+MOST = 1 << 12  # maximum bytes read of the process's message
+PATIENCE = 20.0  # limit of elapsed seconds, enough for a busy computer
+PROGRAM = 128 << 20  # memory of a new Python process that renders, without fork
+TOO_MUCH = f"it takes more than {BYTES >> 20} MB"
+NO_MEMORY = "no memory"  # message of the process if memory cannot be limited, which is not the template's fault
 _SYSTEM, _USER = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}
 _ANSWER = {"role": "assistant", "content": "Hi"}
 CONVERSATIONS = ([_USER], [_SYSTEM, _USER], [_USER, _ANSWER, _USER], [_USER, _ANSWER] * 6 + [_USER])
 
 
 def probe_template(source: str) -> str | None:
-    """Return what is wrong with a template; None if it keeps to the limits, also if it fails otherwise.
+    """Return the problem of a template that exceeds the limits; None for others, even if they fail otherwise.
 
     Raises MemoryError if this program cannot get the memory that a template is allowed.
     """
@@ -63,14 +63,14 @@ def _read_outcome(reader: int, child: int) -> str | None:
 
 
 def _explain_outcome(outcome: bytes, was_ended: bool) -> str | None:
-    """Return the problem, from the child's message and whether a limit ended it."""
+    """Return the problem, given the child's message and whether a limit ended it."""
     if outcome.startswith(b"ok"):
         return None
     if outcome == NO_MEMORY.encode():
         raise MemoryError
     if outcome:
         return outcome.decode(errors="replace")
-    return f"it ran for over {SECONDS} seconds" if was_ended else "it ends the program that renders it"
+    return f"it ran for more than {SECONDS} seconds" if was_ended else "it crashes the process that renders it"
 
 
 def _run_probe(source: str, writer: int) -> NoReturn:
@@ -101,7 +101,7 @@ def _render_probe(source: str, limit: Callable[[], str]) -> str:
     except MemoryError:
         return too_much
     except Exception:
-        pass  # an error of the template itself, which the program will report
+        pass  # an error of the template itself, which the program reports later
     return "ok"
 
 
@@ -116,11 +116,11 @@ def _render(template: object, conversation: list[dict[str, str]]) -> None:
 
 
 def _set_limits() -> str:
-    """Limit this process's CPU time and memory; return the message for lack of memory."""
+    """Limit this process's CPU time and memory; return the message for a MemoryError."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return TOO_MUCH if limit_process(SECONDS, BYTES) else NO_MEMORY
 
 
-if __name__ == "__main__":  # where processes cannot be forked
+if __name__ == "__main__":  # on systems without fork
     message = _render_probe(sys.stdin.buffer.read().decode(errors="replace"), lambda: TOO_MUCH)
     os.write(1, message.encode(errors="replace")[:400])

@@ -1,6 +1,6 @@
-"""Chat templates: from a conversation to the text that a model was trained to continue.
+"""Chat templates: convert a conversation to the text format that a model was trained on.
 
-The Jinja templates in files are written for Hugging Face's `apply_chat_template`, and get the same variables here:
+The Jinja templates in files are written for Hugging Face's `apply_chat_template`, and get the same variables:
 https://huggingface.co/docs/transformers/chat_templating_writing
 """
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from localllm.text.tokenizer import Tokenizer
 
 
-# Where a template looks for a text, or for one in a variable, in order to cut a content there; a text in brackets.
+# Calls with which a template splits a content at a string or variable; a bracketed tag.
 CUTS = r"(?:\.(?:r?split|r?partition|replace|removeprefix|removesuffix|r?find|r?index)|\|\s*replace)\(\s*"
 TAG = r"""(["'])([<\[◁](?:(?!\1).)*[>\]▷])\1"""
 
 
 def find_tags(source: str) -> re.Pattern[str]:
-    """Return an expression for the texts in brackets, such as </think>, at which a template cuts contents."""
+    """Return an expression for the bracketed tags, such as </think>, at which a template splits contents."""
     names = "|".join(map(re.escape, {name for name in re.findall(CUTS + r"([A-Za-z_]\w*)\s*[,)]", source)}))
     places = [CUTS + TAG, TAG + r"\s+(?:not\s+)?in\s", *([rf"\b(?:{names})\s*=\s*{TAG}"] if names else [])]
     tags = {tag for place in places for _, tag in re.findall(place, source)}
@@ -40,17 +40,17 @@ def find_tags(source: str) -> re.Pattern[str]:
 
 
 class StoppedTemplateError(ModelError):
-    """The template exceeded its limits, independent of the conversation."""
+    """The template exceeded its limits, regardless of the conversation."""
 
 
 class ChatTemplate:
-    """A compiled template. It may be rendered from several threads at once.
+    """A compiled template, which may be rendered from several threads at once.
 
     Attributes:
-        source: the Jinja.
-        stops: texts that end an answer besides the vocabulary's tokens.
-        warning: one line that the user should see, or None.
-        tags: finds texts in brackets, such as </think>, at which the template splits contents.
+        source: the Jinja source.
+        stops: strings that end an answer in addition to the vocabulary's tokens.
+        warning: one line for the user, or None.
+        tags: matches bracketed tags, such as </think>, at which the template splits contents.
     """
 
     def __init__(self, source: str, bos_token: str = "", eos_token: str = "") -> None:
@@ -67,16 +67,18 @@ class ChatTemplate:
             self._template = compile_template(source)
         except MemoryError:
             raise
-        except Exception as error:  # Jinja's parser and Python's compiler both fail in many ways
+        except Exception as error:  # Jinja's parser and Python's compiler raise many errors
             raise ModelError(f"the chat template is invalid{_place(error)}: {_reason(error)}") from None
 
     @classmethod
     def of(cls, tokenizer: "Tokenizer", choice: str | None = None) -> Self:
-        """Return the template of a choice, or the file's default template without one.
+        """Return the chosen template, or the file's default template.
 
         choice: the name of one of the file's templates, or see choose_template.
-        A file with only a template for tools gives that one. A file without any gets ChatML, as in llama.cpp, if the
-        vocabulary has ChatML's tokens, otherwise "plain" ("User: ...", of which base models have read much); both set
+        If a file has only a template for tools, this is its default. A file without any gets ChatML, as in llama.cpp,
+        if the
+        vocabulary has ChatML's tokens, otherwise "plain" ("User: ...", a format common in base models' training data);
+        both set
         `warning`.
         """
         named = tokenizer.chat_templates
@@ -90,16 +92,18 @@ class ChatTemplate:
             template.stops = ("\nUser:",)
         template.stops += tuple(text for text in tokenizer.end_texts if text in template.source)
         if source is None:
-            template.warning = f"the file has no chat template: messages are written as in {builtin!r}"
+            template.warning = f"the file has no chat template: using {builtin!r}"
         return template
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: object) -> str:
         """Render a conversation.
 
-        add_generation_prompt: end with the text that begins the assistant's message.
+        add_generation_prompt: end with the beginning of the assistant's message.
         variables: of the template, such as enable_thinking.
+
         If the template refuses the conversation, or drops a system message, the arrangements of messages.py are tried
-        in turn. Raises ModelError with the template's line and reason.
+        in turn.
+        Raises ModelError with the template's line and reason.
         """
         variables = {**variables, "add_generation_prompt": add_generation_prompt}
         refusal = None
@@ -111,13 +115,13 @@ class ChatTemplate:
                     raise
                 refusal = refusal or error
         if not isinstance(refusal, RefusalError):
-            raise refusal or UsageError("messages is empty: a conversation has one message at least")
+            raise refusal or UsageError("messages must contain at least one message")
         raise ModelError(f"the chat template refuses the conversation{_place(refusal)}: {_reason(refusal)}") from None
 
     def keeps_system(self, at_head: int, later: str) -> bool:
         """Return whether the template renders all system messages at the given positions; cached.
 
-        at_head: number of system messages before all others.
+        at_head: count of leading system messages.
         later: position of another one, BETWEEN, LAST, ... of messages.py; "" for none.
         """
         if (at_head, later) not in self._kept_systems:
@@ -125,13 +129,13 @@ class ChatTemplate:
             try:
                 text = self._render(probe, {"add_generation_prompt": True})
                 self._kept_systems[at_head, later] = all(mark in text for mark in marks)
-            except (RefusalError, ModelError):  # of the probe itself
+            except (RefusalError, ModelError):  # the probe itself fails
                 self._kept_systems[at_head, later] = later == ANSWERED
         return self._kept_systems[at_head, later]
 
     @cached_property
     def _wants_parts(self) -> bool:
-        """Return whether contents must be lists of parts: vision models' templates may drop plain strings (SmolVLM)."""
+        """Whether contents must be lists of parts: vision models' templates may drop plain strings (SmolVLM)."""
         if "type" not in self.source:
             return False
 
@@ -146,7 +150,7 @@ class ChatTemplate:
 
     @cached_property
     def _knows_functions(self) -> bool:
-        """Return whether the template reads tools from a JSON text named `functions`, as Firefunction's does."""
+        """Whether the template reads tools from a JSON string named `functions`, as Firefunction's does."""
         return bool(re.search(r"\bfunctions\b", self.source)) and not re.search(r"\btools\b", self.source)
 
     def _function_variables(self, tools: Any) -> dict[str, str]:
@@ -160,11 +164,11 @@ class ChatTemplate:
         return {"functions": functions, "datetime": datetime.now().strftime("%b %d %Y")}
 
     def _render(self, messages: Sequence[Message], variables: dict[str, object]) -> str:
-        """Render once. Raises ModelError and, for the caller to decide, RefusalError."""
+        """Render once. Raises ModelError, and RefusalError, which the caller handles."""
         return self._render_messages([*map(_to_parts, messages)] if self._wants_parts else messages, variables)
 
     def _render_messages(self, messages: Sequence[Message], variables: dict[str, object]) -> str:
-        """Render once, with contents in the form that the template expects."""
+        """Render once, with contents in the format that the template expects."""
         context = {
             **self._tokens,
             **self._function_variables(variables.get("tools") or ()),
@@ -174,21 +178,21 @@ class ChatTemplate:
         try:
             try:
                 return render_template(self._template, {"tools": None, "documents": None, **context})
-            except TypeError:  # a template that loops over `tools` fails for None, but not for an undefined variable
+            except TypeError:  # a template that iterates over `tools` fails for None, but not for an undefined variable
                 return render_template(self._template, context)
         except (RefusalError, MemoryError):
             raise
         except LimitError as error:
             raise StoppedTemplateError(f"the chat template was stopped{_place(error)}: {_reason(error)}") from None
-        except Exception as error:  # the code in a template can raise whatever Python can
-            raise ModelError(f"the chat template fails{_place(error)}: {_reason(error)}") from None
+        except Exception as error:  # a template's code can raise any error
+            raise ModelError(f"the chat template failed{_place(error)}: {_reason(error)}") from None
 
 
 def require_safe_template(source: str) -> None:
     """Raise ModelError for a template that takes too much time or memory.
 
-    A template that fails otherwise passes: rendering it reports that. The hash of one that passes is cached, so that it
-    is probed only once. Raises as `probe_template`.
+    A template that fails otherwise passes, since rendering reports that. The hash of one that passes is cached, so that
+    it is probed only once. Raises the errors of `probe_template`.
     """
     mark = hashlib.sha256(source.encode(errors="replace")).hexdigest()
     if is_known("template", mark):
@@ -201,15 +205,15 @@ def require_safe_template(source: str) -> None:
 
 
 def _to_parts(message: Message) -> Message:
-    """Return the message with a text content as a list of one part."""
+    """Return the message with a string content as a list of one part."""
     content = message.get("content")
     return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def _to_hugging_face(message: Message) -> Message:
-    """Copy a message as Hugging Face passes it to templates.
+    """Copy a message in the format that Hugging Face passes to templates.
 
-    Fields that are None are left out, such as the content of a message with only tool calls. Reasoning is given under
+    Fields that are None are omitted, such as the content of a message with only tool calls. Reasoning is passed under
     both names that templates use, thinking and reasoning_content.
     """
     fields = {name: value for name, value in message.items() if value is not None}
@@ -218,7 +222,7 @@ def _to_hugging_face(message: Message) -> Message:
 
 
 def _place(error: Exception) -> str:
-    """Return " in line N" of the template where an error occurred; "" if Jinja does not report it."""
+    """Return " in line N" for the template's line of an error; "" if Jinja does not report it."""
     if isinstance(error, TemplateSyntaxError):
         return f" in line {error.lineno}"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]

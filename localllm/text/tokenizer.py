@@ -32,29 +32,31 @@ from localllm.text.token_types import (
 from localllm.text.vocabulary import Vocabulary, read_vocabulary
 from localllm.values import require_text, token_ids
 
-MOST_UTF8 = 4  # most bytes of a character, which a single token (an unknown one) can stand for
+MOST_UTF8 = 4  # maximum bytes of a character, which an unknown token can stand for
 
 
 class Tokenizer:
-    """A model's tokenizer. All methods may be called from several threads at once.
+    """A model's tokenizer; all methods are thread-safe.
 
     Attributes:
-        pieces: the text of every token as the file has it.
-        bos_id, eos_id: tokens of the begin and end of a text, None if the vocabulary has none.
+        pieces: the text of every token as stored in the file.
+        bos_id, eos_id: tokens for the beginning and end of a text, None if the vocabulary has none.
         end_ids: tokens that end an answer.  control_ids: tokens without text.
-        mark_ids: control_ids, and the tokens that separate the parts of gpt-oss's answers.
-        adds_bos, adds_eos: whether the file asks for a BOS token before, and an EOS token after, each text.
+        mark_ids: control_ids, and the tokens that separate the segments of gpt-oss's answers.
+        adds_bos, adds_eos: whether the file requests a BOS token before, and an EOS token after, each text.
         chat_template: the file's Jinja template, or None.  chat_templates: its named ones, such as "tool_use".
         marks_pairs: whether the model (BERT) reads two texts with one separator token, and token types 0 and 1.
         end_texts: strings that end an answer if the chat template contains them; no token has these texts.
         warnings: lines for the user, including those about the file.
-        path: absolute path of its file, None for one of metadata alone.
+        path: absolute path of its file, None for a tokenizer from metadata only.
     """
 
     def __init__(self, metadata: Mapping[str, object], oddities: Oddities | None = None) -> None:
-        """Build the tokenizer; oddities: collects harmless irregularities of the file.
+        """Build the tokenizer.
 
-        Raises ModelError for a vocabulary that is missing, inconsistent or not supported.
+        oddities: collects harmless irregularities of the file. Raises ModelError for a vocabulary that is missing,
+        inconsistent
+        or not supported.
         """
         oddities = Oddities() if oddities is None else oddities
         vocabulary = read_vocabulary(metadata, oddities)
@@ -89,7 +91,7 @@ class Tokenizer:
 
     @classmethod
     def from_file(cls, path: str | PathLike[str]) -> Self:
-        """Load the tokenizer of a GGUF file; one with a vocabulary and no tensors is enough."""
+        """Load the tokenizer of a GGUF file, which may have no tensors."""
         with GGUFFile.open(path) as file:
             return cls.from_metadata(file.metadata, file.oddities, file.path)
 
@@ -97,7 +99,7 @@ class Tokenizer:
     def from_metadata(
         cls, metadata: Mapping[str, object], oddities: Oddities | None = None, path: str | None = None
     ) -> Self:
-        """Build the tokenizer that a GGUF file's metadata describes; path: of the file, to pickle the tokenizer."""
+        """Build the tokenizer that a GGUF file's metadata describes; path: of the file, needed for pickling."""
         tokenizer = cls(metadata, oddities)
         tokenizer.path = None if path is None else os.path.abspath(path)
         return tokenizer
@@ -105,7 +107,7 @@ class Tokenizer:
     def __reduce__(self) -> tuple[Callable[..., "Tokenizer"], tuple[str, str]]:
         """Pickle as the path of the file, which is opened again, and a hash of its vocabulary. Raises TypeError."""
         if self.path is None:
-            raise TypeError("a tokenizer that is from no file cannot be pickled: use Tokenizer.from_file")
+            raise TypeError("only a tokenizer from a file can be pickled: use Tokenizer.from_file")
         return open_again, (self.path, hash_vocabulary(self._metadata))
 
     def __copy__(self) -> Self:
@@ -117,9 +119,10 @@ class Tokenizer:
     def encode(self, text: str, special: bool = False, bos: bool = False, eos: bool = False) -> list[int]:
         """Encode a text.
 
-        With `special`, texts of control tokens such as <|im_end|> become these tokens, otherwise they are plain text.
-        With `bos`, a BOS token comes first if the file asks for one and the text does not begin with it already. With
-        `eos`, an EOS token comes last if the file asks for one; do not use it for prompts that the model continues.
+        special: convert texts of control tokens such as <|im_end|> to these tokens; otherwise they are plain text.
+        bos: begin with a BOS token if the file requests one and the text does not already begin with it.  eos: end with
+        an EOS
+        token if the file requests one; do not use it for prompts that the model continues.
         """
         require_text("text", text)
         fragments = self._special if special else self._special_in_plain
@@ -129,14 +132,14 @@ class Tokenizer:
         return self._with_bos(tokens) if bos and not (special and tokens[:1] == [self.bos_id]) else tokens
 
     def encode_rendered(self, text: str, images: Sequence[Sequence[int]] = ()) -> list[int]:
-        """Encode the output of Markers.render, with a BOS token if the file asks for one.
+        """Encode the output of Markers.render, with a BOS token if the file requests one.
 
         A control token's text with a BREAK in it is plain text. images: the token ids of each image, which replace the
-        IMAGE characters in order. Raises UsageError if their numbers differ.
+        IMAGE characters in order. Raises UsageError if their counts differ.
         """
         pieces = without_surrogates(text).split(IMAGE) if images else [without_surrogates(text)]
         if len(pieces) != len(images) + 1:
-            raise UsageError(f"the chat template includes {len(pieces) - 1} of {len(images)} images")
+            raise UsageError(f"the chat template rendered {len(pieces) - 1} of {len(images)} images")
         fragments: list[str | int] = []
         for piece, image in zip(pieces, [*images, ()], strict=True):
             fragments += [*self._render(piece), *image]
@@ -152,11 +155,11 @@ class Tokenizer:
                 yield fragment
 
     def encode_inside(self, text: str) -> list[int]:
-        """Encode plain text from the middle of a longer one: without BOS token and leading space."""
+        """Encode plain text from the middle of a longer text, without BOS token and leading space."""
         return self._subwords.encode(text)
 
     def fragments(self, text: str) -> list[str | int]:
-        """Split a text at its control and other special tokens: texts and ids, in order."""
+        """Split a text at its control and other special tokens, into strings and ids in order."""
         return self._special.cut(text)
 
     def special_id(self, text: str) -> int | None:
@@ -165,7 +168,7 @@ class Tokenizer:
 
     @cached_property
     def infill_tokens(self) -> InfillTokens | None:
-        """The tokens for filling in the middle of a text, or None."""
+        """The fill-in-the-middle tokens, or None."""
         return read_infill_tokens(self._metadata, self.special_id, self.vocab_size)
 
     @cached_property
@@ -183,7 +186,7 @@ class Tokenizer:
 
     @cached_property
     def _breakable(self) -> SpecialTokens:
-        """All special tokens, except control tokens of one character, into which no BREAK fits."""
+        """All special tokens, except control tokens of a single character, which have no room for a BREAK."""
         single = {piece for piece in self._control_pieces if len(piece) == 1}
         return self._special_tokens(token for token in self._special_types if self.pieces[token] not in single)
 
@@ -191,7 +194,7 @@ class Tokenizer:
         return SpecialTokens(self._first_of_texts(tokens), self._strips_before, self._strips_after)
 
     def _first_of_texts(self, tokens: Iterable[int]) -> Iterable[tuple[str, int]]:
-        """Yield pairs of a text and its token, the first of several with the same text."""
+        """Yield pairs of text and token, the first of several with the same text."""
         first: dict[str, int] = {}
         for token in tokens:
             first.setdefault(self.pieces[token], token)
@@ -208,26 +211,30 @@ class Tokenizer:
         return "".join([stream.push(token) for token in token_ids(ids)]) + stream.flush()
 
     def stream(self, special: bool = False, continued: bool = False) -> "StreamDecoder":
-        """Make a decoder that gets tokens one by one; `continued`: they continue an earlier text."""
+        """Create a decoder for streamed tokens.
+
+        continued: the tokens continue an earlier text.
+        """
         return StreamDecoder(self, special, strips_space=self._strips_space and not continued)
 
     def token_bytes(self, token: int, special: bool = False) -> bytes:
-        """Return a token's bytes, which may be a part of a character. Raises UsageError for an unknown id."""
+        """Return a token's bytes, which may be an incomplete character. Raises UsageError for an unknown id."""
         if not 0 <= token < self.vocab_size:
             raise UsageError(f"token {token} does not exist: the vocabulary has {self.vocab_size} tokens")
         return self._subwords.token_bytes(token, special)
 
     def most_bytes(self, tokens: int) -> int:
-        """Return the most bytes of UTF-8 that `tokens` tokens can decode to.
+        """Return the maximum bytes of UTF-8 that `tokens` tokens can decode to.
 
-        sys.maxsize if encoding strips white space (by normalization or special tokens): there is no bound then.
+        Returns sys.maxsize if encoding strips white space (by normalization or special tokens), since there is no bound
+        then.
         """
         longest = max(self._longest_piece, MOST_UTF8)
         return sys.maxsize if self._swallows else tokens * longest * (GROWTH if self._composes else 1)
 
     @cached_property
     def _longest_piece(self) -> int:
-        """The bytes of the longest token; cached, because reading 150,000 tokens takes long."""
+        """The bytes of the longest token; cached, because scanning 150,000 tokens takes long."""
         return max(len(piece.encode(errors="replace")) for piece in self.pieces)  # "▁" has more bytes than its space
 
     def _encode_fragments(self, fragments: Iterable[str | int]) -> list[int]:
@@ -254,7 +261,7 @@ def _chat_template(keys: Checked) -> str | None:
 
 
 def _named_templates(keys: Checked) -> dict[str, str]:
-    """Return the file's other templates by name. Raises ModelError if one is not a text."""
+    """Return the file's other templates by name. Raises ModelError if one is not a string."""
     prefix = "tokenizer.chat_template."
     names = [key.removeprefix(prefix) for key in keys.metadata if key.startswith(prefix)]
     return {name: text for name in names if (text := keys.text(f"chat_template.{name}"))}
@@ -274,7 +281,7 @@ def _dialect(vocabulary: Vocabulary) -> type[Subwords]:
 
 
 class StreamDecoder:
-    """A decoder for streamed tokens: the results of `push` and `flush`, joined, are that of Tokenizer.decode.
+    """A decoder for streamed tokens; the joined results of `push` and `flush` equal Tokenizer.decode's.
 
     The bytes of an incomplete character are kept until it is complete; invalid bytes become U+FFFD.
     """
@@ -314,10 +321,13 @@ def hash_vocabulary(metadata: Mapping[str, object]) -> str:
 
 
 def open_again(path: str, vocabulary: str) -> Tokenizer:
-    """Open the file of a pickled tokenizer. Raises ModelError if it is gone or has another vocabulary now."""
+    """Open the file of a pickled tokenizer.
+
+    Raises ModelError if the file no longer exists or its vocabulary has changed.
+    """
     if not os.path.exists(path):
-        raise ModelError(f"{path}: the file of a pickled tokenizer is gone")
+        raise ModelError(f"{path}: the file of a pickled tokenizer no longer exists")
     tokenizer = Tokenizer.from_file(path)
     if hash_vocabulary(tokenizer._metadata) != vocabulary:
-        raise ModelError(f"{path}: the file has another vocabulary than when its tokenizer was pickled")
+        raise ModelError(f"{path}: the vocabulary has changed since the tokenizer was pickled")
     return tokenizer

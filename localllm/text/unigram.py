@@ -1,7 +1,7 @@
-"""Unigram tokenizers: the segmentation whose scores have the largest sum.
+"""Unigram tokenizers, which choose the segmentation with the highest sum of scores.
 
-SentencePiece's (T5, https://arxiv.org/abs/1804.10959), unlike its BPE, normalizes texts first, by the file's charsmap.
-PLaMo 2's normalizes nothing, spaces stay spaces, and a character that is no piece becomes byte tokens.
+Unlike its BPE, SentencePiece's unigram tokenizer (T5, https://arxiv.org/abs/1804.10959) first normalizes text with the
+file's charsmap. PLaMo 2's does not normalize, keeps spaces, and encodes a character without a token as byte tokens.
 """
 
 import re
@@ -16,7 +16,7 @@ from localllm.text.subwords import SentencePiece, Subwords, lengths_by_start, wo
 from localllm.text.token_types import NORMAL, UNUSED, USER_DEFINED
 from localllm.text.vocabulary import Vocabulary
 
-_PENALTY = 10.0  # the score of a character that is no piece is the lowest score of a piece minus this
+_PENALTY = 10.0  # a character without a token has the lowest token score minus this
 
 
 class Unigram(Subwords):
@@ -43,7 +43,7 @@ class Unigram(Subwords):
         return tokens[:1] + [token for last, token in pairwise(tokens) if not last == token == self._unknown[0]]
 
     def _words_of(self, text: str) -> Iterable[str]:
-        """Split into words whose best segmentations, joined, are that of the whole text; "▁" for a space."""
+        """Split into words whose joined best segmentations are that of the whole text, with "▁" for a space."""
         text = self._normalized(text)
         if self.vocabulary.merges_spaces:
             text = "".join("▁" + word for word in text.split(" ") if word)
@@ -63,7 +63,7 @@ class Unigram(Subwords):
         return tokens[::-1]
 
     def _best_starts(self, word: str) -> list[int]:
-        """Return the start of the last piece of each prefix's best segmentation, by Viterbi's algorithm."""
+        """Return the start of the last token in each prefix's best segmentation, by Viterbi's algorithm."""
         count, scores, lengths = len(word), self._scores, self._lengths
         best, starts = [0.0] + [-inf] * count, [0] * (count + 1)
         for start in range(count):
@@ -81,7 +81,7 @@ class Unigram(Subwords):
         return starts
 
 
-_LONGEST = 256  # bytes of a sequence: those of Unicode's normalization have up to 12
+_LONGEST = 256  # maximum bytes of a sequence; those of Unicode's normalization have up to 12
 _LABEL = 0x800000FF
 
 
@@ -89,16 +89,18 @@ class Charsmap:
     """A normalizer that replaces the longest mapped sequence at each position."""
 
     def __init__(self, data: bytes) -> None:
-        """Read a map; an empty one has no effect. Raises ModelError if its parts do not fit."""
+        """Read a map; an empty one has no effect. Raises ModelError if it is inconsistent."""
         size = int.from_bytes(data[:4], "little")
         if data and (len(data) <= size + 4 or size % 4 or data[-1] != 0):
-            raise ModelError(f"the charsmap has {len(data)} bytes, too few for a trie of {size} bytes and its texts")
+            raise ModelError(
+                f"the charsmap has only {len(data)} bytes, too few for its trie of {size} bytes and the replacements"
+            )
         self._nodes: list[int] = np.frombuffer(data, "<u4", size // 4, 4).tolist() if size else []
         self._texts = data[4 + size :]
         self._inert: set[str] = set()  # characters that begin no mapped sequence
         ascii_ones = [chr(code) for code in range(128)]
         quiet = [character for character in ascii_ones if self._is_quiet(character, ascii_ones)] if self._nodes else []
-        # Runs of ASCII characters that no sequence changes: the larger part of most texts.
+        # Runs of ASCII characters that no sequence changes, the bulk of most text.
         self._quiet = re.compile(f"[{re.escape(''.join(quiet))}]+(?![^\\x00-\\x7f])" if quiet else "(?!)")
 
     def __call__(self, text: str) -> str:
@@ -147,13 +149,14 @@ def _offset(node: int) -> int:
 
 
 _UNITS = 10_000  # units of a score of 1.0
-_UNKNOWN, _INVALID = -10_000_000, -20_000_000  # scores of a character that is no piece, and of pieces to ignore
+_UNKNOWN, _INVALID = -10_000_000, -20_000_000  # scores of a character without a token, and of tokens to ignore
 
 
 class Plamo(SentencePiece):
     """PLaMo 2's tokenizer.
 
-    Scores are integers in units of 1/10,000; of equally good segmentations, the one with the longer first piece wins.
+    Scores are integers in units of 1/10,000; of equally good segmentations, the one with the longer first token is
+    chosen.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -165,7 +168,7 @@ class Plamo(SentencePiece):
         self._lengths = lengths_by_start(self._scores, 1)
 
     def encode(self, text: str) -> list[int]:
-        """Encode a text without special tokens; a leading byte order mark is dropped."""
+        """Encode a text without special tokens; drop a leading byte order mark."""
         return super().encode(text.removeprefix("\ufeff"))
 
     def _words_of(self, text: str) -> Iterable[str]:
@@ -181,9 +184,9 @@ class Plamo(SentencePiece):
         return tokens
 
     def _best_ends(self, word: str) -> list[int]:
-        """Return, for each position, the end of the first piece of the best segmentation from there on.
+        """Return, for each position, the end of the first token in the best segmentation of the rest.
 
-        The end is negative where that piece is a single character that becomes byte tokens.
+        The end is negative if that token is a single character that becomes byte tokens.
         """
         count, scores = len(word), self._scores
         best, ends = [0] * (count + 1), [0] * count

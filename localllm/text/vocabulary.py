@@ -1,7 +1,7 @@
-"""The checked vocabulary of a GGUF file: pieces, token types, and the ids of special tokens.
+"""The validated vocabulary of a GGUF file: token texts, token types, and the ids of special tokens.
 
-Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#tokenizer. Where a file is silent, llama.cpp's defaults
-hold, except that a byte-level vocabulary without a BOS or EOS id has none (llama.cpp takes id 11, a comma in most).
+Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#tokenizer. For missing keys, llama.cpp's defaults apply,
+except that a byte-level vocabulary without a BOS or EOS id has none (llama.cpp takes id 11, a comma in most).
 """
 
 import re
@@ -37,7 +37,7 @@ from localllm.text.token_types import (
 )
 
 _UNSUPPORTED = {"hybriddna": "DNA k-mer", "whitespace": "whitespace"}
-# The vocabularies that are supported, with the ids that special tokens have where the file is silent.
+# The supported vocabularies, with the default ids of special tokens.
 _DEFAULTS: dict[str, dict[str, int]] = {
     "gpt2": {},
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
@@ -47,13 +47,13 @@ _DEFAULTS: dict[str, dict[str, int]] = {
     "plamo2": {"bos": 1, "eos": 2, "unknown": 0},
     "bert": {"bos": 101, "eos": 102, "unknown": 100},
 }
-_SCORED = ("llama", "t5", "plamo2")  # the models whose pieces have scores
-_WITHOUT_WORDS = (*_SCORED, "rwkv", "bert")  # which need no pre-tokenizer
+_SCORED = ("llama", "t5", "plamo2")  # the models whose tokens have scores
+_WITHOUT_WORDS = (*_SCORED, "rwkv", "bert")  # models without a pre-tokenizer
 _NAMED = {"bert": {"bos": "cls", "eos": "seperator"}}  # names of ids in keys; the misspelling is GGUF's
 _FLAGS = ("add_bos_token", "add_eos_token", "add_sep_token", "add_space_prefix", "remove_extra_whitespaces",
           "escape_whitespaces", "add_prefix_space", "clean_spaces", "normalizer.lowercase",
           "normalizer.strip_accents")  # fmt: skip
-# The bytes that every byte-level vocabulary has, as characters; some vocabularies lack bytes that occur in no UTF-8.
+# The bytes that every byte-level vocabulary has, as characters; some vocabularies lack bytes that never occur in UTF-8.
 _SPACES = {"Ġ": 0x20, "Ċ": 0x0A}  # byte-level BPE's characters for a space and a line break
 _USUAL_BYTES = [chr(code) for code in range(0x21, 0x7F)] + [*_SPACES]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # of a tokenizer model or a pre-tokenizer
@@ -62,24 +62,24 @@ _BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 @frozen
 class Vocabulary:
-    """A file's tokens. Ids are positions in `pieces`."""
+    """A file's tokens; ids are indices of `pieces`."""
 
     model: str  # "gpt2": byte-level BPE, "llama": SentencePiece BPE, "t5": unigram, "gemma4": BPE with "▁", ...
     pretokenizer: PreTokenizer | None  # None for models without one
     pieces: Sequence[str]
-    ids: Mapping[str, int]  # by text, of the tokens that encoding plain text can give: no control tokens
+    ids: Mapping[str, int]  # by text; only tokens that encoding plain text can yield, no control tokens
     types: bytearray
-    ranks: Mapping[str, float]  # of merges, lowest first, by "left right"; for models with scores -score, by piece
+    ranks: Mapping[str, float]  # of merges, lowest first, by "left right"; -score by token text for models with scores
     bos_id: int | None
     eos_id: int | None
     unknown_id: int | None
     end_ids: frozenset[int]
     adds_bos: bool
     adds_eos: bool
-    adds_space: bool  # SentencePiece puts a space before a text
-    merges_spaces: bool  # unigram: several spaces become one
+    adds_space: bool  # SentencePiece: add a space before a text
+    merges_spaces: bool  # unigram: merge consecutive spaces
     charsmap: bytes  # unigram: normalization map, see unigram.Charsmap
-    lowers: bool  # WordPiece: letters become lower case
+    lowers: bool  # WordPiece: convert to lower case
     strips_accents: bool  # WordPiece
     strips_before: frozenset[int]  # special tokens that strip the white space before them
     strips_after: frozenset[int]  # special tokens that strip the white space after them
@@ -152,12 +152,12 @@ def read_vocabulary(metadata: Mapping[str, object], oddities: Oddities | None = 
 
 
 def _cached_strings(keys: Checked, name: str) -> MappedStrings | None:
-    """Return a cached array of strings that was checked at an earlier start."""
+    """Return a cached array of strings that an earlier start has validated."""
     return keys.metadata.kept.get(PREFIX + name) if isinstance(keys.metadata, Metadata) else None
 
 
 def _cache_strings(metadata: Mapping[str, object], cached: MappedStrings | None, twins: Twins, *names: str) -> None:
-    """Cache arrays of strings, unless they are cached already or must be checked every time."""
+    """Cache arrays of strings, unless they are cached already or must be validated every time."""
     if isinstance(metadata, Metadata) and not cached and not twins:
         metadata.keep(*(PREFIX + name for name in names))
 
@@ -175,7 +175,7 @@ def _model(keys: Checked) -> str:
 
 
 def _pieces(keys: Checked) -> list[str]:
-    """Read the text of every token; an empty one, which no text can contain, gets a name."""
+    """Read the text of every token; an empty text, which cannot occur, gets a name."""
     pieces = keys.strings("tokens")
     if not pieces:
         raise keys.wrong("tokens", "an array of strings")
@@ -185,7 +185,7 @@ def _pieces(keys: Checked) -> list[str]:
 def _ids(
     keys: Checked, pieces: Sequence[str], types: bytearray, cached: MappedStrings | None
 ) -> tuple[dict[str, int] | StringIndex, Twins]:
-    """Map texts to tokens, and list texts that several tokens have; a cached vocabulary has no such texts."""
+    """Map texts to tokens, and list texts shared by several tokens; a cached vocabulary has none."""
     if cached:
         return StringIndex(cached), {}
     ids = dict(zip(pieces, range(len(pieces)), strict=True))
@@ -193,14 +193,14 @@ def _ids(
 
 
 def _types(keys: Checked, count: int) -> bytearray:
-    """Read each token's type; without any, all are normal."""
+    """Read each token's type; by default all are normal."""
     if not keys.has("token_type"):
         return bytearray([NORMAL]) * count
     types = _of_every_token(keys, "token_type", "iu", count)
     if not (types.min() >= UNDEFINED and types.max() <= BYTE):
         token = int(((types < UNDEFINED) | (types > BYTE)).argmax())
         raise ModelError(f"{keys.key('token_type')}: expected {NORMAL} to {BYTE}, found {types[token]} (token {token})")
-    if undefined := int((types == UNDEFINED).sum()):  # llama.cpp decodes them to no text either
+    if undefined := int((types == UNDEFINED).sum()):  # llama.cpp does not decode them to text either
         first = int((types == UNDEFINED).argmax())
         keys.oddities.note(
             f"{undefined} tokens have the undefined type 0, the first is token {first}: treated as unused"
@@ -221,10 +221,10 @@ def _scores(keys: Checked, count: int, needed: bool) -> np.ndarray:
 
 
 def _of_every_token(keys: Checked, name: str, kinds: str, count: int) -> np.ndarray:
-    """Read an array with one number per token, [count], of these NumPy kinds."""
-    values = keys.array(name, kinds, f"an array of {'scores' if kinds == 'f' else 'whole numbers'}")
+    """Read an array with one value per token, [count], of these NumPy kinds."""
+    values = keys.array(name, kinds, f"an array of {'scores' if kinds == 'f' else 'integers'}")
     if len(values) != count:
-        raise ModelError(f"{keys.key(name)}: expected {count} numbers, one for every token, found {len(values)}")
+        raise ModelError(f"{keys.key(name)}: expected {count} values, one per token, found {len(values)}")
     return values
 
 
@@ -240,7 +240,7 @@ def _check_bytes(pieces: Sequence[str], types: bytearray) -> None:
 def _check_all_bytes(
     ids: Mapping[str, int], model: str, pretokenizer: PreTokenizer | None, unknown_id: int | None
 ) -> str | None:
-    """Return a warning if byte tokens are missing, which texts then lose; None if none are needed.
+    """Return a warning about missing byte tokens, whose bytes the model cannot read; None if none are needed.
 
     T5, RWKV and BERT need none, nor do vocabularies that lack most of them and have an unknown token. Raises ModelError
     if most are missing in byte-level BPE, or some in a vocabulary without an unknown token to replace them.
@@ -253,9 +253,9 @@ def _check_all_bytes(
     is_few = len(missing) <= len(pieces) // 2
     first = "the byte " + (f"<0x{_SPACES.get(missing[0], ord(missing[0])):02X}>" if is_byte_level else missing[0])
     if not (is_few if is_byte_level else unknown_id is not None):
-        raise ModelError(f"{PREFIX}tokens: {first} and {len(missing) - 1} more are missing")
+        raise ModelError(f"{PREFIX}tokens must contain every byte, but lacks {first} and {len(missing) - 1} more")
     more = f" and {len(missing) - 1} more" if missing[1:] else ""
-    return f"the vocabulary lacks {first}{more}: the model does not read it in texts" if is_few else None
+    return f"the vocabulary lacks {first}{more}: the model cannot read it" if is_few else None
 
 
 def _check_flags_and_ids(keys: Checked, count: int) -> None:
@@ -285,7 +285,7 @@ def _pretokenizer(keys: Checked, model: str) -> tuple[PreTokenizer | None, str |
 
 
 def _special_ids(keys: Checked, model: str, count: int) -> dict[str, int | None]:
-    """Read the special ids; llama.cpp's defaults where the file is silent."""
+    """Read the special ids, with llama.cpp's defaults for missing keys."""
     names = {name: name for name in ("bos", "eos", "unknown", "eot", "eom")}
     names |= {name: name_here for name, name_here in _NAMED.get(model, {}).items() if not keys.has(name + ID)}
     special = {name: special_id(keys, name_here, count) for name, name_here in names.items()}
@@ -300,7 +300,7 @@ def _special_ids(keys: Checked, model: str, count: int) -> dict[str, int | None]
 def _adds_bos(keys: Checked, model: str, token: int | None, pretokenizer: PreTokenizer | None) -> bool:
     """Return whether a BOS token comes first.
 
-    Gemma 4's files say no by mistake; like llama.cpp, this overrides them.
+    Gemma 4's files deny this by mistake, which is overridden, as in llama.cpp.
     """
     if pretokenizer is None:
         return _adds(keys, "bos", token, model in ("llama", "bert"))
@@ -308,15 +308,15 @@ def _adds_bos(keys: Checked, model: str, token: int | None, pretokenizer: PreTok
 
 
 def _adds(keys: Checked, name: str, token: int | None, default: bool) -> bool:
-    """Return whether the file asks for a BOS or EOS token, and has one."""
+    """Return whether the file requests a BOS or EOS token, and has one."""
     flag = keys.flag(f"add_{name}_token", default)
     if flag and token is None and keys.has(key := f"add_{name}_token"):
-        keys.oddities.note(f"{PREFIX}{key} is true, but there is no {name} token: none is added", PREFIX + key)
+        keys.oddities.note(f"{PREFIX}{key} is true, but the vocabulary has no {name} token: ignored", PREFIX + key)
     return flag and token is not None
 
 
 def _charsmap(keys: Checked) -> bytes:
-    """Read the bytes of the precompiled charsmap; none where the file has none."""
+    """Read the bytes of the precompiled charsmap; b"" without one."""
     if not keys.has("precompiled_charsmap"):
         return b""
     data = keys.array("precompiled_charsmap", "iu", "an array of bytes")
@@ -326,7 +326,7 @@ def _charsmap(keys: Checked) -> bytes:
 
 
 def merge_ranks(keys: Checked, ids: Mapping[str, int], needed: bool) -> tuple[dict[str, float], bool]:
-    """Rank each "left right" pair by its first position in the file; also return whether all merges make tokens."""
+    """Rank each "left right" pair by its first position in the file; return the ranks, and check_merges."""
     merges = keys.strings("merges") if needed or keys.has("merges") else []
     is_usual = check_merges(keys, merges, ids)
     return dict(zip(reversed(merges), range(len(merges) - 1, -1, -1), strict=True)), is_usual
@@ -335,8 +335,9 @@ def merge_ranks(keys: Checked, ids: Mapping[str, int], needed: bool) -> tuple[di
 def check_merges(keys: Checked, merges: list[str], ids: Mapping[str, int]) -> bool:
     """Return whether all merges join two tokens to a token.
 
-    Checking 280k takes 0.1 s, so the result is cached. Others are noted in `oddities`: like llama.cpp, encoding writes
-    a merge's result with the tokens of its characters. Raises ModelError for an entry that is no merge.
+    Checking 280k takes 0.1 s, so the result is cached. Others are noted in `oddities`: as in llama.cpp, a merge's
+    result is
+    encoded as the tokens of its characters. Raises ModelError for an entry that is not a merge.
     """
     data, is_cached = keys.metadata, ids.keys()
     mark = data.fingerprint(PREFIX + "tokens", PREFIX + "merges") if isinstance(data, Metadata) else None
@@ -357,17 +358,17 @@ def check_merges(keys: Checked, merges: list[str], ids: Mapping[str, int]) -> bo
 
 
 def note_odd_merges(keys: Checked, merges: Iterable[str], ids: Mapping[str, int]) -> None:
-    """Note in `oddities` how many merges join, or make, pieces that are no tokens.
+    """Note in `oddities` how many merges join, or yield, texts that are not tokens.
 
-    Raises ModelError for one that is not of two pieces.
+    Raises ModelError for a merge that is not two texts separated by a space.
     """
     odd: list[str] = []
     for position, merge in enumerate(merges):
         parts = merge.split(" ")
         if len(parts) != 2 or "" in parts:
-            problem = f"expected two pieces with a space, found {merge[:40]!r}"
+            problem = f"expected two tokens separated by a space, found {merge[:40]!r}"
             raise ModelError(f"{PREFIX}merges: entry {position}: {problem}")
         odd += [piece for piece in (*parts, "".join(parts)) if piece not in ids][:1]
     if odd:
         count = "a merge has" if len(odd) == 1 else f"{len(odd)} merges have"
-        keys.oddities.note(f"{count} a piece that is no token ({show(odd[0])})")
+        keys.oddities.note(f"{count} an operand or a result that is not a token ({show(odd[0])})")
