@@ -5,7 +5,7 @@
         for piece in model.chat([{"role": "user", "content": "Hi"}], max_tokens=64):
             print(piece, end="", flush=True)
 
-Importing localllm loads no NumPy: open, Model and Tokenizer are imported when they are first used.
+Importing localllm does not import NumPy: open, Model and Tokenizer are imported on first use.
 """
 
 import os
@@ -57,7 +57,7 @@ def builtin_model() -> "Path":
 if not TYPE_CHECKING:  # type checkers see the imports above and report every other name
 
     def __getattr__(name: str) -> object:
-        """Import a public name when it is first used."""
+        """Import a public name on first use."""
         if name == "__version__":
             from importlib.metadata import version
 
@@ -72,5 +72,5 @@ if not TYPE_CHECKING:  # type checkers see the imports above and report every ot
 
 
 def __dir__() -> list[str]:
-    """List the public names, those not imported yet included."""
+    """List the public names, including those not imported yet."""
     return [*__all__]

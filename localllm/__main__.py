@@ -1,4 +1,4 @@
-"""Runs the command line: python -m localllm."""
+"""Run the command line: python -m localllm."""
 
 from localllm.cli.main import program
 

@@ -1,4 +1,4 @@
-"""Opens a model: the Python API, and what commands build on."""
+"""Open a model: the Python API, on which the commands are built."""
 
 import os
 import sys
@@ -47,17 +47,17 @@ RENAMED = {"sight": "vision", "fills": "is_diffusion", "written": "ngrams"}  # a
 
 
 class Model(GenerationMixin):
-    """An open model. Use it in a `with` statement, or close it.
+    """An open model; use it in a `with` statement, or close it.
 
     Several generations may run at the same time, also in several threads: their tokens are batched into the same steps.
 
     Attributes:
-        path: path of the (first) file. arch: the architecture, such as "llama". format: the one that most weights have,
-        such as "Q4_K". name: the file's general.name, or "". file: the mapped GGUFFile. tokenizer: its Tokenizer.
-        engine: the Engine that runs it. session: its Session. context: the most tokens of a prompt and its answer
-        together. trained_context: the context that the model was trained with. prefixes: the PrefixStore, which keeps
-        the KV cache of long prompts on disk, or None. vision: the VisionAdapter, which encodes images. ngrams: the
-        NgramCache of earlier answers, from which drafts are proposed, or None. warnings: lines to show to the user.
+        path: path of the (first) file.  arch: the architecture, such as "llama".  format: of most weights, such as
+        "Q4_K".  name: the file's general.name, or "".  file: the mapped GGUFFile.  tokenizer: its Tokenizer.
+        engine: the Engine that runs it.  session: its Session.  context: the maximum tokens of a prompt and its answer.
+        trained_context: the context that the model was trained with.  prefixes: the PrefixStore, which keeps the KV
+        cache of long prompts on disk, or None.  vision: the VisionAdapter, which encodes images.  ngrams: the
+        NgramCache of earlier answers, from which drafts are proposed, or None.  warnings: lines to show to the user.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Model(GenerationMixin):
         prefixes: "PrefixStore | None" = None,
         ngrams: "NgramCache | None" = None,
     ):
-        """Wrap an open file; threads: threads of draft models, embedders and rerankers that this model opens."""
+        """Wrap an open file; threads: for draft models, embedders and rerankers that this model opens."""
         self.file, self.path, self.arch, self.format = file, file.path, engine.hyperparameters.arch, file.main_format
         name = file.metadata.get("general.name")
         self.name = name if isinstance(name, str) else ""
@@ -79,8 +79,8 @@ class Model(GenerationMixin):
         advice, ignored = read_recommended(file.metadata, str(file.path))
         self.warnings = [warning for warning in (*tokenizer.warnings, engine.warning, *ignored) if warning]
         if self.context > self.trained_context:
-            trained = f"{self.trained_context} tokens that the model was trained for"
-            self.warnings.append(f"the context of {self.context} tokens exceeds the {trained}; answers may get worse")
+            trained = f"the model's training context, {self.trained_context}"
+            self.warnings.append(f"the context of {self.context} tokens exceeds {trained}; answers may get worse")
         self.prefixes, self.ngrams = prefixes, ngrams
         defaults = AnswerDefaults(options=GenerationOptions(sampling=advice))
         self.session = Session(PrefixCache(engine, prefixes, ngrams), tokenizer, chat_template, defaults)
@@ -94,18 +94,18 @@ class Model(GenerationMixin):
 
     @property
     def file_type(self) -> str:
-        """Return the file's name of its mix of formats, such as "Q4_K_M"."""
+        """The file's name for its mixture of formats, such as "Q4_K_M"."""
         return self.file.type_name
 
     @property
     def is_diffusion(self) -> bool:
-        """Return whether it is a diffusion model, which denoises positions in any order."""
+        """Whether it is a diffusion model, which denoises positions in any order."""
         return self.engine.hyperparameters.fills
 
     if not TYPE_CHECKING:  # type checkers report the old names
 
         def __getattr__(self, name: str) -> object:
-            """Return a method by its name before 0.3."""
+            """Return an attribute by its name before 0.3."""
             if name not in RENAMED or "session" not in self.__dict__:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
             warnings.warn(f"Model.{name} was renamed to Model.{RENAMED[name]}", DeprecationWarning, stacklevel=2)
@@ -118,7 +118,7 @@ class Model(GenerationMixin):
 
     @property
     def files(self) -> list[str]:
-        """Return the paths of all files that were read, those of draft models included."""
+        """The paths of all files read, including those of draft models."""
         drafts = [path for model in self._draft_models.values() for path in model.files]
         return [*self.file.parts, *drafts, *filter(None, [self.engine.draft_head_path])]
 
@@ -131,14 +131,15 @@ class Model(GenerationMixin):
         return self.tokenizer.decode(ids, special)
 
     def sequence(self) -> "Sequence":
-        """Make an empty sequence of tokens; see its append, fork, truncate and close."""
+        """Create an empty token sequence; see its append, fork, truncate and close."""
         return self.engine.sequence()
 
     def step(self, requests: Ids[tuple["Sequence", Ids[int]]], precise: bool = True) -> list[np.ndarray]:
         """Append tokens to several sequences in one run; return the last logits of each, float32 [1, vocab].
 
-        precise: keep activations in 16 bits, not 8; with 8 bits, 8 sequences take little more than twice the time of
-        one. Raises the errors of Sequence.append.
+        precise: keep activations in 16 bits instead of 8; with 8 bits, 8 sequences take little more than twice the time
+        of one.
+        Raises the errors of Sequence.append.
         """
         return self.engine.step(requests, precise)
 
@@ -163,12 +164,13 @@ class Model(GenerationMixin):
         pooling: str | None = None,
         max_tokens: int | None = None,
     ) -> np.ndarray:
-        """Embed texts or their token ids: float32 [texts, width], or [width] for a single str; similar ones are close.
+        """Embed texts or token ids: float32 [texts, width], or [width] for a single str.
 
-        dims: keep only the first numbers, for a Matryoshka model; normalize: to the length 1; role: "query" or
-        "document", to put the model's own prompt in front; overflow: for texts that are too long, "refuse", "cut", or
-        "split" and average the parts; pooling: "mean", "cls" or "last" instead of the file's; max_tokens: cut texts
-        after this many. Raises ContextError, ModelError for a model that is no embedding model, UsageError.
+        dims: keep only the first dimensions, for a Matryoshka model.  normalize: scale to length 1.  role: "query" or
+        "document": prepend the model's own prompt.  overflow: texts that exceed the context: "refuse", "cut", or
+        "split" and
+        average.  pooling: "mean", "cls" or "last" instead of the file's.  max_tokens: cut texts after this many tokens.
+        Raises ContextError, ModelError for a model that is not an embedding model, UsageError.
         """
         from localllm.generation.embedding.embedder import Embedder, EmbedOptions
 
@@ -180,9 +182,9 @@ class Model(GenerationMixin):
         return rows[0] if isinstance(texts, str) else rows
 
     def rerank(self, query: str, texts: Iterable[str], cut: bool = False) -> np.ndarray:
-        """Score how well each text answers a query, with a reranker: float32 [texts], larger is better.
+        """Score how well each text answers a query, with a reranker: float32 [texts], higher is better.
 
-        cut: truncate texts that are too long. Raises ContextError, ModelError, UsageError.
+        cut: truncate texts that exceed the context. Raises ContextError, ModelError, UsageError.
         """
         from localllm.generation.embedding.reranker import Reranker
 
@@ -190,7 +192,7 @@ class Model(GenerationMixin):
         return reranker.rerank(query, require_several("texts", texts), cut)
 
     def _open_once(self, open_engines: dict[str | None, E], key: str | None, make: Callable[["EngineOptions"], E]) -> E:
-        """Return an embedder or reranker of the model's file, which is opened at the first call and closed with it."""
+        """Return an embedder or reranker of the model's file, opened on the first call and closed with the model."""
         from localllm.engine.options import EngineOptions
 
         with self._opening:
@@ -203,10 +205,11 @@ class Model(GenerationMixin):
     ) -> "str | ModelDrafter":
         """Return GenerationOptions.speculate: a drafter for a draft model, or the name of a method unchanged.
 
-        The first call with "draft:PATH" opens that model with this one's threads; it is closed with this one. (Open it
-        yourself and pass it for other options.) If the file is a draft head for this model (EAGLE-3), it is attached,
-        and the result is "mtp". progress: see open_model. Raises the errors of open_model, and UsageError if the
-        vocabularies differ.
+        The first call with "draft:PATH" opens that model with this one's threads; it is closed with this one. (For
+        other options,
+        open it yourself and pass it.) If the file is a draft head for this model (EAGLE-3), it is attached, and the
+        result is
+        "mtp". progress: see open_model. Raises the errors of open_model, and UsageError if the vocabularies differ.
         """
         if isinstance(speculate, str):
             kind, _, path = speculate.partition(":")
@@ -222,7 +225,7 @@ class Model(GenerationMixin):
         return drafter
 
     def _draft_model(self, path: str, progress: Callable[[int, int], None] | None) -> "Model | None":
-        """Return the draft model of a path; None for a file that is only a draft head, which is attached instead."""
+        """Return the draft model of a path; attach a draft head and return None for it."""
         with self._opening:
             if path not in self._draft_models and not attach_draft_head(path, self.session.cache, self.tokenizer):
                 self._draft_models[path] = open_model(path, self._threads, progress=progress)
@@ -236,10 +239,11 @@ class Model(GenerationMixin):
         live: bool = False,
         memory: int | None = None,
     ) -> "Scheduler":
-        """Make a scheduler that answers many requests (see Session.request) within the memory that is free now.
+        """Create a scheduler that answers many requests (see Session.request) within the memory free now.
 
-        live: requests may come at any time, as in `serve`, and prompts share their prefixes.  memory: the most bytes of
-        the KV cache, None for all that is free.
+        live: requests may arrive at any time, as in `serve`, and prompts share their prefixes.  memory: maximum bytes
+        of the KV
+        cache; None: all free memory.
         """
         from localllm.generation.chunked_prefill import most_between_steps
         from localllm.generation.scheduler import PARALLEL, Scheduler
@@ -272,7 +276,7 @@ class Model(GenerationMixin):
         return self
 
     def __reduce__(self) -> NoReturn:
-        """Refuse pickle and deepcopy: a model is mapped memory and threads."""
+        """Refuse pickle and deepcopy, since a model is mapped memory and threads."""
         raise TypeError(f"a Model cannot be copied or pickled; call localllm.open({self.path!r})")
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
@@ -299,17 +303,17 @@ def open_model(
 ) -> Model:
     """Open a GGUF file; `localllm.open` is this function.
 
-    threads: None for as many as there are idle physical cores; context: the most tokens of a prompt and its answer
-    together, 0 or None for the context that the model was trained with (memory is allocated as it is used); kv_type:
-    format of the KV cache: f16, f32, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl, or one each as in "k=q8_0,v=q4_0";
-    backend: cpu, cuda or cuda:N, auto for a GPU if one works, or reference for plain NumPy; gpu_layers: how many of the
-    last layers run on the GPU, a number, "all", or "auto" for as many as its memory holds; progress(done, total):
-    called while kernels are compiled, once per computer; on_upload(bytes, total): called while weights are copied to
-    the GPU; observer: collects statistics of activations; mmproj: path of the vision projector, None for the one next
-    to the model; pan_and_scan: also encode crops of long images, with Gemma 3; chat_template: the name of one in the
-    file or in text.builtin_templates, or Jinja; cache: keep prefixes of prompts and n-grams of answers in the user's
-    cache folder, and use those of earlier processes; rope: replaces the file's RoPE scaling, as in
-    RopeScaling("yarn", 4.0, original_context=32768). Raises ModelError, MemoryLimitError, UsageError.
+    threads: None for all idle physical cores.  context: the maximum tokens of a prompt and its answer, 0 or None for
+    the context that the model was trained with (memory is allocated on use).  kv_type: format of the KV cache: f16,
+    f32, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl, or separate ones as in "k=q8_0,v=q4_0".  backend: cpu, cuda or
+    cuda:N, auto for a GPU if one works, or reference for plain NumPy.  gpu_layers: count of the last layers to run on
+    the GPU, "all", or "auto" for as many as its memory holds.  progress(done, total): called while kernels are
+    compiled, once per computer. on_upload(bytes, total): called while weights are copied to the GPU.  observer:
+    collects statistics of activations. mmproj: path of the vision projector, None for the one next to the model.
+    pan_and_scan: also encode crops of elongated images, with Gemma 3.  chat_template: the name of one in the file or in
+    text.builtin_templates, or Jinja.  cache: keep prefixes of prompts and n-grams of answers in the user's cache
+    folder, and use those of earlier processes.  rope: replaces the file's RoPE scaling, as in RopeScaling("yarn", 4.0,
+    original_context=32768). Raises ModelError, MemoryLimitError, UsageError.
     """
     from localllm.engine.options import EngineOptions, layers_of  # not needed to import this
 
@@ -333,7 +337,7 @@ def open_with_options(
     file = GGUFFile.open(path)
     if options.rope:
         options.rope.apply(file.metadata, file.path)
-    family, hyperparameters = architecture(file)  # refuses unsupported files before anything else is read
+    family, hyperparameters = architecture(file)  # rejects unsupported files before reading anything else
     from localllm.engine.engine import Engine  # not needed to refuse a file
     from localllm.files.gguf.file import prefault
 
@@ -373,7 +377,7 @@ def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     from localllm.engine.trace.recorder import trace_model
 
     with GGUFFile.open(path) as file:
-        with suppress(UnsupportedError):  # a damaged file is refused even if only its tokenizer is wanted
+        with suppress(UnsupportedError):  # a damaged file is rejected even if only its tokenizer is needed
             module, hyperparameters = architecture(file)
             if file.tensors:
                 trace_model(file, module.forward, Weights(file.tensors), hyperparameters, hyperparameters.context)
@@ -383,7 +387,7 @@ def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 def most_prompt_bytes(
     path: str | os.PathLike[str], context: int | None = None, rope: "RopeScaling | None" = None
 ) -> int:
-    """Return the most bytes of UTF-8 that a prompt for a context can have; None or 0: the trained context.
+    """Return the maximum bytes of UTF-8 of a prompt that fits a context; None or 0: the trained context.
 
     rope: see open_model. Reads only the file's header and vocabulary. Raises ModelError.
     """

@@ -4,26 +4,26 @@
     ├── UsageError       2    invalid arguments or combinations of them
     ├── ModelError       3    a model file that cannot be read, is invalid, or is not supported
     │   └── UnsupportedError  a file that may well be valid
-    ├── ConstraintError  1    an answer reached a point with no valid token, or too many alternatives
+    ├── ConstraintError  1    the constraint allows no token at some point, or too many alternatives
     ├── ContextError     4    the prompt does not fit the context
     ├── MemoryLimitError 5    there is not enough memory; also `fit`, if a model does not fit
     ├── RecordsError     6    some of many records could not be answered
-    └── CutError         7    an answer was cut in its reasoning, or before it matched its schema, grammar or regex
+    └── CutError         7    an answer was cut off in its reasoning, or before it matched its schema, grammar or regex
 
 An interrupted command exits with 130.
 """
 
-NOT_NUMBERS = "the model computed logits that are not numbers; the file may be damaged (inspect --check says where)"
+NOT_NUMBERS = "the model computed logits that are not finite; the file may be damaged: run `localllm inspect --check`"
 
 
 class LocalllmError(Exception):
-    """An error with a message of one line for the user, and a command's exit code."""
+    """An error with a one-line message for the user, and a command's exit code."""
 
     exit_code = 1
 
 
 class UsageError(LocalllmError):
-    """The arguments are invalid, alone or together.
+    """Arguments that are invalid, alone or in combination.
 
     A message about one argument begins with its Python name, such as top_p; the command line prints --top-p instead.
     """
@@ -32,24 +32,24 @@ class UsageError(LocalllmError):
 
 
 class ModelError(LocalllmError):
-    """The model file cannot be read, is invalid, or needs something that is not supported."""
+    """A model file that cannot be read, is invalid, or needs a feature that is not supported."""
 
     exit_code = 3
 
 
 class UnsupportedError(ModelError):
-    """The model file needs something that localllm does not support; other programs may."""
+    """A model file that needs a feature which localllm does not support; other programs may."""
 
 
 class ConstraintError(LocalllmError):
-    """The answer's schema or grammar allows no token at some point, or has too many alternatives there."""
+    """The answer's schema or grammar allows no token at some point, or too many alternatives."""
 
 
 class ContextError(LocalllmError):
     """The prompt does not fit the context.
 
     Attributes:
-        excess: by how many tokens it is too long; None if that is not known.
+        excess: count of tokens by which it is too long; None if unknown.
     """
 
     exit_code = 4
@@ -66,12 +66,12 @@ class MemoryLimitError(LocalllmError):
 
 
 class CutError(LocalllmError):
-    """An answer was cut in its reasoning, or does not match its schema, grammar or regular expression."""
+    """An answer was cut off in its reasoning, or before it matched its schema, grammar or regular expression."""
 
     exit_code = 7
 
 
 class RecordsError(LocalllmError):
-    """Some of many records could not be answered; the others were."""
+    """Some of many records could not be answered, and the others were."""
 
     exit_code = 6

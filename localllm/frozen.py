@@ -1,4 +1,4 @@
-"""A frozen dataclass that is made in 0.1 ms."""
+"""A frozen dataclass decorator that takes 0.1 ms."""
 
 from dataclasses import FrozenInstanceError, dataclass, field, fields
 from typing import TYPE_CHECKING, TypeVar, dataclass_transform
@@ -11,10 +11,11 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def frozen(kind: type[T]) -> type[T]:
-    """Make a class a frozen dataclass in 0.1 ms of a start; dataclass(frozen=True) takes 0.5.
+    """Make a class a frozen dataclass, in 0.1 ms instead of 0.5 with dataclass(frozen=True).
 
-    dataclass generates and compiles six methods for each class. Here it generates only __init__; the others are shared
-    by all classes.
+    dataclass generates and compiles six methods for each class. This decorator has it generate only __init__; all
+    classes
+    share the others.
     """
     for name, method in SHARED.items():
         if name not in kind.__dict__:

@@ -1,4 +1,4 @@
-"""Check arguments: NumPy numbers are accepted as Python's, and bytes are refused as text."""
+"""Check arguments: accept NumPy scalars as Python numbers, and refuse bytes as text."""
 
 from collections.abc import Iterable, Mapping
 from operator import index
@@ -10,17 +10,20 @@ T = TypeVar("T")
 
 
 def plain(value: Any) -> Any:
-    """Convert a NumPy scalar to Python's number; return anything else as it is."""
+    """Convert a NumPy scalar to a Python number; return anything else unchanged."""
     return value.item() if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () else value
 
 
 def whole_number(name: str, value: object, least: int = 0) -> int:
-    """Return value as an int. Raises UsageError, which begins with `name`, for another type or less than `least`."""
+    """Return value as an int.
+
+    Raises UsageError, which begins with `name`, for another type or a value below `least`.
+    """
     value = plain(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise UsageError(f"{name} must be a whole number, not {value!r}")
+        raise UsageError(f"{name} must be an integer, not {value!r}")
     if value < least:
-        raise UsageError(f"{name} must be {least} or above, not {value}")
+        raise UsageError(f"{name} must be {least} or greater, not {value}")
     return value
 
 
@@ -42,8 +45,8 @@ def require_several(name: str, value: Iterable[T]) -> Iterable[T]:
 def token_ids(ids: Iterable[SupportsIndex]) -> list[int]:
     """Convert token ids to ints. Raises UsageError."""
     if isinstance(ids, str | bytes | bytearray | memoryview):
-        raise UsageError(f"token ids must be a list of numbers, not {type(ids).__name__}")
+        raise UsageError(f"token ids must be a list of integers, not {type(ids).__name__}")
     try:
         return [index(token) for token in ids]
     except TypeError:
-        raise UsageError("token ids must be a list of whole numbers") from None
+        raise UsageError("token ids must be a list of integers") from None

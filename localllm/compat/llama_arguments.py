@@ -1,4 +1,4 @@
-"""Arguments of llama-cpp-python's Llama, with its names, order and defaults, converted to localllm's options.
+"""Arguments of llama-cpp-python's Llama, with its names, order and defaults, and their conversion.
 
 Source of names and defaults: llama-cpp-python 0.3.36.
 """
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
 
 
 class LlamaGrammar:
-    """A checked constraint on answers. Make it with from_string, from_file or from_json_schema.
+    """A validated constraint on answers; create it with from_string, from_file or from_json_schema.
 
     Attributes:
         grammar: in GBNF, or None.  schema: the JSON schema, or None.
     """
 
     def __init__(self, grammar: str | None = None, schema: object = None) -> None:
-        """Check one of the two, grammar (GBNF) or schema. Raises UsageError if it cannot be used."""
+        """Validate either a grammar (GBNF) or a schema. Raises UsageError if it cannot be used."""
         constraint_of(schema, grammar)
         self.grammar, self.schema = grammar, schema
 
     @classmethod
     def from_string(cls, grammar: str, verbose: bool = True) -> Self:
-        """Make a constraint from a grammar in GBNF. Raises UsageError."""
+        """Create a constraint from a GBNF grammar. Raises UsageError."""
         return cls(grammar=grammar)
 
     @classmethod
     def from_file(cls, file: str | PathLike[str], verbose: bool = True) -> Self:
-        """Make a constraint from a file in GBNF. Raises UsageError."""
+        """Create a constraint from a GBNF file. Raises UsageError."""
         try:
             return cls.from_string(Path(file).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
@@ -55,39 +55,39 @@ class LlamaGrammar:
 
     @classmethod
     def from_json_schema(cls, json_schema: str | Mapping[str, object], verbose: bool = True) -> Self:
-        """Make a constraint from a JSON schema. Raises UsageError."""
+        """Create a constraint from a JSON schema. Raises UsageError."""
         try:
             schema = json.loads(json_schema) if isinstance(json_schema, str) else dict(json_schema)
         except ValueError as error:
-            raise UsageError(f"json_schema is not JSON: {error}") from None
+            raise UsageError(f"json_schema must be JSON: {error}") from None
         return cls(schema=schema)
 
 
 RANDOM_SEED = 0xFFFFFFFF  # LLAMA_DEFAULT_SEED
-# By GGML's numbers.
+# By GGML's type ids.
 KV_TYPES = {
     0: "f32", 1: "f16", 2: "q4_0", 3: "q4_1", 6: "q5_0", 7: "q5_1", 8: "q8_0", 20: "iq4_nl", 30: "bf16",
 }  # fmt: skip
 DEFAULT_ROPE = 10000.0, 1.0  # base and scale
-ROPE_TYPES = {0: "none", 1: "linear", 2: "yarn"}  # by llama.cpp's numbers
-POOLINGS = {1: "mean", 2: "cls", 3: "last"}  # by llama.cpp's numbers
-CHAT_FORMATS = {"llama-3": "llama3"}  # names that differ here
+ROPE_TYPES = {0: "none", 1: "linear", 2: "yarn"}  # by llama.cpp's ids
+POOLINGS = {1: "mean", 2: "cls", 3: "last"}  # by llama.cpp's ids
+CHAT_FORMATS = {"llama-3": "llama3"}  # names that differ in localllm
 NO_EFFECT = (
     "split_mode", "main_gpu", "tensor_split", "vocab_only", "use_mmap", "use_mlock", "n_batch", "n_ubatch",
     "n_threads_batch", "offload_kqv", "flash_attn", "op_offload", "swa_full", "no_perf", "lora_base", "lora_scale",
     "numa", "draft_model",
 )  # fmt: skip
 REFUSED = {
-    "kv_overrides": "write the metadata into a file with localllm edit",
-    "attention_type": "the file says what attention it has",
-    "yarn_ext_factor": "YaRN has the mix, the magnitude and the borders of its paper",
-    "yarn_attn_factor": "YaRN has the mix, the magnitude and the borders of its paper",
-    "yarn_beta_fast": "YaRN has the mix, the magnitude and the borders of its paper",
-    "yarn_beta_slow": "YaRN has the mix, the magnitude and the borders of its paper",
+    "kv_overrides": "write a file with other metadata with `localllm edit`",
+    "attention_type": "the model file determines the attention type",
+    "yarn_ext_factor": "YaRN's factors are fixed to the values of its paper",
+    "yarn_attn_factor": "YaRN's factors are fixed to the values of its paper",
+    "yarn_beta_fast": "YaRN's factors are fixed to the values of its paper",
+    "yarn_beta_slow": "YaRN's factors are fixed to the values of its paper",
     "lora_path": "merge the adapter into the model first",
-    "chat_handler": "the file's chat template is used, and the projector beside the model sees images",
+    "chat_handler": "the file's chat template is used, and the projector in the model's folder for images",
     "tokenizer": "the file's own tokenizer is used",
-    "spm_infill": "the suffix follows the prefix, as models for code are trained",
+    "spm_infill": "the suffix always follows the prefix",
 }
 LogitsProcessor = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (ids int32 [tokens], logits float32 [vocab]): logits
 StoppingCriterion = Callable[[np.ndarray, np.ndarray], bool]
@@ -98,7 +98,10 @@ R = TypeVar("R")
 
 
 def takes(arguments: Callable[P, A]) -> Callable[[Callable[[S, A], R]], Callable[Concatenate[S, P], R]]:
-    """Let a method of one arguments object be called with the arguments of its class; its signature says so."""
+    """Let a method of one arguments object be called with the arguments of its class.
+
+    The method's signature is that of the class.
+    """
 
     def decorate(method: Callable[[S, A], R]) -> Callable[Concatenate[S, P], R]:
         def call(self: S, /, *positional: P.args, **named: P.kwargs) -> R:
@@ -117,7 +120,7 @@ def takes(arguments: Callable[P, A]) -> Callable[[Callable[[S, A], R]], Callable
 
 
 def warn(message: str) -> None:
-    """Warn at the line of the program that called this interface; Python shows a warning once for each line."""
+    """Warn at the line of the program that called this API; Python shows a warning once per line."""
     frame = inspect.currentframe()
     level = 1
     while frame and frame.f_globals.get("__name__", "").startswith("localllm.compat"):
@@ -176,7 +179,7 @@ class OpenArguments:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> "OpenArguments":
-        """Check arguments, and warn of those without an effect. Raises UsageError for those that are not supported."""
+        """Check arguments, and warn of those without an effect. Raises UsageError for unsupported ones."""
         defaults = {each.name: each.default for each in fields(cls)}
         for name, reason in REFUSED.items():
             if name in arguments and arguments[name] not in (defaults[name], None):
@@ -187,7 +190,7 @@ class OpenArguments:
             if name not in defaults or (name in NO_EFFECT and arguments[name] != defaults[name])
         ]
         if idle:
-            warn(f"arguments of llama-cpp-python without an effect here: {', '.join(idle)}")
+            warn(f"ignored arguments (no effect in localllm): {', '.join(idle)}")
         return cls(**{name: value for name, value in arguments.items() if name in defaults})
 
     def open_model(self, path: str) -> "Model":
@@ -207,21 +210,21 @@ class OpenArguments:
 
     @property
     def chat_template(self) -> str | None:
-        """Return the built-in chat template of chat_format; warn and return None if there is none."""
+        """The built-in chat template of chat_format; warns and returns None for an unknown one."""
         name = CHAT_FORMATS.get(self.chat_format or "", self.chat_format)
         if not name or name in BUILTIN_TEMPLATES:
             return name or None
-        warn(f"chat_format {self.chat_format!r} has no effect: the chat template of the model's file is used")
+        warn(f"chat_format {self.chat_format!r} is ignored: the model file's chat template is used")
         return None
 
     @property
     def is_default_rope(self) -> bool:
-        """Return whether base and scale are the defaults that LangChain passes."""
+        """Whether base and scale are the defaults that LangChain passes."""
         return (self.rope_freq_base, self.rope_freq_scale) == DEFAULT_ROPE
 
     @property
     def rope(self) -> RopeScaling | None:
-        """Return the RoPE scaling, None for the file's own. Raises UsageError."""
+        """The RoPE scaling; None for the file's own. Raises UsageError."""
         if self.rope_scaling_type not in (None, -1, *ROPE_TYPES):
             choices = ", ".join(f"{number} ({kind})" for number, kind in ROPE_TYPES.items())
             raise UsageError(f"rope_scaling_type must be -1, {choices}, not {self.rope_scaling_type!r}")
@@ -232,7 +235,7 @@ class OpenArguments:
 
     @property
     def pooling(self) -> str | None:
-        """Return the pooling of embeddings, None for the file's own. Raises UsageError."""
+        """The pooling of embeddings; None for the file's own. Raises UsageError."""
         if self.pooling_type == -1:
             return None
         if self.pooling_type not in POOLINGS:
@@ -241,7 +244,7 @@ class OpenArguments:
 
 
 def kv_type(name: str, number: int | None) -> str:
-    """Return the KV cache type of GGML's type number. Raises UsageError."""
+    """Return the KV cache type for a GGML type id. Raises UsageError."""
     if number is None:
         return "f16"
     if number not in KV_TYPES:
@@ -318,12 +321,12 @@ class ChatArguments:
 def answer_options(arguments: CompletionArguments | ChatArguments, last_n: int, seed: int | None) -> AnswerArguments:
     """Return keyword arguments for generate and chat: sampling, grammar, functions. Raises UsageError.
 
-    last_n: tokens that penalties look at.
+    last_n: count of tokens to which penalties apply.
     """
     if arguments.grammar is not None and not isinstance(arguments.grammar, LlamaGrammar):
         raise UsageError(f"grammar must be a LlamaGrammar, not {type(arguments.grammar).__name__}")
     if arguments.tfs_z != 1.0:
-        warn("tfs_z has no effect, as in llama.cpp, which has no tail-free sampling any more")
+        warn("tfs_z is ignored: llama.cpp no longer has tail-free sampling")
     options = sampling_options(arguments, last_n, seed)
     options["on_overflow"] = "error"
     if arguments.grammar is not None and arguments.grammar.grammar is not None:
@@ -349,25 +352,25 @@ def answer_options(arguments: CompletionArguments | ChatArguments, last_n: int, 
 
 
 def length_options(arguments: CompletionArguments | ChatArguments) -> tuple[int | None, list[str]]:
-    """Return max_tokens, None for no limit, and the stop texts."""
+    """Return max_tokens, None for no limit, and the stop strings."""
     stop = [arguments.stop] if isinstance(arguments.stop, str) else list(arguments.stop or ())
     return arguments.max_tokens if (arguments.max_tokens or 0) > 0 else None, stop
 
 
 def as_list(functions: Callable[P, R] | Sequence[Callable[P, R]] | None) -> list[Callable[P, R]]:
-    """Return one function, several or none as a list."""
+    """Return a function, several or none as a list."""
     if functions is None or isinstance(functions, list | tuple):
         return list(functions or ())
     return [functions] if callable(functions) else [*functions]
 
 
 def sampling_options(arguments: CompletionArguments | ChatArguments, last_n: int, seed: int | None) -> AnswerArguments:
-    """Return all sampling options, so that the file's recommended ones have no effect.
+    """Return all sampling options, which override the file's recommended ones.
 
-    A temperature below 0 samples from the model's own distribution; mirostat uses no temperature.
+    A negative temperature samples from the model's own distribution; mirostat uses no temperature.
     """
     plain, is_greedy = arguments.temperature < 0, arguments.temperature == 0
-    numbers = {  # with those that turn their steps off
+    numbers = {  # each with the value that turns its step off
         "top_k": (arguments.top_k, 0), "top_p": (arguments.top_p, 1.0), "min_p": (arguments.min_p, 0.0),
         "typical": (arguments.typical_p, 1.0),
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""llama-cpp-python's chat completions, with tools and response formats, as dicts in OpenAI's layout."""
+"""llama-cpp-python's chat completions, with tools and response formats, as dicts in OpenAI's format."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -21,14 +21,14 @@ class ChatCompletion:
     def __init__(self, model: "Model", arguments: ChatArguments, name: str, last_n: int, seed: int | None) -> None:
         """Start a chat completion. Raises ContextError, UsageError.
 
-        name: the model's, in responses; last_n, seed: see answer_options.
+        name: of the model, for responses.  last_n, seed: see answer_options.
         """
         options = answer_options(arguments, last_n, seed)
         max_tokens, stop = length_options(arguments)
         if (schema := schema_of(arguments.response_format)) is not None:
             options["schema"] = schema
         if stop and (arguments.grammar is not None or schema is not None):
-            warn("stop has no effect together with grammar or response_format, which say where the answer ends")
+            warn("stop is ignored: grammar or response_format determines the end of the answer")
         if has_logprobs := arguments.logprobs not in (None, False):
             options["top_logprobs"] = alternatives(arguments.logprobs, arguments.top_logprobs)
         self.model, self.is_legacy, self.has_logprobs = model, bool(arguments.functions), has_logprobs
@@ -40,7 +40,7 @@ class ChatCompletion:
             self.answer = model.chat(arguments.messages, max_tokens, stop, **options)
 
     def whole(self) -> dict[str, object]:
-        """Generate the whole answer and return the response."""
+        """Generate the complete answer; return the response."""
         for _ in self.answer:
             pass
         message = self.answer.message()
@@ -90,7 +90,7 @@ def delta_of(part: TextPart, calls: list[ToolCall], is_legacy: bool) -> dict[str
 
 
 def schema_of(form: Mapping[str, object] | None) -> object:
-    """Return the JSON schema of a response_format, None for plain text. Raises UsageError."""
+    """Return the JSON schema of a response_format, or None for plain text. Raises UsageError."""
     kind = "text" if form is None else form.get("type")
     if form is None or kind == "text":
         return None
@@ -98,12 +98,14 @@ def schema_of(form: Mapping[str, object] | None) -> object:
         return form.get("schema") or {"type": "object"}
     inner = form.get("json_schema")
     if kind != "json_schema" or not isinstance(inner, Mapping) or not isinstance(inner.get("schema"), Mapping):
-        raise UsageError('response_format must be {"type": "json_object", "schema": ...} or text, or json_schema')
+        raise UsageError(
+            'response_format must be of type text, json_schema or json_object: {"type": "json_object", "schema": ...}'
+        )
     return inner["schema"]
 
 
 def tools_of(arguments: ChatArguments) -> list[Mapping[str, object]]:
-    """Return the tools, those of OpenAI's older interface (functions) included."""
+    """Return the tools, including OpenAI's legacy functions."""
     functions = [{"type": "function", "function": each} for each in arguments.functions or ()]
     return [*(arguments.tools or ()), *functions]
 

@@ -1,4 +1,4 @@
-"""llama-cpp-python's text completions, as dicts in OpenAI's layout."""
+"""llama-cpp-python's text completions, as dicts in OpenAI's format."""
 
 from collections.abc import Iterable, Iterator
 from time import time
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class CompletionLogprobs(TypedDict):
-    """Lists with an item for each token, as in OpenAI's completions."""
+    """Log probabilities as in OpenAI's completions; each list has one item per token."""
 
     tokens: list[str]
     text_offset: list[int]
@@ -27,12 +27,12 @@ class CompletionLogprobs(TypedDict):
 
 
 def token_text(token: int, tokenizer: "Tokenizer") -> str:
-    """Return a token's text, without bytes of incomplete characters."""
+    """Return a token's text, without the bytes of incomplete characters."""
     return tokenizer.token_bytes(token).decode(errors="ignore") if token < tokenizer.vocab_size else ""
 
 
 def completion_logprobs(tokens: Iterable[LikelyToken], tokenizer: "Tokenizer", offset: int) -> CompletionLogprobs:
-    """Return the log probabilities of a completion; offset: characters in front of the first token."""
+    """Return the log probabilities of a completion; offset: characters before the first token."""
     lists: CompletionLogprobs = {"tokens": [], "text_offset": [], "token_logprobs": [], "top_logprobs": []}
     for token, likeliest in tokens:
         text = token_text(token.token, tokenizer)
@@ -77,16 +77,16 @@ class TextCompletion:
     ) -> None:
         """Start a completion. Raises ContextError, UsageError.
 
-        name: the model's, in responses; last_n, seed: see answer_options.
+        name: of the model, for responses.  last_n, seed: see answer_options.
         """
         count = arguments.logprobs
         count = int(count) if isinstance(count, bool) else count
         self.model, self.arguments, self.logprobs = model, arguments, alternatives(count, None)
         max_tokens, stop = length_options(arguments)
         if stop and arguments.grammar is not None:
-            warn("stop has no effect together with grammar, which says where the answer ends")
+            warn("stop is ignored: grammar determines the end of the answer")
         if arguments.echo and arguments.stream:
-            warn("echo has no effect in a stream, as in llama-cpp-python")
+            warn("echo is ignored with stream, as in llama-cpp-python")
         self.ids = prompt_ids(model, arguments)
         self.head = head("text_completion", "cmpl", name)
         options = answer_options(arguments, last_n, seed)
@@ -95,12 +95,12 @@ class TextCompletion:
 
     @property
     def prompt(self) -> str:
-        """The prompt as a text."""
+        """The prompt as a string."""
         prompt = self.arguments.prompt
         return prompt if isinstance(prompt, str) else self.model.detokenize(prompt)
 
     def whole(self) -> dict[str, object]:
-        """Generate the whole answer and return the response."""
+        """Generate the complete answer; return the response."""
         text = "".join(self.answer)
         choice = {
             "text": self.prompt + text if self.arguments.echo else text,
@@ -117,7 +117,7 @@ class TextCompletion:
             return completion_logprobs(self.answer.logprobs, tokenizer, len(self.prompt))
         shown_ids = self.ids[self.ids[:1] == [tokenizer.bos_id] :]
         tokens = [*prompt_logprobs(self.model.sequence(), self.ids, count)[0], *self.answer.logprobs]
-        if len(shown_ids) == len(self.ids):  # no token before the first one
+        if len(shown_ids) == len(self.ids):  # no token precedes the first one
             tokens = [LikelyToken(TokenLogprob(shown_ids[0], 0.0), ()), *tokens]
         lists = completion_logprobs(tokens, tokenizer, 0)
         if tokens:
@@ -149,7 +149,7 @@ def prompt_ids(model: "Model", arguments: CompletionArguments) -> list[int]:
     prompt, tokenizer = arguments.prompt, model.tokenizer
     if arguments.suffix is not None:
         if not isinstance(prompt, str):
-            raise UsageError("suffix: prompt must be a text, not token ids, when there is a suffix")
+            raise UsageError("suffix: the prompt must be a string, not token ids")
         return Infill(prompt, arguments.suffix).encode(tokenizer)
     if not isinstance(prompt, str):
         return [int(token) for token in prompt]

@@ -1,10 +1,10 @@
-"""The interface of llama-cpp-python, for programs written for it.
+"""The API of llama-cpp-python, for programs written for it.
 
     from localllm.compat.llama_cpp import Llama
     llm = Llama(model_path="model.gguf", n_ctx=2048)
     print(llm("The capital of France is", max_tokens=8)["choices"][0]["text"])
 
-docs/llama-cpp-python.md says what is the same, different and refused. Source of the interface: llama-cpp-python 0.3.36.
+docs/llama-cpp-python.md lists the differences and what is not supported. Source of the API: llama-cpp-python 0.3.36.
 """
 
 import random
@@ -41,7 +41,7 @@ __all__ = ["Llama", "LlamaGrammar", "LlamaState", "LlamaTokenizer", "LogitsProce
 
 
 class LogitsProcessorList(list[LogitsProcessor]):
-    """Functions of token ids, int32 [tokens], and logits, float32 [vocab], that change the logits one after another."""
+    """Functions of token ids, int32 [tokens], and logits, float32 [vocab], that change the logits in turn."""
 
     def __call__(self, input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
         for processor in self:
@@ -50,7 +50,7 @@ class LogitsProcessorList(list[LogitsProcessor]):
 
 
 class StoppingCriteriaList(list[StoppingCriterion]):
-    """Functions of token ids, int32 [tokens], and logits, float32 [vocab]; the answer ends when one returns True."""
+    """Functions of token ids, int32 [tokens], and logits, float32 [vocab]; True from one ends the answer."""
 
     def __call__(self, input_ids: np.ndarray, logits: np.ndarray) -> bool:
         return any([criterion(input_ids, logits) for criterion in self])
@@ -60,8 +60,8 @@ class LlamaState:
     """Evaluated tokens, for Llama.load_state of the same model.
 
     Attributes:
-        n_tokens: how many tokens.  input_ids: the tokens, int32 [n_tokens].  seed: the model's.
-        scores: logits after each token, float32 [n_tokens, vocab], None without logits_all.
+        n_tokens: count of tokens.  input_ids: the tokens, int32 [n_tokens].  seed: the model's.
+        scores: logits after each token, float32 [n_tokens, vocab]; None without logits_all.
     """
 
     def __init__(self, sequence: "TokenSequence | None", rows: list[np.ndarray], seed: int) -> None:
@@ -72,7 +72,7 @@ class LlamaState:
 
     @property
     def scores(self) -> np.ndarray | None:
-        """Return the logits after each token, None if some are not kept."""
+        """The logits after each token; None if some were not stored."""
         rows = np.concatenate(self.rows) if self.rows else None
         return rows if rows is not None and len(rows) == self.n_tokens else None
 
@@ -94,24 +94,24 @@ class LlamaTokenizer:
         return self._llama.detokenize(tokens, prev_tokens, special)
 
     def encode(self, text: str, add_bos: bool = True, special: bool = True) -> list[int]:
-        """Return the token ids of a text."""
+        """Return the token ids of a string."""
         return self.tokenize(text.encode("utf-8", errors="ignore"), add_bos, special)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of token ids."""
+        """Return the string of token ids."""
         return self.detokenize(tokens).decode("utf-8", errors="ignore")
 
 
 class Llama:
-    """A model with llama-cpp-python's methods. Use it in a `with` statement, or close it.
+    """A model with llama-cpp-python's methods; use it in a `with` statement, or close it.
 
     Attributes:
         model_path: as passed.  metadata: the file's as strings, without lists.  model: the localllm.Model.
-        n_batch: as passed; it has no effect, the size of prefill chunks is chosen automatically.
+        n_batch: as passed, without an effect: the size of prefill chunks is chosen automatically.
     """
 
     def __init__(self, model_path: str, **arguments: object) -> None:
-        """Open a GGUF file, or a model on this computer by its name.
+        """Open a GGUF file, or a local model by its name.
 
         arguments: see OpenArguments. Raises ModelError, MemoryLimitError, UsageError.
         """
@@ -136,17 +136,17 @@ class Llama:
         self.set_seed(opening.seed)
 
     def _warn_of_rope_base(self, opening: OpenArguments) -> None:
-        """Warn if LangChain's default base and scale are ignored although the file has another base."""
+        """Warn if LangChain's default base and scale are ignored although the file's base differs."""
         base = float(self.metadata.get(f"{self.model.arch}.rope.freq_base", DEFAULT_ROPE[0]))
         if opening.is_default_rope and base != DEFAULT_ROPE[0]:
             usual = f"rope_freq_base {DEFAULT_ROPE[0]:g} with rope_freq_scale 1"
-            warn(f"{usual} counts as unset: the file's {base:g} is used")
+            warn(f"{usual} is ignored, as LangChain's default: the file's base {base:g} is used")
 
-    # ---- texts
+    # ---- completions
 
     @takes(CompletionArguments)
     def create_completion(self, arguments: CompletionArguments) -> Any:
-        """Complete a prompt: return a dict in OpenAI's layout, or with stream an iterator of chunks.
+        """Complete a prompt; return a dict in OpenAI's format, or with `stream` an iterator of chunks.
 
         Raises ContextError, UsageError.
         """
@@ -161,7 +161,7 @@ class Llama:
 
     @takes(ChatArguments)
     def create_chat_completion(self, arguments: ChatArguments) -> Any:
-        """Answer a conversation: return a dict in OpenAI's layout, or with stream an iterator of chunks.
+        """Answer a conversation; return a dict in OpenAI's format, or with `stream` an iterator of chunks.
 
         Raises ContextError, UsageError.
         """
@@ -171,7 +171,7 @@ class Llama:
 
     @takes(ChatArguments)
     def create_chat_completion_openai_v1(self, arguments: ChatArguments) -> Any:
-        """Answer a conversation; return objects of the package openai, which has to be installed."""
+        """Answer a conversation; return objects of the package openai, which must be installed."""
         from openai.types.chat import ChatCompletion as Whole
         from openai.types.chat import ChatCompletionChunk
 
@@ -188,7 +188,7 @@ class Llama:
         self._seeds = None if self._seed == RANDOM_SEED else random.Random(self._seed)
 
     def _draw_seed(self, seed: int | None) -> int | None:
-        """Return the seed of a completion, None for a random one."""
+        """Return the seed of a completion; None for a random one."""
         if seed is None:
             return self._seeds.randrange(2**32) if self._seeds else None
         return None if seed < 0 or seed == RANDOM_SEED else seed
@@ -202,7 +202,7 @@ class Llama:
         truncate: bool = True,
         return_count: bool = False,
     ) -> Any:
-        """Embed a text as a list of numbers, or several as a list of lists; return_count: also count the tokens.
+        """Embed a string as a list of floats, or several as a list of lists; return_count: also count the tokens.
 
         Raises ContextError, ModelError, UsageError.
         """
@@ -216,7 +216,7 @@ class Llama:
         return result, sum(min(len(encode(text, bos=True, eos=True)), context) for text in texts)
 
     def create_embedding(self, input: str | Sequence[str], model: str | None = None) -> dict[str, object]:
-        """Embed a text, or several, and return a dict in OpenAI's layout. Raises the errors of embed."""
+        """Embed one or several strings; return a dict in OpenAI's format. Raises the errors of embed."""
         rows, count = self.embed([input] if isinstance(input, str) else input, return_count=True)
         data = [{"object": "embedding", "embedding": row, "index": index} for index, row in enumerate(rows)]
         usage = {"prompt_tokens": count, "total_tokens": count}
@@ -225,11 +225,11 @@ class Llama:
     # ---- tokens
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
-        """Return the token ids of a text in UTF-8, with the file's BOS and EOS if add_bos. Raises UsageError."""
+        """Return the token ids of UTF-8 bytes, with the file's BOS and EOS if add_bos. Raises UsageError."""
         try:
             return self.model.tokenizer.encode(bytes(text).decode(), special, add_bos, add_bos)
         except (TypeError, UnicodeDecodeError):
-            raise UsageError("text must be bytes of UTF-8") from None
+            raise UsageError("text must be UTF-8 bytes") from None
 
     def detokenize(
         self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
@@ -243,19 +243,19 @@ class Llama:
         return LlamaTokenizer(self)
 
     def token_bos(self) -> int:
-        """Return the BOS token, -1 if there is none."""
+        """Return the BOS token, or -1."""
         return -1 if self.model.tokenizer.bos_id is None else self.model.tokenizer.bos_id
 
     def token_eos(self) -> int:
-        """Return the EOS token, -1 if there is none."""
+        """Return the EOS token, or -1."""
         return -1 if self.model.tokenizer.eos_id is None else self.model.tokenizer.eos_id
 
     def token_nl(self) -> int:
-        """Return the token of a line break."""
+        """Return the line break token."""
         return self.model.tokenizer.encode_inside("\n")[-1]
 
     def n_ctx(self) -> int:
-        """Return the context: the most tokens of a prompt and its answer together."""
+        """Return the context length: the maximum tokens of a prompt and its answer."""
         return self.model.context
 
     def n_vocab(self) -> int:
@@ -270,7 +270,7 @@ class Llama:
 
     @property
     def n_tokens(self) -> int:
-        """Return the number of evaluated tokens; setting a smaller one removes the last tokens."""
+        """Count of evaluated tokens; setting a smaller one removes the last tokens."""
         return len(self._sequence.tokens) if self._sequence else 0
 
     @n_tokens.setter
@@ -286,24 +286,24 @@ class Llama:
 
     @property
     def input_ids(self) -> np.ndarray:
-        """Return the evaluated tokens, int32 [n_tokens]."""
+        """The evaluated tokens, int32 [n_tokens]."""
         return np.array(self._sequence.tokens if self._sequence else [], np.intc)
 
     @property
     def eval_tokens(self) -> deque[int]:
-        """Return the evaluated tokens as a deque."""
+        """The evaluated tokens as a deque."""
         return deque(self.input_ids.tolist(), maxlen=self.model.context)
 
     @property
     def scores(self) -> np.ndarray:
-        """Return the logits after each evaluated token, float32 [n_tokens, vocab]. Raises UsageError."""
+        """The logits after each evaluated token, float32 [n_tokens, vocab]. Raises UsageError."""
         if not self._logits_all:
             raise UsageError("logits_all must be True for scores")
         return np.concatenate(self._rows) if self._rows else np.empty((0, self.n_vocab()), np.float32)
 
     @property
     def eval_logits(self) -> deque[list[float]]:
-        """Return the logits after each evaluated token; without logits_all, only those after the last token."""
+        """The logits after each evaluated token; without logits_all, only after the last one."""
         rows = self.scores if self._logits_all else np.concatenate(self._rows[-1:] or [np.empty((0, 0))])
         return deque(rows.tolist(), maxlen=self.model.context if self._logits_all else 1)
 
@@ -322,41 +322,41 @@ class Llama:
         self._sequence, self._rows = None, []
 
     def save_state(self) -> LlamaState:
-        """Return a copy of the evaluated tokens' state, which takes memory as long as it exists."""
+        """Return a copy of the evaluated tokens' state, which takes memory while it exists."""
         return LlamaState(self._sequence.fork() if self._sequence else None, [*self._rows], self._seed)
 
     def load_state(self, state: LlamaState) -> None:
         """Restore a state of this model from save_state. Raises UsageError."""
         if state.sequence and state.sequence.engine is not self.model.engine:
-            raise UsageError("state must be from save_state of this model")
+            raise UsageError("state must be a result of this model's save_state")
         self.reset()
         self._sequence, self._rows = state.sequence.fork() if state.sequence else None, [*state.rows]
         self.set_seed(state.seed)
 
     def set_cache(self, cache: object) -> None:
-        """Do nothing but warn: processed prompts are always cached."""
-        warn("set_cache has no effect: processed prompts are always cached")
+        """Do nothing except warn, since processed prompts are always cached."""
+        warn("set_cache is ignored: processed prompts are always cached")
 
-    # ---- llama.cpp's C interface, see llama_low_level.py
+    # ---- llama.cpp's C API, see llama_low_level.py
 
     @property
     def ctx(self) -> Context:
-        """Return the context of llama_decode; its tokens are not those of eval."""
+        """The context of llama_decode; its tokens are not those of eval."""
         self._context = self._context or Context(self.model)
         return self._context
 
     @property
     def context_params(self) -> SimpleNamespace:
-        """Return an object with n_ctx."""
+        """An object with n_ctx."""
         return SimpleNamespace(n_ctx=self.model.context)
 
-    # ---- life
+    # ---- lifecycle
 
     @classmethod
     def from_pretrained(cls, repo_id: str, filename: str | None = None, *given: object, **named: object) -> NoReturn:
-        """Raise UsageError: models are downloaded only by `localllm pull`."""
+        """Raise UsageError, since only `localllm pull` downloads models."""
         raise UsageError(
-            f'from_pretrained downloads nothing here: run `localllm pull hf:{repo_id}` once, then Llama("hf:{repo_id}")'
+            f'from_pretrained is not supported: run `localllm pull hf:{repo_id}` once, then use Llama("hf:{repo_id}")'
         )
 
     def close(self) -> None:

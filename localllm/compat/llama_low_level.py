@@ -1,7 +1,7 @@
-"""The part of llama.cpp's C interface that libraries call in addition to Llama: vocabularies, batches, logits.
+"""The parts of llama.cpp's C API that libraries use in addition to Llama: vocabularies, batches, logits.
 
-llguidance and outlines read a vocabulary's tokens; guidance evaluates batches of sequence 0. Handles of vocabularies
-are integers, because llguidance passes them through Rust to `llama_tokenize`. Source: llama.h of llama.cpp.
+llguidance and outlines read a vocabulary's tokens; guidance evaluates batches of sequence 0. Vocabulary handles are
+integers, because llguidance passes them through Rust to `llama_tokenize`. Source: llama.h of llama.cpp.
 """
 
 import ctypes
@@ -38,7 +38,7 @@ _models: "WeakValueDictionary[int, Model]" = WeakValueDictionary()  # by handles
 
 
 class Context:
-    """Evaluated tokens of sequence 0, and the logits of the latest batch."""
+    """The evaluated tokens of sequence 0, and the logits of the latest batch."""
 
     def __init__(self, model: "Model") -> None:
         self._model = model
@@ -46,7 +46,7 @@ class Context:
         self.logits = np.empty((0, 0), np.float32)
 
     def decode(self, tokens: Sequence[int], first: int) -> bool:
-        """Evaluate tokens from position `first` on; return False if it is not the next one. Raises ContextError."""
+        """Evaluate tokens from position `first` on; return False if that is not the next one. Raises ContextError."""
         self._sequence = self._sequence or self._model.sequence()
         if first != len(self._sequence.tokens):
             return False
@@ -54,7 +54,7 @@ class Context:
         return True
 
     def remove(self, first: int) -> None:
-        """Forget the tokens from position `first` on."""
+        """Remove the tokens from position `first` on."""
         if self._sequence and first < len(self._sequence.tokens):
             tokens = [int(token) for token in self._sequence.tokens[:first]]
             if (kept_tokens := self._sequence.truncate(first)) < first:
@@ -82,30 +82,30 @@ def llama_model_get_vocab(model: "Model") -> int:
 
 
 def model_of(vocab: int) -> "Model":
-    """Return the model of a handle. Raises UsageError."""
+    """Return the model of a vocabulary handle. Raises UsageError."""
     model = _models.get(vocab)
     if model is None:
-        raise UsageError("the model of this vocabulary is gone")
+        raise UsageError("the model of this vocabulary was deleted: keep a reference to it")
     return model
 
 
 def tokenizer_of(vocab: int) -> "Tokenizer":
-    """Return the tokenizer of a handle. Raises UsageError."""
+    """Return the tokenizer of a vocabulary handle. Raises UsageError."""
     return model_of(vocab).tokenizer
 
 
 def llama_vocab_n_tokens(vocab: int) -> int:
-    """Return the number of tokens."""
+    """Return the vocabulary size."""
     return tokenizer_of(vocab).vocab_size
 
 
 def llama_vocab_bos(vocab: int) -> int:
-    """Return the BOS token, -1 if there is none."""
+    """Return the BOS token, or -1."""
     return -1 if (token := tokenizer_of(vocab).bos_id) is None else token
 
 
 def llama_vocab_eos(vocab: int) -> int:
-    """Return the EOS token, -1 if there is none."""
+    """Return the EOS token, or -1."""
     return -1 if (token := tokenizer_of(vocab).eos_id) is None else token
 
 
@@ -116,7 +116,10 @@ def llama_token_get_attr(vocab: int, token: int) -> int:
 
 
 def llama_token_to_piece(vocab: int, token: int, buffer: Any, length: int, lstrip: int, special: bool) -> int:
-    """Write a token's bytes to buffer, without `lstrip` leading spaces; return their count, negative if too many."""
+    """Write a token's bytes to `buffer`; return their count, negative if it exceeds `length`.
+
+    lstrip: maximum leading spaces to omit.
+    """
     data = tokenizer_of(vocab).token_bytes(token, bool(special))
     for _ in range(lstrip):
         data = data.removeprefix(b" ")
@@ -135,7 +138,7 @@ def write_tokens(
     add_special: bool,
     parse_special: bool,
 ) -> int:
-    """Write a text's token ids; return their count, as a negative number if there are more than `capacity`.
+    """Write a text's token ids; return their count, negative if it exceeds `capacity`.
 
     text: the address of `length` bytes.
     """
@@ -153,7 +156,7 @@ TOKENIZE = ctypes.CFUNCTYPE(
     ctypes.c_bool, ctypes.c_bool,
 )  # fmt: skip
 llama_tokenize = TOKENIZE(write_tokens)
-llama_cpp = SimpleNamespace(_lib=SimpleNamespace(llama_tokenize=llama_tokenize))  # llguidance looks for it here
+llama_cpp = SimpleNamespace(_lib=SimpleNamespace(llama_tokenize=llama_tokenize))  # llguidance expects this path
 
 
 def llama_batch_init(n_tokens: int, embd: int, n_seq_max: int) -> Batch:
@@ -164,7 +167,7 @@ def llama_batch_init(n_tokens: int, embd: int, n_seq_max: int) -> Batch:
 
 
 def llama_batch_free(batch: Batch) -> None:
-    """Do nothing: Python frees batches."""
+    """Do nothing, since Python frees batches."""
 
 
 def llama_get_memory(ctx: Context) -> Context:
@@ -173,7 +176,7 @@ def llama_get_memory(ctx: Context) -> Context:
 
 
 def llama_memory_seq_rm(memory: Context, seq_id: int, p0: int, p1: int) -> bool:
-    """Remove the tokens from p0 on; return False for a range with an end, or for a sequence other than 0."""
+    """Remove the tokens from p0 on; return False for a range with an end, or a sequence other than 0."""
     if seq_id > 0 or p1 >= 0:
         return False
     memory.remove(max(p0, 0))

@@ -1,7 +1,7 @@
 """A plugin for simonw/llm, registered by an entry point: `llm -m localllm/NAME "a prompt"`.
 
-Each model of `localllm list --all --found` is localllm/NAME. `llm` loads this module whenever it starts, so nothing
-heavy is imported before a model answers. Source of the interface: llm 0.36, docs/plugins of that project.
+Each model of `localllm list --all --found` is localllm/NAME. `llm` imports this module on every start, so heavy imports
+wait until a model answers. Source of the API: llm 0.36, docs/plugins of that project.
 """
 
 import re
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from localllm.text.messages import Message
 
 PREFIX = "localllm/"
-EMBEDDER = re.compile(r"embed|bge-|minilm|(^|[-/])(e5|gte)-", re.IGNORECASE)  # in names of models for vectors
+EMBEDDER = re.compile(r"embed|bge-|minilm|(^|[-/])(e5|gte)-", re.IGNORECASE)  # in names of embedding models
 
 
 def model_names() -> list[str]:
-    """Return the names of local models, those of other programs included, and of models that can be pulled."""
+    """Return the names of local models, including other programs', and of models that can be pulled."""
     from localllm.services.hub.catalogue import registry_models
     from localllm.services.inspection.fit import names_here
 
@@ -51,13 +51,13 @@ def register_models(register: Callable[[object], object]) -> None:
 
 @llm.hookimpl  # type: ignore[untyped-decorator]
 def register_embedding_models(register: Callable[[object], object]) -> None:
-    """Register every model whose name is that of an embedding model."""
+    """Register every model with an embedding model's name."""
     for name in filter(EMBEDDER.search, model_names()):
         register(LocalllmEmbedder(name))
 
 
 def options_class() -> type[llm.Options]:
-    """Make the class of an answer's options; None is the model's own default."""
+    """Create the class of answer options; None means the model's own default."""
     kinds = {
         name: (declared[name].kind | None, Field(None, description=declared[name].help.partition("; -1:")[0]))
         for declared in (OPTIONS, SAMPLING)
@@ -79,7 +79,7 @@ class LocalllmModel(llm.Model):
     def execute(
         self, prompt: "llm.Prompt", stream: bool, response: "llm.Response", conversation: object
     ) -> Iterator[str]:
-        """Yield the answer's texts, then set its token counts. Raises llm.ModelError."""
+        """Yield the answer's text, then set its token counts. Raises llm.ModelError."""
         options = {key: value for key, value in prompt.options.model_dump().items() if value is not None}
         if prompt.schema:
             options["schema"] = prompt.schema
@@ -100,7 +100,7 @@ class LocalllmEmbedder(llm.EmbeddingModel):
         self.name, self.model_id = name, PREFIX + name
 
     def embed_batch(self, items: Iterable[str | bytes], **given: object) -> Iterator[list[float]]:
-        """Yield the embedding of each text. Raises llm.ModelError."""
+        """Yield the embedding of each item. Raises llm.ModelError."""
         try:
             yield from open_once(self.name).embed([str(item) for item in items]).tolist()
         except LocalllmError as error:
@@ -108,7 +108,7 @@ class LocalllmEmbedder(llm.EmbeddingModel):
 
 
 def messages_of(prompt: "llm.Prompt") -> "list[Message]":
-    """Convert a prompt, with the conversation before it, to messages of text."""
+    """Convert a prompt and the conversation before it to text messages."""
     return [
         {"role": message.role, "content": "".join(getattr(part, "text", None) or "" for part in message.parts)}
         for message in prompt.messages

@@ -1,6 +1,6 @@
-"""Decodes data URLs and bare base64 of images: also with line breaks, in capitals, or without padding.
+"""Decode data URLs and bare base64 of images, also with line breaks, in capitals, or without padding.
 
-Sources: RFC 2397 (data URLs), RFC 4648 (base64, and its alphabet for URLs), RFC 2045 (lines of 76 characters).
+Sources: RFC 2397 (data URLs), RFC 4648 (base64, and its URL-safe alphabet), RFC 2045 (lines of 76 characters).
 """
 
 import base64
@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from localllm.errors import UsageError
 
-MOST_CHARACTERS = 400 << 20  # more than the largest file has, with its line breaks
+MOST_CHARACTERS = 400 << 20  # more than the largest allowed file needs, line breaks included
 HEAD = "an image's URL must begin with data:image/...;base64,"
 # First bytes of PNG, JPEG, GIF, BMP, WebP and TIFF (either byte order); AVIF and HEIF have "ftyp" at byte 4.
 SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM", b"RIFF", b"II*\0", b"MM\0*")
@@ -24,7 +24,7 @@ def is_data_url(text: str) -> bool:
 
 
 def is_bare_base64(text: str) -> bool:
-    """Return whether a text is an image file in base64 without "data:": decode its first bytes and compare."""
+    """Return whether a string is an image file in base64 without "data:", judged by its first bytes."""
     beginning = _SPACE.sub("", text[:64])[:24]
     if not _BARE.match(beginning):
         return False
@@ -46,13 +46,16 @@ def decode_data_url(url: str) -> bytes:
 
 
 def decode_base64(text: str) -> bytes:
-    """Decode base64 of either alphabet, with or without padding, white space and percent escapes. Raises UsageError."""
+    """Decode base64 of either alphabet, with or without padding, white space and percent escapes.
+
+    Raises UsageError.
+    """
     if len(text) > MOST_CHARACTERS:
-        raise UsageError(f"an image URL longer than {MOST_CHARACTERS >> 20} million characters")
+        raise UsageError(f"an image URL must have at most {MOST_CHARACTERS >> 20} million characters, not {len(text)}")
     if "%" in text:
         text = unquote(text)
     text = _SPACE.sub("", text).replace("-", "+").replace("_", "/").rstrip("=")
     try:
         return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError):
-        raise UsageError("an image URL has invalid base64") from None
+        raise UsageError("the image's data URL has invalid base64") from None

@@ -1,4 +1,4 @@
-"""Images in messages: OpenAI's content parts become placeholders in the text and a list of images."""
+"""Images in messages: convert OpenAI's content parts to placeholders in the text and a list of images."""
 
 import base64
 import io
@@ -14,12 +14,11 @@ from localllm.text.special_tokens import IMAGE
 
 
 def extract_images(messages: Sequence[Message]) -> tuple[list[Message], list[object]]:
-    """Replace images in messages by placeholders in the texts; return the messages and the images in order.
+    """Replace images in messages by placeholders; return the messages, and the images in order.
 
     A part is {"type": "image", "image": path, bytes or a Pillow image}, or {"type": "image_url", "image_url": {"url":
-    "data:image/png;base64,..."}}. Ollama's form, {"content": ..., "images": [path, ...]},
-    puts the images in front of the text. As in llama.cpp, there is no line break before or after an image. Raises
-    UsageError.
+    "data:image/png;base64,..."}}. Images in Ollama's format, {"content": ..., "images": [path, ...]}, are put before
+    the text. As in llama.cpp, there is no line break before or after an image. Raises UsageError.
     """
     if not any(has_image(message) for message in messages):
         return list(messages), []
@@ -39,7 +38,7 @@ def images_of(message: Message) -> list[Message]:
 
 
 def texts_of(content: str | list[str | Message]) -> str:
-    """Return the text of a content, its parts joined by line breaks, without images."""
+    """Return a content's text without images, its parts joined by line breaks."""
     if not isinstance(content, list):
         return content
     return "\n".join(
@@ -48,7 +47,6 @@ def texts_of(content: str | list[str | Message]) -> str:
 
 
 def is_image(part: object) -> bool:
-    """Return whether a content part is an image."""
     return isinstance(part, dict) and part.get("type") in ("image", "image_url")
 
 
@@ -59,26 +57,26 @@ def _with_markers(message: Message, images: list[object]) -> Message:
     parts = [content] if isinstance(content, str) else content
     if not has_image(message):
         return {**message, "content": [*map(_without_marks, parts)] if content is parts else _without_marks(content)}
-    beside, message = message.get("images") or (), {key: message[key] for key in message if key != "images"}
-    if isinstance(beside, str | bytes) or not isinstance(beside, Sequence):
-        raise UsageError(f"a message's images must be a list, not {type(beside).__name__}")
-    images += beside
-    text, behind_image = IMAGE * len(beside), bool(beside)
+    attached, message = message.get("images") or (), {key: message[key] for key in message if key != "images"}
+    if isinstance(attached, str | bytes) or not isinstance(attached, Sequence):
+        raise UsageError(f"a message's images must be a list, not {type(attached).__name__}")
+    images += attached
+    text, follows_image = IMAGE * len(attached), bool(attached)
     for part in parts:
         if isinstance(part, dict) and is_image(part):
             images.append(source_of(part))
-            text, behind_image = text + IMAGE, True
+            text, follows_image = text + IMAGE, True
             continue
         texts = part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
         if not isinstance(texts, str):
-            raise UsageError('a part of a content must be {"type": "text", "text": ...}' + f", not {part!r}"[:100])
-        text += ("\n" if text and not behind_image else "") + texts.replace(IMAGE, "�")
-        behind_image = False
+            raise UsageError('a content part must be {"type": "text", "text": ...}' + f", not {part!r}"[:100])
+        text += ("\n" if text and not follows_image else "") + texts.replace(IMAGE, "�")
+        follows_image = False
     return {**message, "content": text}
 
 
 def _without_marks(part: object) -> object:
-    """Replace IMAGE in a content part's text, so that a user cannot write the placeholder."""
+    """Replace IMAGE in a content part's text, so that a user cannot inject the placeholder."""
     if isinstance(part, str):
         return part.replace(IMAGE, "�")
     if isinstance(part, dict) and isinstance(part.get("text"), str):
@@ -90,12 +88,12 @@ def source_of(part: Message) -> object:
     """Return the path, bytes, Pillow image or data URL of an image part. Raises UsageError."""
     if part["type"] == "image":
         if "image" not in part:
-            raise UsageError('a part of type "image" must have an "image": a path, bytes or a Pillow image')
+            raise UsageError('a content part of type "image" must have an "image": a path, bytes or a Pillow image')
         return part["image"]
     source = part.get("image_url")
     url = source.get("url") if isinstance(source, dict) else source
     if not isinstance(url, str):
-        raise UsageError('a part of type "image_url" must have an image_url: {"url": ...}')
+        raise UsageError('a content part of type "image_url" must have an image_url: {"url": ...}')
     if not is_data_url(url) and not is_bare_base64(url):
         raise UsageError("images are not downloaded: an image URL must begin with data:image/...;base64,")
     return url
@@ -103,7 +101,7 @@ def source_of(part: Message) -> object:
 
 # ---- for servers
 
-MEDIA_TYPES = {"JPEG": "image/jpeg", "PNG": "image/png"}  # every server reads these
+MEDIA_TYPES = {"JPEG": "image/jpeg", "PNG": "image/png"}  # every server supports these
 ORIENTATION = 0x0112  # EXIF tag
 
 
@@ -126,7 +124,7 @@ def _with_urls(message: Message) -> Message:
 def data_url(source: object) -> str:
     """Convert an image to a data URL; source: see load_image. Raises UsageError.
 
-    A file that every program shows the same way is encoded as it is, any other image as a PNG.
+    A file that every program displays alike is encoded unchanged, any other image as PNG.
     """
     image = load_image(source)
     format, data = read_unchanged(source)

@@ -1,4 +1,4 @@
-"""The differences between Linux, Windows and macOS: a file for each concern, and no checks elsewhere.
+"""The differences between Linux, Windows and macOS, one file per concern; other packages check no platform.
 
 Functions raise OSError, are independent of models, and import platform modules only on their platform.
 """

@@ -1,4 +1,4 @@
-"""Limits that Linux's control groups (cgroups v1 and v2) put on this process: its own group's and all parents'."""
+"""Limits on this process from Linux control groups (cgroups v1 and v2): its own group's and all parents'."""
 
 import os
 import re
@@ -6,13 +6,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = "/"  # below it are proc and what is mounted
-NO_LIMIT = 1 << 60  # bytes: v1 reports "no limit" as a number above this
+ROOT = "/"  # parent of proc and of the mount points
+NO_LIMIT = 1 << 60  # bytes; v1 reports "no limit" as a value above this
 NO_QUOTA = 1e6  # processors
 
 
 def cgroup_quota() -> float:
-    """Return the CPU quota in processors; NO_QUOTA if no group has a limit."""
+    """Return the CPU quota in processors; NO_QUOTA without a limit."""
     limits = [read_two_numbers(folder, "cpu.max") for folder in group_folders("")]
     limits += [
         (read_number(f"{folder}/cpu.cfs_quota_us"), read_number(f"{folder}/cpu.cfs_period_us"))
@@ -23,7 +23,7 @@ def cgroup_quota() -> float:
 
 
 def memory_left() -> int:
-    """Return the bytes left below the lowest memory limit, not counting the file cache; sys.maxsize without one."""
+    """Return the bytes below the lowest memory limit, not counting the file cache; sys.maxsize without a limit."""
     remaining = [
         limit - (read_number(f"{folder}/memory.stat", "anon") or 0)
         for folder in group_folders("")
@@ -47,14 +47,14 @@ def group_folders(controller: str) -> Iterator[str]:
         is_mounted = is_below(group, root) and ".." not in group.split("/")
         inner = group.removeprefix(root.rstrip("/")) if is_mounted else ""
         folder = os.path.normpath(f"{place}/{inner}")
-        while is_below(folder, place):  # folders above the mount point are no control groups
+        while is_below(folder, place):  # folders above the mount point are not control groups
             yield folder
             folder = os.path.dirname(folder)
         return
 
 
 def own_group(controller: str) -> str | None:
-    """Return the path of this process's group; None if it is in none."""
+    """Return the path of this process's group, or None."""
     for line in read_lines("proc/self/cgroup"):
         _, names, path = (line.split(":", 2) + ["", ""])[:3]
         if names == controller == "" or (controller and controller in names.split(",")):
@@ -84,7 +84,7 @@ def unescape(text: str) -> str:
 
 
 def read_lines(path: str) -> list[str]:
-    """Read the lines of a file below ROOT; none if there is no such file."""
+    """Read the lines of a file below ROOT; [] if it does not exist."""
     try:
         return Path(f"{ROOT}/{path}").read_text(errors="replace").splitlines()
     except OSError:
@@ -92,7 +92,10 @@ def read_lines(path: str) -> list[str]:
 
 
 def read_number(path: str, name: str = "") -> int | None:
-    """Read the number after `name` at the beginning of a line, or a file's only number; None for "max" or no file."""
+    """Read the integer after `name` at the beginning of a line, or a file's only integer.
+
+    Returns None for "max" or without a file.
+    """
     try:
         match = re.search(rf"^{name} *(-?\d+)\s*$", Path(path).read_text(), re.MULTILINE)
     except OSError:
@@ -101,7 +104,7 @@ def read_number(path: str, name: str = "") -> int | None:
 
 
 def read_two_numbers(folder: str, name: str) -> tuple[int | None, int | None]:
-    """Read a file of two numbers; (None, None) if it is missing or has other content, such as "max 100000"."""
+    """Read a file of two integers; (None, None) if it is missing or has other content, such as "max 100000"."""
     try:
         words = Path(f"{folder}/{name}").read_text().split()
     except OSError:

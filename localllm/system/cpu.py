@@ -1,6 +1,6 @@
 """The processor: cores available to this process, names, and features.
 
-LLVM reports processor names and most features. On ARM it misses two, which are read from the system instead: dot
+LLVM reports processor names and most features. On ARM it misses two, which are read from the operating system: dot
 products of bytes (dotprod) and products of small byte matrices (i8mm).
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from localllm.system.control_groups import cgroup_quota
 
-# Linux: the word of the auxiliary vector (AT_HWCAP, AT_HWCAP2) and the bit in it (HWCAP_ASIMDDP, HWCAP2_I8MM).
+# Linux: entry of the auxiliary vector (AT_HWCAP, AT_HWCAP2) and bit in it (HWCAP_ASIMDDP, HWCAP2_I8MM).
 LINUX = {"dotprod": (16, 20), "i8mm": (26, 13)}
 MACOS = {"dotprod": "hw.optional.arm.FEAT_DotProd", "i8mm": "hw.optional.arm.FEAT_I8MM"}
 WINDOWS = {"dotprod": 43, "i8mm": 66}  # PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE, PF_ARM_V82_I8MM_INSTRUCTIONS_AVAILABLE
@@ -22,22 +22,22 @@ WINDOWS = {"dotprod": 43, "i8mm": 66}  # PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE, P
 IDENTITY = (b"vendor_id", b"cpu family", b"model", b"model name", b"stepping", b"flags")
 REGISTRY = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
 VALUES = "VendorIdentifier", "Identifier", "ProcessorNameString"
-FEATURES = 96  # more than the numbers that Windows' IsProcessorFeaturePresent knows
+FEATURES = 96  # upper bound of the features of Windows' IsProcessorFeaturePresent
 ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XTILEDATA = 158, 0x1023, 18  # Linux: asm/unistd_64.h, asm/prctl.h, bit of XCR0
 CORES = 0  # Windows: RelationProcessorCore
 
 
 def is_arm() -> bool:
-    """Return whether this is a 64-bit ARM processor. They all have NEON: vectors of 128 bits."""
+    """Return whether this is a 64-bit ARM processor; all of them have NEON, with vectors of 128 bits."""
     return platform.machine().lower() in ("aarch64", "arm64")
 
 
-# Bytes of a cache line: two threads that write to the same one slow each other down. Apple's have 128.
+# Bytes of a cache line: threads that write to the same line slow each other down. Apple's have 128.
 LINE = 128 if sys.platform == "darwin" and is_arm() else 64
 
 
 def arm_features() -> list[str]:
-    """Return LLVM's names of this ARM's features."""
+    """Return LLVM's names of this ARM processor's features."""
     if sys.platform == "darwin":
         return ["neon", *(feature for feature, name in MACOS.items() if system_number(name))]
     if sys.platform == "win32":
@@ -56,8 +56,8 @@ def auxiliary_value(word: int) -> int:
 
 
 def system_number(name: str) -> int:
-    """Read an integer from macOS's sysctl; 0 if it does not know it."""
-    value = ctypes.c_int64()  # sysctl fills 4 or 8 bytes of it
+    """Read an integer from macOS's sysctl; 0 if it is unknown."""
+    value = ctypes.c_int64()  # sysctl writes 4 or 8 bytes
     size = ctypes.c_size_t(ctypes.sizeof(value))
     failed = ctypes.CDLL(None).sysctlbyname(name.encode(), ctypes.byref(value), ctypes.byref(size), None, None)
     return 0 if failed else value.value
@@ -69,7 +69,10 @@ def has_feature(number: int) -> bool:
 
 
 def allow_tiles() -> bool:
-    """Ask Linux to enable AMX tiles for all threads: 8 KB of registers to save; False elsewhere."""
+    """Request AMX tiles for all threads from Linux; return False elsewhere.
+
+    They add 8 KB of registers to each context switch.
+    """
     if sys.platform != "linux":
         return False
     result: bool = ctypes.CDLL(None).syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0
@@ -77,7 +80,10 @@ def allow_tiles() -> bool:
 
 
 def processor_information(path: str = "/proc/cpuinfo") -> bytes | None:
-    """Return a key that identifies the x86-64 processor, from /proc/cpuinfo or Windows' registry; None elsewhere."""
+    """Return a key that identifies the x86-64 processor, or None.
+
+    It is read from /proc/cpuinfo, or from Windows' registry.
+    """
     if sys.platform == "win32":
         features = "".join(str(int(has_feature(number))) for number in range(FEATURES))
         return None if is_arm() else "\n".join([*map(read_registry, VALUES), features]).encode()
@@ -91,7 +97,7 @@ def processor_information(path: str = "/proc/cpuinfo") -> bytes | None:
 
 
 def system_name() -> str:
-    """Return the operating system and processor type, such as Linux x86_64."""
+    """Return the operating system and processor type, such as "Linux x86_64"."""
     return f"{platform.system()} {platform.machine()}"
 
 
@@ -105,7 +111,7 @@ def processor_name() -> str:
 
 
 def read_registry(name: str) -> str:
-    """Read a value of the first processor from Windows' registry, "" if there is none."""
+    """Read a value of the first processor from Windows' registry, or ""."""
     import winreg
 
     try:
@@ -116,7 +122,7 @@ def read_registry(name: str) -> str:
 
 
 def object_triple(triple: str) -> str:
-    """Return LLVM's target triple for object files: ELF on Windows too, with Windows' calling convention."""
+    """Return LLVM's target triple for object files: ELF also on Windows, with Windows' calling convention."""
     return f"{triple}-elf" if sys.platform == "win32" and not triple.endswith("elf") else triple
 
 
@@ -124,12 +130,12 @@ def object_triple(triple: str) -> str:
 
 
 def usable_cores() -> int:
-    """Return how many physical cores this process may use, by affinity and control groups' quotas; at least 1."""
+    """Return how many physical cores this process may use, by affinity and CPU quota; at least 1."""
     return max(1, min(physical_cores(), int(cgroup_quota())))
 
 
 def logical_cores() -> int:
-    """Return how many logical processors this process may use: to size pools of processes; at least 1."""
+    """Return how many logical processors this process may use, for sizing process pools; at least 1."""
     return max(1, min(affinity_processors(), int(cgroup_quota())))
 
 
@@ -143,8 +149,8 @@ def affinity_processors() -> int:
 def physical_cores() -> int:
     """Return how many cores are in this process's affinity mask, fast and slow; on macOS only the fast ones.
 
-    Slow cores help because threads claim parts of the work (docs/decisions/unequal-cores.md). A Mac's slow cores are
-    left to other programs.
+    Slow cores help because threads claim shares of the work dynamically (docs/decisions/unequal-cores.md). A Mac's slow
+    cores are left to other programs.
     """
     if sys.platform == "darwin":
         return system_number("hw.perflevel0.physicalcpu") or system_number("hw.physicalcpu")
@@ -157,7 +163,7 @@ def physical_cores() -> int:
 
 
 def read_text(path: str) -> str:
-    """Read a small system file; "" if there is none."""
+    """Read a small system file; "" if it does not exist."""
     try:
         return Path(path).read_text().strip()
     except OSError:
@@ -167,13 +173,13 @@ def read_text(path: str) -> str:
 def count_cores(content: bytes, affinity: int) -> int:
     """Count Windows' cores in the affinity mask.
 
-    content: as `windows_cores` returns it; affinity: a bit for each processor of the first group.
+    content: from `windows_cores`.  affinity: one bit per processor of the first group.
     """
     return sum(not affinity or any(mask & affinity for mask in masks) for _, masks in core_records(content))
 
 
 def core_records(content: bytes) -> Iterator[tuple[int, list[int]]]:
-    """Yield each core's EfficiencyClass, higher is faster, and its processors in the first group, as bits.
+    """Yield each core's EfficiencyClass (higher is faster) and its processors in the first group, as bits.
 
     Source: SYSTEM_LOGICAL_PROCESSOR_INFORMATION_EX, PROCESSOR_RELATIONSHIP, GROUP_AFFINITY in winnt.h.
     """
@@ -187,7 +193,7 @@ def core_records(content: bytes) -> Iterator[tuple[int, list[int]]]:
 
 
 def windows_cores() -> bytes:
-    """Return GetLogicalProcessorInformationEx's records of cores; b"" if the call fails."""
+    """Return GetLogicalProcessorInformationEx's core records; b"" if the call fails."""
     ask = ctypes.windll.kernel32.GetLogicalProcessorInformationEx  # type: ignore[attr-defined]
     size = ctypes.c_uint32(0)
     ask(CORES, None, ctypes.byref(size))
@@ -196,7 +202,7 @@ def windows_cores() -> bytes:
 
 
 def windows_affinity() -> int:
-    """Return the affinity mask; 0 if it spans several groups of 64 processors."""
+    """Return Windows' affinity mask; 0 if it spans several groups of 64 processors."""
     kernel32 = ctypes.windll.kernel32  # type: ignore[attr-defined]
     process, system = ctypes.c_size_t(), ctypes.c_size_t()
     process_handle = ctypes.c_void_p(-1)

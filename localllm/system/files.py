@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
-NAME_UNITS = 255  # the longest file name on almost all systems: bytes, on Windows UTF-16 units
+NAME_UNITS = 255  # maximum length of a file name on almost all systems: in bytes, on Windows in UTF-16 units
 # Windows: names of devices, with any suffix, and characters that are not allowed in names.
 DEVICES = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[1-9¹²³])\s*(\.|:|$)", re.IGNORECASE)
 FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
@@ -20,13 +20,13 @@ REPLACE_FOR = 1.0  # seconds to retry on Windows: a virus scanner may have the f
 READ, WRITE, SHARE_ALL = 0x80000000, 0x40000000, 1 | 2 | 4
 
 
-# ---- places
+# ---- folders and names
 
 
 def folder_of(kind: str) -> Path:
-    """Return the user's folder of a kind: "data", "state", "config" or "cache".
+    """Return the user's folder for "data", "state", "config" or "cache".
 
-    The XDG variable decides where it is set to an absolute path; else the system's convention does.
+    The XDG variable has priority if it is an absolute path; otherwise it is the operating system's convention.
     """
     if variable := variable_of(kind):
         return Path(os.environ[variable]) / "localllm"
@@ -35,13 +35,13 @@ def folder_of(kind: str) -> Path:
 
 
 def variable_of(kind: str) -> str:
-    """Return the name of the environment variable that sets a kind of folder; "" if it is unset or relative."""
+    """Return the environment variable that sets a folder, or "" if it is unset or relative."""
     name = f"XDG_{kind.upper()}_HOME"
     return name if absolute(os.environ.get(name)) else ""
 
 
 def usual_folder(kind: str) -> Path:
-    """Return the system's conventional folder of a kind, see `folder_of`."""
+    """Return the operating system's conventional folder; kind: see `folder_of`."""
     home = absolute(os.path.expanduser("~")) or Path("/")
     if sys.platform == "win32":  # APPDATA roams with the user to other computers, LOCALAPPDATA does not
         if kind == "config":
@@ -61,7 +61,7 @@ def absolute(folder: str | None) -> Path | None:
 def is_private(place: Path | int) -> bool:
     """Return whether only this user and root can write to a folder or an open file (a descriptor).
 
-    On Windows always True: a user's folders are private by inheritance.
+    Always True on Windows, where a user's folders are private by inheritance.
     """
     if sys.platform == "win32":
         return True
@@ -73,7 +73,7 @@ def is_private(place: Path | int) -> bool:
 
 
 def cache_folder() -> Path:
-    """Return the folder for files that can be created again. The environment variable LOCALLLM_CACHE overrides it.
+    """Return the folder for files that can be recreated; the variable LOCALLLM_CACHE overrides it.
 
     The path is always absolute, so that no machine code from the current directory is run.
     """
@@ -81,15 +81,15 @@ def cache_folder() -> Path:
 
 
 def make_private(folder: Path) -> None:
-    """Create a folder, and its parent, in which only this user can write. Raises OSError if others can."""
+    """Create a folder, and its parent, that only this user can write to. Raises OSError if others can."""
     for each in (folder.parent, folder):
         each.mkdir(0o700, parents=True, exist_ok=True)
         if not is_private(each):
-            raise PermissionError(errno.EACCES, "others can write there")
+            raise PermissionError(errno.EACCES, "other users can write to this folder")
 
 
 def name_problem(name: str) -> str | None:
-    """Return why no file can have this name on this system; None for a valid name."""
+    """Return why no file can have this name on this operating system; None for a valid name."""
     if sys.platform != "win32":
         units = len(os.fsencode(name))
     else:
@@ -97,7 +97,7 @@ def name_problem(name: str) -> str | None:
         if reserved := FORBIDDEN.search(name):
             return f"a file name cannot contain {reserved[0]!r} on Windows"
         if DEVICES.match(name):
-            return "this is the name of a device on Windows"
+            return "this name is reserved for a device on Windows"
         if name.endswith((".", " ")):
             return "a file name cannot end in a dot or a space on Windows"
     kind = "characters" if sys.platform == "win32" else "bytes"
@@ -105,10 +105,10 @@ def name_problem(name: str) -> str | None:
 
 
 def version_of(place: str | os.PathLike[str] | int) -> tuple[int, int, int]:
-    """Return a file's size, mtime and ctime, one of which changes when its content does. Raises OSError.
+    """Return a file's size, mtime and ctime, one of which changes with its content. Raises OSError.
 
     place: a path or a descriptor. Times are in nanoseconds. Programs can set mtime, but not ctime, the time of the last
-    change of content or name; ctime is 0 on file systems of Windows that do not keep it.
+    change of content or name; ctime is 0 on Windows file systems that do not store it.
     """
     state = os.stat(place)
     return state.st_size, state.st_mtime_ns, state.st_ctime_ns if sys.platform != "win32" else change_time(place)
@@ -129,7 +129,7 @@ class BasicInfo(ctypes.Structure):
 def change_time(place: str | os.PathLike[str] | int) -> int:
     """Return when a file or its name changed, in nanoseconds, on Windows. Raises OSError.
 
-    os.stat's st_ctime is the time of creation there.
+    There, os.stat's st_ctime is the creation time.
     """
     import msvcrt
 
@@ -170,7 +170,7 @@ def open_file(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> in
 
 
 def open_own(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> int:
-    """Open a file without following a symbolic link (not on Windows) and without blocking. Raises OSError."""
+    """Open a file without following a symbolic link (except on Windows) and without blocking. Raises OSError."""
     return open_file(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), mode)
 
 
@@ -195,11 +195,11 @@ def open_shared(path: str, flags: int) -> int:
 
 
 def allow_long_paths() -> None:
-    """Allow this process paths of over 260 characters on Windows 10 and 11, independent of the registry.
+    """Allow this process paths of over 260 characters on Windows 10 and 11, regardless of the registry.
 
     python.exe declares that it supports them, but Windows accepts them only if LongPathsEnabled is set in the registry.
-    Windows then sets IsLongPathAwareProcess, a bit of byte 3 of the process environment block, which this function
-    sets itself: undocumented, unchanged since 2017, and what Go's programs do, too.
+    Windows then sets IsLongPathAwareProcess, a bit of byte 3 of the process environment block. This function sets the
+    bit itself, which is undocumented but unchanged since 2017, as Go's programs do.
     """
     if sys.platform == "win32" and sys.getwindowsversion()[:3] >= (10, 0, 15063):
         find = ctypes.WinDLL("ntdll").RtlGetCurrentPeb
@@ -208,7 +208,7 @@ def allow_long_paths() -> None:
 
 
 def long_path(path: str) -> str:
-    """Prefix a long Windows path with \\\\?\\, which allows over 260 characters."""
+    r"""Prefix a long Windows path with \\\\?\\, which allows over 260 characters."""
     path = os.path.abspath(path)
     if path.startswith("\\\\?\\") or len(path) < 248:
         return path
@@ -216,13 +216,13 @@ def long_path(path: str) -> str:
 
 
 def kernel32() -> ctypes.CDLL:
-    """Load Windows' kernel32 library; ctypes keeps its GetLastError."""
+    """Load Windows' kernel32 library so that ctypes keeps GetLastError."""
     loaded: ctypes.CDLL = ctypes.WinDLL("kernel32", use_last_error=True)  # type: ignore[attr-defined]
     return loaded
 
 
 def read_at(descriptor: int, size: int, position: int) -> bytes:
-    """Read up to `size` bytes of a file from a position. Raises OSError."""
+    """Read up to `size` bytes of a file at a position. Raises OSError."""
     if sys.platform == "win32":
         os.lseek(descriptor, position, os.SEEK_SET)
         return os.read(descriptor, size)
@@ -230,7 +230,7 @@ def read_at(descriptor: int, size: int, position: int) -> bytes:
 
 
 def write_at(descriptor: int, data: memoryview, position: int) -> int:
-    """Write bytes at a position and return how many were written. Raises OSError."""
+    """Write bytes at a position; return how many were written. Raises OSError."""
     if sys.platform == "win32":
         os.lseek(descriptor, position, os.SEEK_SET)
         return os.write(descriptor, data)
@@ -241,17 +241,17 @@ def write_at(descriptor: int, data: memoryview, position: int) -> int:
 
 
 def nameless_file(folder: str) -> int:
-    """Create a file that disappears when it is closed, unless `give_name` is called; return its descriptor.
+    """Create a file that disappears when closed, unless `give_name` is called; return its descriptor.
 
-    Raises OSError where the system does not support this.
+    Raises OSError where the operating system does not support this.
     """
-    if not hasattr(os, "O_TMPFILE") or not os.path.isdir("/proc/self/fd"):  # `give_name` links from there
+    if not hasattr(os, "O_TMPFILE") or not os.path.isdir("/proc/self/fd"):  # `give_name` links from this folder
         raise OSError
     return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
 
 
 def give_name(descriptor: int, path: str) -> None:
-    """Give a nameless file a path. Raises OSError."""
+    """Link a nameless file to a path. Raises OSError."""
     folder = os.open(os.path.dirname(path), os.O_RDONLY)
     try:
         os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=folder, follow_symlinks=True)
@@ -277,7 +277,7 @@ def temporary_file(folder: str, prefix: str) -> tuple[int, str]:
 
 @contextmanager
 def file_with_path() -> Iterator[tuple[FileIO, str]]:
-    """Yield an empty file, open for writing, and a path by which it can be opened; remove it after the block."""
+    """Yield an empty file, open for writing, and a path to open it by; remove it after the block."""
     import tempfile
 
     if sys.platform != "win32":
@@ -289,14 +289,14 @@ def file_with_path() -> Iterator[tuple[FileIO, str]]:
         with os.fdopen(descriptor, "r+b", buffering=0) as file:
             yield file, path
     finally:
-        with suppress(OSError):  # still mapped: left to the system's cleaning of temporary files
+        with suppress(OSError):  # still mapped: left to the system's cleanup of temporary files
             os.unlink(path)
 
 
 def replace(path: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Rename a file to the name of another one, atomically. Raises OSError.
+    """Rename a file over another one, atomically. Raises OSError.
 
-    Windows refuses to replace a file that is mapped or that most programs have open: retried for REPLACE_FOR seconds.
+    Windows refuses to replace a file that is mapped, or that most programs have open: retry for REPLACE_FOR seconds.
     """
     end = time.monotonic() + (REPLACE_FOR if sys.platform == "win32" else 0)
     while True:
@@ -306,7 +306,7 @@ def replace(path: str | os.PathLike[str], target: str | os.PathLike[str]) -> Non
         except PermissionError as error:
             if time.monotonic() >= end:
                 if sys.platform == "win32" and os.path.exists(target):
-                    reason = "another program, or this one, has the file open"
+                    reason = "the file is open in this or another program"
                     raise PermissionError(error.errno, reason, os.fspath(target)) from None
                 raise
         time.sleep(0.05)
@@ -320,7 +320,7 @@ def can_replace_open_files() -> bool:
 def sync(descriptor: int) -> None:
     """Wait until written data is on the disk. Raises OSError.
 
-    On macOS, fsync leaves data in the disk's cache: F_FULLFSYNC flushes it, where the file system supports that.
+    On macOS, fsync leaves data in the disk's cache; F_FULLFSYNC flushes it, if the file system supports that.
     """
     if sys.platform == "darwin":
         import fcntl
@@ -334,7 +334,7 @@ def sync(descriptor: int) -> None:
 
 
 def sync_folder(folder: str) -> None:
-    """Sync a folder, so that a new file name in it survives a power failure; not on Windows. Raises OSError."""
+    """Sync a folder, so that a new name in it survives a power failure; do nothing on Windows. Raises OSError."""
     if sys.platform == "win32":
         return
     descriptor = os.open(folder, os.O_RDONLY)

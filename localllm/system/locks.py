@@ -1,4 +1,4 @@
-"""Locks of files and names, which end with the process that holds them."""
+"""Locks of files and names, released when the process that holds them ends."""
 
 import ctypes
 import os
@@ -13,9 +13,9 @@ IS_LOCKED, ALREADY_EXISTS = 33, 183
 
 
 def lock(descriptor: int) -> bool:
-    """Lock a file while this process has it open; False if another process holds the lock.
+    """Lock a file while this process has it open; return False if another process holds the lock.
 
-    True without a lock where the file system has none.
+    Returns True without locking if the file system does not support locks.
     """
     if sys.platform == "win32":
         return lock_by_windows(descriptor)
@@ -31,7 +31,7 @@ def lock(descriptor: int) -> bool:
 
 
 class Overlapped(ctypes.Structure):
-    """Windows' OVERLAPPED; a lock needs its offset."""
+    """Windows' OVERLAPPED structure; a lock needs its offset."""
 
     _fields_ = (
         ("internal", ctypes.c_size_t * 2),
@@ -42,7 +42,7 @@ class Overlapped(ctypes.Structure):
 
 
 def lock_by_windows(descriptor: int) -> bool:
-    """Lock a byte beyond the end of all files: Windows keeps others from reading and writing locked bytes."""
+    """Lock a byte beyond the end of all files, since Windows keeps others from reading and writing locked bytes."""
     import msvcrt
 
     ask = kernel32().LockFileEx
@@ -57,11 +57,13 @@ def lock_by_windows(descriptor: int) -> bool:
 class Claim:
     """A name that only one process on this computer holds, until it is closed or the process ends.
 
-    Linux: an abstract socket; Windows: a mutex (both leave nothing on the disk); macOS: a locked file.
+    Implemented as an abstract socket on Linux and a mutex on Windows, which leave nothing on the disk, and a locked
+    file on
+    macOS.
     """
 
     def __init__(self, name: str):
-        """Claim a name. Raises FileExistsError if another process, or this one, holds it."""
+        """Claim a name. Raises FileExistsError if this or another process holds it."""
         self._close: Callable[[], object] | None = None
         if sys.platform == "linux":
             import errno
@@ -89,7 +91,7 @@ class Claim:
             try:
                 place.mkdir(0o700, parents=True, exist_ok=True)
                 descriptor = open_own(place / name, os.O_RDWR | os.O_CREAT, 0o600)
-            except OSError:  # the folder is not writable: go on without a lock
+            except OSError:  # the folder is not writable: continue without a lock
                 return
             self._close = lambda: os.close(descriptor)
             if not lock(descriptor):

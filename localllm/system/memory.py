@@ -1,4 +1,4 @@
-"""Memory: lazily committed regions, maps of files, free memory, and executable memory."""
+"""Memory: lazily committed regions, file mappings, free memory, and executable memory."""
 
 import contextlib
 import ctypes
@@ -18,18 +18,18 @@ NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # MAP_NORESERVE: do not c
 FIXED = 0x10  # MAP_FIXED: replace the pages at this address
 MAPPED_FROM = -3  # glibc's M_MMAP_THRESHOLD
 POPULATE_READ = 22  # Linux's MADV_POPULATE_READ, since 5.14
-SAMPLES = 64  # bytes of a file that are tried, to judge whether the system has cached it
+SAMPLES = 64  # bytes of a file to probe whether the operating system has cached it
 # Windows: flags of VirtualAlloc, VirtualFree and VirtualProtect.
 COMMIT, RESERVE, DECOMMIT, RELEASE, READ_WRITE, EXECUTE_READ = 0x1000, 0x2000, 0x4000, 0x8000, 0x04, 0x20
 
 
 class Region:
-    """`size` zero bytes that cost memory only once they are touched.
+    """`size` zero bytes that take memory only once they are touched.
 
     On Windows, unless `whole`, call `use` before touching any.
 
     Attributes:
-        buffer: the bytes; they are freed with it.  address: address of the first byte, aligned to a page of the system.
+        buffer: the bytes; they are freed with it.  address: of the first byte, aligned to a page of the system.
         is_whole: whether all of them may be touched without calling `use`.
     """
 
@@ -44,7 +44,7 @@ class Region:
             return
         self.buffer = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
-            self.buffer.madvise(mmap.MADV_NOHUGEPAGE)  # else each head's first token would take 2 MB
+            self.buffer.madvise(mmap.MADV_NOHUGEPAGE)  # otherwise each head's first token would take 2 MB
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.buffer))
 
     def use(self, start: int, end: int) -> None:
@@ -53,9 +53,9 @@ class Region:
             virtual_alloc(self.address + start, end - start, COMMIT)
 
     def give_back(self, start: int, end: int) -> None:
-        """Release the whole pages within bytes [start, end), which then read as zero.
+        """Release the whole pages within bytes [start, end), which then read as zero. Raises OSError.
 
-        On Windows call `use` again before touching them if the region is not whole. Raises OSError.
+        On Windows, call `use` again before touching them if the region is not whole.
         """
         start, end = -(-start // PAGE) * PAGE, end // PAGE * PAGE
         if start >= end:
@@ -72,7 +72,7 @@ class Region:
 
 
 def replace_pages(address: int, size: int) -> None:
-    """Map zero pages over these: macOS' MADV_DONTNEED may leave their content. Raises OSError."""
+    """Map zero pages over these, since macOS' MADV_DONTNEED may keep their content. Raises OSError."""
     system = ctypes.CDLL(None, use_errno=True)
     system.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
     system.mmap.restype = ctypes.c_void_p
@@ -100,16 +100,16 @@ def virtual_free(address: int, size: int, kind: int) -> None:
 
 
 def return_freed_from(size: int) -> None:
-    """Make glibc return freed blocks of `size` bytes or more to the system at once.
+    """Make glibc return freed blocks of `size` bytes or more to the operating system at once.
 
-    By itself glibc keeps blocks of up to 32 MB for reuse. Other C libraries are left as they are.
+    By default glibc keeps blocks of up to 32 MB for reuse. Other C libraries are not changed.
     """
     if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
         mallopt(MAPPED_FROM, size)
 
 
 def return_free_memory() -> None:
-    """Give the memory that glibc keeps free back to the system; other C libraries are left as they are."""
+    """Return the free memory that glibc keeps to the operating system; do nothing with other C libraries."""
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)
 
@@ -139,22 +139,22 @@ def protect(address: int, size: int) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-# ---- maps of files
+# ---- file mappings
 
 
 def prefer_huge_pages(data: mmap.mmap) -> None:
-    """Ask Linux to read the file in pages of 2 MB where its file system can.
+    """Ask Linux to read the file in pages of 2 MB if its file system can.
 
-    Looking up pages of 4 KB limits decode: one core then reads weights at 16.6 GB/s, not 22.3. And 0.8 GB come from the
-    disk in 0.5 s instead of 1.3. Pages of 4 KB that another program has already read stay small.
+    TLB misses with pages of 4 KB limit decode: one core then reads weights at 16.6 GB/s instead of 22.3. And 0.8 GB are
+    read from the disk in 0.5 s instead of 1.3. Pages of 4 KB that another program has already read stay small.
     """
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel built without them
+        with contextlib.suppress(OSError):  # a kernel built without huge pages
             data.madvise(mmap.MADV_HUGEPAGE)
 
 
 def release_pages(data: mmap.mmap, start: int, end: int) -> None:
-    """Release a map's whole pages within bytes [start, end); the system may keep them cached."""
+    """Release a mapping's whole pages within bytes [start, end); the system may keep them cached."""
     start, end = -(-start // PAGE) * PAGE, end // PAGE * PAGE
     if start < end and hasattr(mmap, "MADV_DONTNEED"):
         data.madvise(mmap.MADV_DONTNEED, start, end - start)
@@ -167,16 +167,16 @@ class AddressRange(ctypes.Structure):
 
 
 def can_prefault() -> bool:
-    """Return whether `prefault` does anything here."""
+    """Return whether `prefault` has an effect on this platform."""
     return sys.platform in ("linux", "win32")
 
 
 def prefault(path: str, address: int, size: int, at_once: int) -> None:
-    """Map the cached pages of a file; `at_once`: bytes per call, during which other threads get no memory.
+    """Map the cached pages of a file; at_once: bytes per call, during which other threads get no memory.
 
-    A file that is not wholly cached is left alone: the system would read all of it from the disk, though some experts
-    may never be needed. Windows does not tell what is cached: there the whole file is requested, and read in the
-    background.
+    A file that is not completely cached is skipped: the system would read all of it from the disk, although some
+    experts may never be needed. Windows does not report what is cached: there the whole file is requested, and read in
+    the background.
     """
     if sys.platform == "win32":
         prefetch = getattr(kernel32(), "PrefetchVirtualMemory", None)  # since Windows 8
@@ -188,7 +188,7 @@ def prefault(path: str, address: int, size: int, at_once: int) -> None:
     advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     for first in range(0, size if is_in_memory(path, size) else 0, at_once):
         if advise(address + first, min(at_once, size - first), POPULATE_READ):
-            return  # an older Linux, or the file got shorter
+            return  # an older Linux, or the file was truncated
 
 
 def is_in_memory(path: str, size: int) -> bool:
@@ -201,7 +201,7 @@ def is_in_memory(path: str, size: int) -> bool:
         for number in range(SAMPLES):
             os.preadv(file, [bytearray(1)], number * size // SAMPLES, os.RWF_NOWAIT)
         return True
-    except OSError:  # it would have to wait for the disk, or cannot tell
+    except OSError:  # reading would wait for the disk, or the state is unknown
         return False
     finally:
         os.close(file)
@@ -215,7 +215,7 @@ def available_memory(mapped: int = 0) -> int:
 
     mapped: bytes of mapped files among them, which `ulimit -d` does not count.
     """
-    if sys.platform == "darwin":  # the level is the percentage that is not in use
+    if sys.platform == "darwin":  # the level is the percentage of free memory
         return system_number("hw.memsize") * system_number("kern.memorystatus_level") // 100 or sys.maxsize
     if sys.platform == "win32":
         status = windows_status()
@@ -244,7 +244,7 @@ def windows_status() -> MemoryStatus:
 
 
 def read_number_after(name: str, path: str) -> int | None:
-    """Read the number after `name` at the beginning of a line of a system file; None if there is none."""
+    """Read the integer after `name` at the beginning of a line of a system file, or None."""
     try:
         match = re.search(rf"^{name} *(\d+)", Path(path).read_text(encoding="ascii"), re.MULTILINE)
     except OSError:
@@ -253,7 +253,7 @@ def read_number_after(name: str, path: str) -> int | None:
 
 
 def address_limit() -> int:
-    """Return the limit on this process's address space in bytes (`ulimit -v`); sys.maxsize without one."""
+    """Return the address space limit of this process in bytes (`ulimit -v`); sys.maxsize without one."""
     return resource_limit("RLIMIT_AS")
 
 
@@ -268,25 +268,31 @@ def resource_limit(name: str) -> int:
 
 
 def address_room() -> int:
-    """Return the bytes left below the limit on address space; sys.maxsize without one."""
+    """Return the bytes left below the address space limit; sys.maxsize without one."""
     return room_below(address_limit(), "VmSize")
 
 
 def data_room() -> int:
-    """Return the bytes left below the limit on data (`ulimit -d`), which mapped files are none of; sys.maxsize."""
+    """Return the bytes left below the data limit (`ulimit -d`); sys.maxsize without one.
+
+    Mapped files do not count as data.
+    """
     return room_below(resource_limit("RLIMIT_DATA"), "VmData")
 
 
 def room_below(limit: int, used: str) -> int:
-    """Return the bytes left below a limit on what a line of /proc/self/status counts; sys.maxsize without one."""
+    """Return the bytes left below a limit on a field of /proc/self/status; sys.maxsize without a limit."""
     return limit if limit == sys.maxsize else limit - 1024 * (read_number_after(f"{used}:\t", "/proc/self/status") or 0)
 
 
 def describe_limit(size: int | None = None) -> str:
-    """Return which limit of this process leaves less than `size` bytes, "" if none does; None: which there is."""
+    """Describe the limit of this process that leaves less than `size` bytes, or return "".
+
+    size: None means any limit.
+    """
     for option, room in (("-v", address_room()), ("-d", data_room())):
         if room < (sys.maxsize if size is None else size):
-            return f"`ulimit {option}` leaves {max(room, 0) / 1e9:.2f} GB of it"
+            return f"`ulimit {option}` leaves only {max(room, 0) / 1e9:.2f} GB"
     return ""
 
 

@@ -21,7 +21,7 @@ BELOW_NORMAL = 0x4000  # Windows: BELOW_NORMAL_PRIORITY_CLASS
 OUT_OF_TIME = 1816  # Windows: exit code of a process that exceeded its job's time limit, ERROR_NOT_ENOUGH_QUOTA
 PAGE_ERROR = 0xC0000006  # Windows: EXCEPTION_IN_PAGE_ERROR
 
-# LLVM IR of the handler for `on_bad_page`: it writes @length bytes of @message to stderr and ends the process.
+# LLVM IR of the handler for `on_bad_page`, which writes @length bytes of @message to stderr and ends the process.
 POSIX_HANDLER = """
 declare i64 @write(i32, ptr, i64)
 declare void @_exit(i32)
@@ -98,7 +98,7 @@ def waiting_functions() -> list[int]:
 
 
 def prepare_waiting(mutexes: Iterable[int], condition: int) -> None:
-    """Initialize mutexes and a condition variable at these addresses of zeroed memory; on Windows zeros suffice."""
+    """Initialize mutexes and a condition variable in zeroed memory at these addresses; Windows needs none."""
     if sys.platform == "win32":
         return
     system = ctypes.CDLL(None)
@@ -109,9 +109,9 @@ def prepare_waiting(mutexes: Iterable[int], condition: int) -> None:
 
 @cache
 def function_address(name: str) -> int | None:
-    """Return the address of a C, math or compiler runtime function; None if there is none."""
+    """Return the address of a C, math or compiler runtime function, or None."""
     libraries = ("ucrtbase", "ntdll", "kernel32", "vcruntime140") if sys.platform == "win32" else (None, "libm.so.6")
-    for library in libraries:  # not every Python is linked with libm
+    for library in libraries:  # not every Python links libm
         with suppress(AttributeError, OSError):
             return ctypes.cast(getattr(ctypes.CDLL(library), name), ctypes.c_void_p).value
     return None
@@ -135,7 +135,7 @@ def has_driver() -> bool:
 
 
 def on_termination(handler: "Callable[[int, FrameType | None], object]") -> None:
-    """Install a handler of all signals that would end the process. Replaces handlers of earlier calls."""
+    """Install a handler for all signals that would end the process; it replaces earlier ones."""
     for number in fatal_signals():
         signal.signal(number, handler)
 
@@ -148,11 +148,11 @@ def restore_termination() -> None:
 
 @cache
 def fatal_signals() -> list[int]:
-    """Return the signals that end a process, except faults of the program and those that are ignored or handled."""
+    """Return the signals that end a process, except faults and ignored or handled signals."""
     if sys.platform == "win32":
         return ending_signals()
     harmless = ("CHLD", "CONT", "INFO", "URG", "WINCH", "STOP", "TSTP", "TTIN", "TTOU")
-    others = (*harmless, "KILL", "SEGV", "BUS", "FPE", "ILL")  # after a handler, a fault would happen again
+    others = (*harmless, "KILL", "SEGV", "BUS", "FPE", "ILL")  # a fault would recur after its handler
     left_out = {getattr(signal, f"SIG{name}", None) for name in others}
     return [
         number for number in sorted(signal.valid_signals() - left_out) if signal.getsignal(number) is signal.SIG_DFL
@@ -160,7 +160,7 @@ def fatal_signals() -> list[int]:
 
 
 def ending_signals() -> list[int]:
-    """Return the signals that ask a process to end: SIGTERM, and on Windows Ctrl-Break."""
+    """Return the signals that ask a process to end: SIGTERM, and Ctrl-Break on Windows."""
     if sys.platform == "win32":
         return [signal.SIGTERM, signal.SIGBREAK]
     return [signal.SIGTERM]
@@ -169,7 +169,7 @@ def ending_signals() -> list[int]:
 @contextmanager
 def around_stops(leave: Callable[[], None], come_back: Callable[[], None]) -> Iterator[None]:
     """Call `leave` before Ctrl-Z stops the process in the block, and `come_back` when it continues."""
-    is_main = threading.current_thread() is threading.main_thread()  # only this one may install handlers
+    is_main = threading.current_thread() is threading.main_thread()  # only the main thread may install handlers
     if sys.platform == "win32" or not is_main or signal.getsignal(signal.SIGTSTP) is signal.SIG_IGN:
         yield
         return
@@ -207,7 +207,7 @@ def can_handle_in_loop() -> bool:
 
 
 def on_bad_page(handler: int) -> None:
-    """Install native code for unreadable pages of a mapped file: SIGBUS, on Windows an exception.
+    """Install native code to handle unreadable pages of a mapped file: SIGBUS, or an exception on Windows.
 
     handler: the address of BAD_PAGE_HANDLER's machine code.
     """
@@ -239,7 +239,7 @@ def detached_options() -> DetachedOptions:
 
 
 def lower_priority(process: "Popen[bytes]") -> None:
-    """Lower a subprocess's priority; nothing happens if it has ended."""
+    """Lower a subprocess's priority; do nothing if it has ended."""
     with suppress(OSError):
         if sys.platform == "win32":
             ctypes.WinDLL("kernel32").SetPriorityClass(ctypes.c_void_p(int(process._handle)), BELOW_NORMAL)
@@ -250,7 +250,7 @@ def lower_priority(process: "Popen[bytes]") -> None:
 def shell(command: str) -> list[str] | str:
     """Return subprocess.Popen's arguments to run a command in the system's shell.
 
-    On Windows a single string, because cmd.exe parses quotes differently from other programs.
+    On Windows this is a single string, because cmd.exe parses quotes differently from other programs.
     """
     if sys.platform == "win32":
         return f'"{os.environ["SYSTEMROOT"]}\\System32\\cmd.exe" /d /s /c "{command}"'
@@ -270,7 +270,7 @@ def replace_process(command: list[str], environment: dict[str, str]) -> NoReturn
 
 
 def kill_with_children(process: "Popen[bytes]") -> None:
-    """Kill a subprocess that was started with start_new_session, and all its children."""
+    """Kill a subprocess started with start_new_session, and all its children."""
     import subprocess
 
     with suppress(OSError):
@@ -288,7 +288,7 @@ def after_fork(call: Callable[[], None]) -> None:
 
 
 def can_fork() -> bool:
-    """Return whether the system has `fork`: Windows has none."""
+    """Return whether the operating system has `fork`, which Windows lacks."""
     return hasattr(os, "fork")
 
 
@@ -300,7 +300,7 @@ def fork() -> int:
 def limit_process(seconds: int, size: int) -> bool:
     """Limit this forked process to `seconds` more of CPU time and `size` more bytes of memory.
 
-    Return False if the process's present limit is below that. Raises OSError, ValueError.
+    Returns False if the current memory limit is lower. Raises OSError, ValueError.
     """
     import resource
 
@@ -339,7 +339,7 @@ class JobLimits(ctypes.Structure):
 def run_limited(command: list[str], stdin: bytes, seconds: int, size: int, timeout: float) -> tuple[bytes, bool]:
     """Run a command on Windows within limits; return its stdout, and whether it was killed for taking too long.
 
-    seconds: seconds of CPU time; size: bytes of memory; timeout: seconds to wait for its end. Raises OSError.
+    seconds: of CPU time.  size: bytes of memory.  timeout: seconds to wait for its end. Raises OSError.
     """
     import subprocess
 
@@ -363,19 +363,22 @@ def run_limited(command: list[str], stdin: bytes, seconds: int, size: int, timeo
 
 
 def was_stopped(status: int) -> bool:
-    """Return whether a forked process used too much CPU time or was killed; status: of os.waitpid."""
+    """Return whether a forked process exceeded its CPU time or was killed; status: from os.waitpid."""
     return os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL)
 
 
 class PipeReader:
-    """Reads a pipe to its end in a thread, so that its writer never waits, and keeps a part.
+    """Reads a pipe to its end in a thread, so that its writer never waits, and keeps part of the data.
 
     Attributes:
-        size: number of bytes read so far.  thread: ends with the pipe.
+        size: bytes read so far.  thread: ends with the pipe.
     """
 
     def __init__(self, pipe: IO[bytes], most: int, keeps_end: bool = False):
-        """Start to read. most: most bytes to keep.  keeps_end: keep the last ones, not the first."""
+        """Start to read.
+
+        most: maximum bytes to keep.  keeps_end: keep the last bytes instead of the first.
+        """
         self._pipe, self._most, self._keeps_end, self._data, self.size = pipe, most, keeps_end, bytearray(), 0
         self.thread = threading.Thread(target=self._read, daemon=True)
         self.thread.start()
@@ -391,10 +394,10 @@ class PipeReader:
                     self._data += piece[: self._most - len(self._data)]
 
     def text(self) -> str:
-        """Return what is kept, and a note if that is not all."""
+        """Return the kept data, with a note if some was dropped."""
         note = f"\n[cut: of {self.size} bytes]" if self.size > len(self._data) and not self._keeps_end else ""
         return bytes(self._data).decode(errors="replace") + note
 
     def last_line(self) -> str:
-        """Return the last line that is not empty, "" if there is none."""
+        """Return the last line that is not empty, or ""."""
         return next((line.strip() for line in reversed(self.text().splitlines()) if line.strip()), "")

@@ -10,10 +10,10 @@ from typing import Protocol, TextIO
 from localllm.system.processes import around_stops
 
 UTF_8 = 65001  # Windows' code page
-# Paths of the terminal's keyboard and screen, wherever the standard streams are redirected.
+# Paths of the terminal's keyboard and screen, independent of redirected standard streams.
 KEYS, SCREEN = ("CONIN$", "CONOUT$") if sys.platform == "win32" else ("/dev/tty", "/dev/tty")
 ECHO_AND_LINES, VT_OUTPUT = 0x2 | 0x4, 0x4  # Windows: bits of the modes of a console's input and output
-# How to leave each block of raw_keys that is entered, and how to come back.
+# Functions that leave each entered block of raw_keys, and re-enter it.
 _blocks: list[tuple[Callable[[], None], Callable[[], None]]] = []
 
 
@@ -39,7 +39,7 @@ def prepare(*streams: TextIO | None) -> None:
 
 
 def is_console(stream: Stream) -> bool:
-    """Return whether a stream whose isatty is true is a terminal: on Windows, isatty is true for NUL, too."""
+    """Return whether a stream whose isatty is true is a terminal; on Windows, isatty is true for NUL, too."""
     if sys.platform != "win32":
         return True
     return console_mode(stream) is not None
@@ -47,7 +47,7 @@ def is_console(stream: Stream) -> bool:
 
 @cache
 def understands_escapes(*streams: Stream) -> bool:
-    """Return whether the consoles among the streams interpret escape sequences: Windows' before 2016 do not."""
+    """Return whether all consoles among the streams interpret escape sequences, unlike Windows' before 2016."""
     if sys.platform != "win32":
         return True
     modes = [mode for stream in streams if (mode := console_mode(stream)) is not None]
@@ -55,7 +55,7 @@ def understands_escapes(*streams: Stream) -> bool:
 
 
 def console_mode(stream: Stream) -> int | None:
-    """Return the mode of a Windows console; None if the stream is not a console."""
+    """Return the mode of a Windows console, or None for another stream."""
     import ctypes
     import msvcrt
 
@@ -78,13 +78,13 @@ def set_console_mode(stream: Stream, mode: int) -> None:
 
 
 def is_unread(error: OSError) -> bool:
-    """Return whether an error means that the stream's reader is gone; Windows then reports EINVAL."""
+    """Return whether an error means that the stream's reader has closed it, which Windows reports as EINVAL."""
     is_windows = sys.platform == "win32" and error.errno == errno.EINVAL and error.filename is None
     return isinstance(error, BrokenPipeError) or is_windows
 
 
 def is_silent(stream: Stream | None, seconds: float) -> bool:
-    """Return whether neither data nor the end of a stream arrives within `seconds`; False if that is unknown."""
+    """Return whether neither data nor the end of a stream arrives within `seconds`; False if unknown."""
     if stream is None:
         return False
     try:
@@ -97,7 +97,7 @@ def is_silent(stream: Stream | None, seconds: float) -> bool:
 
     try:
         return not select.select([number], [], [], seconds)[0]
-    except (OSError, ValueError):  # closed, or select cannot take so large a descriptor
+    except (OSError, ValueError):  # closed, or the descriptor is too large for select
         return False
 
 
@@ -117,7 +117,7 @@ def is_pipe_silent(number: int, seconds: float) -> bool:
 
 
 def discard_input(keys: Stream) -> None:
-    """Discard keys that were typed and not read yet."""
+    """Discard keys that were typed but not read."""
     if sys.platform == "win32":
         import msvcrt
 
@@ -131,7 +131,7 @@ def discard_input(keys: Stream) -> None:
 
 
 def shows_keys(stream: Stream) -> bool:
-    """Return whether the terminal echoes typed keys: editors and shells that host programs may echo them instead."""
+    """Return whether the terminal echoes typed keys; editors and shells that host programs may do so instead."""
     if sys.platform == "win32":
         return True
     import termios
@@ -148,8 +148,8 @@ def raw_keys(
 ) -> Iterator[bool]:
     """Turn off echo and line editing in the block; yield whether that worked.
 
-    While Ctrl-Z has the process stopped, the terminal's old mode is restored; `leave` is called before and `come_back`
-    after that.
+    While Ctrl-Z has stopped the process, the terminal's previous mode is restored; `leave` is called before that, and
+    `come_back` afterwards.
     """
     if sys.platform == "win32":
         with raw_console_keys(stream) as can:
@@ -194,14 +194,14 @@ def raw_keys(
 
 
 def restore_terminal() -> None:
-    """Restore the terminal's mode from within blocks of raw_keys: the process is about to end."""
+    """Restore the terminal's mode within blocks of raw_keys, since the process is about to end."""
     for give_up, _ in reversed(_blocks):
         give_up()
 
 
 @contextmanager
 def usual_keys() -> Iterator[None]:
-    """Restore the terminal's mode in the block, to ask a question from within blocks of raw_keys."""
+    """Restore the terminal's mode in the block, to ask a question within blocks of raw_keys."""
     restore_terminal()
     try:
         yield
