@@ -141,7 +141,7 @@ class EmbeddingRunner:
     def _check(self, text: Ids) -> np.ndarray:
         ids = np.asarray(text, np.int64)
         if not len(ids) or ids.min() < 0 or ids.max() >= self.vocab_size:
-            raise UsageError(f"token ids must be a list of numbers from 0 to {self.vocab_size - 1}")
+            raise UsageError(f"token ids must be a list of integers from 0 to {self.vocab_size - 1}")
         if len(ids) > self.context:
             raise ContextError(f"a text of {len(ids)} tokens exceeds the model's context of {self.context}")
         return ids

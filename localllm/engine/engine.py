@@ -302,7 +302,7 @@ class Engine:
             except TypeError:
                 is_valid = False
             if not is_valid:
-                raise UsageError(f"token ids must be a list of numbers from 0 to {self.vocab_size - 1}")
+                raise UsageError(f"token ids must be a list of integers from 0 to {self.vocab_size - 1}")
             tokens.append(np.asarray(ids, np.int64))
         return tokens
 

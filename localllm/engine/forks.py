@@ -22,7 +22,7 @@ class Refusal:
 
     def __enter__(self) -> NoReturn:
         """Raise LocalllmError."""
-        raise LocalllmError("the model was opened before this process was forked: open it here")
+        raise LocalllmError("the model was opened before this process was forked: open it again in this process")
 
     def __exit__(self, *error: object) -> None:
         """Do nothing: it is never entered."""

@@ -72,5 +72,5 @@ class EngineOptions:
 def layers_of(gpu_layers: int | str) -> int | str:
     """Parse a layer count, "all" or "auto". Raises UsageError."""
     if isinstance(gpu_layers, str) and gpu_layers not in ("all", "auto"):
-        raise UsageError(f"gpu_layers must be a number, all or auto, not {gpu_layers!r}")
+        raise UsageError(f"gpu_layers must be an integer, all or auto, not {gpu_layers!r}")
     return gpu_layers if isinstance(gpu_layers, str) else whole_number("gpu_layers", gpu_layers)

@@ -133,7 +133,7 @@ class Sequence:
         If the state cannot be cut exactly there, the next run recomputes some of the tokens.
         """
         if length < 0:
-            raise UsageError(f"a length must be 0 or above, not {length}")
+            raise UsageError(f"a length must be 0 or greater, not {length}")
         with self.engine.lock:
             kept_length = self.clamp_length(min(length, len(self.tokens)))
             self.store.truncate(kept_length)

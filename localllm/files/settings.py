@@ -94,7 +94,7 @@ def parse(path: Path, text: str) -> Settings:
     for key, value in content.items():
         if key == CACHE_SIZE:
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
-                raise bare.error(f"{CACHE_SIZE} must be a number, 0 or above", key)
+                raise bare.error(f"{CACHE_SIZE} must be a number, 0 or greater", key)
         elif key not in TABLES:
             raise bare.error(f"unknown key {key!r}; available: {CACHE_SIZE}, [{'], ['.join(TABLES)}]", key)
         elif not isinstance(value, dict):

@@ -130,7 +130,7 @@ class GenerationOptions:
             whole_number("keep", self.keep)
         budget = self.think_budget
         if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
-            raise UsageError(f"think_budget must be a whole number, 0 or above, not {budget!r}")
+            raise UsageError(f"think_budget must be an integer, 0 or greater, not {budget!r}")
 
     def _require_texts(self, name: str) -> None:
         """Replace a single string by a tuple. Raises UsageError for other values and empty strings."""

@@ -65,7 +65,7 @@ class CpuBackend:
         if is_whole not in self._row_programs:
             operations = self._rows(is_whole) if self._rows else None
             if operations is None:
-                raise UnsupportedError("this kind of model does not accept images")
+                raise UnsupportedError("the model does not accept images")
             self._row_programs[is_whole] = RowProgram(operations, self._places, self._options)
         return self._row_programs[is_whole]
 

@@ -158,7 +158,7 @@ def open_card(number: int) -> "CudaCard":
         capability = tuple(device.compute_capability)
         if capability < OLDEST:
             raise NoCardError(
-                f"{device.name} is of compute capability {capability[0]}.{capability[1]}; 7.5 or above is needed"
+                f"{device.name} is of compute capability {capability[0]}.{capability[1]}; 7.5 or greater is needed"
             )
         device.set_current()
         return CudaCard(device, driver, cublas)

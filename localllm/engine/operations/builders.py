@@ -91,7 +91,7 @@ class Recording:
         self._used.add(weight.name)
         numbers = dequantize(weight.tensor)
         if weight.shape != shape or not np.isfinite(numbers).all():
-            raise ModelError(f"tensor {weight.name} must be numbers of the shape {list(shape)}")
+            raise ModelError(f"tensor {weight.name} must have values of the shape {list(shape)}")
         return numbers
 
 

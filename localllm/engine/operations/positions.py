@@ -122,7 +122,7 @@ class PositionVerbs(Recording):
 def require_divisors(name: str, divisors: np.ndarray) -> None:
     """Raise ModelError for divisors of RoPE frequencies that are too small or negative."""
     if divisors.min() < LEAST_DIVISOR:
-        raise ModelError(f"tensor {name} must have positive numbers (found {divisors.min()})")
+        raise ModelError(f"tensor {name} must have positive values (found {divisors.min()})")
 
 
 class PositionReference(Computing):

@@ -151,7 +151,7 @@ class FilePart(NamedTuple):
         value = self.metadata.get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < min(default, 0):
             actual = value if isinstance(value, int) else type(value).__name__
-            raise refusal(self.path, f"{key}: expected a whole number, found {actual}")
+            raise refusal(self.path, f"{key}: expected an integer, found {actual}")
         return value
 
     def require_whole(self) -> None:

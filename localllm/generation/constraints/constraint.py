@@ -66,9 +66,9 @@ class Constraint:
 
     @property
     def promise(self) -> str:
-        """A description of finished answers, for messages."""
-        promises = {"schema": "JSON by its schema", "grammar": "what its grammar says"}
-        return promises.get(self.kind, "what its regex matches")
+        """The predicate of a finished answer, for messages: "matched its schema"."""
+        promises = {"schema": "matched its schema", "grammar": "matched its grammar"}
+        return promises.get(self.kind, "matched its regex")
 
     def __post_init__(self) -> None:
         """Raise UsageError for a constraint that is invalid, matches nothing or exceeds llguidance's limits."""

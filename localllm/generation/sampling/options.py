@@ -31,13 +31,13 @@ OTHER_NAMES = {"typ_p": "typical", "typical_p": "typical", "typ": "typical", "te
 ORDER = tuple(name for name in LETTERS if name != "infill")  # llama.cpp's default
 
 NUMBER = Range("a number")
-COUNT = Range("a whole number, 0 or above", 0, whole=True)
-WINDOW = Range("a whole number, -1 or above", -1, whole=True)
-AMOUNT = Range("0 or above", 0)
+COUNT = Range("an integer, 0 or greater", 0, whole=True)
+WINDOW = Range("an integer, -1 or greater", -1, whole=True)
+AMOUNT = Range("0 or greater", 0)
 POSITIVE = Range("above 0", ABOVE_0)
 SHARE = Range("from 0 to 1", 0, 1)
 SOME = Range("above 0 and at most 1", ABOVE_0, 1)
-FACTOR = Range("1 or above", 1)
+FACTOR = Range("1 or greater", 1)
 VERSION = Range("0, 1 or 2", 0, 2, whole=True)
 TARGET = Range("at most 1", most=1)
 DECAY = Range("from 0 to 0.99", 0, 0.99)

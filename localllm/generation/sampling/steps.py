@@ -28,7 +28,7 @@ PEAK, SHARPNESS, WIDTH = 5.0, 10.0, 0.3
 def only(candidates: Candidates, allowed: np.ndarray) -> Candidates:
     """Keep the candidates with a True in allowed, bool [n]. Raises ConstraintError if none remains."""
     if not allowed.any():
-        raise ConstraintError("no token is allowed here")
+        raise ConstraintError("the constraint allows no token at this position")
     return candidates.keep(allowed)
 
 
