@@ -48,7 +48,7 @@ Options that are not listed here work, or [have another name](coming-from.md#whi
 
 ```console
 $ localllm run model.gguf -p Hi --mlock
-localllm: --mlock is left out: the file is mapped into memory, and read as it is used
+localllm: --mlock is ignored: the model file is always memory-mapped
 ```
 
 `python scripts/write_help.py` writes this page from the program's own tables, which
