@@ -48,7 +48,7 @@ def test_run_applies_sampling_options_and_names_mistakes(cli, tmp_path):
 
     plain = run()
     assert run("--samplers", "top_k;top_p;min_p;temp") == run("--sampling-seq", "kpmt") == plain
-    no_effect = "localllm: no effect: --temperature (not among the samplers)\n"
+    no_effect = "localllm: ignored (no effect): --temperature (not in --samplers)\n"
     assert run("--samplers", "top_k", "--top-k", "1", complaint=no_effect) == run("--temp", "0") != plain
     assert run("--mirostat", "2", "--mirostat-ent", "0.1") != plain
     assert run("--mirostat", "0", "--top-n-sigma", "0", "--xtc-probability", "0") == plain
@@ -57,9 +57,9 @@ def test_run_applies_sampling_options_and_names_mistakes(cli, tmp_path):
     for wrong, reason in {
         ("--samplers", "top_k;best"): "unknown sampler 'best'",
         ("--samplers", "top_k", "--sampling-seq", "k"): "not both",
-        ("-l", "75"): "'75' is not a token id",
-        ("-l", "75+x"): "'75+x' is not a token id",
-        ("-l", "75+nan"): "'75+nan' is not a token id",
+        ("-l", "75"): "'75' must be a token id",
+        ("-l", "75+x"): "'75+x' must be a token id",
+        ("-l", "75+nan"): "'75+nan' must be a token id",
         ("-l", "75+inf"): "-l must be a number",
         ("-l", "100000+1"): "token 100000 does not exist",
         ("--mirostat", "3"): "--mirostat must be 0, 1 or 2",

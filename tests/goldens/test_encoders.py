@@ -133,7 +133,7 @@ def test_runs_are_of_texts_that_are_alike():
 
 def test_what_is_refused(model_path):
     reader = opened(model_path("bert"), "bert", "reference")
-    with pytest.raises(ContextError, match="a text of 129 tokens exceeds the model's context of 128"):
+    with pytest.raises(ContextError, match="a text of 129 tokens exceeds model's context of 128"):
         reader.read([np.zeros(129, int)])
     for wrong in ([], [-1], [272]):
         with pytest.raises(UsageError, match="from 0 to 271"):
@@ -193,10 +193,10 @@ def test_texts_that_cannot_be_read():
     reader = Bare()
     assert len(reader.read([[1] * 9])) == 1
     for text, error, told in (
-        ([1] * 10, ContextError, "a text of 10 tokens exceeds the model's context of 9"),
-        ([], UsageError, "token ids must be a list of numbers from 0 to 19"),
-        ([1, 20], UsageError, "token ids must be a list of numbers from 0 to 19"),
-        ([-1, 1], UsageError, "token ids must be a list of numbers from 0 to 19"),
+        ([1] * 10, ContextError, "a text of 10 tokens exceeds model's context of 9"),
+        ([], UsageError, "token ids must be a list of integers from 0 to 19"),
+        ([1, 20], UsageError, "token ids must be a list of integers from 0 to 19"),
+        ([-1, 1], UsageError, "token ids must be a list of integers from 0 to 19"),
     ):
         with pytest.raises(error) as caught:
             reader.read([[1], text])

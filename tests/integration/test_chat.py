@@ -65,7 +65,7 @@ def chat(running: dict[str, Terminal], home: Path, tiny: str, request: pytest.Fi
         running["chat"] = Terminal("chat", tiny, *THINKS, program=TALKER, **folders, **editor)
         running["chat"].prompt()
     failed = request.session.testsfailed
-    assert "a new conversation" in running["chat"].say("/clear")
+    assert "new conversation" in running["chat"].say("/clear")
     yield running["chat"]
     assert "Traceback" not in running["chat"].seen
     if request.session.testsfailed > failed:
@@ -92,7 +92,7 @@ def test_chat_answers_continues_and_leaves_on_sigterm(tiny: str, tmp_path: Path)
     assert "Tiny Test · F32 · 200000 tokens of context · /help" in chat.prompt()
     assert "the answer reached 12 tokens, the limit of -n" in chat.say("Hi")
     assert chat.say("/continue").count("\n") >= 3
-    assert "Ctrl-D or /exit leaves" in chat.press("\x03")
+    assert "to leave, press Ctrl-D or type /exit" in chat.press("\x03")
     chat.signal(signal.SIGTERM)
     assert chat.end() == 128 + signal.SIGTERM
     assert "Traceback" not in chat.seen
@@ -104,7 +104,7 @@ def test_chat_answers_continues_and_leaves_on_sigterm(tiny: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("choice", "expected"),
     [
-        ([], "its first .* forgotten"),
+        ([], "its first .* dropped"),
         (["--on-overflow", "shift"], "(64|128) tokens after the first .* were dropped"),
         (["--on-overflow", "error"], "error: the prompt has .* holds only"),
     ],
@@ -281,13 +281,13 @@ def test_think_shows_hides_or_turns_off_reasoning(chat: Terminal):
     drawn = chat.drawn
     assert "\x1b[2mLet\x1b[0m" in drawn and "<think>" not in plain(drawn)
     assert "Let me see, what is it?\n\nIt is four.\n" in plain(drawn)
-    assert "thoughts are hidden" in chat.say("/think hide")
+    assert "reasoning is hidden" in chat.say("/think hide")
     shown = chat.say("think")
     assert "Let me see" not in shown and "It is four." in shown
     assert "thinking is off" in chat.say("/think off")
-    assert "thinking is auto, thoughts are shown" in chat.say("/think auto")
+    assert "thinking is auto; reasoning is shown" in chat.say("/think auto")
     assert "/think auto|on" in chat.say("/think perhaps")
-    assert "the model's chat template has no choice of thinking: 'on' has no effect" in chat.say("/think on")
+    assert "the model's chat template has no thinking option: 'on' has no effect" in chat.say("/think on")
     assert "the answer is empty: the model wrote only reasoning" in chat.say("ponder")
 
 
@@ -324,7 +324,7 @@ def test_run_ends_reasoning_without_an_answer_with_a_line_break_and_a_word(tiny:
 
 
 def test_run_reports_a_template_without_a_thinking_switch(tiny: str):
-    message = "localllm: the model's chat template has no choice of thinking: 'on' has no effect\n"
+    message = "localllm: the model's chat template has no thinking option: 'on' has no effect\n"
     for choice, begin in (("on", message), ("auto", ""), ("off", "")):
         run = Terminal("run", tiny, "-p", "hello", "-c", "512", "--think", choice, program=TALKER)
         assert run.end() == 0 and plain(run.seen) == f"{begin}HELLO\n"
@@ -390,15 +390,15 @@ def test_the_external_editor_writes_and_edits_a_question(chat: Terminal):
 def test_set_changes_options_and_refuses_invalid_ones(chat: Terminal):
     assert "temperature = 0.5" in chat.say("/set temp 0.5")
     assert "top_p must be above 0" in chat.say("/set top_p 7")
-    assert "there is no option 'colour'" in chat.say("/set colour 7")
-    assert "seed must be a whole number" in chat.say("/set seed x")
+    assert "unknown option 'colour'" in chat.say("/set colour 7")
+    assert "seed must be an integer" in chat.say("/set seed x")
     assert "/set OPTION VALUE" in chat.say("/set")
     chat.say("/set temp default")
 
 
 def test_stats_are_shown_after_an_answer_when_on(chat: Terminal):
     assert "statistics are on" in chat.say("/stats")
-    assert re.search(r"tokens said · .* tokens/s · context \d+ of 4096", chat.say("two"))
+    assert re.search(r"tokens generated · .* tokens/s · context \d+ of 4096", chat.say("two"))
     assert "/stats on|off" in chat.say("/stats perhaps")
     assert "statistics are off" in chat.say("/stats off")
 
@@ -430,17 +430,17 @@ def test_show_lists_model_system_message_and_options(talk):
     chat = talk("--temp", "0.5", columns=120)
     chat.prompt()
     chat.say("/set max_tokens 5")
-    assert "system message is set" in chat.say("/system Be brief.")
+    assert "system message set" in chat.say("/system Be brief.")
     shown = chat.say("/show")
     for words in ("Tiny Test · F32", "Be brief.", "max_tokens = 5, temperature = 0.5", "context   "):
         assert words in shown
-    assert "a new conversation" in chat.say("/clear")
+    assert "new conversation" in chat.say("/clear")
     assert "0 of 4096 tokens, in 1 message" in chat.say("/show")
     assert "no longer" not in chat.say("/system")
 
 
 def test_unknown_commands_are_refused_and_an_indented_slash_is_text(chat: Terminal):
-    assert "there is no /nonsense" in chat.say("/nonsense")
+    assert "unknown command /nonsense" in chat.say("/nonsense")
     assert "\n /FOUR\n" in chat.say(" /four")
 
 
@@ -475,7 +475,7 @@ def test_turns_are_saved_in_the_session_and_its_branches(trip: Terminal, tmp_pat
     assert saved[0]["model"]["name"] == "Tiny Test" and saved[0]["settings"] == {"temperature": 0.0}
     assert contents(saved) == ["Be brief.", "one", "ONE"]
     assert "  trip" in (listed := trip.say("/branch")) and "* other" in listed
-    assert "back in the branch trip" in trip.say("/branch trip")
+    assert "switched to branch trip" in trip.say("/branch trip")
     trip.say("two")
     trip.say("/undo")
     assert contents(session_of(tmp_path, "trip")) == ["Be brief.", "one", "ONE"]
@@ -489,13 +489,13 @@ def test_turns_are_saved_in_the_session_and_its_branches(trip: Terminal, tmp_pat
 def test_a_session_is_locked_and_its_commands_refuse_other_names(trip: Terminal, talk):
     trip.say("/branch trip")
     second = talk("--session", "trip")
-    assert "error: the session 'trip' is open in another chat" in second.expect("chat\r\n")
+    assert "error: session 'trip' is open in another chat" in second.expect("chat\r\n")
     assert second.end() == 2
     assert "is open in another chat" not in trip.say("/load trip")
     assert "Tiny Test" in trip.say("/sessions")
-    assert "the session 'other' already exists" in trip.say("/save other")
+    assert "session 'other' already exists" in trip.say("/save other")
     assert "not a valid session name" in trip.say("/save ../evil")
-    assert "there is no session 'none'" in trip.say("/load none")
+    assert "unknown session 'none'" in trip.say("/load none")
 
 
 @pytest.mark.sampled
@@ -533,13 +533,13 @@ def test_branches_without_a_session_stay_in_memory(chat: Terminal, home: Path):
     chat.say("one")
     chat.say("/branch wild")
     chat.say("two")
-    assert "back in the branch main" in chat.say("/branch main")
+    assert "switched to branch main" in chat.say("/branch main")
     assert "removed: one" in chat.say("/undo")
     chat.say("/branch wild")
     assert "removed: two" in chat.say("/undo")
-    assert "saved as the session kept" in chat.say("/save kept")
+    assert "saved as session kept" in chat.say("/save kept")
     assert contents(session_of(home, "kept")) == ["one", "ONE"]
-    assert "the session kept stays as it is" in chat.say("/clear")
+    assert "session kept is unchanged" in chat.say("/clear")
 
 
 def test_a_session_of_chat_needs_a_terminal(cli, refused, tiny: str):

@@ -22,10 +22,10 @@ def test_branches_of_a_session_are_kept(talk):  # noqa: F811
     chat.say("one")
     assert "new branch B" in chat.say("/branch B")
     chat.say("two")
-    assert "back in the branch A" in chat.say("/branch A")
+    assert "switched to branch A" in chat.say("/branch A")
     shown = chat.say("/branch")
     assert "* A" in shown and "  B" in shown
-    assert "back in the branch B" in chat.say("/branch B")
+    assert "switched to branch B" in chat.say("/branch B")
     assert "* B" in chat.say("/branch")
     chat.say("/branch C")
     chat.type("bye\r")
@@ -33,7 +33,7 @@ def test_branches_of_a_session_are_kept(talk):  # noqa: F811
     again = talk("--session", "C")
     again.prompt()
     assert [line.split() for line in again.say("/branch").splitlines()[-4:-1]] == [["A"], ["B"], ["*", "C"]]
-    assert "back in the branch B" in again.say("/branch B")
+    assert "switched to branch B" in again.say("/branch B")
     assert "removed: two" in again.say("/undo")
 
 
@@ -41,7 +41,7 @@ def test_branches_of_an_empty_session_are_kept(talk):  # noqa: F811
     chat = talk("--session", "A")
     chat.prompt()
     chat.say("/branch B")
-    assert "back in the branch A" in chat.say("/branch A")
+    assert "switched to branch A" in chat.say("/branch A")
 
 
 def test_a_file_too_long_is_refused_and_others_can_be_undone(talk, tmp_path: Path):  # noqa: F811
@@ -100,7 +100,7 @@ def test_run_without_a_prompt_starts_a_conversation_on_a_terminal(tiny: str, tmp
 @pytest.mark.parametrize("options", ["--raw", "--json", "--suffix x", "--no-stdin", "-x"])
 def test_options_of_one_answer_need_a_prompt(tiny: str, options: str):
     run = Terminal("run", tiny, *options.split(), program=TALKER)
-    assert run.end() == 2 and "there is no prompt" in run.seen
+    assert run.end() == 2 and "the prompt is missing" in run.seen
 
 
 @pytest.mark.parametrize("columns", [40, 80])
@@ -110,7 +110,7 @@ def test_lines_break_between_words(tiny: str, columns: int):
     assert run.end() == 0
     lines = plain(run.seen).splitlines()
     assert max(map(wcswidth, lines)) <= columns
-    assert "left out, because they mean nothing here:" in " ".join(lines[:4])
+    assert "ignored (no effect):" in " ".join(lines[:4])
     assert "".join(MIXED.split()) in "".join("".join(lines).split())
 
 

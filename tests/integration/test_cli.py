@@ -137,8 +137,8 @@ def test_without_arguments_usage_goes_to_stderr(refused):
             "--base FILE fixes",
         ),
         (2, ["run", "TINY", "-f", "missing.txt"], "missing.txt"),
-        (2, ["run", "TINY", "-p", "x", "--n", "0"], "--n must be 1 or above"),
-        (2, ["run", "TINY", "-p", "x", "--beams", "-1"], "--beams must be 0 or above"),
+        (2, ["run", "TINY", "-p", "x", "--n", "0"], "--n must be 1 or greater"),
+        (2, ["run", "TINY", "-p", "x", "--beams", "-1"], "--beams must be 0 or greater"),
         (2, ["run", "TINY", "-p", "x", "--n", "3", "--beams", "2"], "3 answers need at least as many beams, not 2"),
         (2, ["run", "TINY", "-p", "x", "--beams", "2", "--temp", "0"], "--temp cannot be combined"),
         (2, ["run", "TINY", "-p", "x", "--beams", "2", "-s", "1"], "-s cannot be combined"),
@@ -259,9 +259,7 @@ def test_a_file_without_a_template_uses_the_plain_one(tmp_path: Path, cli):
     ran = json.loads(cli("run", path, "-p", "Hi", "--json", *GREEDY)[1])
     code, out, err = cli("run", path, "-p", "Hi", *GREEDY)
     assert (code, out) == (0, ran["text"] + "\n")
-    assert err.startswith(
-        "localllm: warning: the file has no chat template: messages are written as in 'chatml'; choose"
-    )
+    assert err.startswith("localllm: warning: the file has no chat template: using 'chatml'; choose")
     assert cli("chat", path, *GREEDY, stdin=b"Hi") == (0, out, err)
     with localllm.open(path) as model:
         answer = model.chat([{"role": "user", "content": "Hi"}], max_tokens=12, temperature=0)

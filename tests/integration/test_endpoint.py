@@ -116,7 +116,9 @@ def test_replay_asks_the_server_again(server: Served, tmp_path: Path):
     kept["result"]["text"] = "HELP"
     receipt.write_text(json.dumps(kept))
     done = subprocess.run(replay, capture_output=True, text=True)
-    assert done.returncode == 1 and done.stdout.startswith("another text, from character 4: it was 'P' and is 'LO'")
+    assert done.returncode == 1 and done.stdout.startswith(
+        "the text differs from character 4: it was 'P' and is now 'LO'"
+    )
 
 
 def test_tools_of_an_endpoint_run_locally(server: Served, tmp_path: Path):
@@ -137,7 +139,7 @@ def test_a_session_of_an_endpoint_is_saved_and_continued(server: Served, tmp_pat
     chat.prompt()
     for number in range(8):  # more than the context has room for
         assert f"QUESTION {number}" in chat.say(f"question {number} " + "long " * 10)
-    assert "first" in chat.seen and "forgotten" in chat.seen and "of 400" in chat.seen
+    assert "first" in chat.seen and "dropped" in chat.seen and "of 400" in chat.seen
     assert "cannot be continued" in chat.say("/continue")
     chat.type("\x04")
     assert chat.end() == 0
@@ -159,7 +161,7 @@ def test_a_session_of_an_endpoint_is_saved_and_continued(server: Served, tmp_pat
 def test_an_api_key_is_sent_from_file_or_environment(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with serving({"scripted": lambda: scripted(path, {})}, Rules(keys=("secret-key",))) as served:
         done = ask("run", served, "-p", "hello")
-        assert done.returncode == 1 and "wants a key: LOCALLLM_API_KEY" in done.stderr
+        assert done.returncode == 1 and "needs an API key: set LOCALLLM_API_KEY" in done.stderr
         key = tmp_path / "key"
         key.write_text("secret-key\n")
         assert ask("run", served, "-p", "hello", "--api-key-file", str(key)).stdout == "HELLO\n"
@@ -167,13 +169,13 @@ def test_an_api_key_is_sent_from_file_or_environment(path: str, tmp_path: Path, 
         done = ask("run", served, "-p", "hello")
         assert (done.stdout, done.stderr) == ("HELLO\n", "")
         key.write_text("another\n")
-        assert "refuses the key" in ask("run", served, "-p", "hello", "--api-key-file", str(key)).stderr
+        assert "rejected the API key" in ask("run", served, "-p", "hello", "--api-key-file", str(key)).stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-m", "other"], "has no model 'other'; it has scripted, tools, small"),
+        (["-m", "other"], "does not serve model 'other'; available: scripted, tools, small"),
         (["--beams", "2"], "--beams is not available with"),
         (["--on-overflow", "shift"], "--on-overflow=shift is not available with"),
         (["--chat-template", "chatml"], "--chat-template is not available with"),
@@ -187,7 +189,7 @@ def test_unsupported_options_are_refused_by_name(server: Served, arguments: list
 
 def test_options_of_local_models_are_ignored(server: Served):
     done = ask("run", server, "-p", "hello", "-t", "1", "-ngl", "3")
-    assert done.stdout == "HELLO\n" and "with --endpoint these options have no effect: -t, -ngl" in done.stderr
+    assert done.stdout == "HELLO\n" and "ignored (no effect with --endpoint): -t, -ngl" in done.stderr
 
 
 @pytest.mark.parametrize("url", ["", "x", "ftp://x", "http://", "http://a:b@c", "http://x:99999", "http://x/?a=b"])
@@ -203,7 +205,7 @@ def test_requests_have_the_fields_of_each_server():
     assert asked["response_format"]["json_schema"]["schema"] == {"type": "object"}
     assert request_of(options, Form(), DIALECTS["localllm"])["think"] == "off"
     with pytest.raises(
-        UsageError, match="top_k is not available with this endpoint: a server of OpenAI's interface does not"
+        UsageError, match="top_k is not available with this endpoint: a server with OpenAI's API does not"
     ):
         request_of(options, Form(), OTHER)
     with pytest.raises(UsageError, match="regex is not available with this endpoint: llama-server"):
@@ -266,17 +268,20 @@ def serve_reactions(*reactions: Reaction, loads: int = 0) -> Iterator[tuple[str,
 STREAM = "text/event-stream"
 BUSY = reply_with(429, b'{"error": {"message": "slow down"}}', Retry_After="0")
 WRONG = [
-    (reply_with(401, b'{"error": {"message": "no"}}'), "wants a key: LOCALLLM_API_KEY"),
-    (reply_with(404, b'{"error": {"message": "no such model"}}'), r"refuses \(404\): no such model"),
-    (BUSY, r"refuses \(429\): slow down"),
-    (reply_with(500, b"oh no"), r"refuses \(500\): no reason is given"),
-    (reply_with(302, b"", Location="http://elsewhere"), r"refuses \(302\)"),
-    (reply_with(200, b"{}"), "does not stream: it responds with application/json"),
+    (reply_with(401, b'{"error": {"message": "no"}}'), "needs an API key: set LOCALLLM_API_KEY"),
+    (reply_with(404, b'{"error": {"message": "no such model"}}'), r"rejected the request \(404\): no such model"),
+    (BUSY, r"rejected the request \(429\): slow down"),
+    (reply_with(500, b"oh no"), r"rejected the request \(500\): the server gave no reason"),
+    (reply_with(302, b"", Location="http://elsewhere"), r"rejected the request \(302\)"),
+    (reply_with(200, b"{}"), "does not stream: expected text/event-stream, found application/json"),
     (reply_with(200, b"data: {oops\n\n", STREAM), "sent an invalid JSON object: '{oops'"),
     (reply_with(200, b"data: [1]\n\n", STREAM), "sent an invalid JSON object"),
-    (reply_with(200, FINE.partition(b"\n\n")[0] + b"\n\n", STREAM), "broke off in the middle of an answer"),
-    (reply_with(200, b"data: [DONE]\n\n", STREAM), "broke off in the middle of an answer"),
-    (reply_with(200, b'data: {"error": {"message": "out of memory"}}\n\n', STREAM), "refuses: out of memory"),
+    (
+        reply_with(200, FINE.partition(b"\n\n")[0] + b"\n\n", STREAM),
+        "closed the connection before the end of the answer",
+    ),
+    (reply_with(200, b"data: [DONE]\n\n", STREAM), "closed the connection before the end of the answer"),
+    (reply_with(200, b'data: {"error": {"message": "out of memory"}}\n\n', STREAM), "out of memory"),
     (reply_with(200, FINE, STREAM, Content_Encoding="x"), None),
     (reply_with(200, b'data: {"choices": [5, {"delta": {"tool_calls": [7]}}]}\n\n' + FINE, STREAM), None),
 ]

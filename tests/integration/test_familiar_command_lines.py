@@ -34,14 +34,14 @@ def folder(tmp_path: Path, monkeypatch) -> Path:
         (("logs",), "`localllm run --continue` goes on after the last answer"),
         (("grep", "-r", "x"), "did you mean search?"),
         (("patterns",), "did you mean templates?"),
-        (("run", GUIDE, "-s", "You are a pirate", "Hi"), "-s is the seed, -sys TEXT a system message"),
-        (("run", GUIDE, "-t", "summarize"), "-t is the number of threads, --template NAME a named prompt"),
+        (("run", GUIDE, "-s", "You are a pirate", "Hi"), "-s sets the seed; use -sys TEXT for a system message"),
+        (("run", GUIDE, "-t", "summarize"), "-t sets the thread count; use --template NAME for a named prompt"),
         (("run", GUIDE, "-c", "And in German?"), "--continue follows up on the last answer"),
         (("run", GUIDE, "-C", "-p", "And in German?"), "-C needs a value; to follow up on the last"),
         (("run", GUIDE, "--pattern", "summarize"), "use --template NAME"),
         (("run", GUIDE, "-a", "cat.jpg", "Hi"), "use --image FILE for an image, -f FILE for a text"),
-        (("run", GUIDE, "What", "is", "this"), "'is' is one argument too many: quote a text of several words"),
-        (("run", GUIDE, "-f", "notes", "What", "is"), "'is' is one argument too many"),
+        (("run", GUIDE, "What", "is", "this"), "'is': put quotes around a prompt of several words"),
+        (("run", GUIDE, "-f", "notes", "What", "is"), "'is'"),
         (("map", GUIDE, "notes/a.txt", "notes/b.md"), "the name of a folder stands for its files"),
         (("search", "notes", "ferry", "boats"), "ferry: no such file or folder; put the question in quotes"),
         (("search", "notes"), 'QUESTION is missing: localllm search notes "QUESTION"'),
@@ -49,7 +49,7 @@ def folder(tmp_path: Path, monkeypatch) -> Path:
         (("run", "--template", "summarize"), "MODEL is missing: localllm run MODEL --template summarize"),
         (("run", GUIDE, "--stream", "Hi"), "an answer is always printed as it is generated"),
         (("map", GUIDE, "notes/a.txt", "Translate {line}"), "the prompt is given by -p TEXT"),
-        (("search", "-c", "ferry", "notes"), "-l lists the files that have such passages"),
+        (("search", "-c", "ferry", "notes"), "use -l to list the matching files"),
     ],
 )  # fmt: skip
 def test_missing_options_and_commands_are_explained(refused, folder: Path, words: tuple[str, ...], help: str):
@@ -72,14 +72,14 @@ def test_a_pattern_after_f_selects_several_files(cli, folder: Path):
     )
     assert cli("run", GUIDE, "-f", "notes", "When?", *SHORT)[0] == 0 and last_question(folder) == both  # without c.bin
     (folder / "empty").mkdir()
-    assert "empty: there is no text file" in cli("run", GUIDE, "-f", "empty", "When?")[2]
+    assert "empty: the folder contains no text files" in cli("run", GUIDE, "-f", "empty", "When?")[2]
 
 
 def test_a_prompt_that_is_a_file_name_is_reported(cli, folder: Path):
     code, _, err = cli("run", GUIDE, "notes/a.txt", *SHORT)
     assert code == 0 and last_question(folder) == "notes/a.txt"
     assert err == (
-        "localllm: the prompt is the text 'notes/a.txt', not the file of this name; -f notes/a.txt reads the file\n"
+        "localllm: the prompt is the text 'notes/a.txt'; to read the file with this name, use -f notes/a.txt\n"
     )
 
 
@@ -91,7 +91,7 @@ def test_map_of_a_folder_has_a_record_per_file(cli, folder: Path):
     assert lines[0]["input"] == {"file": "notes/a.txt", "text": "The ferry leaves at nine.\n"}
     assert "2 of 2" in cli(*command)[2], "the output is no record"
     (folder / "none").mkdir()
-    assert "none: there is no text file" in cli("map", GUIDE, "none", "-p", "{text}")[2]
+    assert "none: the folder contains no text files" in cli("map", GUIDE, "none", "-p", "{text}")[2]
 
 
 BOOKS = [{"title": "Emma"}, {"title": "Dune", "tags": ["sand"]}]

@@ -155,7 +155,7 @@ def test_continue_uses_the_model_of_the_last_answer(cli, state: Path, tiny: str)
 
 def test_continue_without_an_earlier_answer_is_refused(cli, state: Path):
     code, _, err = cli("run", "--continue", "-p", "Hi")
-    assert code == 2 and "there is no answer to continue: ask with `localllm run` first" in err
+    assert code == 2 and "there is no answer to continue: generate one with `localllm run` first" in err
     assert cli("run", *ASK, "--no-cache")[0] == 0 and not (state / "last-answer.jsonl").exists()
     code, _, err = cli("run", "--continue", "-p", "Hi", "--raw")
     assert code == 2 and "--continue cannot be combined with --raw" in err

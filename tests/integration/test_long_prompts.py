@@ -134,7 +134,7 @@ def test_an_interrupted_command_resumes(cli, long: Path, monkeypatch):
     monkeypatch.setattr(long_prompt, "condense", real)
     assert code == 4 and math.isfinite(count)
     code, out, err = cli("run", "-f", long, *ASK, "--on-overflow", "chunks")
-    assert code == 0 and out and f"asking its {count} parts, of which {count} are answered already" in err
+    assert code == 0 and out and f"asking its {count} parts, of which {count} of them already answered" in err
 
 
 def test_lines_scored_in_a_batch_equal_one_text(monkeypatch):

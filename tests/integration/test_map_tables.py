@@ -92,7 +92,7 @@ def test_failing_rows_have_an_error(cli, table: Path):
     out = table.with_name("out.csv")
     code, _, err = cli("map", GUIDE, table, "-p", "{a}", *SHORT, "-o", out)
     assert code == 6 and "1 of 2 records failed" in err
-    assert [row["error"] for row in rows(out.read_text())] == ["", "row 2 has 3 cells, the header 2"]
+    assert [row["error"] for row in rows(out.read_text())] == ["", "row 2 has 3 cells, but the header has 2"]
 
 
 def test_choices_have_a_probability_column(cli, table: Path):
@@ -133,10 +133,10 @@ def test_a_table_needs_unique_column_names(text: str, problem: str):
 
 def test_a_prompt_must_name_existing_columns(cli, refused, table: Path):
     code, _, err = cli("map", GUIDE, table, "-p", "What?")
-    assert code == 2 and "the prompt names no column: the columns are {Item name}, {qty}, {note}" in err
+    assert code == 2 and "the prompt must name a column: {Item name}, {qty}, {note}" in err
     refused(
         ["map", GUIDE, table, "-p", "{qty} of {titel}"],
-        "there is no column {titel}: the columns are {Item name}, {qty}, {note}",
+        "unknown column {titel}: the columns are {Item name}, {qty}, {note}",
     )
     code, _, err = cli("map", GUIDE, table)
     assert code == 2 and "-p TEXT is missing: the columns are {Item name}" in err
@@ -157,7 +157,7 @@ def test_a_field_missing_in_plain_lines_is_refused_at_once(cli, tmp_path: Path):
     assert (code, out) == (
         2,
         "",
-    ) and "there is no field {text}: the input has plain lines, whose only field is {line}" in err
+    ) and "unknown field {text}: the input has plain lines, whose only field is {line}" in err
 
 
 def test_answer_columns_do_not_replace_input_columns(cli, table: Path):
@@ -241,7 +241,7 @@ def test_invalid_lines_of_a_pipe_fail_alone(cli):
     code, out, err = cli("map", GUIDE, *SHORT, stdin=b'{"id": 1, "prompt": "Hi"}\n{"id": 1, "prompt": "Hi"}\nx\n')
     results = [json.loads(line) for line in out.splitlines()]
     assert code == 6 and "2 of 3 records failed" in err
-    assert results[0]["output"] and results[1]["error"] == "line 2: the id 1 is that of line 1"
+    assert results[0]["output"] and results[1]["error"] == "line 2: the id 1 was already used in line 1"
     assert results[2]["error"].startswith("line 3 is not JSON")
 
 

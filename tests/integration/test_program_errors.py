@@ -145,7 +145,7 @@ def test_an_answer_that_cannot_be_written_is_an_error(tiny: str, how: str):
 @pytest.mark.parametrize("streams", [">&-", ">&- <&-", ">&- 2>&-"])
 def test_a_closed_stdout_is_an_error(tiny: str, streams: str):
     done = shell(f'"$@" {streams}', "run", tiny, "-p", "Hi", *GREEDY)
-    message = b"" if "2>&-" in streams else b"localllm: error: stdout is closed: there is nowhere to write to\n"
+    message = b"" if "2>&-" in streams else b"localllm: error: stdout is closed: open it or redirect it to a file\n"
     assert (done.returncode, done.stderr) == (1, message)
 
 
@@ -198,12 +198,12 @@ def test_no_file_takes_the_descriptor_of_a_closed_stream(folder: Path):
 @pytest.mark.parametrize(
     ("options", "unused"),
     [
-        ("--sampling-seq mt --repeat-penalty 1.3", "--repeat-penalty (not among the samplers)"),
+        ("--sampling-seq mt --repeat-penalty 1.3", "--repeat-penalty (not in --samplers)"),
         (
             "--samplers top_k;temperature --dry-multiplier 0.8 --top-p 0.5",
-            "--top-p, --dry-multiplier (not among the samplers)",
+            "--top-p, --dry-multiplier (not in --samplers)",
         ),
-        ("--mirostat 2 --presence-penalty 1", "--presence-penalty (mirostat replaces all steps but temperature)"),
+        ("--mirostat 2 --presence-penalty 1", "--presence-penalty (mirostat replaces all steps except temperature)"),
         ("--sampling-seq emt --repeat-penalty 1.3", ""),
         ("--sampling-seq mt --repeat-penalty 1", ""),
         ("--repeat-penalty 1.3", ""),
@@ -211,7 +211,7 @@ def test_no_file_takes_the_descriptor_of_a_closed_stream(folder: Path):
 )
 def test_a_penalty_missing_from_the_samplers_is_reported(tiny: str, cli, options: str, unused: str):
     code, _, err = cli("run", tiny, "-p", "Hi", "-n", "2", "--no-stdin", *options.split())
-    assert (code, err) == (0, f"localllm: no effect: {unused}\n" if unused else "")
+    assert (code, err) == (0, f"localllm: ignored (no effect): {unused}\n" if unused else "")
 
 
 # The prompt.
@@ -491,9 +491,9 @@ def test_the_same_mistake_has_the_same_exit_code(tiny: str, refused, folder: Pat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["-n", "-3"], "-n must be 0 or above, not -3"),
-        (["-n-3"], "-n must be 0 or above, not -3"),
-        (["--max-tokens=-3"], "--max-tokens must be 0 or above, not -3"),
+        (["-n", "-3"], "-n must be 0 or greater, not -3"),
+        (["-n-3"], "-n must be 0 or greater, not -3"),
+        (["--max-tokens=-3"], "--max-tokens must be 0 or greater, not -3"),
         (["--top-p", "2"], "--top-p must be above 0 and at most 1, not 2.0"),
         (["--temp", "nan"], "--temp must be a number, not nan"),
     ],
@@ -523,7 +523,7 @@ def test_file_names_are_not_taken_for_option_names(tiny: str, cli, tmp_path: Pat
     Path(name).write_text("# none\n")
     assert cli("serve", tiny, "--api-key-file", name)[2].startswith(f"localllm: error: {name} has no keys; ")
     assert cli("run", f"./{name}/{name}", "-p", "x")[2].startswith(f"localllm: error: ./{name}/{name}")
-    assert cli("run", tiny, "-p", name, "-n", "-3")[2].startswith("localllm: error: -n must be 0 or above")
+    assert cli("run", tiny, "-p", name, "-n", "-3")[2].startswith("localllm: error: -n must be 0 or greater")
     assert cli("run", tiny, "-p", name, "--top-k", "-3")[2].startswith("localllm: error: --top-k must be")
 
 
@@ -531,7 +531,7 @@ def test_file_names_are_not_taken_for_option_names(tiny: str, cli, tmp_path: Pat
 def test_option_names_within_values_are_kept(text: str):
     params, words = params_of("run"), ParsedArgs({"file": "top_k b", "stop": ["top_k b"]})
     assert as_typed(text, params, words, {}) == text
-    assert as_typed("top_k must be 0 or above", params, words, {}) == "--top-k must be 0 or above"
+    assert as_typed("top_k must be 0 or greater", params, words, {}) == "--top-k must be 0 or greater"
 
 
 # The Python API.
@@ -562,18 +562,18 @@ def test_numpy_numbers_are_accepted(model, tiny: str):
     [
         ({"prompt": b"Hi"}, "the prompt must be a str, not bytes: decode it first"),
         ({"prompt": None}, "the prompt must be a str, not NoneType"),
-        ({"prompt": ["Hi"]}, "token ids must be a list of whole numbers"),
-        ({"prompt": [1.5]}, "token ids must be a list of whole numbers"),
+        ({"prompt": ["Hi"]}, "token ids must be a list of integers"),
+        ({"prompt": [1.5]}, "token ids must be a list of integers"),
         ({"stop": [1]}, "stop must be a str, not int"),
         ({"stop": b"x"}, "stop must be a str, not bytes"),
         ({"stop": 1}, "stop must be a list of strings, not 1"),
         ({"stop": [""]}, "stop must not be empty"),
-        ({"max_tokens": "3"}, "max_tokens must be a whole number, not '3'"),
-        ({"max_tokens": 3.0}, "max_tokens must be a whole number, not 3.0"),
-        ({"max_tokens": True}, "max_tokens must be a whole number, not True"),
+        ({"max_tokens": "3"}, "max_tokens must be an integer, not '3'"),
+        ({"max_tokens": 3.0}, "max_tokens must be an integer, not 3.0"),
+        ({"max_tokens": True}, "max_tokens must be an integer, not True"),
         ({"temperature": "1"}, "temperature must be a number, not '1'"),
-        ({"top_k": 3.5}, "top_k must be a whole number"),
-        ({"on_overflow": "shift", "keep": "4"}, "keep must be a whole number, not '4'"),
+        ({"top_k": 3.5}, "top_k must be an integer"),
+        ({"on_overflow": "shift", "keep": "4"}, "keep must be an integer, not '4'"),
         ({"speculate": 5}, "speculate must be .*, not 5"),
     ],
 )
@@ -585,8 +585,8 @@ def test_invalid_arguments_of_generate_are_refused(model, arguments: dict, probl
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ({"threads": "2"}, "threads must be a whole number"), ({"threads": 1.5}, "threads must be a whole number"),
-        ({"context": "9"}, "context must be a whole number"), ({"context": -1}, "context must be 0 or above"),
+        ({"threads": "2"}, "threads must be an integer"), ({"threads": 1.5}, "threads must be an integer"),
+        ({"context": "9"}, "context must be an integer"), ({"context": -1}, "context must be 0 or greater"),
         ({"kv_type": 5}, "kv_type must be a str"), ({"chat_template": b"x"}, "chat_template must be a str"),
     ],
 )  # fmt: skip
@@ -598,10 +598,10 @@ def test_invalid_arguments_of_open_are_refused(tiny: str, arguments: dict, probl
 def test_other_methods_refuse_invalid_arguments(model):
     for call, problem in (
         (lambda: model.tokenize(b"x"), "text must be a str, not bytes"),
-        (lambda: model.detokenize("ab"), "token ids must be a list of numbers, not str"),
-        (lambda: model.logits("x"), "token ids must be a list of numbers, not str"),
-        (lambda: model.candidates("x", n="2"), "n must be a whole number"),
-        (lambda: list(model.map(["x"], parallel=0)), "parallel must be 1 or above"),
+        (lambda: model.detokenize("ab"), "token ids must be a list of integers, not str"),
+        (lambda: model.logits("x"), "token ids must be a list of integers, not str"),
+        (lambda: model.candidates("x", n="2"), "n must be an integer"),
+        (lambda: list(model.map(["x"], parallel=0)), "parallel must be 1 or greater"),
     ):
         with pytest.raises(UsageError, match=problem):
             call()
@@ -614,8 +614,8 @@ def test_content_parts_equal_their_joined_text(model):
     assert validate_messages([{"role": "assistant", "content": None}]) == [{"role": "assistant", "content": None}]
     for content, problem in (
         ([{"type": "image_url", "image_url": {"url": "x"}}], "images are not downloaded"),
-        ([{"type": "text"}], "must have a text"),
-        ([5], "a part of a content must be"),
+        ([{"type": "text"}], "must have a string as its text"),
+        ([5], "a content part must be"),
         (5, "not int"),
         (b"x", "not bytes"),
     ):

@@ -92,12 +92,15 @@ def test_files_named_by_a_template_are_beside_it(folder: Path):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (("run", GUIDE, "Hi", "--template", "nix"), "there is no template 'nix'; `localllm templates` lists them"),
-        (("run", GUIDE, "Hi", "--template", "open"), "needs --field what=TEXT"),
+        (
+            ("run", GUIDE, "Hi", "--template", "nix"),
+            "unknown template 'nix'; `localllm templates` lists the available ones",
+        ),
+        (("run", GUIDE, "Hi", "--template", "open"), "add --field what=TEXT"),
         (("run", GUIDE, "Hi", "--template", "mine", "--field", "tone"), "--field must be NAME=TEXT, not 'tone'"),
-        (("run", GUIDE, "Hi", "--template", "bad"), "line 2: this must be NAME: VALUE"),
+        (("run", GUIDE, "Hi", "--template", "bad"), "line 2: an option must be NAME: VALUE"),
         (("run", GUIDE, "Hi", "--template", "endless"), "the options at the top must end with a line ---"),
-        (("run", GUIDE, "Hi", "--template", "odd"), "there is no option --colour"),
+        (("run", GUIDE, "Hi", "--template", "odd"), "unknown option --colour"),
         (("templates", "show"), "NAME is missing: give the template to show"),
         (("templates", "edit", "a/b"), "is not a valid template name"),
     ],
@@ -129,7 +132,7 @@ def test_edit_copies_a_built_in_template(cli, folder: Path, monkeypatch):
     assert cli("templates", "edit", "haiku")[0] == 1
     monkeypatch.delenv("EDITOR")
     code, _, err = cli("templates", "edit", "haiku")
-    assert code == 2 and "EDITOR is not set: write the template to" in err
+    assert code == 2 and "EDITOR is not set: set it, or write the template to" in err
 
 
 def test_fields_are_parsed_and_the_last_value_counts():

@@ -166,7 +166,7 @@ def test_search_accepts_flags_of_grep(cli, folder: Path):
 
 
 def test_search_without_a_match_exits_with_1(cli, folder: Path):
-    assert cli("search", ".", "zeppelin") == (1, "", "localllm: nothing was found\n")
+    assert cli("search", ".", "zeppelin") == (1, "", "localllm: no matching passage\n")
 
 
 @pytest.mark.parametrize(
@@ -175,8 +175,11 @@ def test_search_without_a_match_exits_with_1(cli, folder: Path):
         (("search",), "QUESTION is missing: localllm search FOLDER"),
         (("search", "none", "Hi"), "none: no such file or folder"),
         (("search", ".", " "), "QUESTION is empty"),
-        (("search", ".", "Hi", "-k", "0"), "-k must be 1 or above"),
-        (("search", ".", "Hi", "--threshold", "0.5"), "--threshold is a cosine similarity: name an embedding model"),
+        (("search", ".", "Hi", "-k", "0"), "-k must be 1 or greater"),
+        (
+            ("search", ".", "Hi", "--threshold", "0.5"),
+            "--threshold is a cosine similarity, which needs an embedding model: name one",
+        ),
         (("search", "-", ".", "Hi"), "- (stdin) cannot be combined with files"),
         (("ask", ".", "Hi"), "MODEL is missing: name one that answers with -m MODEL"),
         (("ask", ".", "zeppelin", "--model", GUIDE), "no passage in . matches the question"),

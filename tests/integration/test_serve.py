@@ -467,7 +467,7 @@ def test_without_the_extra_serve_explains_what_to_install(cli, monkeypatch):
     [
         (["--host", "0.0.0.0"], "--host lets other computers connect: give --api-key-file"),
         (["--memory", "much"], "--memory: 'much' is not a size"),
-        (["a=" + GUIDE, "a=" + GUIDE], "two models have the name a"),
+        (["a=" + GUIDE, "a=" + GUIDE], "two models are named a"),
         (["no-such-model"], "no-such-model"),
         (["--port", "99999999"], "cannot listen on"),
     ],
@@ -525,7 +525,7 @@ def test_a_unix_socket_is_private_and_removed_at_the_end(tmp_path, number: int):
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE) as process:
         try:
             line = process.stderr.readline().decode()
-            assert line == f"localllm: guide at {place}; Ctrl-C stops the server\n", (
+            assert line == f"localllm: serving guide at {place}; Ctrl-C stops the server\n", (
                 line + process.stderr.read().decode()
             )
             assert os.stat(place).st_mode & 0o777 == 0o600

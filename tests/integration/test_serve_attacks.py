@@ -364,7 +364,7 @@ def test_garbage_and_disconnects_leave_nothing_running(server: Served):
 @pytest.mark.parametrize(("header", "value", "reason"), [
     ("Host", "host.docker.internal:11435", "the Host header names host.docker.internal, which this server does not "
      "allow; start it with --allow-host host.docker.internal"),
-    ("Host", "a b", "the Host header is missing or is not a host's name"),
+    ("Host", "a b", "the Host header is missing or is not a host name"),
     ("Origin", "http://localhost:3000", "this server does not allow requests from pages of http://localhost:3000; "
      "start it with --allow-origin http://localhost:3000"),
     ("Origin", "null", "this server does not allow requests from pages of null; start it with --allow-origin null"),
@@ -378,4 +378,4 @@ def test_a_refusal_names_the_option_that_would_allow_it(server: Served, header: 
 
 def test_saved_conversations_are_refused_to_allowed_pages_with_the_reason(server: Served):
     reply = server.get("/sessions", Origin="https://friend.example")
-    assert reply.json["error"]["message"] == "saved conversations are only for this server's own page"
+    assert reply.json["error"]["message"] == "saved conversations are available to this server's own page only"

@@ -102,7 +102,7 @@ def running(*command: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 def test_a_socket_of_a_service_manager_is_used(tmp_path: Path):
     place = tmp_path / "socket"
     with running("-c", LISTENS, "AF_UNIX", str(place), GUIDE) as (process, line):
-        assert line == f"localllm: guide at {place}; Ctrl-C stops the server\n"
+        assert line == f"localllm: serving guide at {place}; Ctrl-C stops the server\n"
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(30)
             client.connect(str(place))
@@ -190,7 +190,7 @@ def test_unusable_certificates_are_refused(certificate: tuple[str, str], tmp_pat
     command = ["openssl", "rsa", "-aes128", "-passout", "pass:secret", "-in", key, "-out", str(locked)]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
     for one, other in ((cert, None), (str(tmp_path / "none"), key), (cert, cert), (cert, str(locked))):
-        with pytest.raises(UsageError, match=r"^ssl_certfile or ssl_keyfile cannot be used: ."):
+        with pytest.raises(UsageError, match=r"^ssl_certfile or ssl_keyfile cannot be loaded: ."):
             Tls.of(one, other)
     assert cli("serve", GUIDE, "--ssl-keyfile", key)[2] == "localllm: error: --ssl-keyfile needs --ssl-certfile FILE\n"
     refused(["serve", GUIDE, "--ssl-certfile", tmp_path / "none"], "--ssl-certfile")

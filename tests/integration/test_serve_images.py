@@ -177,14 +177,14 @@ def test_files_outside_the_folders_are_refused(served: Served, folder, url):
     reply = served.post("/v1/chat/completions", {"model": "llava", "messages": asked("What?", url)})
     message = reply.json["error"]["message"]
     assert reply.status == 400 and "\n" not in message and "Error" not in message
-    assert "outside of the folders" in message or "image not found" in message
+    assert "outside the folders" in message or "image not found" in message
 
 
 def test_without_allowed_folders_no_file_is_read(folder):
     with serving({"llava": str(folder / "llava" / "tiny.gguf")}) as served:
         uri = (folder / "shown" / "one.png").as_uri()
         reply = served.post("/v1/chat/completions", {"messages": asked("What?", uri)})
-        assert reply.status == 400 and "outside of the folders" in reply.json["error"]["message"]
+        assert reply.status == 400 and "outside the folders" in reply.json["error"]["message"]
 
 
 REFUSED = [
@@ -192,9 +192,9 @@ REFUSED = [
     ("https://example.org/a.png", "URLs are not fetched"),
     ("one.png", "URLs are not fetched"),
     ("", "URLs are not fetched"),
-    ("data:image/png;base64,####", "an image URL has invalid base64"),
+    ("data:image/png;base64,####", "the image's data URL has invalid base64"),
     ("data:image/png,abc", "must begin with data:image/...;base64,"),
-    ("data:image/png;base64,", "an empty file, no image"),
+    ("data:image/png;base64,", "the file is empty"),
     ("data:image/png;base64,aGVsbG8=", "not an image that can be read"),
     (None, "image_url.url is missing"),
     (5, "image_url.url must be a string"),

@@ -385,7 +385,7 @@ def test_metrics_are_in_the_format_of_prometheus(served: Served):
 
 
 @pytest.mark.parametrize(("method", "path", "status", "reason"), [
-    ("GET", "/nothing", 404, "unknown address"), ("GET", "/health/x", 404, "unknown address"),
+    ("GET", "/nothing", 404, "unknown path"), ("GET", "/health/x", 404, "unknown path"),
     ("GET", "/v1/chat/completions", 405, "method not allowed"),
     ("GET", "/v1/messages", 405, "method not allowed"), ("POST", "/health", 405, "method not allowed"),
 ])  # fmt: skip

@@ -47,7 +47,8 @@ NOTES = {  # what stderr says
     "The end of a long log": rb"localllm: the prompt exceeds the context of 2048 tokens: reads \d+ of 9999 lines\n",
     "The lines that matter": rb"localllm: the prompt exceeds the context: scoring its 900 lines\n"
     rb"localllm: the prompt exceeds the context of 2048 tokens: reads \d+ of 900 lines\n",
-    "All of a long text": rb"localllm: the prompt exceeds the context: asking its \d+ parts\n(localllm: .*\n)*",
+    "All of a long text": rb"localllm: the prompt exceeds the context: asking the question of its \d+ "
+    rb"parts\n(localllm: .*\n)*",
 }
 CONTENTS = {  # what the last of the files has
     "Fields of texts as columns": r"line,continent,coast\nFrance,(Europe|America),(true|false)\nPeru,.*\n",

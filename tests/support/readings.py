@@ -119,7 +119,7 @@ def rounded(value: Any) -> Any:
 
 
 def unlike(found: Facts | str, usual: Facts) -> Facts | str:
-    """Return the readings that differ from the usual ones."""
+    """Return the readings that differ from defaults."""
     if isinstance(found, str):
         return found
     return {name: value for name, value in found.items() if name not in usual or value != usual[name]}

@@ -123,9 +123,7 @@ def test_a_context_beyond_the_trained_one_warns(model: localllm.Model):
     trained = model.trained_context
     with localllm.open(model.path, threads=1, context=trained, cache=False) as opened:
         assert opened.warnings == []
-    message = (
-        f"the context of {trained + 1} tokens exceeds the {trained} tokens that the model was trained for; answers"
-    )
+    message = f"the context of {trained + 1} tokens exceeds {trained}; answers"
     with pytest.warns(UserWarning, match=message):
         opened = localllm.open(model.path, threads=1, context=trained + 1, cache=False)
     with opened:
@@ -141,7 +139,7 @@ def test_deprecated_names_still_work(monkeypatch: pytest.MonkeyPatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(api, "open_model", opened)
-        with pytest.warns(DeprecationWarning, match="the argument uploading is named on_upload now"):
+        with pytest.warns(DeprecationWarning, match="the argument uploading was renamed to on_upload"):
             localllm.open(localllm.builtin_model(), uploading=print)  # type: ignore[call-arg]
     assert seen == [{"on_upload": print}]
     with localllm.open(localllm.builtin_model(), threads=1, cache=False) as model:

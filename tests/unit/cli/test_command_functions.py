@@ -90,11 +90,11 @@ def test_vectors_are_printed_as_json_lines_or_plain_text(capsysbinary: pytest.Ca
     plain = embed.Lines(None, plain=True)
     plain.put(records, vectors_of(0.1, -2.0, 3.0, 4.0))
     assert capsysbinary.readouterr().out == b"0.100000001 -2\n3 4\n"
-    with pytest.raises(UsageError, match=r"^no text; the plain format cannot record errors, use --format jsonl$"):
+    with pytest.raises(UsageError, match=r"^no text; the plain format cannot store errors: use --format jsonl$"):
         plain.fail(records[0], UsageError("no text"))
     rows = embed.AllRows()
     assert rows.left(records) is records
-    with pytest.raises(UsageError, match=r"^no text; an .npy file cannot record errors, use --format jsonl$"):
+    with pytest.raises(UsageError, match=r"^no text; an .npy file cannot store errors: use --format jsonl$"):
         rows.fail(records[0], UsageError("no text"))
 
 
@@ -109,7 +109,7 @@ def test_embed_keeps_the_vectors_of_an_existing_output(tmp_path: Path):
         out.put(records[2:3], vectors_of(3, 4))
     with output_of("jsonl", str(path), model, records) as out:
         assert out.left(records) == records[1:]
-    problem = r"v\.jsonl: the record 1 is not in this input; give another output file"
+    problem = r"v\.jsonl: record 1 of this file is not in the input; give another output file"
     with pytest.raises(UsageError, match=problem), output_of("jsonl", str(path), model, records[1:]):
         pass
 
@@ -214,7 +214,7 @@ def test_inspect_describes_mtp_layers(layers: int, used: bool, description: str)
 
 def test_inspect_describes_the_vision_encoder():
     eye = {"side": 224, "patch": 14, "width": 512, "type": "clip"}
-    description = "clip: pictures of 224 x 224 in patches of 14, vectors of 512 numbers"
+    description = "clip: pictures of 224 x 224 in patches of 14, vectors of 512 elements"
     assert inspect.sees(eye, None) == description
     description = "mlp: pictures of 224 x 224 in patches of 14, for models 512 wide"
     assert inspect.sees(eye | {"type": "mlp"}, None) == description

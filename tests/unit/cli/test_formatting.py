@@ -192,7 +192,7 @@ def test_ctrl_c_ends_the_line_if_something_was_printed(capsysbinary, text: str, 
     ("facts", "message"),
     [
         ({}, ""),
-        ({"is_full": True}, "the answer ends here"),
+        ({"is_full": True}, "the answer ended"),
         ({"dropped": 64, "kept": 4}, "64 tokens after the first 4 were dropped"),
         ({"dropped": 64, "kept": 4, "is_full": True}, "64 tokens after the first 4 were dropped"),
     ],
@@ -224,7 +224,7 @@ def test_speeds_count_computed_tokens_only(capsys):
     assert (times["prefill_tps"], times["decode_tps"], times["total_s"], times["load_s"]) == (20.0, 5.0, 9.0, 0.5)
     assert (result["prompt_tokens"], result["cached_tokens"], result["completion_tokens"]) == (50, 10, 21)
     prompt, answer_line = report_lines(capsys, result)
-    assert prompt == ("prompt: 50 tokens, 10 of them known, in 2.00 s (20.0 per second), model loaded in 0.50 s")
+    assert prompt == ("prompt: 50 tokens, 10 cached, in 2.00 s (20.0 per second), model loaded in 0.50 s")
     assert answer_line == "answer: 21 tokens in 4.00 s (5.0 per second), first after 2.50 s, finish: stop, seed: 7"
 
 
@@ -425,8 +425,8 @@ def test_set_changes_options_of_a_conversation():
     assert chat_options.change_option(usual, "ignore_eos", "on").sampling.ignore_eos is True
     assert chat_options.change_option(chat_options.change_option(usual, "temp", "0.5"), "temp", "default") == usual
     for name, text, problem in (
-        ("nothing", "1", "there is no option"), ("ignore_eos", "1", "on or off"), ("top_k", "1.5", "a whole number"),
-        ("temp", "x", "a number"), ("logit_bias", "1", "cannot be set here"),
+        ("nothing", "1", "unknown option"), ("ignore_eos", "1", "on or off"), ("top_k", "1.5", "an integer"),
+        ("temp", "x", "a number"), ("logit_bias", "1", "cannot be set in a chat"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=problem):
             chat_options.change_option(usual, name, text)

@@ -15,8 +15,8 @@ def test_ollama_host_is_parsed_as_ollama_does(address: str, host: str, port: int
 
 
 @pytest.mark.parametrize(("address", "line"), [
-    ("127.0.0.1:8080", "OLLAMA_HOST=127.0.0.1:8080 is not used; give --port 8080 to listen there"),
-    ("0.0.0.0", "OLLAMA_HOST=0.0.0.0 is not used; give --host 0.0.0.0 --port 11434 --api-key-file FILE to let other "
+    ("127.0.0.1:8080", "OLLAMA_HOST=127.0.0.1:8080 is ignored; use --port 8080 to listen there"),
+    ("0.0.0.0", "OLLAMA_HOST=0.0.0.0 is ignored; use --host 0.0.0.0 --port 11434 --api-key-file FILE to let other "
      "computers connect"),
     ("http://127.0.0.1:11435", ""), ("localhost:11435", ""), ("", ""),
 ])  # fmt: skip
@@ -33,4 +33,4 @@ def test_serve_with_its_own_port_reports_the_other_address(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
     monkeypatch.setenv("OLLAMA_HOST", "0.0.0.0")
     tell_ollama_host(99, is_chosen=True)
-    assert "give --host 0.0.0.0 --port 99 " in capsys.readouterr().err
+    assert "use --host 0.0.0.0 --port 99 " in capsys.readouterr().err

@@ -65,7 +65,7 @@ def test_opening_and_compiling_show_progress_on_one_line(on_terminal: None, caps
     reading(2, 5)
     opening.uploading(line)(1_500_000_000, 2_000_000_000)
     shown = capsys.readouterr().err
-    assert "reading the prompt: 2 of 5 tokens" in shown and "weights to the card: 1.5 of 2.0 GB" in shown
+    assert "reading the prompt: 2 of 5 tokens" in shown and "copying weights to the GPU: 1.5 of 2.0 GB" in shown
 
 
 def test_gpu_layers_are_a_count_or_all():
@@ -78,7 +78,7 @@ def test_gpu_layers_are_a_count_or_all():
         "9999999",
     ]
     for text in ("10000000", "-2", "1.5", "", "ALL"):
-        with pytest.raises(ValueError, match="is not a number, all or auto"):
+        with pytest.raises(ValueError, match="must be a number, all or auto"):
             parse_layers(text)
 
 
@@ -130,7 +130,7 @@ def test_pull_speed_ignores_what_was_already_there(pulled: Any, monkeypatch: pyt
 def test_an_interrupted_pull_keeps_its_download(pulled: Any, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(KeyboardInterrupt):
         pulled(Pulls(error=KeyboardInterrupt()))
-    assert "what was downloaded is kept" in capsys.readouterr().err
+    assert "the partial download is kept" in capsys.readouterr().err
     with pytest.raises(LocalllmError):
         pulled(Pulls(("looking", "x"), error=LocalllmError("broken")))
     assert capsys.readouterr().err.endswith("\r\x1b[K")
@@ -177,7 +177,7 @@ def test_the_offer_names_the_size_of_the_model(
     missing.reference = SimpleNamespace(text="qwen", size=size)  # type: ignore[attr-defined]
     with pytest.raises(LocalllmError, match="missing"):
         pulling.offer_pull(missing)  # type: ignore[arg-type]
-    assert " ".join(capsys.readouterr().err.split()) == f"qwen is not on this computer. Pull it{size_text}? [y/N]"
+    assert " ".join(capsys.readouterr().err.split()) == f"qwen is not on this computer. Download it{size_text}? [y/N]"
 
 
 def facts(*rows: tuple[int, str, bool, float | None], **more: Any) -> dict[str, Any]:
@@ -225,7 +225,7 @@ def test_served_models_are_named_by_file_or_name(tmp_path: Path, monkeypatch: py
     assert paths("a.gguf", "x=d.gguf") == {"a": "a.gguf", "x": "d.gguf"}
     assert paths("b=c.gguf") == {"b=c": "b=c.gguf"}  # a file that is there
     assert paths(f"{tmp_path}/a.gguf") == {"a": f"{tmp_path}/a.gguf"}
-    with pytest.raises(UsageError, match=r"two models have the name a: rename one with NAME=a\.gguf"):
+    with pytest.raises(UsageError, match=r"two models are named a: rename one with NAME=a\.gguf"):
         paths(f"a={tmp_path}/d.gguf", "a.gguf")
     assert paths() == {}
 

@@ -404,11 +404,12 @@ def test_defaults_are_those_that_help_shows(name: str):
 REFUSED = {
     "embed M --near x -o v.npy": "--near prints texts, not vectors: leave out -o and --format",
     "embed M --near x --format npy": "--near prints texts, not vectors: leave out -o and --format",
-    "embed M TEXT KEYS": "'KEYS' is one argument too many: put --files before several files",
+    "embed M TEXT KEYS": "unexpected argument 'KEYS': put --files before several files",
     "embed M TEXT --near x --no-normalize": "--near needs vectors of length 1: leave out --no-normalize",
-    "serve M --host x": "--host lets other computers connect: give --api-key-file FILE with the keys that they may use",
+    "serve M --host x": "--host lets other computers connect: add --api-key-file FILE with the API keys to accept",
     "serve M --host x --api-key-file KEYS --socket s": "give either --socket or --host, not both",
-    "serve a=TEXT b=TEXT --mmproj x": "--mmproj works with one model; several use the mmproj-*.gguf in their folders",
+    "serve a=TEXT b=TEXT --mmproj x": "--mmproj needs a single model; several models use the mmproj-*.gguf in "
+    "their folders",
     "serve M --media-path DIR --media-path TEXT": "--media-path: TEXT is not a folder",
     "serve M --memory much": "--memory: 'much' is not a size such as 500M or 8G",
     "run two&words": "'two words' is not a model; give MODEL before the prompt, or the prompt with -p",
@@ -418,12 +419,12 @@ REFUSED = {
     "run M -p x --tools list --allow DIR --n 2": "--tools cannot be combined with --n",
     "run M -p x --tools list --allow DIR --beams 1": "--tools cannot be combined with --beams",
     "run M -p x --tools list --allow DIR --receipt r": "--tools cannot be combined with --receipt",
-    "run M -p x --tools list --max-steps 0": "--max-steps must be 1 or above, not 0",
-    "run M -p x --allow DIR": "--allow needs tools: give --tools or --mcp",
-    "run M -p x --yes list": "--yes needs tools: give --tools or --mcp",
-    "run M -p x --transcript t": "--transcript needs tools: give --tools or --mcp",
+    "run M -p x --tools list --max-steps 0": "--max-steps must be 1 or greater, not 0",
+    "run M -p x --allow DIR": "--allow needs tools: add --tools or --mcp",
+    "run M -p x --yes list": "--yes needs tools: add --tools or --mcp",
+    "run M -p x --transcript t": "--transcript needs tools: add --tools or --mcp",
     "run M -p x --image a --receipt r": "--image cannot be combined with --receipt",
-    "run M -p x --image - --image -": "--image -: stdin can hold only one image, and must be open",
+    "run M -p x --image - --image -": "--image -: stdin must be open, and can be used for one image only",
     "chat M --image -": "--image -: chat reads the prompt from stdin; use `localllm run` for an image from stdin",
     "run -p x --api-key-file KEYS": "--api-key-file needs --endpoint URL",
     "run --endpoint http://x -p x --api-key-file EMPTY": "EMPTY has no keys; write one per line",
@@ -434,19 +435,20 @@ REFUSED = {
     "tokenize M": "TEXT is missing: give a text, or pipe one to stdin",
     "pull guide": "guide is the built-in model; there is nothing to download",
     "quantize M": "expected IN [OUT] TYPE",
-    "quantize M q4km": "q4km is not a type; did you mean Q4_K_M?",
-    "quantize M zzzzz": "zzzzz is not a type; localllm quantize --help lists them",
-    "quantize M OUT Q8_0 --size 3G": "--size and --bpw choose formats by measuring the model: add --calibrate",
+    "quantize M q4km": "unknown quantization type q4km; did you mean Q4_K_M?",
+    "quantize M zzzzz": "unknown quantization type zzzzz; localllm quantize --help lists the types",
+    "quantize M OUT Q8_0 --size 3G": "--size and --bpw choose formats by measuring the model, which needs --calibrate",
     "quantize M OUT Q8_0 -t 0": "-t must be from 1 to 1024, not 0",
     "quantize M OUT Q8_0 1025": "--threads must be from 1 to 1024, not 1025",
     "quantize M OUT Q8_0 --calibrate --size 3G --bpw 4": "give either --size or --bpw, not both",
     "quantize M OUT Q8_0 --calibrate --size 100k --plan TEXT": (
-        "TEXT: this file exists; --force overwrites it, and without --size its formats are used"
+        "TEXT: the file exists; overwrite it with --force, or leave out --size to use its formats"
     ),
     "perplexity M": "TEXT is missing: give a text file",
-    "perplexity M TEXT --base b": "give --kl-divergence and --base FILE together; --save-logits FILE writes that file",
+    "perplexity M TEXT --base b": "--kl-divergence and --base FILE must be given together; --save-logits FILE "
+    "writes that file",
     "perplexity M TEXT --kl-divergence": (
-        "give --kl-divergence and --base FILE together; --save-logits FILE writes that file"
+        "--kl-divergence and --base FILE must be given together; --save-logits FILE writes that file"
     ),
 }  # fmt: skip
 

@@ -365,7 +365,7 @@ def test_sessions_are_listed_shown_and_removed(session, capsys):
 
 
 def test_the_model_of_a_session_is_found_by_name_or_path(session):
-    with pytest.raises(UsageError, match=r"the model of the session 'trip' is gone: .*m\.gguf"):
+    with pytest.raises(UsageError, match=r"the model of session 'trip' no longer exists: .*m\.gguf"):
         chat_session.model_of("trip")
     session.write_bytes(b"")
     assert (chat_session.model_of("trip"), chat_session.model_of("new")) == (str(session), None)
@@ -417,7 +417,7 @@ def test_inspect_prints_the_chat_template(tmp_path, capsys):
     invoke("inspect", path, "--template")
     assert capsys.readouterr() == ("{{ messages }}\n", "")
     bare = write_tiny_model(tmp_path / "bare.gguf", chat_template=None)
-    with pytest.raises(ModelError, match="the file has no chat template; --chat-template NAME chooses one"):
+    with pytest.raises(ModelError, match="the file has no chat template; `run` takes one with --chat-template NAME"):
         invoke("inspect", bare, "--template")
 
 
@@ -430,7 +430,7 @@ def test_tools_warn_where_commands_cannot_be_confined(version: int, warns: bool,
 
 def test_serve_prints_its_models_and_address(capsys):
     serve.tell(SimpleNamespace(paths={"a": "/a", "b": "/b"}), "http://x:1")
-    assert capsys.readouterr().err == "localllm: a, b at http://x:1; Ctrl-C stops the server\n"
+    assert capsys.readouterr().err == "localllm: serving a, b at http://x:1; Ctrl-C stops the server\n"
 
 
 def test_cut_answers_are_reported_if_they_were_constrained(capsys):
@@ -438,9 +438,7 @@ def test_cut_answers_are_reported_if_they_were_constrained(capsys):
     cases = (formed, ["stop", "length"], True), (formed, ["stop"], False), (free, ["length"], False)
     for chosen, reasons, cut in cases:
         shape.tell_cut(chosen, reasons)
-        warning = (
-            "localllm: warning: the answer was cut off before it was what its regex matches; raise -n or the context\n"
-        )
+        warning = "localllm: warning: the answer was cut off before it matched its regex; raise -n or the context\n"
         assert capsys.readouterr().err == warning * cut
 
 
@@ -568,9 +566,7 @@ def test_near_prints_the_nearest_texts_or_files(tiny: str, monkeypatch, capsys, 
     out, err = capsys.readouterr()
     assert out == "0.1100\tb bb\n0.0500\tcc\n"
     assert asked == [(["xx"], "query"), (["a", "b  bb", "cc"], "document")]
-    assert err.splitlines()[1] == "1 of 3 vectors were in the cache" and err.splitlines()[2].startswith(
-        "24 tokens in 0."
-    )
+    assert err.splitlines()[1] == "1 of 3 vectors were cached" and err.splitlines()[2].startswith("24 tokens in 0.")
     (tmp_path / "text").write_text("a text")
     invoke("embed", tiny, "--near", "xx", "--files", tmp_path / "text")
     assert capsys.readouterr().out == f"0.2300\t{tmp_path / 'text'}:1\ta text\n"
@@ -592,7 +588,7 @@ def test_list_without_models_suggests_pull(folder, monkeypatch, capsys):
     messages: list[str] = []
     monkeypatch.setattr(list_command, "dim", messages.append)
     invoke("list")
-    assert messages == ["no models yet; `localllm list --all` shows models that `localllm pull` can download"]
+    assert messages == ["no models yet; `localllm list --all` lists models that `localllm pull` can download"]
     invoke("list", "--json")
     result = json.loads(capsys.readouterr().out)
     assert result == {"folder": str(folder), "models": []}
@@ -617,7 +613,9 @@ def test_rm_asks_before_it_removes(
     monkeypatch.setattr(rm, "is_terminal", lambda stream: there[stream is sys.stdin])
     monkeypatch.setattr(rm, "confirm", lambda question: messages.append(question) or typed == "y\n")
     if removed is None:
-        with pytest.raises(UsageError, match="m: cannot ask for confirmation without a terminal; --force removes it"):
+        with pytest.raises(
+            UsageError, match="m: cannot ask for confirmation without a terminal; remove it with --force"
+        ):
             invoke("rm", "m")
     else:
         taken = render.size(path.stat().st_size)
@@ -646,7 +644,7 @@ def test_a_missing_model_is_offered_with_its_size(megabytes: int, size: str, mon
     monkeypatch.setattr(pulling, "confirm", lambda question: bool(asked.append(question)))
     with pytest.raises(MissingError):
         pulling.offer_pull(missing)
-    assert asked == [f"qwen3-4b is not on this computer. Pull it{size}?"]
+    assert asked == [f"qwen3-4b is not on this computer. Download it{size}?"]
 
 
 # ---- opened models
@@ -688,6 +686,6 @@ def test_a_draft_model_is_opened_by_name(tiny: str):
     for other in ("auto", "off", "ngram"):
         assert opening.with_draft_model(model, chosen, other) is chosen
     assert opening.with_draft_model(model, chosen, f"draft:{tiny}").speculate == "ngram" and asked == [f"draft:{tiny}"]
-    with pytest.raises(UsageError, match=r"^speculate: a draft model cannot be used with --endpoint$"):
+    with pytest.raises(UsageError, match=r"^speculate: a draft model is not available with --endpoint$"):
         opening.with_draft_model(SimpleNamespace(file=None), chosen, "draft:x")
     assert opening.unknown() > 1 << 60

@@ -98,7 +98,7 @@ def test_invalid_text_or_file_arguments_are_refused(tmp_path: Path):
     )
     assert text_of("x", str(tmp_path / "s.json"), "{") == '{"a": 1}'
     for text, message in (
-        (" ", "x is empty"),
+        (" ", "x must not be empty"),
         (str(tmp_path / "no"), "cannot read .*: No such file"),
         (str(tmp_path / "latin"), "not UTF-8"),
     ):
@@ -127,7 +127,7 @@ def test_images_are_added_to_the_prompt(monkeypatch: pytest.MonkeyPatch):
         ImageGroup(image_files=["a"]).with_images("x")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\x89PNG")))
     assert ImageGroup(image_files=["a", "-"]).sources() == ["a", b"\x89PNG"]
-    with pytest.raises(UsageError, match="stdin can hold only one image"):
+    with pytest.raises(UsageError, match="stdin must be open, and can be used for one image only"):
         ImageGroup(image_files=["-", "-"]).sources()
     assert (
         ImageGroup(image_files=["-"]).takes_stdin
@@ -207,7 +207,7 @@ def test_the_report_of_an_answer_has_timings_and_speculation(capsys: pytest.Capt
     assert result["speculation"] == {"drafted": 6, "accepted": 2, "steps_saved": 2} and result["tokens"] == [1, 2, 3]
     report.tell(result)
     err = capsys.readouterr().err
-    assert "prompt: 9 tokens, 4 of them known, in 0.50 s (10.0 per second), model loaded in 0.10 s\n" in err
+    assert "prompt: 9 tokens, 4 cached, in 0.50 s (10.0 per second), model loaded in 0.10 s\n" in err
     assert "answer: 3 tokens in 0.25 s (8.0 per second), first after 0.60 s, finish: stop, seed: 7" in err
     assert "drafted: 6 tokens, 2 accepted" in err
     card: Any = SimpleNamespace(**{**vars(MODEL), "device": "H100"})
@@ -244,7 +244,7 @@ def test_outputs_replace_only_files_of_their_type(tmp_path: Path):
     outputs.require_kind(path, lambda path: True, "a model", False)
     outputs.require_kind(path, outputs.is_model, "a model", True)
     for kind in (outputs.is_model, outputs.is_imatrix, outputs.are_logits, outputs.is_receipt, lambda path: False):
-        with pytest.raises(UsageError, match="x: this file exists and is not a model; use --force to replace it"):
+        with pytest.raises(UsageError, match="x: the file exists and is not a model; use --force to replace it"):
             outputs.require_kind(path, kind, "a model", False)
 
 

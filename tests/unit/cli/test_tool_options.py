@@ -149,9 +149,11 @@ def test_tools_without_a_terminal_need_yes(monkeypatch: pytest.MonkeyPatch, caps
     assert of("read", keyboard=keys)._keyboard is keys and keys.closed == 1
     assert capsys.readouterr().err == ""
     assert of("read").box.names == ["read"]
-    warning = "localllm: no terminal to ask for consent, so these tools are not offered: run\n"
+    warning = "localllm: there is no terminal to ask for consent: tools not offered: run\n"
     assert capsys.readouterr().err == warning
-    with pytest.raises(UsageError, match="no terminal to ask for consent; allow the calls with --yes read,run"):
+    with pytest.raises(
+        UsageError, match="there is no terminal to ask for consent: allow the calls with --yes read,run"
+    ):
         of()
     with pytest.raises(UsageError, match="yes: unknown tool 'rum'; available: read, run"):
         of("read", "rum")
@@ -255,14 +257,15 @@ def test_a_mistyped_format_gets_a_suggestion(text: str, question: str):
     assert suggest_type(text).startswith(question) and bool(suggest_type(text)) == bool(question)
 
 
-NO_TYPE = "is not a type; localllm quantize --help lists them"
+NO_TYPE = "unknown quantization type {}; localllm quantize --help lists the types"
 
 
 @pytest.mark.parametrize(("words", "expected"), [
     ("in Q4_0", ("in", None, "Q4_0", None)), ("in out q8_0", ("in", "out", "Q8_0", None)),
     ("in Q4_0 8", ("in", None, "Q4_0", 8)), ("in out Q4_0 8", ("in", "out", "Q4_0", 8)),
     ("in Q4_0 Q8_0", ("in", "Q4_0", "Q8_0", None)), ("in 2 7", ("in", None, "Q4_0", 7)),
-    ("in Q4_0 x", f"x {NO_TYPE}"), ("in model.gguf", f"model.gguf {NO_TYPE}"), ("in Q4-K-M9", "did you mean Q4_K_M"),
+    ("in Q4_0 x", NO_TYPE.format("x")), ("in model.gguf", NO_TYPE.format("model.gguf")), ("in Q4-K-M9", "did "
+    "you mean Q4_K_M"),
     *((words, "expected IN [OUT] TYPE") for words in ("in", "in out x 8", "in out Q4_0 8 9", "in out Q4_0 x")),
 ])  # fmt: skip
 def test_quantize_arguments_are_told_apart(words: str, expected: tuple[Any, ...] | str):
@@ -310,7 +313,9 @@ def test_a_plan_by_sensitivity_is_written_and_not_overwritten(
     source: Any = SimpleNamespace(path="m", files=[str(tmp_path / "m")])
     request, path = QuantizeRequest(RECIPES["Q4_0"], texts=()), str(tmp_path / "plan.toml")
     (tmp_path / "plan.toml").write_text("")
-    with pytest.raises(UsageError, match=r"plan\.toml: this file exists; --force overwrites it, and without --size"):
+    with pytest.raises(
+        UsageError, match=r"plan\.toml: the file exists; overwrite it with --force, or leave out --size"
+    ):
         plan_by_sensitivity(source, request, len, path, 3, False, Spent(CalibrationGroup()))
     with pytest.raises(UsageError, match="no formats are so small"):
         plan_by_sensitivity(source, request, min, None, 3, False, Spent(CalibrationGroup()))
@@ -327,7 +332,9 @@ def test_a_plan_by_sensitivity_is_written_and_not_overwritten(
     assert capsys.readouterr().err.splitlines() == [f"localllm: {line}"] * 3
     with pytest.raises(UsageError, match="give either --size or --bpw, not both"):
         sizing("1GB", 4.0, True)
-    with pytest.raises(UsageError, match="--size and --bpw choose formats by measuring the model: add --calibrate"):
+    with pytest.raises(
+        UsageError, match="--size and --bpw choose formats by measuring the model, which needs --calibrate"
+    ):
         sizing("1GB", None, False)
     plan: Any = SimpleNamespace(nbytes=1000, weights=800, jobs=[SimpleNamespace(output=SimpleNamespace(nbytes=1000))])
     assert sizing("12k", None, True)(plan) == 12_000 and sizing(None, 4.0, True)(plan) == 400
@@ -344,7 +351,7 @@ def test_quantize_replaces_or_enlarges_files_only_with_force(tmp_path: Path):
     require_consent(plan, new, 10**12, None, False, False)  # of a folder, which has no size
     with pytest.raises(UsageError, match=r"there\.gguf: this file exists"):
         require_consent(plan, str(there), 102, 100, False, False)
-    with pytest.raises(UsageError, match="larger than the old one: 103 B, from 100 B; --force writes it anyway"):
+    with pytest.raises(UsageError, match="larger than the old one: 103 B, from 100 B; use --force to write it anyway"):
         require_consent(plan, str(there), 103, 100, True, False)
 
 
@@ -374,7 +381,7 @@ def test_quantize_prints_its_result_and_warnings(
         with pytest.raises(UsageError, match=f"threads must be from 1 to 1024, not {threads}"):
             command.require_possible(plan, target, request, threads, False)
     (tmp_path / "out-2").write_bytes(b"notes")
-    with pytest.raises(UsageError, match="out-2: this file exists and is not a model"):
+    with pytest.raises(UsageError, match="out-2: the file exists and is not a model"):
         command.require_possible(plan, target, request, 1, False)
     asked.clear()
     monkeypatch.setattr(command, "perf_counter", iter([1.0, 3.46, 3.46, 1.0, 1.5, 3.26, 3.46]).__next__)

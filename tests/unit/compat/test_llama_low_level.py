@@ -79,5 +79,5 @@ def test_tokenize_writes_ids_through_a_pointer(llm: llama_cpp.Llama):
     assert [*tokens[:count]] == llm.tokenize(data, add_bos=False)
     assert tokenize(vocab, text, len(data), tokens, 1, False, False) == -count
     assert tokenize(vocab, None, 0, tokens, 64, False, False) == 0
-    with pytest.raises(UsageError, match="is gone"):
+    with pytest.raises(UsageError, match="was deleted"):
         llama_cpp.llama_vocab_eos(1)

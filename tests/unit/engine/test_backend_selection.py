@@ -270,7 +270,7 @@ def test_valid_engine_options_are_accepted():
 
 def test_gpu_layers_are_a_number_all_or_auto():
     assert [layers_of(layers) for layers in ("all", "auto", 0, 7)] == ["all", "auto", 0, 7]
-    with pytest.raises(UsageError, match=r"^gpu_layers must be a number, all or auto, not 'most'$"):
+    with pytest.raises(UsageError, match=r"^gpu_layers must be an integer, all or auto, not 'most'$"):
         layers_of("most")
 
 
@@ -303,7 +303,11 @@ def test_using_an_engine_after_a_fork_is_refused():
         pass
     owner.lock = Refusal()
     assert was_forked(owner)
-    with pytest.raises(LocalllmError, match=r"^the model was opened before this process was forked: open it here$"):
+    with pytest.raises(
+        LocalllmError,
+        match=r"^the model was opened before this process was forked: open it "
+        r"again in this process$",
+    ):
         owner.lock.__enter__()
 
 

@@ -187,9 +187,9 @@ def test_invalid_requests_are_refused_before_anything_runs(engine):
         ([(sequence, [1]), (sequence, [1])], UsageError, "a sequence can be in a run only once"),
         ([(of_another, [1])], UsageError, "a sequence belongs to the model that created it"),
         ([(sequence, [1] * 3)], ContextError, "301 tokens do not fit the context of 300"),
-        ([(sequence, [100])], UsageError, "token ids must be a list of numbers from 0 to 99"),
-        ([(sequence, [])], UsageError, "token ids must be a list of numbers from 0 to 99"),
-        ([(sequence, [1.5])], UsageError, "token ids must be a list of numbers from 0 to 99"),
+        ([(sequence, [100])], UsageError, "token ids must be a list of integers from 0 to 99"),
+        ([(sequence, [])], UsageError, "token ids must be a list of integers from 0 to 99"),
+        ([(sequence, [1.5])], UsageError, "token ids must be a list of integers from 0 to 99"),
     ):
         with pytest.raises(error) as caught:
             engine.step(requests)
@@ -427,7 +427,7 @@ def test_truncating_a_sequence_rewinds_its_follower_and_alignment(length, held, 
     rewound = list[int]()
     assert sequence.truncate(length) == held
     assert (len(sequence.tokens), sequence.aligned, sequence.store.held, rewound) == (held, aligned, held, [held])
-    with pytest.raises(UsageError, match=r"^a length must be 0 or above, not -1$"):
+    with pytest.raises(UsageError, match=r"^a length must be 0 or greater, not -1$"):
         sequence.truncate(-1)
 
 

@@ -79,7 +79,7 @@ model.close()
 def test_a_child_forked_while_locks_are_held_refuses_and_opens_anew():
     ran = subprocess.run([sys.executable, "-c", LOCKED], capture_output=True, timeout=60)
     assert complaints(ran.stderr) == ""
-    refused = "LocalllmError the model was opened before this process was forked: open it here"
+    refused = "LocalllmError the model was opened before this process was forked: open it again in this process"
     assert ran.stdout.decode().splitlines() == [*[refused] * 5, "yes", "child 7", "yes"]
 
 
@@ -90,7 +90,7 @@ def test_eight_threads_answer_right_while_the_process_forks():
     program = PROGRAM.replace("SECONDS", str(seconds))
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=120 + seconds)
     assert ran.stdout.decode().splitlines() == [
-        *["LocalllmError the model was opened before this process was forked: open it here"] * 3,
+        *["LocalllmError the model was opened before this process was forked: open it again in this process"] * 3,
         "child 7",
         "wrong 0 enough True",
     ]

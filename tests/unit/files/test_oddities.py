@@ -29,11 +29,14 @@ NUMBERED = {"version": 1, "name": 7, "license": np.ones(2), "author": True, "tag
             "file_type": "F32", "quantization_version": -1, "parameter_count": "1B", "url": 1.5}  # fmt: skip
 
 METADATA: dict[str, tuple[dict[str, Any], str]] = {
-    **{f"{name}: {value}": (T(f"{name}_token_id", value), f"tokenizer.ggml.{name}_token_id is {value}, of 268 tokens")
+    **{f"{name}: {value}": (T(f"{name}_token_id", value),
+                            f"tokenizer.ggml.{name}_token_id is {value}, but there are only 268 tokens")
        for name in IDS for value in (268, 2560)},
     **{f"general.{name}": ({f"general.{name}": value}, f"general.{name} is not ") for name, value in NUMBERED.items()},
-    "bos without one": (T("add_bos_token", True) | T("bos_token_id", GONE), "add_bos_token is true, but there is no"),
-    "eos without one": (T("add_eos_token", True) | T("eos_token_id", GONE), "add_eos_token is true, but there is no"),
+    "bos without one": (T("add_bos_token", True) | T("bos_token_id", GONE), "add_bos_token is true, but the "
+    "vocabulary has no"),
+    "eos without one": (T("add_eos_token", True) | T("eos_token_id", GONE), "add_eos_token is true, but the "
+    "vocabulary has no"),
     "vocab_size, more": (L("vocab_size", 269), "llama.vocab_size is 269, but there are 268 tokens"),
     "vocab_size, less": (L("vocab_size", 267), "llama.vocab_size is 267"),
     "no type": (T("token_type", with_item(TYPES, 9, 0)), "1 tokens have the undefined type 0, the first is token 9"),
@@ -42,9 +45,12 @@ METADATA: dict[str, tuple[dict[str, Any], str]] = {
     "a control one": (T("tokens", [*PIECES[:-1], "a"]) | T("token_type", with_item(TYPES, 267, 3)), "are both 'a'"),
     "ends twice": (T("tokens", [*PIECES[:-1], "<|im_end|>"]), "tokens 2 and 267 are both '<|im_end|>'"),
     "in SentencePiece": (sentence_piece(tokens=["<unk>", "<s>", "</s>", *(f"<0x{n:02X}>" for n in range(256)),
-                                                *"abcdefgha"]), "tokens 259 and 267 are both 'a', written as 259"),
-    "merge of strangers": (T("merges", [*MERGES, "h xyz"]), "a merge has a piece that is no token (xyz)"),
-    "merge to a stranger": (T("merges", [*MERGES, "h h", "l h"]), "2 merges have a piece that is no token (hh)"),
+                                                *"abcdefgha"]), "tokens 259 and 267 are both 'a', which is "
+                                                "encoded as 259"),
+    "merge of strangers": (T("merges", [*MERGES, "h xyz"]), "a merge has an operand or a result that is not a "
+    "token (xyz)"),
+    "merge to a stranger": (T("merges", [*MERGES, "h h", "l h"]), "2 merges have an operand or a result that is "
+    "not a token (hh)"),
     "a key with spaces": ({"my own key": 1}, "the metadata key 'my own key' has a space"),
 }  # fmt: skip
 
@@ -120,7 +126,7 @@ def test_the_line_is_told_at_every_start(odd: Wrong, cli):
     """Also where what was checked once is remembered."""
     path = odd.write(T("merges", [*MERGES, "h h"]) | T("mask_token_id", 300))
     for _ in range(2):
-        require_runs(cli, path, "no token (hh)", "mask_token_id")
+        require_runs(cli, path, "not a token (hh)", "mask_token_id")
 
 
 def test_values_of_another_length_than_keys(odd: Wrong, cli):
@@ -167,7 +173,7 @@ def test_from_python(odd: Wrong):
 def test_inspect_as_json(odd: Wrong, cli):
     path = odd.write(T("mask_token_id", 300))
     (line,) = json.loads(cli("inspect", path, "--json")[1])["warnings"]
-    assert "mask_token_id is 300, of 268 tokens: ignored" in line
+    assert "mask_token_id is 300, but there are only 268 tokens: ignored" in line
     assert json.loads(cli("inspect", odd.valid, "--json")[1])["warnings"] == []
 
 

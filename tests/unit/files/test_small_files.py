@@ -97,10 +97,10 @@ def test_where_settings_stand(keys, line):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("cache_gb = -1", "line 1: cache_gb must be a number, 0 or above"),
-        ("cache_gb = true", "line 1: cache_gb must be a number, 0 or above"),
-        ("\ncache_gb = 1e9", "line 2: cache_gb must be a number, 0 or above"),
-        ("cache_gb = 'a'", "line 1: cache_gb must be a number, 0 or above"),
+        ("cache_gb = -1", "line 1: cache_gb must be a number, 0 or greater"),
+        ("cache_gb = true", "line 1: cache_gb must be a number, 0 or greater"),
+        ("\ncache_gb = 1e9", "line 2: cache_gb must be a number, 0 or greater"),
+        ("cache_gb = 'a'", "line 1: cache_gb must be a number, 0 or greater"),
         ("other = 1", "line 1: unknown key 'other'; available: cache_gb, [aliases], [defaults], [command], [model]"),
         ("model = 1", "line 1: model must be a table: [model]"),
         ("[command]\nrun = 1", "line 2: command must contain tables, such as [command.run]"),

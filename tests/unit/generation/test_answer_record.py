@@ -167,7 +167,7 @@ def test_a_tokenizer_is_pickled_as_its_file(tiny: str, tmp_path: Path):
     process = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, check=True)
     assert process.stdout.decode().strip() == str(tokenizer.encode("hello"))
     path.unlink()
-    with pytest.raises(ModelError, match=r"t\.gguf: the file of a pickled tokenizer is gone"):
+    with pytest.raises(ModelError, match=r"t\.gguf: the file of a pickled tokenizer no longer exists"):
         pickle.loads(data)
 
 

@@ -190,7 +190,7 @@ def test_choices_that_exceed_the_context_are_refused(tiny: str):
             small.choose("Hi", ["a " * 100, "b"])
         with pytest.raises(ContextError):
             small.choose("Hi " * 100, ["a", "b"])
-        with pytest.raises(UsageError, match="top_logprobs must be 0 or above"):
+        with pytest.raises(UsageError, match="top_logprobs must be 0 or greater"):
             small.generate("Hi", top_logprobs=-1)
 
 
@@ -268,11 +268,11 @@ def test_logprobs_may_be_the_number_of_alternatives(model: localllm.Model, asked
 
 
 @pytest.mark.parametrize(("asked", "reason"), [
-    ({"logprobs": "5"}, "logprobs must be a whole number, not '5'"),
-    ({"logprobs": 5.5}, "logprobs must be a whole number, not 5.5"),
-    ({"logprobs": -1}, "logprobs must be 0 or above, not -1"),
+    ({"logprobs": "5"}, "logprobs must be an integer, not '5'"),
+    ({"logprobs": 5.5}, "logprobs must be an integer, not 5.5"),
+    ({"logprobs": -1}, "logprobs must be 0 or greater, not -1"),
     ({"logprobs": 5, "top_logprobs": 3}, "logprobs and top_logprobs must not differ: 5 and 3"),
-    ({"top_logprobs": True}, "top_logprobs must be a whole number, not True"),
+    ({"top_logprobs": True}, "top_logprobs must be an integer, not True"),
     ({"json_whitespace": "no", "schema": {}}, "json_whitespace must be True or False, not 'no'"),
     ({"additional_properties": 1, "schema": {}}, "additional_properties must be True or False, not 1"),
     ({"continue_final": "yes"}, "continue_final must be True or False, not 'yes'"),

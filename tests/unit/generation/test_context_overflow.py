@@ -288,7 +288,7 @@ def test_run_explains_how_to_fit_a_long_prompt(tiny, cli):
     assert cli(*long, "--n", "2")[2] == f"{too_long}{shorter}, {some.replace(', middle', ' or middle')}\n"
     parts = cli(*(each for each in long if each != "--raw"))[2]
     assert (
-        f"{shorter.partition(',')[0]}, " in parts and "read all of it in parts with --on-overflow chunks, or" in parts
+        f"{shorter.partition(',')[0]}, " in parts and "read all of it in chunks with --on-overflow chunks, or" in parts
     )
     assert cli(*long[:4], "x" * 600, *long[5:])[2].endswith(f", 345 too many: shorten it, {some} or shift\n")
     code, _, err = cli(*long, "--on-overflow", "shift", "--keep", "7")
@@ -300,9 +300,9 @@ def test_run_explains_how_to_fit_a_long_prompt(tiny, cli):
     assert code == 0 and times["timings"]["prefill_tps"] * times["timings"]["prefill_s"] == pytest.approx(
         400 - 192, rel=0.01
     )
-    assert err == "localllm: the answer ends here because the context is full; raise -c or use --on-overflow shift\n"
+    assert err == "localllm: the answer ended because the context is full; raise -c or use --on-overflow shift\n"
     code, _, err = cli("run", tiny, "-p", "x", "-n", "2", "--keep", "7")
-    assert (code, err) == (0, "localllm: --keep has no effect without --on-overflow shift\n")
+    assert (code, err) == (0, "localllm: --keep is ignored: it needs --on-overflow shift\n")
     assert cli("run", tiny, "-p", "x", "--on-overflow", "forget")[0] == 2
 
 

@@ -269,8 +269,8 @@ def test_a_completed_text_has_no_reasoning(tokenizer: Tokenizer):
     ("options", "reason"),
     [
         ({"think": "maybe"}, "think must be auto, on, off, low, medium or high, not 'maybe'"),
-        ({"think_budget": -1}, "think_budget must be a whole number, 0 or above, not -1"),
-        ({"think_budget": True}, "think_budget must be a whole number, 0 or above, not True"),
+        ({"think_budget": -1}, "think_budget must be an integer, 0 or greater, not -1"),
+        ({"think_budget": True}, "think_budget must be an integer, 0 or greater, not True"),
     ],
 )
 def test_invalid_reasoning_options_are_refused(options: dict, reason: str):
@@ -512,7 +512,7 @@ def test_template_var_sets_variables_of_the_template(thinker: Path, cli):
     ("arguments", "reason"),
     [
         (("--think", "maybe"), "must be auto, on, off, low, medium or high, not 'maybe'"),
-        (("--think-budget", "-2"), "must be a whole number, 0 or above, not -2"),
+        (("--think-budget", "-2"), "must be an integer, 0 or greater, not -2"),
         (("--template-var", "x"), "must be NAME=VALUE or a JSON object, not 'x'"),
         (("--raw", "--think", "on"), "--raw turns off"),
     ],

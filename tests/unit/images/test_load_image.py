@@ -72,7 +72,7 @@ def test_other_colour_modes_become_rgb_and_float_is_refused():
     deep = Image.fromarray(np.array([[0, 32768, 65535]], np.uint16))
     opened = load_image(encode(deep, "PNG"))
     assert [opened.getpixel((x, 0))[0] for x in range(3)] == [0, 127, 255]
-    with pytest.raises(UsageError, match="not colours"):
+    with pytest.raises(UsageError, match="must be colours or grey levels"):
         load_image(Image.fromarray(np.zeros((2, 2), np.float32)))
 
 
@@ -100,10 +100,10 @@ def png_of(columns: int, rows: int) -> bytes:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "empty file"),
-        (b"no image", "not an image"),
-        (b"%PDF-1.4 ...", "not an image"),
-        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "not an image"),
+        (b"", "the file is empty"),
+        (b"no image", "expected an image file"),
+        (b"%PDF-1.4 ...", "expected an image file"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "expected an image file"),
         (png_of(50_000, 50_000), "pixels"),
         (png_of(200_000, 200_000), "pixels"),
         (png_of(20_000, 10), "times the other"),
@@ -178,7 +178,7 @@ def test_image_parts_become_markers_in_the_text():
         ({"type": "image_url"}, "image_url"),
         ({"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}, "not downloaded"),
         ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, "not downloaded"),
-        ({"type": "audio"}, "a part of a content"),
+        ({"type": "audio"}, "a content part"),
     ],
 )
 def test_invalid_content_parts_are_refused(part, message):
@@ -257,7 +257,7 @@ def test_messages_of_other_programs_get_data_urls():
         messages[3],
     ]
     assert to_data_urls(messages)[0] is plain and "images" in messages[1]
-    with pytest.raises(UsageError, match="not an image"):
+    with pytest.raises(UsageError, match="expected an image file"):
         to_data_urls([{"role": "user", "content": "?", "images": [b"no image"]}])
 
 
@@ -309,7 +309,7 @@ def test_messages_without_images_stay_as_they_are():
     with pytest.raises(UsageError) as error:
         extract_images([{"content": [{"type": "image", "image": "a"}, {"type": "text", "n": "x" * 200}]}])
     suffix = f", not { ({'type': 'text', 'n': 'x' * 200})!r}"[:100]
-    assert str(error.value) == 'a part of a content must be {"type": "text", "text": ...}' + suffix
+    assert str(error.value) == 'a content part must be {"type": "text", "text": ...}' + suffix
 
 
 # ---- Pillow
@@ -329,7 +329,7 @@ def test_only_common_image_formats_are_opened(monkeypatch):
     kinds = ["Jpeg", "Png", "WebP", "Gif", "Tiff", "Bmp", "Mpo", "Avif"]
     assert asked == [f"PIL.{kind}ImagePlugin" for kind in kinds]
     for format in ("PPM", "TGA", "PCX", "ICO"):
-        told = "the image: not an image that can be read (JPEG, PNG, WebP, GIF, TIFF, BMP)"
+        told = "the image: expected an image file (JPEG, PNG, WebP, GIF, TIFF, BMP)"
         assert refusal(encode(PICTURE, format)) == told
 
 
@@ -340,17 +340,18 @@ def test_pillows_size_warnings_are_not_shown(monkeypatch, recwarn):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40)
     assert load_image(encode(PICTURE, "PNG")).size == (9, 6) and not recwarn.list
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 26)
-    assert refusal(encode(PICTURE, "PNG")) == "the image: an image of more than 100000000 pixels"
+    assert refusal(encode(PICTURE, "PNG")) == "the image: the image exceeds the limit of 100000000 pixels"
     assert warnings.filters == filters
 
 
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (MemoryError(), "there is not enough memory for this image"), (OSError("a\n  b"), "a damaged image (a b)"),
-        (KeyError(), "a damaged image (KeyError)"), (ValueError("a\x1b[2Jb"), "a damaged image (a�[2Jb)"),
-        (RuntimeError("x" * 101), f"a damaged image ({'x' * 100})"),
-        (OSError("ö " * 60), f"a damaged image ({'ö ' * 50})"),
+        (MemoryError(), "not enough memory to load the image; use a smaller one"), (OSError("a\n  b"), "the "
+        "image is damaged (a b)"),
+        (KeyError(), "the image is damaged (KeyError)"), (ValueError("a\x1b[2Jb"), "the image is damaged (a�[2Jb)"),
+        (RuntimeError("x" * 101), f"the image is damaged ({'x' * 100})"),
+        (OSError("ö " * 60), f"the image is damaged ({'ö ' * 50})"),
     ],
 )  # fmt: skip
 def test_any_error_of_pillow_becomes_one_line(monkeypatch, error: Exception, message: str):
@@ -374,15 +375,15 @@ def test_images_beyond_the_size_limits_are_refused(monkeypatch):
     for columns, rows in ((200, 1), (1, 200), (400, 2)):
         assert load_image(Image.new("L", (columns, rows))).size == (columns, rows)
     for none in ((0, 5), (5, 0), (0, 0)):
-        assert refusal(Image.new("L", none)) == "the image: an image without pixels"
-    message = "the image: an image of 201 x 1 pixels, one side more than 200 times the other"
+        assert refusal(Image.new("L", none)) == "the image: the image has no pixels"
+    message = "the image: the image has 201 x 1 pixels, but one side may be at most 200 times the other"
     assert refusal(Image.new("L", (201, 1))) == message
-    assert "one side more than 200 times" in refusal(Image.new("L", (1, 201)))
+    assert "one side may be at most 200 times" in refusal(Image.new("L", (1, 201)))
     monkeypatch.setattr(opening, "MOST_PIXELS", 54)
     assert load_image(PICTURE).size == (9, 6)
     monkeypatch.setattr(opening, "MOST_PIXELS", 53)
     for source in (PICTURE, encode(PICTURE, "PNG")):
-        assert refusal(source) == "the image: an image of 9 x 6 pixels, more than 53"
+        assert refusal(source) == "the image: the image has 9 x 6 pixels, but the limit is 53"
 
 
 def test_files_beyond_the_size_limit_are_refused(tmp_path, monkeypatch):
@@ -392,11 +393,11 @@ def test_files_beyond_the_size_limit_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(opening, "MOST_BYTES", len(data))
     assert [load_image(source).size for source in (data, tmp_path / "x.bmp", url)] == [(9, 6)] * 3
     monkeypatch.setattr(opening, "MOST_BYTES", len(data) - 1)
-    assert refusal(data) == "the image: an image of more than 0 MB"
-    assert refusal(tmp_path / "x.bmp") == f"{tmp_path / 'x.bmp'}: an image of more than 0 MB"
-    assert refusal(url) == "the image: an image of more than 0 MB"
+    assert refusal(data) == "the image: the image exceeds the limit of 0 MB"
+    assert refusal(tmp_path / "x.bmp") == f"{tmp_path / 'x.bmp'}: the image exceeds the limit of 0 MB"
+    assert refusal(url) == "the image: the image exceeds the limit of 0 MB"
     monkeypatch.setattr(data_urls, "MOST_CHARACTERS", 50)
-    assert refusal(url) == "an image URL longer than 0 million characters"
+    assert refusal(url) == "an image URL must have at most 0 million characters, not 296"
     monkeypatch.undo()
     assert opening.MOST_BYTES == 256 * 2**20 and opening.MOST_PIXELS == 10**8
 
@@ -404,11 +405,11 @@ def test_files_beyond_the_size_limit_are_refused(tmp_path, monkeypatch):
 def test_refusals_name_the_file_or_the_image(tmp_path):
     """Explain at once that URLs are not downloaded."""
     (tmp_path / "x").write_bytes(b"")
-    assert refusal(tmp_path / "x") == f"{tmp_path / 'x'}: an empty file, no image"
-    assert refusal(b"") == refusal(bytearray()) == "the image: an empty file, no image"
+    assert refusal(tmp_path / "x") == f"{tmp_path / 'x'}: the file is empty"
+    assert refusal(b"") == refusal(bytearray()) == "the image: the file is empty"
     for scheme in ("http", "https"):
         url = f"{scheme}://example.org/{'a' * 300}.png"
-        assert refusal(url) == f"{url[:200]}: images are not downloaded; use a pipe, as in curl -s URL | ... --image -"
+        assert refusal(url) == f"{url[:200]}: images are not downloaded; use a pipe, e.g. `curl -s URL | ... --image -`"
     assert refusal(None) == "an image must be a path, bytes or a Pillow image, not NoneType"
     assert refusal(tmp_path / "none") == f"cannot read the image {tmp_path / 'none'}: No such file or directory"
     for url in ("data:image/png;base64", "data:image/png;base32,abc", "data:,abc"):
@@ -426,5 +427,5 @@ def test_grey_levels_are_scaled_from_8_or_16_bits(levels: list[int], expected: l
 
 def test_a_data_url_with_other_characters_is_refused():
     head, comma, body = data_url(PICTURE).partition(",")
-    with pytest.raises(UsageError, match=r"^an image URL has invalid base64$"):
+    with pytest.raises(UsageError, match=r"^the image's data URL has invalid base64$"):
         load_image(f"{head}{comma}{body[:8]}!{body[8:]}")

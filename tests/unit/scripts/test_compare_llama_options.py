@@ -61,7 +61,7 @@ def test_a_full_command_line_of_llama_server_is_parsed(cli, tiny: str):
     line = ("-m", tiny, "-c", "4096", "-ngl", "99", "--jinja", "-fa", "on", "-np", "2", "--metrics", "--no-webui")
     code, _, err = cli("serve", *line)
     assert (code, err.splitlines()[-1]) == (
-        2, "localllm: error: --no-webui: the page at / is part of the server, and has no settings",
+        2, "localllm: error: --no-webui: the web page at / is always served, without settings",
     )  # fmt: skip
     code, _, err = cli("serve", *line[:-1], "--cont-batching", "--no-cache-prompt", "--host", "0.0.0.0")
     assert code == 2 and "--host lets other computers connect" in err and "--metrics" in err, err

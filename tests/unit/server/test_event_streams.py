@@ -196,7 +196,11 @@ def test_a_unix_socket_replaces_only_a_dead_one(tmp_path):
                 assert os.stat(path).st_mode & 0o777 == 0o600
                 listening.listen()
                 with (
-                    pytest.raises(LocalllmError, match=r"s: another server is listening on it; give another path$"),
+                    pytest.raises(
+                        LocalllmError,
+                        match=r"s: another server is listening on this socket; give "
+                        r"another path$",
+                    ),
                     bind_unix(path),
                 ):
                     pass

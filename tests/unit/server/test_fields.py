@@ -112,7 +112,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("text", {"prompt": [[]]}, "prompt must be a string"),
     ("text", {"prompt": ["x"] * 65}, "prompt must have at most 64 items, not 65"),
     ("response", {"previous_response_id": "r"}, "previous_response_id is not supported"),
-    ("response", {"conversation": "c"}, "conversation is not supported: conversations are not stored"),
+    ("response", {"conversation": "c"}, "conversation is not supported: the server stores no conversations"),
     ("response", {"top_logprobs": 1}, "top_logprobs is not supported: use /v1/chat/completions"),
     ("response", {"input": 5}, "input must be a string or an array of items, not an integer"),
     ("response", {"input": [5]}, r"input\[0\] must be an object, not an integer"),

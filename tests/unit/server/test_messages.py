@@ -48,9 +48,9 @@ def test_content_parts_of_other_forms_become_text(content: Any, text: str):
     [
         ({"type": "file", "file": {"file_id": "f"}}, "files are not stored"),
         ({"type": "file", "file": {"file_data": "data:application/pdf;base64,JVBE"}}, "application/pdf is not supp"),
-        ({"type": "input_file", "file_data": "data:text/plain;base64,/w=="}, "must be a text in UTF-8"),
+        ({"type": "input_file", "file_data": "data:text/plain;base64,/w=="}, "must be UTF-8 text"),
         ({"type": "video_url", "video_url": {"url": "x"}}, "unsupported part type 'video_url'"),
-        ({"type": "text", "text": 5}, "must have a text"), (5, "a part must be an object"),
+        ({"type": "text", "text": 5}, "must have a string as its text"), (5, "a part must be an object"),
     ],
 )  # fmt: skip
 def test_unreadable_content_parts_are_refused(part: Any, reason: str):

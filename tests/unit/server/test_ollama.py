@@ -150,7 +150,7 @@ def test_a_raw_answer_has_no_context(served: Served, is_streaming: bool):
         assert last["done"] and ("context" in last) is not is_raw
     for more in ({"system": "Be short."}, {"context": [1]}):
         reply = served.post("/api/generate", {"model": "scripted", "prompt": "x", "raw": True, **more})
-        assert reply.status == 400 and reply.json["error"].startswith("raw must be without system and context")
+        assert reply.status == 400 and reply.json["error"].startswith("raw cannot be combined with system or context")
 
 
 def test_empty_requests_load_and_unload_models(served: Served):
@@ -170,10 +170,10 @@ def test_a_pull_of_a_local_model_succeeds(served: Served):
 
 
 @pytest.mark.parametrize(("method", "change", "way"), [
-    ("POST", "pull", "download models: `localllm pull` does"),
-    ("DELETE", "delete", "delete models: `localllm rm` does"),
-    ("POST", "create", "create models: [model.NAME] and [aliases] in config.toml"), ("POST", "push", "publish models"),
-    ("POST", "copy", "copy models: [aliases] in config.toml gives one another name"),
+    ("POST", "pull", "download models: use `localllm pull`"),
+    ("DELETE", "delete", "delete models: use `localllm rm`"),
+    ("POST", "create", "create models: use [model.NAME] (settings) and [aliases]"), ("POST", "push", "publish models"),
+    ("POST", "copy", "copy models: use [aliases] in config.toml for another name"),
 ])  # fmt: skip
 def test_changing_models_is_refused_with_the_right_command(served: Served, method: str, change: str, way: str):
     reply = served.ask(method, f"/api/{change}", b'{"model": "other"}', {"Content-Type": "application/json"})

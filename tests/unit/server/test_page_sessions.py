@@ -71,7 +71,7 @@ def test_the_page_writes_a_session(page_of: Any, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("fields", [{}, {"revision": ""}, {"revision": "0123456789abcdef"}])
 def test_the_page_does_not_overwrite_another_conversation(page_of: Any, fields: dict[str, str]):
     page_of.write("a", *TURN, model="m")
-    with pytest.raises(RejectedRequestError, match="another conversation 'a'") as failure:
+    with pytest.raises(RejectedRequestError, match="conversation 'a' exists already") as failure:
         page_of.write("a", {"role": "user", "content": "Silver"}, {"role": "assistant", "content": "No"}, **fields)
     assert failure.value.status == 409 and page_of.read("a")["messages"] == [*TURN]
 

@@ -146,8 +146,8 @@ def chat(**fields: Any) -> Any:
     ("ask", "fields", "reason"),
     [
         (responses_request, {"previous_response_id": "x"},
-         "previous_response_id is not supported: conversations are not stored"),
-        (responses_request, {"conversation": "x"}, "conversation is not supported: conversations are not stored"),
+         "previous_response_id is not supported: the server stores no conversations"),
+        (responses_request, {"conversation": "x"}, "conversation is not supported: the server stores no conversations"),
         (responses_request, {"top_logprobs": 1}, "top_logprobs is not supported: use /v1/chat/completions"),
         (responses_request, {"reasoning": {"effort": "hard"}}, "reasoning.effort must be none or minimal or low"),
         (chat, {"functions": [1]}, "functions is not supported: use tools"),
@@ -155,7 +155,7 @@ def chat(**fields: Any) -> Any:
         (chat, {"top_logprobs": 21}, "top_logprobs must be from 0 to 20"),
         (chat, {"n": 17}, "n must be from 1 to 16"),
         (chat, {"n": 0}, "n must be from 1 to 16"),
-        (completion_request, {"prompt": [1], "suffix": "x"}, "suffix: prompt must be a string, not token ids"),
+        (completion_request, {"prompt": [1], "suffix": "x"}, "suffix: the prompt must be a string, not token ids"),
         (completion_request, {"suffix": 1}, "suffix must be a string, not an integer"),
         (completion_request, {"echo": True, "suffix": "x"}, "echo cannot be combined with suffix"),
         (completion_request, {"n": 2, "best_of": 3}, "best_of must be equal to n, 2, not 3"),
@@ -437,7 +437,7 @@ def test_messages_of_all_roles_are_parsed():
     ({"role": "user", "content": 5}, "content must be a string or an array of parts"),
     ({"role": "user", "content": [{"url": "x"}]}, "an object with a type"),
     ({"role": "user", "content": [{"type": "audio"}]}, "only text and images are supported"),
-    ({"role": "user", "content": [{"type": "text", "text": 5}]}, "must have a text"),
+    ({"role": "user", "content": [{"type": "text", "text": 5}]}, "must have a string as its text"),
     ({"role": "system", "content": [{"type": "image_url", "image_url": "data:x"}]}, "system message can only contain"),
 ])  # fmt: skip
 def test_invalid_messages_are_refused(message: dict[str, Any], reason: str):
@@ -547,7 +547,7 @@ def test_messages_saved_by_the_page_are_checked(message: Any, expected: dict[str
         ([5], "input[0] must be an object, not an integer"),
         ([{"role": "robot"}], "input[0].role must be one of system, developer, user, assistant, tool, function"),
         ([SAYING, {"type": "item_reference"}],
-         "input[1]: item_reference is not supported: items are not stored; send the item"),
+         "input[1]: item_reference is not supported: the server stores no items; send the item itself"),
     ],
 )  # fmt: skip
 def test_invalid_response_items_are_refused(items: Any, reason: str):
@@ -603,7 +603,7 @@ def test_files_are_resolved_only_within_the_served_folders(tmp_path):
     assert resolve_file("x.png", folders) == str((first / "x.png").resolve())
     assert resolve_file(str(second / "x.png"), folders) == str((second / "x.png").resolve())
     for outside in (str(beside / "x.png"), "../ab/x.png"):
-        with pytest.raises(UsageError, match="outside of the folders"):
+        with pytest.raises(UsageError, match="outside the folders"):
             resolve_file(outside, folders)
     for missing in ("y.png", "."):
         with pytest.raises(UsageError, match="image not found"):

@@ -317,7 +317,7 @@ def test_texts_of_each_length_are_timed(monkeypatch):
     rows = bench.measure("m", [16, 0, 512, 64, 3], 5, 2, progress.append, print, "cpu")
     *arguments, reader = FakeReader.heard
     assert arguments == ["m", "mean", EngineOptions(5, backend="cpu", progress=print)]
-    assert progress == ["texts of 16 tokens", "texts of 64 tokens", "texts of 3 tokens"]
+    assert progress == ["documents of 16 tokens", "documents of 64 tokens", "documents of 3 tokens"]
     assert reader.events == [
         "prepared", (8, 16), (512, 16), (512, 16), (8, 64), (128, 64), (128, 64), (8, 3), (2730, 3), (2730, 3), "closed"
     ]  # fmt: skip

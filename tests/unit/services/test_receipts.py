@@ -44,7 +44,7 @@ def hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def write_receipt(cli, path: Path, *arguments: object, stdin: bytes = b"") -> dict:
     code, _, err = cli("run", *arguments, "--receipt", path, stdin=stdin)
-    assert code == 0 and (not err or err.startswith("localllm: no effect: --dry-multiplier"))
+    assert code == 0 and (not err or err.startswith("localllm: ignored (no effect): --dry-multiplier"))
     return json.loads(path.read_bytes())
 
 
@@ -140,7 +140,7 @@ def test_replay_shows_where_another_text_begins(tiny: str, cli, tmp_path: Path):
     change(path, "result", "text", to=text[:-1] + "…")
     code, out, err = cli("replay", path)
     assert (code, err) == (1, "")
-    assert out == f"another text, from token 5, character {len(text)}: it was '…' and is {text[-1]!r}\n"
+    assert out == f"the text differs from token 5, character {len(text)}: it was '…' and is now {text[-1]!r}\n"
 
 
 def test_replay_with_another_seed_gives_another_text(tiny: str, cli, tmp_path: Path):
@@ -162,8 +162,8 @@ def test_replay_reports_what_has_changed(tiny: str, cli, tmp_path: Path):
     assert [line.split(" was ")[0] for line in lines] == ["localllm: numpy", "localllm: processor"]
     assert lines[1].startswith("localllm: processor was an abacus, is ")
     code, out, err = cli("replay", path, "-m", other)
-    assert code == 1 and out.startswith("another text, from token 1, character 1: it was ")
-    assert "localllm: the model is another one: its SHA-256 was " in err
+    assert code == 1 and out.startswith("the text differs from token 1, character 1: it was ")
+    assert "localllm: the model differs: its SHA-256 was " in err
     change(path, "model", "files", 0, "path", to=str(tmp_path / "gone.gguf"))
     assert cli("replay", path)[0] == 3
 
@@ -202,7 +202,11 @@ def test_damaged_receipts_are_refused(tiny: str, cli, refused, tmp_path: Path):
     for data in broken:
         path.write_bytes(data)
         code, out, err = cli("replay", path)
-        assert (code, out, err) == (2, "", f"localllm: error: {path}: not a receipt; run --receipt FILE writes one\n")
+        assert (code, out, err) == (
+            2,
+            "",
+            f"localllm: error: {path}: not a receipt; `localllm run --receipt FILE` writes one\n",
+        )
     for field, value, problem in (
         ("receipt", 99, "written by another version"),
         ("options", good["options"] | {"new": 1}, "'new'"),
@@ -249,7 +253,7 @@ def test_receipts_are_recognized_by_their_fields(tmp_path: Path, receipt: dict[s
     else:
         with pytest.raises(UsageError) as failure:
             receipts.read(path)
-        assert str(failure.value) == f"{path}: not a receipt; run --receipt FILE writes one"
+        assert str(failure.value) == f"{path}: not a receipt; `localllm run --receipt FILE` writes one"
 
 
 @pytest.mark.parametrize("asked", ["Hi", [{"role": "user", "content": "Hi"}]])
@@ -282,7 +286,7 @@ def test_replay_uses_the_method_of_the_answer(asked: Any, n: int, beams: int):
     ("then", "now", "expected"),
     [
         ({"x": 1, "y": "2"}, {"x": 1, "y": "2"}, []),
-        ({"x": 1}, {"x": 2, "y": 3}, ["x was 1, is 2", "y was None, is 3"]),
+        ({"x": 1}, {"x": 2, "y": 3}, ["x was 1, is now 2", "y was None, is now 3"]),
         ({"x": 1, "gone": 1}, {"x": 1}, []),
     ],
 )  # fmt: skip
@@ -297,7 +301,7 @@ def test_changes_of_the_environment_are_listed(
     assert receipts.changes(receipt, model) == expected  # type: ignore[arg-type]
     receipt["model"]["files"].pop()
     assert receipts.changes(receipt, model) == [  # type: ignore[arg-type]
-        *expected, "the model is another one: its SHA-256 was 0123456789abcdef…, is 0123456789abcdef, ffffffffffffffff…"
+        *expected, "the model differs: its SHA-256 was 0123456789abcdef…, is now 0123456789abcdef, ffffffffffffffff…"
     ]  # fmt: skip
 
 
@@ -309,16 +313,16 @@ LONG = "0123456789" * 5
     [
         ({"text": "ab", "tokens": [1]}, {"text": "ab", "tokens": [2]}, None),
         ({"text": "ab", "tokens": [1, 2]}, {"text": "ac", "tokens": [1, 3]},
-         "token 2, character 2: it was 'b' and is 'c'"),
-        ({"text": "ab"}, {"text": "a", "tokens": [1]}, "character 2: it was 'b' and is ''"),
+         "token 2, character 2: it was 'b' and is now 'c'"),
+        ({"text": "ab"}, {"text": "a", "tokens": [1]}, "character 2: it was 'b' and is now ''"),
         ({"text": "a" + LONG, "tokens": []}, {"text": "b" + LONG, "tokens": []},
-         f"token 1, character 1: it was 'a{LONG[:39]}' and is 'b{LONG[:39]}'"),
+         f"token 1, character 1: it was 'a{LONG[:39]}' and is now 'b{LONG[:39]}'"),
         ({"answers": [{"text": "a"}, {"text": "b"}]}, {"answers": [{"text": "a"}, {"text": "c", "tokens": []}]},
-         "answer 2, character 1: it was 'b' and is 'c'"),
-        ({"answers": [{"text": "a"}] * 2}, {"text": "a"}, "there were 2 answers, now there are 1"),
+         "answer 2, character 1: it was 'b' and is now 'c'"),
+        ({"answers": [{"text": "a"}] * 2}, {"text": "a"}, "there were 2 answers, and now 1"),
         ({"text": "ab", "finish_reason": "interrupted", "tokens": [5]}, {"text": "abc", "tokens": [5, 6]}, None),
         ({"text": "ab", "finish_reason": "length", "tokens": [5]}, {"text": "abc", "tokens": [5, 6]},
-         "token 2, character 3: it was '' and is 'c'"),
+         "token 2, character 3: it was '' and is now 'c'"),
     ],
 )  # fmt: skip
 def test_the_first_difference_of_two_texts_is_described(then: Any, now: Any, expected: str | None):
@@ -356,7 +360,7 @@ def test_options_without_a_json_form_are_refused(value: object):
     options = GenerationOptions(template_variables={"x": value})
     with pytest.raises(UsageError) as failure:
         receipts.plain_options(options)
-    assert str(failure.value) == f"template_variables cannot be written to a receipt: {{'x': {value!r}}}"
+    assert str(failure.value) == f"template_variables cannot be stored in a receipt: {{'x': {value!r}}}"
 
 
 def test_a_draft_model_is_recorded_by_its_path():
@@ -368,7 +372,7 @@ def test_a_draft_model_is_recorded_by_its_path():
 
 @pytest.mark.parametrize("name", ["logits_processor", "stopping_criteria"])
 def test_functions_cannot_be_recorded(name: str):
-    with pytest.raises(UsageError, match=f"{name} cannot be written to a receipt"):
+    with pytest.raises(UsageError, match=f"{name} cannot be stored in a receipt"):
         receipts.plain_options(GenerationOptions(**{name: print}))  # type: ignore[arg-type]
 
 
@@ -386,7 +390,7 @@ def test_unrecordable_options_are_refused_before_the_answer(tmp_path: Path):
     model = SimpleNamespace(file=None, files=())
     options = GenerationOptions(sampling=SamplingOptions(seed=1))
     object.__setattr__(options, "keep", object())
-    with pytest.raises(UsageError, match="keep cannot be written to a receipt"):
+    with pytest.raises(UsageError, match="keep cannot be stored in a receipt"):
         cli_receipt.prepare_options(str(tmp_path / "r.json"), options, model, [], False)  # type: ignore[arg-type]
 
 

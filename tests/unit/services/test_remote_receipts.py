@@ -73,6 +73,6 @@ def test_replay_sends_the_same_request(asked: Any, n: int):
     assert difference(result, result) is None
     other = {"answers": [*answers_of(result)[:-1], {"text": "z", "tokens": []}]}
     assert difference(result, other) == (
-        "answer 2, token 1, character 1: it was 'b' and is 'z'" if n > 1 else
-        "token 1, character 1: it was 'ab' and is 'z'"
+        "answer 2, token 1, character 1: it was 'b' and is now 'z'" if n > 1 else
+        "token 1, character 1: it was 'ab' and is now 'z'"
     )  # fmt: skip

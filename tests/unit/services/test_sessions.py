@@ -214,9 +214,9 @@ def test_closing_a_session_unlocks_it():
     first.close()
     with SessionFile("a") as second:
         assert not second.is_new
-        with pytest.raises(UsageError, match=r"^the session 'a' is open in another chat$"):
+        with pytest.raises(UsageError, match=r"^session 'a' is open in another chat$"):
             SessionFile("a")
-        with pytest.raises(UsageError, match=r"^the session 'a' is open in another chat$"):
+        with pytest.raises(UsageError, match=r"^session 'a' is open in another chat$"):
             sessions.remove("a")
         assert path.is_file()
     whole = path.read_bytes()

@@ -353,7 +353,7 @@ def test_a_windows_console_is_recognized_by_its_mode(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(("system", "name", "problem"), [
     ("win32", "a?", "a file name cannot contain '?' on Windows"),
-    ("win32", "aux.txt", "this is the name of a device on Windows"),
+    ("win32", "aux.txt", "this name is reserved for a device on Windows"),
     ("win32", "a ", "a file name cannot end in a dot or a space on Windows"),
     ("win32", "n" * 256, "a file name has at most 255 characters"), ("win32", "n" * 255, None),
     ("win32", "\U0001f600" * 127, None), ("linux", "n" * 255, None), ("linux", "ü" * 127, None),
@@ -369,7 +369,7 @@ def test_the_problem_of_a_file_name_is_explained(
 
 @pytest.mark.parametrize(("system", "fails", "there", "slept", "problem"), [
     ("linux", 0, True, 0, None), ("linux", 1, True, 0, "not permitted"), ("win32", 3, True, 3, None),
-    ("win32", 99, True, 20, "another program, or this one, has the file open"),
+    ("win32", 99, True, 20, "the file is open in this or another program"),
     ("win32", 99, False, 20, "not permitted"),
 ])  # fmt: skip
 def test_replacing_a_file_is_retried_on_windows(monkeypatch, system, fails, there, slept, problem):
@@ -392,7 +392,7 @@ def test_replacing_a_file_is_retried_on_windows(monkeypatch, system, fails, ther
         else:
             with pytest.raises(PermissionError, match=problem) as caught:
                 files.replace("a", "b")
-            assert caught.value.filename == ("b" if problem.startswith("another") else "x")
+            assert caught.value.filename == ("b" if problem.startswith("the file is open") else "x")
     assert len(now) - 1 == slept
 
 

@@ -428,5 +428,5 @@ def test_a_session_with_empty_messages_continues(tiny_path: str):
 
 
 def test_an_empty_conversation_is_refused(tiny_path: str):
-    with open_with(tiny_path, STRICT) as model, pytest.raises(UsageError, match=r"^messages is empty: "):
+    with open_with(tiny_path, STRICT) as model, pytest.raises(UsageError, match=r"^messages must contain at least one"):
         model.chat([])

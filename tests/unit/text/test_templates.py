@@ -90,11 +90,11 @@ def test_a_rendered_system_message_stays():
             "a\n{{ raise_exception('roles\nmust\x1b alternate') }}",
             r"refuses the conversation in line 2: roles must� alt",
         ),
-        ("a\n\n{{ messages[0].content.nothing.more }}", "fails in line 3: .* has no attribute 'nothing'"),
-        ("{{ 1 / 0 }}", "fails in line 1: division by zero"),
-        ("{{ none * 2 }}", "fails in line 1: unsupported operand type"),
-        ("{{ undefined_function() }}", "fails in line 1: 'undefined_function' is undefined"),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "fails in line 1: maximum recursion depth"),
+        ("a\n\n{{ messages[0].content.nothing.more }}", "failed in line 3: .* has no attribute 'nothing'"),
+        ("{{ 1 / 0 }}", "failed in line 1: division by zero"),
+        ("{{ none * 2 }}", "failed in line 1: unsupported operand type"),
+        ("{{ undefined_function() }}", "failed in line 1: 'undefined_function' is undefined"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "failed in line 1: maximum recursion depth"),
     ],
 )
 def test_template_failures_name_line_and_reason(source: str, message: str):
@@ -129,7 +129,7 @@ def test_invalid_templates_are_refused_at_once(source: str, message: str):
     ],
 )
 def test_the_sandbox_refuses_unsafe_operations(source: str):
-    with pytest.raises(ModelError, match=r"the chat template fails in line 1|unsafe"):
+    with pytest.raises(ModelError, match=r"the chat template failed in line 1|unsafe"):
         render(source)
 
 
@@ -147,7 +147,7 @@ def test_the_sandbox_hides_internals(source: str):
     try:
         assert render(source) == ""
     except ModelError as error:
-        assert "unsafe" in str(error) or "parts of values" in str(error)
+        assert "unsafe" in str(error) or "attributes and items" in str(error)
 
 
 @pytest.mark.slow
@@ -196,8 +196,8 @@ def test_a_missing_template_falls_back_to_chatml_or_plain():
     assert of("<|im_start|>").source == CHATML
     assert of("a").source == PLAIN
     assert (of("a").stops, of("<|im_start|>").stops, of("a", template="x").stops) == (("\nUser:",), (), ())
-    assert "no chat template: messages are written as in 'plain'" in of("a").warning
-    assert "as in 'chatml'" in of("<|im_start|>").warning and of("a", template="x").warning is None
+    assert "no chat template: using 'plain'" in of("a").warning
+    assert "using 'chatml'" in of("<|im_start|>").warning and of("a", template="x").warning is None
     assert of("a", template="x{{ eos_token }}{{ bos_token }}y").render([USER]) == "xay"
     assert of("<|im_start|>").render([SYSTEM, USER]) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
@@ -349,18 +349,19 @@ def test_importing_the_tokenizer_does_not_import_jinja():
     (b"", "messages must be a list of messages, not bytes"),
     ([{"content": "Hi"}], "a message must be {\"role\": ..., \"content\": ...}, not {'content': 'Hi'}"),
     ([USER, 5], 'a message must be {"role": ..., "content": ...}, not 5'),
-    ([{"role": "user", "content": 0}], "the content of a message must be a text, not int"),
-    ([{"role": "assistant", "content": 5}], "the content of a message must be a text, not int"),
-    ([{"role": "user", "content": [5]}], 'a part of a content must be {"type": "text", "text": ...}, not 5'),
+    ([{"role": "user", "content": 0}], "the content of a message must be a string, not int"),
+    ([{"role": "assistant", "content": 5}], "the content of a message must be a string, not int"),
+    ([{"role": "user", "content": [5]}], 'a content part must be {"type": "text", "text": ...}, not 5'),
     ([{"role": "user", "content": [{"type": "x" * 41}]}],
-     f"a part of a content is of type '{'x' * 40}': only text is supported"),
-    ([{"role": "user", "content": [{"type": 5, "text": "Hi"}]}], 'a part of a content must be '
+     f"a content part must be of type text, not '{'x' * 40}'"),
+    ([{"role": "user", "content": [{"type": 5, "text": "Hi"}]}], 'a content part must be '
      "{\"type\": \"text\", \"text\": ...}, not {'type': 5, 'text': 'Hi'}"),
     ([{"role": "user", "content": [[5] * 99]}],
-     'a part of a content must be {"type": "text", "text": ...}' + f", not {[5] * 99}"[:100]),
-    ([{"role": "user", "content": [{"type": "text"}]}], "a part of type 'text' must have a text, not None"),
+     'a content part must be {"type": "text", "text": ...}' + f", not {[5] * 99}"[:100]),
+    ([{"role": "user", "content": [{"type": "text"}]}], "a content part of type 'text' must have a string as its text, "
+    "not None"),
     ([{"role": "user", "content": [{"type": "text", "text": [5] * 99}]}],
-     f"a part of type 'text' must have a text, not {[5] * 99}"[:100]),
+     f"a content part of type 'text' must have a string as its text, not {[5] * 99}"[:100]),
 ])  # fmt: skip
 def test_invalid_conversations_are_refused(messages, problem: str):
     with pytest.raises(UsageError, match=f"^{re.escape(problem)}$"):

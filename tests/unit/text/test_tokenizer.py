@@ -590,15 +590,15 @@ def test_long_runs_are_split_in_linear_time(name: str):
         ({"tokens": None}, r"tokens must be an array of strings \(found missing\)"),
         ({"tokens": []}, "tokens must be an array of strings"),
         ({"tokens": np.arange(4)}, "tokens must be an array of strings .found"),
-        ({"token_type": np.ones(255, np.int32)}, "token_type: expected 256 numbers, one for every token, found 255"),
-        ({"token_type": np.ones(256, np.float32)}, "token_type must be an array of whole numbers"),
-        ({"token_type": 1}, "token_type must be an array of whole numbers"),
+        ({"token_type": np.ones(255, np.int32)}, "token_type: expected 256 values, one per token, found 255"),
+        ({"token_type": np.ones(256, np.float32)}, "token_type must be an array of integers"),
+        ({"token_type": 1}, "token_type must be an array of integers"),
         ({"token_type": np.full(256, BYTE)}, "token 0: expected a byte such as <0x0A>"),
         ({"merges": None}, r"merges must be an array of strings \(found missing\)"),
-        ({"merges": ["Ġ Ġ", "ab"]}, "merges: entry 1: expected two pieces with a space, found 'ab'"),
-        ({"merges": ["ab"]}, "merges: entry 0: expected two pieces with a space, found 'ab'"),
-        ({"merges": [" a"]}, "merges: entry 0: expected two pieces with a space, found ' a'"),
-        ({"merges": ["a b c"]}, "merges: entry 0: expected two pieces with a space, found 'a b c'"),
+        ({"merges": ["Ġ Ġ", "ab"]}, "merges: entry 1: expected two tokens separated by a space, found 'ab'"),
+        ({"merges": ["ab"]}, "merges: entry 0: expected two tokens separated by a space, found 'ab'"),
+        ({"merges": [" a"]}, "merges: entry 0: expected two tokens separated by a space, found ' a'"),
+        ({"merges": ["a b c"]}, "merges: entry 0: expected two tokens separated by a space, found 'a b c'"),
         ({"eos_token_id": -2}, r"eos_token_id must be a number from 0 to 255 \(found -2\)"),
         ({"eot_token_id": 1.5}, r"eot_token_id must be a number from 0 to 255 \(found 1.5\)"),
         ({"fim_pad_token_id": True}, r"fim_pad_token_id must be a number from 0 to 255 \(found True\)"),
@@ -606,7 +606,7 @@ def test_long_runs_are_split_in_linear_time(name: str):
         ({"eos_token_id": np.arange(3)}, "eos_token_id must be a number from 0 to 255"),
         ({"add_bos_token": "yes"}, r"add_bos_token must be true or false \(found yes\)"),
         ({"add_bos_token": np.arange(3)}, "add_bos_token must be true or false"),
-        ({"scores": np.zeros(3)}, "scores: expected 256 numbers, one for every token, found 3"),
+        ({"scores": np.zeros(3)}, "scores: expected 256 values, one per token, found 3"),
         ({"scores": np.full(256, np.nan)}, r"scores: expected a finite number, found nan \(token 0\)"),
     ],
 )
@@ -633,7 +633,7 @@ def test_a_vocabulary_without_a_byte_drops_it(lacking: str, byte: str):
     metadata["tokenizer.ggml.tokens"] = [f"x{lacking}x" if piece == lacking else piece for piece in tokens]
     tokenizer = Tokenizer.from_metadata(metadata)
     assert tokenizer.decode(tokenizer.encode("a\nb!c")) == "a\nb!c".replace("\n" if lacking == "Ċ" else lacking, "")
-    assert tokenizer.warnings[-1] == f"the vocabulary lacks the byte {byte}: the model does not read it in texts"
+    assert tokenizer.warnings[-1] == f"the vocabulary lacks the byte {byte}: the model cannot read it"
 
 
 def test_a_vocabulary_without_most_bytes_is_refused():
@@ -642,7 +642,7 @@ def test_a_vocabulary_without_most_bytes_is_refused():
     metadata["tokenizer.ggml.tokens"] = [f"x{piece}" if piece.islower() else piece for piece in tokens]
     assert "lacks the byte <0x61> and 25 more" in Tokenizer.from_metadata(metadata).warnings[-1]
     metadata["tokenizer.ggml.tokens"] = [f"x{n}" for n, _ in enumerate(tokens)]
-    with pytest.raises(ModelError, match="the byte <0x21> and 95 more are missing"):
+    with pytest.raises(ModelError, match="the byte <0x21> and 95 more"):
         Tokenizer.from_metadata(metadata)
 
 
@@ -677,12 +677,12 @@ def test_the_rwkv_vocabulary_needs_all_bytes():
     metadata["tokenizer.ggml.tokens"] = [
         "[none]" if piece == "\\x8f" else piece for piece in metadata["tokenizer.ggml.tokens"]
     ]
-    with pytest.raises(ModelError, match="0x8f is missing"):
+    with pytest.raises(ModelError, match="lacks 0x8f"):
         Tokenizer(metadata)
     metadata["tokenizer.ggml.tokens"] = [
         "[nil]" if piece == "\\xf0" else piece for piece in metadata["tokenizer.ggml.tokens"]
     ]
-    with pytest.raises(ModelError, match=r"the byte 0x8f and 1 more is missing$"):
+    with pytest.raises(ModelError, match=r"lacks 0x8f and 1 more$"):
         Tokenizer(metadata)
 
 

@@ -206,10 +206,10 @@ def test_missing_byte_tokens_warn_or_are_refused():
     assert without_bytes(129).unknown_id == 0 and without_bytes(256).unknown_id == 0
     assert without_bytes(129).warning is None
     for count, more in ((1, ""), (128, " and 127 more")):
-        warning = f"the vocabulary lacks the byte <0x00>{more}: the model does not read it in texts"
+        warning = f"the vocabulary lacks the byte <0x00>{more}: the model cannot read it"
         assert without_bytes(count).warning == warning
     for count in (1, 256):
-        with pytest.raises(ModelError, match="are missing"):
+        with pytest.raises(ModelError, match="must contain every byte"):
             without_bytes(count, unknown_token_id=-1)
 
 
@@ -296,10 +296,10 @@ def test_only_the_default_chat_template_is_used(declared: dict, expected: str | 
 
 
 @pytest.mark.parametrize(("merges", "problem"), [
-    (["a b"], None), ([], None), (["a b", "b"], "entry 1: expected two pieces with a space, found 'b'"),
-    (["a b", "a b", " b"], "entry 2: expected two pieces with a space, found ' b'"),
-    (["a  b"], "entry 0: expected two pieces with a space, found 'a  b'"),
-    (["x" * 50], f"entry 0: expected two pieces with a space, found '{'x' * 40}'"),
+    (["a b"], None), ([], None), (["a b", "b"], "entry 1: expected two tokens separated by a space, found 'b'"),
+    (["a b", "a b", " b"], "entry 2: expected two tokens separated by a space, found ' b'"),
+    (["a  b"], "entry 0: expected two tokens separated by a space, found 'a  b'"),
+    (["x" * 50], f"entry 0: expected two tokens separated by a space, found '{'x' * 40}'"),
 ])  # fmt: skip
 def test_the_first_invalid_merge_is_reported(merges: list[str], problem: str | None):
     with nullcontext() if problem is None else pytest.raises(ModelError, match=f"merges: {problem}$"):
@@ -307,8 +307,8 @@ def test_the_first_invalid_merge_is_reported(merges: list[str], problem: str | N
 
 
 @pytest.mark.parametrize(("merges", "noted"), [
-    (["a b"], []), (["a b", "b a"], ["a merge has a piece that is no token (ba)"]),
-    (["a x", "b a"], ["2 merges have a piece that is no token (x)"]),
+    (["a b"], []), (["a b", "b a"], ["a merge has an operand or a result that is not a token (ba)"]),
+    (["a x", "b a"], ["2 merges have an operand or a result that is not a token (x)"]),
 ])  # fmt: skip
 def test_merges_of_unknown_pieces_are_noted(merges: list[str], noted: list[str]):
     keys = Checked({}, "", oddities=Oddities())

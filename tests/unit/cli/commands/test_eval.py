@@ -54,7 +54,7 @@ def test_eval_compares_two_models(tiny: str, other: str, tmp_path, cli):
     low, high = wilson_interval(2, 4)
     assert f"{tiny} 2 4 50.0% {100 * low:.1f}% to {100 * high:.1f}%" in " ".join(out.split())
     assert out.endswith(f"{other}: 2 right only by the first, 1 only by the second, p = 1 (McNemar)\n")
-    assert "a-tiny.jsonl answers 4 of 4 questions already" in stderr
+    assert "a-tiny.jsonl already answers 4 of 4 questions" in stderr
 
 
 def test_eval_continues_stored_answers(tiny: str, tmp_path, cli):
@@ -65,7 +65,7 @@ def test_eval_continues_stored_answers(tiny: str, tmp_path, cli):
     changed = json.loads(lines[0]) | {"output": "x"}
     kept.write_text(json.dumps(changed) + "\n" + lines[2][:20])  # the second is missing, the third torn
     code, out, stderr = cli("eval", tiny, questions, *SHORT, "-o", kept, "--json")
-    assert code == 0 and json.loads(out)["models"][0]["correct"] == 1 and "answers 1 of 3 questions already" in stderr
+    assert code == 0 and json.loads(out)["models"][0]["correct"] == 1 and "already answers 1 of 3 questions" in stderr
     assert sorted(json.loads(line)["id"] for line in kept.read_text().splitlines()) == [1, 2, 3]
     code, _, error = cli("eval", tiny, questions, "-n", 4, "-o", kept)
     assert code == 2 and "answers by another set of options" in error
@@ -82,18 +82,18 @@ def test_a_question_beyond_the_context_counts_as_wrong(tiny: str, tmp_path, cli)
     code, out, error = cli("eval", tiny, questions, *SHORT, "-c", 64, "--json")
     facts = json.loads(out)["models"][0]
     assert code == 6 and (facts["correct"], facts["total"]) == (1, 2) and "context" in facts["wrong"]["1"]
-    assert error.endswith("1 question had no answer and counted as wrong; --json tells why\n")
+    assert error.endswith("1 question had no answer and counted as wrong; --json lists the reasons\n")
 
 
 @pytest.mark.parametrize(
     ("lines", "words", "message"),
     [
-        ("", "", "q.jsonl: there are no questions in this file"),
+        ("", "", "q.jsonl: the file contains no questions"),
         ('{"prompt": "a"}', "", "q.jsonl: record 1: the grader exact needs the field 'answer'"),
         ('{"id": "x", "prompt": "a"}', "--grader number", "q.jsonl: record 'x': the grader number needs"),
         ('{"prompt": "a", "answer": "b"', "", "q.jsonl: line 1 is not JSON"),
         ("[1]", "", "q.jsonl: line 1 is not a JSON object"),
-        ('{"prompt": "a", "answer": "b"}', "--redo", "--redo is about the answers in the output file: give -o FILE"),
+        ('{"prompt": "a", "answer": "b"}', "--redo", "--redo replaces the answers in the output file: add -o FILE"),
     ],
 )
 def test_eval_refuses_invalid_questions(tiny: str, tmp_path, lines: str, words: str, message: str, refused):

@@ -67,7 +67,7 @@ def test_launch_names_the_model_and_its_context(cli, served: Served):
     code, _, stderr = cli("launch", "codex", "--url", served.url, "--model", "two", "--dry-run")
     assert code == 0 and "-m two" in stderr and "model_context_window=4096" in stderr
     code, _, stderr = cli("launch", "codex", "--url", served.url, "--model", "three", "--dry-run")
-    assert code == 2 and "has no model three; it has one, two" in stderr
+    assert code == 2 and "does not serve model three; available: one, two" in stderr
 
 
 def test_launch_does_not_show_the_api_key(cli, served: Served, tmp_path):
@@ -79,7 +79,7 @@ def test_launch_does_not_show_the_api_key(cli, served: Served, tmp_path):
 
 def test_launch_explains_why_an_agent_cannot_start(cli, served: Served, tmp_path, monkeypatch):
     code, _, stderr = cli("launch", "vim", "--dry-run")
-    assert code == 2 and "no settings for the agent vim" in stderr
+    assert code == 2 and "unknown agent vim" in stderr
     code, _, stderr = cli("launch", "qwen", "--url", "http://127.0.0.1:9", "--dry-run")
     assert code == 1 and "cannot be reached" in stderr and "localllm serve" in stderr
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -154,9 +154,9 @@ def test_chat_tells_when_an_answer_was_cut_interrupted_or_turns_were_dropped(tal
     assert "interrupted; /continue continues the answer" in say("d", Answer("x", KeyboardInterrupt()))
     assert "interrupted" not in say("e", Answer(KeyboardInterrupt()))
     talk.model.session.forgotten = 1
-    assert "too long: its first turn was forgotten" in say("f", Answer("x"))
+    assert "exceeds the context: its first turn was dropped" in say("f", Answer("x"))
     talk.model.session.forgotten = 2
-    assert "its first 2 turns were forgotten" in say("g", Answer("x"))
+    assert "its first 2 turns were dropped" in say("g", Answer("x"))
     assert (
         "tokens/s" in (say("/stats on"), say("h", Answer("x")))[1]
         and "tokens/s" not in (say("/stats"), say("i", Answer("x")))[1]
@@ -165,9 +165,9 @@ def test_chat_tells_when_an_answer_was_cut_interrupted_or_turns_were_dropped(tal
 
 def test_statistics_count_read_and_generated_tokens():
     answer: Any = Answer()
-    assert statistics(answer, 80) == "4 tokens read in 0.50 s · 3 tokens said · 1.0 tokens/s · context 8 of 80"
+    assert statistics(answer, 80) == "4 tokens read in 0.50 s · 3 tokens generated · 1.0 tokens/s · context 8 of 80"
     answer.completion_tokens, answer.cached_tokens = 1, 4
-    assert statistics(answer, 0) == "1 token read in 0.50 s · 1 token said · context 6"
+    assert statistics(answer, 0) == "1 token read in 0.50 s · 1 token generated · context 6"
     answer.completion_tokens, answer.decode_s = 2, 0.0
     assert "tokens/s" not in statistics(answer, 0)
 
@@ -184,8 +184,8 @@ def test_reasoning_is_shown_or_hidden(talk: TerminalConversation, say: Say, monk
     say("/think hide")
     say("b", Answer((REASONING, "Hm"), "Yes"))
     say("c", Answer(KeyboardInterrupt()))
-    assert shown == [("Yes", False), "end"] and "thoughts are shown" in say("/think show")
-    assert "thinking is off, thoughts are shown" in say("/think off") and talk.options.think == "off"
+    assert shown == [("Yes", False), "end"] and "reasoning is shown" in say("/think show")
+    assert "thinking is off; reasoning is shown" in say("/think off") and talk.options.think == "off"
     with pytest.raises(UsageError, match="/think "):
         say("/think maybe")
 
@@ -244,11 +244,11 @@ def test_passages_of_a_folder_are_sent_with_questions(
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "f.md").write_text("# Boats\n\nThe ferry leaves at nine.\n\n# Trains\n\nAt ten.\n")
     assert "no such file or folder" in refusal_of(say, "/files none")
-    assert "go with every question" in say(f"/files {tmp_path / 'notes'}")
+    assert "are added to each question" in say(f"/files {tmp_path / 'notes'}")
     say("when does the ferry leave?", Answer("At nine."))
     place = f"==> {tmp_path / 'notes' / 'f.md'}:1 <=="
     assert texts(talk)[0] == f"{place}\n# Boats\n\nThe ferry leaves at nine.\n\nwhen does the ferry leave?"
-    assert "no files go with questions" in say("/files")
+    assert "no passages are added" in say("/files")
     say("and trains?", Answer("x"))
     assert texts(talk)[2] == "and trains?"
 
@@ -260,7 +260,7 @@ def test_write_saves_the_answer_or_its_code(talk: TerminalConversation, say: Say
     say(f"/write code {tmp_path / 'a.sh'}")
     assert (tmp_path / "all.md").read_text() == "So:\n```sh\nls\n```\n" and (tmp_path / "a.sh").read_text() == "ls\n"
     assert "exists already; give another name" in refusal_of(say, f"/write {tmp_path / 'a.sh'}")
-    assert "/write FILE, or /write code FILE" in refusal_of(say, "/write")
+    assert "usage: /write FILE, or /write code FILE" in refusal_of(say, "/write")
     say("Hi", Answer("none"))
     assert "the last answer has no code block" in refusal_of(say, f"/write code {tmp_path / 'b.sh'}")
 
@@ -279,8 +279,8 @@ def test_copy_puts_the_answer_on_the_clipboard(talk: TerminalConversation, say: 
     say("/copy")
     assert (tmp_path / "clipboard").read_text().startswith("So:")
     monkeypatch.delenv("DISPLAY")
-    assert "there is no clipboard here" in refusal_of(say, "/copy")
-    assert "/copy copies the last answer" in refusal_of(say, "/copy all")
+    assert "no clipboard program found" in refusal_of(say, "/copy")
+    assert "usage: /copy" in refusal_of(say, "/copy all")
     monkeypatch.setattr(chat_commands, "is_terminal", lambda stream: True)
     assert "\x1b]52;c;bHM=\x07" in say("/copy code")  # ls in base64
 
@@ -299,7 +299,7 @@ def test_a_file_must_leave_an_eighth_of_the_context(
         talk.read("w " * words, "w.txt")
         assert len(talk.texts) == 1 + bool(before)
     else:
-        with pytest.raises(UsageError, match=f"has {words} tokens; only {words - 1} of the context of 80 are free"):
+        with pytest.raises(UsageError, match=f"has {words} tokens, but only {words - 1} of the context of 80 are free"):
             talk.read("w " * words, "w.txt")
 
 
@@ -339,7 +339,7 @@ def test_files_longer_than_the_context_are_refused(talk: TerminalConversation, s
         if fits:
             say(f"/read {path}")
         else:
-            with pytest.raises(UsageError, match="does not fit a context of 80 tokens"):
+            with pytest.raises(UsageError, match="exceeds the context of 80 tokens"):
                 say(f"/read {path}")
     with pytest.raises(UsageError, match="cannot read"):
         say(f"/read {tmp_path}/none")
@@ -349,7 +349,7 @@ def test_files_longer_than_the_context_are_refused(talk: TerminalConversation, s
 
 
 def test_undo_removes_turns_and_waiting_files(talk: TerminalConversation, say: Say):
-    assert "there is nothing to undo" in say("/undo")
+    assert "nothing to undo" in say("/undo")
     for number in range(3):
         say(f"q{number}", Answer(f"a{number}"))
     assert "removed: q2" in say("/undo") and texts(talk) == ["q0", "a0", "q1", "a1"] and agrees(talk)
@@ -403,7 +403,7 @@ def test_edit_replaces_the_last_question(talk: TerminalConversation, say: Say):
     talk.options = GenerationOptions(sampling=SamplingOptions(seed=7))
     say("q", Answer("a"))
     for changed in (None, "  \n"):
-        assert "nothing was changed" in say("/edit", edit=lambda text, changed=changed: changed)
+        assert "nothing changed" in say("/edit", edit=lambda text, changed=changed: changed)
     say("/edit", Answer("b"), edit=lambda text: text + "!")
     assert texts(talk) == ["q!", "b"] and talk.model.session.asked[-1][1].sampling.seed == 7
 
@@ -416,12 +416,12 @@ def test_continue_extends_the_last_answer(talk: TerminalConversation, say: Say):
 
 def test_system_sets_or_removes_the_system_message(talk: TerminalConversation, say: Say):
     say("q", Answer("a"))
-    assert "is set" in say("/system Be short.") and texts(talk) == ["Be short.", "q", "a"] and agrees(talk)
+    assert "message set" in say("/system Be short.") and texts(talk) == ["Be short.", "q", "a"] and agrees(talk)
     say("/system Be long.")
     assert texts(talk) == ["Be long.", "q", "a"] and agrees(talk)
     say("/clear")
     assert texts(talk) == ["Be long."] and agrees(talk)
-    assert "there is no system message now" in say("/system") and talk.lines == [] and talk.model.session.system is None
+    assert "system message removed" in say("/system") and talk.lines == [] and talk.model.session.system is None
 
 
 # ---- tools
@@ -464,7 +464,7 @@ def test_calls_are_answered_until_the_model_answers(talk: TerminalConversation, 
 
 def test_save_writes_a_session_that_follows_the_chat(talk: TerminalConversation, say: Say):
     say("before", Answer("a"))
-    assert "saved as the session trip" in say("/save trip")
+    assert "saved as session trip" in say("/save trip")
     say("q", Answer("b"))
     assert [each["content"] for each in sessions.read("trip").messages] == ["before", "a", "q", "b"]
     say("/set top_k 3")
@@ -474,17 +474,17 @@ def test_save_writes_a_session_that_follows_the_chat(talk: TerminalConversation,
     )
     with sessions.SessionFile("there") as other:
         other.rewrite()
-    with pytest.raises(UsageError, match="the session 'there' already exists"):
+    with pytest.raises(UsageError, match="session 'there' already exists"):
         say("/save there")
     sessions.remove("there")  # which nobody has open
     say("/undo")
     assert [each["content"] for each in sessions.read("trip").messages] == ["before", "a"]
-    assert "the session trip stays as it is" in say("/clear") and talk.file is None and talk.name == "main"
+    assert "session trip is unchanged" in say("/clear") and talk.file is None and talk.name == "main"
     assert talk.model.session.did[-1] == "leave"
     talk.options = GenerationOptions()
     assert "trip · 2 messages" in say("/load trip") and talk.options.sampling.top_k == 3 and agrees(talk)
     assert say("/load trip").count("trip") == 1
-    with pytest.raises(UsageError, match="there is no session 'other'"):
+    with pytest.raises(UsageError, match="unknown session 'other'"):
         say("/load other")
     assert talk.name == "trip" and talk.file and sessions.names() == ["trip"]
     talk.leave()
@@ -511,7 +511,7 @@ def test_load_tells_of_removed_turns_and_changed_settings(talk: TerminalConversa
     path.write_bytes(path.read_bytes() + b'{"role": "user", "content": "torn"}\n')
     talk.model = Model("n")
     shown = say("/load trip")
-    assert "the last turn of the session 'trip' was incomplete and has been removed" in shown
+    assert "the last turn of session 'trip' was incomplete and has been removed" in shown
     assert "was started with another model, m; it continues with n" in shown and texts(talk) == ["q", "a"]
     talk.leave()
     assert "warning" not in (say("/clear"), setattr(talk, "model", Model("m")), say("/load trip"))[2]
@@ -520,9 +520,9 @@ def test_load_tells_of_removed_turns_and_changed_settings(talk: TerminalConversa
 
 def test_branches_of_an_unsaved_conversation_stay_in_memory(talk: TerminalConversation, say: Say):
     say("q", Answer("a"))
-    assert "new branch b: later messages" in say("/branch b")
+    assert "new branch b: further messages" in say("/branch b")
     say("r", Answer("c"))
-    assert "back in the branch main" in say("/branch main") and texts(talk) == ["q", "a"] and agrees(talk)
+    assert "switched to branch main" in say("/branch main") and texts(talk) == ["q", "a"] and agrees(talk)
     assert say("/branch").split() == ["b", "*", "main"]
     say("/branch b")
     assert texts(talk) == ["q", "a", "r", "c"] and agrees(talk) and talk.model.session.did == ["hold"] * 3
@@ -558,14 +558,14 @@ def test_a_session_that_cannot_be_written_is_reported(talk: TerminalConversation
     full_disk(monkeypatch)
     assert "error: no space" in say("q", Answer("a")) and texts(talk) == ["q", "a"]
     assert "error: no space" in say("r", Answer("b"))
-    assert "the session 'trip' could not be saved: it lacks the last messages" in say("/clear") and talk.unsaved
+    assert "session 'trip' could not be saved completely: it lacks the last messages" in say("/clear") and talk.unsaved
 
 
 def test_save_on_a_full_disk_is_retried_after_every_answer(talk: TerminalConversation, say: Say, monkeypatch):
     say("q", Answer("a"))
     with monkeypatch.context() as full:
         full_disk(full)
-        with pytest.raises(LocalllmError, match="no space; it will be tried again after every answer"):
+        with pytest.raises(LocalllmError, match="no space; saving is tried again after every answer"):
             say("/save other")
         assert "error: no space" in say("r", Answer("b"))
     assert "error" not in say("s", Answer("c"))
@@ -589,7 +589,7 @@ def test_a_session_continues_if_another_cannot_be_started(talk: TerminalConversa
 
 
 def test_a_session_is_saved_at_the_end_once_the_disk_has_room(talk: TerminalConversation, say: Say, monkeypatch):
-    assert "will be saved as the session trip" in say("/save trip")
+    assert "will be saved as session trip" in say("/save trip")
     with monkeypatch.context() as full:
         full_disk(full)
         say("q", Answer("a"))
@@ -645,7 +645,7 @@ def test_leaving_unlocks_the_session(talk: TerminalConversation, say: Say):
     say("/clear")
     with sessions.SessionFile("trip") as file:
         assert file.is_new
-    assert "there are no sessions yet" in say("/sessions")
+    assert "no sessions yet" in say("/sessions")
 
 
 def test_only_slash_commands_and_leaving_words_are_commands(talk: TerminalConversation, say: Say):
@@ -654,9 +654,9 @@ def test_only_slash_commands_and_leaving_words_are_commands(talk: TerminalConver
             say(leaving)
     say(" /help is a command", Answer("Yes"))
     assert texts(talk) == [" /help is a command", "Yes"]
-    with pytest.raises(UsageError, match=r"there is no /retri; .*/retry"):
+    with pytest.raises(UsageError, match=r"unknown command /retri; .*/retry"):
         say("/retri")
-    with pytest.raises(UsageError, match="there is no /zzzzzz; /help shows all"):
+    with pytest.raises(UsageError, match="unknown command /zzzzzz; /help lists the commands"):
         say("/zzzzzz")
     for bare, usage in (
         ("/read", "/read FILE"),
@@ -668,7 +668,7 @@ def test_only_slash_commands_and_leaving_words_are_commands(talk: TerminalConver
             say(bare)
     with pytest.raises(UsageError, match=r"/stats on\|off"):
         say("/stats maybe")
-    assert "top_k = 5" in say("/set top_k 5") and "the usual ones" in say("/set top_k default")
+    assert "top_k = 5" in say("/set top_k 5") and "defaults" in say("/set top_k default")
 
 
 def test_show_lists_model_context_system_message_and_waiting_files(talk: TerminalConversation, say: Say):
@@ -682,7 +682,7 @@ def test_show_lists_model_context_system_message_and_waiting_files(talk: Termina
         "Be short.",
         "4 characters",
         "1 for the next question",
-        "the usual ones",
+        "defaults",
     ):
         assert part in shown
     talk.lines, talk.model.context = talk.lines[:1], 0

@@ -48,7 +48,7 @@ NO_MEMORY = "not enough memory"
         (OSError("Cannot allocate memory"), NO_MEMORY, 5),
         (OSError("Could not find/load shared object file 'x'"), NO_MEMORY, 5),
         (ValueError("can't start new thread"), "internal error, please report it: ValueError: can't start new thread "
-         "(LOCALLLM_DEBUG=1 shows more)", 1),
+         "(set LOCALLLM_DEBUG=1 for details)", 1),
         (type("Typers", (Exception,), {"format_message": lambda self: "no such thing"})(), "no such thing", 2),
     ],
 )  # fmt: skip
@@ -92,11 +92,11 @@ def test_check_environment_opens_closed_streams_and_demands_memory(monkeypatch):
     limits.append(main.LEAST_MEMORY - 1)
     assert opened == [(os.devnull, os.O_RDWR)] * 2
     with pytest.raises(
-        MemoryLimitError, match=r"^not enough memory: `ulimit -v` leaves 0\.\d\d GB of it; raise this limit$"
+        MemoryLimitError, match=r"^not enough memory: `ulimit -v` leaves only 0\.\d\d GB; raise this limit$"
     ):
         main.check_environment()
     monkeypatch.setattr(sys, "stdout", None)
-    with pytest.raises(LocalllmError, match=r"^stdout is closed: there is nowhere to write to$"):
+    with pytest.raises(LocalllmError, match=r"^stdout is closed: open it or redirect it to a file$"):
         main.check_environment()
 
 
@@ -148,7 +148,7 @@ def test_ctrl_c_lets_running_work_finish_and_twice_interrupts(capfd, monkeypatch
             signal.raise_signal(signal.SIGINT)
             assert stopped == [1]
             signal.raise_signal(signal.SIGINT)
-        message = "localllm: finishing what has begun; Ctrl-C again leaves at once"
+        message = "localllm: finishing the running records; press Ctrl-C again to quit at once"
         assert capfd.readouterr().err.replace("\r\n", "\n") == f"{line}{message}\n"
         assert signal.getsignal(signal.SIGINT) == before
         stopped.clear()
@@ -274,8 +274,12 @@ def test_chat_continues_after_errors_until_ctrl_d(monkeypatch, capsys):
     monkeypatch.setattr(line_editor, "editor", lambda complete: SimpleNamespace(read=read))
     monkeypatch.setattr(chat, "dim", dimmed.append)
     chat.hold(SimpleNamespace(ask=ask), lambda path: None, ExitStack())  # type: ignore[arg-type]
-    assert (asked, dimmed, next(lines)) == (["a", "wrong", "stop"], ["Ctrl-D or /exit leaves", "interrupted"], "never")
-    none = "there is no /zzzz; /help shows all; a text that begins with a slash needs a space before it"
+    assert (asked, dimmed, next(lines)) == (
+        ["a", "wrong", "stop"],
+        ["to leave, press Ctrl-D or type /exit", "interrupted"],
+        "never",
+    )
+    none = "unknown command /zzzz; /help lists the commands; put a space before a text that begins with a slash"
     assert capsys.readouterr().err == f"localllm: error: it went wrong\nlocalllm: error: {none}\n"
 
 
@@ -313,9 +317,11 @@ def test_help_on_a_narrow_terminal_is_stacked(monkeypatch):
     assert narrow[:4] == ["/help", "    show this help", "/clear", "    start a new conversation"]
     place = narrow.index("/undo N")
     assert narrow[place + 1 : place + 5] == [
-        "    remove the last question and", "    its answer, or the last N; or", "    an attached file", "/retry",
+        "    remove an attached file, or", "    the last N questions with", "    their answers (default 1)", "/retry",
     ]  # fmt: skip
     assert wider[:3] == ["/help            show this help", "/clear           start a new", f"{'':17}conversation"]
     assert wide[0] == "/help            show this help"
-    place = wide.index("/undo N          remove the last question and its answer, or the last N; or an attached file")
+    place = wide.index(
+        "/undo N          remove an attached file, or the last N questions with their answers (default 1)"
+    )
     assert wide[place + 1].startswith("/retry ") and max(map(len, wide)) <= 100

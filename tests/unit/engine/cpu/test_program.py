@@ -389,7 +389,7 @@ def test_a_backend_compiles_one_image_program_for_each_type_of_attention(monkeyp
     assert programs == [("rows True", tested._places, options), ("rows False", tested._places, options)]
     for none in (None, lambda is_whole: None):
         bare = CpuBackend(["model"], [], 100, options, rows=none)
-        with pytest.raises(UnsupportedError, match=r"^this kind of model does not accept images$"):
+        with pytest.raises(UnsupportedError, match=r"^the model does not accept images$"):
             bare.run([spans[0]], False)
 
 

@@ -246,7 +246,7 @@ def failing(error: Exception):
          "no nvmath.bindings: pip install 'localllm[cuda]'"),
         (lambda n, m: setattr(n.driver, "cuDeviceGetCount", lambda: (0, 0)), "GPU 0 does not exist; found 0"),
         (lambda n, m: setattr(n.device, "compute_capability", (7, 4)),
-         "stand-in is of compute capability 7.4; 7.5 or above is needed"),
+         "stand-in is of compute capability 7.4; 7.5 or greater is needed"),
         (lambda n, m: setattr(n.driver, "cuInit", lambda flags: (SimpleNamespace(name="TOO_OLD"),)),
          "GPU 0 cannot be used: the GPU failed: TOO_OLD"),
         (lambda n, m: setattr(n.driver, "cuDeviceGetCount", lambda: (2,)),

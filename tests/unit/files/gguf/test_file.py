@@ -576,7 +576,7 @@ def test_opens_a_merged_model(tmp_path):
         ({"split.no": 2, "split.count": 1}, "split.no: expected 0, found 2, in a file that is not split"),
         ({"split.tensors.count": 2}, "split.tensors.count: expected 1, found 2, in a file that is not split"),
         ({"split.tensors.count": 0}, "split.tensors.count: expected 1, found 0, in a file that is not split"),
-        ({"split.count": -1}, "split.count: expected a whole number, found -1"),
+        ({"split.count": -1}, "split.count: expected an integer, found -1"),
     ],
 )  # fmt: skip
 def test_a_single_file_is_whole(tmp_path, keys: dict[str, int], problem: str | None):
@@ -614,7 +614,7 @@ def test_refuses_a_renamed_part_and_odd_split_keys(tmp_path):
     renamed = paths[0].rename(tmp_path / "model.gguf")
     assert "expected a name that ends in -NNNNN-of-00003.gguf" in refusal(renamed)
     renamed.write_bytes(built([key("split.count", ARRAY, array(U8, 2, b"\1\2"))]))
-    assert "split.count: expected a whole number, found ndarray" in refusal(renamed)
+    assert "split.count: expected an integer, found ndarray" in refusal(renamed)
 
 
 def test_an_error_in_a_part_names_that_part(tmp_path):

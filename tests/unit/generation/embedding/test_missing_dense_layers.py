@@ -119,7 +119,7 @@ def test_chat_in_python_warns_of_a_missing_chat_template(tmp_path: Path, tiny: s
             opened.chat([{"role": "user", "content": "a"}], max_tokens=1).close()
         assert caught[0].filename == __file__
         opened.chat([{"role": "user", "content": "a"}], max_tokens=1).close()
-        assert opened.warnings == ["the file has no chat template: messages are written as in 'plain'"]
+        assert opened.warnings == ["the file has no chat template: using 'plain'"]
     with localllm.open(tiny) as opened:
         opened.chat([{"role": "user", "content": "a"}], max_tokens=1).close()
         assert opened.warnings == []
@@ -135,6 +135,6 @@ def test_eval_refuses_a_model_without_a_chat_template_by_name(tmp_path: Path, ti
         assert code == 0, err
         models = json.loads(out)["models"]
         assert [each["warnings"] for each in models] == [
-            [], ["the file has no chat template: messages are written as in 'plain'"],
+            [], ["the file has no chat template: using 'plain'"],
         ]  # fmt: skip
         assert f"localllm: warning: {path}: the file has no chat template" in err and f"warning: {tiny}" not in err

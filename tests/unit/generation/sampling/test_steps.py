@@ -466,7 +466,7 @@ def test_inspect_shows_the_recommended_sampling(opinionated: str, cli):
 def test_options_of_the_user_override_those_of_the_file(opinionated: str):
     with localllm.open(opinionated, threads=1) as model:
         (warning,) = model.warnings
-        assert "general.sampling.top_k must be a whole number, 0 or above (found many)" in warning
+        assert "general.sampling.top_k must be an integer, 0 or greater (found many)" in warning
 
         def said(**options) -> list[int]:
             answer = model.generate("hello", 8, **options)
@@ -656,11 +656,12 @@ def test_mirostat_works_with_a_single_token():
 
 @pytest.mark.parametrize(("names", "least", "most", "text"), [
     (["repeat_penalty"], 5e-324, 1e308, "above 0"), (["typical", "top_p"], 5e-324, 1, "above 0 and at most 1"),
-    (["min_p", "xtc_probability", "xtc_threshold"], 0, 1, "from 0 to 1"), (["dry_base"], 1, 1e308, "1 or above"),
-    (["dynatemp_range", "dynatemp_exponent", "dry_multiplier", "mirostat_tau", "mirostat_eta"], 0, 1e308, "0 or above"),
+    (["min_p", "xtc_probability", "xtc_threshold"], 0, 1, "from 0 to 1"), (["dry_base"], 1, 1e308, "1 or greater"),
+    (["dynatemp_range", "dynatemp_exponent", "dry_multiplier", "mirostat_tau", "mirostat_eta"], 0, 1e308,
+     "0 or greater"),
     (["adaptive_target"], -1e308, 1, "at most 1"), (["adaptive_decay"], 0, 0.99, "from 0 to 0.99"),
-    (["top_k", "dry_allowed_length", "seed"], 0, 1e15, "a whole number, 0 or above"),
-    (["repeat_last_n", "dry_penalty_last_n"], -1, 1e15, "a whole number, -1 or above"),
+    (["top_k", "dry_allowed_length", "seed"], 0, 1e15, "an integer, 0 or greater"),
+    (["repeat_last_n", "dry_penalty_last_n"], -1, 1e15, "an integer, -1 or greater"),
     (["mirostat"], 0, 2, "0, 1 or 2"),
     (["temperature", "top_n_sigma", "presence_penalty", "frequency_penalty"], -1e308, 1e308, "a number"),
 ])  # fmt: skip

@@ -134,7 +134,10 @@ def test_scores_equal_their_formulas(tiny: str):
 
 
 def test_a_text_of_one_token_without_bos_is_refused(tiny: str):
-    with localllm.open(tiny, cache=False) as model, pytest.raises(UsageError, match="cannot score a text of one token"):
+    with (
+        localllm.open(tiny, cache=False) as model,
+        pytest.raises(UsageError, match="cannot score a text with only one token"),
+    ):
         list(score_tasks(model, [(0, ChoiceTask(("rld world", "hello"), frozenset({0})))]))
 
 
@@ -192,7 +195,10 @@ def test_perplexity_scores_hellaswag_winogrande_and_binary_tasks(tiny: str, tmp_
         ("x --hellaswag --winogrande", "give either --hellaswag or --winogrande, not both"),
         ("x --winogrande-tasks 5", "--winogrande-tasks needs --winogrande"),
         ("x --winogrande --winogrande-tasks -5", "--winogrande-tasks must be 0 or greater, not -5"),
-        ("x --hellaswag --chunks 2", "--hellaswag scores tasks: leave out the options for chunks and logits"),
+        (
+            "x --hellaswag --chunks 2",
+            "--hellaswag scores tasks, so it cannot be combined with options for chunks or logits",
+        ),
         ("--hellaswag", "TEXT is missing: give a file of HellaSwag tasks"),
         ("missing --multiple-choice", "missing: cannot be read: No such file or directory"),
     ],

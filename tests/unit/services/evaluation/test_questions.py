@@ -51,10 +51,10 @@ def test_programs_are_graded_by_running_their_tests():
         ({"grader": "json"}, "the grader json needs the field 'schema' or 'answer'"),
         ({"grader": "program"}, "the grader program needs the field 'test'"),
         ({"grader": "program", "test": "", "entry_point": "f"}, '"entry_point" needs the field "prompt"'),
-        ({"answer": 5}, '"answer" must be a text or a list of texts, not 5'),
+        ({"answer": 5}, '"answer" must be a string or a list of strings, not 5'),
         ({"answer": "five", "grader": "number"}, "\"answer\" must be a number, not 'five'"),
         ({"answer": "E", "grader": "choice"}, "\"answer\" must be one of the choices, not 'E'"),
-        ({"answer": "E", "grader": "choice", "choices": "E"}, '"choices" must be a list of texts'),
+        ({"answer": "E", "grader": "choice", "choices": "E"}, '"choices" must be a list of strings'),
         ({"answer": "(", "grader": "regex"}, '"answer" must be a regular expression: '),
     ],
 )
@@ -65,7 +65,7 @@ def test_records_that_cannot_be_graded_are_refused(record: dict, message: str):
 
 
 def test_an_invalid_json_schema_is_refused():
-    with pytest.raises(UsageError, match='"schema" is not a JSON schema'):
+    with pytest.raises(UsageError, match='"schema" must be a JSON schema'):
         GRADERS["json"]({"schema": {"type": "text"}}, "1")
 
 

@@ -149,11 +149,11 @@ def test_an_existing_path_is_preferred_to_a_name(tmp_path, monkeypatch):
 
 
 def test_a_known_name_resolves_to_its_downloaded_file(folder):
-    with pytest.raises(MissingError, match=r"`localllm pull qwen3-4b` gets it \(about 2.5 GB\)") as failure:
+    with pytest.raises(MissingError, match=r"`localllm pull qwen3-4b` \(about 2.5 GB\)") as failure:
         resolve("qwen3-4b")
     assert failure.value.exit_code == 3
     put(folder, "Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q8_0.gguf")
-    with pytest.raises(MissingError, match=r"`localllm pull Qwen3-4B:q5_0` gets it$"):
+    with pytest.raises(MissingError, match=r"`localllm pull Qwen3-4B:q5_0`$"):
         resolve("Qwen3-4B:q5_0")
     assert resolve("qwen3-4b") == resolve("QWEN3-4B:q8_0") == f"{folder}/Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q8_0.gguf"
     put(folder, "Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q4_K_M.gguf", "Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q2_K.gguf.abc.partial")
@@ -163,7 +163,7 @@ def test_a_known_name_resolves_to_its_downloaded_file(folder):
 
 
 def test_a_repository_name_resolves_to_its_downloaded_file(folder):
-    with pytest.raises(MissingError, match="`localllm pull hf:me/Mine` gets it"):
+    with pytest.raises(MissingError, match="`localllm pull hf:me/Mine`"):
         resolve("hf:me/Mine")
     put(folder, "me/Mine/a-Q4_0.gguf", "me/Mine/b-Q4_0.gguf", "me/Mine/sub/b-Q8_0.gguf")
     assert resolve("hf:me/Mine:Q8_0") == resolve("hf:me/Mine/sub/b-Q8_0.gguf") == f"{folder}/me/Mine/sub/b-Q8_0.gguf"
@@ -215,7 +215,7 @@ def test_aliases_resolve_to_names_or_paths(folder, tmp_path, monkeypatch):
         ("../evil", "../evil: no such file$"),
         ("", ": no such file$"),
         ("qwen3-4.gguf", "qwen3-4.gguf: no such file$"),
-        ("Why is it", "Why is it: no such file; a text to answer stands behind the model, or behind -p$"),
+        ("Why is it", "Why is it: no such file; put the prompt after the model, or after -p$"),
     ],
 )
 def test_unknown_names_are_refused_with_a_suggestion(name, message):
@@ -282,7 +282,7 @@ def test_a_reference_selects_one_file_of_a_repository():
         ("hf:a/b:Q3_K_S", ["A-UD-Q3_K_S.gguf", "B-UD-Q3_K_S.gguf"], "several files; available: A-UD-Q3_K_S.gguf, B-UD"),
         ("hf:a/b/M-[Q]8_0.gguf", files, "no matching GGUF file"),
         ("hf:a/b", ["README.md"], "no matching GGUF file"),
-        ("hf:a/b:Q8_0", ["M-Q8_0-00001-of-00002.gguf"], "lacks parts of M-Q8_0"),
+        ("hf:a/b:Q8_0", ["M-Q8_0-00001-of-00002.gguf"], "lacks splits of M-Q8_0"),
     ):
         with pytest.raises(ModelError, match=re.escape(message)):
             choose(text, names)
@@ -327,10 +327,10 @@ def test_models_in_the_folder_can_be_removed(folder, tmp_path):
     assert find_removable(str(folder / "mine.gguf")).name == "mine"
     (tmp_path / "other.gguf").touch()
     for name in (str(tmp_path / "other.gguf"), "guide"):
-        with pytest.raises(ModelError, match="not in the folder of models"):
+        with pytest.raises(ModelError, match="not in the models folder"):
             find_removable(name)
     for name in ("qwen3-8b", "nothing"):
-        with pytest.raises(ModelError, match="not in the folder of models"):
+        with pytest.raises(ModelError, match="not in the models folder"):
             find_removable(name)
 
 
@@ -416,8 +416,7 @@ def test_an_unreadable_folder_among_models_is_a_warning_of_list(unreadable: Path
     (tmp_path / "locked").write_text(str(unreadable / "owner"))
     code, out, err = cli("list")
     assert code == 0 and "other" in out
-    reason = "the models in this folder cannot be read: Permission denied"
-    assert err == f"localllm: warning: {unreadable}/owner: {reason}\n"
+    assert err == f"localllm: warning: cannot read the models in {unreadable}/owner: Permission denied\n"
 
 
 def test_a_model_in_an_unreadable_folder_is_not_called_missing(unreadable: Path, tmp_path: Path, cli):

@@ -55,22 +55,23 @@ class Asked:
 # ---- refusals
 
 
-PRIVATE = "the hub has no such repository, or it is private: set HF_TOKEN to a token that may read it"
+PRIVATE = "the repository does not exist, or is private: set HF_TOKEN to a token with access"
 
 
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (http_error(403, errors.GatedRepoError), "gated: accept its conditions on https://huggingface.co/tiny/Tiny, and"
-         " set HF_TOKEN to a token of yours"),
-        (http_error(404, errors.RemoteEntryNotFoundError), "the hub has lost a file that it lists; try again"),
-        (http_error(404, errors.RepositoryNotFoundError), "the hub has no such repository"),
-        (http_error(404), "the hub has no such repository"),
+        (http_error(403, errors.GatedRepoError), "the repository is gated: accept its conditions on "
+        "https://huggingface.co/tiny/Tiny, and"
+         " set HF_TOKEN to your token"),
+        (http_error(404, errors.RemoteEntryNotFoundError), "the hub lists a file that does not exist; try again"),
+        (http_error(404, errors.RepositoryNotFoundError), "the repository does not exist on the hub"),
+        (http_error(404), "the repository does not exist on the hub"),
         (http_error(401, errors.RepositoryNotFoundError), PRIVATE),
         (http_error(403, errors.RepositoryNotFoundError), PRIVATE),
         (http_error(401), PRIVATE),
-        (http_error(403), "the hub refuses: your HF_TOKEN may not read this"),
-        (http_error(418), "the hub responds with HTTP status 418"),
+        (http_error(403), "the hub denies access: set HF_TOKEN to a token that may read this repository"),
+        (http_error(418), "the hub responded with HTTP status 418"),
         (errors.HFValidationError("a//b"), "invalid repository name"),
     ],
     ids=lambda value: None if isinstance(value, str) else repr(value),
@@ -94,10 +95,10 @@ def test_temporary_errors_are_retried_three_times(repository: Any, status: int):
     """Retry the statuses that RFC 9110 (6585 for 429, 8470 for 425) calls temporary, with growing waits."""
     action = Asked(http_error(status), http_error(status))
     assert (repository._patiently(action), action.tries) == ("done", 3)
-    assert repository.told == [f"the hub responds with HTTP status {status}"] * 2
+    assert repository.told == [f"the hub responded with HTTP status {status}"] * 2
     assert repository.waits == [1, 2]
     action = Asked(*[http_error(status)] * 3)
-    with pytest.raises(LocalllmError, match=f"tiny/Tiny: the hub responds with HTTP status {status}") as failure:
+    with pytest.raises(LocalllmError, match=f"tiny/Tiny: the hub responded with HTTP status {status}") as failure:
         repository._patiently(action)
     assert type(failure.value) is LocalllmError and (action.tries, repository.waits) == (3, [1, 2, 1, 2])
 
@@ -115,7 +116,7 @@ def test_network_errors_are_retried_and_explained(repository: Any):
     assert repository._patiently(action) == "done"
     assert repository.told == ["the hub cannot be reached: Connection refused"]
     action = Asked(*[errors.HTTPError("[Errno -2] Name or service not known")] * 3)
-    with pytest.raises(LocalllmError, match=r"cannot be reached: there is no network, or no computer of its name$"):
+    with pytest.raises(LocalllmError, match=r"cannot be reached: no network connection, or unknown host name$"):
         repository._patiently(action)
 
 
@@ -197,7 +198,7 @@ def test_the_first_byte_of_a_reply_is_parsed(status: int, headers: dict[str, str
     """Follow RFC 9110, 14.4; another total size means another file."""
     answer = SimpleNamespace(status_code=status, headers=headers)
     if first >= 99:
-        message = f"folder/a model.gguf: the hub sent a file of {first} bytes instead of 100"
+        message = f"folder/a model.gguf: expected a file of 100 bytes, but the hub sent one of {first}"
         with pytest.raises(ModelError, match=message):
             parse_first_byte(answer, FILE)
     else:
@@ -283,7 +284,7 @@ def test_a_short_reply_is_retried(repository: Any, monkeypatch):
     parts = [DATA[:30], b"", DATA[30:]]
     monkeypatch.setattr(repository, "_pieces", lambda file, start, end: iter([parts.pop(0)]))
     assert repository.read(FILE, 0, 100) == DATA
-    assert repository.told == ["the hub sent less than it announced"] * 2
+    assert repository.told == ["the hub sent fewer bytes than it announced"] * 2
 
 
 def test_an_error_of_the_receiver_is_not_retried(repository: Any, serve):

@@ -253,4 +253,6 @@ def test_an_invalid_setting_of_a_name_is_reported_with_its_line(models: Path, li
 
 def test_a_setting_that_only_commands_apply_is_reported(models: Path):
     (models / "localllm" / "config.toml").write_text('[model.base]\nregex = "a+"\n')
-    assert values_of("base").warnings == ("config.toml, line 2: regex is only used by commands that have this option",)
+    assert values_of("base").warnings == (
+        "config.toml, line 2: regex is ignored: only commands that have this option use it",
+    )

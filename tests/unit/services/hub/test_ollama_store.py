@@ -52,8 +52,8 @@ def test_a_name_with_an_adapter_is_refused(write_name: Put, cli, name: str):
     write_name("lora", adapter="x")
     code, out, err = cli("run", name, "-p", "Hi")
     assert (code, out, err.count("\n")) == (3, "", 1)
-    assert "ollama:lora:latest has an adapter" in err and "adapters of Ollama's store are not supported yet" in err
-    with pytest.raises(ModelError, match="has an adapter"):
+    assert "ollama:lora:latest has a LoRA adapter" in err and "which is not supported" in err
+    with pytest.raises(ModelError, match="has a LoRA adapter"):
         localllm.open(name)
     assert cli("list", "--found")[0] == 0
 
@@ -73,7 +73,7 @@ def test_parameters_and_system_text_are_defaults_of_options(write_name: Put, cli
     code, out, err = cli("run", "tuned", "-p", "Hi", "--json")
     answer = json.loads(out)
     assert (code, answer["seed"]) == (0, 5) and answer["completion_tokens"] <= 4
-    assert "parameters that are not supported are ignored: tfs_z\n" in err
+    assert "ignored parameters (not supported): tfs_z\n" in err
     assert json.loads(cli("run", "tuned", "-p", "Hi", "--json", "-s", "6", "-n", "2")[1])["seed"] == 6
 
 
@@ -128,7 +128,9 @@ def test_a_template_with_other_markers_is_reported(write_name: Put, template: st
     write_name("other", template=template)
     stored = find_stored("other")
     assert stored is not None
-    assert [("its own template differs" in line) for line in stored.unused(source, False)] == [True] * differs
+    assert [("differs from the model's chat template" in line) for line in stored.unused(source, False)] == [
+        True
+    ] * differs
     assert stored.unused(source, True) == []
 
 
@@ -156,9 +158,9 @@ def test_unused_files_beside_a_model_are_reported(write_name: Put, tmp_path: Pat
     (snapshot / "chat_template.jinja").write_text("{{ messages }}")
     (snapshot / "params").write_text("{}")
     err = cli("run", "hf:Ann/Tiny-GGUF", "-p", "Hi", "-n", "1")[2]
-    assert f"{snapshot}/chat_template.jinja differs from the file's chat template and is not used" in err
+    assert f"{snapshot}/chat_template.jinja is not used, but differs from the model's chat template" in err
     assert f"{snapshot}/params is not used" in err
-    with pytest.warns(UserWarning, match="chat_template.jinja differs"), localllm.open("hf:Ann/Tiny-GGUF") as model:
+    with pytest.warns(UserWarning, match="chat_template.jinja is not used"), localllm.open("hf:Ann/Tiny-GGUF") as model:
         assert len(model.warnings) == 2
 
 

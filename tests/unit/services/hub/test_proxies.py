@@ -124,5 +124,5 @@ def test_usable_proxies_are_accepted(environment, monkeypatch):
     monkeypatch.setattr(proxies, "find_spec", lambda name: object())
     require_known_proxies()
     environment(ALL_PROXY="socks4://h")
-    with pytest.raises(LocalllmError, match="use a proxy of http"):
+    with pytest.raises(LocalllmError, match="the scheme must be http"):
         require_known_proxies()

@@ -292,7 +292,9 @@ def test_a_partial_file_finished_by_another_process_is_started_anew(tmp_path, mo
 
 def test_tokens_are_sent_to_the_hub_only(hub, monkeypatch):
     hub.gated.add(REPOSITORY)
-    with pytest.raises(ModelError, match=f"gated: accept its conditions on https://huggingface.co/{REPOSITORY}"):
+    with pytest.raises(
+        ModelError, match=f"the repository is gated: accept its conditions on https://huggingface.co/{REPOSITORY}"
+    ):
         pull_tiny()
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(ModelError, match="gated"):
@@ -305,7 +307,7 @@ def test_tokens_are_sent_to_the_hub_only(hub, monkeypatch):
 
 def test_missing_repositories_files_and_quantizations_are_named(hub, monkeypatch):
     for text, message in (
-        ("hf:tiny/none", "no such repository, or it is private"),
+        ("hf:tiny/none", "the repository does not exist, or is private"),
         (f"hf:{REPOSITORY}:Q5_0", "no Q5_0; available: Q4_K_M, Q8_0"),
         (f"hf:{REPOSITORY}/Tiny-Q5_0.gguf", "no matching GGUF file"),
     ):
@@ -313,7 +315,7 @@ def test_missing_repositories_files_and_quantizations_are_named(hub, monkeypatch
             pull(reference_to(text))
         assert failure.value.exit_code == 3
     monkeypatch.setenv("HF_TOKEN", hub.token)
-    with pytest.raises(ModelError, match=r"the hub has no such repository$"):
+    with pytest.raises(ModelError, match=r"the repository does not exist on the hub$"):
         pull(reference_to("hf:tiny/none"))
     with pytest.raises(UsageError, match="expected hf:OWNER/REPOSITORY"):
         parse_reference("hf:nothing")
@@ -331,7 +333,7 @@ def test_offline_mode_refuses_to_pull(hub, monkeypatch):
 
 def test_a_disk_too_small_is_reported_before_the_download(hub, monkeypatch):
     monkeypatch.setattr(service, "SPARE", 1 << 60)
-    with pytest.raises(LocalllmError, match=r"GB needed, but only .* GB free on this disk"):
+    with pytest.raises(LocalllmError, match=r"GB, but only .* GB are free on this disk"):
         pull_tiny()
     assert hub.sent == 0
 
@@ -344,7 +346,7 @@ def test_bytes_already_on_the_disk_need_no_room(hub, monkeypatch, models, spare)
     free = len(models[0]) - 150_000 + (1 << 20) + spare  # a megabyte stays free
     monkeypatch.setattr(service, "free_bytes", lambda folder: free)
     if spare < 0:
-        with pytest.raises(LocalllmError, match="GB needed"):
+        with pytest.raises(LocalllmError, match="the download needs"):
             pull_tiny()
         assert hub.sent == 0
     else:
@@ -406,7 +408,7 @@ def test_all_files_of_a_split_model_are_pulled(hub, models, tmp_path):
         resolve(f"hf:{REPOSITORY}:Q6_K")
     assert pull_tiny(":Q6_K").received == len(list(parts.values())[1])
     del hub.repositories[REPOSITORY][list(parts)[2]]
-    with pytest.raises(ModelError, match="lacks parts of Tiny-Q6_K"):
+    with pytest.raises(ModelError, match="lacks splits of Tiny-Q6_K"):
         pull_tiny(":Q6_K")
 
 
@@ -612,7 +614,7 @@ def test_pull_fetches_the_header_then_the_missing_files(steps, tmp_path):
     result = pull(reference_to("hf:tiny/T:x"), watcher)
     assert result == Pulled(tmp_path / "tiny/T/a/1.gguf", 35, 13)
     assert steps == [
-        "looking at what there is", "tiny/T", ["a/1.gguf", "p.gguf"], "looking at the header",
+        "looking at the list of files", "tiny/T", ["a/1.gguf", "p.gguf"], "looking at the header",
         ("header", ["a/1.gguf", "2.gguf"]), "may model", ("tiny/T/a/1.gguf", 20, 35), ("tidied", "a"),
         ("tiny/T/p.gguf", 30, 35), ("tidied", "T"), ("1.gguf", ()),
     ]  # fmt: skip
@@ -669,7 +671,7 @@ def test_room_is_needed_for_the_missing_bytes(monkeypatch, tmp_path, free: int, 
         service.require_space(tmp_path / "none" / "deeper", missing)
     else:
         with pytest.raises(
-            LocalllmError, match=rf"{re.escape(str(tmp_path))}: 0\.00 GB needed, but only 0\.00 GB free"
+            LocalllmError, match=rf"{re.escape(str(tmp_path))}: the download needs 0\.00 GB, but only 0\.00 GB are free"
         ):
             service.require_space(tmp_path / "none" / "deeper", missing)
     assert asked == [tmp_path]
@@ -697,7 +699,10 @@ def test_pull_list_run_and_rm_share_the_name_of_a_model(cli, hub, models):
     assert cli("rm", name, "--force")[0] == 0
     assert stored_files() == {} and not path.parent.parent.exists()
     code, _, err = cli("run", name, "-p", "hello")
-    assert (code, err) == (3, f"localllm: error: {name}: not on this computer; `localllm pull {name}` gets it\n")
+    assert (code, err) == (
+        3,
+        f"localllm: error: {name}: not on this computer; download it with `localllm pull {name}`\n",
+    )
 
 
 @pytest.mark.parametrize(("answer", "code"), [(b"y\n", 0), (b"n\n", 3), (b"\n", 3), (b"", 3)])
@@ -705,7 +710,7 @@ def test_a_missing_model_can_be_pulled_from_a_terminal(cli, hub, monkeypatch, an
     monkeypatch.setattr(pulling, "is_terminal", lambda stream: True)
     exit_code, _, err = cli("inspect", f"hf:{REPOSITORY}:Q4_K_M", stdin=answer)
     assert exit_code == code
-    assert f"hf:{REPOSITORY}:Q4_K_M is not on this computer. Pull it? [y/N] " in err
+    assert f"hf:{REPOSITORY}:Q4_K_M is not on this computer. Download it? [y/N] " in err
     assert bool(stored_files()) == (code == 0)
 
 

@@ -142,7 +142,7 @@ def test_fit_describes_an_embedding_model(model_path, monkeypatch: pytest.Monkey
             ]
             assert [*facts["longest"]] == ["f16"] and facts["projector_bytes"] == 0
         file.tensors.clear()
-        with pytest.raises(ModelError, match=f"^{file.path}: the file only contains a vocabulary$"):
+        with pytest.raises(ModelError, match=f"^{file.path}: the file contains a vocabulary only$"):
             describe_file(file, lambda what: None, None)
 
 
@@ -247,10 +247,10 @@ def test_fit_all_prints_a_table_and_refuses_conflicting_arguments(here: Path, cl
     lines = out.splitlines()
     assert (code, err) == (0, "") and lines[0].split()[:3] == ["name", "memory", "tokens/s"]
     assert (
-        any(line.startswith("small ") for line in lines) and "cannot run" in out and "with 64 tokens (f16)" in lines[-1]
+        any(line.startswith("small ") for line in lines) and "cannot run" in out and "of 64 tokens (f16)" in lines[-1]
     )
     for words, message in (
-        (("fit",), "give a MODEL, or --all for all of them"),
+        (("fit",), "MODEL is missing: give one, or --all for all models"),
         (("fit", "small", "--all"), "give either MODEL or --all, not both"),
         (("fit", "--sort", "size"), "--sort needs --all"),
         (("fit", "--all", "--sort", "x"), "--sort must be size, speed, memory, not x"),

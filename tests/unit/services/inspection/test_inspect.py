@@ -84,7 +84,7 @@ def test_metadata_values_are_converted_for_json(value: Any, plain: Any):
 @pytest.mark.parametrize(
     ("problem", "tensors", "reason"),
     [
-        (None, {"a": 1}, None), (None, {}, "the file only contains a vocabulary"),
+        (None, {"a": 1}, None), (None, {}, "the file contains a vocabulary only"),
         (ModelError("a.gguf: odd"), {}, "odd"),
         (ModelError("it is a.gguf: odd"), {"a": 1}, "it is a.gguf: odd"),
     ],

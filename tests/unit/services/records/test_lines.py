@@ -34,11 +34,11 @@ def test_record_ids_must_be_unique_strings_or_integers():
     lines = b'{"id": "a", "x": 1}\n{"id": 7}\n{"x": 2}\n{"id": "a"}\n{"id": 3}\n'
     first, second, third, double, taken = read_records(lines)
     assert [each.id for each in (first, second, third)] == ["a", 7, 3] and not first.error + second.error + third.error
-    assert double.error == "line 4: the id 'a' is that of line 1"
-    assert taken.error == "line 5: the id 3 is that of line 3"
+    assert double.error == "line 4: the id 'a' was already used in line 1"
+    assert taken.error == "line 5: the id 3 was already used in line 3"
     for odd in (b"true", b"1.5", b"null", b"[1]"):
         [record] = read_records(b'{"id": ' + odd + b"}\n")
-        assert record.error.startswith("line 1: an id must be a text or a whole number")
+        assert record.error.startswith("line 1: an id must be a string or an integer")
 
 
 def test_invalid_lines_are_records_with_an_error():
@@ -74,9 +74,9 @@ def test_a_prompt_is_built_from_fields_messages_or_a_template():
 
 
 @pytest.mark.parametrize(("prompts", "fields", "message"), [
-    ({"prompt": "{a}"}, {"b": 1}, "there is no field 'a'"), ({}, {"x": 1}, 'has no field "messages" or "prompt"'),
+    ({"prompt": "{a}"}, {"b": 1}, "the record has no field 'a'"), ({}, {"x": 1}, 'has no field "messages" or "prompt"'),
     ({}, {"messages": "x"}, '"messages" must be a list'), ({}, {"messages": [], "image": "x"}, "in \"messages\""),
-    ({"raw": True}, {"prompt": "x", "image": "i"}, "images need a chat template"),
+    ({"raw": True}, {"prompt": "x", "image": "i"}, "images cannot be combined with raw"),
     ({}, {"prompt": "x", "image": [""]}, "path of an image"),
 ])  # fmt: skip
 def test_records_without_the_needed_fields_are_refused(prompts: dict[str, Any], fields: dict[str, Any], message: str):
@@ -85,10 +85,10 @@ def test_records_without_the_needed_fields_are_refused(prompts: dict[str, Any], 
 
 
 def test_conflicting_prompt_options_are_refused():
-    for options, message in (({"raw": True, "system": "s"}, "needs a chat template"),
+    for options, message in (({"raw": True, "system": "s"}, "cannot be combined with raw"),
     ({"prompt": "{a}", "template": "x"}, "not both"),
-                           ({"prompt": "hello"}, "names no field"),
-                           ({"template": "hello\n"}, "names no field"),
+                           ({"prompt": "hello"}, "must name a field"),
+                           ({"template": "hello\n"}, "must name a field"),
                            ({"template": "{% if %}"}, "template is invalid")):  # fmt: skip
         with pytest.raises(UsageError, match=message):
             Prompts(**options)
@@ -139,8 +139,8 @@ def test_the_text_or_image_of_a_record_is_read(tmp_path: Path):
     assert text_of(Record(1, {"image": "i.png", "text": "x"}), "text") == "x"
     assert not is_image(Record(1, "line")) and not is_image(Record(1, {"image": 5}))
     for record, message in (
-        (Record(1, {}), 'record 1 has no text field "text"'),
-        (Record(1, {"text": 5}), "has no text"),
+        (Record(1, {}), 'record 1 has no string in the field "text"'),
+        (Record(1, {"text": 5}), "has no string in the field"),
         (Record(1, "x", "bad"), "bad"),
     ):
         with pytest.raises(UsageError, match=message):
@@ -186,7 +186,7 @@ def test_nearest_sorts_by_similarity_then_order():
         (False, False, None, ("Embedder", "file", "tokenizer of m", "engine", None)),
         (True, True, None, ("PairEmbedder", "file", "engine")), (True, False, None, ("PairEmbedder", "file", "engine")),
         (True, True, "mean", "pooling cannot be set for a model of images and texts"),
-        (False, True, None, "m.gguf: this model cannot embed images; use a CLIP model"),
+        (False, True, None, "m.gguf: the model cannot embed images; use a CLIP model"),
     ],
 )  # fmt: skip
 def test_the_embedder_fits_the_model_and_is_closed(

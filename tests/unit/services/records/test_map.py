@@ -118,7 +118,9 @@ def test_templates_messages_and_raw_prompts_can_ask_the_same(cli, tmp_path: Path
     results = [cli("map", GUIDE, "--temp", 0, "-n", 9, *how, stdin=source) for how in asked]
     outputs = [lines(out)[0].get("output") for _, out, _ in results[:3]]
     assert outputs[0] and outputs == [outputs[0]] * 3
-    assert lines(results[3][1]) == [{"id": "x", "error": "there is no field 'nothing'", "input": {"id": "x", **record}}]
+    assert lines(results[3][1]) == [
+        {"id": "x", "error": "the record has no field 'nothing'", "input": {"id": "x", **record}}
+    ]
     assert results[3][0] == 6
 
 
@@ -131,7 +133,14 @@ def test_failing_lines_do_not_stop_the_others(cli, tmp_path: Path):
     results = [(result["id"], result.get("error")) for result in lines(out)]
     assert results[0] == ("a", None) and results[-1] == ("b", None)
     assert [number for number, _ in results[1:-1]] == [2, 3, "a", 5, 7, "long"]
-    expected = "not JSON", "not a JSON object", "the id 'a' is that of line 1", "an id must be", "no field", "tokens"
+    expected = (
+        "not JSON",
+        "not a JSON object",
+        "id 'a' was already used in line 1",
+        "an id must be",
+        "no field",
+        "tokens",
+    )
     assert all(part in error for part, (_, error) in zip(expected, results[1:-1], strict=True))
 
 
@@ -144,10 +153,10 @@ def test_a_second_start_answers_what_is_missing(cli, questions: Path, tmp_path: 
     failed = json.dumps({"id": 3, "error": "no memory", "input": QUESTIONS[2]}) + "\n"
     for left in (first + second, first + second + third[:30], first + third + failed, fourth + second + '{"i'):
         output.write_text(left)
-        assert cli(*command) == (0, "", f"localllm: {output} answers 2 of 4 records already\n")
+        assert cli(*command) == (0, "", f"localllm: {output} already answers 2 of 4 records\n")
         assert sorted(output.read_text().splitlines()) == sorted(whole.splitlines())
     inode = output.stat().st_ino
-    assert cli(*command) == (0, "", f"localllm: {output} answers 4 of 4 records already\n")
+    assert cli(*command) == (0, "", f"localllm: {output} already answers 4 of 4 records\n")
     assert output.stat().st_ino == inode, "nothing to do"
 
 
@@ -182,7 +191,7 @@ def test_only_errors_are_answered_again_by_other_options(cli, questions: Path, t
     output.write_text("".join(json.dumps(each if each["id"] != 2 else good) + "\n" for each in lines))
     assert cli(*command, "--regex", "(ab){9}|x", "-n", 60)[0] == 2, "another set of options"
     code, _, err = cli(*command, "--regex", "(ab){9}|x", "-n", 60, "--redo-errors")
-    assert (code, err) == (0, f"localllm: {output} answers 1 of 4 records already\n")
+    assert (code, err) == (0, f"localllm: {output} already answers 1 of 4 records\n")
     answers = {each["id"]: each for each in map(json.loads, output.read_text().splitlines())}
     assert [answers[id]["input"] for id in range(1, 5)] == QUESTIONS and answers.pop(2) == good
     assert all(each["output"] in ("ab" * 9, "x") for each in answers.values())
@@ -190,7 +199,7 @@ def test_only_errors_are_answered_again_by_other_options(cli, questions: Path, t
     code, _, err = cli(*command, "--redo", "--redo-errors")
     assert code == 2 and "either --redo or --redo-errors" in err
     code, _, err = cli(*command[:3], "--redo-errors")
-    assert code == 2 and "--redo-errors is about the answers in the output file: give -o FILE" in err
+    assert code == 2 and "--redo-errors applies to the answers in the output file: add -o FILE" in err
 
 
 def test_answers_of_another_model_are_refused(cli, questions: Path, tmp_path: Path):
@@ -209,7 +218,7 @@ def test_a_failing_redo_loses_nothing(cli, questions: Path, tmp_path: Path):
     assert cli("map", questions, questions, "-o", output, "--redo")[0] in (2, 3)
     assert output.read_bytes() == before
     code, _, err = cli("map", GUIDE, questions, "--redo")
-    assert code == 2 and "--redo is about the answers in the output file: give -o FILE" in err
+    assert code == 2 and "--redo applies to the answers in the output file: add -o FILE" in err
 
 
 def test_a_template_is_the_same_in_an_argument_and_in_a_file(cli, questions: Path, tmp_path: Path):
@@ -222,7 +231,7 @@ def test_a_template_is_the_same_in_an_argument_and_in_a_file(cli, questions: Pat
     assert len({json.loads(out.splitlines()[0])["prompt_tokens"] for _, out, _ in results}) == 1
     plain.write_text("Say something.\n")
     code, _, err = cli("map", GUIDE, questions, "-f", plain)
-    assert code == 2 and "names no field" in err
+    assert code == 2 and "must name a field" in err
 
 
 def test_a_missing_model_is_reported_even_without_records(cli, questions: Path, tmp_path: Path):
@@ -256,11 +265,11 @@ def test_a_failing_start_leaves_no_output(cli, questions: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-p", "Summarize"], "names no field"),
+        (["-p", "Summarize"], "must name a field"),
         (["-p", "{line}", "-f", "README.md"], "not both"),
         (["-f", "nowhere.jinja"], "cannot read nowhere.jinja"),
         (["--raw", "-sys", "Be brief."], "system message"),
-        (["--n", "0"], "n must be 1 or above"),
+        (["--n", "0"], "n must be 1 or greater"),
     ],
 )
 def test_invalid_arguments_are_refused(refused, arguments: list[str], message: str):
@@ -294,7 +303,7 @@ def test_ctrl_c_finishes_running_answers(many: Path, tmp_path: Path):
     ctrl_c(process)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert err.decode().splitlines() == ["localllm: finishing what has begun; Ctrl-C again leaves at once"]
+    assert err.decode().splitlines() == ["localllm: finishing the running records; press Ctrl-C again to quit at once"]
     results = lines(output.read_text())
     assert [result["id"] for result in results] == list(range(1, len(results) + 1))
     assert 20 <= len(results) < 3000
@@ -376,7 +385,7 @@ def test_a_template_refuses_missing_fields_and_private_attributes():
     with pytest.raises(UsageError, match="template is invalid"):
         Prompts(template="{% if %}")
     for source in ("{{ missing }}", "{{ ''.__class__.__mro__ }}"):
-        with pytest.raises(Exception, match="template fails"):
+        with pytest.raises(Exception, match="template failed"):
             Prompts(template=source)(Record(1, {"text": ""}))
 
 
@@ -394,8 +403,8 @@ def test_a_failing_template_gives_a_short_reason(monkeypatch):
         with monkeypatch.context() as patch, pytest.raises(LocalllmError) as failed:
             patch.setattr(sandbox, "render_template", fail)
             Prompts(template="{{ x }}")(Record(1, {"x": 1}))
-        assert str(invalid.value) == f"the prompt's template is invalid: {reason}"
-        assert str(failed.value) == f"the prompt's template fails: {reason}"
+        assert str(invalid.value) == f"the prompt's Jinja template is invalid: {reason}"
+        assert str(failed.value) == f"the prompt's Jinja template failed: {reason}"
 
 
 # Order, and what is there.
@@ -442,7 +451,7 @@ def finished_request(
 KEY = Record(7, "Hi")
 TOLD = {"id": 7, "finish_reason": "stop", "prompt_tokens": 3, "completion_tokens": 2, "input": "Hi"}
 BOTH = {**TOLD, "finish_reason": ["stop", "length"], "completion_tokens": [2, 2]}
-CUT = {"id": 7, "error": "the answer was cut off before it was JSON; raise -n or the context", "input": "Hi"}
+CUT = {"id": 7, "error": "the answer was cut off before it matched its schema; raise -n or the context", "input": "Hi"}
 BANNED = UsageError("the constraint allows only banned strings to follow")
 
 
@@ -453,9 +462,10 @@ BANNED = UsageError("the constraint allows only banned strings to follow")
         ([("a", "hm", "stop")], None, {**TOLD, "output": "a", "thinking": "hm"}),
         ([("a", "", "stop"), ("b", "", "length")], None, {**BOTH, "output": ["a", "b"]}),
         ([("a", "", "stop"), ("b", "hm", "length")], None, {**BOTH, "output": ["a", "b"], "thinking": ["", "hm"]}),
-        ([("a", "", "stop")], "JSON", {**TOLD, "output": "a"}), ([("a", "", "length")], "JSON", {**CUT, "output": "a"}),
-        ([("", "", "length")], "JSON", CUT),
-        ([("a", "", "stop"), ("b", "", "length")], "JSON", {**CUT, "output": ["a", "b"]}),
+        ([("a", "", "stop")], "matched its schema", {**TOLD, "output": "a"}),
+        ([("a", "", "length")], "matched its schema", {**CUT, "output": "a"}),
+        ([("", "", "length")], "matched its schema", CUT),
+        ([("a", "", "stop"), ("b", "", "length")], "matched its schema", {**CUT, "output": ["a", "b"]}),
         ([("a", "", "length")], None, {**TOLD, "output": "a", "finish_reason": "length"}),
     ],
 )  # fmt: skip
@@ -532,7 +542,7 @@ def test_leaving_a_mapping_closes_its_batch():
 
 @pytest.mark.parametrize("n", [0, -1])
 def test_n_below_1_is_refused(n: int):
-    with pytest.raises(UsageError, match=f"^n must be 1 or above, not {n}$"):
+    with pytest.raises(UsageError, match=f"^n must be 1 or greater, not {n}$"):
         MapJob("m", Prompts(), None, n)  # type: ignore[arg-type]
     usual = MapJob("m", Prompts(), None)  # type: ignore[arg-type]
     assert (usual.n, usual.precise, usual.context, usual.threads, usual.kv_type) == (1, True, None, None, "f16")
@@ -542,11 +552,11 @@ def test_results_of_another_input_are_kept():
     stays = result_filter([Record(1, "a"), Record(2, "b")], "out")
     assert stays({"id": 1, "input": "a", "output": "x"}) and not stays({"id": 2, "input": "b", "error": "x"})
     for result, reason in (
-        ({"id": 3, "input": "a"}, "3 is not in this input"),
-        ({"id": "1", "input": "a"}, "'1' is not in"),
-        ({"id": 2, "input": "a"}, "2 has another input now"), ({"id": 1}, "1 has another input"),
+        ({"id": 3, "input": "a"}, "3 of this file is not in the input"),
+        ({"id": "1", "input": "a"}, "'1' of this file is not in"),
+        ({"id": 2, "input": "a"}, "2 was answered for another input"), ({"id": 1}, "1 was answered for another input"),
     ):  # fmt: skip
-        with pytest.raises(UsageError, match=f"^out: the record {reason}.*; give another output file$"):
+        with pytest.raises(UsageError, match=f"^out: (the )?record {reason}.*; give another output file$"):
             stays(result)
 
 

@@ -60,7 +60,7 @@ def test_only_localllm_accepts_banned_strings():
 
 def test_unsupported_options_are_refused_with_the_servers_name():
     for dialect, option, name in (
-        (OTHER, {"top_k": 3}, "a server of OpenAI's interface"), (VLLM, {"typical": 0.5}, "vLLM"),
+        (OTHER, {"top_k": 3}, "a server with OpenAI's API"), (VLLM, {"typical": 0.5}, "vLLM"),
         (LLAMA, {"xtc_probability": 0.1, "dry_base": 2.0}, ""),
     ):  # fmt: skip
         options = GenerationOptions(sampling=SamplingOptions(**option))
@@ -221,7 +221,7 @@ def test_addresses_are_completed_to_the_api(address: str, url: str):
 def test_invalid_addresses_are_refused(address: str):
     with pytest.raises(UsageError) as failure:
         Endpoint.of(address)
-    expected = "endpoint must be the address of a server, such as http://127.0.0.1:8000/v1, not "
+    expected = "endpoint must be the URL of a server, such as http://127.0.0.1:8000/v1, not "
     assert str(failure.value) == f"{expected}{address!r}"
 
 
@@ -273,10 +273,10 @@ def test_busy_servers_are_retried_after_growing_or_given_waits(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("status", "key", "error", "kind", "message"),
     [
-        (401, "k", {"message": "no"}, EndpointError, r"refuses the key \(401: no\)"),
-        (403, "k", {"message": "no"}, EndpointError, r"refuses the key \(403: no\)"),
-        (403, None, "no", EndpointError, r"wants a key: .* \(403: no\)"),
-        (404, None, {"message": " a\n b "}, EndpointError, r"refuses \(404\): a b$"),
+        (401, "k", {"message": "no"}, EndpointError, r"rejected the API key \(401: no\)"),
+        (403, "k", {"message": "no"}, EndpointError, r"rejected the API key \(403: no\)"),
+        (403, None, "no", EndpointError, r"needs an API key: .* \(403: no\)"),
+        (404, None, {"message": " a\n b "}, EndpointError, r"rejected the request \(404\): a b$"),
         (400, None, {"message": "Too many", "code": "context_length_exceeded"}, ContextError, "Too many"),
         (400, None, {"message": "exceeds the available context size"}, ContextError, "exceeds"),
         (400, None, {"message": "x" * 900}, EndpointError, r"\(400\): x{500}$"),
@@ -299,7 +299,7 @@ def test_replies_that_are_no_json_objects_are_refused(body: bytes):
     assert str(failure.value) == f"{url}/v1 sent an invalid JSON object: {shown}"
     with serve_reactions(reply_with(404, body)) as (url, _), pytest.raises(EndpointError) as failure:
         Endpoint.of(url).post("/x", 1)
-    assert str(failure.value) == f"{url}/v1 refuses (404): no reason is given"
+    assert str(failure.value) == f"{url}/v1 rejected the request (404): the server gave no reason"
 
 
 # ---- models and sessions
@@ -347,11 +347,11 @@ def answer_events(*texts: str, **usage: Any) -> list[Any]:
 def test_model_and_server_are_chosen_from_the_list():
     assert (model().name, model().dialect, model().context) == ("m", OTHER, 0)
     assert (model(name="n").name, model(name="n").dialect, model(name="n").context) == ("n", VLLM, 32)
-    with pytest.raises(UsageError, match="has no model 'x'; it has m, n"):
+    with pytest.raises(UsageError, match="does not serve model 'x'; available: m, n"):
         model(name="x")
     for listed in ({}, {"data": 5}, {"data": []}):
         endpoint: Any = ScriptedEndpoint({"http://a/v1/models": listed})
-        with pytest.raises(EndpointError, match="has no models"):
+        with pytest.raises(EndpointError, match="serves no models"):
             RemoteModel(endpoint)
         assert (RemoteModel(endpoint, "y").name, RemoteModel(endpoint, "y").dialect) == ("y", OTHER)  # it may have it
 
@@ -479,7 +479,7 @@ def test_raw_prompts_need_max_tokens_unless_unlimited_is_known():
         "".join(asking.session.complete("a", GenerationOptions(5)))
         (path, first), (_, second) = asking.endpoint.asked
         assert (path, first["prompt"], first["max_tokens"], second["max_tokens"]) == ("/completions", "a", most, 5)
-    with pytest.raises(UsageError, match="max_tokens is missing"):
+    with pytest.raises(UsageError, match="max_tokens must be set"):
         model().session.complete("a", GenerationOptions())
     assert "".join(model(answer_events("b")).session.complete("a", GenerationOptions(0))) == "b"
 
@@ -520,7 +520,7 @@ def test_unsupported_overflow_options_are_refused():
 def test_a_cut_answer_cannot_be_continued():
     with model() as asking, pytest.raises(UsageError) as failure:
         asking.session.resume()
-    assert str(failure.value) == ("an answer of an endpoint cannot be continued: its API has no way to ask for it")
+    assert str(failure.value) == ("an endpoint's answer cannot be continued: its API does not support it")
 
 
 def test_invalid_counts_and_empty_replies_are_refused():
@@ -530,7 +530,7 @@ def test_invalid_counts_and_empty_replies_are_refused():
     with pytest.raises(UsageError, match="beams is not available with"):
         model().session.candidates([], beams=1)
     for reply in ({}, {"choices": []}, {"choices": 5}):
-        with pytest.raises(EndpointError, match="sent no answer"):
+        with pytest.raises(EndpointError, match="sent a response without an answer"):
             model(reply).session.candidates([])
 
 
@@ -606,7 +606,7 @@ def test_reasoning_is_written_only_if_there_is_some():
 def test_failed_records_get_results_of_their_own():
     many, _ = make_mapping(["cut", *map(str, range(15))], GenerationOptions(constraint=constraint_of(regex="x")))
     by_id = {record.id: result for record, result in many}
-    assert "the answer was cut off before it was" in by_id.pop(0)["error"]
+    assert "the answer was cut off before it matched" in by_id.pop(0)["error"]
     assert all("error" not in result for result in by_id.values()) and many.written == 45
     free, _ = make_mapping(["cut", *map(str, range(15))], n=2)
     results = {record.id: result for record, result in free}

@@ -70,6 +70,6 @@ def test_a_program_does_not_see_the_environment(monkeypatch):
 
 
 def test_nothing_runs_where_programs_cannot_be_confined(monkeypatch):
-    monkeypatch.setattr(confined_python, "reason_against", lambda: "this kernel has no Landlock")
+    monkeypatch.setattr(confined_python, "reason_against", lambda: "the Linux kernel does not support Landlock")
     with pytest.raises(RuntimeError, match="Landlock"):
         run_confined("pass")

@@ -50,8 +50,8 @@ def test_read_file_returns_the_requested_lines(box: Toolbox, arguments: dict[str
 def test_read_file_refuses_lines_that_do_not_exist(box: Toolbox, home: Path):
     (home / "empty").write_bytes(b"")
     assert perform(box, "read_file", path="empty") == ("", False)
-    assert perform(box, "read_file", path="empty", first=2) == ("error: empty has 0 lines", True)
-    assert perform(box, "read_file", path="notes.txt", first=4).text == "error: notes.txt has 3 lines"
+    assert perform(box, "read_file", path="empty", first=2) == ("error: empty has only 0 lines", True)
+    assert perform(box, "read_file", path="notes.txt", first=4).text == "error: notes.txt has only 3 lines"
     for odd in (0, -1, True, 1.0, "1", None):
         for name in ("first", "lines"):
             result = perform(box, "read_file", path="notes.txt", **{name: odd})
@@ -159,7 +159,7 @@ def test_a_file_moved_while_it_is_opened_is_refused(home: Path, monkeypatch: pyt
         return opened[-1]
 
     monkeypatch.setattr(built_in, "open_own", another)
-    with pytest.raises(ToolError, match="is outside of the allowed folders"):
+    with pytest.raises(ToolError, match="is outside the allowed folders"):
         Folders([str(home)]).open("notes.txt")
     with pytest.raises(OSError):
         os.fstat(opened[0])  # it is closed
@@ -188,7 +188,7 @@ def offered(name: str, perform: Any = lambda arguments: "done") -> OfferedTool:
 
 
 def test_two_tools_of_one_name_are_refused():
-    with pytest.raises(UsageError, match="two tools have the name b"):
+    with pytest.raises(UsageError, match="two tools are named b"):
         Toolbox([offered("a"), offered("b"), offered("b")])
     box = Toolbox([offered("a"), offered("b")], 5)
     box.limit_to(["a"])
@@ -269,7 +269,7 @@ def test_tools_of_mcp_servers_come_last_and_close_with_the_stack(home: Path, mon
     with ExitStack() as stack:
         assert toolbox(["list"], [str(home)], "now then", stack).names == ["list", "now", "then"]
         assert toolbox([], [], "now", stack).names == ["now"] and not ended
-        with pytest.raises(UsageError, match="no tools: --tools is empty, and the servers of --mcp offer none"):
+        with pytest.raises(UsageError, match="no tools: --tools is empty, and the MCP servers of --mcp offer none"):
             toolbox([], [], "", stack)
     assert len(ended) == 3
 
@@ -374,7 +374,7 @@ def test_a_transcript_is_appended_to(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_other_files_are_not_taken_for_transcripts(tmp_path: Path, data: bytes):
     path = tmp_path / "notes"
     path.write_bytes(data)
-    with pytest.raises(UsageError, match="this file exists and is not a transcript; give another file"):
+    with pytest.raises(UsageError, match="the file exists and is not a transcript; give another file"):
         ToolTranscript(str(path), "m")
     assert path.read_bytes() == data
 
@@ -394,12 +394,14 @@ def test_new_and_existing_transcripts_are_accepted(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[]", "must have"), ("{}", "must have"), ('{"mcpServers": {}}', "must have"), ("{", "is not valid JSON"),
-        ('{"mcpServers": []}', "must have"), ('{"mcpServers": {"a": {"command": ""}}}', "a must have a command"),
+        ("[]", "must contain"), ("{}", "must contain"),
+    ('{"mcpServers": {}}', "must contain"), ("{", "is not valid JSON"),
+        ('{"mcpServers": []}', "must contain"), ('{"mcpServers": {"a": {"command": ""}}}', "a: command must be "
+        "a string"),
         ('{"mcpServers": {"a": {"command": "x", "args": [1]}}}', "args must be an array"),
         ('{"mcpServers": {"a": {"command": "x", "env": ["y"]}}}', "env must be an object"),
         ('{"mcpServers": {"a": {"command": "x", "cwd": 5}}}', "cwd must be a string"),
-        ('{"mcpServers": {"a": {"disabled": "yes"}}}', "a must have a command"),
+        ('{"mcpServers": {"a": {"disabled": "yes"}}}', "a: command must be a string"),
     ],
 )  # fmt: skip
 def test_invalid_mcp_files_are_refused(tmp_path: Path, text: str, message: str):
@@ -442,7 +444,10 @@ def test_results_of_an_mcp_server_become_text():
         mcp.result_text({"content": [text], "structuredContent": {}}) == "a"
         and mcp.result_text({"isError": False}) == ""
     )
-    for result, message in (({"content": [text], "isError": True}, "^a$"), ({"isError": True}, "^it failed$")):
+    for result, message in (
+        ({"content": [text], "isError": True}, "^a$"),
+        ({"isError": True}, "^the tool call failed$"),
+    ):
         with pytest.raises(ToolError, match=message):
             mcp.result_text(result)
 
@@ -576,7 +581,7 @@ def test_a_server_that_fails_to_start_closes_all(servers: Any, command: str, rea
     opened, events, logs = servers
     with pytest.raises(LocalllmError) as failure:
         opened("a", command, "b")
-    assert str(failure.value) == f"the MCP server 's1' does not answer: {reason}"
+    assert str(failure.value) == f"the MCP server 's1' does not respond: {reason}"
     assert events == ["portal begins", "a begins", ("a ends", False), "portal ends"]
     assert [log.closed for log in logs] == [True, True]
 

@@ -61,7 +61,7 @@ def test_read_file_reads_text_and_refuses_other_files(home: Path):
     assert perform(box, "read_file", path="notes.txt") == ("Buy milk.\nCall Ada.\nSleep.\n", False)
     part = perform(box, "read_file", path="notes.txt", first=2, lines=1)
     assert part.text == "Call Ada.\n\n[these are the lines 2 to 2 of 3]"
-    assert perform(box, "read_file", path="notes.txt", first=9) == ("error: notes.txt has 3 lines", True)
+    assert perform(box, "read_file", path="notes.txt", first=9) == ("error: notes.txt has only 3 lines", True)
     assert perform(box, "read_file", path="data.bin") == ("error: data.bin is not a text file", True)
     assert perform(box, "read_file", path="deep").failed
     assert perform(box, "read_file", path="nothing.txt") == (f"error: {MISSING}", True)
@@ -235,11 +235,11 @@ def test_a_tool_that_appears_later_can_be_allowed_beforehand(tmp_path: Path, mon
 @pytest.mark.parametrize(
     ("server", "message"),
     [
-        ({"url": "https://example.org/mcp"}, "has a url; only servers with a command"),
-        ({"command": 5}, "must have a command"),
+        ({"url": "https://example.org/mcp"}, "has a url, which is not supported"),
+        ({"command": 5}, "command must be a string"),
         ({"command": "x", "args": "y"}, "args must be an array"),
         ({"command": "x", "env": {"A": 1}}, "env must be an object of strings"),
-        ({"command": "${NOT_SET_HERE}"}, "the variable NOT_SET_HERE is not set"),
+        ({"command": "${NOT_SET_HERE}"}, "the environment variable NOT_SET_HERE is not set"),
         ("python", "must be an object"),
     ],
 )
@@ -257,7 +257,7 @@ def test_servers_that_do_not_answer_are_reported(tmp_path: Path, command: list[s
     from localllm.services.tools.mcp import McpServers
 
     reason = "No such file" if len(command) == 1 else "no key"
-    with pytest.raises(LocalllmError, match=f"the MCP server 'odd' does not answer: .*{reason}"):
+    with pytest.raises(LocalllmError, match=f"the MCP server 'odd' does not respond: .*{reason}"):
         McpServers(mcp_file(tmp_path, odd={"command": command[0], "args": command[1:]}))
 
 
@@ -310,7 +310,7 @@ def test_json_output_holds_all_messages(model: str, home: Path):
 
 def test_run_refuses_a_file_outside_the_folders(model: str, home: Path):
     done = ask(model, home, "outside", "--tools", "read_file", "--allow", ".", "--yes", "read_file")
-    assert "It says: error: ../secret.txt is outside of the allowed folders" in done.stdout
+    assert "It says: error: ../secret.txt is outside the allowed folders" in done.stdout
     assert "the secret" not in done.stdout + done.stderr
 
 
@@ -348,7 +348,7 @@ def test_max_steps_ends_repeated_calls(model: str, home: Path):
         (["--tools", "list", "--allow", ".", "--yes", "run"], "--yes: unknown tool 'run'; available: list"),
         (
             ["--tools", "list", "--allow", ".", "--yes", "list", "--max-steps", "0"],
-            "--max-steps must be 1 or above",
+            "--max-steps must be 1 or greater",
         ),
         (["--tools", "list", "--allow", ".", "--yes", "list", "--n", "2"], "cannot be combined with --n"),
         (["--tools", "list", "--allow", ".", "--yes", "list", "--raw"], "cannot be combined with --raw"),
