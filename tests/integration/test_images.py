@@ -269,7 +269,8 @@ def test_the_least_recent_images_are_evicted(count: int, mega: float, left: int)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "precise"), [("gemma3", False), *((name, True) for name in PROJECTORS)])
 def test_prefill_segments_do_not_cut_images(tmp_path, name, precise):
-    """Compare logits of 8 prompts, prefilled in chunks of 64 tokens, with each prompt alone;
+    """Compare logits of 8 prompts, prefilled in chunks of 64 tokens, with each prompt alone.
+
     Gemma's images have 144 rows that attend to each other and are prefilled at once.
     """
     from localllm.generation.chunked_prefill import read_prompt

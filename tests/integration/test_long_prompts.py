@@ -113,8 +113,8 @@ def test_each_chunk_is_asked_and_then_their_answers(cli, long: Path):
 
 
 def test_chunks_without_an_answer_are_dropped(monkeypatch):
-    said = {1: "At nine.", 2: NOTHING, 3: "nothing.", 4: " At ten."}
-    monkeypatch.setattr(PartAnswers, "_answers", lambda self, records: {each.id: said[each.id] for each in records})
+    texts = {1: "At nine.", 2: NOTHING, 3: "nothing.", 4: " At ten."}
+    monkeypatch.setattr(PartAnswers, "_answers", lambda self, records: {each.id: texts[each.id] for each in records})
     answers = object.__new__(PartAnswers)
     answers._question = "When?"
     assert answers.combined(["a", "b", "c", "d"]) == "At nine.\n\nAt ten."

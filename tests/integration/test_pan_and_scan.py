@@ -1,5 +1,7 @@
-"""Gemma 3's pan-and-scan, from the command line to the answer: crops behind a long picture, and words around them as
-transformers writes them. Where crops lie is in test_vision_encoder.py, what is kept of them in test_image_cache.py."""
+"""Test Gemma 3's pan-and-scan from the command line to the answer: crops of a long image, and the words around them.
+
+test_vision_encoder.py tests the positions of crops, test_image_cache.py their cache.
+"""
 
 from pathlib import Path
 

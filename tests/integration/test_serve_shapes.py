@@ -25,8 +25,8 @@ DELTAS = ("content", "reasoning_content", "delta", "text", "thinking", "partial_
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     path = write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf", chat_template=THINKING)
-    with serving({"scripted": lambda: scripted(str(path), SCRIPT), "other": str(path)}) as found:
-        yield found
+    with serving({"scripted": lambda: scripted(str(path), SCRIPT), "other": str(path)}) as server:
+        yield server
 
 
 def asked(text: str) -> list[dict[str, str]]:

@@ -23,16 +23,16 @@ PATH = GOLDENS / "config_changes.json"
 
 def with_value(config: Mapping[str, Any], place: str, value: Any) -> dict[str, Any]:
     """Return a config.json with a value changed, or removed if None."""
-    found = copy.deepcopy(dict(config))
+    changed = copy.deepcopy(dict(config))
     *around, name = place.split(".")
-    inner = found
+    inner = changed
     for each in around:
         inner = inner[each]
     if value is None:
         inner.pop(name, None)
     else:
         inner[name] = value
-    return found
+    return changed
 
 
 def read(content: Mapping[str, Any]) -> dict[str, Any] | str:
@@ -50,15 +50,17 @@ def spelled_out(metadata: Mapping[str, Any]) -> dict[str, Any]:
     heads = metadata.get("attention.head_count") or 1
     usual = (metadata.get("embedding_length") or 0) // (max(heads) if isinstance(heads, list) else heads)
     lengths = {f"attention.{side}_length": usual for side in ("key", "value")}
-    said = {key: value for key, value in metadata.items() if value is not None and value is not False and value != 0}
-    return {**lengths, "rope.freq_base": 10000.0, **said}
+    metadata_set = {
+        key: value for key, value in metadata.items() if value is not None and value is not False and value != 0
+    }
+    return {**lengths, "rope.freq_base": 10000.0, **metadata_set}
 
 
-def unlike(found: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def unlike(metadata: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the metadata that differ, by key: (found, expected)."""
-    found, expected = spelled_out(found), spelled_out(expected)
-    keys = {**found, **expected}
-    return {k: (found.get(k), expected.get(k)) for k in keys if not is_close(found.get(k), expected.get(k))}
+    metadata, expected = spelled_out(metadata), spelled_out(expected)
+    keys = {**metadata, **expected}
+    return {k: (metadata.get(k), expected.get(k)) for k in keys if not is_close(metadata.get(k), expected.get(k))}
 
 
 def is_close(first: Any, second: Any) -> bool:

@@ -31,12 +31,12 @@ def facts_of(variant: str) -> dict[str, Any]:
 
 def changed(config: Mapping[str, Any], place: str, value: Any) -> dict[str, Any]:
     """Return a config.json with a value changed, or removed if None; drop lists by layer for MANY layers."""
-    found = with_value(config, place, value)
+    config_changed = with_value(config, place, value)
     if place.endswith("num_hidden_layers") and value == MANY:
-        inner = found.get("text_config", found)
+        inner = config_changed.get("text_config", config_changed)
         for each in [key for key, values in inner.items() if isinstance(values, list) and key != "architectures"]:
             del inner[each]
-    return found
+    return config_changed
 
 
 def read_all(variant: str, content: Mapping[str, Any]) -> dict[str, Any] | str:
@@ -51,10 +51,10 @@ def read_all(variant: str, content: Mapping[str, Any]) -> dict[str, Any] | str:
         h = family.read(config := config.text_config(family.defaults))
     except ModelError as error:
         return str(error).removeprefix("config.json: ")
-    found = {**h.metadata, **{f"sizes.{name}": size for name, size in h.sizes.items()}}
-    found |= {name: [*numbers.shape, float(numbers.sum(dtype="f8"))] for name, numbers in h.tensors.items()}
-    found |= {f"factors.{name}": [float(each.sum()) for each in factors] for name, factors in h.factors.items()}
-    found |= {"tied": h.tied, "warnings": config.warnings}
+    readings = {**h.metadata, **{f"sizes.{name}": size for name, size in h.sizes.items()}}
+    readings |= {name: [*numbers.shape, float(numbers.sum(dtype="f8"))] for name, numbers in h.tensors.items()}
+    readings |= {f"factors.{name}": [float(each.sum()) for each in factors] for name, factors in h.factors.items()}
+    readings |= {"tied": h.tied, "warnings": config.warnings}
     width, shapes = h.sizes["width"], spelled_out(facts_of(variant)["shapes"])
     h = h.updated(
         {
@@ -65,15 +65,15 @@ def read_all(variant: str, content: Mapping[str, Any]) -> dict[str, Any] | str:
     )
     wanted = places(family, h.sizes, h.tied)
     counts = Counter(re.sub(r"blk\.\d+\.", "*", name) + ("" if at.needed else "?") for name, at in wanted.items())
-    found |= {name: h.sizes["layers"] - count if "*" in name else "once" for name, count in counts.items()}
-    return {name: rounded(value) for name, value in found.items()}
+    readings |= {name: h.sizes["layers"] - count if "*" in name else "once" for name, count in counts.items()}
+    return {name: rounded(value) for name, value in readings.items()}
 
 
-def unlike(found: dict[str, Any] | str, usual: dict[str, Any]) -> dict[str, Any] | str:
+def unlike(readings: dict[str, Any] | str, usual: dict[str, Any]) -> dict[str, Any] | str:
     """Return the differences from the usual readings; null: no longer there."""
-    if isinstance(found, str):
-        return found
-    return {name: found.get(name) for name in {**usual, **found} if found.get(name) != usual.get(name)}
+    if isinstance(readings, str):
+        return readings
+    return {name: readings.get(name) for name in {**usual, **readings} if readings.get(name) != usual.get(name)}
 
 
 def recorded() -> dict[str, dict[str, dict[str, Any]]]:

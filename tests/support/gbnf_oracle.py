@@ -82,8 +82,8 @@ class Grammar:
         return productions
 
     def _new(self, name: str, productions: list[Production]) -> str:
-        self.rules[made := f"{name}_{len(self.rules)}"] = productions
-        return made
+        self.rules[new_name := f"{name}_{len(self.rules)}"] = productions
+        return new_name
 
     def _sequence(self, name: str, nested: bool) -> Production:
         parts: list[Production] = []

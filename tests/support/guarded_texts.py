@@ -34,11 +34,11 @@ ODD = {"bert": {"width": 80, "heads": 5, "hidden": 56}, "jina_bert": {"width": 4
 
 def run(name: str, folder: str, **sizes: int) -> None:
     """Run a text as long as a run, several short ones, and pairs."""
-    made, most = model(name, **sizes), runs.BATCH
-    with GGUFFile.open(write(made, Path(folder) / "model.gguf")) as file:
+    tiny, most = model(name, **sizes), runs.BATCH
+    with GGUFFile.open(write(tiny, Path(folder) / "model.gguf")) as file:
         tensors = {key: Tensor(key, it.format, it.shape, guarded_copy(it.data)) for key, it in file.tensors.items()}
         copy = SimpleNamespace(path="guarded", metadata=file.metadata, tensors=tensors, oddities=Oddities())
-        pooling = KINDS[made.metadata[f"{made.arch}.pooling_type"]]
+        pooling = KINDS[tiny.metadata[f"{tiny.arch}.pooling_type"]]
         reader = EmbeddingRunner(copy, pooling, EngineOptions(2, most, "f16", "cpu"))
         random = np.random.default_rng(0)
         texts = [random.integers(0, reader.vocab_size, length) for length in (most, *[max(most // 3, 1)] * 3)]

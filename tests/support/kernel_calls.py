@@ -72,12 +72,12 @@ def wanted(request, names: Iterable[str], kind_of: Callable[[str], str] | None =
 
     kind_of: which kind of kernels a test calls, by its name; of all kinds if not given.
     """
-    found = set[str]()
+    formats = set[str]()
     for item in request.session.items:
         if item.module is request.module:
             format = item.callspec.params.get("name", "") if hasattr(item, "callspec") else ""
-            found.add(f"{kind_of(item.originalname)}-{format}" if kind_of and format else format)
-    return [name for name in names if {name, name.partition("-")[2]} & found]
+            formats.add(f"{kind_of(item.originalname)}-{format}" if kind_of and format else format)
+    return [name for name in names if {name, name.partition("-")[2]} & formats]
 
 
 def dequantized(name: str, blocks: np.ndarray) -> np.ndarray:

@@ -118,11 +118,11 @@ def rounded(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def unlike(found: Facts | str, usual: Facts) -> Facts | str:
+def unlike(readings: Facts | str, usual: Facts) -> Facts | str:
     """Return the readings that differ from defaults."""
-    if isinstance(found, str):
-        return found
-    return {name: value for name, value in found.items() if name not in usual or value != usual[name]}
+    if isinstance(readings, str):
+        return readings
+    return {name: value for name, value in readings.items() if name not in usual or value != usual[name]}
 
 
 def recorded() -> dict[str, dict[str, dict[str, Any]]]:

@@ -57,8 +57,8 @@ class Talker(FakeEngine):
             self._tokenizer.decode(tokens[:place], special=True).rpartition("user\n")[2].partition("<|im_end|>")[0]
         )
         time.sleep(PAUSES.get(question, 0))
-        said, answer = len(tokens) - place, self.answer(question)
-        return answer[said] if said < len(answer) else answer[-1]
+        count, answer = len(tokens) - place, self.answer(question)
+        return answer[count] if count < len(answer) else answer[-1]
 
 
 def open_talker(path: str, options: EngineOptions, chat_template: str | None = None, *_: object) -> api.Model:

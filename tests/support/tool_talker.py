@@ -53,8 +53,8 @@ class ToolTalker(talker.Talker):
         key = text if role == "user" else "\n" + text
         if role == "tool" and f"user\n{FOR_EVER}" in self._tokenizer.decode(before):
             key = FOR_EVER
-        said, answer = len(tokens) - place, self.answer(key)
-        return answer[said] if said < len(answer) else answer[-1]
+        count, answer = len(tokens) - place, self.answer(key)
+        return answer[count] if count < len(answer) else answer[-1]
 
     def answer(self, question: str) -> list[int]:
         if question.startswith("\n"):

@@ -92,7 +92,7 @@ def test_an_invalid_cached_hash_is_computed_again(tmp_path, cache, kept: str):
 def test_a_file_that_changes_while_it_is_hashed_is_not_cached(tmp_path, cache):
     path = tmp_path / "x"
     path.write_bytes(b"abc")
-    checksummed_cache.sha256_of(path, lambda *told: os.utime(path, (1, 1)))
+    checksummed_cache.sha256_of(path, lambda *progress: os.utime(path, (1, 1)))
     assert not (cache / "sha256").exists()
 
 

@@ -164,9 +164,11 @@ def test_map_options_reach_the_job(line: str, job: Told, more: Told, tiny: str, 
 def test_map_orders_answers_as_asked(line: str, tiny: str, monkeypatch, tmp_path):
     (tmp_path / "in.txt").write_text("a long line\nHi\n")
     monkeypatch.setattr(map_command, "open_mapping", lambda *arguments: nullcontext())
-    told = told_by((map_command, "answer"), "map", tiny, tmp_path / "in.txt", "-p", "{line}", *line.split())
-    assert [record["input"] for record in told["records"]] == (["Hi", "a long line"] if line else ["a long line", "Hi"])
-    assert told["as_finished"] == bool(line)
+    passed = told_by((map_command, "answer"), "map", tiny, tmp_path / "in.txt", "-p", "{line}", *line.split())
+    assert [record["input"] for record in passed["records"]] == (
+        ["Hi", "a long line"] if line else ["a long line", "Hi"]
+    )
+    assert passed["as_finished"] == bool(line)
 
 
 # ---- a server instead of a model

@@ -322,9 +322,9 @@ def test_a_plan_by_sensitivity_is_written_and_not_overwritten(
     assert not asked
     for at, force in ((path, True), (None, False), (f"{path}2", False)):
         spent = Spent(CalibrationGroup())
-        new, made = plan_by_sensitivity(source, request, len, at, 3, force, spent)
+        new, planned = plan_by_sensitivity(source, request, len, at, 3, force, spent)
         assert re.fullmatch(r"\d\.\d s \(scales \d\.\d, choosing formats \d\.\d\)", str(spent))
-        assert new == "the scaled one" and made.options.formats == {"a": "Q8_0"}
+        assert new == "the scaled one" and planned.options.formats == {"a": "Q8_0"}
         assert at is None or read_formats(at, SimpleNamespace(tensors=[SimpleNamespace(name="a")])) == {"a": "Q8_0"}
     assert asked == [("m", 3), ("the scaled one", len, 3)] * 3
     line = "predicted KL divergence 0.1235 (0.2000 with the formats of Q4_0); "

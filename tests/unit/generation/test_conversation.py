@@ -156,8 +156,10 @@ def test_resume_continues_a_reasoning(tokenizer: Tokenizer):
 
 @pytest.mark.parametrize("model", ["tiny", "hybrid"])
 def test_an_undone_turn_leaves_no_trace(model: str, request):
-    """Compare to the bit, without drafts: how many tokens share a step depends on time,
-    and attention of ten tokens sums in another order than that of six and of four.
+    """Compare to the bit, without drafts.
+
+    How many drafted tokens share a step depends on time, and attention of ten tokens sums in another order than that
+    of six and of four.
     """
     path = request.getfixturevalue(model)
     rows, plain = [], replace(SHORT, speculate="off")

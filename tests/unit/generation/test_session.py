@@ -517,7 +517,7 @@ def test_overflow_drops_turns_shifts_or_refuses(own, overflow, keep, forgotten, 
         tasks.append((prompt, options, decoder, earlier)) or "task"
     )
     session._decoder = lambda options: "decoder"
-    monkeypatch.setattr("localllm.generation.session.Generation", lambda *told: told)
+    monkeypatch.setattr("localllm.generation.session.Generation", lambda *arguments: arguments)
     options = GenerationOptions(on_overflow=overflow, keep=keep)
     history = messages_of([20, 10, 27])
     kept, answer = session._start_answer([], history, options, own)
@@ -533,13 +533,13 @@ def test_a_system_message_stays_within_four_kept_tokens(system: int, tokens: int
 
 
 def test_complete_candidates_and_request_encode_their_prompt(monkeypatch):
-    session, told, streams = session_by_length(), list[tuple](), list[bool]()
+    session, calls, streams = session_by_length(), list[tuple](), list[bool]()
     twice = [Answer("a", [token], -token, "stop") for token in (1, 2)]
     session.tokenizer.stream = lambda continued: streams.append(continued) or "decoder"
-    monkeypatch.setattr("localllm.generation.beam_search.answers", lambda *asked: told.append(asked[2:]) or twice)
-    monkeypatch.setattr("localllm.generation.session.Generation", lambda *told: told)
+    monkeypatch.setattr("localllm.generation.beam_search.answers", lambda *asked: calls.append(asked[2:]) or twice)
+    monkeypatch.setattr("localllm.generation.session.Generation", lambda *calls: calls)
     assert (session.candidates("abc"), session.candidates([3], None, 2, 3)) == (twice, twice)
-    assert [(task.prompt, *others) for task, *others in told] == [
+    assert [(task.prompt, *others) for task, *others in calls] == [
         ([0, 1, 2, "special", "bos"], 1, 0), ([3], 2, 3),
     ]  # fmt: skip
     alone, several = session.request([3, 4]), session.request([3], GenerationOptions(max_tokens=5), 2, "key")
@@ -579,7 +579,7 @@ def test_template_markers_end_an_answer_too():
 
 def test_chat_answers_given_messages_only():
     session, heard = session_by_length(), list[tuple]()
-    session._start_answer = lambda *told, is_own: heard.append((*told[:2], is_own)) or ("kept", "answer")
+    session._start_answer = lambda *arguments, is_own: heard.append((*arguments[:2], is_own)) or ("kept", "answer")
     system = {"role": "system", "content": "S"}
     for messages, first in (([system, ASKED], 1), ([ASKED, system], 0), ([], 0), ([system, system], 1), (["x"], 0)):
         assert session.chat(tuple(messages)) == "answer"
@@ -606,11 +606,11 @@ class Kept(dict):
 
 def make_image_encoder(monkeypatch, is_gone: bool = False) -> tuple[ImageEncoder, list[Any]]:
     """Return an encoder with two images' rows, and the list of images that the engine registers."""
-    sees, told = ImageEncoder.__new__(ImageEncoder), []
+    sees, registered = ImageEncoder.__new__(ImageEncoder), []
     hyperparameters = SimpleNamespace(mrope_positions=lambda picture: None, sees_ahead=True)
     rows = [np.ones((2, 5), np.float32), np.zeros((1, 5), np.float32)]
     sees._reader = SimpleNamespace(hyperparameters=hyperparameters, operations=(), read_all=lambda pictures, size: rows)
-    sees._engine = SimpleNamespace(register_image=told.append)
+    sees._engine = SimpleNamespace(register_image=registered.append)
     sees._tokenizer = SimpleNamespace(encode=lambda text, special: [text, special])
     sees._prepared = lambda h, image: SimpleNamespace(pictures=["x", "y"], parts=["<", 1, ">", 0])
     sees.path, sees.encoded, sees._cache, sees._files = "p.gguf", 0, OrderedDict(), Kept()
@@ -623,7 +623,7 @@ def make_image_encoder(monkeypatch, is_gone: bool = False) -> tuple[ImageEncoder
         return b"f"
 
     monkeypatch.setattr(eye, "projector_fingerprint", fingerprint)
-    return sees, told
+    return sees, registered
 
 
 def picture(name: bytes, size: tuple[int, int] = (1, 1)) -> SimpleNamespace:
@@ -633,14 +633,18 @@ def picture(name: bytes, size: tuple[int, int] = (1, 1)) -> SimpleNamespace:
 @pytest.mark.parametrize("is_gone", [False, True])
 def test_an_image_is_encoded_once_and_stored(monkeypatch, is_gone: bool):
     """Reuse it in a later process, unless the projector's file is gone."""
-    sees, told = make_image_encoder(monkeypatch, is_gone)
+    sees, registered = make_image_encoder(monkeypatch, is_gone)
     look = sees.encode(picture(b"a"))
     (digest,) = sees._cache
     expected = [ImageEmbedding(digest + bytes([n, 0]), np.zeros((2 - n, 5), np.float32), None, True) for n in (0, 1)]
     assert look.ids == ["<", True, *expected[1].ids, ">", True, *expected[0].ids]
-    assert told == look.seen and [one.ids for one in told] == [one.ids for one in expected] and told[0].is_whole
-    assert told[0].rows.all() and sees.encoded == 1 and sees._root == (b"p.gguf" if is_gone else b"f")
-    assert sees.encode(picture(b"a")) is look and sees.encoded == 1 and len(told) == 4
+    assert (
+        registered == look.seen
+        and [one.ids for one in registered] == [one.ids for one in expected]
+        and registered[0].is_whole
+    )
+    assert registered[0].rows.all() and sees.encoded == 1 and sees._root == (b"p.gguf" if is_gone else b"f")
+    assert sees.encode(picture(b"a")) is look and sees.encoded == 1 and len(registered) == 4
     for other in (picture(b"b"), picture(b"a", (1, 2))):
         assert sees.encode(other).ids != look.ids
     assert sees.encoded == 3

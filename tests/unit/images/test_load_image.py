@@ -329,8 +329,8 @@ def test_only_common_image_formats_are_opened(monkeypatch):
     kinds = ["Jpeg", "Png", "WebP", "Gif", "Tiff", "Bmp", "Mpo", "Avif"]
     assert asked == [f"PIL.{kind}ImagePlugin" for kind in kinds]
     for format in ("PPM", "TGA", "PCX", "ICO"):
-        told = "the image: expected an image file (JPEG, PNG, WebP, GIF, TIFF, BMP)"
-        assert refusal(encode(PICTURE, format)) == told
+        message = "the image: expected an image file (JPEG, PNG, WebP, GIF, TIFF, BMP)"
+        assert refusal(encode(PICTURE, format)) == message
 
 
 def test_pillows_size_warnings_are_not_shown(monkeypatch, recwarn):

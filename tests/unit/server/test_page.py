@@ -212,8 +212,9 @@ PAINTED = """(async () => {
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 def test_images_can_be_attached_in_a_browser(tmp_path, monkeypatch):
-    """Choose, paste, preview, remove and edit images, which reach the model; do not save such
-    a conversation, nor offer images to a model without a projector.
+    """Choose, paste, preview, remove and edit images, which reach the model.
+
+    Do not save such a conversation, nor offer images to a model without a projector.
     """
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     write(seeing("gemma3", seed=5, context=2048), tmp_path / "tiny.gguf")

@@ -296,7 +296,7 @@ def test_changes_of_the_environment_are_listed(
     """Shorten hashes where several differ."""
     monkeypatch.setattr(receipts, "describe_environment", lambda model: now)
     hashes, model = ["0123456789abcdef01", "f" * 64], SimpleNamespace()
-    monkeypatch.setattr(receipts, "identify_files", lambda *given: [{"sha256": each} for each in hashes])
+    monkeypatch.setattr(receipts, "identify_files", lambda *arguments: [{"sha256": each} for each in hashes])
     receipt = {"made_by": then, "model": {"files": [{"sha256": each} for each in hashes]}}
     assert receipts.changes(receipt, model) == expected  # type: ignore[arg-type]
     receipt["model"]["files"].pop()

@@ -637,7 +637,7 @@ def test_samples_tell_whether_a_file_is_cached(monkeypatch: pytest.MonkeyPatch, 
             raise BlockingIOError
 
     monkeypatch.setattr(memory, "os", SimpleNamespace(
-        open=lambda *given: {("m.gguf", 0): 7}[given], O_RDONLY=0, preadv=read, RWF_NOWAIT="at once",
+        open=lambda *arguments: {("m.gguf", 0): 7}[arguments], O_RDONLY=0, preadv=read, RWF_NOWAIT="at once",
         close=asked.append,
     ))  # fmt: skip
     assert memory.is_in_memory("m.gguf", 6400) == (missing is None)

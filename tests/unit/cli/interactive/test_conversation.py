@@ -375,7 +375,7 @@ def test_retry_draws_another_answer(talk: TerminalConversation, say: Say):
         say("/retry", lost)
         assert texts(talk) == ["q", "second"] and agrees(talk)
 
-    def ask(*given: Any) -> Any:
+    def ask(*arguments: Any) -> Any:
         raise KeyboardInterrupt
 
     talk.model.session.ask = ask  # Ctrl-C while the question is read

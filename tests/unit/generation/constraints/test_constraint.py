@@ -389,7 +389,7 @@ def test_the_error_of_an_invalid_regex_has_no_picture(regex: str, reason: str):
 
 
 @pytest.mark.parametrize(
-    ("message", "said"),
+    ("message", "reason"),
     [
         ("NoExtensionBias and more", "it matches no text"),
         ('Unimplemented keys: ["a"]', '"a" is not supported'),
@@ -399,8 +399,8 @@ def test_the_error_of_an_invalid_regex_has_no_picture(regex: str, reason: str):
         ("x" * 900, "x" * 300),
     ],
 )
-def test_reasons_of_llguidance_are_shortened_to_one_line(message: str, said: str):
-    assert constraints._reason(message) == said
+def test_reasons_of_llguidance_are_shortened_to_one_line(message: str, reason: str):
+    assert constraints._reason(message) == reason
 
 
 def test_schema_and_regex_cannot_be_combined(model: localllm.Model):

@@ -322,16 +322,16 @@ def test_a_token_that_is_not_allowed_is_refused():
         matcher.accept(vocabulary.encode_inside("a")[0])
 
 
-@pytest.mark.parametrize(("grammar", "said", "expected"), [
+@pytest.mark.parametrize(("grammar", "prefix", "expected"), [
     ('root ::= "yes" [a-z]?', "", "ye"), ('root ::= "yes"', "", "yes"), ('root ::= "yes"', "y", "es"),
     ("root ::= [a]*", "", ""), ('root ::= ("ab" | "ac") root | "x"', "", ""),
     ('root ::= "aé" | "aè"', "", ""), ('root ::= "é漢" "x"?', "", "é"), ("root ::= [a]{500}", "", "a" * 199),
 ])  # fmt: skip
-def test_forced_tokens_stop_before_one_that_could_merge(grammar: str, said: str, expected: str):
+def test_forced_tokens_stop_before_one_that_could_merge(grammar: str, prefix: str, expected: str):
     """Leave out the last token unless nothing can follow it."""
     vocabulary = Vocabulary([])
     matcher = begin(grammar, vocabulary)
-    for token in vocabulary.encode_inside(said):
+    for token in vocabulary.encode_inside(prefix):
         matcher.accept(token)
     forced = b"".join(vocabulary.texts[token] for token in matcher.expected_tokens())
     assert forced.decode(errors="ignore") == expected
@@ -340,19 +340,19 @@ def test_forced_tokens_stop_before_one_that_could_merge(grammar: str, said: str,
 # ---- tokens of the vocabulary
 
 
-@pytest.mark.parametrize(("grammar", "said", "allowed"), [
+@pytest.mark.parametrize(("grammar", "prefix", "allowed"), [
     ("root ::= <[300]> [a]", [], {300}), ("root ::= <[300]> [a]", [300], {"a"}),
     ('root ::= [a]? <[1]> "b"', [], {1, "a"}),
     ("root ::= <[0]> | <[97]>{2}", [97 + 1], {97 + 1}), ('root ::= !<[300]>* "x"', [], None),
     ("root ::= [a] !<[300]>", [], {"a"}),
     ('root ::= item+\nitem ::= <[300]> "b" | "a"', [300, "b"], {300, "a", 0, 1}),
 ])  # fmt: skip
-def test_token_ids_in_a_grammar_match_whole_tokens(grammar: str, said: list, allowed: set | None):
+def test_token_ids_in_a_grammar_match_whole_tokens(grammar: str, prefix: list, allowed: set | None):
     """Match a token by its id, whatever its bytes."""
     vocabulary = Vocabulary(["some text of which tokens are made"] * 30)
     number = {each: vocabulary.encode_inside(each)[0] for each in ("a", "b", "x")}
     matcher = begin(grammar.replace("97", "98"), vocabulary)
-    for each in said:
+    for each in prefix:
         matcher.accept(number.get(each, each))
     allowed_ids = {*np.flatnonzero(matcher.allowed_mask()).tolist()}
     if allowed is None:

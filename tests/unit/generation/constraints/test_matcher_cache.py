@@ -62,7 +62,9 @@ def test_a_slow_grammar_blocks_no_other_grammar(monkeypatch: pytest.MonkeyPatch)
 
 def test_rules_that_refer_backwards_are_visited_once(monkeypatch: pytest.MonkeyPatch):
     calls, reach = list[int](), grammar_network.Network._reach
-    monkeypatch.setattr(grammar_network.Network, "_reach", lambda self, *given: calls.append(1) or reach(self, *given))
+    monkeypatch.setattr(
+        grammar_network.Network, "_reach", lambda self, *arguments: calls.append(1) or reach(self, *arguments)
+    )
     rules = [f'r{number} ::= "x" r{number - 1}' for number in range(1, 200)]
     build_network("\n".join(['r0 ::= "backwards"', *rules, "root ::= r199"]))
     assert len(calls) < 8 * 200

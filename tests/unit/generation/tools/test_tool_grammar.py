@@ -106,7 +106,7 @@ def test_calls_rendered_by_a_released_template_are_parsed_back(shared: Path, nam
         return
     tools = {WEATHER.name: WEATHER.parameters, TIME.name: TIME.parameters}
     at = {} if "DeepSeek-V4" not in name else {"zone": "UTC"}  # which writes an empty line for no parameters
-    given = [
+    expected_calls = [
         (WEATHER.name, {"city": "São Paulo <b>", "days": 3}),
         (TIME.name, at),
         (WEATHER.name, {"city": "x", "days": 1}),
@@ -114,7 +114,7 @@ def test_calls_rendered_by_a_released_template_are_parsed_back(shared: Path, nam
     for count in (1, 3) if format.separator is not None else (1,):
         calls = [
             {"id": f"callAaa0{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
-            for number, (name, arguments) in enumerate(given[:count])
+            for number, (name, arguments) in enumerate(expected_calls[:count])
         ]
         message = convert_arguments({"role": "assistant", "content": "", "tool_calls": calls}, format.as_text)
         text = template.render(
@@ -128,7 +128,7 @@ def test_calls_rendered_by_a_released_template_are_parsed_back(shared: Path, nam
             first -= 1
         reader = ToolCallParser(format, tools)
         prose = "Well.\n" if format.has_tag else ""
-        assert parse(reader, prose + text[first:])[1] == given[:count]
+        assert parse(reader, prose + text[first:])[1] == expected_calls[:count]
 
 
 QWEN = (
@@ -219,12 +219,12 @@ def test_an_untrained_model_makes_valid_calls(guide, request, name: str):
         if asked.answers[0].finish_reason == "length":
             continue
         whole += 1
-        found = list[list[str]]()
+        calls_made = list[list[str]]()
         for kind, text in heard:
             assert kind in (CALL, ARGUMENTS), (kind, text)
-            found.append([text, ""]) if kind == CALL else found[-1].__setitem__(1, found[-1][1] + text)
-        assert len(found) == 1 or use.parallel
-        for called, arguments in found:
+            calls_made.append([text, ""]) if kind == CALL else calls_made[-1].__setitem__(1, calls_made[-1][1] + text)
+        assert len(calls_made) == 1 or use.parallel
+        for called, arguments in calls_made:
             jsonschema.validate(json.loads(arguments), dict(tools[called].parameters))
             assert use.choice in ("required", called)
     assert whole
@@ -696,7 +696,11 @@ def test_string_grammars_keep_the_length_limits_of_their_schema(schema: dict, ex
 def test_long_values_are_searched_only_once(size: int, monkeypatch: pytest.MonkeyPatch):
     scanned, patterns, push, pattern = list[int](), list[str](), JsonScan.push, tool_call_parser.pattern
     monkeypatch.setattr(JsonScan, "push", lambda self, text: scanned.append(len(text)) or push(self, text))
-    monkeypatch.setattr(tool_call_parser, "pattern", lambda *given: patterns.append(given[0]) or pattern(*given))
+    monkeypatch.setattr(
+        tool_call_parser,
+        "pattern",
+        lambda *pattern_arguments: patterns.append(pattern_arguments[0]) or pattern(*pattern_arguments),
+    )
     schema = {"type": "object", "properties": {"t": {"type": "string"}, "n": {"type": "array"}}}
     marks = ParameterMarks("<p=", "<p=", (">", "</p>"), (":", "</p>"))
     reader = ToolCallParser(ToolCallFormat("<f=", ">", None, "</f>", marks), {"w": schema})

@@ -154,7 +154,7 @@ def test_only_large_files_of_a_repository_are_listed(monkeypatch, info: Any, com
 
 @pytest.mark.parametrize("error", [ValueError, TypeError, KeyError, AttributeError])
 def test_a_server_that_is_no_hub_is_refused(monkeypatch, error: type[Exception]):
-    def model_info(*given: object, **named: object) -> None:
+    def model_info(*arguments: object, **named: object) -> None:
         raise error("x")
 
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: SimpleNamespace(model_info=model_info))

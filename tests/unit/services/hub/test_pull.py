@@ -621,7 +621,7 @@ def test_pull_fetches_the_header_then_the_missing_files(steps, tmp_path):
 
 
 def test_a_pull_of_a_stored_model_fetches_no_bytes(steps, monkeypatch):
-    monkeypatch.setattr(service, "is_here", lambda *given: True)
+    monkeypatch.setattr(service, "is_here", lambda *arguments: True)
     assert pull(reference_to("hf:tiny/T:x")).received == 0 and steps == ["tiny/T", ("1.gguf", ())]
 
 

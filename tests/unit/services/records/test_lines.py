@@ -110,7 +110,7 @@ def test_prompts_can_be_pickled_for_another_process(options: dict[str, Any]):
 
 @pytest.mark.parametrize("function", ["compile_template", "render_template"])
 def test_out_of_memory_in_a_template_is_raised_as_such(monkeypatch: pytest.MonkeyPatch, function: str):
-    def fails(*given: object, **named: object) -> Any:
+    def fails(*arguments: object, **named: object) -> Any:
         raise MemoryError
 
     monkeypatch.setattr(sandbox, function, fails)

@@ -393,7 +393,7 @@ def test_a_failing_template_gives_a_short_reason(monkeypatch):
     """Name an exception without a message by its class."""
     for reason_text, reason in (("a\n b", "a b"), ("", "KeyError"), ("x" * 200, "x" * 200), ("x" * 201, "x" * 200)):
 
-        def fail(*given: object, reason_text: str = reason_text, **named: object) -> None:
+        def fail(*arguments: object, reason_text: str = reason_text, **named: object) -> None:
             raise ValueError(reason_text) if reason_text else KeyError
 
         with monkeypatch.context() as patch:

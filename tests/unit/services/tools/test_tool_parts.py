@@ -551,7 +551,9 @@ def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setitem(sys.modules, "anyio.from_thread", anyio.from_thread)
     monkeypatch.setattr(mcp, "find_spec", lambda name: name == "mcp" or None)
     monkeypatch.setattr(
-        mcp, "open_session", lambda given, log, listen: logs.append(log) or Server(events, given["command"], log)
+        mcp,
+        "open_session",
+        lambda server_config, log, listen: logs.append(log) or Server(events, server_config["command"], log),
     )
 
     def opened(*commands: str) -> mcp.McpServers:
@@ -603,7 +605,7 @@ def test_an_interrupted_call_to_a_server_is_cancelled(error: type[BaseException]
     future = SimpleNamespace(result=result, cancel=lambda: cancelled.append(True))
     servers = object.__new__(mcp.McpServers)
     servers._portal = SimpleNamespace(
-        start_task_soon=lambda *told: told == (mcp.call_tool, "s", "t", {"a": 1}) and future
+        start_task_soon=lambda *arguments: arguments == (mcp.call_tool, "s", "t", {"a": 1}) and future
     )
     call = servers._offer("x", "s", {"name": "t"}).perform
     with pytest.raises(ToolError if error is TimeoutError else error) as failure:
