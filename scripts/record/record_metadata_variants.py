@@ -40,7 +40,7 @@ ALIKE = ("context_length", "vocab_size", "nextn_predict_layers", "rope.scaling.a
          "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")  # fmt: skip
 TYPES = "rope.scaling.type"
 # Known of all: tests/goldens/test_optional_fields.py.
-NO_COUNT = re.compile(r"should be a number from \d+ to 16777216, is (0|missing)$")
+NO_COUNT = re.compile(r"must be a number from \d+ to 16777216 \(found (0|missing)\)$")
 # What is tried where a model says nothing, by the method that asks for it.
 TRIED = {"count": (0, 1, 2), "counts": (0, 1, 2), "number": (0.0, 0.5), "factor": (0.5,), "epsilon": (1e-3,),
          "flag": (False, True), "text": ("x",), "array": ([1, 0, 1],), "whole": (1, 2), "raw": (2,)}  # fmt: skip

@@ -82,7 +82,7 @@ class Checked:
     def text(self, name: str, default: str | None = None) -> str:
         value = self.raw(name, default)
         if not isinstance(value, str):
-            raise self.wrong(name, "a text")
+            raise self.wrong(name, "a string")
         return value
 
     def array(self, name: str, kinds: str, expected: str) -> np.ndarray:

@@ -277,7 +277,7 @@ def test_invalid_grid_sizes_of_llava_1_6_are_refused(tmp_path, sizes):
     ("changed", "message"),
     [
         ({"projector_type": "resampler"}, "resampler"),
-        ({"projector_type": 3}, "a text"),
+        ({"projector_type": 3}, "a string"),
         ({"has_vision_encoder": False}, "vision"),
         ({"vision.image_size": 1 << 20}, "image_size|pixels"),
         ({"vision.patch_size": 0}, "patch_size"),
