@@ -194,7 +194,7 @@ def test_options_of_local_models_are_ignored(server: Served):
 
 @pytest.mark.parametrize("url", ["", "x", "ftp://x", "http://", "http://a:b@c", "http://x:99999", "http://x/?a=b"])
 def test_invalid_endpoints_are_refused(url: str):
-    with pytest.raises(UsageError, match="endpoint must be the address"):
+    with pytest.raises(UsageError, match="endpoint must be the URL"):
         Endpoint.of(url)
 
 
@@ -312,7 +312,7 @@ def test_text_received_before_a_broken_connection_is_kept():
     with serve_reactions(half) as (url, _):
         done = ask("run", url, "-p", "Hi")
         assert done.returncode == 1 and done.stdout.startswith("Hello")
-        assert "broke off in the middle" in done.stderr and done.stderr.count("\n") == 1
+        assert "closed the connection before the end" in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_a_silent_server_times_out():

@@ -71,7 +71,7 @@ def test_a_table_is_resumed_and_redone(cli, table: Path):
     out.with_name(".out.csv.jsonl").write_text(lines[0])
     out.unlink()
     code, _, err = cli(*command)
-    assert (code, err) == (0, f"localllm: {out} answers 1 of 2 records already\n") and out.read_text() == whole
+    assert (code, err) == (0, f"localllm: {out} already answers 1 of 2 records\n") and out.read_text() == whole
     code, _, err = cli("map", GUIDE, table, "-p", "Now {qty}", *SHORT, "-o", out)
     assert code == 2 and "another prompt" in err and out.read_text() == whole
     assert cli("map", GUIDE, table, "-p", "Now {qty}", *SHORT, "-o", out, "--redo")[0] == 0
@@ -81,7 +81,7 @@ def test_another_table_is_not_overwritten(cli, table: Path):
     out = table.with_name("out.csv")
     out.write_text("mine\n")
     code, _, err = cli("map", GUIDE, table, "-p", "{qty}", *SHORT, "-o", out)
-    assert code == 2 and f"{out} exists and was not written by an earlier run: --redo replaces it" in err
+    assert code == 2 and f"{out} exists and was not written by an earlier run: replace it with --redo" in err
     assert out.read_text() == "mine\n"
     code, _, err = cli("map", GUIDE, table, "-p", "{qty}", *SHORT, "-o", table)
     assert code == 2 and "the output is also an input" in err and table.read_text() == ROWS
@@ -124,7 +124,7 @@ def test_lines_can_be_written_as_a_table(cli, tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [("", "this table is empty"), ("a,,c\n", "column 2 of the header has no name"), ("a,a\n", "two columns are named")],
+    [("", "the table is empty"), ("a,,c\n", "column 2 of the header has no name"), ("a,a\n", "two columns are named")],
 )
 def test_a_table_needs_unique_column_names(text: str, problem: str):
     with pytest.raises(UsageError, match=problem):
@@ -241,7 +241,7 @@ def test_invalid_lines_of_a_pipe_fail_alone(cli):
     code, out, err = cli("map", GUIDE, *SHORT, stdin=b'{"id": 1, "prompt": "Hi"}\n{"id": 1, "prompt": "Hi"}\nx\n')
     results = [json.loads(line) for line in out.splitlines()]
     assert code == 6 and "2 of 3 records failed" in err
-    assert results[0]["output"] and results[1]["error"] == "line 2: the id 1 was already used in line 1"
+    assert results[0]["output"] and results[1]["error"] == "line 2: id 1 was already used in line 1"
     assert results[2]["error"].startswith("line 3 is not JSON")
 
 
@@ -264,7 +264,7 @@ def test_a_pipe_resumes_its_output(cli, tmp_path: Path):
     out, lines = tmp_path / "out.jsonl", b"one\ntwo\n"
     command = ("map", GUIDE, "-p", "{line}", *SHORT, "-o", out)
     assert cli(*command, stdin=lines) == (0, "", "")
-    assert cli(*command, stdin=lines + b"three\n") == (0, "", f"localllm: {out} has 2 answers already\n")
+    assert cli(*command, stdin=lines + b"three\n") == (0, "", f"localllm: {out} already has 2 answers\n")
     before = out.read_bytes()
     assert [each["input"] for each in map(json.loads, before.splitlines())] == ["one", "two", "three"]
     code, _, err = cli(*command, stdin=b"one\n2\n")
@@ -272,7 +272,7 @@ def test_a_pipe_resumes_its_output(cli, tmp_path: Path):
     assert "another prompt" in cli(*command, "-sys", "Hi", stdin=lines)[2]
     (tmp_path / "in.txt").write_bytes(lines + b"three\nfour\n")
     code, _, err = cli("map", GUIDE, tmp_path / "in.txt", *command[2:])
-    assert (code, err) == (0, f"localllm: {out} answers 3 of 4 records already\n")
+    assert (code, err) == (0, f"localllm: {out} already answers 3 of 4 records\n")
     assert cli(*command, "--redo", stdin=b"else\n")[0] == 0 and len(out.read_bytes().splitlines()) == 1
 
 

@@ -99,7 +99,7 @@ def test_files_named_by_a_template_are_beside_it(folder: Path):
         (("run", GUIDE, "Hi", "--template", "open"), "add --field what=TEXT"),
         (("run", GUIDE, "Hi", "--template", "mine", "--field", "tone"), "--field must be NAME=TEXT, not 'tone'"),
         (("run", GUIDE, "Hi", "--template", "bad"), "line 2: an option must be NAME: VALUE"),
-        (("run", GUIDE, "Hi", "--template", "endless"), "the options at the top must end with a line ---"),
+        (("run", GUIDE, "Hi", "--template", "endless"), "the options at the top must be followed by a line ---"),
         (("run", GUIDE, "Hi", "--template", "odd"), "unknown option --colour"),
         (("templates", "show"), "NAME is missing: give the template to show"),
         (("templates", "edit", "a/b"), "is not a valid template name"),
