@@ -241,7 +241,7 @@ def test_invalid_lines_of_a_pipe_fail_alone(cli):
     code, out, err = cli("map", GUIDE, *SHORT, stdin=b'{"id": 1, "prompt": "Hi"}\n{"id": 1, "prompt": "Hi"}\nx\n')
     results = [json.loads(line) for line in out.splitlines()]
     assert code == 6 and "2 of 3 records failed" in err
-    assert results[0]["output"] and results[1]["error"] == "line 2: id 1 was already used in line 1"
+    assert results[0]["output"] and results[1]["error"] == "line 2: the id 1 was already used in line 1"
     assert results[2]["error"].startswith("line 3 is not JSON")
 
 
