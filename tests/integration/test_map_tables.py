@@ -268,7 +268,7 @@ def test_a_pipe_resumes_its_output(cli, tmp_path: Path):
     before = out.read_bytes()
     assert [each["input"] for each in map(json.loads, before.splitlines())] == ["one", "two", "three"]
     code, _, err = cli(*command, stdin=b"one\n2\n")
-    assert code == 2 and f"{out}: the record 2 has another input now" in err and out.read_bytes() == before
+    assert code == 2 and f"{out}: record 2 was answered for another input" in err and out.read_bytes() == before
     assert "another prompt" in cli(*command, "-sys", "Hi", stdin=lines)[2]
     (tmp_path / "in.txt").write_bytes(lines + b"three\nfour\n")
     code, _, err = cli("map", GUIDE, tmp_path / "in.txt", *command[2:])
