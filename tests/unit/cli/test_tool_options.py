@@ -217,14 +217,15 @@ def test_only_the_text_after_all_calls_goes_to_a_file(
     answers = iter([SimpleNamespace(text=text, calls=calls, finish_reason="stop", thinking="",
                                     message=lambda text=text: {"role": "assistant", "content": text})
                     for text, calls in script])  # fmt: skip
-    monkeypatch.setattr(tool_calls, "begin", lambda model, messages, chosen: began.append([*messages]) or next(answers))
+    session = SimpleNamespace(chat=lambda messages, options: began.append([*messages]) or next(answers))
+    model: Any = SimpleNamespace(session=session)
     monkeypatch.setattr(tool_calls, "stream", lambda answer, line, holds, thoughts: streamed.append((holds, thoughts)))
     monkeypatch.setattr(tool_calls, "is_terminal", lambda stream: terminal_there)
     monkeypatch.setattr(tool_calls, "write", written.append)
     it, _ = tools(yes=("run",))
     asked: Any = [{"role": "user", "content": "Hi"}]
     answer, messages, interrupted = tool_calls.answer_with_tools(
-        None, asked, GenerationOptions(), it, None, silent, False
+        model, asked, GenerationOptions(), it, None, silent, False
     )  # type: ignore[arg-type]
     assert (answer.text, interrupted, "".join(written)) == ("at last", None, out)
     assert [each["content"] for each in messages] == ["first", "did run", "at last"] and asked == began[0]
