@@ -21,7 +21,7 @@ from localllm.generation.conversation import AnswerDefaults
 from localllm.generation.model_methods import GenerationMixin
 from localllm.generation.options import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache
-from localllm.generation.sampling.recommended import read_recommended
+from localllm.generation.sampling.sampler import read_recommended
 from localllm.generation.session import Session
 from localllm.generation.speculation.ngram import NgramCache
 from localllm.generation.speculation.speculator import ModelDrafter, attach_draft_head

@@ -4,12 +4,11 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from localllm.arch.decoder import decoder
+from localllm.arch.decoder import decoder, note_missing_dense
 from localllm.arch.family import Family
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.metadata import Fields, require_general, require_kinds
 from localllm.arch.metadata_consistency import require_agreement, require_supported_values
-from localllm.arch.pooling import note_missing_dense
 from localllm.errors import UnsupportedError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.header import printable

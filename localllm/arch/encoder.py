@@ -4,8 +4,8 @@ from dataclasses import field
 from typing import Any, ClassVar
 
 from localllm.arch.attention import LAYER_EPSILON, Transformer
+from localllm.arch.decoder import NONE, read_pooling
 from localllm.arch.metadata import Fields
-from localllm.arch.pooling import NONE, read_pooling
 from localllm.arch.verbs import FULL_ATTENTION, Activation, Builder
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen

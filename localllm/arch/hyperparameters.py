@@ -15,7 +15,7 @@ class Hyperparameters:
     """The hyperparameters of a model.
 
     Attributes:
-        pooling: how to reduce a text's rows to one (localllm.arch.pooling); None for a model with logits.
+        pooling: how to reduce a text's rows to one (localllm.arch.decoder); None for a model with logits.
         bidirectional: tokens also attend to later ones, so the model cannot generate one token after the other.
         fills: a bidirectional model that fills masked tokens (diffusion language models).
         before_head, head_gelu, norm_of_head: of a classification head: the pooling before it, GELU instead of tanh

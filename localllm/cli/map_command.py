@@ -22,8 +22,8 @@ from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
 from localllm.cli.options.choices import texts_of
 from localllm.cli.options.conflicts import FORM, THOUGHTS, require_combination
-from localllm.cli.options.endpoint import EndpointGroup, open_remote
 from localllm.cli.options.mapping import AnswersGroup, RecordsGroup, TableGroup
+from localllm.cli.options.one_shot import EndpointGroup, open_remote
 from localllm.cli.parameters import explicit_options
 from localllm.cli.prompt_input import text_of
 from localllm.cli.terminal.output import say

@@ -11,18 +11,18 @@ from localllm.cli.options import shared as options
 from localllm.cli.options.choices import choose, texts_of
 from localllm.cli.options.conflicts import DIFFUSION, FORM, STEPS, THOUGHTS, require_combination
 from localllm.cli.options.diffusion import Diffusion, fill
-from localllm.cli.options.endpoint import EndpointGroup
-from localllm.cli.options.images import ImageGroup
 from localllm.cli.options.one_shot import (
+    EndpointGroup,
     FollowUpGroup,
+    ImageGroup,
     InfillGroup,
     OutputGroup,
     PromptGroup,
     TemplateGroup,
+    ToolGroup,
     encode_infill,
 )
 from localllm.cli.options.shared import require_whole
-from localllm.cli.options.tools import ToolGroup
 from localllm.cli.parameters import explicit_options
 from localllm.cli.prompt_input import Given, begin, naming_ways, read_prompt, request, sort_arguments
 from localllm.cli.terminal import output as terminal
@@ -219,7 +219,7 @@ class OneShot:
         if place is None:
             path, no_cache = opening.model_or_builtin(self.model), self.prompt.no_cache
             return stack.enter_context(opening.open_model(path, self.engine, template, no_cache, mmproj, pan_and_scan))
-        from localllm.cli.options.endpoint import open_remote
+        from localllm.cli.options.one_shot import open_remote
 
         refused = {"chat_template": template, "mmproj": mmproj, "pan_and_scan": pan_and_scan}
         model: Model = open_remote(place, self.model, self.generation, self.engine, **refused)

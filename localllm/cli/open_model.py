@@ -217,7 +217,7 @@ def can_choose_thinking(model: "Model", think: str) -> bool:
     """Return whether a thinking mode has an effect, and warn if not; `off` always has one."""
     if think in ("auto", "off") or model.file is None or model.session.answers_one_text:
         return True
-    from localllm.generation.chat_format import ChatFormat
+    from localllm.generation.conversation import ChatFormat
 
     has_choice = ChatFormat(model.session.template, model.tokenizer).has_thinking_choice
     if not has_choice:

@@ -14,8 +14,8 @@ from pydantic import Field, create_model
 
 from localllm.errors import LocalllmError
 from localllm.generation.options import OPTIONS
-from localllm.generation.sampling.declaration import names_for
 from localllm.generation.sampling.options import OPTIONS as SAMPLING
+from localllm.generation.sampling.options import names_for
 
 if TYPE_CHECKING:
     from localllm.api import Model

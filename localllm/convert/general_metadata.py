@@ -13,8 +13,7 @@ import numpy as np
 from localllm.convert.config import GENERATION_KEYS, warn_unused
 from localllm.convert.files import read_json
 from localllm.files.gguf.header import printable
-from localllm.generation.sampling.declaration import names_for
-from localllm.generation.sampling.options import OPTIONS
+from localllm.generation.sampling.options import OPTIONS, names_for
 
 
 def description(folder: Path, shapes: Mapping[str, tuple[int, ...]], warnings: list[str]) -> dict[str, object]:

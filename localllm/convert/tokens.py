@@ -19,7 +19,7 @@ from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
 from localllm.text.longest_match import LONGEST
 from localllm.text.subwords import merge
-from localllm.text.token_types import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from localllm.text.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 
 # Gemma 4's markers of reasoning, tool calls and strings in tool calls.
 SHOWN = ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>')

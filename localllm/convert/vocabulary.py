@@ -16,8 +16,7 @@ from localllm.files.gguf.metadata import Oddities
 from localllm.files.gguf.metadata_reader import is_whole
 from localllm.frozen import frozen
 from localllm.text.pretokenize import COMPOSING, NORMALIZER, NOTHING, usually_uses_nfc
-from localllm.text.token_types import END_TEXTS_KEY, MORE_ENDS
-from localllm.text.vocabulary import read_vocabulary
+from localllm.text.vocabulary import END_TEXTS_KEY, MORE_ENDS, read_vocabulary
 
 PREFIX = "tokenizer.ggml."
 SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # Hugging Face's names to GGUF's

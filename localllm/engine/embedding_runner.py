@@ -46,7 +46,7 @@ class EmbeddingRunner:
     """
 
     def __init__(self, file: GGUFFile, pooling: str, options: EngineOptions | None = None):
-        """Open a model; pooling: one of localllm.arch.pooling.KINDS except "none". Raises LocalllmError."""
+        """Open a model; pooling: one of localllm.arch.decoder.KINDS except "none". Raises LocalllmError."""
         options = options or EngineOptions()
         options.require_valid()
         model, h = architecture(file)

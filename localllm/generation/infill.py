@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
-from localllm.text.token_types import InfillTokens
 from localllm.text.tokenizer import Tokenizer
+from localllm.text.vocabulary import InfillTokens
 from localllm.values import require_text
 
 # llama-server's names for the repository and the file with the gap: its clients send none.

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
-from localllm.generation.sampling.declaration import declared_in, setting
-from localllm.generation.sampling.options import COUNT, SamplingOptions
+from localllm.generation.sampling.options import COUNT, SamplingOptions, declared_in, setting
 from localllm.values import require_text, whole_number
 
 if TYPE_CHECKING:

@@ -7,16 +7,19 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from localllm.errors import UsageError
-from localllm.generation.chat_format import ChatFormat, find_partial_answer, naming_long_prompts, render_up_to
 from localllm.generation.context_overflow import SINK_TOKENS
 from localllm.generation.conversation import (
     AnswerDefaults,
+    ChatFormat,
     Conversation,
     PartialAnswer,
     blind,
+    find_partial_answer,
     has_calls,
     is_conversation,
     is_instruction,
+    naming_long_prompts,
+    render_up_to,
 )
 from localllm.generation.options import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache, common

@@ -28,7 +28,7 @@ from localllm.server.ollama_chat import model_name, nanoseconds, timestamp
 from localllm.server.openai_chat import extension_headers
 from localllm.server.request_options import parse_keep_alive
 from localllm.server.service import Service
-from localllm.text.token_types import INFILL_TEXTS, read_infill_tokens
+from localllm.text.vocabulary import INFILL_TEXTS, read_infill_tokens
 
 VERSION = "0.12.6"  # version of Ollama with this API: clients demand a minimum
 BRIEF = 5  # maximum length of an array shown without `verbose`, as in Ollama

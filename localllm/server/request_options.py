@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from localllm.errors import UsageError
 from localllm.generation.options import GenerationOptions
-from localllm.generation.sampling.declaration import names_for
-from localllm.generation.sampling.options import OPTIONS, SamplingOptions
+from localllm.generation.sampling.options import OPTIONS, SamplingOptions, names_for
 from localllm.server.fields import Body, type_name
 from localllm.text.messages import Message
 

@@ -15,8 +15,7 @@ from unicodedata import category, normalize
 
 from localllm.errors import ModelError
 from localllm.text.subwords import Subwords, lengths_by_start
-from localllm.text.token_types import NORMAL
-from localllm.text.vocabulary import Vocabulary
+from localllm.text.vocabulary import NORMAL, Vocabulary
 
 LONGEST = 100  # maximum characters of a word
 SPACE = re.compile("[\t\n\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")

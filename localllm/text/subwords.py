@@ -21,8 +21,7 @@ from itertools import accumulate
 from typing import TypeVar
 
 from localllm.text.pretokenize import make_splitter
-from localllm.text.token_types import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
-from localllm.text.vocabulary import Vocabulary
+from localllm.text.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Vocabulary
 
 # A byte that is a printable Latin-1 character maps to itself, the others to the characters from 256 on (GPT-2).
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

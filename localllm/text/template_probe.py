@@ -13,8 +13,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from localllm.system.processes import can_fork, fork, limit_process, run_limited, was_stopped
-from localllm.text.sandbox import compile_template, render_template
-from localllm.text.template_limits import LimitError
+from localllm.text.sandbox import LimitError, compile_template, render_template
 
 SECONDS, BYTES = 2, 256 << 20  # limits: CPU seconds, and memory beyond that of the program
 MOST = 1 << 12  # maximum bytes read of the process's message

@@ -19,8 +19,7 @@ from localllm.errors import ModelError, UsageError
 from localllm.files.cache.checksummed_cache import is_known, remember
 from localllm.text.builtin_templates import BUILTIN_TEMPLATES, choose_template
 from localllm.text.messages import ANSWERED, Message, arrangements, system_probe
-from localllm.text.sandbox import RefusalError, compile_template, render_template
-from localllm.text.template_limits import LimitError
+from localllm.text.sandbox import LimitError, RefusalError, compile_template, render_template
 
 if TYPE_CHECKING:
     from localllm.text.tokenizer import Tokenizer

@@ -19,17 +19,18 @@ from localllm.files.gguf.metadata_reader import Checked
 from localllm.text.pretokenize import GROWTH, to_nfc, uses_nfc
 from localllm.text.special_tokens import BREAK, IMAGE, Markers, SpecialTokens, without_surrogates
 from localllm.text.subwords import ByteLevel, SentencePiece, Subwords
-from localllm.text.token_types import (
+from localllm.text.vocabulary import (
     CONTROL,
     MARK_TEXTS,
     UNKNOWN,
     USER_DEFINED,
     InfillTokens,
+    Vocabulary,
     end_texts,
     read_infill_tokens,
+    read_vocabulary,
     tokens_of_types,
 )
-from localllm.text.vocabulary import Vocabulary, read_vocabulary
 from localllm.values import require_text, token_ids
 
 MOST_UTF8 = 4  # maximum bytes of a character, which an unknown token can stand for

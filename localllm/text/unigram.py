@@ -13,8 +13,7 @@ import numpy as np
 
 from localllm.errors import ModelError
 from localllm.text.subwords import SentencePiece, Subwords, lengths_by_start, word_boundary
-from localllm.text.token_types import NORMAL, UNUSED, USER_DEFINED
-from localllm.text.vocabulary import Vocabulary
+from localllm.text.vocabulary import NORMAL, UNUSED, USER_DEFINED, Vocabulary
 
 _PENALTY = 10.0  # a character without a token has the lowest token score minus this
 

@@ -22,7 +22,7 @@ from localllm.arch.layer_state import KVType
 from localllm.engine.cpu import lowering
 from localllm.engine.cpu.kernel_variants import Loader
 from localllm.engine.cpu.lowering import VERBS, CpuTarget, optimize_graph
-from localllm.engine.cpu.threads import Threads
+from localllm.engine.cpu.program import Threads
 from localllm.engine.lower.activation import ALL, Activation
 from localllm.engine.lower.header import Header
 from localllm.engine.lower.steps import StepPlaces, Steps

@@ -24,7 +24,7 @@ from common import make_parser
 
 from localllm.api import open_model
 from localllm.engine.cpu import backend, lowering, program
-from localllm.engine.cpu.threads import Threads
+from localllm.engine.cpu.program import Threads
 from localllm.engine.lower.tape import Buffer, Step, Tape
 from localllm.kernels.build.library import Library
 from localllm.kernels.table import KERNELS

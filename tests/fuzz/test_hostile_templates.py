@@ -16,7 +16,7 @@ from jinja2 import nodes
 
 from localllm.errors import ModelError
 from localllm.text import sandbox, templates
-from localllm.text import template_limits as limits
+from localllm.text import sandbox as limits
 from localllm.text import template_probe as trial
 from localllm.text.sandbox import LimitError, compile_template, render_template
 from localllm.text.templates import ChatTemplate

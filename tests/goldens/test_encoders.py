@@ -13,7 +13,7 @@ from models.encoders import GELU, ROWS_IN_BLOCKS, RowsGolden, texts
 from models.golden import check_digest
 
 from localllm.arch import rowwise_verbs
-from localllm.arch.pooling import KINDS
+from localllm.arch.decoder import KINDS
 from localllm.engine import embedding_runner as engine_texts
 from localllm.engine.embedding_runner import EmbeddingRunner, build_reference_reader, runs
 from localllm.engine.lower.header import TextSpan

@@ -21,7 +21,7 @@ from tiny_model import write_tiny_model
 
 from localllm import api, builtin_model
 from localllm.cli.commands.serve import keys_of
-from localllm.cli.options.endpoint import EndpointGroup
+from localllm.cli.options.one_shot import EndpointGroup
 from localllm.files.cache import prefix_files
 from localllm.generation.chunked_prefill import LIVE_CHUNK
 from localllm.generation.constraints.constraint import Constraint

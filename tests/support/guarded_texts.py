@@ -21,7 +21,7 @@ if __name__ == "__main__":
 from guarded import guarded_copy, keep, place_buffers
 from models import ENCODERS, model, write
 
-from localllm.arch.pooling import KINDS
+from localllm.arch.decoder import KINDS
 from localllm.engine.embedding_runner import EmbeddingRunner
 from localllm.engine.lower import steps, tape
 from localllm.engine.options import EngineOptions

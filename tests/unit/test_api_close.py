@@ -12,7 +12,7 @@ from tiny_model import write_tiny_model
 
 import localllm
 from localllm.api import Model
-from localllm.engine.cpu.threads import Threads
+from localllm.engine.cpu.program import Threads
 from localllm.engine.options import EngineOptions
 from localllm.files.cache import prefix_files
 from localllm.files.cache.prefix_files import PrefixAbout, open_prefix, write_prefix

@@ -7,10 +7,10 @@ layer norms after each sublayer (post-norm); GELU without a gate; biases everywh
 """
 
 from localllm.arch.attention import attend, qkv
+from localllm.arch.decoder import pool_texts
 from localllm.arch.encoder import Encoder, embed_tokens, encoder_fields
 from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weights, frozen
 from localllm.arch.feed_forward import plain
-from localllm.arch.pooling import pool_texts
 
 
 @frozen

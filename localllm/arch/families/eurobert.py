@@ -7,13 +7,12 @@ They are computed as llama, except that attention is bidirectional, whatever the
 """
 
 from localllm.arch.attention import attend, qkv
-from localllm.arch.decoder import decoder
+from localllm.arch.decoder import decoder, pool_texts
 from localllm.arch.encoder import Encoder, own_pooling
 from localllm.arch.families import llama
 from localllm.arch.families.bert import OTHER_HEADS
 from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
 from localllm.arch.feed_forward import gated_feed_forward, read_routing
-from localllm.arch.pooling import pool_texts
 
 
 def read(fields: Fields) -> Encoder:

@@ -6,13 +6,13 @@ normalized twice.
 """
 
 from localllm.arch.attention import attend, layer_norm_rows, qkv
+from localllm.arch.decoder import pool_texts
 from localllm.arch.encoder import embed_tokens, encoder_fields
 from localllm.arch.families.baichuan import ALIBI_BIAS
 from localllm.arch.families.bert import BERT, OTHER_HEADS
 from localllm.arch.families.mpt import alibi_slopes
 from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
 from localllm.arch.feed_forward import gated_feed_forward, plain
-from localllm.arch.pooling import pool_texts
 
 
 def read(fields: Fields) -> BERT:

@@ -7,11 +7,11 @@ activation is GELU with a gate, or SwiGLU; two of three layers have a sliding wi
 from dataclasses import field
 
 from localllm.arch.attention import attend, qkv, read_local_rope, read_windows
+from localllm.arch.decoder import pool_texts, read_pooling
 from localllm.arch.encoder import Encoder, encoder_fields
 from localllm.arch.families.bert import OTHER_HEADS
 from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
-from localllm.arch.pooling import pool_texts, read_pooling
 
 ACTIVATIONS = {"gelu": False, "silu": True}
 

@@ -7,11 +7,11 @@ Unlike BERT, queries and keys are rotated and no positions are added. Nomic Embe
 layer has experts without a gate, whose weights are not normalized.
 """
 
+from localllm.arch.decoder import pool_texts
 from localllm.arch.encoder import Encoder, embed_tokens, encoder_fields
 from localllm.arch.families.bert import OTHER_HEADS, after_attention
 from localllm.arch.family import Activation, Builder, Fields, Weights
 from localllm.arch.feed_forward import gated_feed_forward, plain, read_routing
-from localllm.arch.pooling import pool_texts
 from localllm.arch.verbs import Routing
 
 

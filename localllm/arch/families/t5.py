@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from localllm.arch.attention import RMS_EPSILON
+from localllm.arch.decoder import pool_texts
 from localllm.arch.encoder import own_pooling
 from localllm.arch.family import Activation, Builder, Fields, Hyperparameters, Paged, Scores, Weight, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward, plain
-from localllm.arch.pooling import pool_texts
 from localllm.arch.verbs import FULL_ATTENTION
 
 REACH = 128  # all distances from here on share a bias

@@ -10,10 +10,8 @@ import typer
 
 from localllm.cli import open_model as opening
 from localllm.cli.options import shared as options
-from localllm.cli.options.endpoint import EndpointGroup, open_remote
-from localllm.cli.options.images import ImageGroup
+from localllm.cli.options.one_shot import EndpointGroup, ImageGroup, ToolGroup, open_remote
 from localllm.cli.options.shared import require_whole
-from localllm.cli.options.tools import ToolGroup
 from localllm.cli.parameters import group, option
 from localllm.cli.prompt_input import Encoding, Prompt, begin, read_prompt, request, require_decodable, warn_of_template
 from localllm.cli.terminal.output import ProgressLine, dim, exit_on_signals, is_terminal, say

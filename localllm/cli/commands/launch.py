@@ -4,8 +4,8 @@ import os
 import shlex
 import shutil
 
-from localllm.cli.options.endpoint import KEY, key_of
 from localllm.cli.options.offers import one_of
+from localllm.cli.options.one_shot import KEY, key_of
 from localllm.cli.parameters import argument, option
 from localllm.cli.terminal.output import say
 from localllm.errors import LocalllmError, UsageError

@@ -3,9 +3,9 @@
 from typing import Annotated
 
 from localllm.cli.options import shared as options
-from localllm.cli.options.endpoint import EndpointGroup
 from localllm.cli.options.mapping import AnswersGroup, RecordsGroup, TableGroup
 from localllm.cli.options.offers import offer_models
+from localllm.cli.options.one_shot import EndpointGroup
 from localllm.cli.parameters import argument
 
 Model = Annotated[str | None, argument("MODEL", options.A_MODEL, offer_models, also=options.NAMED)]

@@ -7,8 +7,8 @@ import typer
 
 from localllm.cli import open_model as opening
 from localllm.cli.options import shared as options
-from localllm.cli.options.endpoint import KEY
 from localllm.cli.options.offers import offer_models
+from localllm.cli.options.one_shot import KEY
 from localllm.cli.parameters import argument, option
 from localllm.cli.terminal.output import ProgressLine, say, write
 from localllm.errors import UsageError

@@ -5,10 +5,16 @@ import sys
 from localllm.cli.one_shot import OneShot
 from localllm.cli.options import shared as options
 from localllm.cli.options.diffusion import Diffusion
-from localllm.cli.options.endpoint import EndpointGroup
-from localllm.cli.options.images import ImageGroup
-from localllm.cli.options.one_shot import FollowUpGroup, InfillGroup, OutputGroup, PromptGroup, TemplateGroup
-from localllm.cli.options.tools import ToolGroup
+from localllm.cli.options.one_shot import (
+    EndpointGroup,
+    FollowUpGroup,
+    ImageGroup,
+    InfillGroup,
+    OutputGroup,
+    PromptGroup,
+    TemplateGroup,
+    ToolGroup,
+)
 from localllm.cli.parameters import argument, explicit_options
 from localllm.cli.terminal.output import is_terminal
 

@@ -12,8 +12,8 @@ from localllm.cli import open_model as opening
 from localllm.cli.command import CURRENT, values_for
 from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
-from localllm.cli.options.images import Projector
 from localllm.cli.options.offers import offer_models
+from localllm.cli.options.one_shot import Projector
 from localllm.cli.parameters import argument, build_group, group, option
 from localllm.cli.terminal.output import say
 from localllm.cli.terminal.render import file_stem

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from localllm.cli.argv import did_you_mean
 from localllm.errors import UsageError
 from localllm.generation.options import OPTIONS
-from localllm.generation.sampling.declaration import Option, names_for
 from localllm.generation.sampling.options import OPTIONS as SAMPLING
+from localllm.generation.sampling.options import Option, names_for
 
 if TYPE_CHECKING:
     from localllm.generation.options import GenerationOptions

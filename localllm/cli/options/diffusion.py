@@ -7,8 +7,7 @@ from localllm.cli.parameters import explicit_options, group, option
 from localllm.cli.terminal.output import ProgressLine, say
 from localllm.cli.terminal.render import page_of_stdout
 from localllm.errors import UsageError
-from localllm.generation.sampling.declaration import names_for
-from localllm.generation.sampling.options import OPTIONS, SamplingOptions
+from localllm.generation.sampling.options import OPTIONS, SamplingOptions, names_for
 
 if TYPE_CHECKING:
     from localllm.api import Model

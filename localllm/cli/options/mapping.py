@@ -4,7 +4,7 @@ from typing import Literal
 
 from localllm.cli.options import shared
 from localllm.cli.options.choices import Choices
-from localllm.cli.options.images import Projector
+from localllm.cli.options.one_shot import Projector
 from localllm.cli.parameters import group, option
 from localllm.cli.prompt_input import Encoding
 from localllm.errors import UsageError

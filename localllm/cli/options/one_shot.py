@@ -1,18 +1,26 @@
-"""Options that only `localllm run` has."""
+"""Options of `localllm run`; those of servers, images and tools are also in `chat`, `map` and others."""
 
+import os
+import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated, Any
 
 from localllm.cli.options import shared
 from localllm.cli.options.choices import Choices
-from localllm.cli.options.offers import offer_prompts
+from localllm.cli.options.offers import offer_prompts, one_of
 from localllm.cli.options.shared import HideThinking
 from localllm.cli.parameters import group, option
 from localllm.cli.prompt_input import Encoding, Prompt, content, require_decodable, text_of
+from localllm.cli.terminal.output import say, stdin
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
     from localllm.api import Model
+    from localllm.cli.options.shared import Answers, EngineGroup
+    from localllm.cli.terminal.tool_calls import ToolCalls
+    from localllm.services.remote.http import Endpoint
+    from localllm.text.messages import Message
 
 
 @group
@@ -118,3 +126,172 @@ def encode_infill(model: "Model", prefix: str, suffix: str) -> list[int]:
     from localllm.generation.infill import Infill
 
     return Infill(prefix, suffix).encode(model.tokenizer)
+
+
+KEY = "LOCALLLM_API_KEY"
+
+
+@group
+class EndpointGroup:
+    """Remote server instead of a local model."""
+
+    endpoint: str | None = option(
+        "--endpoint", "OpenAI-compatible server, e.g. http://127.0.0.1:8000; MODEL is then one of its models.", "URL"
+    )
+    api_key_file: str | None = option("--api-key-file", f"File with the server's API key.  [default: ${KEY}]", "FILE")
+
+    def place(self) -> "Endpoint | None":
+        if self.endpoint is None:
+            if self.api_key_file is not None:
+                raise UsageError("api_key_file needs --endpoint URL")
+            return None
+        from localllm.services.remote.http import Endpoint
+
+        return Endpoint.of(self.endpoint, key_of(self.api_key_file))
+
+
+def key_of(file: str | None) -> str | None:
+    """Return the API key from a file, or from the environment. Raises UsageError."""
+    if file is None:
+        return os.environ.get(KEY) or None
+    from localllm.files.text_file import read_keys
+
+    return read_keys(file)[0]
+
+
+def open_remote(
+    place: "Endpoint", model: str | None, choices: "Answers", engine: "EngineGroup | None" = None, **refused: object
+) -> Any:
+    """Open a RemoteModel, which has the methods of a local model, at an endpoint.
+
+    Warns of options about weights, which have no effect. refused: options by name that would change the answer and must
+    not
+    be set. Raises UsageError, EndpointError.
+    """
+    from localllm.services.remote.model import RemoteModel
+
+    for name, value in refused.items():
+        if value:
+            raise UsageError(f"{name} is not available with --endpoint: the server sets it")
+    if engine is not None and (ignored := about_weights(engine)):
+        say(f"localllm: ignored (no effect with --endpoint): {', '.join(ignored)}")
+    return RemoteModel(place, model, choices.shape.form())
+
+
+def about_weights(engine: "EngineGroup") -> list[str]:
+    """Return the given options about weights and the KV cache, which a server ignores."""
+    usual = type(engine)(cache=type(engine.cache)(), rope=type(engine.rope)())
+    names = {"context": "-c", "threads": "-t", "device": "--device", "gpu_layers": "-ngl"}
+    ignored = [text for name, text in names.items() if getattr(engine, name) != getattr(usual, name)]
+    caches = ["--kv-type"] if vars(engine.cache) != vars(usual.cache) else []
+    return [*ignored, *caches, *(["--rope-scaling"] if engine.rope.scaling() else [])]
+
+
+Projector = Annotated[
+    str | None, option("-mm --mmproj", "Vision projector.  [default: mmproj-*.gguf in the model's folder]", "FILE")
+]
+
+
+@group
+class ImageGroup:
+    """Images, for vision models."""
+
+    image_files: list[str] | None = option(
+        "--image", "Image to send with the prompt; - is stdin.  [repeatable]", "FILE"
+    )
+    mmproj: Projector = None
+    pan_and_scan: bool = option(
+        "--pan-and-scan", "Gemma 3: also encode crops of elongated images; takes up to five times the tokens."
+    )
+
+    @property
+    def takes_stdin(self) -> bool:
+        return "-" in (self.image_files or ())
+
+    def with_images(self, prompt: "str | list[Message]") -> "str | list[Message]":
+        """Return the prompt with the images before its text. Raises UsageError if it is not a conversation."""
+        if not self.image_files:
+            return prompt
+        if isinstance(prompt, str):
+            raise UsageError("images need a chat template: leave out --raw, or use a chat model")
+        return [*prompt[:-1], {**prompt[-1], "images": self.sources()}]
+
+    def sources(self) -> list[str | bytes]:
+        """Return the paths of images, and the bytes of one from stdin. Raises UsageError."""
+        files = self.image_files or []
+        if files.count("-") > 1 or ("-" in files and sys.stdin is None):
+            raise UsageError("--image -: stdin must be open, and can be used for one image only")
+        return [stdin().read() if name == "-" else name for name in files]
+
+    def require_files(self) -> None:
+        """Raise UsageError for an image from stdin, from which chat reads the conversation."""
+        if self.takes_stdin:
+            raise UsageError("--image -: chat reads the prompt from stdin; use `localllm run` for an image from stdin")
+
+
+BUILT_IN = ("read_file", "list", "search", "run")
+
+
+@group
+class ToolGroup:
+    """Tools that the model may call, each time with your consent."""
+
+    tools: str | None = option(
+        "--tools",
+        "Built-in tools to offer, separated by commas: read_file,list,search,run.",
+        "NAMES",
+        autocompletion=one_of(BUILT_IN),
+    )
+    allow: list[str] | None = option(
+        "--allow", "Folder that the built-in tools may access; nothing outside is visible.  [repeatable]", "DIR"
+    )
+    mcp: str | None = option(
+        "--mcp", 'JSON file of MCP servers: {"mcpServers": {NAME: {"command": ..., "args": []}}}.', "FILE"
+    )
+    yes: str | None = option("--yes", "Tools to run without asking, separated by commas.", "NAMES", typed_only=True)
+    max_steps: int = option(
+        "--max-steps", "Maximum number of tool calls for one answer.  [default: 20]", "N", default=20
+    )
+    no_json_calls: bool = option(
+        "--no-json-calls", "Recognize only tool calls in the chat template's own format; treat other JSON as text."
+    )
+    transcript: str | None = option("--transcript", "Log tool calls and their results to FILE, as JSON lines.", "FILE")
+
+    @property
+    def are_enabled(self) -> bool:
+        return self.tools is not None or self.mcp is not None
+
+    def open_tools(self, stack: ExitStack) -> "ToolCalls | None":
+        """Open the tools, with MCP servers that run until `stack` closes; return None without tools.
+
+        Raises UsageError and the errors of McpServers.
+        """
+        if not self.are_enabled:
+            for name in ("allow", "yes", "transcript"):
+                if getattr(self, name) is not None:
+                    raise UsageError(f"{name} needs tools: add --tools or --mcp")
+            return None
+        if self.max_steps < 1:
+            raise UsageError(f"max_steps must be 1 or greater, not {self.max_steps}")
+        from localllm.cli.terminal.tool_calls import ToolCalls
+        from localllm.services.tools.built_in import toolbox
+        from localllm.services.tools.transcript import require_transcript
+
+        if self.transcript is not None:
+            require_transcript(self.transcript)
+        if "run" in names_in(self.tools):
+            tell_of_commands()
+        box = toolbox(names_in(self.tools), self.allow or (), self.mcp, stack, not self.no_json_calls)
+        return ToolCalls.of(box, names_in(self.yes), self.max_steps, self.transcript, stack)
+
+
+def tell_of_commands() -> None:
+    """Warn if this system cannot confine commands to folders."""
+    from localllm.services.tools.confined import version
+
+    if not version():
+        say("localllm: this system cannot confine commands to folders; check each command before you allow it")
+
+
+def names_in(text: str | None) -> list[str]:
+    return [name.strip() for name in (text or "").split(",") if name.strip()]

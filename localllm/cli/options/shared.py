@@ -22,8 +22,7 @@ from localllm.cli.parameters import (
 from localllm.cli.terminal.output import say
 from localllm.errors import CutError, UsageError
 from localllm.generation.options import OPTIONS, GenerationOptions
-from localllm.generation.sampling.declaration import Option
-from localllm.generation.sampling.options import LETTERS, ORDER, SamplingOptions, steps_lettered
+from localllm.generation.sampling.options import LETTERS, ORDER, Option, SamplingOptions, steps_lettered
 from localllm.generation.sampling.options import OPTIONS as SAMPLING
 
 if TYPE_CHECKING:

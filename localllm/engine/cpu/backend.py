@@ -6,8 +6,7 @@ import numpy as np
 
 from localllm.arch.layer_state import Latent, Paged, Recurrent, State
 from localllm.engine.cpu.lowering import CpuTarget
-from localllm.engine.cpu.program import Program, compile_program
-from localllm.engine.cpu.threads import Threads
+from localllm.engine.cpu.program import Program, Threads, compile_program
 from localllm.engine.lower.header import Header, Span
 from localllm.engine.lower.steps import StepPlaces, stream_arguments
 from localllm.engine.lower.tape import Buffer, Step, Tape, row_bytes

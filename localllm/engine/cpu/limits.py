@@ -4,7 +4,7 @@ from time import perf_counter
 
 import numpy as np
 
-from localllm.engine.cpu.threads import Threads
+from localllm.engine.cpu.program import Threads
 from localllm.engine.lower.tape import Buffer, Step, Tape
 from localllm.kernels.build.library import Library
 from localllm.kernels.cpu import PEAK_BYTES, PEAK_PRODUCTS, PEAK_TILE_PRODUCTS

@@ -15,8 +15,16 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 
 from localllm.errors import ModelError
-from localllm.files.gguf.metadata import BEFORE_STRINGS, LazyValue, Metadata, Oddities
-from localllm.files.gguf.strings import CHUNK, MappedStrings, load_strings, short_strings
+from localllm.files.gguf.metadata import (
+    BEFORE_STRINGS,
+    CHUNK,
+    LazyValue,
+    MappedStrings,
+    Metadata,
+    Oddities,
+    load_strings,
+    short_strings,
+)
 from localllm.quant.formats import FORMATS, Format
 
 MAGIC = b"GGUF"

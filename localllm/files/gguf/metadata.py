@@ -1,11 +1,215 @@
-"""A file's metadata by key, decoded on first access, and notes on its irregularities."""
+"""A file's metadata by key, decoded on first access, and notes on its irregularities.
 
+A vocabulary's strings are found by index or by value without decoding all of them: it has 50,000 to 500,000, of which a
+prompt needs some hundreds; decoding all and building dictionaries takes 50 to 110 ms of a start. The offset of each
+string, and a table for finding a string, are in a file in the user's cache folder, with a hash of the whole header, so
+that a changed model is read again. It is written when the vocabulary has been checked; its name includes a hash of the
+checks' source files, as in checksummed_cache.py.
+"""
+
+import hashlib
 import mmap
+from bisect import bisect_left
 from collections import UserDict
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, TypeVar, overload
+from zlib import crc32
 
-from localllm.files.gguf.strings import MappedStrings, save_strings
+import numpy as np
+
+from localllm.files.cache.checksummed_cache import (
+    CHECKS,
+    read_checksummed,
+    remove_oldest,
+    sources_hash,
+    write_checksummed,
+)
+from localllm.system.files import cache_folder
+
+MOST = 32  # maximum of cached vocabularies, 1 to 10 MB each
+LEAST_STRINGS = 10_000  # smaller vocabularies decode so fast that a cache file is not worth it
+MOST_ALIKE = 8  # maximum of strings with one checksum; a hostile file could have more, which would slow searches
+BEGINNING = 4096  # bytes of a model file whose hash names the cache file
+LENGTH = 8  # bytes of the length before a string
+LOOKUPS = 8192  # of texts; they take as long as building a dictionary
+GAP = 8  # bytes of a length; seven of them are zero if it is less than 256
+CHUNK = 1 << 18  # bytes read together; they fit the processor's cache
+T = TypeVar("T")
+
+
+class MappedStrings(Sequence[str]):
+    """An array of strings in a mapped file, decoded on access.
+
+    Attributes:
+        end: the offset after it in the file.
+    """
+
+    def __init__(self, data: mmap.mmap, table: np.ndarray):
+        """Wrap a map and a table, uint32 [3 x count + 1].
+
+        The table holds the offsets of the strings in the file, and of the end; their checksums, sorted; and their
+        indices in the order of the checksums.
+        """
+        self._data, count = data, len(table) // 3
+        self._begins, self._sums, self._places = (part.data for part in np.split(table, [count + 1, 2 * count + 1]))
+        self.end = self._begins[count]
+
+    def __len__(self) -> int:
+        return len(self._sums)
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[str]: ...
+    def __getitem__(self, place: int | slice) -> str | list[str]:
+        if isinstance(place, slice):
+            return [self[each] for each in range(*place.indices(len(self)))]
+        if place < 0:
+            place += len(self)
+        return self._data[self._begins[place] + LENGTH : self._begins[place + 1]].decode(errors="replace")
+
+    def __contains__(self, text: object) -> bool:
+        return isinstance(text, str) and self.find(text) is not None
+
+    def find(self, text: str) -> int | None:
+        """Return the first index of a string, None if it is not in the array."""
+        checksum = crc32(text.encode(errors="replace"))
+        at = bisect_left(self._sums, checksum)
+        while at < len(self._sums) and self._sums[at] == checksum:
+            if self[self._places[at]] == text:
+                return self._places[at]
+            at += 1
+        return None
+
+
+class StringIndex(Mapping[str, int]):
+    """A mapping from strings to indices that builds a dictionary after many lookups."""
+
+    def __init__(self, strings: MappedStrings):
+        self._strings, self._removed, self._lookups = strings, set[str](), 0
+
+    @overload
+    def get(self, text: str, /) -> int | None: ...
+    @overload
+    def get(self, text: str, default: int | T, /) -> int | T: ...
+    def get(self, text: str, default: object = None, /) -> object:
+        self._lookups += 1
+        if self._lookups > LOOKUPS:
+            self.get = dict(self.items()).get  # type: ignore[method-assign, assignment]
+        place = None if text in self._removed else self._strings.find(text)
+        return default if place is None else place
+
+    def __getitem__(self, text: str) -> int:
+        if (place := self.get(text)) is None:
+            raise KeyError(text)
+        return place
+
+    def __contains__(self, text: object) -> bool:
+        return isinstance(text, str) and self.get(text) is not None
+
+    def __delitem__(self, text: str) -> None:
+        self._removed.add(text)
+
+    def __iter__(self) -> Iterator[str]:
+        return (text for text in dict.fromkeys(self._strings) if text not in self._removed)
+
+    def __len__(self) -> int:
+        return len(self._strings) - len(self._removed)
+
+    def items(self) -> ItemsView[str, int]:
+        first = dict(zip(reversed(self._strings[:]), range(len(self._strings) - 1, -1, -1), strict=True))
+        for text in self._removed:
+            first.pop(text, None)
+        return first.items()
+
+
+def load_strings(data: mmap.mmap) -> dict[int, MappedStrings]:
+    """Load the cached arrays of strings of a mapped file, by the offset of each one's first string."""
+    content = read_checksummed(path_of(data)) or b""
+    numbers = np.frombuffer(content, np.uint32, offset=32) if content else np.zeros(0, np.uint32)
+    arrays = dict[int, MappedStrings]()
+    while len(numbers):
+        size = 3 * int(numbers[0]) + 2
+        strings, numbers = MappedStrings(data, numbers[1:size]), numbers[size:]
+        arrays[strings._begins[0]] = strings
+    end = max((strings.end for strings in arrays.values()), default=0)
+    return arrays if content[:32] == digest(data, end) else {}
+
+
+def save_strings(data: mmap.mmap, arrays: Sequence[tuple[slice, Sequence[str]]]) -> None:
+    """Cache arrays of strings for `load_strings`, if possible.
+
+    Each comes with the slice of its bytes in the file.
+    """
+    if min(len(strings) for _, strings in arrays) < LEAST_STRINGS:
+        return
+    tables = [table for place, strings in arrays if (table := build_table(place, strings)) is not None]
+    if len(tables) < len(arrays):
+        return
+    end = max(int(table[len(table) // 3]) for table in tables)
+    content = b"".join(np.uint32(len(table) // 3).tobytes() + table.tobytes() for table in tables)
+    path = path_of(data)
+    with suppress(OSError):
+        write_checksummed(path, digest(data, end) + content)
+        remove_oldest(path.parent, MOST)
+
+
+def build_table(place: slice, strings: Sequence[str]) -> np.ndarray | None:
+    """Build the table of MappedStrings for the strings in the bytes `place` of the file.
+
+    Returns uint32 [3 x count + 1], or None if a string is empty, if one has invalid UTF-8 (its decoded string is longer
+    than its bytes), or if too many are equal.
+    """
+    texts = [text.encode() for text in strings]
+    begins = place.start + np.cumsum([0, *(LENGTH + len(text) for text in texts)])
+    sums = np.fromiter(map(crc32, texts), np.uint32, len(texts))
+    places = np.argsort(sums, kind="stable")
+    ordered = sums[places]
+    alike = (ordered[MOST_ALIKE:] == ordered[:-MOST_ALIKE]).any()
+    if b"" in texts or begins[-1] != place.stop or place.stop >= 1 << 32 or alike:
+        return None
+    return np.concatenate((begins, ordered, places)).astype(np.uint32)
+
+
+def path_of(data: mmap.mmap) -> Path:
+    """Return the path of a model's cache file.
+
+    Models with the same size and beginning share it; it holds the strings of the one that was opened last.
+    """
+    name = hashlib.sha256(b"%d\0" % len(data) + data[:BEGINNING]).hexdigest()[:32]
+    return cache_folder() / "vocabularies" / f"{sources_hash(*CHECKS)}-{name}"
+
+
+def digest(data: mmap.mmap, end: int) -> bytes:
+    with memoryview(data) as view, view[:end] as part:
+        return hashlib.sha256(part).digest()
+
+
+def short_strings(chunk: np.ndarray, limit: int) -> tuple[list[str], int]:
+    """Read up to `limit` whole strings at the start of a chunk, uint8 [bytes].
+
+    Returns them and the number of bytes they take. Before each string is its length in bytes (8 bytes, little-endian).
+    Returns ([], 0) unless every string has 1 to 255 bytes of UTF-8 without a zero byte, as those of vocabularies have.
+    Reading strings one by one takes five times as long.
+    """
+    filled = np.flatnonzero(chunk)
+    lengths_at = filled[:-1][np.diff(filled) == GAP][:limit]  # nonzero bytes before exactly seven zeros
+    ends = lengths_at + GAP + chunk[lengths_at]
+    complete = int(np.searchsorted(ends, len(chunk), side="right"))
+    if not complete or lengths_at[0] or (ends[: complete - 1] != lengths_at[1:complete]).any():
+        return [], 0
+    size = int(ends[complete - 1])
+    part = chunk[:size].copy()
+    part[lengths_at[:complete]] = 0
+    if np.count_nonzero(part) != size - GAP * complete:
+        return [], 0
+    try:
+        return part.tobytes().decode().split("\0" * GAP)[1:], size
+    except UnicodeDecodeError:
+        return [], 0
+
 
 BEFORE_STRINGS = 16  # bytes before an array's first string: the value's type, the strings' type, and their count
 MOST_NOTES = 6  # maximum of notes in the line that the user sees

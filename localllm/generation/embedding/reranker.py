@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from localllm.arch import architecture
+from localllm.arch.decoder import read_pooling
 from localllm.arch.hyperparameters import RANK
 from localllm.arch.metadata import Fields
-from localllm.arch.pooling import read_pooling
 from localllm.errors import ContextError, ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.generation.embedding.embedder import Progress, has_head

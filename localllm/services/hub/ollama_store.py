@@ -17,8 +17,8 @@ from localllm.errors import ModelError
 from localllm.files.models_folder import list_files, size_of
 from localllm.frozen import frozen
 from localllm.generation.options import OPTIONS
-from localllm.generation.sampling.declaration import names_for
 from localllm.generation.sampling.options import OPTIONS as SAMPLING
+from localllm.generation.sampling.options import names_for
 from localllm.text.messages import Message
 
 PREFIX = "ollama:"

@@ -10,12 +10,11 @@ import numpy as np
 
 from localllm.arch import architecture
 from localllm.arch.attention import Transformer
-from localllm.arch.decoder import has_mtp_layer
+from localllm.arch.decoder import NONE, has_mtp_layer, read_pooling
 from localllm.arch.family import DraftingFamily
 from localllm.arch.hyperparameters import RANK, Hyperparameters
 from localllm.arch.layer_state import KVType, cache_bytes
 from localllm.arch.metadata import Fields
-from localllm.arch.pooling import NONE, read_pooling
 from localllm.arch.vision.hyperparameters import Vision
 from localllm.arch.weights import Weights
 from localllm.errors import ModelError, UsageError
@@ -23,7 +22,7 @@ from localllm.files.gguf.file import GGUFFile, Tensor
 from localllm.files.gguf.metadata_reader import number_of_strings
 from localllm.files.models_folder import find_projector
 from localllm.frozen import frozen
-from localllm.generation.sampling.recommended import read_recommended
+from localllm.generation.sampling.sampler import read_recommended
 from localllm.services.inspection.validate import Validity, check_validity, require_numbers
 
 NAMES = {"mean": "mean of all tokens", "cls": "first token", "last": "last token"}

@@ -6,8 +6,7 @@ from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.generation.constraints.schemas import close_objects
 from localllm.generation.options import CALLABLES, EFFORTS, GenerationOptions
-from localllm.generation.sampling.declaration import names_for
-from localllm.generation.sampling.options import OPTIONS
+from localllm.generation.sampling.options import OPTIONS, names_for
 
 UNLIMITED = 2**31 - 1
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from localllm.arch.attention import by_head, qkv, rope_factors, rotate_heads
+from localllm.arch.decoder import DENSE, pool_texts, read_pooling
 from localllm.arch.families import deepseek2, dots1, glm4, glm4moe, jina_bert, mimo2, mpt, qwen35
 from localllm.arch.feed_forward import (
     feed_forward_or_experts,
@@ -19,7 +20,6 @@ from localllm.arch.feed_forward import (
 )
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import SLACK, KVType, Latent, Paged, Recurrent, cache_bytes, window_tokens
-from localllm.arch.pooling import DENSE, pool_texts, read_pooling
 from localllm.arch.vision.llava import Anyres, newline_numbers, newline_of
 from localllm.arch.vision.pixtral import project
 from localllm.arch.vision.vit import apply_activation, as_matrix, feed_forward, transpose

@@ -15,7 +15,7 @@ from localllm.cli import map_run as map_command
 from localllm.cli.commands import embed, inspect, serve
 from localllm.cli.commands import pull as pull_command
 from localllm.cli.commands.embed import output_of
-from localllm.cli.options import endpoint
+from localllm.cli.options import one_shot
 from localllm.cli.options import shared as options
 from localllm.cli.options.shared import (
     Rope,
@@ -183,15 +183,15 @@ def test_amounts_are_parsed_with_units(text: str, number: int):
     ({"context": 5, "threads": 1, "cache": options.Cache(kv_type="q8_0")}, ["-c", "-t", "--kv-type"]),
 ])  # fmt: skip
 def test_engine_options_are_ignored_with_an_endpoint(more: dict[str, Any], left: list[str]):
-    assert endpoint.about_weights(options.EngineGroup(**{"cache": options.Cache(), "rope": Rope(), **more})) == left
+    assert one_shot.about_weights(options.EngineGroup(**{"cache": options.Cache(), "rope": Rope(), **more})) == left
 
 
 def test_an_endpoint_takes_its_key_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("LOCALLLM_API_KEY", raising=False)
     (tmp_path / "key").write_text(" k \n")
     (tmp_path / "none").write_text(" \n")
-    group = endpoint.EndpointGroup
-    assert group().place() is None and endpoint.key_of(None) is None
+    group = one_shot.EndpointGroup
+    assert group().place() is None and one_shot.key_of(None) is None
     assert group(endpoint="http://x", api_key_file=str(tmp_path / "key")).place().key == "k"
     with pytest.raises(UsageError, match="api_key_file needs --endpoint URL"):
         group(api_key_file=str(tmp_path / "key")).place()
@@ -199,9 +199,9 @@ def test_an_endpoint_takes_its_key_from_a_file_or_the_environment(tmp_path: Path
         group(endpoint="http://x", api_key_file=str(tmp_path / "none")).place()
     for variable, known in (("k", "k"), ("", None)):
         monkeypatch.setenv("LOCALLLM_API_KEY", variable)
-        assert endpoint.key_of(None) == known
+        assert one_shot.key_of(None) == known
     with pytest.raises(UsageError, match="fast is not available with --endpoint: the server sets it"):
-        endpoint.open_remote(None, None, None, ray=False, fast=True)  # type: ignore[arg-type]
+        one_shot.open_remote(None, None, None, ray=False, fast=True)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("layers", "used", "description"), [

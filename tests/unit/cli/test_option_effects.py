@@ -15,7 +15,7 @@ from localllm.cli import map_command, one_shot
 from localllm.cli import open_model as opening
 from localllm.cli.app import context_of
 from localllm.cli.commands import chat, embed, quantize
-from localllm.cli.options import endpoint
+from localllm.cli.options import one_shot as one_shot_options
 from localllm.cli.registry import COMMANDS, params_of
 from localllm.errors import UsageError
 from localllm.generation.constraints.constraint import constraint_of
@@ -192,7 +192,7 @@ ELSEWHERE = {"ray": False, "fast": False, "chat_template": None, "mmproj": None}
 def test_endpoint_options_reach_the_endpoint(line: str, model: str | None, refused: Told):
     name, *words = line.split()
     arguments = told_by(
-        ({"map": map_command, "chat": chat}.get(name, endpoint), "open_remote"),
+        ({"map": map_command, "chat": chat}.get(name, one_shot_options), "open_remote"),
         name,
         *words,
         "--endpoint",

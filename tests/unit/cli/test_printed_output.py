@@ -18,8 +18,8 @@ from localllm.cli import open_model as pulling
 from localllm.cli.commands import chat, rm, serve, tokenize
 from localllm.cli.commands import list as list_command
 from localllm.cli.interactive import conversation as chat_session
+from localllm.cli.options import one_shot as tool_options
 from localllm.cli.options import shared as shape
-from localllm.cli.options import tools as tool_options
 from localllm.cli.options.shared import Cache, EngineGroup, Rope
 from localllm.cli.terminal import render
 from localllm.cli.terminal.line_editor import DumbEditor

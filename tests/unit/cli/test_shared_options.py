@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from localllm.cli.commands import serve
+from localllm.cli.options import one_shot as tool_options
 from localllm.cli.options import shared as options
-from localllm.cli.options import tools as tool_options
 from localllm.cli.options.conflicts import CONFLICTS, Conflict, require_combination
 from localllm.cli.options.diffusion import (
     EPSILON,
@@ -23,8 +23,7 @@ from localllm.cli.options.diffusion import (
     decode_with_blanks,
     diffusion_options,
 )
-from localllm.cli.options.endpoint import EndpointGroup
-from localllm.cli.options.images import ImageGroup
+from localllm.cli.options.one_shot import EndpointGroup, ImageGroup
 from localllm.cli.options.shared import (
     ExactSampling,
     Sampling,

@@ -117,9 +117,9 @@ def engine() -> Bare:
 
 @pytest.fixture
 def runs_of_4(monkeypatch) -> None:
-    for name in ("engine", "run_plan", "sequence"):
+    for name in ("engine", "sequence"):
         monkeypatch.setattr(f"localllm.engine.{name}.BATCH", 4)
-    monkeypatch.setattr("localllm.engine.run_plan.PRECISE_TOKENS", 4)
+    monkeypatch.setattr("localllm.engine.engine.PRECISE_TOKENS", 4)
 
 
 def test_requests_share_runs_and_each_gets_its_own_logits(engine, runs_of_4):

@@ -5,6 +5,7 @@ import pytest
 from engines import bound, open_engine
 from models import model, write
 
+from localllm.engine.engine import Reading, split_runs
 from localllm.engine.image_tokens import (
     MOST_ROWS,
     ROW_BITS,
@@ -22,7 +23,6 @@ from localllm.engine.image_tokens import (
     row_of,
     without_images,
 )
-from localllm.engine.run_plan import Reading, split_runs
 from localllm.engine.runs import Runs
 from localllm.errors import UsageError
 from tests.goldens.test_logits import nmse

@@ -9,11 +9,10 @@ from tiny_hybrid import write_tiny_hybrid
 import localllm
 from localllm.arch import architecture
 from localllm.arch.layer_state import KVType, Recurrent, cache_bytes
-from localllm.engine.engine import Engine
+from localllm.engine.engine import REREAD, Engine
 from localllm.engine.memory import recurrent
 from localllm.engine.memory.recurrent import RecurrentState, StateLayout
 from localllm.engine.options import EngineOptions
-from localllm.engine.run_plan import REREAD
 from localllm.errors import MemoryLimitError, ModelError
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.table import PAGE

@@ -16,8 +16,7 @@ from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.metadata import MOST_NOTES as MOST
 from localllm.files.gguf.metadata import Oddities
-from localllm.text.token_types import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED
-from localllm.text.vocabulary import read_vocabulary
+from localllm.text.vocabulary import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED, read_vocabulary
 from tests.fuzz.test_malformed_models import ALL, PIECES, TYPES, L, T, sentence_piece, with_item
 from tests.fuzz.test_malformed_models import arguments as usual_arguments
 

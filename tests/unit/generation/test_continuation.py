@@ -9,8 +9,7 @@ from tiny_model import write_tiny_model
 
 from localllm import api
 from localllm.errors import UsageError
-from localllm.generation.chat_format import find_partial_answer
-from localllm.generation.conversation import PartialAnswer
+from localllm.generation.conversation import PartialAnswer, find_partial_answer
 from localllm.generation.reasoning import FORMATS, Tags
 from tests.unit.generation.tools.test_tool_grammar import QWEN
 from tests.unit.text.test_messages import CALLS, OPENAI_TOOLS, RESULT, answer, released_names, system, user

@@ -10,8 +10,8 @@ from invalid_models import Wrong
 import localllm
 from localllm.errors import UsageError
 from localllm.generation.infill import Infill
-from localllm.text.token_types import InfillTokens
 from localllm.text.tokenizer import Tokenizer
+from localllm.text.vocabulary import InfillTokens
 from tests.unit.text.test_tokenizer import NORMAL, byte_level
 
 QWEN = ["<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|repo_name|>", "<|file_sep|>"]

@@ -28,7 +28,7 @@ from localllm.generation.sampling.sampler import SamplingOptions
 from localllm.generation.scheduler import Generation
 from localllm.generation.session import Prompt, Session, blind
 from localllm.generation.vision_adapter import VisionAdapter
-from localllm.text import sandbox, template_limits
+from localllm.text import sandbox
 from localllm.text.tokenizer import Tokenizer
 
 GREEDY = GenerationOptions(sampling=SamplingOptions(temperature=0))
@@ -51,8 +51,7 @@ def conversation(tokenizer: Tokenizer, *answers: str, context: int = 512) -> tup
 
 def test_a_prompt_beyond_the_limits_of_templates_exceeds_the_context(tokenizer: Tokenizer, monkeypatch):
     text = "word " * 100
-    for module in (sandbox, template_limits):
-        monkeypatch.setattr(module, "LENGTH", 200)
+    monkeypatch.setattr(sandbox, "LENGTH", 200)
     length = len(tokenizer.encode(text))
     with pytest.raises(
         ContextError, match=f"the prompt has over {length} tokens, but the context holds only 64"

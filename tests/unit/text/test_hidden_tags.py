@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tiny_model import write_tiny_model
 
-from localllm.generation.chat_format import ChatFormat
+from localllm.generation.conversation import ChatFormat
 from localllm.generation.reasoning import Tags
 from localllm.text.templates import ChatTemplate, find_tags
 from localllm.text.tokenizer import Tokenizer

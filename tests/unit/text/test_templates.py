@@ -13,8 +13,8 @@ import pytest
 from project import GOLDENS
 
 from localllm.errors import ModelError, UsageError
+from localllm.text import sandbox as limits
 from localllm.text import sandbox as template_sandbox
-from localllm.text import template_limits as limits
 from localllm.text.builtin_templates import BUILTIN_TEMPLATES
 from localllm.text.messages import validate_messages
 from localllm.text.templates import ChatTemplate, _reason, _to_hugging_face, _to_parts

@@ -7,7 +7,7 @@ import pytest
 
 from localllm.arch.layer_state import Latent, Paged, Recurrent
 from localllm.engine import vision_encoder as pictures
-from localllm.engine.cpu import backend, threads
+from localllm.engine.cpu import backend, program
 from localllm.engine.cpu import backend as shift
 from localllm.engine.cpu import kernel_variants as variants_module
 from localllm.engine.cpu import limits as bandwidth
@@ -16,8 +16,7 @@ from localllm.engine.cpu import program as program_module
 from localllm.engine.cpu.backend import CpuBackend, KeyRotator, RowProgram
 from localllm.engine.cpu.kernel_variants import Loader, RunShape, VariantProduct, VariantTable
 from localllm.engine.cpu.limits import MemoryReader, read_bandwidth
-from localllm.engine.cpu.program import Program, StreamingRunner, TapeSlice, slice_steps
-from localllm.engine.cpu.threads import Threads, WorkerGroup
+from localllm.engine.cpu.program import Program, StreamingRunner, TapeSlice, Threads, WorkerGroup, slice_steps
 from localllm.engine.lower.activation import ALL, WANTED, Routed
 from localllm.engine.lower.header import Header, Span, TextSpan
 from localllm.engine.memory.cache import Reserved
@@ -231,9 +230,9 @@ def test_compiling_a_program_wires_its_target_tape_library_and_threads(monkeypat
 def test_worker_groups_share_a_job_and_end_their_threads_once(monkeypatch):
     """Check that a forked process does not end its parent's team."""
     called, prepared = [], []
-    monkeypatch.setattr(threads, "KERNEL", lambda address: lambda *given: called.append((address, *given)))
-    monkeypatch.setattr(threads, "waiting_functions", lambda: [11, 12, 13, 14, 15])
-    monkeypatch.setattr(threads, "prepare_waiting", lambda *given: prepared.append(given))
+    monkeypatch.setattr(program, "KERNEL", lambda address: lambda *given: called.append((address, *given)))
+    monkeypatch.setattr(program, "waiting_functions", lambda: [11, 12, 13, 14, 15])
+    monkeypatch.setattr(program, "prepare_waiting", lambda *given: prepared.append(given))
     tape = np.zeros((6, 5), np.int64)
     team = WorkerGroup({"run": 1, "work": 2}, tape, "kept")
     job, address = team.job, team.job.ctypes.data
@@ -265,9 +264,9 @@ def test_worker_groups_share_a_job_and_end_their_threads_once(monkeypatch):
 
 @pytest.mark.parametrize("line", [64, 128, 4096])
 def test_allocations_begin_at_cache_lines(monkeypatch, line):
-    monkeypatch.setattr(threads, "LINE", line)
+    monkeypatch.setattr(program, "LINE", line)
     for size in (64, 8 * 77):
-        blocks = [threads.aligned_zeros(size) for _ in range(20)]
+        blocks = [program.aligned_zeros(size) for _ in range(20)]
         assert {memory.ctypes.data % line for memory in blocks} == {0}
         assert {len(memory) for memory in blocks} == {size // 8} and not np.any(blocks)
 
@@ -292,7 +291,7 @@ def test_threads_run_all_steps_or_a_range_of_them(monkeypatch):
         def join(self):
             done.append("join")
 
-    monkeypatch.setattr(threads, "WorkerGroup", Known)
+    monkeypatch.setattr(program, "WorkerGroup", Known)
     walker = Threads(4, "addresses", "tape")
     assert done == [("addresses", "tape", None), 4]
     walker.run()

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from project import ROOT, SUPPORT
 
-from localllm.engine.cpu.threads import KERNEL, Threads
+from localllm.engine.cpu.program import KERNEL, Threads
 from localllm.engine.lower.tape import Buffer, Step, Tape
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.files.cache.checksummed_cache import read_checksummed, write_checksummed

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from localllm.files.gguf import header as gguf_header
-from localllm.files.gguf import strings
+from localllm.files.gguf import metadata
 from localllm.files.gguf.header import HeaderReader
 
 USUAL = ["a", "Ġthe", "本", " ", "\n\n", "x" * 200, "<|im_end|>", "é\ud7ff", "8" * 8]
@@ -46,7 +46,7 @@ def test_the_same_strings(monkeypatch, unusual, chunk):
 
 def test_usual_ones_are_read_many_at_a_time():
     data = np.frombuffer(packed([string.encode() for string in USUAL * 50]) + b"\5\0\0\0", np.uint8)
-    assert strings.short_strings(data, 10**6) == (USUAL * 50, len(data) - 4)
-    assert strings.short_strings(data, 7) == (USUAL[:7], len(packed([s.encode() for s in USUAL[:7]])))
+    assert metadata.short_strings(data, 10**6) == (USUAL * 50, len(data) - 4)
+    assert metadata.short_strings(data, 7) == (USUAL[:7], len(packed([s.encode() for s in USUAL[:7]])))
     for useless in (b"", b"\5", bytes(100), b"\5\0\0\0\0\0\0\0abc"):
-        assert strings.short_strings(np.frombuffer(useless, np.uint8), 9) == ([], 0)
+        assert metadata.short_strings(np.frombuffer(useless, np.uint8), 9) == ([], 0)

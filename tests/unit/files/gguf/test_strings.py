@@ -10,9 +10,9 @@ import pytest
 import vocabularies
 from tiny_model import write_tiny_model
 
-from localllm.files.gguf import strings
+from localllm.files.gguf import metadata
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.gguf.strings import MappedStrings, StringIndex, build_table, load_strings, save_strings
+from localllm.files.gguf.metadata import MappedStrings, StringIndex, build_table, load_strings, save_strings
 from localllm.text.tokenizer import Tokenizer
 
 TOKENS, MERGES = "tokenizer.ggml.tokens", "tokenizer.ggml.merges"
@@ -22,7 +22,7 @@ TEXTS = ["Hello world", "  12 345\n\n", "naïve Ωmega 你好 🙂", "<|im_start
 @pytest.fixture(autouse=True)
 def cache_folder(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("LOCALLLM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(strings, "LEAST_STRINGS", 1)
+    monkeypatch.setattr(metadata, "LEAST_STRINGS", 1)
     return tmp_path / "cache"
 
 
@@ -109,7 +109,7 @@ def test_what_others_could_have_written_is_not_believed(model, cache_folder):
 
 def test_forgotten_when_the_checks_change(model, monkeypatch):
     opened(model)
-    monkeypatch.setattr(strings, "sources_hash", lambda *folders: "another")
+    monkeypatch.setattr(metadata, "sources_hash", lambda *folders: "another")
     assert not is_kept(opened(model))
 
 
@@ -130,7 +130,7 @@ def test_of_another_header_nothing_is_believed(model):
 
 
 def test_of_many_files_the_latest_are_kept(tmp_path, monkeypatch, cache_folder):
-    monkeypatch.setattr(strings, "MOST", 4)
+    monkeypatch.setattr(metadata, "MOST", 4)
     for number in range(6):
         opened(write_tiny_model(tmp_path / f"{number}.gguf", context=512 + number))
     assert is_kept(opened(tmp_path / "5.gguf")) and not is_kept(opened(tmp_path / "0.gguf"))
@@ -172,7 +172,7 @@ def test_strings_and_their_places_are_as_a_list_and_a_dictionary():
 
 
 def test_after_many_questions_it_is_a_dictionary(monkeypatch):
-    monkeypatch.setattr(strings, "LOOKUPS", 3)
+    monkeypatch.setattr(metadata, "LOOKUPS", 3)
     texts = [f"text {number}" for number in range(10)]
     found = StringIndex(found_in(texts))
     del found["text 7"]
@@ -187,14 +187,14 @@ def test_what_cannot_be_kept():
     assert build_table(placed([b"a", b"\xff"])[1], ["a", "\\xff"]) is None, "it is not in the file as it is shown"
     alike = [text for text in map("".join, itertools.product("ab", repeat=3))]
     assert build_table(placed([text.encode() for text in alike])[1], alike) is not None
-    same = ["one"] * (strings.MOST_ALIKE + 1)
+    same = ["one"] * (metadata.MOST_ALIKE + 1)
     assert build_table(placed([text.encode() for text in same])[1], same) is None, (
         "they would be looked through, each time"
     )
 
 
 def test_strings_with_the_same_checksum(monkeypatch):
-    monkeypatch.setattr(strings, "crc32", lambda text: crc32(text) & 1)
+    monkeypatch.setattr(metadata, "crc32", lambda text: crc32(text) & 1)
     texts = [f"{number}" for number in range(8)]
     found = found_in(texts)
     assert [found.find(text) for text in texts] == list(range(8)) and found.find("8") is None
@@ -206,7 +206,7 @@ def test_nothing_is_kept_where_nothing_can_be_written(model, monkeypatch):
 
 
 def test_small_vocabularies_are_not_worth_a_file(model, monkeypatch, cache_folder):
-    monkeypatch.setattr(strings, "LEAST_STRINGS", 10_000)
+    monkeypatch.setattr(metadata, "LEAST_STRINGS", 10_000)
     opened(model)
     assert not (cache_folder / "vocabularies").exists()
 

@@ -22,8 +22,7 @@ from localllm.generation.sampling.options import (
     SamplingOptions,
     steps_lettered,
 )
-from localllm.generation.sampling.recommended import read_recommended
-from localllm.generation.sampling.sampler import Sampler, chain
+from localllm.generation.sampling.sampler import Sampler, chain, read_recommended
 from localllm.generation.sampling.steps import STEPS
 from localllm.generation.speculation.acceptance import StepCostModel
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tiny_model import write_tiny_model
 
+from localllm.arch.decoder import NONE
 from localllm.arch.layer_state import KVType
-from localllm.arch.pooling import NONE
 from localllm.errors import ModelError, UsageError
 from localllm.quant.formats import BY_NAME
 from localllm.services.inspection import inspect
