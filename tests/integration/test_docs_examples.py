@@ -127,3 +127,16 @@ def test_examples_run(name: str, folder: Path):  # noqa: F811
         done = subprocess.run(command, cwd=folder, timeout=300, env=environment, stdin=subprocess.DEVNULL,
                               capture_output=True)  # fmt: skip
         assert done.returncode in (0, 7), (left, done.stderr.decode(errors="replace"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["configuration.md", "llama-cpp-options.md"])
+def test_messages_are_those_of_the_program(name: str, folder: Path):  # noqa: F811
+    """A command in a console block, run with a tiny model, prints the lines of localllm that the block shows."""
+    text = (DOCS / name).read_text(encoding="utf-8")
+    shown = re.findall(r"^\$ (localllm [^\n]*)\n(localllm: [^\n]*)", text, re.MULTILINE)
+    assert shown
+    for command, message in shown:
+        done = subprocess.run(["bash", "-c", f"{command} -n 4"], cwd=folder, env=environment_of(folder), timeout=300,
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")  # fmt: skip
+        assert message in done.stderr.splitlines()
