@@ -1,4 +1,4 @@
-"""The script that makes wrong files for hours still makes and reads every kind of them, and finds nothing."""
+"""Runs of the script that makes wrong files for hours: every kind is made and read, and nothing is found."""
 
 import subprocess
 import sys

@@ -33,7 +33,7 @@ HOSTILE = [
 
 
 def damaged(content: bytes, draw: random.Random) -> bytes:
-    """`content` with a few bytes changed, numbers replaced, pieces removed, repeated or cut off."""
+    """Change a few bytes of `content`, replace numbers, remove, repeat or cut off pieces."""
     damaged = bytearray(content)
     for _ in range(draw.randint(1, 3)):
         place = draw.randrange(len(damaged))
@@ -55,7 +55,7 @@ def damaged(content: bytes, draw: random.Random) -> bytes:
 
 
 def outcome(path: Path) -> str:
-    """Opens the file and touches everything in it; the message if it was refused."""
+    """Open the file and touch everything in it; return the message if it was refused."""
     try:
         with GGUFFile.open(path) as file:
             for tensor in file.tensors.values():
@@ -75,14 +75,14 @@ def valid(tmp_path_factory) -> bytes:
 
 
 def header_size(content: bytes) -> int:
-    """Where the last tensor's name stands, near enough: most damage should hit the header, not the weights."""
+    """Return where the last tensor's name stands, near enough: most damage should hit the header, not the weights."""
     return content.index(b"BF16") + 64
 
 
 @pytest.mark.sampled
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_damaged_files(tmp_path, valid, seed):
+def test_damaged_files_are_read_or_refused_in_bounded_time(tmp_path, valid, seed):
     draw = random.Random(seed)
     size = header_size(valid)
     path = tmp_path / "model.gguf"
@@ -101,7 +101,7 @@ def test_damaged_files(tmp_path, valid, seed):
     assert seconds < 60  # a bound against hanging, not a measurement
 
 
-def test_damaged_split_files(tmp_path):
+def test_damaged_split_files_are_read_or_refused(tmp_path):
     draw = random.Random(0)
     paths = write_split(tmp_path)
     contents = [path.read_bytes() for path in paths]
@@ -113,7 +113,7 @@ def test_damaged_split_files(tmp_path):
     assert outcome(paths[0]) == ""
 
 
-def test_random_bytes_after_the_magic(tmp_path):
+def test_random_bytes_after_the_magic_are_read_or_refused(tmp_path):
     draw = random.Random(0)
     path = tmp_path / "model.gguf"
     for _ in range(300):

@@ -99,8 +99,8 @@ BOMBS = {
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("case", BOMBS)
-def test_bombs(case: str):
-    """In the program itself, as if the first rendering had been harmless."""
+def test_a_bomb_ends_by_a_limit(case: str):
+    """Render in the program itself, as if the first rendering had been harmless."""
     start, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
         text = render_template(compile_template(BOMBS[case]), {"messages": [USER]})
@@ -124,13 +124,13 @@ def test_bombs(case: str):
     ("{% if a %}" + "{% elif a %}" * 999 + "{% endif %}", None),
     ("{% for %}", None),
 ])  # fmt: skip
-def test_a_trial(source: str, reason: str | None):
+def test_probing_a_template_refuses_one_that_takes_too_much(source: str, reason: str | None):
     problem = trial.probe_template(source)
     assert problem is None if reason is None else reason in str(problem)
 
 
 @pytest.mark.slow
-def test_the_systems_limits(monkeypatch):
+def test_the_systems_limits_end_a_probe(monkeypatch):
     monkeypatch.setattr(trial, "compile_template", lambda source: bytearray(1 << 30))
     assert "more than 256 MB" in trial.probe_template("x")
     monkeypatch.setattr(trial, "compile_template", lambda source: [None for _ in iter(int, 1)])
@@ -140,7 +140,7 @@ def test_the_systems_limits(monkeypatch):
 
 
 def test_want_of_memory_is_not_the_templates_fault(tmp_path, monkeypatch):
-    """Neither where it is compiled or rendered nor where `ulimit -v` leaves its trial less than a template may take."""
+    """Compile or render without memory, or probe where `ulimit -v` leaves less than a template may take."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     with monkeypatch.context() as patch:
         patch.setattr(trial, "compile_template", greedy)
@@ -161,7 +161,7 @@ def test_want_of_memory_is_not_the_templates_fault(tmp_path, monkeypatch):
         ChatTemplate("{{ messages[0].content }}")
 
 
-def test_a_good_template_is_tried_once(tmp_path, monkeypatch):
+def test_a_good_template_is_probed_once(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCALLLM_CACHE", str(tmp_path))
     ChatTemplate("{{ messages[0].content }}")
     monkeypatch.setattr(trial, "probe_template", lambda source: "twice")
@@ -180,16 +180,16 @@ def greedy(*_: object) -> NoReturn:
 X = "{{ 'x' * 99999999 }}"
 
 
-@pytest.mark.parametrize(("source", "told"), [
+@pytest.mark.parametrize(("source", "outcome"), [
     ("{{ messages[0].content }}", "ok"), ("{% for %}", "ok"), ("{{ raise_exception('no') }}", "ok"), (X, "over"),
     ("{% if messages|length == 13 %}" + X + "{% endif %}", "over"), ("{{ raise_exception('no') }}" + X, "ok"),
     ("{% if messages[0].role == 'system' %}" + X + "{% endif %}", "over"), ("{{ a.b.c }}" + X, "ok"),
     ("{% if messages|length == 3 and tools is none and documents is none %}" + X + "{% endif %}", "over"),
 ])  # fmt: skip
-def test_what_a_trial_tells(source: str, told: str, monkeypatch):
-    """What takes too much in any of its conversations; what only fails is told later."""
+def test_a_probe_reports_too_much_but_not_failures(source: str, outcome: str, monkeypatch):
+    """Report what takes too much in any of its conversations; a template that only fails is reported later."""
     assert trial._render_probe(source, lambda: "too much") == (
-        "a value exceeds 8000000 characters" if told == "over" else told
+        "a value exceeds 8000000 characters" if outcome == "over" else outcome
     )
     with monkeypatch.context() as patch:
         patch.setattr(trial, "render_template", greedy)
@@ -197,52 +197,52 @@ def test_what_a_trial_tells(source: str, told: str, monkeypatch):
         assert trial._render_probe("x", greedy) == "no memory"
 
 
-@pytest.mark.parametrize(("told", "was_ended", "problem"), [
+@pytest.mark.parametrize(("output", "was_ended", "problem"), [
     (b"ok", True, None), (b"oh, \xff", False, "oh, \ufffd"), (b"", True, "it ran for more than 2 seconds"),
     (b"", False, "it crashes the process that renders it"),
 ])  # fmt: skip
-def test_how_a_trial_went(told: bytes, was_ended: bool, problem: str | None, monkeypatch):
-    """By what it said and how it ended; and where processes cannot be forked."""
+def test_the_outcome_of_a_probe_is_explained(output: bytes, was_ended: bool, problem: str | None, monkeypatch):
+    """Explain its output and its end; probe in a program of its own where processes cannot be forked."""
     asked: list[Any] = []
-    assert trial._explain_outcome(told, was_ended) == problem
+    assert trial._explain_outcome(output, was_ended) == problem
     with pytest.raises(MemoryError):
         trial._explain_outcome(b"no memory", was_ended)
     monkeypatch.setattr(trial, "can_fork", lambda: False)
-    monkeypatch.setattr(trial, "run_limited", lambda *limits: asked.append(limits) or (told, was_ended))
+    monkeypatch.setattr(trial, "run_limited", lambda *limits: asked.append(limits) or (output, was_ended))
     assert trial.probe_template("a\udc80é") == problem
     assert asked == [([sys.executable, "-P", "-m", "localllm.text.template_probe"], "a?é".encode(), 3, 384 << 20, 20.0)]
 
 
-def test_a_trial_in_a_program_of_its_own(monkeypatch, capfdbinary):
-    for source, told in (
+def test_a_probe_runs_in_a_program_of_its_own(monkeypatch, capfdbinary):
+    for source, output in (
         (b"\xff{{ messages[0].role }}", b"ok"),
         (X.encode(), b"a value exceeds 8000000 characters"),
     ):
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=BytesIO(source)))
         runpy.run_path(trial.__file__, run_name="__main__")
-        assert capfdbinary.readouterr() == (told, b"")
+        assert capfdbinary.readouterr() == (output, b"")
 
 
-def test_a_child_that_tries(monkeypatch):
-    """It says how it went, in 400 bytes, and ends whatever happens."""
-    said: list[Any] = []
+def test_a_probing_child_reports_and_ends_in_any_case(monkeypatch):
+    """Report in 400 bytes."""
+    events: list[Any] = []
 
     def end(code: int) -> NoReturn:
-        said.append(code)
+        events.append(code)
         raise SystemExit
 
-    monkeypatch.setattr(trial, "os", SimpleNamespace(_exit=end, write=lambda *what: said.append(what)))
+    monkeypatch.setattr(trial, "os", SimpleNamespace(_exit=end, write=lambda *what: events.append(what)))
     monkeypatch.setattr(trial, "_render_probe", lambda source, limit: source * 300)
     with pytest.raises(SystemExit):
         trial._run_probe("é", 7)
-    assert said == [(7, ("é" * 200).encode()), 0]
+    assert events == [(7, ("é" * 200).encode()), 0]
     monkeypatch.setattr(trial, "_render_probe", greedy)
     with pytest.raises(SystemExit):
         trial._run_probe("é", 7)
-    assert said[2:] == [1]
+    assert events[2:] == [1]
 
 
-def test_a_trial_leaves_no_pipe_open(monkeypatch):
+def test_a_probe_leaves_no_pipe_open(monkeypatch):
     ends, pipe = list[tuple[int, int]](), os.pipe
     monkeypatch.setattr(trial.os, "pipe", lambda: ends.append(pipe()) or ends[-1])
     monkeypatch.setattr(trial, "fork", lambda: 7)
@@ -257,9 +257,9 @@ def test_a_trial_leaves_no_pipe_open(monkeypatch):
     ([b"o", b"k", b""], [20, 5, 0], None), ([b"oh", b""], [20, 5], "oh"), ([b"oh"], [20, 5], "oh"),
     ([], [20], "it ran for more than 2 seconds"),
 ])  # fmt: skip
-def test_how_long_a_trial_is_waited_for(pieces: list[bytes], waited: list[float], problem: str | None, monkeypatch):
-    """20 seconds in all; then it is ended, whatever it has said."""
-    clock, timeouts, ended, said = [100.0], list[float](), list[Any](), iter(pieces)
+def test_a_probe_ends_after_20_seconds(pieces: list[bytes], waited: list[float], problem: str | None, monkeypatch):
+    """End it whatever it has written."""
+    clock, timeouts, ended, reads = [100.0], list[float](), list[Any](), iter(pieces)
 
     def select(readers: list, writers: list, others: list, timeout: float) -> tuple[list, list, list]:
         timeouts.append(timeout)
@@ -270,20 +270,20 @@ def test_how_long_a_trial_is_waited_for(pieces: list[bytes], waited: list[float]
     monkeypatch.setattr(trial, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(trial, "was_stopped", lambda status: status == 9)
     child = {"kill": lambda *what: ended.append(what), "waitpid": lambda *what: ended.append(what) or (7, 9)}
-    monkeypatch.setattr(trial, "os", SimpleNamespace(read=lambda reader, size: next(said), **child))
+    monkeypatch.setattr(trial, "os", SimpleNamespace(read=lambda reader, size: next(reads), **child))
     assert trial._read_outcome(5, 7) == problem
     assert (timeouts, ended) == (waited, [(7, signal.SIGKILL), (7, 0)])
 
 
-@pytest.mark.parametrize(("may", "told"), [(True, "it takes more than 256 MB"), (False, "no memory")])
-def test_what_a_trial_may_take_and_that_ctrl_c_does_not_end_it(may: bool, told: str, monkeypatch):
+@pytest.mark.parametrize(("may", "output"), [(True, "it takes more than 256 MB"), (False, "no memory")])
+def test_a_probe_has_limits_and_ignores_ctrl_c(may: bool, output: str, monkeypatch):
     asked: list[Any] = []
     monkeypatch.setattr(trial, "limit_process", lambda *limits: asked.append(limits) or may)
-    assert trial._set_limits() == told
+    assert trial._set_limits() == output
     assert (asked, signal.getsignal(signal.SIGINT)) == ([(2, 256 << 20)], signal.SIG_IGN)
 
 
-def test_how_long_a_source_is_and_how_many_branches_it_has(monkeypatch):
+def test_long_sources_and_many_branches_are_refused(monkeypatch):
     monkeypatch.setattr(sandbox, "SOURCE", 48)
     monkeypatch.setattr(sandbox, "BRANCHES", 2)
     sandbox.compile_template("{% if a %}{% elif b %}1{% else %}{% endif %}".ljust(48))
@@ -296,7 +296,7 @@ def test_how_long_a_source_is_and_how_many_branches_it_has(monkeypatch):
 
 
 @pytest.mark.usefixtures("small")
-def test_what_comes_one_by_one_and_what_goes_into_a_text():
+def test_items_and_parts_are_counted_up_to_the_limits():
     sandbox.begin()
     assert [*limits.count_items(iter(range(7)))] == [*range(7)]
     with pytest.raises(LimitError, match=f"^{MANY}$"):
@@ -308,7 +308,7 @@ def test_what_comes_one_by_one_and_what_goes_into_a_text():
 
 
 @pytest.mark.parametrize("condition", ["add_generation_prompt", "bos_token and eos_token", "messages|length == 1"])
-def test_the_trial_is_of_what_is_rendered_later(condition: str):
+def test_a_probe_renders_with_the_later_variables(condition: str):
     assert "exceeds" in (trial.probe_template(f"{{% if {condition} %}}{{{{ 'x' * 99999999 }}}}{{% endif %}}") or "")
 
 
@@ -322,16 +322,15 @@ def test_the_trial_is_of_what_is_rendered_later(condition: str):
     "{{ y | join(X) }}", "{{ X if X else X }}", "{{ X is defined and not X }}", "{{ y.f(X) }}", "{{ X + 1 }}",
     "{{ (X ~ 'a') ~ (X ~ 'b') }}",
 ])  # fmt: skip
-def test_what_is_counted_is_counted_within_everything(around: str):
-    """A chain, whose limit is a call that stands in its place."""
+def test_concatenations_are_limited_within_every_construct(around: str):
+    """Replace a chain by a call that limits it."""
     tree = sandbox._Guards().visit(sandbox._Environment().parse(around.replace("X", "(p ~ q)")))
-    found = [node.name for node in tree.find_all(nodes.ExtensionAttribute)]
-    assert found.count("concat") == around.count("X") + 3 * ("~" in around)
+    calls = [node.name for node in tree.find_all(nodes.ExtensionAttribute)]
+    assert calls.count("concat") == around.count("X") + 3 * ("~" in around)
     assert not [*tree.find_all(nodes.Concat)]
 
 
-def test_what_is_written_has_a_limit(monkeypatch):
-    """Also what the template says itself, without a loop."""
+def test_the_output_has_a_limit_even_without_loops(monkeypatch):
     template = compile_template("abc{{ messages|length }}" * 30)
     assert len(render_template(template, {"messages": [USER]})) == 120
     monkeypatch.setattr(sandbox, "LENGTH", 119)
@@ -351,7 +350,7 @@ def test_what_is_written_has_a_limit(monkeypatch):
     ],
 )
 def test_joined_texts_are_measured_before_they_are_made(monkeypatch, separator, items, length):
-    """Texts and what is between them, whichever of the two is long; a filter and a method alike."""
+    """Add up texts and separators, whichever of the two is long; in a filter as in a method."""
     for limit, fits in ((length, True), (length - 1, False)):
         monkeypatch.setattr(limits, "LENGTH", limit)
         with nullcontext() if fits else pytest.raises(LimitError, match="a value exceeds"):
@@ -365,7 +364,7 @@ SMALL = {"LENGTH": 40, "ITEMS": 6, "BITS": 16, "WIDTH": 9}
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limits that a test can reach."""
+    """Set limits that a test can reach."""
     for module in (limits, sandbox):
         for name, value in SMALL.items():
             monkeypatch.setattr(module, name, value)
@@ -403,7 +402,7 @@ LONG, MANY, LARGE = "a value exceeds 40 characters", "a value has more than 6 it
     ("{{ [1] | tojson(separators=(':' * 8, ',' * N)) }}", 8, 9, "the separators of tojson exceed 16 characters"),
     ("{{ ('é' * N) | tojson(ensure_ascii=true) }}", 4, 5, "the text of tojson with ensure_ascii exceeds 6 characters"),
 ])  # fmt: skip
-def test_the_last_that_fits_and_the_first_that_does_not(source: str, fits: int, not_so: int, problem: str | None):
+def test_the_largest_value_renders_and_the_next_is_refused(source: str, fits: int, not_so: int, problem: str | None):
     render_template(compile_template(source.replace("N", str(fits))), {})
     with nullcontext() if problem is None else pytest.raises(LimitError, match=f"^{problem}$"):
         render_template(compile_template(source.replace("N", str(not_so))), {})
@@ -427,7 +426,7 @@ def test_the_last_that_fits_and_the_first_that_does_not(source: str, fits: int, 
     ("{{ '%999d%%' % 1 }}{{ '{:.1f}{:999}'.format(1, 2) }}{{ [1] | tojson(indent=16) }}{{ [[1], [2]] | map('sum') }}",
      None),
 ])  # fmt: skip
-def test_what_is_not_there(source: str, problem: str | None):
+def test_unsupported_parts_of_templates_are_refused(source: str, problem: str | None):
     with nullcontext() if problem is None else pytest.raises(LimitError, match=f"^{problem}$"):
         render_template(compile_template(source), {})
 
@@ -455,7 +454,7 @@ def test_indented_parts_are_measured_before_they_are_written(monkeypatch, value,
             limits.check_indented(value, indent)
 
 
-def test_an_end_by_the_clock_and_by_what_is_made(monkeypatch: pytest.MonkeyPatch):
+def test_a_rendering_ends_by_the_clock_or_by_bytes_made(monkeypatch: pytest.MonkeyPatch):
     now = [5.0]
     monkeypatch.setattr(limits, "time", SimpleNamespace(thread_time=lambda: now[0]))
     limits.begin()
@@ -469,9 +468,9 @@ def test_an_end_by_the_clock_and_by_what_is_made(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(LimitError, match=r"^it ran for more than 2 seconds$"):
         limits.tick()
     limits.begin()
-    for made, size in ((["x"] * 7, 56), ("x" * 100, limits.sys.getsizeof("x" * 100)), (iter([1, 2]), 16)):
+    for value, size in ((["x"] * 7, 56), ("x" * 100, limits.sys.getsizeof("x" * 100)), (iter([1, 2]), 16)):
         before = limits._rendering.made
-        kept = limits.require_limited(made)
+        kept = limits.require_limited(value)
         assert [*kept] and limits._rendering.made - before == size
 
 
@@ -481,8 +480,8 @@ def test_an_end_by_the_clock_and_by_what_is_made(monkeypatch: pytest.MonkeyPatch
     ("{% macro f() %}abc{{ 'de' }}{% endmacro %}{{ f() }}{{ f() }}", [5, 0, 5] * 2),
     ("{{ x | select('odd') | list }}", [0, 0, 0, 0, 3]), ("{{ x | upper }}", [0, 6]), ("{{ x }}", [6]),
 ])  # fmt: skip
-def test_what_counts_as_a_turn(monkeypatch: pytest.MonkeyPatch, source: str, ticks: list[int]):
-    """Also what is looked at and left out; and of what is written, how long it is."""
+def test_every_turn_and_every_written_text_counts(monkeypatch: pytest.MonkeyPatch, source: str, ticks: list[int]):
+    """Count items that are looked at and left out, too; and the length of written texts."""
     template, counted = compile_template(source), []
     monkeypatch.setattr(sandbox, "tick", lambda made=0: counted.append(made))
     render_template(template, {"x": [1, 2]})
@@ -498,7 +497,7 @@ def test_the_limits_are_far_from_what_released_templates_take():
 @pytest.mark.parametrize(("value", "length"), [
     ("abc", 3), (1.5, 20), (None, 20), (7, 3333), (["ab", 1.5], 4 + 2 + 4 + 20), ({"k": "vv"}, 4 + 1 + 4 + 2), ((), 0),
 ])  # fmt: skip
-def test_how_long_values_are_as_texts_about(value: object, length: int):
+def test_the_length_of_values_as_texts_is_estimated(value: object, length: int):
     assert limits.written_length(value) == length
 
 
@@ -506,7 +505,7 @@ def test_how_long_values_are_as_texts_about(value: object, length: int):
     ["x" * 10], [["x" * 4], "y" * 6], {"a": "x" * 9}, {"a" * 10: 1}, [{"a": "b" * 3}, "c" * 6], ("x" * 5, ("y" * 5, 7)),
 ])  # fmt: skip
 def test_texts_in_lists_are_measured_together(monkeypatch: pytest.MonkeyPatch, value: Any):
-    """If they are going to be one; however deep they lie, and as keys, too."""
+    """Measure texts that are going to be one, however deep they lie, and as keys, too."""
     for length, fits in ((10, True), (9, False)):
         monkeypatch.setattr(limits, "LENGTH", length)
         assert limits.require_light(value) is value
@@ -515,7 +514,7 @@ def test_texts_in_lists_are_measured_together(monkeypatch: pytest.MonkeyPatch, v
 
 
 def test_parts_of_texts_and_lists_count_as_made(monkeypatch: pytest.MonkeyPatch):
-    """Though nothing is written of them."""
+    """Count them though nothing of them is written."""
     template = compile_template("{% for i in range(9) %}{% set a = x[1:] %}{% endfor %}")
     for value in ("y" * 300, [1] * 40):
         monkeypatch.setattr(limits, "MADE", 9 * 8000)

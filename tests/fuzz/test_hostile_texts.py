@@ -15,7 +15,7 @@ FAMILIES = sorted({family: name for name, family in PRETOKENIZERS.items()}.value
 
 
 def sample(draw: random.Random, length: int) -> str:
-    """Prose with runs of spaces, digits, letters, signs and newlines in it."""
+    """Write prose with runs of spaces, digits, letters, signs and newlines in it."""
     prose = vocabularies.PROSE
     parts = []
     while sum(map(len, parts)) < length:
@@ -26,7 +26,7 @@ def sample(draw: random.Random, length: int) -> str:
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "superbpe"])  # whose words are paragraphs
-def test_windows_give_the_same_words(monkeypatch, name: str):
+def test_windows_split_into_the_same_words(monkeypatch, name: str):
     text = sample(random.Random(7), 30_000)
     expected = words.make_splitter(PRETOKENIZERS[name].patterns)(text)
     monkeypatch.setattr(words, "WINDOW", 2000)
@@ -40,7 +40,7 @@ def llama() -> Tokenizer:
 
 
 @pytest.mark.parametrize("alphabet", ["a", "ab", "abcdefghijklmnopqrstuvwxyz", "aeiou", "é中", "x_", "-"])
-def test_windows_give_the_same_tokens(llama, monkeypatch, alphabet: str):
+def test_windows_merge_into_the_same_tokens(llama, monkeypatch, alphabet: str):
     draw = random.Random(3)
     text = "".join(draw.choices(alphabet, k=6000))
     whole = subwords.merge_long(text, llama._subwords.vocabulary.ranks, " ")
@@ -50,8 +50,8 @@ def test_windows_give_the_same_tokens(llama, monkeypatch, alphabet: str):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("unit", [" ", "a", "\n", "1", "!", "ab", "中"])
-def test_long_runs(llama, unit: str):
-    """Ten million spaces made the regular expressions' library panic, a megabyte of one letter took 9 s."""
+def test_long_runs_are_tokenized_in_linear_time(llama, unit: str):
+    """Ten million spaces made the regular expressions' library panic; a megabyte of one letter took 9 s."""
     text = unit * (1_500_000 // len(unit.encode())) + "1"
     start = time.process_time()
     ids = llama.encode(text)
@@ -59,7 +59,7 @@ def test_long_runs(llama, unit: str):
     assert llama.decode(ids) == text
 
 
-def test_spaces_before_a_digit(llama):
+def test_many_spaces_before_a_digit_take_linear_time(llama):
     other = Tokenizer.from_metadata(vocabularies.metadata("llama-spm"))
     for tokenizer in (llama, other):
         start = time.process_time()

@@ -1,4 +1,4 @@
-"""Images and projectors that are damaged: 250 of each that are refused, every one by a line, and none that crashes."""
+"""Damaged images and projectors: 250 of each that are refused, every one by a line, and none that crashes."""
 
 import random
 from collections.abc import Callable
@@ -22,7 +22,7 @@ REFUSED = 250
 
 
 def damaged(draw: random.Random, whole: bytes, most: int) -> bytes:
-    """Cut off, or with some bytes changed, left out or doubled among the first `most`."""
+    """Cut a file off, or change, leave out or double some bytes among the first `most`."""
     data = bytearray(whole)
     for _ in range(draw.randrange(1, 9)):
         place, count = draw.randrange(most), draw.randrange(1, 5)
@@ -31,7 +31,7 @@ def damaged(draw: random.Random, whole: bytes, most: int) -> bytes:
 
 
 def count_refused(read: Callable[[bytes], None], wholes: list[tuple[bytes, int]], kind: type[Exception]) -> int:
-    """Of how many damaged files so many are refused; each is, by one line, or is read."""
+    """Count the damaged files until so many are refused; each is, by one line, or is read."""
     draw, refused, tried = random.Random(31), 0, 0
     while refused < REFUSED:
         tried += 1
@@ -45,8 +45,7 @@ def count_refused(read: Callable[[bytes], None], wholes: list[tuple[bytes, int]]
 
 
 @pytest.mark.slow
-def test_images():
-    """Of six formats."""
+def test_damaged_images_are_read_or_refused():
     wholes = [encode(picture((40, 30)), format) for format in FORMATS]
 
     def read(data: bytes) -> None:
@@ -57,8 +56,8 @@ def test_images():
 
 @pytest.mark.sampled
 @pytest.mark.slow
-def test_projectors(tmp_path):
-    """Of every family, damaged where names, numbers and places of tensors stand; what is read sees numbers."""
+def test_damaged_projectors_are_read_or_refused(tmp_path):
+    """Damage every family where names, numbers and places of tensors stand; expect numbers of those that are read."""
     path, wholes = tmp_path / "mmproj.gguf", []
     for name in PROJECTORS:
         whole = write_projector(projector(name), path)
@@ -79,8 +78,8 @@ def test_projectors(tmp_path):
     assert count_refused(read, wholes, ModelError) < 2 * REFUSED
 
 
-def test_the_command(tmp_path, cli):
-    """Exit codes 2 for an image and 3 for a projector, nothing on stdout."""
+def test_run_refuses_damaged_images_and_projectors_in_one_line(tmp_path, cli):
+    """Expect exit code 2 for an image and 3 for a projector, and nothing on stdout."""
     write(seeing("llava", context=512), tmp_path / "tiny.gguf")
     beside = write_projector(projector("llava"), tmp_path / "mmproj.gguf")
     shown, draw = Path(tmp_path / "one.png"), random.Random(0)

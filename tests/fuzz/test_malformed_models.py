@@ -1,4 +1,4 @@
-"""Files from strangers: every command refuses what makes no sense, in one line that names it, with exit code 3."""
+"""Files that make no sense: every command refuses them with exit code 3, in one line that names the fault."""
 
 import struct
 from pathlib import Path
@@ -25,13 +25,13 @@ def T(name: str, value: Any) -> dict[str, Any]:  # noqa: N802
 
 
 def sentence_piece(**changes: Any) -> dict[str, Any]:
-    """As SentencePiece's, of as many tokens as the tiny model has."""
+    """Return SentencePiece's metadata, of as many tokens as the tiny model has."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"abcdefghi"]
     types = np.array([2, 3, 3] + [6] * 256 + [1] * 9, np.int32)
     metadata = {"model": "llama", "tokens": pieces, "token_type": types, "scores": np.zeros(268, np.float32)}
-    made = {f"tokenizer.ggml.{key}": value for key, value in (metadata | changes).items()}
-    made |= {"tokenizer.ggml.merges": GONE, "tokenizer.ggml.pre": GONE}
-    return {key: value for key, value in made.items() if key != "tokenizer.ggml.scores" or value is not GONE}
+    metadata_made = {f"tokenizer.ggml.{key}": value for key, value in (metadata | changes).items()}
+    metadata_made |= {"tokenizer.ggml.merges": GONE, "tokenizer.ggml.pre": GONE}
+    return {key: value for key, value in metadata_made.items() if key != "tokenizer.ggml.scores" or value is not GONE}
 
 
 def with_item(values: np.ndarray, place: int, item: Any) -> np.ndarray:
@@ -143,7 +143,7 @@ def require_refused(cli, path: Path, expected: str, verbs=ALL) -> None:
         assert not path.with_suffix(".out").exists()
 
 
-def test_the_valid_one(wrong: Wrong, cli):
+def test_the_valid_model_is_accepted_by_all_commands(wrong: Wrong, cli):
     path = wrong.write()
     for verb in ALL:
         assert cli(*arguments(verb, path))[0] == 0, verb
@@ -151,21 +151,21 @@ def test_the_valid_one(wrong: Wrong, cli):
     assert cli("inspect", path, "--check")[0] == 0
 
 
-def test_sentence_piece_is_valid_too(wrong: Wrong, cli):
+def test_sentence_piece_metadata_is_valid_too(wrong: Wrong, cli):
     assert cli(*arguments("tokenize", wrong.write(sentence_piece())))[0] == 0
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("case", METADATA)
-def test_metadata(wrong: Wrong, cli, case: str):
+def test_wrong_metadata_is_refused_by_every_command(wrong: Wrong, cli, case: str):
     changes, expected = METADATA[case]
     if "alignment" in expected:
         return require_refused_by_hand(wrong, cli, changes, expected)
     require_refused(cli, wrong.write(changes), expected)
 
 
-def test_a_decoder_that_looks_ahead(wrong: Wrong, cli):
-    """It may be a good one, of a kind that is not supported."""
+def test_bidirectional_attention_is_not_usable_but_inspected(wrong: Wrong, cli):
+    """It may be a good model, of a kind that is not supported."""
     path = wrong.write(L("attention.causal", False))
     require_refused(cli, path, "attention.causal", ["run"])
     code, out, _ = cli("inspect", path)
@@ -173,7 +173,7 @@ def test_a_decoder_that_looks_ahead(wrong: Wrong, cli):
 
 
 def require_refused_by_hand(wrong: Wrong, cli, changes: dict[str, Any], expected: str) -> None:
-    """An alignment that the writer would heed: the value is changed behind its back."""
+    """Change an alignment behind the writer's back, which would heed it."""
     data = wrong.write({"general.alignment": 32}).read_bytes()
     place = data.index(b"general.alignment") + len("general.alignment")
     for kind, value in ((4, 2**31), (4, 0), (4, 48), (4, 1 << 17), (5, 32), (6, 32)):
@@ -215,7 +215,7 @@ TENSORS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", TENSORS)
-def test_tensors(wrong: Wrong, cli, case: str):
+def test_wrong_tensors_are_refused_by_every_command(wrong: Wrong, cli, case: str):
     changes, expected = TENSORS[case]
     require_refused(cli, wrong.write(tensors=changes), expected)
 
@@ -223,13 +223,13 @@ def test_tensors(wrong: Wrong, cli, case: str):
 @pytest.mark.parametrize(
     "name", ["", "x" * 64, "a\x1b[2J", "a\u202eb", "a\u2028b", "a\nb", "a\u200fb", "a b", "a\u3164b"]
 )
-def test_names(wrong: Wrong, cli, name: str):
+def test_names_with_odd_characters_are_refused(wrong: Wrong, cli, name: str):
     require_refused(cli, wrong.write(tensors={name: ONES}), "name")
     if name != "a b":
         require_refused(cli, wrong.write({name: 1}) if len(name) < 64 else wrong.write({name * 1025: 1}), "name")
 
 
-def test_a_gap(wrong: Wrong, cli):
+def test_a_gap_between_tensors_is_refused(wrong: Wrong, cli):
     data = bytearray(wrong.write().read_bytes())
     place = data.index(b"output_norm.weight") + len("output_norm.weight") + 4 + 8 + 4
     (start,) = struct.unpack_from("<Q", data, place)
@@ -240,16 +240,16 @@ def test_a_gap(wrong: Wrong, cli):
     require_refused(cli, wrong.path, "output.weight: offset")
 
 
-def test_data_behind_the_last_tensor(wrong: Wrong, cli):
-    """A tensor that the table has lost: without its output matrix, a model takes the embedding."""
+def test_data_behind_the_last_tensor_are_refused(wrong: Wrong, cli):
+    """Lose a tensor of the table: without its output matrix, a model takes the embedding."""
     data = wrong.write().read_bytes()
     (count,) = struct.unpack_from("<Q", data, 8)
     wrong.path.write_bytes(data[:8] + struct.pack("<Q", count - 1) + data[16:])
     require_refused(cli, wrong.path, "tensor count: the data of 20 tensors ends at byte")
 
 
-def test_weights_that_are_no_numbers(wrong: Wrong, cli):
-    """Where they are met, or with --check."""
+def test_weights_that_are_no_numbers_are_refused_when_met(wrong: Wrong, cli):
+    """Expect inspect to refuse them with --check only."""
     path = wrong.write(tensors={"blk.1.ffn_down.weight": nan_row})
     require_refused(cli, path, "not numbers", ["run"])
     require_refused(cli, path, "blk.1.ffn_down.weight: the weight in row 63, column 0 is nan", ["quantize"])
@@ -258,7 +258,7 @@ def test_weights_that_are_no_numbers(wrong: Wrong, cli):
     assert (code, err.count("\n")) == (3, 1) and "blk.1.ffn_down.weight: the weight in row 63" in err
 
 
-def test_a_template_that_does_not_compile(wrong: Wrong, cli):
+def test_a_template_that_does_not_compile_is_refused(wrong: Wrong, cli):
     path = wrong.write({"tokenizer.chat_template": "{% for %}"})
     assert cli("inspect", path)[0] == 0
     code, _, err = cli("inspect", path, "--check")
@@ -267,14 +267,13 @@ def test_a_template_that_does_not_compile(wrong: Wrong, cli):
     assert code == 3 and "the chat template is invalid" in err
 
 
-def test_a_name_of_a_gigabyte_is_not_decoded(wrong: Wrong, cli, monkeypatch):
-    """Where nothing needs it, and is refused where something does."""
+def test_a_huge_text_is_refused_only_where_it_is_needed(wrong: Wrong, cli, monkeypatch):
     text = "x" * (5 << 20)
     assert cli("tokenize", wrong.write({"general.description": text}), "Hi")[0] == 0
     require_refused(cli, wrong.write({"general.name": text}), "general.name: a text of 5242880 bytes")
 
 
-def test_a_length_with_a_flipped_bit(wrong: Wrong, cli):
+def test_a_length_with_a_flipped_bit_is_refused(wrong: Wrong, cli):
     data = bytearray(wrong.write({"x.padding": "x" * (1 << 17)}).read_bytes())
     place = data.index(b"\5\0\0\0\0\0\0\0hello") + 2
     data[place] ^= 1
@@ -287,14 +286,14 @@ def test_a_length_with_a_flipped_bit(wrong: Wrong, cli):
     "general.alignment=str:32", "general.alignment=bool:true", "general.alignment=float:32", "split.count=int:3",
     "a=int:99999999999999999999", "a=float:1e300", "a=float:nan", "a\x1b=int:1",
 ])  # fmt: skip
-def test_overrides(wrong: Wrong, cli, text: str):
+def test_invalid_overrides_are_refused(wrong: Wrong, cli, text: str):
     path = wrong.write()
     code, _, err = cli(*arguments("quantize", path), "--override-kv", text)
     assert (code, err.count("\n")) == (2, 1) and "--override-kv" in err
     assert not path.with_suffix(".out").exists()
 
 
-def test_overrides_that_make_a_wrong_model(wrong: Wrong, cli):
+def test_overrides_that_make_a_wrong_model_are_refused(wrong: Wrong, cli):
     path = wrong.write()
     code, _, err = cli(*arguments("quantize", path), "--override-kv", "llama.block_count=int:99")
     assert code == 3 and "blk.2." in err
@@ -305,12 +304,12 @@ def test_overrides_that_make_a_wrong_model(wrong: Wrong, cli):
 
 
 @pytest.mark.parametrize("name", ["", "x" * 256])
-def test_outputs_without_a_proper_name(wrong: Wrong, cli, name: str):
+def test_outputs_without_a_proper_name_are_refused(wrong: Wrong, cli, name: str):
     code, _, err = cli("quantize", wrong.valid, str(wrong.path.parent / name) if name else "", "Q8_0")
     assert (code, err.count("\n")) == (2, 1) and "name" in err
 
 
-def test_the_longest_name(wrong: Wrong, cli):
+def test_the_longest_file_name_is_accepted(wrong: Wrong, cli):
     target = wrong.path.parent / ("x" * 255)
     assert cli("quantize", wrong.valid, target, "Q8_0")[0] == 0
     target.unlink()

@@ -1,4 +1,4 @@
-"""Whatever the bytes, what reads a file or a text gives a value or an error of localllm: looked for by hypothesis."""
+"""Random bytes and texts by hypothesis: every reader returns a value or raises an error of localllm."""
 
 import json
 import struct
@@ -38,7 +38,7 @@ JSON = st.recursive(
 
 @st.composite
 def damaged(draw: st.DrawFn, valid: bytes, most: int) -> bytes:
-    """The bytes with some of the first `most` changed, taken away, doubled, or with nothing behind."""
+    """Change, take away or double some of the first `most` bytes, or end the file there."""
     content = bytearray(valid)
     for _ in range(draw(st.integers(1, 3))):
         place = draw(st.integers(0, max(0, min(most, len(content)) - 1)))
@@ -85,7 +85,7 @@ def logits(path: Path) -> None:
     ],
     ids=["model", "file", "imatrix", "old imatrix", "logits"],
 )
-def test_files(write: Callable[[Path], Any], read: Callable[[Path], Any], tmp_path: Path):
+def test_damaged_files_are_read_or_refused(write: Callable[[Path], Any], read: Callable[[Path], Any], tmp_path: Path):
     write(tmp_path / "valid.gguf")
     valid = (tmp_path / "valid.gguf").read_bytes()
     read(tmp_path / "valid.gguf")
@@ -100,7 +100,7 @@ def test_files(write: Callable[[Path], Any], read: Callable[[Path], Any], tmp_pa
 
 
 def refused_or_read(read: Callable[..., Any], *arguments: Any) -> None:
-    """An error of localllm is one line, of printable characters and spaces that paths may have."""
+    """Expect an error of localllm in one line, of printable characters and spaces that paths may have."""
     try:
         read(*arguments)
     except LocalllmError as error:
@@ -111,7 +111,7 @@ def refused_or_read(read: Callable[..., Any], *arguments: Any) -> None:
 @pytest.mark.slow
 @EXAMPLES
 @given(st.dictionaries(st.sampled_from(["id", "line", "messages", "text", "é"]), JSON) | JSON, st.binary(max_size=20))
-def test_records(value: object, end: bytes):
+def test_damaged_records_are_read_or_refused(value: object, end: bytes):
     for data in (json.dumps(value).encode() + b"\n" + end, b'{"id": 1}\n' + end):
         for record in read_records(data):
             if not record.error:
@@ -121,7 +121,7 @@ def test_records(value: object, end: bytes):
 
 @EXAMPLES
 @given(st.lists(st.tuples(st.sampled_from(["cache_gb", "aliases", "[model.x]", "[defaults", "x"]), st.text()) | JSON))
-def test_settings(parts: list[Any]):
+def test_damaged_settings_are_read_or_refused(parts: list[Any]):
     text = "\n".join("=".join(map(str, part)) if isinstance(part, tuple) else str(part) for part in parts)
     refused_or_read(config.parse, Path("config.toml"), text)
 
@@ -132,8 +132,8 @@ TEMPLATE = ["{% for m in messages %}", "{% endfor %}", "{{ m.content }}", "{% if
 
 @EXAMPLES
 @given(st.lists(st.sampled_from(TEMPLATE), max_size=12).map("".join))
-def test_templates(source: str):
-    """Here, and not first in another process."""
+def test_damaged_templates_are_rendered_or_refused(source: str):
+    """Render here, and not first in another process."""
 
     def render() -> None:
         ChatTemplate(source).render([{"role": "user", "content": "Hi"}])
@@ -145,5 +145,5 @@ def test_templates(source: str):
 
 @EXAMPLES
 @given(st.text(), st.sampled_from(["int", "float", "bool", "str", "u8", ""]), st.text())
-def test_overrides(key: str, kind: str, value: str):
+def test_damaged_overrides_are_parsed_or_refused(key: str, kind: str, value: str):
     refused_or_read(parse_override, f"{key}={kind}:{value}")

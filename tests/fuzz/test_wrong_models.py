@@ -1,4 +1,4 @@
-"""A wrong model never answers: a golden model that lost a tensor, or whose numbers are damaged, is refused by name."""
+"""Wrong models never answer: a golden model that lost a tensor, or whose numbers are damaged, is refused by name."""
 
 import math
 import re
@@ -33,7 +33,7 @@ Damage = tuple[str, dict[str, Tensor]]  # what happened, and the tensors that ar
 
 
 def refusal(file: GGUFFile) -> str | None:
-    """Why a model is not opened, or None if it is."""
+    """Return why a model is not opened, or None if it is."""
     try:
         Engine(file, EngineOptions(threads=1, context=48, backend="reference")).close()
     except LocalllmError as error:
@@ -42,7 +42,7 @@ def refusal(file: GGUFFile) -> str | None:
 
 
 def kinds(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """One tensor of each kind: of layers, the first that has it."""
+    """Return one tensor of each kind: of layers, the first that has it."""
     first: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         first.setdefault(re.sub(r"^blk\.\d+\.", "blk.N.", name), tensor)
@@ -64,8 +64,8 @@ def damages(tensor: Tensor, tensors: dict[str, Tensor]) -> Iterator[Damage]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*DECLARATIONS, *MASKED])
-def test_tensors(model_path, name):
-    """Removed, renamed, transposed, of another length: the message has the tensor's name."""
+def test_damaged_tensors_are_refused_by_name(model_path, name):
+    """Remove, rename or transpose each, or change its length; expect the tensor's name in the message."""
     file = GGUFFile.open(model_path(name))
     tensors = dict(file.tensors)
     assert refusal(file) is None
@@ -82,7 +82,7 @@ def test_tensors(model_path, name):
 
 
 def wrong_values(value: Any) -> list[Any]:
-    """That no hyperparameter with such a value may have, whatever it means."""
+    """Return values that no hyperparameter with such a value may have, whatever it means."""
     if isinstance(value, np.ndarray | list):
         return ["text", value[:-1]]
     if isinstance(value, str):
@@ -100,8 +100,8 @@ UNREAD_IN = {("mamba", "attention.head_count"), ("mamba2", "attention.head_count
 
 
 @pytest.mark.parametrize("name", [*DECLARATIONS, *MASKED])
-def test_hyperparameters(model_path, name):
-    """Of the wrong type, negative, too large, no number: the message has the key, or the value that is not known."""
+def test_damaged_hyperparameters_are_refused_by_key(model_path, name):
+    """Try wrong types, negative, too large ones and no numbers; expect the key, or the unknown value."""
     file = GGUFFile.open(model_path(name))
     metadata, prefix = dict(file.metadata), f"{file.metadata['general.architecture']}."
     for key, value in metadata.items():

@@ -1,4 +1,4 @@
-"""What else a config.json may say, value by value: it becomes what llama.cpp's converter makes of it, or is refused."""
+"""Other values in a config.json: each becomes what llama.cpp's converter makes of it, or is refused."""
 
 import json
 from pathlib import Path
@@ -25,22 +25,22 @@ CHANGES = json.loads(PATH.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("variant", CHANGES)
-def test_what_a_value_changes(variant: str):
+def test_a_changed_value_has_the_recorded_effect(variant: str):
     config = facts(variant)["config"]
     usual = read(config)
     assert isinstance(usual, dict), usual
     for place, cases in CHANGES[variant].items():
         for value, expected in cases:
-            found = read(with_value(config, place, value))
-            if isinstance(expected, str) or isinstance(found, str):
-                assert found == expected, f"{place} = {value}"
+            read_values = read(with_value(config, place, value))
+            if isinstance(expected, str) or isinstance(read_values, str):
+                assert read_values == expected, f"{place} = {value}"
             else:
-                assert not unlike(found, {**usual, **expected}), f"{place} = {value}"
+                assert not unlike(read_values, {**usual, **expected}), f"{place} = {value}"
 
 
 @pytest.mark.parametrize("variant", CHANGES)
-def test_no_value_is_a_traceback(variant: str):
-    """Of a kind that nobody has thought of: it is refused, or as good as any other."""
+def test_a_value_of_any_kind_is_read_or_refused(variant: str):
+    """Put in kinds of values that nobody has thought of."""
     config = facts(variant)["config"]
     for place in CHANGES[variant]:
         for odd in ([], {}, "x", -1, [None]):
@@ -48,26 +48,26 @@ def test_no_value_is_a_traceback(variant: str):
 
 
 @pytest.mark.parametrize("offset", range(-1, 5))
-def test_which_layers_of_jamba_attend(offset: int):
-    """Every fourth, from the one with this number on."""
-    found = read(facts("jamba")["config"] | {"attn_layer_offset": offset, "num_hidden_layers": 5})
+def test_jamba_attends_in_layers_by_its_offset(offset: int):
+    """Expect every fourth layer, from the one with this number on."""
+    values = read(facts("jamba")["config"] | {"attn_layer_offset": offset, "num_hidden_layers": 5})
     if not 0 <= offset <= 3:
-        assert found == "attn_layer_offset must be below attn_layer_period, 4"
+        assert values == "attn_layer_offset must be below attn_layer_period, 4"
     else:
         expected = [2 if number % 4 == offset else 0 for number in range(5)]
-        assert isinstance(found, dict) and found["attention.head_count_kv"] == expected
+        assert isinstance(values, dict) and values["attention.head_count_kv"] == expected
 
 
 @pytest.mark.parametrize("of_layers", [None, {"1": 3}, {"1": {"head_dim": None}}])
-def test_heads_of_gemma_4_that_see_all(of_layers: Any):
-    """512 numbers each, if neither of the two ways to say it is taken: transformers' default."""
-    found = read(with_value(facts("gemma4")["config"] | {"global_head_dim": None}, "per_layer_config", of_layers))
-    assert isinstance(found, dict) and found["attention.key_length"] == 512
+def test_gemma_4_heads_default_to_512_numbers(of_layers: Any):
+    """Expect transformers' default where neither of the two ways to say it is taken."""
+    values = read(with_value(facts("gemma4")["config"] | {"global_head_dim": None}, "per_layer_config", of_layers))
+    assert isinstance(values, dict) and values["attention.key_length"] == 512
 
 
 @pytest.mark.parametrize("variant", ["t5encoder", "bert", "nomic-bert", "jina-bert", "modern-bert", "eurobert"])
-def test_what_makes_vectors_has_no_output_matrix(tmp_path: Path, variant: str):
-    """Whatever config.json says of one, as that of the model that an encoder was taken from does."""
+def test_an_encoder_never_has_an_output_matrix(tmp_path: Path, variant: str):
+    """Ignore config.json, which is often that of the model that the encoder was taken from."""
     folder = written(tmp_path, variant)
     edit_json(folder / "config.json", tie_word_embeddings=True)
     tied = told_or_refused(folder)
@@ -75,8 +75,7 @@ def test_what_makes_vectors_has_no_output_matrix(tmp_path: Path, variant: str):
     assert told_or_refused(folder) == tied and not isinstance(tied, str)
 
 
-def test_what_belongs_to_a_checkpoint(tmp_path: Path):
-    """Its files, but for folders and what was made of it."""
+def test_checkpoint_files_leave_out_folders_and_gguf_files(tmp_path: Path):
     folder = write_checkpoint(tmp_path / "model")
     expected = sorted(str(path) for path in folder.iterdir())
     (folder / "onnx").mkdir()
@@ -84,8 +83,8 @@ def test_what_belongs_to_a_checkpoint(tmp_path: Path):
     assert open_folder(folder).files == expected
 
 
-def test_value_heads_of_qwen_next_in_turn():
-    """Of two keys with three value heads each, of two numbers: the first of each key, the second of each, the third."""
+def test_value_heads_of_qwen_next_are_interleaved():
+    """Take two keys with three value heads of two numbers: the first of each key, the second of each, the third."""
     rows = interleave_heads({"value_heads": 6, "key_heads": 2}, 2, start=10)
     assert rows.tolist() == [10 + 2 * head + number for head in (0, 3, 1, 4, 2, 5) for number in (0, 1)]
 
@@ -103,13 +102,13 @@ def test_value_heads_of_qwen_next_in_turn():
     ("gemma4", {"rope_parameters": {"full_attention": {"partial_rotary_factor": 1.0}}}, None),
     ("deepseek2", {"scoring_func": "tanh"}, "scoring_func tanh is not supported"),
 ])  # fmt: skip
-def test_values_that_go_together(variant: str, changes: dict[str, Any], expected: str | None):
+def test_values_that_contradict_each_other_are_refused(variant: str, changes: dict[str, Any], expected: str | None):
     config = {**facts(variant)["config"], **changes}
-    found = read({name: value for name, value in config.items() if value is not None})
-    assert isinstance(found, dict) if expected is None else str(found).startswith(expected), found
+    values = read({name: value for name, value in config.items() if value is not None})
+    assert isinstance(values, dict) if expected is None else str(values).startswith(expected), values
 
 
-def test_mellum_without_windows_says_nothing_of_any():
+def test_mellum_without_windows_writes_none():
     windows = read(facts("mellum")["config"])
     plain = read(facts("mellum")["config"] | {"use_sliding_window": False, "layer_types": ["full_attention"] * 4})
     assert isinstance(windows, dict) and isinstance(plain, dict)
@@ -117,49 +116,49 @@ def test_mellum_without_windows_says_nothing_of_any():
 
 
 @pytest.mark.parametrize(("method", "warned"), [("group_limited_greedy", True), ("greedy", False)])
-def test_groups_of_experts_are_chosen_otherwise(method: str, warned: bool):
+def test_choosing_expert_groups_otherwise_is_warned_of(method: str, warned: bool):
     config = Config(facts("deepseek2")["config"] | {"topk_method": method, "n_group": 2, "topk_group": 1}, Path("c"))
     family_of(config).read(config)
-    said = "GGUF's readers rank expert groups by their two best experts, but the model by the best one"
-    assert (said in config.warnings) is warned
+    warning = "GGUF's readers rank expert groups by their two best experts, but the model by the best one"
+    assert (warning in config.warnings) is warned
 
 
-@pytest.mark.parametrize(("named", "count", "found"), [
+@pytest.mark.parametrize(("named", "count", "expected"), [
     ({"0": "no", "10": "yes", "2": "maybe"}, None, ["no", "maybe", "yes"]), (None, None, ["LABEL_0", "LABEL_1"]),
     ({"a": "b"}, 3, ["LABEL_0", "LABEL_1", "LABEL_2"]), ([], 1, ["LABEL_0"]), ({"0": 7}, 4, ["7"]),
 ])  # fmt: skip
-def test_what_scores_are_called(named: Any, count: int | None, found: list[str]):
-    said = {"id2label": named, "num_labels": count}
-    assert labels(Config({name: value for name, value in said.items() if value is not None}, Path("c"))) == found
+def test_labels_of_scores_are_read_or_numbered(named: Any, count: int | None, expected: list[str]):
+    settings = {"id2label": named, "num_labels": count}
+    assert labels(Config({name: value for name, value in settings.items() if value is not None}, Path("c"))) == expected
 
 
-@pytest.mark.parametrize(("said", "usual", "found"), [(None, 0, {}), (7, 0, {"tokenizer.ggml.mask_token_id": 7}),
+@pytest.mark.parametrize(("token", "usual", "expected"), [(None, 0, {}), (7, 0, {"tokenizer.ggml.mask_token_id": 7}),
                                                       (None, 9, {"tokenizer.ggml.mask_token_id": 9})])  # fmt: skip
-def test_what_stands_for_masked_places(said: int | None, usual: int, found: dict[str, int]):
-    h = add_mask_token(Config({"mask_token_id": said}, Path("c")), CheckpointFacts({}, {}, {}, False), usual)
-    assert mask_token({}, h) == found and h.metadata == {"attention.causal": False}
+def test_the_mask_token_is_the_configured_or_the_usual_one(token: int | None, usual: int, expected: dict[str, int]):
+    h = add_mask_token(Config({"mask_token_id": token}, Path("c")), CheckpointFacts({}, {}, {}, False), usual)
+    assert mask_token({}, h) == expected and h.metadata == {"attention.causal": False}
 
 
-def test_modules_that_nothing_is_made_of(tmp_path: Path):
+def test_unconverted_modules_are_warned_of(tmp_path: Path):
     assert warn_unconverted(tmp_path) == []
     kinds = ["a.Transformer", "a.Pooling", "LayerNorm", "b.Normalize", "c.d.Dense", "x.Odd"]
     (tmp_path / "modules.json").write_text(json.dumps([{"type": kind, "path": ""} for kind in kinds]))
-    said = "the module {} of modules.json is ignored"
-    assert warn_unconverted(tmp_path) == [said.format("LayerNorm"), said.format("Odd")]
+    warning = "the module {} of modules.json is ignored"
+    assert warn_unconverted(tmp_path) == [warning.format("LayerNorm"), warning.format("Odd")]
     for place in ("/x", "a/../b"):
         (tmp_path / "modules.json").write_text(json.dumps([{"type": "a.Pooling", "path": place}]))
         with pytest.raises(ModelError, match="the folder of a module must be relative"):
             warn_unconverted(tmp_path)
 
 
-@pytest.mark.parametrize(("said", "found"), [
+@pytest.mark.parametrize(("shares", "expected"), [
     (None, None), (0.0, [-np.inf] * 3), (0.5, [0.0] * 3), ([0.5, 0, 0.975], [0.0, -np.inf, 1.959964]),
     ([0.5, 0.5], ""), ([0.5, 0.5, 1], ""), ([0.5, -0.1, 0], ""), (1.0, ""), ("x", ""), ([True, 0, 0], ""),
 ])  # fmt: skip
-def test_how_far_gates_of_gemma_3n_are_cut(said: Any, found: Any):
-    config = Config({"activation_sparsity_pattern": said}, Path("c"))
-    if found == "":
+def test_gates_of_gemma_3n_are_cut_at_the_given_share(shares: Any, expected: Any):
+    config = Config({"activation_sparsity_pattern": shares}, Path("c"))
+    if expected == "":
         with pytest.raises(ModelError, match="activation_sparsity_pattern must have 3 values from 0 to 1"):
             deviations(config, 3)
     else:
-        assert deviations(config, 3) == (found and pytest.approx(found))
+        assert deviations(config, 3) == (expected and pytest.approx(expected))

@@ -1,4 +1,4 @@
-"""Whole models on a card that is Numba's simulator, against llama.cpp's logits and against the CPU.
+"""Whole models on Numba's simulated card, against llama.cpp's logits and against the CPU.
 
 A few families and tokens; all of them by scripts/platform/check_cuda.py.
 """
@@ -16,10 +16,10 @@ DENSE = {"llama": 1, "gemma2": 0}  # tokens that are read one by one behind the 
 
 @pytest.fixture
 def card(monkeypatch) -> SimulatedCard:
-    """What there is instead of a card."""
-    made = SimulatedCard()
-    monkeypatch.setattr(devices, "open_card", lambda number: made)
-    return made
+    """Return a simulated card instead of a real one."""
+    simulated = SimulatedCard()
+    monkeypatch.setattr(devices, "open_card", lambda number: simulated)
+    return simulated
 
 
 def nmse(got: np.ndarray, expected: np.ndarray) -> float:
@@ -29,8 +29,8 @@ def nmse(got: np.ndarray, expected: np.ndarray) -> float:
 @pytest.mark.sampled
 @pytest.mark.slow(3)
 @pytest.mark.parametrize(("name", "more"), DENSE.items())
-def test_dense_families(model_path, card, name, more):
-    """A prompt of 9 tokens in one run, by the library, and some more, by our own products."""
+def test_dense_families_on_a_card_agree_with_llama_cpp(model_path, card, name, more):
+    """Read a prompt of 9 tokens in one run, by the library, and some more, by our own products."""
     golden = Golden.load(name)
     engine = open_engine(model_path(name), context=64, kv_type="f32", backend="cuda")
     ids = golden.tokens.tolist()

@@ -1,4 +1,4 @@
-"""Models with an encoder and a decoder: logits against llama.cpp's, and what their sequences can do."""
+"""Models with an encoder and a decoder: logits against llama.cpp's, forks and truncations of sequences."""
 
 import json
 
@@ -24,7 +24,7 @@ def opened(path, backend="cpu", **options):
 
 
 def all_logits(engine, text: np.ndarray, *answers: np.ndarray) -> np.ndarray:
-    """Behind each token of an answer, which is read in pieces."""
+    """Return the logits behind each token of an answer, which is read in pieces."""
     sequence, (first, *others) = engine.sequence(), answers
     rows = [sequence.append([*text, *first], "all")] + [sequence.append(answer, "all") for answer in others]
     assert sequence.encoded == len(text)
@@ -33,7 +33,7 @@ def all_logits(engine, text: np.ndarray, *answers: np.ndarray) -> np.ndarray:
 
 
 def compared(engine, name: str) -> dict[str, float]:
-    """How far from llama.cpp's: an answer's beginning at once, what follows one by one, and all of it one by one."""
+    """Return the distance from llama.cpp's logits: an answer at once, then one by one, and all of it one by one."""
     golden, (text, answer) = Golden.load(name), text_and_answer(name, model(name))
     np.testing.assert_array_equal(golden.tokens, [*text, *answer])
     greedy = [[token] for token in golden.greedy]
@@ -44,7 +44,7 @@ def compared(engine, name: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("name", ANSWERING)
-def test_the_reference(model_path, name, monkeypatch):
+def test_the_reference_agrees_with_llama_cpp(model_path, name, monkeypatch):
     check_digest(name, model(name), Golden.load(name))
     monkeypatch.setattr(rowwise_verbs, "gelu", looked_up(rowwise_verbs.gelu))
     engine = opened(model_path(name), "reference")
@@ -52,8 +52,8 @@ def test_the_reference(model_path, name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ANSWERING)
-def test_the_cpu(model_path, name):
-    """As llama.cpp, and where its GELU is not exact as the reference."""
+def test_the_cpu_agrees_with_llama_cpp_and_the_reference(model_path, name):
+    """Compare with the reference where llama.cpp's GELU is not exact."""
     engine, reference = opened(model_path(name)), opened(model_path(name), "reference")
     assert max(compared(engine, name).values()) < (1e-4 if name in GELU else FAITHFUL)
     text, answer = text_and_answer(name, model(name))
@@ -62,18 +62,19 @@ def test_the_cpu(model_path, name):
 
 
 @pytest.mark.parametrize("name", IN_BLOCKS)
-def test_quantized(model_path, name):
+def test_quantized_models_agree_with_llama_cpp(model_path, name):
     engine, golden = opened(model_path(name)), Golden.load(name)
-    found = compared(engine, name)
+    distances = compared(engine, name)
     engine.close()
-    assert found["rows"] < max(3e-8, 1.1 * golden.native.max()) if name.startswith("umt5") else found["rows"] < 3e-8
+    most = max(3e-8, 1.1 * golden.native.max()) if name.startswith("umt5") else 3e-8
+    assert distances["rows"] < most
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("name", ANSWERING)
-def test_other_numbers_and_dimensions(tmp_path, name, seed):
-    """Texts longer than the distances that are told apart, and than a run."""
+def test_other_numbers_and_dimensions_agree_with_the_reference(tmp_path, name, seed):
+    """Read texts longer than the distances that are told apart, and than a run."""
     dims = {"width": 56 + 8 * seed, "hidden": 36, "heads": 2 + seed, "head_dim": 8 * seed + 2, "buckets": 8 * seed}
     path = write_model(name, tmp_path / "model.gguf", seed, **dims, context=700)
     random = np.random.default_rng(seed)
@@ -87,8 +88,8 @@ def test_other_numbers_and_dimensions(tmp_path, name, seed):
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_forks_and_going_back(model_path, backend):
-    """To anywhere in an answer; a sequence that goes back into the text has nothing left."""
+def test_forks_and_truncations_compute_as_from_the_start(model_path, backend):
+    """Go back anywhere in an answer; expect nothing left of a sequence that goes back into the text."""
     engine, (text, answer) = opened(model_path("t5"), backend), text_and_answer("t5", model("t5"))
     expected = all_logits(engine, text, answer)
     sequence = engine.sequence()
@@ -106,7 +107,7 @@ def test_forks_and_going_back(model_path, backend):
     engine.close()
 
 
-def test_what_is_no_text_with_an_answer(model_path):
+def test_other_uses_of_an_encoder_decoder_are_refused(model_path):
     engine = opened(model_path("t5"))
     for wrong in ([5, 6, 7], [START, 5]):
         with pytest.raises(UsageError, match="t5 models have an encoder"):
@@ -121,8 +122,8 @@ def test_what_is_no_text_with_an_answer(model_path):
 
 
 @pytest.mark.parametrize("name", ANSWERING)
-def test_damaged_tensors(model_path, name):
-    """Removed, renamed, transposed, of another length: the message has the tensor's name."""
+def test_damaged_tensors_are_refused_by_name(model_path, name):
+    """Remove, rename, transpose tensors, or change their length."""
     file = GGUFFile.open(model_path(name))
     tensors = dict(file.tensors)
     assert refusal(file) is None
@@ -141,14 +142,13 @@ def test_damaged_tensors(model_path, name):
     ("attention.key_length", 8), ("attention.value_length", 8), ("feed_forward_length", 32), ("decoder_block_count", 1),
     ("decoder_block_count", 3), ("block_count", 1), ("decoder_start_token_id", 272), ("attention.head_count", 2),
 ])  # fmt: skip
-def test_damaged_settings(tmp_path, key, value):
-    made = model("t5")
-    made.metadata[f"t5.{key}"] = value
-    assert refusal(GGUFFile.open(write(made, tmp_path / "model.gguf"))) is not None
+def test_damaged_settings_are_refused(tmp_path, key, value):
+    damaged = model("t5")
+    damaged.metadata[f"t5.{key}"] = value
+    assert refusal(GGUFFile.open(write(damaged, tmp_path / "model.gguf"))) is not None
 
 
-def test_the_command_line(model_path, cli):
-    """`run` answers; conversations, instructions and vectors are refused by a line."""
+def test_run_answers_and_other_commands_refuse_in_one_line(model_path, cli):
     path = str(model_path("t5"))
     code, out, err = cli("run", path, "-p", "Why is the sky blue?", "-n", "6", "--temp", "0", "--json")
     assert (code, err) == (0, "")

@@ -35,20 +35,20 @@ def opened(path: Path, name: str, backend: str, **options) -> EmbeddingRunner:
 
 def rows(path: Path, name: str, backend: str, read=None) -> np.ndarray:
     reader = opened(path, name, backend)
-    found = reader.read(read or texts(name, model(name)))
+    result = reader.read(read or texts(name, model(name)))
     reader.close()
-    return softmaxed(found) if name.startswith("qwen3_rank") else found
+    return softmaxed(result) if name.startswith("qwen3_rank") else result
 
 
 def softmaxed(x: np.ndarray) -> np.ndarray:
-    """What llama.cpp makes of the two scores of a Qwen3."""
+    """Return what llama.cpp makes of the two scores of a Qwen3."""
     powers = np.exp(x - x.max(axis=1, keepdims=True))
     return powers / powers.sum(axis=1, keepdims=True)
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_the_reference(model_path, name, monkeypatch):
-    """As llama.cpp's, which looks GELU, the rounded one, up in a table of float16."""
+def test_the_reference_agrees_with_llama_cpp(model_path, name, monkeypatch):
+    """Look GELU, the rounded one, up in a table of float16 as llama.cpp does."""
     golden = RowsGolden.load(name)
     check_digest(name, model(name), golden)
     if name in GELU:
@@ -58,16 +58,16 @@ def test_the_reference(model_path, name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_the_cpu(model_path, name):
-    """As the reference, whose GELU is exact."""
+def test_the_cpu_agrees_with_the_reference(model_path, name):
+    """Compare with the reference, whose GELU is exact."""
     path = model_path(name)
     assert nmse(rows(path, name, "cpu"), rows(path, name, "reference")) < 3e-9  # of a single score
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", ROWS_IN_BLOCKS)
-def test_quantized(model_path, name):
-    """As llama.cpp's of the same weights in float32."""
+def test_quantized_encoders_agree_with_llama_cpp(model_path, name):
+    """Compare with llama.cpp's rows of the same weights in float32."""
     golden = RowsGolden.load(name)
     check_digest(name, model(name), golden)
     assert nmse(rows(model_path(name), name, "reference"), golden.rows) < 1e-11
@@ -77,8 +77,7 @@ def test_quantized(model_path, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("name", ["eurobert", "neo_bert", "llama_embed", "llama_embed_experts", "t5encoder"])
-def test_other_numbers_and_dimensions(tmp_path, name, seed):
-    """Odd ones, on the CPU as by the reference."""
+def test_odd_dimensions_agree_with_the_reference(tmp_path, name, seed):
     made = model(name, seed, vocab=271 + 2 * seed, hidden=41 + 10 * seed)
     path, some = write(made, tmp_path / "model.gguf"), texts(name, made)
     assert nmse(rows(path, name, "cpu", some), rows(path, name, "reference", some)) < FAITHFUL
@@ -88,8 +87,8 @@ def test_other_numbers_and_dimensions(tmp_path, name, seed):
 @pytest.mark.parametrize(
     "name", ["bert", "modern_bert", "jina_bert", "nomic_bert_moe", "gemma_embedding", "qwen3_embedding"]
 )
-def test_long_texts_and_many(tmp_path, name):
-    """Texts that are longer than a run, alone and among short ones; each is what it is alone."""
+def test_long_and_many_texts_agree_with_each_alone(tmp_path, name):
+    """Read texts longer than a run, alone and among short ones; expect each as it is alone."""
     path = write(model(name, context=1400), tmp_path / "model.gguf")
     vocab = model(name).metadata[f"{model(name).arch}.vocab_size"]
     random = np.random.default_rng(0)
@@ -100,38 +99,36 @@ def test_long_texts_and_many(tmp_path, name):
         assert nmse(rows(path, name, "cpu", [text])[0], row) < FAITHFUL
 
 
-def test_kinds_of_pairs(model_path):
-    """The second text of a pair is of another kind."""
+def test_the_second_text_of_a_pair_is_of_another_kind(model_path):
     path, text = model_path("bert"), np.arange(30)
-    found = {}
+    rows_of_backend = {}
     for backend in ("cpu", "reference"):
         reader = opened(path, "bert", backend)
-        found[backend] = reader.read([text, text, text[:9]], seconds=[30, 12, 4])
+        rows_of_backend[backend] = reader.read([text, text, text[:9]], seconds=[30, 12, 4])
         reader.close()
-    assert nmse(found["cpu"], found["reference"]) < FAITHFUL
-    assert nmse(found["cpu"][0], found["cpu"][1]) > 1e-3
+    assert nmse(rows_of_backend["cpu"], rows_of_backend["reference"]) < FAITHFUL
+    assert nmse(rows_of_backend["cpu"][0], rows_of_backend["cpu"][1]) > 1e-3
 
 
-def test_kinds_that_the_model_does_not_have(tmp_path):
-    """A table of one kind is not read beyond its end."""
+def test_a_table_of_one_kind_is_not_read_beyond_its_end(tmp_path):
     made = model("bert")
     made.tensors["token_types.weight"] = made.tensors["token_types.weight"][:1]
     path, text = write(made, tmp_path / "model.gguf"), np.arange(30)
     reader = EmbeddingRunner(GGUFFile.open(path), "mean", EngineOptions(threads=1))
-    found = reader.read([text, text], seconds=[12, 30])
+    rows_read = reader.read([text, text], seconds=[12, 30])
     reader.close()
-    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(rows_read[0], rows_read[1])
 
 
-def test_runs_are_of_texts_that_are_alike():
+def test_runs_join_texts_of_similar_lengths():
     lengths = [3, 500, 7, 9, 600, 1]
-    found = [numbers.tolist() for numbers in runs(lengths)]
-    assert found == [[5, 0, 2, 3], [1], [4]]
+    runs_found = [numbers.tolist() for numbers in runs(lengths)]
+    assert runs_found == [[5, 0, 2, 3], [1], [4]]
     assert [len(numbers) for numbers in runs([1] * 600)] == [256, 256, 88]
     assert list(runs([])) == []
 
 
-def test_what_is_refused(model_path):
+def test_long_texts_and_foreign_ids_are_refused(model_path):
     reader = opened(model_path("bert"), "bert", "reference")
     with pytest.raises(ContextError, match="a text of 129 tokens exceeds model's context of 128"):
         reader.read([np.zeros(129, int)])
@@ -142,12 +139,12 @@ def test_what_is_refused(model_path):
         open_engine(model_path("bert"))
 
 
-def test_all_poolings_differ(model_path):
+def test_all_poolings_differ_from_each_other(model_path):
     file = GGUFFile.open(model_path("bert"))
-    found = [
+    vectors = [
         EmbeddingRunner(file, kind, EngineOptions(backend="reference")).read([[5, 6, 7]])[0] for kind in KINDS[1:4]
     ]
-    assert nmse(found[0], found[1]) > 1e-3 < nmse(found[1], found[2])
+    assert nmse(vectors[0], vectors[1]) > 1e-3 < nmse(vectors[1], vectors[2])
 
 
 @pytest.mark.parametrize(
@@ -159,15 +156,15 @@ def test_all_poolings_differ(model_path):
         ([5, 1, 5, 1], [[1, 3], [0, 2]]),
     ],
 )  # fmt: skip
-def test_which_texts_are_read_together(monkeypatch, lengths, together):
-    """Up to 10 tokens here, and three texts; those of up to three tokens by themselves."""
+def test_short_texts_are_read_together_up_to_a_limit(monkeypatch, lengths, together):
+    """Read up to 10 tokens here, and three texts; those of up to three tokens by themselves."""
     for name, number in (("BATCH", 10), ("LEAST_OF_TEXTS", 1), ("MOST_TEXTS", 3)):
         monkeypatch.setattr(engine_texts, name, number)
     assert [numbers.tolist() for numbers in runs(lengths, kernel_limits=(3,))] == together
 
 
 class Bare(EmbeddingRunner):
-    """As if it had been opened: of each text the first id, its tokens, and where the second one begins."""
+    """Stand for an opened runner; return each text's first id, token count and beginning of the second one."""
 
     def __init__(self, has_kinds: bool = True):
         self.context, self.vocab_size, self.width, self.lock = 9, 20, 3, Lock()
@@ -179,20 +176,20 @@ class Bare(EmbeddingRunner):
 
 def test_rows_come_in_the_order_of_the_texts(monkeypatch):
     monkeypatch.setattr(engine_texts, "BATCH", 4)
-    told = list[int]()
+    reported = list[int]()
     texts = [[19, 1, 1], [2], [3, 3], np.array([0])]
-    found = Bare().read(texts, [2, 1, 1, 0], told.append)
-    assert found.tolist() == [[19, 3, 2], [2, 1, 1], [3, 2, 1], [0, 1, 0]] and found.dtype == np.float32
-    assert told == [3, 4]
+    rows_read = Bare().read(texts, [2, 1, 1, 0], reported.append)
+    assert rows_read.tolist() == [[19, 3, 2], [2, 1, 1], [3, 2, 1], [0, 1, 0]] and rows_read.dtype == np.float32
+    assert reported == [3, 4]
     for seconds, has_kinds in ((None, True), ([2, 1, 1, 0], False), ([], True)):
         assert Bare(has_kinds).read(texts, seconds)[:, 2].tolist() == [3, 1, 2, 1]
     assert Bare().read([]).shape == (0, 3)
 
 
-def test_texts_that_cannot_be_read():
+def test_texts_that_cannot_be_read_are_refused():
     reader = Bare()
     assert len(reader.read([[1] * 9])) == 1
-    for text, error, told in (
+    for text, error, message in (
         ([1] * 10, ContextError, "a text of 10 tokens exceeds model's context of 9"),
         ([], UsageError, "token ids must be a list of integers from 0 to 19"),
         ([1, 20], UsageError, "token ids must be a list of integers from 0 to 19"),
@@ -200,7 +197,7 @@ def test_texts_that_cannot_be_read():
     ):
         with pytest.raises(error) as caught:
             reader.read([[1], text])
-        assert str(caught.value) == told
+        assert str(caught.value) == message
 
     def broken(texts):
         raise ModelError("not numbers")
@@ -216,7 +213,7 @@ def test_texts_that_cannot_be_read():
             call()
 
 
-def test_models_that_write_answers_make_no_vectors(monkeypatch):
+def test_models_that_write_answers_make_no_vectors_at_all(monkeypatch):
     written = SimpleNamespace(arch="t5", start_token=0)
     monkeypatch.setattr(engine_texts, "architecture", lambda file: (None, written))
     with pytest.raises(UnsupportedError) as error:
@@ -224,8 +221,8 @@ def test_models_that_write_answers_make_no_vectors(monkeypatch):
     assert str(error.value) == "m.gguf: t5 models generate text and do not make embeddings: use localllm run"
 
 
-def test_who_computes_texts(monkeypatch):
-    """A card, if one is asked for; if one may, and cannot, the CPU, and why."""
+def test_a_card_reads_texts_and_the_cpu_stands_in_for_it(monkeypatch):
+    """Use a card, if one is asked for; if one may be used, and cannot, use the CPU, and say why."""
     closed = list[int]()
     card = SimpleNamespace(close=lambda: closed.append(1), warning="slow", name="a card", read="read")
     monkeypatch.setattr("localllm.engine.cuda.backend.CudaEmbeddingRunner", lambda *given: made.append(given) or card)
@@ -252,8 +249,8 @@ def test_who_computes_texts(monkeypatch):
     ("format", "long_is_precise"), [("F16", True), ("BF16", True), ("F32", False), ("Q8_0", False)]
 )
 @pytest.mark.parametrize(("context", "pages"), [(9, 8), (600, 10)])
-def test_when_activations_keep_16_bits(monkeypatch, format, long_is_precise, context, pages):
-    """Of short texts always, of others where weights have as many: what is read in one run is of one kind."""
+def test_activations_of_short_texts_keep_16_bits(monkeypatch, format, long_is_precise, context, pages):
+    """Keep them for others, too, where weights have as many: all texts of one run are of one kind."""
     asked, given = list[tuple](), dict[str, object]()
     program = SimpleNamespace(
         read=lambda *call: asked.append(call), close="close", prepare_all="all", warning="slow", kernel_limits=(7,)
@@ -278,11 +275,11 @@ def test_when_activations_keep_16_bits(monkeypatch, format, long_is_precise, con
     assert reader._kernel_limits == (7,)
     for lengths, is_precise in (((128, 1), True), ((1, 129), long_is_precise)):
         read(texts := [TextSpan(np.zeros(length, np.int64), length) for length in lengths])
-        told, table, precise = asked.pop()
-        assert (told, table.tolist(), precise) == (texts, [*range(pages + 5)], is_precise)
+        spans, table, precise = asked.pop()
+        assert (spans, table.tolist(), precise) == (texts, [*range(pages + 5)], is_precise)
 
 
-def test_the_reference_is_told_of_kinds(monkeypatch):
+def test_the_reference_gets_the_kinds_of_tokens(monkeypatch):
     ran = list[tuple]()
     backend = SimpleNamespace(store=lambda: "store", run=lambda *given: ran.append(given))
     monkeypatch.setattr("localllm.engine.reference.ReferenceBackend", lambda *given: ran.append(given) or backend)
@@ -290,5 +287,5 @@ def test_the_reference_is_told_of_kinds(monkeypatch):
     build_reference_reader("forward", options, 64)([TextSpan(np.array([5, 6, 7]), 2), TextSpan(np.array([8]), 1)])
     made, (spans, precise) = ran
     assert (made, precise) == (("forward", options.kv_cache_type, 64, None), True)
-    found = [(one.store, one.position, one.ids.tolist(), one.wanted, one.kinds.tolist()) for one in spans]
-    assert found == [("store", 0, [5, 6, 7], 1, [0, 0, 1]), ("store", 0, [8], 1, [0])]
+    seen = [(one.store, one.position, one.ids.tolist(), one.wanted, one.kinds.tolist()) for one in spans]
+    assert seen == [("store", 0, [5, 6, 7], 1, [0, 0, 1]), ("store", 0, [8], 1, [0])]

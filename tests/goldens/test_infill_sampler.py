@@ -16,7 +16,7 @@ TEXTS = {token: text.encode() for token, text, _ in RECORDED["tokens"]}
 
 
 @pytest.mark.parametrize("scale", [0.2, 2.0, 4.0])
-def test_what_is_left_is_what_llama_cpp_leaves(scale: float):
+def test_tokens_left_are_those_that_llama_cpp_leaves(scale: float):
     order, cases = np.argsort(IDS), [case for case in RECORDED["cases"] if case["scale"] == scale]
     assert len(cases) == 36
     for case in cases:
@@ -26,8 +26,8 @@ def test_what_is_left_is_what_llama_cpp_leaves(scale: float):
         assert sorted(left.ids.tolist()) == case["left"], case
 
 
-def test_where_a_text_may_not_end():
-    """The most likely of tokens that are all unlikely; and an end that was cut off before comes in else."""
+def test_an_end_comes_in_only_where_it_was_cut_off():
+    """Keep the most likely of tokens that are all unlikely."""
     ids, logits = np.arange(10), np.linspace(1, 1.1, 10).astype(np.float32)
     texts = [bytes([97 + token]) for token in range(10)]
     assert infill(Candidates(ids, logits), texts.__getitem__, {77}, None).ids.tolist() == [9]

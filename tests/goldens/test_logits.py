@@ -37,7 +37,7 @@ FLOATS = ("F16", "BF16")  # multiplied in float32
 
 
 def family(name: str) -> str:
-    """What a quantized model was made of."""
+    """Return the name of the model that a quantized one was made of."""
     return name.partition("-")[0]
 
 
@@ -46,13 +46,13 @@ def opened(path: Path, backend: str, **options) -> SingleEngine:
 
 
 def nmse(got: np.ndarray, expected: np.ndarray) -> float:
-    """Normalized mean square error."""
+    """Return the normalized mean square error."""
     assert got.shape == expected.shape
     return float(((got - expected) ** 2).sum() / ((expected - expected.mean()) ** 2).sum())
 
 
 def runs(path: Path, backend: str, tokens: np.ndarray, then: np.ndarray) -> dict[str, np.ndarray]:
-    """The logits of a prompt, of tokens behind it one by one, and of the prompt one by one, by our engine."""
+    """Return our logits of a prompt, of tokens behind it one by one, and of the prompt one by one."""
     engine = opened(path, backend, context=context_for(len(tokens)))
     prefill = engine.forward(tokens, 0, "all")
     decode = [engine.forward([token], len(tokens) + i) for i, token in enumerate(then)]
@@ -62,8 +62,10 @@ def runs(path: Path, backend: str, tokens: np.ndarray, then: np.ndarray) -> dict
 
 
 def check_golden(name: str, path: Path, backend: str, most: float, right: slice = slice(None)) -> dict[str, np.ndarray]:
-    """Our logits, no farther from llama.cpp's than that, in the rows where these are right; and who is ahead by more
-    than a little is the same one."""
+    """Check that our logits are no farther than that from llama.cpp's, in the rows where these are right.
+
+    The most likely token must be the same one, where it is ahead by more than a little.
+    """
     golden = Golden.load(name)
     check_digest(name, model(name), golden)
     ours = runs(path, backend, golden.tokens, golden.greedy)
@@ -80,7 +82,7 @@ def check_golden(name: str, path: Path, backend: str, most: float, right: slice 
 
 
 def looked_up(exact: Callable) -> Callable:
-    """GELU as in llama.cpp, from a table of float16 for all numbers between -10 and 10."""
+    """Return GELU as in llama.cpp, from a table of float16 for all numbers between -10 and 10."""
 
     def gelu(x):
         halves = exact(x.astype(np.float16)).astype(np.float16).astype(np.float32)
@@ -90,17 +92,17 @@ def looked_up(exact: Callable) -> Callable:
 
 
 def rounding(name: str) -> float:
-    """How much more is lost in many layers than in a few."""
+    """Return how much more is lost in many layers than in a few."""
     return max(1, DECLARATIONS[name].dims.get("layers", 2) / 16)
 
 
 @pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", [*DECLARATIONS, *QUANTIZED])
-def test_the_reference(model_path, name, monkeypatch):
-    """Prefill, decode after it, and the prompt token by token: 3e-12 measured, without GELU.
+def test_the_reference_agrees_with_llama_cpp(model_path, name, monkeypatch):
+    """Compare prefill, decode after it, and the prompt token by token: 3e-12 measured, without GELU.
 
-    1.5e-11 where NumPy adds up in another order. Kernels meet the same numbers at every commit.
+    The error is 1.5e-11 where NumPy adds up in another order. Kernels meet the same numbers at every commit.
     """
     monkeypatch.setattr(rowwise_verbs, "gelu", looked_up(rowwise_verbs.gelu))
     check_golden(name, model_path(name), "reference", 2e-7 if family(name) in GELU else 3e-11 * rounding(family(name)))
@@ -108,7 +110,7 @@ def test_the_reference(model_path, name, monkeypatch):
 
 @pytest.fixture(params=["vectors", pytest.param("tiles", marks=pytest.mark.sampled)])
 def lane(request, monkeypatch) -> str:
-    """How several tokens are multiplied: where a CPU has tiles, its vectors have to be right as well."""
+    """Choose how several tokens are multiplied: where a CPU has tiles, its vectors have to be right as well."""
     if request.param == "vectors":
         monkeypatch.setattr(lowering, "has_tiles", lambda: False)
     elif not has_tiles():
@@ -117,12 +119,12 @@ def lane(request, monkeypatch) -> str:
 
 
 @pytest.mark.parametrize("name", DECLARATIONS)
-def test_architectures(model_path, name, lane):
+def test_architectures_agree_with_llama_cpp(model_path, name, lane):
     check_architecture(name, model_path(name), FAITHFUL if lane == "tiles" else 1e-9)
 
 
 def check_architecture(name: str, path: Path, most: float) -> None:
-    """Where llama.cpp's GELU is not exact, the reference says what is right."""
+    """Compare with the reference where llama.cpp's GELU is not exact."""
     ours = check_golden(name, path, "cpu", 1e-4 if name in GELU else most)
     if name in GELU:
         golden = Golden.load(name)
@@ -132,28 +134,28 @@ def check_architecture(name: str, path: Path, most: float) -> None:
 
 @pytest.mark.parametrize("name", PARTLY)
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
-def test_where_llama_cpp_chooses_as_many(model_path, name, backend):
+def test_qwen4_agrees_where_llama_cpp_chooses_as_many(model_path, name, backend):
     check_golden(name, model_path(name), backend, FAITHFUL, RIGHT)
 
 
 @pytest.mark.parametrize("name", sorted(COMMON))
 @pytest.mark.usefixtures("lane")
-def test_common_formats(model_path, name):
-    """Both planes of the activations make short batches practically exact: 7e-9 measured, llama.cpp 4e-4 and more."""
+def test_common_formats_agree_with_llama_cpp(model_path, name):
+    """Expect short batches practically exact by both planes of activations: 7e-9 measured, llama.cpp 4e-4 and more."""
     check_golden(name, model_path(name), "cpu", 1e-8 if name.endswith(FLOATS) else 2e-8)
 
 
 @pytest.mark.sampled("format")
 @pytest.mark.parametrize(("architecture", "format"), [name.split("-") for name in QUANTIZED if family(name) != "llama"])
 @pytest.mark.usefixtures("lane")
-def test_formats_of_other_architectures(model_path, architecture, format):
+def test_formats_of_other_architectures_agree_with_llama_cpp(model_path, architecture, format):
     name = f"{architecture}-{format}"
     check_golden(name, model_path(name), "cpu", 1e-6 if family(name) in GELU else 3e-8)
 
 
 @pytest.fixture(scope="module")
 def kernels(request) -> Library:
-    """Compiled together, on all cores, rather than one by one."""
+    """Compile kernels together, on all cores, rather than one by one."""
     names = wanted(request, [f"{kind}-{name}" for kind in ("linear_quantized", "embed") for name in cpu.SUB_BLOCK])
     return Library(compiled_for(names))
 
@@ -161,7 +163,7 @@ def kernels(request) -> Library:
 @by_format
 @pytest.mark.usefixtures("kernels", "lane")
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_formats(model_path, name):
+def test_other_formats_agree_with_llama_cpp(model_path, name):
     check_golden(f"llama-{name}", model_path(f"llama-{name}"), "cpu", 2e-8)
 
 
@@ -171,7 +173,7 @@ LENGTHS = [1, 2, 15, 16, 17, 511, 512, 513, 600]
 
 
 def prefill_against_steps(path: Path, lengths: list[int], context: int, token_count: int) -> float:
-    """The largest error of prompts of all lengths against the same tokens one by one."""
+    """Return the largest error of prompts of all lengths against the same tokens one by one."""
     tokens = np.random.default_rng(0).integers(0, token_count, max(lengths))
     engine = opened(path, "cpu", context=context)
     steps = np.concatenate([engine.forward([token], i) for i, token in enumerate(tokens)])
@@ -189,13 +191,13 @@ def test_prefill_equals_decode(model_path, name):
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q8_0", "Q4_K_M", "Q6_K"])
 def test_prefill_of_small_batches_equals_decode_with_quantized_weights(model_path, name):
-    """Up to 128 tokens; activations are rounded, and the order of additions changes what they are rounded to."""
+    """Read up to 128 tokens; activations are rounded, and the order of additions changes the numbers rounded."""
     path = model_path(f"llama-{name}")
     assert prefill_against_steps(path, [1, 2, 7, 8, 9, 15, 16, 17, 127, 128], 640, 320) < 1e-6
 
 
 @pytest.mark.parametrize(("name", "most"), [("Q4_0", 4e-4), ("Q8_0", 4e-4), ("Q6_K", 7e-4), ("Q4_K_M", 7e-4)])
-def test_large_batches_lose_no_more_than_llama_cpp_does(model_path, name, most):
-    """From 129 tokens on, activations are int8, as llama.cpp's always are: 3.1e-4, 3.1e-4, 6.9e-4, 6.8e-4 there."""
+def test_large_batches_lose_no_more_than_llama_cpp(model_path, name, most):
+    """Round activations to int8 from 129 tokens on, as llama.cpp always does: 3.1e-4, 3.1e-4, 6.9e-4, 6.8e-4 there."""
     path = model_path(f"llama-{name}")
     assert prefill_against_steps(path, [129, 600], 640, 320) < most

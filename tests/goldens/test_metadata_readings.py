@@ -1,8 +1,7 @@
-"""What families read of other values than those of golden models and checkpoints, value by value: in readings.json and
-config_readings.json.
+"""Metadata of other values than those of golden models and checkpoints, as families read them, value by value.
 
-Nobody else says what is right there: a person has looked at it. What changes, and for whom, shows.
-scripts/record/record_metadata_variants.py makes them.
+readings.json and config_readings.json have them. Nobody else says what is right there: a person has looked at it.
+What changes, and for whom, shows. scripts/record/record_metadata_variants.py makes them.
 """
 
 import json
@@ -20,23 +19,23 @@ def test_every_model_has_been_read():
 
 
 @pytest.mark.parametrize("name", READINGS)
-def test_what_is_read(name: str):
+def test_metadata_are_read_as_recorded(name: str):
     metadata = metadata_of(name)
     usual = read(name, metadata)
     assert isinstance(usual, dict), usual
-    found = {
+    readings = {
         key: {value: unlike(read(name, changed(metadata, key, json.loads(value))), usual) for value in values}
         for key, values in READINGS[name].items()
     }
-    assert found == READINGS[name]
+    assert readings == READINGS[name]
 
 
 @pytest.mark.parametrize("variant", [name for name in OF_CONFIGS if not name.startswith(SEEING)])
-def test_what_is_read_of_a_checkpoint(variant: str):
+def test_configs_are_read_as_recorded(variant: str):
     config = facts_of(variant)["config"]
     usual = read_all(variant, config)
     assert isinstance(usual, dict), usual
-    found = {
+    readings = {
         place: {
             value: config_readings.unlike(
                 read_all(variant, config_readings.changed(config, place, json.loads(value))), usual
@@ -45,4 +44,4 @@ def test_what_is_read_of_a_checkpoint(variant: str):
         }
         for place, values in OF_CONFIGS[variant].items()
     }
-    assert found == OF_CONFIGS[variant]
+    assert readings == OF_CONFIGS[variant]

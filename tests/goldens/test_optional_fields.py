@@ -1,4 +1,4 @@
-"""What a file need not say: by llama.cpp, which opens the tiny models without each hyperparameter, and each tensor.
+"""Fields that a file need not have: llama.cpp opens the tiny models without each hyperparameter, and each tensor.
 
 unsaid.json has by model which of them change nothing if they are missing ("idle"), which mean a number then ("as"), and
 which are needed; there llama.cpp does the same (0.3.36), with the same logits. "without" are tensors that all layers
@@ -29,7 +29,7 @@ UNSAID = json.loads(Path(__file__).with_name("unsaid.json").read_text(encoding="
 
 
 def read(file: GGUFFile, name: str, value: Any = None) -> Hyperparameters:
-    """A model's hyperparameters, with another value of one; None: without it."""
+    """Read a model's hyperparameters, with another value of one, or without it for None."""
     metadata, key = file.metadata, f"{file.metadata['general.architecture']}.{name}"
     try:
         file.metadata = (
@@ -41,12 +41,12 @@ def read(file: GGUFFile, name: str, value: Any = None) -> Hyperparameters:
 
 
 def of_any_layer(tensor: str) -> str:
-    """A tensor's name, but for the number of the layer."""
+    """Return a tensor's name without the number of its layer."""
     return re.sub(r"^blk\.\d+\.", "blk.", tensor)
 
 
 def last_logits(file: GGUFFile, lost: str, tokens: np.ndarray) -> np.ndarray:
-    """Some logits behind these tokens, by the reference, without a tensor of all layers."""
+    """Return some logits behind these tokens, by the reference, without a tensor of all layers."""
     tensors = file.tensors
     try:
         file.tensors = {name: tensor for name, tensor in tensors.items() if of_any_layer(name) != lost}
@@ -59,27 +59,27 @@ def last_logits(file: GGUFFile, lost: str, tokens: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", UNSAID)
-def test_what_a_file_need_not_say(tmp_path: Path, name: str):
-    file, found = GGUFFile.open(write_model(name, tmp_path / "model.gguf")), UNSAID[name]
+def test_missing_fields_have_the_recorded_meaning(tmp_path: Path, name: str):
+    file, recorded = GGUFFile.open(write_model(name, tmp_path / "model.gguf")), UNSAID[name]
     usual = architecture(file)[1]
-    for key in found["idle"]:
+    for key in recorded["idle"]:
         assert read(file, key) == usual, key
-    for key, value in found["as"].items():
+    for key, value in recorded["as"].items():
         assert read(file, key) == read(file, key, value) != usual, key
-    for key in found["needed"]:
+    for key in recorded["needed"]:
         with pytest.raises(ModelError):
             read(file, key)
 
 
 @pytest.mark.parametrize("name", [name for name, found in UNSAID.items() if found["without"]])
-def test_tensors_that_a_file_need_not_have(tmp_path: Path, name: str):
+def test_tensors_may_be_missing_where_recorded(tmp_path: Path, name: str):
     file, tokens = GGUFFile.open(write_model(name, tmp_path / "model.gguf")), Golden.load(name).tokens[:READ]
     for lost, expected in UNSAID[name]["without"].items():
         np.testing.assert_allclose(last_logits(file, lost, tokens), expected, atol=NEAR, err_msg=lost)
 
 
 @pytest.mark.parametrize("tensor", ["ssm_dt_norm", "ssm_b_norm", "ssm_c_norm", "attn_norm", "ffn_norm"])
-def test_norms_that_jamba_needs(model_path, tensor: str):
+def test_jamba_needs_all_its_norms(model_path, tensor: str):
     file = GGUFFile.open(model_path("jamba"))
     file.tensors = {name: each for name, each in file.tensors.items() if of_any_layer(name) != f"blk.{tensor}.weight"}
     with pytest.raises(ModelError, match=tensor):

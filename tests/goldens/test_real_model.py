@@ -1,4 +1,4 @@
-"""A real chat model's logits against llama.cpp's, which needs the shared folder."""
+"""Logits of a real chat model against llama.cpp's, which needs the shared folder."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def prompts(shared) -> list[dict]:
     return json.loads((shared / "goldens" / "smollm2.json").read_text())["prompts"]
 
 
-def test_token_ids(smollm2, prompts):
+def test_token_ids_equal_llama_cpps(smollm2, prompts):
     tokenizer = Tokenizer.from_file(smollm2)
     for prompt in prompts:
         assert tokenizer.encode(prompt["prompt"], special=True) == prompt["tokens"]
@@ -36,8 +36,8 @@ def test_token_ids(smollm2, prompts):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_choices_along_the_golden_path(engine, prompts, number):
-    """The most likely token, wherever llama.cpp is not torn between two."""
+def test_the_most_likely_tokens_follow_the_golden_path(engine, prompts, number):
+    """Compare wherever llama.cpp is not torn between two."""
     prompt = prompts[number]
     row = engine.forward(prompt["tokens"], 0)[0]
     for i, (token, margin) in enumerate(zip(prompt["greedy"], prompt["margins"], strict=True)):
@@ -55,8 +55,8 @@ def test_choices_along_the_golden_path(engine, prompts, number):
         pytest.param("reference", "f32", 512, marks=pytest.mark.slow),
     ],
 )
-def test_top_logits_are_as_close_to_exact_weights_as_those_of_llama_cpp(smollm2, prompts, backend, kv_type, batch):
-    """Root mean square distances of the 20 largest; llama.cpp's are 0.10 to 0.13, ours 0.02 and less."""
+def test_top_logits_are_as_close_to_exact_weights_as_llama_cpps(smollm2, prompts, backend, kv_type, batch):
+    """Compare root mean square distances of the 20 largest; llama.cpp's are 0.10 to 0.13, ours 0.02 and less."""
     engine = opened(smollm2, backend, kv_type=kv_type, context=2048)
     for prompt in prompts[:2] if backend == "reference" else prompts:  # the third has 578 tokens: slow there
         exact, theirs = (dict(map(tuple, pairs)) for pairs in (prompt["deq_f32"]["top20"], prompt["top20"]))

@@ -1,6 +1,6 @@
-"""Every step of sampling against llama.cpp's, by what scripts/record/record_llama_samplers.py has recorded of it.
+"""Steps of sampling against llama.cpp's, as scripts/record/record_llama_samplers.py has recorded them.
 
-It computes in float32, we in float64: probabilities agree to 4 digits.
+llama.cpp computes in float32, we in float64: probabilities agree to 4 digits.
 """
 
 import json
@@ -17,7 +17,7 @@ VOCAB = RECORDED["vocab"]
 
 
 class Pieces:
-    """A tokenizer with the recorded pieces."""
+    """Stand for a tokenizer with the recorded pieces."""
 
     end_ids = frozenset([2])
 
@@ -27,7 +27,7 @@ class Pieces:
 
 
 def logits(seed: int, minus_infinity: bool) -> np.ndarray:
-    """As the script makes them."""
+    """Draw logits as the script does."""
     random = np.random.RandomState(seed)
     row = (random.standard_normal(VOCAB) * 3).astype(np.float32)
     if minus_infinity:
@@ -47,7 +47,7 @@ def options_of(case: dict) -> SamplingOptions:
     RECORDED["cases"],
     ids=lambda case: f"{case['options']} after {len(case['before'])} {case['minus_infinity']}",
 )
-def test_a_step_does_what_llama_cpp_does(case: dict):
+def test_a_step_keeps_llama_cpps_tokens_and_probabilities(case: dict):
     sampler = Sampler(options_of(case), VOCAB, Pieces())
     sampler.read(case["before"])
     for seed, step in enumerate(case["steps"]):

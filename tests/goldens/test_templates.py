@@ -1,4 +1,4 @@
-"""Our own templates, tests/support/templates, made of what released ones are made of: rendered as by transformers."""
+"""Templates of our own, made of the constructs of released ones: rendered as by transformers."""
 
 import json
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ class FirstOfMay(datetime):
 
 @cache
 def compiled(name: str) -> ChatTemplate:
-    """Once for all conversations: each is tried in a process of its own first."""
+    """Compile a template once for all conversations: each is tried in a process of its own first."""
     return ChatTemplate(TEMPLATES[name], "<s>", "</s>")
 
 
@@ -44,7 +44,7 @@ def cases() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("name", "kind"), [*cases()])
-def test_they_render_as_in_transformers(name: str, kind: str, monkeypatch: pytest.MonkeyPatch):
+def test_templates_render_as_in_transformers(name: str, kind: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sandbox, "datetime", FirstOfMay)
     template, conversation = compiled(name), CONVERSATIONS[kind]
     expected = RENDERINGS[name][kind]
@@ -55,7 +55,7 @@ def test_they_render_as_in_transformers(name: str, kind: str, monkeypatch: pytes
         assert template.render(conversation["messages"], **conversation["variables"]) == expected
 
 
-def test_where_transformers_has_no_system_message_there_is_one_here():
+def test_a_system_message_is_folded_where_transformers_refuses_it():
     template, conversation = compiled("no_system"), CONVERSATIONS["turns"]
     assert RENDERINGS["no_system"]["turns"] is None
     assert template.render(conversation["messages"]) == (
@@ -64,7 +64,7 @@ def test_where_transformers_has_no_system_message_there_is_one_here():
     )
 
 
-def test_what_transformers_refuses_is_written_in_another_way():
+def test_conversations_that_transformers_refuses_are_mended():
     assert all(RENDERINGS[name][kind] is None for name, kind in MENDED)
     first, two = (
         compiled("brackets").render(CONVERSATIONS[kind]["messages"]) for kind in ("answer first", "two users")
@@ -73,7 +73,7 @@ def test_what_transformers_refuses_is_written_in_another_way():
     assert two == '<s>[ASK] What is 2 < 3 & "é"?\n\n And now?\n [/ASK]'
 
 
-def test_all_are_recorded_and_most_render():
+def test_all_templates_are_recorded_and_most_render():
     assert RENDERINGS.keys() == TEMPLATES.keys() and len(TEMPLATES) >= 12
     assert all(texts.keys() == CONVERSATIONS.keys() for texts in RENDERINGS.values())
     texts = [text for each in RENDERINGS.values() for text in each.values()]
@@ -81,24 +81,24 @@ def test_all_are_recorded_and_most_render():
 
 
 def constructs(source: str) -> set[str]:
-    """Filters, tests, methods, functions, parts of `loop`, and kinds of nodes that a template uses."""
-    found = set[str]()
+    """List filters, tests, methods, functions, parts of `loop`, and kinds of nodes that a template uses."""
+    names = set[str]()
     tree = sandbox._Environment().parse(source)
     own = {macro.name for macro in tree.find_all(nodes.Macro)}
     for node in tree.find_all(nodes.Node):
-        found.add(type(node).__name__)
+        names.add(type(node).__name__)
         if isinstance(node, nodes.Filter | nodes.Test):
-            found.add(f"{type(node).__name__} {node.name}")
+            names.add(f"{type(node).__name__} {node.name}")
         elif isinstance(node, nodes.Call) and isinstance(node.node, nodes.Getattr):
-            found.add(f".{node.node.attr}()")
+            names.add(f".{node.node.attr}()")
         elif isinstance(node, nodes.Call) and isinstance(node.node, nodes.Name) and node.node.name not in own:
-            found.add(f"{node.node.name}()")
+            names.add(f"{node.node.name}()")
         elif isinstance(node, nodes.Getattr) and isinstance(node.node, nodes.Name) and node.node.name == "loop":
-            found.add(f"loop.{node.attr}")
-    return found
+            names.add(f"loop.{node.attr}")
+    return names
 
 
-def test_they_use_what_released_ones_use(shared):
+def test_templates_use_all_constructs_of_released_ones(shared):
     released = set().union(*(constructs(path.read_text()) for path in (shared / "templates").glob("*.jinja")))
     own = set().union(*map(constructs, TEMPLATES.values()))
     beyond = {"Filter from_json", ".append()", ".pop()"}  # which transformers does not have, or lets nobody call

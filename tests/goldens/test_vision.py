@@ -1,6 +1,8 @@
-"""What llama.cpp sees (its mtmd, recorded by scripts/record/record_pictures.py): the tokens of a prompt with two
-images, the
-images' rows, and the logits behind them. Its GELU comes from a table of float16: that is most of what is between."""
+"""Images against llama.cpp's mtmd, as recorded: a prompt's tokens with two images, their rows, the logits behind.
+
+scripts/record/record_pictures.py records them. llama.cpp's GELU comes from a table of float16: that is most of the
+difference.
+"""
 
 from pathlib import Path
 
@@ -33,9 +35,12 @@ from tests.goldens.test_logits import nmse
 
 @pytest.fixture
 def as_llama_cpp(monkeypatch):
-    """LLaVA and InternVL with the token for the whole image behind the patches, which have their neighbours' positions;
-    LLaVA without the file's last layer where the file does not say which one counts, and with GELU by tanh; LLaVA 1.6
-    with the tiles' rows as they are, in front of those of the whole image."""
+    """See as llama.cpp does.
+
+    LLaVA and InternVL have the token for the whole image behind the patches, which have their neighbours' positions;
+    LLaVA lacks the file's last layer where the file does not say which one counts, and has GELU by tanh; LLaVA 1.6 has
+    the tiles' rows as they are, in front of those of the whole image.
+    """
 
     def with_whole(h, picture):
         pixels = pixels_of(h, picture)
@@ -73,7 +78,7 @@ def as_llama_cpp(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROJECTORS)
-def test_what_llama_cpp_sees(tmp_path, name, as_llama_cpp):
+def test_images_are_seen_as_by_llama_cpp(tmp_path, name, as_llama_cpp):
     golden = PictureGolden.load(name)
     assert golden.digest == digest_of(name), f"{name} is not what its golden is of: record it anew"
     ids, logits, rows = prompted(tmp_path, name)
@@ -83,7 +88,7 @@ def test_what_llama_cpp_sees(tmp_path, name, as_llama_cpp):
 
 
 def prompted(folder: Path, name: str) -> tuple[list[int], np.ndarray, np.ndarray]:
-    """The ids of the prompt, logits behind it, and the images' rows."""
+    """Return the ids of the prompt, logits behind it, and the images' rows."""
     write(seeing(name), folder / "model.gguf")
     write_projector(projector(name), folder / "mmproj.gguf")
     with localllm.open(folder / "model.gguf", threads=2, cache=False, kv_type="f32") as model:
@@ -98,14 +103,12 @@ def prompted(folder: Path, name: str) -> tuple[list[int], np.ndarray, np.ndarray
 
 
 @pytest.mark.parametrize("name", PROJECTORS)
-def test_what_transformers_says(tmp_path, name):
-    """The logits behind the same prompt."""
+def test_logits_behind_images_agree_with_transformers(tmp_path, name):
     assert nmse(prompted(tmp_path, name)[1], PictureGolden.load(name).said) < bound(1e-8, 1e-6)
 
 
 @pytest.mark.parametrize("name", PROJECTORS)
-def test_what_transformers_sees(tmp_path, name):
-    """The rows of the same pictures."""
+def test_rows_of_images_agree_with_transformers(tmp_path, name):
     path = write_projector(projector(name), tmp_path / "mmproj.gguf")
     reader = VisionEncoder(GGUFFile.open(path), EngineOptions(threads=2))
     images = [reader.family.prepare(reader.hyperparameters, Image.fromarray(image)) for image in shown(name)]
@@ -115,5 +118,5 @@ def test_what_transformers_sees(tmp_path, name):
     assert nmse(golden.some(rows), golden.trained) < bound(1e-10, 1e-6)
 
 
-def test_goldens_are_small():
+def test_goldens_of_pictures_are_small():
     assert all((FOLDER / f"picture_{name}.npz").stat().st_size < 1 << 16 for name in PROJECTORS)

@@ -1,5 +1,7 @@
-"""The kernels for 64-bit ARMs, compiled on any computer: which instructions they have. scripts/platform/test_arm64
-runs them."""
+"""Kernels for 64-bit ARMs, compiled on any computer: which instructions they have.
+
+scripts/platform/test_arm64 runs them.
+"""
 
 import os
 import re
@@ -26,7 +28,7 @@ MAY_CALL = {"exp", "expf", "log", "logf", "log1pf", "sin", "cos", "sincos", "__s
 
 
 def assembly(system: str, cpu: tuple[str, str], *kernels: str) -> str:
-    """What the kernels become for that CPU."""
+    """Return the kernels' assembly for that CPU."""
     environment = os.environ | {"NUMBA_CPU_NAME": cpu[0], "NUMBA_CPU_FEATURES": cpu[1], "PYTHONPATH": str(ROOT)}
     program = [sys.executable, "-m", "scripts.tools.cross_compile", system, "--assembly", *kernels]
     done = subprocess.run(program, env=environment, cwd=ROOT, capture_output=True, text=True)
@@ -39,7 +41,7 @@ def instructions(text: str) -> set[str]:
 
 
 def called(text: str) -> set[str]:
-    """The functions that are called and not here, without the underscore that macOS puts before names."""
+    """Return the functions called and not defined here, without the underscore that macOS puts before names."""
     here = set(re.findall(r'^"?([^\s":]+)"?:', text, re.MULTILINE))
     names = re.findall(r'^\tbl\t"?([^\s"]+)"?', text, re.MULTILINE)
     return {name for name in names if name not in here}
@@ -54,7 +56,7 @@ def called(text: str) -> set[str]:
         pytest.param(MACOS, APPLE_M4, {"usdot", "usmmla", "smmla"}, marks=pytest.mark.slow),
     ],
 )
-def test_products_of_bytes(system, cpu, products):
+def test_products_of_bytes_use_the_cpus_instructions(system, cpu, products):
     text = assembly(system, cpu, *(f"{piece}-TQ2_0" for piece in VARIANTS))
     assert instructions(text) & BYTE_PRODUCTS == products
     assert {name.removeprefix("_") for name in called(text)} <= MAY_CALL
@@ -67,8 +69,8 @@ PARTS = kernels_by_part()
 @pytest.mark.sampled(every=30)  # a part takes seven seconds, others twenty
 @pytest.mark.parametrize("cpu", [APPLE_M1, APPLE_M4], ids=lambda cpu: cpu[0])
 @pytest.mark.parametrize("part", PARTS)
-def test_every_kernel_is_made_for_macs(part, cpu):
-    """Quantized weights meet dot products there, and nothing is called that macOS does not have."""
+def test_every_kernel_compiles_for_macs(part, cpu):
+    """Expect dot products for quantized weights, and no call of a function that macOS does not have."""
     text = assembly(MACOS, cpu, *PARTS[part])
     dots = {"sdot", "usdot", "udot", "usmmla", "smmla", "ummla"}
     assert bool(instructions(text) & dots) == (part in {*SUB_BLOCK, "peak"})
@@ -77,8 +79,8 @@ def test_every_kernel_is_made_for_macs(part, cpu):
 
 @pytest.mark.sampled
 @pytest.mark.slow
-def test_kernels_of_the_first_arms():
-    """Waiting, the clock, half floats, products that are added: nothing calls a function for them."""
+def test_kernels_for_the_first_arms_call_no_functions():
+    """Expect instructions for waiting, the clock, half floats, and products that are added."""
     text = assembly(LINUX, A72, "run", "embed-F16", "embed-Q5_0", "rms_norm")
     assert {"isb", "mrs", "fcvtl", "fmla"} <= instructions(text)
     assert called(text) <= MAY_CALL
@@ -92,21 +94,21 @@ def test_kernels_of_the_first_arms():
         ({16: 1 << 20, 26: 1 << 13}, ["neon", "dotprod", "i8mm"]),
     ],
 )
-def test_features_that_linux_tells(monkeypatch, words, features):
+def test_features_are_read_from_linux(monkeypatch, words, features):
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(cpu, "auxiliary_value", lambda word: words.get(word, 0))
     assert arm_features() == features
 
 
 @pytest.mark.parametrize(("known", "features"), [({}, []), ({"DotProd": 1, "I8MM": 0}, ["dotprod"])])
-def test_features_that_macos_tells(monkeypatch, known, features):
+def test_features_are_read_from_macos(monkeypatch, known, features):
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(cpu, "system_number", lambda name: known.get(name.removeprefix("hw.optional.arm.FEAT_"), 0))
     assert arm_features() == ["neon", *features]
 
 
-def test_memory_of_macos(monkeypatch):
-    """What is available, and that what is given back reads as zero."""
+def test_memory_of_macos_is_counted_and_given_back(monkeypatch):
+    """Expect memory that was given back to read as zero."""
     monkeypatch.setattr(sys, "platform", "darwin")
     known = {"hw.memsize": 16_000_000_000, "kern.memorystatus_level": 60}
     monkeypatch.setattr(memory, "system_number", lambda name: known.get(name, 0))

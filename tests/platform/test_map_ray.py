@@ -1,4 +1,7 @@
-"""localllm map --ray on a cluster of several nodes, one of which is lost. Needs Ray: scripts/platform/test_ray."""
+"""Running localllm map --ray on a cluster of several nodes, one of which is lost.
+
+It needs Ray: scripts/platform/test_ray.
+"""
 
 import json
 import os
@@ -32,7 +35,7 @@ RECORDS = [Record(number, f"number {number}") for number in range(300)]
 
 @pytest.fixture
 def cluster(monkeypatch):
-    """A head without processors, and two nodes."""
+    """Start a head without processors, and two nodes."""
     from ray.cluster_utils import Cluster
 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -48,14 +51,14 @@ def test_a_lost_node_loses_nothing(cluster):
     from localllm import open as open_model
     from localllm.services.records.map_ray import RayMapping
 
-    told, (lost, _) = cluster
+    ray_cluster, (lost, _) = cluster
     results = {}
-    mapping = RayMapping(job(builtin_model()), RECORDS, told.address)
+    mapping = RayMapping(job(builtin_model()), RECORDS, ray_cluster.address)
     for record, result in mapping:
         assert record.id not in results, "each is told once"
         results[record.id] = result
         if len(results) == 20:
-            told.remove_node(lost, allow_graceful=False)
+            ray_cluster.remove_node(lost, allow_graceful=False)
     assert mapping.done == 300
     assert mapping.written == sum(result["completion_tokens"] for result in results.values())
     with open_model(builtin_model(), context=256) as model:
@@ -65,7 +68,7 @@ def test_a_lost_node_loses_nothing(cluster):
     assert same >= 295, "other neighbours in a run, other roundings: a word may change where two are equally likely"
 
 
-def test_a_model_that_is_not_there_is_one_line(cluster):
+def test_a_missing_model_is_an_error_of_one_line(cluster):
     from localllm.services.records.map_ray import RayMapping
 
     with pytest.raises(LocalllmError, match=r"nowhere\.gguf") as error:

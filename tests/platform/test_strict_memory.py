@@ -1,4 +1,4 @@
-"""Whatever reads and writes the cache asks for its pages before, as Windows wants it."""
+"""Readers and writers of the cache ask for its pages before, as Windows wants it."""
 
 import os
 import subprocess
@@ -12,9 +12,9 @@ CASES = [
     "tests/unit/engine/memory/test_sliding_windows.py",
     "tests/unit/engine/test_rope_shift.py::test_shifting_a_sequence_without_its_first_windows_runs_it_again",
     "tests/unit/engine/test_forks.py",
-    "tests/goldens/test_encoders.py::test_the_cpu[bert]",
+    "tests/goldens/test_encoders.py::test_the_cpu_agrees_with_the_reference[bert]",
     "tests/integration/test_images.py::test_run[gemma3]",
-    "tests/goldens/test_logits.py::test_architectures[vectors-gemma3]",
+    "tests/goldens/test_logits.py::test_architectures_agree_with_llama_cpp[vectors-gemma3]",
 ]
 TOUCH = """
 import strict_memory
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ne
 
 @pytest.mark.sampled
 @pytest.mark.slow
-def test_all_that_is_touched_was_asked_for():
+def test_all_pages_touched_were_asked_for():
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "strict_memory", "-p", "no:cacheprovider", *CASES]
     environment = {**os.environ, "PYTHONPATH": str(SUPPORT)}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, env=environment)
@@ -39,7 +39,7 @@ def test_all_that_is_touched_was_asked_for():
 
 
 @pytest.mark.parametrize(
-    ("use", "said"),
+    ("use", "expected"),
     [
         ("", ""),
         ("memory.use(30000, 30001)", "1\n"),
@@ -47,7 +47,7 @@ def test_all_that_is_touched_was_asked_for():
         ("memory.use(0, 1 << 16); memory.give_back(4097, 8192)", "1\n"),  # no whole page
     ],
 )
-def test_it_is_strict(use: str, said: str):
+def test_touching_a_page_without_asking_ends_the_program(use: str, expected: str):
     program = [sys.executable, "-c", TOUCH.replace("USE", use)]
     done = subprocess.run(program, cwd=SUPPORT, capture_output=True, text=True, timeout=120)
-    assert (done.stdout, done.returncode == 0) == (said, bool(said)), done.stderr
+    assert (done.stdout, done.returncode == 0) == (expected, bool(expected)), done.stderr

@@ -1,4 +1,4 @@
-"""The kernels for other CPUs, in a process of their own: run here, against NumPy, or at least looked at.
+"""Kernels for other CPUs, in a process of their own: run here, against NumPy, or at least looked at.
 
 NUMBA_CPU_NAME and NUMBA_CPU_FEATURES say for which CPU Numba and the kernel library compile, so that a whole session of
 tests runs as it would there.
@@ -40,7 +40,7 @@ needs_x86 = pytest.mark.skipif("sse2" not in this_lane().features, reason="needs
 
 
 def run_as(cpu: str, cache: Path, *arguments: str) -> str:
-    """What Python writes to stdout if it believes to run on that CPU."""
+    """Return what Python writes to stdout if it believes to run on that CPU."""
     chosen = {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": CPUS[cpu], "LOCALLLM_CACHE": str(cache)}
     done = subprocess.run(
         [sys.executable, *arguments], cwd=ROOT, env=os.environ | chosen, capture_output=True, text=True
@@ -54,9 +54,8 @@ def run_as(cpu: str, cache: Path, *arguments: str) -> str:
 @needs_x86
 @pytest.mark.parametrize("file", TESTS)
 @pytest.mark.parametrize("cpu", ["alderlake", "haswell", "nehalem", "x86-64"])
-def test_another_cpu(cpu, file):
-    """With AVX-VNNI, AVX2, SSE4, and with what every x86-64 has: the vocabulary of vectors, a model, and
-    llama.cpp's logits.
+def test_tests_pass_on_another_cpu(cpu, file):
+    """Run the vocabulary of vectors, a model, and llama.cpp's logits with AVX-VNNI, AVX2, SSE4, and without any.
 
     Kernels one by one: tests/unit/kernels/test_lanes.py.
     """
@@ -77,15 +76,15 @@ for piece in VARIANTS:
 
 @pytest.mark.sampled
 @needs_x86
-def test_avx_vnni(tmp_path):
-    """Its dot product is encoded as on CPUs without AVX-512, whose registers and instructions are not used."""
+def test_avx_vnni_uses_nothing_of_avx_512(tmp_path):
+    """Expect its dot product in the encoding of CPUs without AVX-512, whose registers and instructions are not used."""
     assembly = run_as("alderlake", tmp_path, "-c", ASSEMBLY)
     assert len(re.findall(r"\{vex\}\s+vpdpbusd", assembly)) > 16
     assert not re.search(r"\{evex\}|%zmm|%k[0-7]|%[xy]mm(1[6-9]|2\d|3[01])\b", assembly)
 
 
 def test_a_whole_model_agrees_with_the_reference(tmp_path):
-    """Long batches round activations to 8 bits, short ones to 16."""
+    """Round activations to 8 bits in long batches, to 16 in short ones."""
     write_model(tmp_path / "model.gguf", SHAPES["tiny"], "Q4_K_M")
     ids = np.random.default_rng(0).integers(0, 500, 200).tolist()
     with localllm.open(tmp_path / "model.gguf") as model:

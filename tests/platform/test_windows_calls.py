@@ -1,4 +1,5 @@
-"""What Windows is asked for, by a library that writes it down, on any system: names, numbers and structures as
+"""Calls of Windows' functions, recorded by a stand-in on any system: names, numbers and structures.
+
 https://learn.microsoft.com/windows/win32/api has them. scripts/platform/test_windows runs the real ones.
 """
 
@@ -20,7 +21,7 @@ THIS_PROCESS = (1 << 64) - 1  # GetCurrentProcess's handle, -1
 
 
 class Function:
-    """One of Windows' functions: writes down its arguments, and answers as a test wants."""
+    """Stand for one of Windows' functions: write down its arguments, and answer as a test wants."""
 
     def __init__(self, name: str, calls: list[Any], answer: Any):
         self.name, self._calls, self._answer, self.argtypes, self.restype = name, calls, answer, None, None
@@ -32,7 +33,7 @@ class Function:
 
 
 class Windows:
-    """Its libraries. Attributes: calls: of functions.  answers: by the function's name, 1 where there is none."""
+    """Stand for Windows' libraries. Attributes: calls: of functions.  answers: by function, 1 where there is none."""
 
     def __init__(self) -> None:
         self.calls, self.answers, self.error, self.loaded = list[Any](), dict[str, Any](), 0, list[Any]()
@@ -73,8 +74,8 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> Windows:
     return system
 
 
-def test_errors_are_known_where_they_are_asked_for(windows: Windows):
-    """Of a library that is not told to, ctypes keeps no GetLastError."""
+def test_libraries_keep_their_last_error(windows: Windows):
+    """Without being told to, ctypes keeps no GetLastError."""
     files.kernel32(), memory.kernel32()
     assert windows.loaded == [("kernel32", {"use_last_error": True})] * 2
 
@@ -83,7 +84,7 @@ def test_errors_are_known_where_they_are_asked_for(windows: Windows):
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_memory_is_reserved_used_and_given_back(windows: Windows, whole: bool):
+def test_memory_is_reserved_committed_and_given_back(windows: Windows, whole: bool):
     page = memory.PAGE
     room = ctypes.create_string_buffer(8 * page)
     start = ctypes.addressof(room)
@@ -107,7 +108,7 @@ def test_memory_is_reserved_used_and_given_back(windows: Windows, whole: bool):
     assert windows.calls == [("VirtualFree", start, 0, release)]
 
 
-def test_memory_that_there_is_not(windows: Windows):
+def test_a_refused_allocation_raises_the_systems_error(windows: Windows):
     windows.answers |= {"VirtualAlloc": 0, "VirtualProtect": 0}
     windows.error = 1455
     for ask in (lambda: memory.virtual_alloc(0, 5, 1), lambda: memory.protect(5, 6)):
@@ -116,14 +117,14 @@ def test_memory_that_there_is_not(windows: Windows):
         assert error.value.errno == 1455
 
 
-def test_code_is_executed_and_not_written(windows: Windows):
+def test_code_is_made_executable_and_not_writable(windows: Windows):
     memory.protect(4096, 100)
     assert windows.calls == [
         ("VirtualProtect", 4096, 100, 0x20, None), ("FlushInstructionCache", THIS_PROCESS, 4096, 100),
     ]  # fmt: skip
 
 
-def test_a_file_is_read_ahead(windows: Windows):
+def test_a_mapped_file_is_read_ahead(windows: Windows):
     asked = list[Any]()
     windows.answers["PrefetchVirtualMemory"] = lambda process, count, span, flags: asked.append(
         (span._obj.address, span._obj.size)
@@ -133,14 +134,14 @@ def test_a_file_is_read_ahead(windows: Windows):
     assert ctypes.sizeof(memory.AddressRange) == 16
 
 
-def test_how_much_memory_there_is(windows: Windows):
+def test_available_memory_is_the_least_of_both_numbers(windows: Windows):
     def tell(status: Any) -> None:
         assert status._obj.length == ctypes.sizeof(status._obj) == 64
-        status._obj.available, status._obj.available_commit = told
+        status._obj.available, status._obj.available_commit = amounts
 
     windows.answers["GlobalMemoryStatusEx"] = tell
-    for told in ((5, 7), (9, 6)):
-        assert memory.available_memory() == min(told)
+    for amounts in ((5, 7), (9, 6)):
+        assert memory.available_memory() == min(amounts)
 
 
 # ---- files
@@ -154,8 +155,8 @@ OPENED = [
 
 
 @pytest.mark.parametrize(("flags", "access", "how", "kept"), OPENED)
-def test_files_that_others_may_rename_meanwhile(windows: Windows, flags: int, access: int, how: int, kept: int):
-    """FILE_SHARE_READ, _WRITE and _DELETE; OPEN_EXISTING, OPEN_ALWAYS, CREATE_NEW; FILE_ATTRIBUTE_NORMAL."""
+def test_opened_files_may_be_renamed_meanwhile(windows: Windows, flags: int, access: int, how: int, kept: int):
+    """Share by FILE_SHARE_READ, _WRITE and _DELETE; OPEN_EXISTING, OPEN_ALWAYS, CREATE_NEW; FILE_ATTRIBUTE_NORMAL."""
     windows.answers["CreateFileW"] = 55
     assert files.open_file("/x/y", flags) == 7
     assert windows.calls == [("CreateFileW", "/x/y", access, 7, None, how, 0x80, None),
@@ -163,7 +164,7 @@ def test_files_that_others_may_rename_meanwhile(windows: Windows, flags: int, ac
 
 
 @pytest.mark.parametrize("handle", [None, THIS_PROCESS])
-def test_files_that_cannot_be_opened(windows: Windows, monkeypatch, handle: int | None):
+def test_a_file_that_cannot_be_opened_is_named(windows: Windows, monkeypatch, handle: int | None):
     def failed(code: int) -> OSError:
         error = FileNotFoundError(code, "not there")
         error.winerror = 2  # type: ignore[attr-defined]
@@ -178,7 +179,7 @@ def test_files_that_cannot_be_opened(windows: Windows, monkeypatch, handle: int 
 
 @pytest.mark.parametrize(("taken", "error", "locked"), [(1, 0, True), (0, 33, False), (0, 5, True)])
 def test_a_file_is_locked_behind_its_end(windows: Windows, taken: int, error: int, locked: bool):
-    """LOCKFILE_EXCLUSIVE_LOCK and _FAIL_IMMEDIATELY; ERROR_LOCK_VIOLATION means that another has it."""
+    """Pass LOCKFILE_EXCLUSIVE_LOCK and _FAIL_IMMEDIATELY; ERROR_LOCK_VIOLATION means that another has it."""
     place = list[Any]()
     windows.answers["LockFileEx"] = lambda *given: place.append((given[5]._obj.low, given[5]._obj.high)) or taken
     windows.error = error
@@ -187,7 +188,7 @@ def test_a_file_is_locked_behind_its_end(windows: Windows, taken: int, error: in
     assert windows.calls == [("LockFileEx", 1003, 3, 0, 1, 0, None)] and place == [(0, 0x7FFFFFFF)]
 
 
-def test_when_a_file_changed(windows: Windows):
+def test_the_change_time_of_a_file_is_read(windows: Windows):
     def tell(handle: int, kind: int, found: Any, size: int) -> int:
         found._obj.changed = 5
         return 1
@@ -200,7 +201,7 @@ def test_when_a_file_changed(windows: Windows):
         files.change_time(3)
 
 
-def test_a_name_is_a_mutex(windows: Windows):
+def test_a_claimed_name_is_a_mutex(windows: Windows):
     windows.answers["CreateMutexW"] = 9
     claim = locks.Claim("n")
     assert windows.calls == [("CreateMutexW", None, 0, "Local\\n")]
@@ -213,8 +214,8 @@ def test_a_name_is_a_mutex(windows: Windows):
 
 
 @pytest.mark.parametrize("descriptor", [3, "/x/y"])
-def test_the_version_of_a_file_has_its_change(windows: Windows, monkeypatch, descriptor: object):
-    """Which st_ctime is not there."""
+def test_the_version_of_a_file_includes_its_change(windows: Windows, monkeypatch, descriptor: object):
+    """Take the change's time instead of st_ctime, which is not there."""
     state = SimpleNamespace(st_size=1, st_mtime_ns=2, st_ctime_ns=3)
     monkeypatch.setattr(files, "change_time", lambda place: (place == descriptor) * 4)
     monkeypatch.setattr(os, "stat", lambda place: state)
@@ -223,15 +224,14 @@ def test_the_version_of_a_file_has_its_change(windows: Windows, monkeypatch, des
     assert files.version_of(descriptor) == (1, 2, 3)
 
 
-def test_bytes_at_a_place(windows: Windows, tmp_path):
-    """There is no pread there."""
+def test_bytes_are_read_and_written_at_a_place(windows: Windows, tmp_path):
     (tmp_path / "x").write_bytes(b"0123456789")
     descriptor = os.open(tmp_path / "x", os.O_RDWR)
     assert files.write_at(descriptor, memoryview(b"ab"), 3) == 2 and files.read_at(descriptor, 4, 2) == b"2ab5"
     os.close(descriptor)
 
 
-def test_a_new_file_with_a_name_of_its_own(windows: Windows, monkeypatch):
+def test_a_temporary_file_gets_a_name_of_its_own(windows: Windows, monkeypatch):
     names, asked = [b"a" * 6, b"b" * 6], list[Any]()
 
     def opened(path: str, flags: int) -> int:
@@ -250,8 +250,8 @@ def test_a_new_file_with_a_name_of_its_own(windows: Windows, monkeypatch):
 @pytest.mark.parametrize(("version", "allowed"), [
     ((10, 0, 15063), True), ((10, 0, 26100), True), ((10, 0, 14393), False), ((6, 3, 9600), False),
 ])  # fmt: skip
-def test_long_paths_are_allowed(windows: Windows, monkeypatch, version: tuple[int, int, int], allowed: bool):
-    """Since the version of 2017: IsLongPathAwareProcess, the highest bit of the byte at 3."""
+def test_long_paths_are_allowed_since_2017(windows: Windows, monkeypatch, version: tuple[int, int, int], allowed: bool):
+    """Set IsLongPathAwareProcess, the highest bit of the byte at 3."""
     block = ctypes.create_string_buffer(bytes([1, 2, 3, 4, 5]))
     windows.answers["RtlGetCurrentPeb"] = ctypes.addressof(block)
     monkeypatch.setattr(sys, "getwindowsversion", lambda: (*version, 2, ""), raising=False)
@@ -262,15 +262,15 @@ def test_long_paths_are_allowed(windows: Windows, monkeypatch, version: tuple[in
 @pytest.mark.parametrize(("number", "winerror", "wanting"), [
     (12, 0, True), (22, 8, True), (22, 14, True), (22, 1455, True), (22, 5, False), (22, 0, False),
 ])  # fmt: skip
-def test_wants_of_memory(number: int, winerror: int, wanting: bool):
-    """ENOMEM; ERROR_NOT_ENOUGH_MEMORY, ERROR_OUTOFMEMORY, ERROR_COMMITMENT_LIMIT."""
+def test_errors_that_mean_want_of_memory_are_known(number: int, winerror: int, wanting: bool):
+    """Know ENOMEM; ERROR_NOT_ENOUGH_MEMORY, ERROR_OUTOFMEMORY, ERROR_COMMITMENT_LIMIT."""
     error = OSError(number, "x")
     error.winerror = winerror  # type: ignore[attr-defined]
     assert memory.is_out_of_memory(error) == wanting
     assert not memory.is_out_of_memory(OSError(22, "x"))
 
 
-def test_memory_for_code_is_committed(windows: Windows):
+def test_memory_for_code_is_committed_at_once(windows: Windows):
     room = ctypes.create_string_buffer(100)
     windows.answers["VirtualAlloc"] = ctypes.addressof(room)
     memory.code_region(100)
@@ -280,7 +280,7 @@ def test_memory_for_code_is_committed(windows: Windows):
 # ---- processes
 
 
-def test_processes(windows: Windows, monkeypatch):
+def test_processes_are_slowed_started_and_killed(windows: Windows, monkeypatch):
     process = SimpleNamespace(_handle=5, pid=77, wait=lambda: windows.calls.append("wait"))
     processes.lower_priority(process)
     assert windows.calls == [("SetPriorityClass", 5, 0x4000)] and processes.detached_options() == {
@@ -299,7 +299,7 @@ def test_processes(windows: Windows, monkeypatch):
 
 
 class Process:
-    """A subprocess.Popen that writes what it got, or takes too long."""
+    """Stand for a subprocess.Popen that returns its input, or takes too long."""
 
     _handle = 5
 
@@ -319,17 +319,17 @@ class Process:
 @pytest.mark.parametrize(
     ("code", "came"), [(0, (b"got it", False)), (1, (b"got it", False)), (1816, (b"got it", True)), (None, (b"", True))]
 )
-def test_a_process_with_limits(windows: Windows, monkeypatch, code: int | None, came: tuple):
-    process, told = Process(code), list[Any]()
+def test_a_limited_process_runs_in_a_job(windows: Windows, monkeypatch, code: int | None, came: tuple):
+    process, limits_set = Process(code), list[Any]()
     monkeypatch.setattr(subprocess, "Popen", lambda words, **more: process)
 
     def limits(job: Any, kind: int, given: Any, size: int) -> None:
-        told.append((given._obj.process_time, given._obj.flags, given._obj.process_memory, size))
+        limits_set.append((given._obj.process_time, given._obj.flags, given._obj.process_memory, size))
 
     windows.answers |= {"CreateJobObjectW": 8, "SetInformationJobObject": limits}
     assert processes.run_limited(["x"], b"it", 3, 1000, 20.0) == came and process.killed == (code is None)
     flags = 0x2 | 0x100 | 0x400 | 0x2000  # PROCESS_TIME, PROCESS_MEMORY, DIE_ON_UNHANDLED_EXCEPTION, KILL_ON_JOB_CLOSE
-    assert told == [(30_000_000, flags, 1000, 144)]
+    assert limits_set == [(30_000_000, flags, 1000, 144)]
     assert windows.calls == [("CreateJobObjectW", None, None), ("SetInformationJobObject", 8, 9, None, 144),
                              ("AssignProcessToJobObject", 8, 5), ("CloseHandle", 8)]  # fmt: skip
 
@@ -338,7 +338,7 @@ def test_a_process_with_limits(windows: Windows, monkeypatch, code: int | None, 
 
 
 class Stream:
-    """A standard stream: a console or a file."""
+    """Stand for a standard stream: a console or a file."""
 
     def __init__(self, number: int):
         self.number, self.encoding = number, ""
@@ -352,7 +352,7 @@ class Stream:
 
 @pytest.fixture
 def consoles(windows: Windows) -> Callable[..., None]:
-    """Makes streams of these numbers consoles, by number with their modes."""
+    """Return a function that makes streams of these numbers consoles, with their modes."""
 
     def make(modes: dict[int, int]) -> None:
         def mode(handle: Any, found: Any) -> int:
@@ -364,7 +364,7 @@ def consoles(windows: Windows) -> Callable[..., None]:
     return make
 
 
-def test_consoles_and_pipes(windows: Windows, consoles):
+def test_consoles_get_escapes_and_utf_8(windows: Windows, consoles):
     consoles({0: 0x1F7, 1: 0x3})
     keys, screen, pipe = Stream(0), Stream(1), Stream(2)
     terminal.prepare(keys, screen, pipe, None)
@@ -378,7 +378,7 @@ def test_consoles_and_pipes(windows: Windows, consoles):
     assert terminal.understands_escapes(pipe) and not terminal.understands_escapes(screen)
 
 
-def test_keys_wait_at_a_console(windows: Windows, consoles):
+def test_keys_are_read_raw_at_a_console(windows: Windows, consoles):
     consoles({0: 0x1F7})
     with terminal.raw_keys(Stream(0)) as can:
         assert can
@@ -397,7 +397,7 @@ def test_keys_wait_at_a_console(windows: Windows, consoles):
 # ---- the processor
 
 
-def test_cores_of_windows(windows: Windows):
+def test_cores_are_read_from_windows(windows: Windows):
     def affinity(process: Any, own: Any, system: Any) -> int:
         assert process.value == THIS_PROCESS
         own._obj.value = 0b101
@@ -423,14 +423,14 @@ def test_cores_of_windows(windows: Windows):
     assert cpu.windows_cores() == b""
 
 
-def test_what_a_processor_can_do(windows: Windows, monkeypatch):
-    """PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE and PF_ARM_V82_I8MM_INSTRUCTIONS_AVAILABLE."""
+def test_features_of_a_processor_are_read_from_windows(windows: Windows, monkeypatch):
+    """Ask for PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE and PF_ARM_V82_I8MM_INSTRUCTIONS_AVAILABLE."""
     windows.answers["IsProcessorFeaturePresent"] = lambda number: number == 43
     assert cpu.arm_features() == ["neon", "dotprod"]
     assert [call[1] for call in windows.calls] == [43, 66]
     names = {"VendorIdentifier": "V", "Identifier": "I", "ProcessorNameString": " P "}
     monkeypatch.setattr(cpu, "read_registry", names.get)
-    told = cpu.processor_information().decode().splitlines()
-    assert told == ["V", "I", " P ", "0" * 43 + "1" + "0" * 52] and cpu.processor_name() == "P"
+    lines = cpu.processor_information().decode().splitlines()
+    assert lines == ["V", "I", " P ", "0" * 43 + "1" + "0" * 52] and cpu.processor_name() == "P"
     monkeypatch.setattr(cpu, "is_arm", lambda: True)
     assert cpu.processor_information() is None

@@ -87,7 +87,7 @@ def test_an_unknown_pretokenizer_is_refused(content: Any):
 
 
 @pytest.mark.parametrize(("extra", "accepted"), [({}, True), ({"lo": 268}, False)])
-def test_ignored_merges_that_make_no_difference(tmp_path: Path, extra: dict[str, int], accepted: bool):
+def test_ignored_merges_are_accepted_if_they_change_nothing(tmp_path: Path, extra: dict[str, int], accepted: bool):
     content = tokenizer()  # with GPT-2's words, for which GGUF cannot say that merges are ignored
     content["model"] |= {"ignore_merges": True, "vocab": content["model"]["vocab"] | extra}
     write_json(write_checkpoint(tmp_path) / "tokenizer.json", content)
@@ -110,19 +110,19 @@ def test_a_name_that_many_know_is_preferred(tmp_path: Path):
 
 @pytest.fixture(params=["tiny", "released"])
 def source(request) -> Path | None:
-    """Where vocabularies come from."""
+    """Return the folder that vocabularies come from, or None for tiny ones."""
     return request.getfixturevalue("shared") if request.param == "released" else None
 
 
 def vocabulary_of(shared: Path | None, name: str) -> dict[str, Any]:
-    """The metadata of a vocabulary: of a released model, as llama.cpp's converter made it, or a tiny one."""
+    """Return a vocabulary's metadata: a released model's, as llama.cpp's converter made it, or a tiny one's."""
     return (
         GGUFFile.open(shared / "vocabs" / f"ggml-vocab-{name}.gguf").metadata if shared else vocabularies.metadata(name)
     )
 
 
 def vectors(shared: Path | None, name: str) -> list[tuple[str, list[int]]]:
-    """Texts and llama.cpp's tokens for them."""
+    """Return texts and llama.cpp's tokens for them."""
     if shared is None:
         tokens = vocabularies.GIVEN["tokens"][name]
         return [(text, plain) for text, (plain, *_) in zip(vocabularies.GIVEN["texts"], tokens, strict=True)]
@@ -147,7 +147,7 @@ def special_tokens(metadata: dict[str, Any], kinds: set[int]) -> list[dict[str, 
         pytest.param("deepseek-llm", splits(*PRETOKENIZERS["deepseek-llm"].patterns), marks=pytest.mark.slow),
     ],
 )
-def test_byte_level_vocabularies_are_those_of_llama_cpp(source, tmp_path: Path, name: str, content: Any):
+def test_byte_level_vocabularies_equal_llama_cpps(source, tmp_path: Path, name: str, content: Any):
     theirs = vocabulary_of(source, name)
     pieces, types = theirs["tokenizer.ggml.tokens"], theirs["tokenizer.ggml.token_type"]
     vocab = {piece: token for token, piece in enumerate(pieces) if types[token] == 1}
@@ -164,7 +164,7 @@ def test_byte_level_vocabularies_are_those_of_llama_cpp(source, tmp_path: Path, 
 
 
 def merges_of(pieces: dict[str, float]) -> list[list[str]]:
-    """All merges that make pieces of others, as transformers translates them."""
+    """List all merges that make pieces of others, as transformers translates them."""
     cuts = [(piece[:n], piece[n:], score) for piece, score in pieces.items() for n in range(1, len(piece))]
     merges = [cut for cut in cuts if cut[0] in pieces and cut[1] in pieces]
     merges.sort(key=lambda merge: (merge[2], len(merge[0]), len(merge[1])), reverse=True)
@@ -172,7 +172,7 @@ def merges_of(pieces: dict[str, float]) -> list[list[str]]:
 
 
 def byte_fallback(pieces: list[str], scores: list[float], added: list[dict[str, Any]]) -> dict[str, Any]:
-    """The tokenizer.json of a Llama 2."""
+    """Return the tokenizer.json of a Llama 2."""
     spaces = [{"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
     model = {
         "type": "BPE",
@@ -187,7 +187,7 @@ def byte_fallback(pieces: list[str], scores: list[float], added: list[dict[str, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("files", ["tokenizer.model", "both", "tokenizer.json"])
-def test_sentencepiece_vocabularies_are_those_of_llama_cpp(source, tmp_path: Path, files: str):
+def test_sentencepiece_vocabularies_equal_llama_cpps(source, tmp_path: Path, files: str):
     theirs = vocabulary_of(source, "llama-spm")
     pieces, scores = theirs["tokenizer.ggml.tokens"], theirs["tokenizer.ggml.scores"].tolist()
     types = theirs["tokenizer.ggml.token_type"].tolist()
@@ -220,7 +220,7 @@ SCORES = [0.0, 0.0, 0.0, 0.0, 0.0, -1.0, -2.0, -3.0, -4.0, -5.0]
 TYPES = [2, 3, 3, 6, 1, 1, 1, 1, 1, 1]
 
 
-def test_a_sentencepiece_model_without_tokenizer_json(tmp_path: Path):
+def test_a_sentencepiece_model_converts_without_tokenizer_json(tmp_path: Path):
     (tmp_path / "tokenizer.model").write_bytes(sentencepiece(PIECES, SCORES, TYPES))
     write_json(tmp_path / "added_tokens.json", {"<extra>": 10, "<|im_end|>": 11, "▁x": 12, "far": 99})
     decoder = {"2": {"content": "</s>", "special": True}, "10": {"content": "<extra>", "special": True}}
@@ -257,7 +257,7 @@ def test_gemma_cuts_at_spaces_that_are_gone(tmp_path: Path):
 
 
 def test_gemma_4_is_read_by_its_merges(tmp_path: Path):
-    """Whatever their order; the marks of its thoughts and calls are text."""
+    """Read them whatever their order; the marks of its thoughts and calls are text."""
     pieces, marks = [*PIECES, "<|channel>", "<|turn>"], {0, 1, 2, 10, 11}
     pieces += [f"<0x{byte:02X}>" for byte in range(256) if byte != 10]
     content = byte_fallback(pieces, [0.0] * len(pieces), [added_token(token, pieces[token]) for token in marks])
@@ -288,7 +288,7 @@ def test_gemma_4_is_read_by_its_merges(tmp_path: Path):
         ("ab", "unexpected content"),
     ],
 )
-def test_merges_that_are_not_sentencepieces_are_refused(tmp_path: Path, merges: Any, problem: str):
+def test_merges_unlike_sentencepieces_are_refused(tmp_path: Path, merges: Any, problem: str):
     content = byte_fallback(PIECES, SCORES, [added_token(token, PIECES[token]) for token in range(3)])
     content["model"]["merges"] = merges
     write_json(tmp_path / "tokenizer.json", content)
@@ -300,7 +300,7 @@ def test_merges_that_are_not_sentencepieces_are_refused(tmp_path: Path, merges: 
     "data",
     [b"", b"\x0a", b"IQ== 0\nIg== 1\n", b"\x0a\x05\x0a\xff\xff\xff\xff", b"\xff" * 30, b"\x12\x02\x18\x02", b"\x0b"],
 )
-def test_what_is_no_sentencepiece_model_is_refused(data: bytes):
+def test_data_other_than_a_sentencepiece_model_is_refused(data: bytes):
     with pytest.raises(ValueError):
         read_sentencepiece(data)
 
@@ -312,7 +312,7 @@ def test_unigram_models_are_refused(tmp_path: Path):
 
 
 def metadata_with(tmp_path: Path, **files: dict[str, Any]) -> dict[str, Any]:
-    """The tokenizer metadata of a checkpoint with these changes of its JSON files."""
+    """Return the tokenizer metadata of a checkpoint with these changes of its JSON files."""
     write_checkpoint(tmp_path)
     for name, changes in files.items():
         if not (tmp_path / f"{name}.json").exists():
@@ -323,7 +323,7 @@ def metadata_with(tmp_path: Path, **files: dict[str, Any]) -> dict[str, Any]:
 
 
 def template(*parts: str) -> dict[str, Any]:
-    """A post-processor: texts of special tokens, and "A" for the text."""
+    """Return a post-processor of special tokens' texts, and "A" for the text."""
     single = [
         {"Sequence": {"id": "A", "type_id": 0}} if part == "A" else {"SpecialToken": {"id": part, "type_id": 0}}
         for part in parts
@@ -345,12 +345,14 @@ def template(*parts: str) -> dict[str, Any]:
         (None, {"bos_token": None, "add_bos_token": True}, (True, None)),
     ],
 )
-def test_what_texts_are_surrounded_with(tmp_path: Path, processor: Any, config: dict[str, Any], adds: tuple[Any, Any]):
+def test_switches_follow_the_post_processor_and_the_config(
+    tmp_path: Path, processor: Any, config: dict[str, Any], adds: tuple[Any, Any]
+):
     metadata = metadata_with(tmp_path, tokenizer={"post_processor": processor}, tokenizer_config=config)
     assert (metadata["add_bos_token"], metadata.get("add_eos_token")) == adds
 
 
-def test_tokens_that_only_the_template_names(tmp_path: Path):
+def test_tokens_named_only_by_the_template_are_found(tmp_path: Path):
     metadata = metadata_with(
         tmp_path,
         tokenizer={"post_processor": template("<|im_start|>", "A")},
@@ -360,19 +362,19 @@ def test_tokens_that_only_the_template_names(tmp_path: Path):
     assert (metadata["bos_token_id"], metadata["add_bos_token"], metadata["add_eos_token"]) == (1, True, False)
 
 
-def test_no_token_no_switch(tmp_path: Path):
+def test_switches_of_missing_tokens_are_off(tmp_path: Path):
     changes = {"bos_token": None, "add_bos_token": True}
     metadata = metadata_with(tmp_path, tokenizer_config=changes, config={"bos_token_id": None})
     assert "bos_token_id" not in metadata and metadata["add_bos_token"] is False
 
 
-def test_special_tokens_by_text_and_by_number(tmp_path: Path):
+def test_special_tokens_are_named_by_text_and_by_number(tmp_path: Path):
     config = {"pad_token": {"content": "<|im_start|>"}, "eos_token": None, "unk_token": "not there"}
     metadata = metadata_with(
         tmp_path, tokenizer_config=config, config={"eos_token_id": [2, 1], "unk_token_id": 5, "pad_token_id": 9}
     )
-    found = {key: value for key, value in metadata.items() if key.endswith("_token_id")}
-    assert found == {
+    ids = {key: value for key, value in metadata.items() if key.endswith("_token_id")}
+    assert ids == {
         "bos_token_id": 0,
         "eos_token_id": 2,
         "unknown_token_id": 5,
@@ -381,7 +383,7 @@ def test_special_tokens_by_text_and_by_number(tmp_path: Path):
     }
 
 
-def test_more_ends_of_an_answer(tmp_path: Path):
+def test_further_ends_become_eot_and_eom(tmp_path: Path):
     metadata = metadata_with(tmp_path, generation_config={"eos_token_id": [2, 0, -1, 273, 7, "x", 272, 8, 9]})
     assert (metadata["eos_token_id"], metadata["eot_token_id"], metadata["eom_token_id"]) == (
         2,
@@ -390,7 +392,7 @@ def test_more_ends_of_an_answer(tmp_path: Path):
     )  # 0 by its text
 
 
-def test_added_tokens(tmp_path: Path):
+def test_added_tokens_get_their_type_and_place(tmp_path: Path):
     added = [added_token(268, "<tool>", False), added_token(269, "<|tool|>", False), added_token(300, "<far>")]
     metadata = metadata_with(tmp_path, tokenizer={"added_tokens": tokenizer()["added_tokens"] + added})
     assert metadata["tokens"][268:] == ["<tool>", "<|tool|>", "[PAD270]", "[PAD271]", "[PAD272]"]
@@ -404,7 +406,7 @@ def test_a_tokenizer_need_not_have_added_tokens(tmp_path: Path, added: list[Any]
 
 
 @pytest.mark.sampled
-def test_chat_templates(tmp_path: Path):
+def test_the_chat_template_file_goes_before_the_config(tmp_path: Path):
     write_checkpoint(tmp_path)
     named = [{"name": "default", "template": "one"}, {"name": "tool_use", "template": "two"}, "?"]
     edit_json(tmp_path / "tokenizer_config.json", chat_template=named)

@@ -1,4 +1,4 @@
-"""Other programs remove files while ours look at them: what has gone is passed over, and only that."""
+"""Files removed by other programs while ours list them: only removed ones are passed over."""
 
 import os
 from pathlib import Path
@@ -34,7 +34,7 @@ from localllm.services.sessions import SavedChat, SessionFile
 
 @pytest.fixture(autouse=True)
 def folders(tmp_path, monkeypatch):
-    """The user's."""
+    """Use folders of the test instead of the user's."""
     monkeypatch.setenv("LOCALLLM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("LOCALLLM_MODELS", str(tmp_path / "models"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
@@ -43,7 +43,7 @@ def folders(tmp_path, monkeypatch):
 
 @pytest.fixture
 def lost(monkeypatch):
-    """Lets a file go as soon as its folder was listed."""
+    """Remove a file as soon as its folder was listed."""
     scandir, iterdir, listdir = os.scandir, Path.iterdir, os.listdir
 
     def let_go(path: Path) -> None:
@@ -102,7 +102,7 @@ def write_texts() -> list[Path]:
 
 
 @pytest.mark.parametrize("which", range(3))
-def test_kept_prompts(lost, which: int):
+def test_a_prompt_removed_while_listing_is_passed_over(lost, which: int):
     paths = write_prefixes()
     lost(paths[which])
     stay = [path.name for path in paths if path != paths[which]]
@@ -114,8 +114,8 @@ def test_kept_prompts(lost, which: int):
 
 
 @pytest.mark.parametrize("which", range(3))
-def test_room_for_kept_prompts(lost, monkeypatch, which: int):
-    """The oldest go first; of those that are not there none is counted."""
+def test_pruning_counts_no_prompt_removed_meanwhile(lost, monkeypatch, which: int):
+    """Remove the oldest first."""
     paths = write_prefixes()
     size = paths[0].stat().st_size
     monkeypatch.setenv(prefix_files.SIZE_VARIABLE, f"{size / 1e9}")
@@ -125,7 +125,7 @@ def test_room_for_kept_prompts(lost, monkeypatch, which: int):
 
 
 @pytest.mark.parametrize("which", range(3))
-def test_texts_that_were_written(lost, which: int):
+def test_a_text_removed_while_listing_is_passed_over(lost, which: int):
     assert written_file.list_files() == [] and written_file.clear() == 0, "there is not a folder"
     paths = write_texts()
     content, size = paths[which].read_bytes(), paths[0].stat().st_size
@@ -136,7 +136,7 @@ def test_texts_that_were_written(lost, which: int):
     assert names(written_file.folder()) == [] and written_file.clear() == 0
 
 
-def test_texts_that_cannot_be_removed(monkeypatch):
+def test_texts_that_cannot_be_removed_are_an_error(monkeypatch):
     path = write_texts()[0]
 
     def refuse(self, missing_ok=False):
@@ -149,7 +149,7 @@ def test_texts_that_cannot_be_removed(monkeypatch):
 
 
 @pytest.mark.parametrize("which", range(3))
-def test_sessions_of_chats(lost, which: int):
+def test_a_session_removed_while_listing_is_passed_over(lost, which: int):
     for number in range(3):
         with SessionFile(f"s{number}") as file:
             file.chat = SavedChat()
@@ -162,7 +162,7 @@ def test_sessions_of_chats(lost, which: int):
 
 
 @pytest.mark.parametrize("which", range(3))
-def test_models(lost, tmp_path, which: int):
+def test_a_model_removed_while_listing_is_passed_over(lost, tmp_path, which: int):
     (tmp_path / "models").mkdir()
     for number in range(3):
         write_tiny_model(tmp_path / "models" / f"m{number}.gguf")
@@ -173,7 +173,7 @@ def test_models(lost, tmp_path, which: int):
     assert models_folder.size_of(tmp_path / "models" / f"m{which}.gguf") == 0
 
 
-def test_what_was_left_half_written(lost, tmp_path):
+def test_half_written_files_removed_meanwhile_are_passed_over(lost, tmp_path):
     paths = [tmp_path / f".localllm-9-{number}.tmp" for number in range(3)]
     for path in paths:
         path.touch()
@@ -182,8 +182,8 @@ def test_what_was_left_half_written(lost, tmp_path):
     assert names(tmp_path) == []
 
 
-def test_a_file_in_the_making(tmp_path, monkeypatch):
-    """Somebody has removed it: what went wrong is told, and not that it has gone."""
+def test_an_error_wins_over_the_temporary_files_removal(tmp_path, monkeypatch):
+    """Report what went wrong when somebody has removed the file meanwhile."""
     monkeypatch.delattr(os, "O_TMPFILE", raising=False)
     for error in (ValueError, KeyboardInterrupt):
         with pytest.raises(error), SafeFile(tmp_path / "x") as file:
@@ -194,22 +194,21 @@ def test_a_file_in_the_making(tmp_path, monkeypatch):
         os.unlink(source)
         raise OSError(5, "Input/output error")
 
-    begun = list[str]()
+    sources = list[str]()
 
     def noted(source: str, target: object) -> None:
-        begun.append(source)
+        sources.append(source)
         vanish(source, target)
 
     monkeypatch.setattr(kept, "replace", noted)
     with pytest.raises(OSError, match="Input/output error"):
         kept.write_checksummed(tmp_path / "folder" / "x", b"content")
     assert names(tmp_path / "folder") == []
-    assert os.path.dirname(begun[0]) == str(tmp_path / "folder"), "on the same disk"
-    assert safe_file.TEMPORARY.fullmatch(os.path.basename(begun[0])), "others see that it is half written"
+    assert os.path.dirname(sources[0]) == str(tmp_path / "folder"), "on the same disk"
+    assert safe_file.TEMPORARY.fullmatch(os.path.basename(sources[0])), "others see that it is half written"
 
 
-def test_a_folder_that_another_has_removed(tmp_path):
-    """Empty ones go up to the folder of models, which stays."""
+def test_removing_empty_folders_stops_at_the_models_folder(tmp_path):
     folder = tmp_path / "models" / "a" / "b"
     folder.parent.mkdir(parents=True)
     models_folder.remove_empty_folders(folder)
@@ -220,15 +219,15 @@ def test_a_folder_that_another_has_removed(tmp_path):
     assert names(folder.parent) == ["x"] and not folder.exists()
 
 
-def test_what_an_interrupted_run_has_left(tmp_path):
+def test_removing_the_part_of_an_interrupted_run_twice_is_harmless(tmp_path):
     (tmp_path / "out.part").touch()
     for _ in range(2):
         Collector.remove_part(SimpleNamespace(_part=tmp_path / "out.part"))
         assert names(tmp_path) == []
 
 
-def test_what_an_output_was_made_of(tmp_path):
-    """Its mark goes when it has gone, and not before; perhaps somebody has removed that, too."""
+def test_a_record_goes_only_after_its_output(tmp_path):
+    """Accept that somebody has removed the record, too."""
     output = str(tmp_path / "out")
     Path(output).write_bytes(b"answers")
     write_record(output, Provenance.of(b"questions", "q"))
@@ -249,8 +248,7 @@ def test_what_an_output_was_made_of(tmp_path):
         "other", b"question", False), ("", b"questions", True), ("", b"questions!", False), ("q", b"Questions!", False),
     ],
 )  # fmt: skip
-def test_which_input_goes_on(tmp_path, path: str, data: bytes, goes_on: bool):
-    """One that has grown, or the same by another name."""
+def test_a_run_goes_on_with_grown_or_renamed_input(tmp_path, path: str, data: bytes, goes_on: bool):
     output, now = str(tmp_path / "out"), Provenance.of(data, path)
     assert continues(Provenance.of(b"questions", "q"), data, now) == goes_on
     require_same_input(output, data, now)
@@ -266,22 +264,22 @@ def test_which_input_goes_on(tmp_path, path: str, data: bytes, goes_on: bool):
         f"{os.path.abspath('q')} (9 bytes)",
         f"{os.path.abspath(path) if path else 'stdin'} ({len(data)} bytes)",
     )
-    told = f"{output} has answers for {before}, not for {after}; --redo replaces them, or use another output file"
+    expected = f"{output} has answers for {before}, not for {after}; --redo replaces them, or use another output file"
     if path == "q":
-        told = f"{os.path.abspath(path)} has changed since {output} was started; --redo replaces its answers"
-        told += ", or use another output file"
-    assert str(error.value) == told
+        expected = f"{os.path.abspath(path)} has changed since {output} was started; --redo replaces its answers"
+        expected += ", or use another output file"
+    assert str(error.value) == expected
 
 
-def test_how_much_of_an_input_is_looked_at():
+def test_the_digest_covers_the_beginning_of_an_input():
     one, other = (b"a" * (1 << 16) + end for end in (b"x", b"y"))
     before = Provenance.of(one, "q")  # all of it counts where it has become shorter
     assert [continues(before, data, Provenance.of(data, "q")) for data in (one, one[:-1])] == [True, False]
     assert digest(one) == digest(other) and digest(one[1:]) != digest(other[1:]) and len(digest(one)) == 16
 
 
-def test_marks_that_are_none(tmp_path, monkeypatch):
-    """Of an output that is empty, or that were cut off; what is known is not written again."""
+def test_broken_records_count_as_none(tmp_path, monkeypatch):
+    """Include records of an empty output, and cut ones; and write no known record again."""
     output, now = tmp_path / "out", Provenance.of(b"questions", "")
     assert read_record(str(output)) is None and record_path(str(output)) == os.path.realpath(tmp_path / ".out.localllm")
     output.write_bytes(b"answers")

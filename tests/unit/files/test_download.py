@@ -1,4 +1,4 @@
-"""A file that comes in pieces: what has come stays, and it has its name only when all of it is right."""
+"""Downloads in pieces: received bytes stay, and the file gets its name only when all of it is right."""
 
 import errno
 import hashlib
@@ -29,8 +29,8 @@ def begun(target: Path, told: list[int] | None = None) -> Download:
     return Download(target, len(CONTENT), SHA256, *([told.append] if told is not None else []))
 
 
-def test_a_later_process_goes_on(target):
-    """It reads what is there, and says how far it is; the file gets its name when all has come."""
+def test_a_later_process_resumes_the_download(target):
+    """Read the bytes that are there, and report them; name the file when all has come."""
     for first, last, read in ((0, 120, []), (120, 240, [100, 120]), (240, 250, [100, 200, 240])):
         told, checked = list[int](), list[str]()
         with begun(target, told) as file:
@@ -47,8 +47,8 @@ def test_a_later_process_goes_on(target):
     assert sha256_of(target, told.append) == SHA256 and told == [100, 200, 250]
 
 
-def test_what_cannot_be_its_beginning_goes(target):
-    """Other versions of the file, and what is longer; but nothing that is another file's."""
+def test_partial_files_that_do_not_fit_are_removed(target):
+    """Remove other versions of the file, and longer ones; but no other file."""
     target.parent.mkdir(parents=True)
     kept = [target.with_name(name) for name in ("model.gguf", "model.gguf.txt", "other.gguf.0.partial", "a.partial")]
     gone = target.with_name(f"model.gguf.{'0' * 16}.partial")
@@ -68,18 +68,18 @@ def test_what_cannot_be_its_beginning_goes(target):
         assert file.is_right
 
 
-def test_what_came_is_damaged(target):
+def test_a_damaged_download_is_removed_with_an_error(target):
     for damaged in (CONTENT[:-1], CONTENT + b"\0", CONTENT[:-1] + b"\0"):
         with begun(target) as file:
             file.write(damaged)
             with pytest.raises(ModelError) as error:
                 file.finish(lambda path: None)
             assert file.position == 0
-        told = f"{target}: the download is corrupt (wrong size or SHA-256); pull it again"
-        assert (str(error.value), [*target.parent.iterdir()]) == (told, [])
+        expected = f"{target}: the download is corrupt (wrong size or SHA-256); pull it again"
+        assert (str(error.value), [*target.parent.iterdir()]) == (expected, [])
 
 
-def test_what_is_no_model_is_told_by_its_later_name(target):
+def test_an_unusable_file_is_refused_by_its_later_name(target):
     def check(path: str) -> None:
         raise UnsupportedError(f"{path}: of no use, this {path}")
 
@@ -95,7 +95,7 @@ def test_what_is_no_model_is_told_by_its_later_name(target):
     assert [*target.parent.iterdir()] == [file.path]
 
 
-def test_a_system_that_writes_a_part_of_it(target, monkeypatch):
+def test_short_writes_are_continued(target, monkeypatch):
     write_at = partial.write_at
     monkeypatch.setattr(partial, "write_at", lambda descriptor, data, place: write_at(descriptor, data[:7], place))
     with begun(target) as file:
@@ -105,8 +105,7 @@ def test_a_system_that_writes_a_part_of_it(target, monkeypatch):
 
 
 @pytest.mark.parametrize("function", ["write_at", "sync", "replace", "sync_folder"])
-def test_a_disk_that_refuses(target, monkeypatch, function):
-    """What has come stays."""
+def test_a_disk_that_refuses_leaves_the_received_bytes(target, monkeypatch, function):
 
     def refuse(*given) -> None:
         raise OSError(errno.ENOSPC, "No space")
@@ -121,14 +120,14 @@ def test_a_disk_that_refuses(target, monkeypatch, function):
     assert file.path.exists() or function == "sync_folder"
 
 
-def test_a_folder_that_is_none(tmp_path):
+def test_a_folder_that_is_a_file_is_an_error(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(LocalllmError, match=r"model\.gguf: cannot be written: "):
         begun(tmp_path / "file" / "model.gguf").__enter__()
     assert find_partials(tmp_path / "file" / "model.gguf") == []
 
 
-def test_another_process_pulls_it(target, monkeypatch):
+def test_a_file_pulled_by_another_process_is_refused(target, monkeypatch):
     closed, close = [], os.close
     monkeypatch.setattr(partial, "lock", lambda descriptor: False)
     monkeypatch.setattr(os, "close", lambda descriptor: closed.append(descriptor) or close(descriptor))

@@ -1,4 +1,4 @@
-"""Files that people have and that other programs load: they run, and one line says what is odd about them."""
+"""Odd files that other programs load: they run, and one line says what is odd about them."""
 
 import json
 import struct
@@ -64,7 +64,7 @@ def odd(tmp_path_factory) -> Wrong:
 
 
 def require_runs(cli, path: Path, *expected: str) -> dict[str, str]:
-    """What the commands print, which all tell in one line what is odd; what quantize wrote runs as well."""
+    """Run all commands, which tell in one line what is odd, and the file that quantize wrote; return their output."""
     printed = {}
     for verb in ALL:
         code, printed[verb], err = cli(*arguments(verb, path))
@@ -72,39 +72,39 @@ def require_runs(cli, path: Path, *expected: str) -> dict[str, str]:
         told = [line for line in err.splitlines() if line.startswith(ODD)]
         assert len(told) == 1 and all(text in told[0] for text in expected), f"{verb}: {err}"
         assert err.count("\n") == 1 or verb != "tokenize", err
-    made = path.with_suffix(".out")
-    assert cli("run", made, "-p", "Hi", "-n", "1", "--temp", "0")[0] == 0
+    quantized = path.with_suffix(".out")
+    assert cli("run", quantized, "-p", "Hi", "-n", "1", "--temp", "0")[0] == 0
     return printed
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("case", METADATA)
-def test_metadata(odd: Wrong, cli, case: str):
+def test_odd_metadata_is_told_and_ignored(odd: Wrong, cli, case: str):
     changes, expected = METADATA[case]
     require_runs(cli, odd.write(changes), expected)
 
 
 @pytest.mark.parametrize("names", [["v.blk.0.attn_q.weight"], ["mm.0.weight", "v.patch_embd.weight"], ["a.conv.bias"],
                                    ["mtp.layers.0.weight", "a.x"]])  # fmt: skip
-def test_tensors_of_other_parts(odd: Wrong, cli, names: list[str]):
-    """As in Ollama's store; a new file has them as they are."""
+def test_tensors_of_other_parts_are_ignored_and_copied(odd: Wrong, cli, names: list[str]):
+    """Take files as in Ollama's store; expect the tensors unchanged in the new file."""
     path = odd.write(tensors=dict.fromkeys(names, ONES))
     kinds = " and ".join(sorted({str(part_of(name)) for name in names}))
     printed = require_runs(cli, path, f"{len(names)} unused tensors of {kinds} ({names[0]})")
     assert printed["run"] == cli(*arguments("run", odd.valid))[1]
-    made = GGUFFile.open(path.with_suffix(".out"))
-    assert all(made.tensors[name].format.name == "F32" for name in names)
-    assert made.tensors["blk.0.attn_q.weight"].format.name == "Q8_0"
+    copied = GGUFFile.open(path.with_suffix(".out"))
+    assert all(copied.tensors[name].format.name == "F32" for name in names)
+    assert copied.tensors["blk.0.attn_q.weight"].format.name == "Q8_0"
 
 
 @pytest.mark.parametrize("name", ["v", "w.blk.0.attn_q.weight", "mtpx.weight", "audio.weight", "blk.0.v.weight"])
-def test_tensors_of_no_other_part(odd: Wrong, cli, name: str):
+def test_tensors_of_no_known_part_are_refused(odd: Wrong, cli, name: str):
     code, _, err = cli("run", odd.write(tensors={name: ONES}), "-p", "Hi", "-n", "1")
     assert code == 3 and f"tensor {name}" in err
 
 
 @pytest.mark.parametrize("count", [1, 20, 33, 1000, 100_000])
-def test_bytes_behind_the_last_tensor(odd: Wrong, cli, count: int):
+def test_bytes_behind_the_last_tensor_are_dropped(odd: Wrong, cli, count: int):
     path = odd.write()
     path.write_bytes(path.read_bytes() + bytes([7]) * count)
     printed = require_runs(cli, path, f"{count} bytes after the last tensor")
@@ -112,7 +112,7 @@ def test_bytes_behind_the_last_tensor(odd: Wrong, cli, count: int):
     assert not GGUFFile.open(path.with_suffix(".out")).oddities.lines()
 
 
-def test_what_is_ignored_is_not_written_again(odd: Wrong, cli):
+def test_ignored_metadata_is_not_written_again(odd: Wrong, cli):
     changes = T("padding_token_id", 999) | L("vocab_size", 7) | T("add_eos_token", True) | T("eos_token_id", GONE)
     path = odd.write(changes | {"general.version": 3})
     require_runs(cli, path, "padding", "vocab_size", "add_eos_token", "general.version")
@@ -121,15 +121,15 @@ def test_what_is_ignored_is_not_written_again(odd: Wrong, cli):
     assert metadata["general.version"] == 3
 
 
-def test_the_line_is_told_at_every_start(odd: Wrong, cli):
-    """Also where what was checked once is remembered."""
+def test_oddities_are_told_at_every_start(odd: Wrong, cli):
+    """Tell them also where a check is remembered."""
     path = odd.write(T("merges", [*MERGES, "h h"]) | T("mask_token_id", 300))
     for _ in range(2):
         require_runs(cli, path, "not a token (hh)", "mask_token_id")
 
 
-def test_values_of_another_length_than_keys(odd: Wrong, cli):
-    """The reference computes the same as the compiled kernels, and a short value is what a cut matrix gives."""
+def test_values_shorter_than_keys_compute_as_padded_ones(odd: Wrong, cli):
+    """Compare the reference with the compiled kernels, and a short value with a padded matrix."""
     keys, values = WIDTH // HEADS, 8
     tensors: dict[str, Any] = {}
     for layer in range(LAYERS):
@@ -152,7 +152,7 @@ def test_values_of_another_length_than_keys(odd: Wrong, cli):
 
 
 def padded_like(weights: np.ndarray, name: str, shape: tuple[int, ...], keys: int, values: int) -> np.ndarray:
-    """The matrix with zeros for the numbers that a value lacks."""
+    """Return the matrix with zeros for the numbers that a value lacks."""
     whole = np.zeros(shape, np.float32)
     if "attn_v" in name:
         whole.reshape(KV_HEADS, keys, -1)[:, :values] = weights.reshape(KV_HEADS, values, -1)
@@ -164,19 +164,19 @@ def padded_like(weights: np.ndarray, name: str, shape: tuple[int, ...], keys: in
 # ---- from Python and over HTTP, and what stays refused
 
 
-def test_from_python(odd: Wrong):
+def test_oddities_are_warnings_of_the_model(odd: Wrong):
     with localllm.open(odd.write(T("mask_token_id", 300))) as model:
         assert [line for line in model.warnings if "mask_token_id is 300" in line]
 
 
-def test_inspect_as_json(odd: Wrong, cli):
+def test_inspect_lists_oddities_in_json(odd: Wrong, cli):
     path = odd.write(T("mask_token_id", 300))
     (line,) = json.loads(cli("inspect", path, "--json")[1])["warnings"]
     assert "mask_token_id is 300, but there are only 268 tokens: ignored" in line
     assert json.loads(cli("inspect", odd.valid, "--json")[1])["warnings"] == []
 
 
-def test_a_table_that_goes_on_is_no_data_behind(odd: Wrong, cli):
+def test_a_table_of_too_few_tensors_is_refused(odd: Wrong, cli):
     """With one row less than there are, all weights would be read from a wrong place."""
     data = odd.valid.read_bytes()
     (count,) = struct.unpack_from("<Q", data, 8)
@@ -186,7 +186,7 @@ def test_a_table_that_goes_on_is_no_data_behind(odd: Wrong, cli):
         assert code == 3 and "tensor count: the data of" in err
 
 
-def test_the_line_does_not_grow_without_end():
+def test_the_line_of_oddities_is_cut_short():
     oddities = Oddities()
     for number in range(10):
         oddities.note(f"thing {number}")
@@ -210,35 +210,36 @@ def vocabulary_of(pieces: list[tuple[str, int]], **more: Any) -> Any:
     ([NORMAL, NORMAL], 0), ([UNUSED, NORMAL], 1), ([CONTROL, NORMAL, UNUSED], 1), ([CONTROL, UNUSED], 1),
     ([CONTROL, USER_DEFINED, NORMAL], 1), ([CONTROL, CONTROL], None),
 ])  # fmt: skip
-def test_the_plainest_token_of_a_text(kinds: list[int], chosen: int | None):
-    found = vocabulary_of([("<same>", kind) for kind in kinds])
-    assert found.ids.get("<same>") == (None if chosen is None else 259 + chosen)
-    assert [found.pieces[259 + place] for place in range(len(kinds))] == ["<same>"] * len(kinds)
+def test_a_text_becomes_its_plainest_token(kinds: list[int], chosen: int | None):
+    vocabulary = vocabulary_of([("<same>", kind) for kind in kinds])
+    assert vocabulary.ids.get("<same>") == (None if chosen is None else 259 + chosen)
+    assert [vocabulary.pieces[259 + place] for place in range(len(kinds))] == ["<same>"] * len(kinds)
 
 
 def test_all_tokens_of_an_end_end_an_answer():
-    found = vocabulary_of([("<end_of_turn>", NORMAL), ("<end_of_turn>", CONTROL), ("</s>", NORMAL), ("</s>", CONTROL)])
-    assert {259, 260, 262} <= found.end_ids and 261 not in found.end_ids
-    assert found.ids["</s>"] == 261 and "<end_of_turn>" not in found.ids
+    vocabulary = vocabulary_of(
+        [("<end_of_turn>", NORMAL), ("<end_of_turn>", CONTROL), ("</s>", NORMAL), ("</s>", CONTROL)]
+    )
+    assert {259, 260, 262} <= vocabulary.end_ids and 261 not in vocabulary.end_ids
+    assert vocabulary.ids["</s>"] == 261 and "<end_of_turn>" not in vocabulary.ids
 
 
-def test_a_text_between_marks_of_two_tokens(odd: Wrong, cli):
-    """A control token of the text of a plain one: only where special tokens are what they say."""
+def test_a_control_token_with_a_plain_text_needs_special(odd: Wrong, cli):
     path = odd.write(T("tokens", [*PIECES[:-1], "hello"]) | T("token_type", with_item(TYPES, 267, CONTROL)))
     tokenizer = localllm.open(path).tokenizer
     assert tokenizer.encode("hello") == [PIECES.index("hello")] and tokenizer.encode("hello", special=True) == [267]
 
 
-def test_bytes_written_twice():
+def test_bytes_written_twice_become_the_first_token():
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "<0x41>"]
     types = np.array([2, 3, 3, *[BYTE] * 256, NORMAL, NORMAL], np.int32)
     keys = {"model": "llama", "tokens": pieces, "token_type": types, "scores": np.zeros(261, np.float32)}
-    found = read_vocabulary({f"tokenizer.ggml.{key}": value for key, value in keys.items()})
-    assert found.ids["<0x41>"] == 3 + 0x41
+    vocabulary = read_vocabulary({f"tokenizer.ggml.{key}": value for key, value in keys.items()})
+    assert vocabulary.ids["<0x41>"] == 3 + 0x41
 
 
-def test_an_end_beyond_the_tokens_is_as_none():
-    """SentencePiece's usual one counts then, as without the key."""
+def test_an_end_beyond_the_tokens_counts_as_none():
+    """Fall back to SentencePiece's usual one, as without the key."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
     types = np.array([2, 3, 3, *[BYTE] * 256, NORMAL], np.int32)
     keys = {"model": "llama", "tokens": pieces, "token_type": types, "scores": np.zeros(260, np.float32)}

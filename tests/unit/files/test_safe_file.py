@@ -1,4 +1,4 @@
-"""A file appears whole or not at all, and what was there before stays until then."""
+"""Files appear whole or not at all, and the file that was there before stays until then."""
 
 import errno
 import os
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")
 
 @pytest.fixture(params=["nameless", "named"])
 def way(request, monkeypatch) -> str:
-    """Both ways to write: files without a name, where the system has them, and others."""
+    """Try both ways to write: files without a name, where the system has them, and others."""
     if request.param == "named":
         monkeypatch.delattr(os, "O_TMPFILE", raising=False)
     elif not hasattr(os, "O_TMPFILE"):
@@ -30,7 +30,7 @@ def way(request, monkeypatch) -> str:
     return request.param
 
 
-def test_the_file_appears_in_the_end(way: str, tmp_path: Path):
+def test_the_file_appears_when_it_is_closed(way: str, tmp_path: Path):
     target = tmp_path / "x"
     target.write_text("old")
     with SafeFile(target) as file:
@@ -42,7 +42,7 @@ def test_the_file_appears_in_the_end(way: str, tmp_path: Path):
 
 
 def test_all_is_on_the_disk_before_the_file_has_its_name(way: str, tmp_path: Path, monkeypatch):
-    """And then the name is: a power failure at any moment leaves the old file or the new one."""
+    """A power failure at any moment leaves the old file or the new one."""
     calls = SystemCalls(monkeypatch)
     with SafeFile(tmp_path / "x") as file:
         file.write(b"new")
@@ -87,8 +87,8 @@ def test_a_system_that_refuses_leaves_everything_as_it_was(way: str, function: s
     assert (tmp_path / "x").read_text() == "old" and len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_limit_of_the_size(tmp_path: Path):
-    """The system refuses in the middle of a write."""
+def test_a_limit_of_the_file_size_leaves_nothing_behind(tmp_path: Path):
+    """Let the system refuse in the middle of a write."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
     try:
@@ -134,7 +134,7 @@ def test_links_are_followed(way: str, tmp_path: Path):
     assert (tmp_path / "link").is_symlink() and (tmp_path / "folder" / "file").read_text() == "new"
 
 
-def test_targets_that_must_not_be_written(tmp_path: Path):
+def test_targets_that_must_not_be_written_are_refused(tmp_path: Path):
     model = tmp_path / "model"
     model.write_text("weights")
     (tmp_path / "soft").symlink_to(model)
@@ -157,8 +157,8 @@ def test_targets_that_must_not_be_written(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("denied", "problem"), [("file", "write-protected"), ("folder", "no permission to write in")])
-def test_permissions_are_checked(denied: str, problem: str, tmp_path: Path, monkeypatch):
-    """Asked of the system, which grants root everything: so its answers are made up."""
+def test_missing_permissions_are_refused_beforehand(denied: str, problem: str, tmp_path: Path, monkeypatch):
+    """Make up the system's answers, since it grants root everything."""
     target = tmp_path / "x"
     target.write_text("old")
     refused = str(target if denied == "file" else tmp_path)

@@ -1,4 +1,4 @@
-"""What users write and read besides models: texts, settings, lines, logits; and metadata, field by field."""
+"""Files of users besides models: texts, settings, lines, logits; and metadata, field by field."""
 
 import math
 import os
@@ -38,7 +38,7 @@ from localllm.system import files, locks
         (b"a", "undefined", "x: not UNDEFINED: "),
     ],
 )  # fmt: skip
-def test_texts_of_files(tmp_path, monkeypatch, data, encoding, text):
+def test_a_text_file_is_decoded_without_its_last_line_break(tmp_path, monkeypatch, data, encoding, text):
     monkeypatch.chdir(tmp_path)
     Path("x").write_bytes(data)
     if ": not " in text:
@@ -50,16 +50,16 @@ def test_texts_of_files(tmp_path, monkeypatch, data, encoding, text):
     assert strip_line_break("a\n\r") == "a\n"
 
 
-def test_files_that_are_no_texts(tmp_path):
+def test_missing_files_and_unknown_encodings_are_refused(tmp_path):
     with pytest.raises(UsageError) as error:
         text_file.read_text(tmp_path / "none")
     assert str(error.value) == f"{tmp_path / 'none'}: cannot be read: No such file or directory"
     for known in (None, "utf-8", "cp1252", "latin-1"):
         require_encoding(known)
-    for name, told in (("nope", "nope"), ("hex", "hex"), ("a\0b", r"'a\x00b'"), ("", "''")):
+    for name, shown in (("nope", "nope"), ("hex", "hex"), ("a\0b", r"'a\x00b'"), ("", "''")):
         with pytest.raises(UsageError) as error:
             require_encoding(name)
-        assert str(error.value) == f"encoding {told} is unknown; use, for example, utf-8, utf-16, latin-1 or cp1252"
+        assert str(error.value) == f"encoding {shown} is unknown; use, for example, utf-8, utf-16, latin-1 or cp1252"
 
 
 TOML = """cache_gb = 2
@@ -89,13 +89,13 @@ temp = 0.2
         (("command", "none"), 1),
     ],
 )
-def test_where_settings_stand(keys, line):
+def test_a_setting_is_located_by_its_line(keys, line):
     assert line_of(TOML, keys) == line
     assert split_key("""a."b.c".'d e'.f-g""") == ["a", "b.c", "d e", "f-g"]
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("cache_gb = -1", "line 1: cache_gb must be a number, 0 or greater"),
         ("cache_gb = true", "line 1: cache_gb must be a number, 0 or greater"),
@@ -111,22 +111,22 @@ def test_where_settings_stand(keys, line):
         ("a = 1\n\nb = '''x\n", "line 4: expected \"'''\""),
     ],
 )
-def test_settings_that_make_no_sense(text, told):
+def test_invalid_settings_are_refused_with_their_line(text, message):
     with pytest.raises(UsageError) as error:
         parse(Path("config.toml"), text)
-    assert str(error.value).partition(" (at end")[0] == f"config.toml, {told}"
+    assert str(error.value).partition(" (at end")[0] == f"config.toml, {message}"
 
 
-def test_settings(tmp_path, monkeypatch):
+def test_settings_are_read_with_defaults_and_errors(tmp_path, monkeypatch):
     monkeypatch.setattr(settings, "config_path", lambda: tmp_path / "config.toml")
     empty = settings.load_settings()
     assert (empty.path, empty.cache_gb, empty.aliases, empty.defaults) == (tmp_path / "config.toml", None, {}, {})
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
     (tmp_path / "config.toml").write_text("cache_gb = 0\n[aliases]\na = '~/b'\n[model.m]\nx = 1\n", encoding="utf-8")
-    found = settings.load_settings()
-    assert (found.cache_gb, found.aliases, found.model) == (0, {"a": os.path.expanduser("~/b")}, {"m": {"x": 1}})
-    assert str(found.error("wrong", "model", "m")) == f"{tmp_path / 'config.toml'}, line 4: wrong"
+    loaded = settings.load_settings()
+    assert (loaded.cache_gb, loaded.aliases, loaded.model) == (0, {"a": os.path.expanduser("~/b")}, {"m": {"x": 1}})
+    assert str(loaded.error("wrong", "model", "m")) == f"{tmp_path / 'config.toml'}, line 4: wrong"
     (tmp_path / "config.toml").write_bytes(b"a\nb\n\xff")
     with pytest.raises(UsageError) as error:
         settings.load_settings()
@@ -134,8 +134,8 @@ def test_settings(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("can_replace", [True, False])
-def test_lines_that_go(tmp_path, monkeypatch, can_replace):
-    """Also where no open file can be replaced."""
+def test_dropped_lines_are_removed_from_the_file(tmp_path, monkeypatch, can_replace):
+    """Drop them also where no open file can be replaced."""
     monkeypatch.setattr("localllm.files.jsonl_file.can_replace_open_files", lambda: can_replace and os.name != "nt")
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'{"id": "a"}\n{"id": "b"}\n{"id": "c')
@@ -153,15 +153,14 @@ def test_lines_that_go(tmp_path, monkeypatch, can_replace):
         (b"[1]\n", [], 1), (b'{"id": 1}\n\n', [], 2), (b'{"x": 1}\n', [], 1), (b"[" * 99_999 + b"\n", [], 1),
     ],
 )  # fmt: skip
-def test_lines_that_are_there(tmp_path, data, records, wrong):
-    """A torn one at the end goes, and what is no such file stays."""
+def test_a_torn_last_line_goes_and_other_files_stay(tmp_path, data, records, wrong):
     path = tmp_path / "x.jsonl"
     path.write_bytes(data)
     if wrong:
         with pytest.raises(UsageError) as error:
             JsonlFile(path).__enter__()
-        told = f"{path}: line {wrong} is not a record of an earlier run; give another output name"
-        assert (str(error.value), path.read_bytes()) == (told, data)
+        expected = f"{path}: line {wrong} is not a record of an earlier run; give another output name"
+        assert (str(error.value), path.read_bytes()) == (expected, data)
     else:
         with JsonlFile(path) as file:
             assert [record["id"] for record in file.records] == records
@@ -170,8 +169,8 @@ def test_lines_that_are_there(tmp_path, data, records, wrong):
         assert (len(lines), lines[-1]) == (len(records) + 1, b'{"id": "new"}')
 
 
-def test_lines_that_are_written(tmp_path, monkeypatch):
-    """Also piece by piece; a file in which nothing came to be, for an error, is gone."""
+def test_lines_are_written_whole_or_reported(tmp_path, monkeypatch):
+    """Write piece by piece, too; remove a file in which nothing came to be, for an error."""
     path, write = tmp_path / "x.jsonl", os.write
     with JsonlFile(path) as file, monkeypatch.context() as slow:
         slow.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:3]))
@@ -184,8 +183,8 @@ def test_lines_that_are_written(tmp_path, monkeypatch):
     with JsonlFile(path) as file, monkeypatch.context() as full, pytest.raises(LocalllmError) as error:
         full.setattr(os, "write", refuse)
         file.write(b"x")
-    told = f"{path}: No space; the records written so far stay, and the next run resumes"
-    assert str(error.value) == told
+    expected = f"{path}: No space; the records written so far stay, and the next run resumes"
+    assert str(error.value) == expected
     for name, fails in (("empty", False), ("gone", True), ("kept", True)):
         with suppress(ZeroDivisionError), JsonlFile(tmp_path / name) as file:
             if name == "kept":
@@ -194,15 +193,14 @@ def test_lines_that_are_written(tmp_path, monkeypatch):
     assert sorted(each.name for each in tmp_path.iterdir()) == ["empty", "kept", "x.jsonl"]
 
 
-def test_lines_as_json():
-    """As UTF-8, unless a text is none."""
+def test_a_json_line_is_utf_8_unless_its_text_is_none():
     assert line_file.json_line({"id": "ä"}) == '{"id": "ä"}\n'.encode()
     assert line_file.json_line({"id": "ä\ud800"}) == b'{"id": "\\u00e4\\ud800"}\n'
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a file is replaced that is open")
-def test_a_file_of_lines_is_closed_when_it_should_be(tmp_path, monkeypatch):
-    """At once where another one has it or what it holds is no record; before or behind it is replaced."""
+def test_a_file_of_lines_is_closed_in_time(tmp_path, monkeypatch):
+    """Close it at once where another process has it or it holds no record; else before or behind its replacement."""
     path, opened, closed, free = tmp_path / "x.jsonl", list[int](), list[tuple](), [False]
 
     def open_file(*given) -> int:
@@ -219,9 +217,9 @@ def test_a_file_of_lines_is_closed_when_it_should_be(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr(line_file, "sync", synced.append)
     one, two, three = (b'{"id": %d}\n' % number for number in (1, 2, 3))
-    for content, told in ((b"", "another process is writing this file"), (b"other\n", "line 1 is not a record")):
+    for content, message in ((b"", "another process is writing this file"), (b"other\n", "line 1 is not a record")):
         path.write_bytes(content)
-        with pytest.raises(UsageError, match=told), line_file.JsonlFile(path):
+        with pytest.raises(UsageError, match=message), line_file.JsonlFile(path):
             pass
         assert closed == [(opened.pop(), content)] and not opened
         closed.clear()
@@ -246,8 +244,8 @@ def test_a_file_of_lines_is_closed_when_it_should_be(tmp_path, monkeypatch):
 # ---- models of which the header is there ----------------------------------------------------------------------------
 
 
-def test_a_model_without_its_weights(tmp_path, monkeypatch):
-    """Its header in pieces, each as much as there is; what is wrong is said by the names that people know."""
+def test_a_header_is_read_without_the_weights(tmp_path, monkeypatch):
+    """Fetch the header in pieces, each as long as all before; name errors by the names that people know."""
     content, asked = np.arange(1000, dtype=np.float32), list[tuple]()
     write_gguf(tmp_path / "m.gguf", {"general.architecture": "llama"}, [OutputTensor.of("x", content)])
     data = (tmp_path / "m.gguf").read_bytes()
@@ -280,24 +278,24 @@ def test_a_model_without_its_weights(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("logits", [[3, 1, -1, 2.5], [0, -9, -15.9, -40, 5], [2, 2, 2], [7]])
-def test_logits_in_16_bits(logits):
-    """Steps of a 65535th of what lies between the largest and the least, which is 16 below it at most."""
+def test_logits_in_16_bits_are_exact_to_half_a_step(logits):
+    """Divide the distance between the largest and the least, which is 16 at most, into 65535 steps."""
     numbers = np.array(logits, np.float32)
     log_sum = float(np.log(np.exp(numbers.astype(float)).sum()))
     row = np.full(logits_file.row_width(len(logits)), 7, np.uint16)
     logits_file.pack(numbers, log_sum, row, np.zeros_like(numbers))
-    found = logits_file.unpack(row, np.zeros_like(numbers))
+    unpacked = logits_file.unpack(row, np.zeros_like(numbers))
     floor = numbers.max() - logits_file.FLOOR
     step = (numbers.max() - max(numbers.min(), floor)) / 65535
-    assert np.abs(found - (np.maximum(numbers, floor) - log_sum)).max() <= step / 2 + 2e-6
+    assert np.abs(unpacked - (np.maximum(numbers, floor) - log_sum)).max() <= step / 2 + 2e-6
     scale, least = row[:4].view(np.float32)
     assert scale == pytest.approx(step) and least == pytest.approx(max(numbers.min(), floor) - log_sum)
     assert row[4 + int(numbers.argmax())] == (65535 if step else 0) and len(row) % 2 == 0
     assert row[4 + len(logits) :].tolist() == [7] * (len(logits) % 2)
 
 
-def test_the_least_likely_are_kept_alike():
-    """As if by a factor of e to the 16; where all are alike, there is nothing to scale by."""
+def test_the_least_likely_logits_are_kept_alike():
+    """Raise them to 16 below the largest; where all are alike, there is nothing to scale by."""
     for logits, expected in (([0, -15, -16, -17, -99], [0, -15, -16, -16, -16]), ([3, 3, 3, 3, 3], [3] * 5)):
         numbers, row = np.array(logits, np.float32), np.full(logits_file.row_width(5), 7, np.uint16)
         with np.errstate(all="raise"):
@@ -306,17 +304,17 @@ def test_the_least_likely_are_kept_alike():
         assert numbers.tolist() == logits and row[-1] == 7
 
 
-def test_a_file_of_logits(tmp_path):
+def test_a_file_of_logits_reads_back_and_refuses_damage(tmp_path):
     chunks = np.arange(10).reshape(2, 5)
     assert [logits_file.count_scored_tokens(size) for size in (4, 5, 512)] == [1, 2, 255]
     path, rows = tmp_path / "x", np.arange(2 * 2 * 8, dtype=np.uint16)
     with logits_file.LogitsWriter(path, chunks, 3) as file:
         file.write(rows[:16])
         file.write(rows[16:])
-    found = logits_file.LogitsFile.open(path)
-    assert (found.chunks.tolist(), found.vocab_size) == (chunks.tolist(), 3)
-    assert found.rows.shape == (2, 2, 8) and found.rows.reshape(-1).tolist() == rows.tolist()
-    del found
+    read = logits_file.LogitsFile.open(path)
+    assert (read.chunks.tolist(), read.vocab_size) == (chunks.tolist(), 3)
+    assert read.rows.shape == (2, 2, 8) and read.rows.reshape(-1).tolist() == rows.tolist()
+    del read
     whole, start = path.read_bytes(), len(logits_file.MAGIC)
 
     def with_number(place: int, number: int) -> bytes:
@@ -325,7 +323,7 @@ def test_a_file_of_logits(tmp_path):
 
     none, damaged, short = "not a logits file; --save-logits writes one", "the logits file is damaged", (
         "the logits file is incomplete")  # fmt: skip
-    for data, told in (
+    for data, message in (
         (whole[:19], none), (b"x" + whole[1:], none), (whole[:20], short), (whole[:-1], short), (whole + b"x", short),
         (with_number(0, 3), damaged), (with_number(1, 0), damaged), (with_number(2, 0), damaged),
         (with_number(2, -1), damaged),
@@ -334,7 +332,7 @@ def test_a_file_of_logits(tmp_path):
         (tmp_path / "y").write_bytes(data)
         with pytest.raises(ModelError) as error:
             logits_file.LogitsFile.open(tmp_path / "y")
-        assert str(error.value) == f"{tmp_path / 'y'}: {told}"
+        assert str(error.value) == f"{tmp_path / 'y'}: {message}"
     with pytest.raises(UsageError) as error:
         logits_file.LogitsFile.open(tmp_path / "none")
     assert str(error.value) == f"{tmp_path / 'none'}: cannot be read: No such file or directory"
@@ -382,8 +380,8 @@ FIELDS = {
         (lambda c: (c.has("one"), c.has("none there"), c.raw("one"), c.raw("none there", 3)), (True, False, 1, 3)),
     ],
 )  # fmt: skip
-def test_metadata_are_what_they_should_be(ask, answer):
-    """Both ends of each range, and what is said of others."""
+def test_metadata_of_another_kind_or_range_are_refused(ask, answer):
+    """Check both ends of each range, and the message for others."""
     fields = Checked({f"llama.{name}": value for name, value in FIELDS.items()}, "llama.", "m.gguf")
     if isinstance(answer, str) and " (found " in answer:
         with pytest.raises(ModelError) as error:
@@ -393,12 +391,12 @@ def test_metadata_are_what_they_should_be(ask, answer):
         assert ask(fields) == answer
 
 
-def test_what_metadata_are_said_of():
+def test_metadata_errors_name_the_key_and_the_file():
     bare = Checked({}, "llama.")
     assert str(bare.error("wrong")) == "wrong" and bare.key("a\nb") == repr("llama.a\nb")
     unsupported = Checked({}, "", "m.gguf").unsupported("no")
     assert (type(unsupported), str(unsupported)) == (UnsupportedError, "m.gguf: no")
-    told = {"list": ["a", "b"], "text": "a"}
-    assert [number_of_strings(told, key) for key in ("list", "text", "none")] == [2, None, None]
-    assert [is_text(told, key) for key in ("list", "text", "none")] == [False, True, False]
+    values = {"list": ["a", "b"], "text": "a"}
+    assert [number_of_strings(values, key) for key in ("list", "text", "none")] == [2, None, None]
+    assert [is_text(values, key) for key in ("list", "text", "none")] == [False, True, False]
     assert [is_number(value) for value in (0, LARGEST, TINY, TINY / 2, -1, math.inf)] == [True] * 3 + [False] * 3

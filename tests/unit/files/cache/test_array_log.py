@@ -1,4 +1,4 @@
-"""Files of arrays that come one by one: what is whole stays, wherever the file was cut off or damaged."""
+"""Files of arrays that come one by one: whole records stay, wherever the file was cut off or damaged."""
 
 import errno
 import hashlib
@@ -18,7 +18,7 @@ RECORDS = {"a": np.arange(7, dtype=np.uint8), "bé": np.arange(6, dtype=np.float
 
 
 def layout(records: dict[str, np.ndarray], key: str = "key") -> list[bytes]:
-    """The file as its module's docstring has it: the head, then each record."""
+    """Return the file as its module's docstring has it: the head, then each record."""
     pieces = [b"localllm records 1\n" + hashlib.sha256(key.encode()).digest()]
     for name, array in records.items():
         record = struct.pack("<QQ", len(name.encode()), array.nbytes) + name.encode() + array.tobytes()
@@ -27,7 +27,7 @@ def layout(records: dict[str, np.ndarray], key: str = "key") -> list[bytes]:
 
 
 def contents(path: Path, key: str = "key") -> dict[str, bytes]:
-    """All records that a file has."""
+    """Return all records that a file has."""
     with ArrayLog(path, key) as file:
         return {name: file.read(name, 0, array.nbytes).tobytes() for name, array in RECORDS.items() if name in file}
 
@@ -40,15 +40,15 @@ def path(tmp_path) -> Path:
     return tmp_path / "x"
 
 
-def test_the_layout(path: Path):
+def test_an_array_log_has_the_documented_layout(path: Path):
     assert path.read_bytes() == b"".join(layout(RECORDS))
     assert contents(path) == {name: array.tobytes() for name, array in RECORDS.items()}
     assert contents(path, "another") == {} and path.read_bytes() == layout({}, "another")[0], "begun anew"
 
 
 @pytest.mark.parametrize("harm", ["cut", "flip"])
-def test_what_is_whole_before_a_damage_stays(path: Path, harm: str, monkeypatch):
-    """A file that ends anywhere, or has another byte anywhere, of what stands behind its head."""
+def test_records_before_a_damage_stay(path: Path, harm: str, monkeypatch):
+    """Cut a file off anywhere behind its head, or change any byte there."""
     monkeypatch.setattr(record_file, "sync", lambda descriptor: None)
     data, ends = path.read_bytes(), np.cumsum([len(piece) for piece in layout(RECORDS)])
     for place in range(ends[0], len(data)):
@@ -79,7 +79,7 @@ def test_a_file_of_another_kind_stays(tmp_path, data: bytes):
     assert (tmp_path / "x").read_bytes() == data
 
 
-def test_what_is_read_of_a_record(path: Path):
+def test_reading_a_record_refuses_ranges_outside_it(path: Path):
     with ArrayLog(path, "key") as file:
         for first, end in ((0, 0), (0, 7), (2, 5), (6, 7), (7, 7)):
             assert list(file.read("a", first, end)) == list(range(first, end))
@@ -89,7 +89,7 @@ def test_what_is_read_of_a_record(path: Path):
 
 
 def test_threads_take_turns(path: Path):
-    """The place in the file is all of theirs; and the file is closed at the end."""
+    """Share the place in the file among all; close the file at the end."""
     events = []
 
     class Turn:
@@ -117,20 +117,19 @@ def test_threads_take_turns(path: Path):
         assert path.read_bytes() == layout({}, "another")[0], "it is there at once"
 
 
-def test_a_record_is_on_the_disk_when_it_was_added(tmp_path, monkeypatch):
-    """All of it, before the disk is asked to keep it."""
-    held = list[bytes]()
-    monkeypatch.setattr(record_file, "sync", lambda descriptor: held.append((tmp_path / "x").read_bytes()))
+def test_a_record_is_on_the_disk_once_it_was_added(tmp_path, monkeypatch):
+    synced = list[bytes]()
+    monkeypatch.setattr(record_file, "sync", lambda descriptor: synced.append((tmp_path / "x").read_bytes()))
     with ArrayLog(tmp_path / "x", "key") as file:
         for name, array in RECORDS.items():
             file.add(name, array)
-            assert len(held) == list(RECORDS).index(name) + 1
+            assert len(synced) == list(RECORDS).index(name) + 1
     pieces = layout(RECORDS)
-    assert held == [b"".join(pieces[:end]) for end in (2, 3, 4)]
+    assert synced == [b"".join(pieces[:end]) for end in (2, 3, 4)]
 
 
-def test_a_disk_that_refuses(path: Path, monkeypatch):
-    """A record that could not be written is not there, and takes no room from the next one."""
+def test_a_record_refused_by_the_disk_is_not_there(path: Path, monkeypatch):
+    """Let a record that could not be written take no room from the next one."""
     before = path.read_bytes()
 
     def refuse(descriptor: int) -> None:
@@ -152,7 +151,7 @@ def test_a_disk_that_refuses(path: Path, monkeypatch):
         ArrayLog(path, "key").__enter__()
 
 
-def test_a_file_that_is_not_needed_any_more(path: Path):
+def test_removing_a_log_twice_is_harmless(path: Path):
     with ArrayLog(path, "key") as file:
         pass
     for _ in range(2):
@@ -160,7 +159,7 @@ def test_a_file_that_is_not_needed_any_more(path: Path):
         assert not path.exists()
 
 
-def test_a_disk_that_reads_no_more(path: Path, monkeypatch):
+def test_reading_from_a_failing_disk_is_an_error(path: Path, monkeypatch):
     with ArrayLog(path, "key") as file:
         for first, end in ((-1, 2), (2, 1), (0, 8)):
             with pytest.raises(IndexError, match=f"^a: bytes {first} to {end} of 7$"):

@@ -1,4 +1,4 @@
-"""What is kept of prompts, piece by piece, without a model: which pieces are written, found, enough, and read again."""
+"""Prompts kept piece by piece, without a model: which pieces are written, found, enough, and read again."""
 
 import os
 import time
@@ -24,7 +24,7 @@ from tests.unit.generation.test_prefix_cache import TakenLock
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
-    """An empty folder for what is kept."""
+    """Return an empty folder for kept prompts."""
     monkeypatch.delenv(prefix_files.SIZE_VARIABLE)
     monkeypatch.setattr(prefix_files, "folder", lambda: tmp_path / "kept")
     for name in ("sync", "sync_folder"):  # a busy disk takes its time
@@ -36,7 +36,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 
 class Store:
-    """Has parts of all tokens, which say what they are of."""
+    """Have parts of all tokens, which say their range."""
 
     table, addresses = np.zeros(0, np.int64), (0, 0, 0)
 
@@ -63,7 +63,7 @@ class Store:
 
 
 class World:
-    """Prefixes of an engine with runs of 4 tokens."""
+    """Have prefixes of an engine with runs of 4 tokens."""
 
     def __init__(self, monkeypatch, states=(), names=("pages",)):
         self.sequences, self.names = [], names
@@ -81,9 +81,9 @@ class World:
         self.sequences.append(SimpleNamespace(
             tokens=[*range(count)], aligned=aligned, store=Store(self.names), images=[], closed=0,
         ))  # fmt: skip
-        made = self.sequences[-1]
-        made.close = lambda: setattr(made, "closed", made.closed + 1)
-        return made
+        sequence = self.sequences[-1]
+        sequence.close = lambda: setattr(sequence, "closed", sequence.closed + 1)
+        return sequence
 
     def write(self, count: int, aligned: int, logits=True, is_conversation=False) -> None:
         rows = np.array([[1.5, 2.5]], np.float32) if logits else None
@@ -94,12 +94,12 @@ class World:
         return stored and ([(piece.first, piece.last) for piece in stored.pieces], len(stored.ids), stored.has_logits)
 
 
-def test_the_store_of_these_tests_is_one():
+def test_the_store_of_these_tests_is_a_paged_store():
     assert isinstance(Store(), PagedStore)
     assert paged_store(SimpleNamespace(store=(store := Store()))) is store
 
 
-def test_a_prompt_and_those_that_begin_alike(folder, monkeypatch):
+def test_a_prompt_is_found_as_far_as_another_begins_alike(folder, monkeypatch):
     world = World(monkeypatch)
     world.write(10, 8)
     ids = [*range(10)]
@@ -132,8 +132,7 @@ def test_a_prompt_and_those_that_begin_alike(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("aligned", "logits", "ends"), [(8, False, [4, 8]), (4, True, [4]), (8, True, [4, 8, 10]), (0, True, [])]
 )
-def test_what_is_written_of_a_prompt(folder, monkeypatch, aligned, logits, ends):
-    """Whole runs that were read as such, and the rest with its logits."""
+def test_whole_runs_and_the_rest_with_logits_are_written(folder, monkeypatch, aligned, logits, ends):
     world = World(monkeypatch)
     world.write(10, aligned, logits)
     assert sorted(one.about.end for one in prefix_files.list_entries()) == ends
@@ -143,20 +142,20 @@ def test_what_is_written_of_a_prompt(folder, monkeypatch, aligned, logits, ends)
     assert len(prefix_files.list_entries()) == min(len(ends), 1)
 
 
-@pytest.mark.parametrize(("room", "found"), [(99, 10), (9, 8), (7, 4), (3, None)])
-def test_as_much_is_found_as_there_is_memory_for(folder, monkeypatch, room, found):
+@pytest.mark.parametrize(("room", "length"), [(99, 10), (9, 8), (7, 4), (3, None)])
+def test_as_much_is_found_as_fits_into_memory(folder, monkeypatch, room, length):
     world, ids = World(monkeypatch), [*range(10)]
     world.write(10, 8)
     sequence = world.prefixes._engine.sequence
 
     def limited():
-        made = sequence()
-        made.store.room = room
-        return made
+        limited_sequence = sequence()
+        limited_sequence.store.room = room
+        return limited_sequence
 
     world.prefixes._engine.sequence = limited
     read = restored(world.prefixes, ids)
-    assert (read and len(read.sequence.tokens)) == found and restored(world.prefixes, [99]) is None
+    assert (read and len(read.sequence.tokens)) == length and restored(world.prefixes, [99]) is None
     monkeypatch.setattr(prefixes, "is_worth_caching", lambda ids: False)
     assert world.found(ids) is None
     monkeypatch.setattr(prefixes, "is_worth_caching", lambda ids: True)
@@ -165,8 +164,7 @@ def test_as_much_is_found_as_there_is_memory_for(folder, monkeypatch, room, foun
     assert world.found(ids) is None
 
 
-def test_whoever_keeps_something_waits(folder, monkeypatch):
-    """And so does who writes it."""
+def test_keeping_and_writing_wait_for_the_lock(folder, monkeypatch):
     world = World(monkeypatch)
     world.prefixes.lock = TakenLock()
     for call in (lambda: world.prefixes.keep(world.sequence(10), None), world.prefixes._write):
@@ -180,8 +178,8 @@ def test_whoever_keeps_something_waits(folder, monkeypatch):
     assert world.sequences[-1].closed == 1
 
 
-def test_a_conversation(folder, monkeypatch):
-    """All of it, by keys of its own; who goes on reads none of it in whole runs."""
+def test_a_conversation_is_kept_whole_under_its_own_keys(folder, monkeypatch):
+    """Keep all of it; read none of it in whole runs when going on."""
     world = World(monkeypatch)
     world.write(10, 0, False, True)
     ids = [*range(10)]
@@ -202,8 +200,8 @@ def test_a_conversation(folder, monkeypatch):
         ([Recurrent(0, ((1,),))], ("pages", "states"), [{"pages"}, {"pages"}, {"pages", "states"}]),
     ],
 )  # fmt: skip
-def test_which_parts_are_read(folder, monkeypatch, states, names, needed):
-    """Windows of the last tokens only, and states at the end."""
+def test_only_needed_parts_are_read(folder, monkeypatch, states, names, needed):
+    """Read windows of the last tokens only, and states at the end."""
     world = World(monkeypatch, states, names)
     pieces = world.prefixes._pieces([*range(10)])
     assert [world.prefixes._required_parts(piece, 10) for piece in pieces] == needed
@@ -216,8 +214,8 @@ def test_which_parts_are_read(folder, monkeypatch, states, names, needed):
     assert [{*parts} for _, _, parts in read.sequence.store.had] == needed
 
 
-def test_a_file_that_is_damaged_goes(folder, monkeypatch):
-    """And what was read so far; then as much is taken as is whole."""
+def test_a_damaged_file_is_removed_and_the_rest_is_read(folder, monkeypatch):
+    """Close what was read so far; then take as much as is whole."""
     world, ids = World(monkeypatch), [*range(10)]
     world.write(10, 8)
     path = folder / world.prefixes._pieces(ids)[1].key
@@ -243,8 +241,7 @@ def test_a_file_that_is_damaged_goes(folder, monkeypatch):
     assert all((folder / piece.key).exists() for piece in stored.pieces)
 
 
-def test_what_a_file_has_is_not_written_again(folder, monkeypatch):
-    """Unless there is more of it now."""
+def test_a_written_file_is_written_again_only_with_more_parts(folder, monkeypatch):
     world = World(monkeypatch, [Paged(0, 1, 4, 4, window=2)])
     world.write(10, 8)
     files = {path: path.stat().st_ino for path in folder.iterdir()}
@@ -259,21 +256,21 @@ def test_what_a_file_has_is_not_written_again(folder, monkeypatch):
 # ---- the files ------------------------------------------------------------------------------------------------------
 
 
-def test_the_limit(folder, monkeypatch):
-    """The environment's, or the user's, or the usual one; 0 keeps nothing, and no disk is filled."""
-    monkeypatch.setattr(prefix_files, "load_settings", lambda: SimpleNamespace(cache_gb=told))
-    for given, of_user, expected in (
+def test_the_size_limit_follows_environment_user_and_disk(folder, monkeypatch):
+    """Take the environment's, or the user's, or the usual one; 0 keeps nothing, and no disk is filled."""
+    monkeypatch.setattr(prefix_files, "load_settings", lambda: SimpleNamespace(cache_gb=user_gb))
+    for variable, of_user, expected in (
         (None, None, 4_000_000_000), (None, 0.5, 500_000_000), ("2", 0.5, 2_000_000_000), ("0", 0.5, 0),
         ("-1", 1, 0),
         ("many", 0.5, 500_000_000), ("inf", None, 4_000_000_000), ("", 0.5, 500_000_000),
     ):  # fmt: skip
-        told = of_user
-        if given is None:
+        user_gb = of_user
+        if variable is None:
             monkeypatch.delenv(prefix_files.SIZE_VARIABLE, raising=False)
         else:
-            monkeypatch.setenv(prefix_files.SIZE_VARIABLE, given)
+            monkeypatch.setenv(prefix_files.SIZE_VARIABLE, variable)
         assert prefix_files.size_limit() == expected
-    told = 1e-8  # 10 bytes
+    user_gb = 1e-8  # 10 bytes
     monkeypatch.delenv(prefix_files.SIZE_VARIABLE)
     for free, total, expected in ((100, 0, 10), (30, 9, 9), (31, 9, 10)):
         monkeypatch.setattr("shutil.disk_usage", lambda path, free=free: SimpleNamespace(free=free))
@@ -287,7 +284,7 @@ def test_the_limit(folder, monkeypatch):
 
 
 @pytest.mark.parametrize(("most", "left"), [(100, "abcd"), (40, "abcd"), (39, "bcd"), (30, "bcd"), (20, "cd"), (9, "")])
-def test_the_least_recently_used_goes_first(folder, monkeypatch, most, left):
+def test_the_least_recently_used_piece_goes_first(folder, monkeypatch, most, left):
     folder.mkdir()
     for age, name in enumerate("dcba"):
         (folder / (name * 32)).write_bytes(b"x" * 10)
@@ -300,7 +297,7 @@ def test_the_least_recently_used_goes_first(folder, monkeypatch, most, left):
     assert prefix_files.clear() == 10 * len(left) and [path.name for path in folder.iterdir()] == ["other"]
 
 
-def test_pieces_are_used_one_behind_the_other(folder, monkeypatch):
+def test_pieces_are_marked_as_used_one_behind_the_other(folder, monkeypatch):
     folder.mkdir()
     for name in "ab":
         (folder / name).write_bytes(b"")
@@ -310,7 +307,7 @@ def test_pieces_are_used_one_behind_the_other(folder, monkeypatch):
     assert [10**18 - each for each in times] == [0, 2 * MOMENT]
 
 
-def test_what_killed_programs_have_left_goes(folder, monkeypatch):
+def test_leftovers_of_killed_programs_are_removed(folder, monkeypatch):
     folder.mkdir()
     for name, age in ((".old.tmp", 3601), (".new.tmp", 3599), ("old.tmp", 9999)):
         (folder / name).write_bytes(b"")
@@ -322,7 +319,7 @@ def test_what_killed_programs_have_left_goes(folder, monkeypatch):
     assert [path.name for path in folder.iterdir()] == ["old.tmp"]
 
 
-def test_a_file_that_cannot_be_removed(folder, monkeypatch):
+def test_a_file_that_cannot_be_removed_is_named(folder, monkeypatch):
     prefix_files.write_prefix("a" * 32, PrefixAbout("m", 1, ""), {})
 
     def refuse(path, missing_ok=False):

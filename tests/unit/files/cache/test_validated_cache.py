@@ -1,4 +1,4 @@
-"""What was checked before is remembered, until the checks change."""
+"""Checks of files are remembered until the checks change."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ def cache_folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_remembered_by_kind_and_hash():
+def test_a_check_is_remembered_by_kind_and_hash():
     assert not known.is_known("merges", "abc")
     known.remember("merges", "abc")
     assert known.is_known("merges", "abc")
@@ -32,7 +32,7 @@ def test_remembered_by_kind_and_hash():
 
 
 @pytest.mark.parametrize("change", ["size", "time", "another file", "name"])
-def test_forgotten_with_any_change_of_the_checks(tmp_path, monkeypatch, change: str):
+def test_a_change_of_the_checks_forgets_everything(tmp_path, monkeypatch, change: str):
     copies = tuple(tmp_path / folder.name for folder in known.CHECKS)
     for folder, copy in zip(known.CHECKS, copies, strict=True):
         shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("__pycache__"))
@@ -57,18 +57,18 @@ def test_forgotten_with_any_change_of_the_checks(tmp_path, monkeypatch, change: 
     known.sources_hash.cache_clear()
 
 
-def test_the_order_in_which_a_folder_is_read_does_not_matter(tmp_path, monkeypatch):
-    """Nor what is no source; which folder comes first does."""
+def test_the_order_of_a_folders_entries_does_not_matter(tmp_path, monkeypatch):
+    """Ignore files that are no sources, too; only the order of the folders counts."""
     for name in ("b.py", "a.py", "c.txt"):
         (tmp_path / name).write_text(name)
         os.utime(tmp_path / name, (1, 1))
-    found, scandir, state_of = [], os.scandir, known.sources_hash.__wrapped__
+    hashes, scandir, state_of = [], os.scandir, known.sources_hash.__wrapped__
     for order in (False, True):
         monkeypatch.setattr(known.os, "scandir", lambda folder, order=order: contextlib.nullcontext(
             sorted(scandir(folder), key=lambda entry: entry.name, reverse=order)))  # fmt: skip
-        found.append(state_of(tmp_path))
+        hashes.append(state_of(tmp_path))
     (tmp_path / "c.txt").unlink()
-    assert found == [state_of(tmp_path)] * 2 and len(found[0]) == 16
+    assert hashes == [state_of(tmp_path)] * 2 and len(hashes[0]) == 16
     other = tmp_path / "other"
     other.mkdir()
     (other / "a.py").touch()
@@ -76,7 +76,7 @@ def test_the_order_in_which_a_folder_is_read_does_not_matter(tmp_path, monkeypat
 
 
 def test_all_of_a_vocabularys_check_is_covered():
-    """What the check imports lies in the folders that are looked at; what is beneath them knows no vocabulary."""
+    """Import nothing outside the folders that are hashed, but what knows no vocabulary."""
     beneath = {"localllm.quant", "localllm.errors", "localllm.values", "localllm.frozen", "localllm.system"}
     program = "import sys, localllm.text.tokenizer; print(*[name for name in sys.modules if name[:9] == 'localllm.'])"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
@@ -85,29 +85,29 @@ def test_all_of_a_vocabularys_check_is_covered():
     assert not [name for name in loaded if not any(f"{name}.".startswith(f"{root}.") for root in covered)]
 
 
-def test_a_folder_that_others_can_write_to_proves_nothing(cache_folder):
+def test_a_folder_writable_by_others_proves_nothing(cache_folder):
     known.remember("merges", "abc")
     (cache_folder / "known").chmod(0o777)
     assert not known.is_known("merges", "abc")
 
 
-def test_a_folder_that_cannot_be_looked_into_costs_only_time(monkeypatch, tmp_path):
-    """Somebody else's, say; the name that is too long fails for root, too."""
+def test_an_unreadable_folder_costs_only_time(monkeypatch, tmp_path):
+    """Stand for somebody else's folder; the name that is too long fails for root, too."""
     folder = tmp_path / ("x" * 300)
     monkeypatch.setenv("LOCALLLM_CACHE", str(folder))
     known.remember("merges", "abc")
     assert not known.is_known("merges", "abc")
 
 
-def test_a_vocabulary_is_looked_at_once(tmp_path, monkeypatch):
-    """In a file as it is: another one, and one whose metadata were changed after it was read, are looked at again."""
+def test_a_vocabulary_is_checked_once(tmp_path, monkeypatch):
+    """Check another file again, and one whose metadata were changed after it was read."""
     looked, look = [], Tokenizer.from_metadata
 
-    def noted(metadata, oddities):
+    def count_checks(metadata, oddities):
         looked.append(len(metadata["tokenizer.ggml.tokens"]))
         return look(metadata, oddities)
 
-    monkeypatch.setattr(Tokenizer, "from_metadata", noted)
+    monkeypatch.setattr(Tokenizer, "from_metadata", count_checks)
     first, second = (write_tiny_model(tmp_path / f"{seed}.gguf", seed=seed, context=512 + seed) for seed in (0, 1))
     for path, times in ((first, 1), (first, 1), (second, 2), (first, 2), (second, 2)):
         with GGUFFile.open(path, needed=()) as file:
@@ -122,12 +122,12 @@ def test_a_vocabulary_is_looked_at_once(tmp_path, monkeypatch):
 
 
 def test_metadata_from_a_file_are_known_by_their_bytes(tmp_path):
-    """Values, keys and their order; of what no file has, and of what was changed since, nothing is known."""
+    """Hash values, keys and their order; know nothing of keys that no file has, or that were changed."""
     path = write_tiny_model(tmp_path / "a.gguf")
     with GGUFFile.open(path) as file, GGUFFile.open(write_tiny_model(tmp_path / "b.gguf", context=513)) as other:
         keys = ["general.architecture", "general.name", "llama.context_length"]
-        found = file.metadata.fingerprint(*keys)
-        assert found and found == file.metadata.fingerprint(*keys) != other.metadata.fingerprint(*keys)
+        fingerprint = file.metadata.fingerprint(*keys)
+        assert fingerprint and fingerprint == file.metadata.fingerprint(*keys) != other.metadata.fingerprint(*keys)
         assert file.metadata.fingerprint(*keys[:2]) == other.metadata.fingerprint(*keys[:2])
         assert len({file.metadata.fingerprint(*some) for some in (keys, keys[:2], keys[1:], keys[::-1])}) == 4
         assert file.metadata.fingerprint("none") is file.metadata.fingerprint(*keys, "none") is None

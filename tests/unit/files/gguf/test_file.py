@@ -53,7 +53,7 @@ def opened(folder: Path, content: bytes, name: str = "model.gguf") -> GGUFFile:
 
 
 def refusal(path: Path) -> str:
-    """The message with which the file is refused: one printable line that starts with its path."""
+    """Return the message with which the file is refused: one printable line that starts with its path."""
     with pytest.raises(ModelError) as error:
         GGUFFile.open(path)
     message = str(error.value)
@@ -65,7 +65,7 @@ def refusal(path: Path) -> str:
 
 
 def write_everything(path: Path, alignment: int = 32) -> dict[str, np.ndarray]:
-    """A file with every value type and several tensor formats, made by the gguf package; returns its tensors."""
+    """Write every value type and several tensor formats by the gguf package; return the tensors."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_custom_alignment(alignment)
     for name, limit in (("uint8", 2**8), ("uint16", 2**16), ("uint32", 2**32), ("uint64", 2**64)):
@@ -97,7 +97,7 @@ def write_everything(path: Path, alignment: int = 32) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("alignment", [32, 64])
-def test_reads_what_the_gguf_package_writes(tmp_path, alignment):
+def test_files_of_the_gguf_package_read_back_equal(tmp_path, alignment):
     tensors = write_everything(tmp_path / "model.gguf", alignment)
     with GGUFFile.open(tmp_path / "model.gguf") as file:
         get = file.metadata.__getitem__
@@ -116,7 +116,7 @@ def test_reads_what_the_gguf_package_writes(tmp_path, alignment):
         assert file.parameters == 15 + 7 + 24 + 3 * 2 * 3 * 5 * 64
 
 
-def test_shapes_and_formats(tmp_path):
+def test_tensors_have_the_shapes_and_formats_written(tmp_path):
     write_everything(tmp_path / "model.gguf")
     tensors = GGUFFile.open(tmp_path / "model.gguf").tensors
     seen = {name: (tensor.format.name, tensor.shape, tensor.data.shape) for name, tensor in tensors.items()}
@@ -127,7 +127,7 @@ def test_shapes_and_formats(tmp_path):
     assert all(tensor.data.dtype == np.uint8 and not tensor.data.flags.writeable for tensor in tensors.values())
 
 
-def test_equals_the_gguf_package_s_reader(model_path):
+def test_files_read_as_by_the_gguf_packages_reader(model_path):
     for name in ("llama", "llama_yarn", "gemma4", "lfm2", "gpt_oss"):
         file, reader = GGUFFile.open(model_path(name)), gguf.GGUFReader(model_path(name))
         assert list(file.tensors) == [tensor.name for tensor in reader.tensors]
@@ -151,7 +151,7 @@ def test_views_outlive_the_file(tmp_path):
     assert data.tobytes() == tensors["f32"].tobytes() and integers.tolist() == [1, -2, 3]
 
 
-def test_reads_a_128k_vocabulary(tmp_path):
+def test_a_vocabulary_of_128k_is_read_whole(tmp_path):
     tokens = [f"token{number}é" for number in range(128_256)]
     merges = [f"a{number} b" for number in range(280_000)]
     keys = [
@@ -165,19 +165,19 @@ def test_reads_a_128k_vocabulary(tmp_path):
     assert metadata["tokenizer.ggml.token_type"].shape == (128_256,)
 
 
-def test_version_2_and_no_tensors(tmp_path):
+def test_version_2_and_files_without_tensors_are_read(tmp_path):
     assert opened(tmp_path, built([key("a", U8, b"\7")], version=2)).metadata == {"a": 7}
     assert opened(tmp_path, built()).tensors == {}
 
 
-def test_empty_arrays_at_the_end_of_the_file(tmp_path):
+def test_empty_arrays_may_end_the_file(tmp_path):
     keys = [key("s", ARRAY, array(STRING, 0)), key("b", ARRAY, array(BOOL, 0)), key("n", ARRAY, array(U32, 0))]
     header = b"GGUF" + struct.pack("<IQQ", 3, 0, len(keys)) + b"".join(keys)
     metadata = opened(tmp_path, header).metadata
     assert metadata["s"] == [] and metadata["b"].size == 0 and metadata["n"].size == 0
 
 
-def test_arrays_in_arrays(tmp_path):
+def test_arrays_in_arrays_are_read(tmp_path):
     inner = array(U8, 2, b"\1\2") + array(STRING, 1, text("x"))
     (numbers, strings) = opened(tmp_path, built([key("a", ARRAY, array(ARRAY, 2, inner))])).metadata["a"]
     assert numbers.tolist() == [1, 2] and strings == ["x"]
@@ -300,7 +300,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-def test_refuses(tmp_path, case):
+def test_a_malformed_file_is_refused(tmp_path, case):
     content, expected = REFUSALS[case]
     path = tmp_path / "model.gguf"
     path.write_bytes(content)
@@ -309,7 +309,7 @@ def test_refuses(tmp_path, case):
 
 
 def nested(depth: int) -> bytes:
-    """Arrays in arrays: so many, with numbers in the innermost."""
+    """Return arrays nested so deep, with numbers in the innermost."""
     return array(ARRAY, 1) * (depth - 1) + array(U8, 0)
 
 
@@ -389,7 +389,7 @@ LAST_THAT_FIT = {  # a limit, what just fits, what does not, and why
 
 
 @pytest.mark.parametrize("case", LAST_THAT_FIT)
-def test_limits(tmp_path, monkeypatch, case: str):
+def test_a_file_at_a_limit_is_read_and_one_beyond_refused(tmp_path, monkeypatch, case: str):
     name, limit, fitting, refused, message = LAST_THAT_FIT[case]
     usual = {"MAX_TENSORS": 1 << 17, "MAX_KEYS": 1 << 16, "MAX_ITEMS": 1 << 22, "MAX_ARRAYS": 1 << 16}
     assert getattr(gguf_header, name) == usual.get(name, limit)
@@ -399,8 +399,7 @@ def test_limits(tmp_path, monkeypatch, case: str):
     assert refusal(tmp_path / "model.gguf") == f"{tmp_path / 'model.gguf'}: {message}"
 
 
-def test_the_longest_text(tmp_path, monkeypatch):
-    """One that is longer is refused when somebody reads it."""
+def test_a_longer_text_is_refused_when_it_is_read(tmp_path, monkeypatch):
     assert gguf_header.MAX_TEXT_BYTES == 1 << 22
     monkeypatch.setattr(gguf_header, "MAX_TEXT_BYTES", 5)
     metadata = opened(
@@ -413,26 +412,26 @@ def test_the_longest_text(tmp_path, monkeypatch):
         assert str(failure.value) == f"{tmp_path / 'model.gguf'}: long: the string must have at most 5 bytes (found 6)"
 
 
-def test_long_names_in_messages(tmp_path):
+def test_long_and_odd_names_are_cut_and_escaped_in_messages(tmp_path):
     path = tmp_path / "model.gguf"
     for length, name in ((100, "a" * 100), (101, "a" * 100 + "…")):
         path.write_bytes(built([key("a" * length, U8, b"1")] * 2))
         assert refusal(path) == f"{path}: {name}: the file has this metadata key twice"
         path.write_bytes(built([key(b"\xff" * length, U8, b"1")]))
-        found = repr(b"\xff" * 100)
-        assert refusal(path).startswith(f"{path}: metadata key 0: the name {found} must consist of ASCII")
+        shown = repr(b"\xff" * 100)
+        assert refusal(path).startswith(f"{path}: metadata key 0: the name {shown} must consist of ASCII")
     for odd in ("a b", "a\x7f", "é"):
         path.write_bytes(built(tensors=[tensor(odd)]))
         assert f"the name {odd.encode()!r} must consist of" in refusal(path)
     texts = ("a" * 100, "a" * 101, "", "a\n", "a" * 99 + "\n", "a" * 100 + "\n")
-    told = ["a" * 100, "a" * 100 + "…", "''", r"'a\n'", "'" + "a" * 99 + r"\n'", "a" * 100 + "…"]
-    assert [gguf_header.printable(each) for each in texts] == told and gguf_header.printable("abcd", 3) == "abc…"
+    expected = ["a" * 100, "a" * 100 + "…", "''", r"'a\n'", "'" + "a" * 99 + r"\n'", "a" * 100 + "…"]
+    assert [gguf_header.printable(each) for each in texts] == expected and gguf_header.printable("abcd", 3) == "abc…"
     path = "/a\u3000b\xa0c/é.gguf"
     assert gguf_header.printable(path) == path and gguf_header.printable("\u2028") == r"'\u2028'"
 
 
-def test_what_is_known_without_decoding(tmp_path):
-    """How many strings there are, and whether a value is a text: the same before somebody reads it and afterwards."""
+def test_strings_are_counted_without_decoding_them(tmp_path):
+    """Expect the same counts before somebody reads a value and afterwards."""
     numbers, nested = (
         key("n", ARRAY, array(U8, 2, b"12")),
         key("a", ARRAY, array(ARRAY, 1, array(STRING, 1, text("x")))),
@@ -447,7 +446,7 @@ def test_what_is_known_without_decoding(tmp_path):
         assert metadata["three"] == ["x", "xx", "xxx"] and metadata["none"] == [] and metadata["a"] == [["x"]]
 
 
-def test_metadata_that_is_changed_is_no_longer_as_in_the_file(tmp_path):
+def test_changed_metadata_forgets_its_places_in_the_file(tmp_path):
     content = built([key("a", U8, b"1"), key("b", U8, b"2"), of_strings(TOKENS, 1)])
     for change in (lambda metadata: metadata.__setitem__("a", 7), lambda metadata: metadata.__delitem__("a")):
         metadata = opened(tmp_path, content).metadata
@@ -459,7 +458,7 @@ def test_metadata_that_is_changed_is_no_longer_as_in_the_file(tmp_path):
     assert gguf_header.Metadata({"a": 1}) == {"a": 1}
 
 
-def test_refuses_more_strings_than_memory_can_hold(tmp_path):
+def test_more_strings_than_memory_can_hold_are_refused(tmp_path):
     path = tmp_path / "model.gguf"
     path.write_bytes(built([key("a", ARRAY, array(STRING, 2**30))]))
     os.truncate(path, 2**34)  # sparse: takes no room on the disk
@@ -495,7 +494,7 @@ OTHER_FILES = {
 
 
 @pytest.mark.parametrize("expected", OTHER_FILES)
-def test_says_what_else_a_file_is(tmp_path, expected):
+def test_another_kind_of_file_is_named(tmp_path, expected):
     path = tmp_path / "model.gguf"
     if OTHER_FILES[expected] is not None:
         path.write_bytes(OTHER_FILES[expected])
@@ -503,7 +502,7 @@ def test_says_what_else_a_file_is(tmp_path, expected):
     assert message.startswith(f"{path}: ") and expected in message
 
 
-def test_refuses_what_is_no_regular_file(tmp_path):
+def test_irregular_files_are_refused(tmp_path):
     assert "a directory" in refusal(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     assert "found no regular file" in refusal(tmp_path / "pipe")
@@ -512,7 +511,7 @@ def test_refuses_what_is_no_regular_file(tmp_path):
     assert r"\x1b[2J.gguf" in refusal(tmp_path / "\x1b[2J.gguf")
 
 
-def test_refuses_a_file_without_permission(tmp_path, monkeypatch):
+def test_a_file_without_permission_is_refused(tmp_path, monkeypatch):
     def denied(*arguments, **options):
         raise PermissionError(13, "Permission denied")
 
@@ -530,7 +529,7 @@ def number_key(name: str, value: int) -> bytes:
 
 
 def write_split(folder: Path, numbers=(0, 1, 2), counts=(3, 3, 3), total: int = 3, names=("a", "b", "c")) -> list[Path]:
-    """Three files with a tensor each; the first alone has the model's metadata."""
+    """Write three files with a tensor each; the first alone has the model's metadata."""
     paths = []
     for index in range(3):
         keys = [number_key("split.no", numbers[index]), number_key("split.count", counts[index])]
@@ -540,30 +539,30 @@ def write_split(folder: Path, numbers=(0, 1, 2), counts=(3, 3, 3), total: int = 
     return paths
 
 
-def test_opens_a_split_model_by_any_of_its_files(tmp_path):
+def test_a_split_model_opens_by_any_of_its_files(tmp_path):
     for path in write_split(tmp_path):
         file = GGUFFile.open(path)
         assert file.metadata["general.name"] == "m" and file.path == str(path)
         assert list(file.tensors) == ["a", "b", "c"] and file.parameters == 12
 
 
-def test_what_several_files_say_they_say_alike(tmp_path):
-    """All but the number of each: files of two models do not make one."""
+def test_parts_of_different_models_are_refused(tmp_path):
+    """Compare all keys but the number of each."""
     paths = write_split(tmp_path)
     for number, name in ((1, "m"), (2, "other")):
         keys = [number_key("split.no", number), number_key("split.count", 3), number_key("split.tensors.count", 3)]
         keys.append(key("general.name", STRING, text(name)))
         paths[number].write_bytes(built(keys, [tensor("abc"[number], (4,))], weights=16 + number))
-    told = f"{paths[2]}: general.name: not as in {paths[0]}: files of different models?"
-    assert refusal(paths[0]) == refusal(paths[1]) == told
+    expected = f"{paths[2]}: general.name: not as in {paths[0]}: files of different models?"
+    assert refusal(paths[0]) == refusal(paths[1]) == expected
 
 
-def test_the_format_of_most_weights(tmp_path):
+def test_the_main_format_is_that_of_most_weights(tmp_path):
     assert opened(tmp_path, built([])).main_format == "none"
     assert opened(tmp_path, built([], [tensor("a", (4,))], weights=16)).main_format == "F32"
 
 
-def test_opens_a_merged_model(tmp_path):
+def test_a_merged_model_opens_as_one_file(tmp_path):
     assert opened(tmp_path, built([number_key("split.count", 0)])).metadata == {"split.count": 0}
 
 
@@ -579,8 +578,8 @@ def test_opens_a_merged_model(tmp_path):
         ({"split.count": -1}, "split.count: expected an integer, found -1"),
     ],
 )  # fmt: skip
-def test_a_single_file_is_whole(tmp_path, keys: dict[str, int], problem: str | None):
-    """What is left of several that were merged says so; one of several does not pass for a model."""
+def test_a_single_file_must_be_whole(tmp_path, keys: dict[str, int], problem: str | None):
+    """Accept the keys left behind by merging; refuse one part of several as a model."""
     path = tmp_path / "x.gguf"
     path.write_bytes(built([number_key(*each) for each in keys.items()], [tensor("a", (4,))], weights=16))
     if problem:
@@ -589,7 +588,7 @@ def test_a_single_file_is_whole(tmp_path, keys: dict[str, int], problem: str | N
         assert list(GGUFFile.open(path).tensors) == ["a"]
 
 
-def test_names_the_missing_file(tmp_path):
+def test_a_missing_part_is_named(tmp_path):
     paths = write_split(tmp_path)
     paths[1].unlink()
     assert refusal(paths[0]) == f"{paths[1]}: this file is missing; the model is split into 3 files"
@@ -605,11 +604,11 @@ def test_names_the_missing_file(tmp_path):
         ({"counts": (2, 2, 2)}, "model-00001-of-00003.gguf: split.count: this is one of the 2 files of a split model"),
     ],
 )
-def test_refuses_a_wrong_split(tmp_path, change, expected):
+def test_a_split_with_wrong_keys_is_refused(tmp_path, change, expected):
     assert expected in refusal(write_split(tmp_path, **change)[0])
 
 
-def test_refuses_a_renamed_part_and_odd_split_keys(tmp_path):
+def test_a_renamed_part_and_odd_split_keys_are_refused(tmp_path):
     paths = write_split(tmp_path)
     renamed = paths[0].rename(tmp_path / "model.gguf")
     assert "expected a name that ends in -NNNNN-of-00003.gguf" in refusal(renamed)
@@ -624,16 +623,16 @@ def test_an_error_in_a_part_names_that_part(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("number", "kind", "told"),
+    ("number", "kind", "message"),
     [(errno.ENOMEM, MemoryLimitError, "not enough address space"), (errno.EIO, ModelError, "cannot be read: Input/")],
 )
-def test_a_file_that_the_system_does_not_map(tmp_path, monkeypatch, number: int, kind: type, told: str):
+def test_a_file_that_cannot_be_mapped_is_an_error(tmp_path, monkeypatch, number: int, kind: type, message: str):
     (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(4096))
 
     def refuse(*_, **__):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(gguf_file.mmap, "mmap", refuse)
-    with pytest.raises(kind, match=told) as caught:
+    with pytest.raises(kind, match=message) as caught:
         GGUFFile.open(tmp_path / "model.gguf")
     assert type(caught.value) is kind

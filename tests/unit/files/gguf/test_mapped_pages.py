@@ -1,4 +1,4 @@
-"""Mapping ahead: what it leaves for the first run to meet."""
+"""Mapping pages ahead, so that the first run meets fewer faults."""
 
 import sys
 
@@ -33,8 +33,8 @@ def test_pages_in_memory_are_mapped_at_once(tmp_path):
 
 
 @linux
-def test_what_cannot_be_mapped_is_left(tmp_path):
-    """A file that is gone, and one that got shorter: no signal, no exception."""
+def test_mapping_ignores_missing_and_shortened_files(tmp_path):
+    """Expect no signal and no exception."""
     path = str(tmp_path / "weights")
     np.ones(1 << 20, np.uint8).tofile(path)
     content = np.memmap(path, np.uint8, "r").view(np.ndarray)
@@ -46,7 +46,7 @@ def test_what_cannot_be_mapped_is_left(tmp_path):
     populate({str(tmp_path / "none"): content})
 
 
-def test_the_whole_file_is_found(tmp_path):
+def test_the_whole_file_of_a_tensor_is_found(tmp_path):
     write_model(tmp_path / "model.gguf", SHAPES["tiny"], "Q4_K_M")
     with GGUFFile.open(tmp_path / "model.gguf") as file:
         for name in file.tensors:

@@ -1,4 +1,4 @@
-"""Many strings at a time, against one after the other."""
+"""Reading many strings at a time, against one after the other."""
 
 import random
 
@@ -29,8 +29,8 @@ def packed(strings: list[bytes]) -> bytes:
 
 @pytest.mark.parametrize("unusual", [None, *UNUSUAL], ids=lambda value: "none" if value is None else repr(value[:9]))
 @pytest.mark.parametrize("chunk", [64, 1000, 1 << 18])
-def test_the_same_strings(monkeypatch, unusual, chunk):
-    """Wherever an unusual one stands, wherever a chunk ends, and whatever comes behind."""
+def test_many_strings_read_as_one_by_one(monkeypatch, unusual, chunk):
+    """Put an unusual one anywhere, end a chunk anywhere, and let anything come behind."""
     monkeypatch.setattr(gguf_header, "CHUNK", chunk)
     draw = random.Random(chunk)
     for place in (0, 1, 57, 299):
@@ -44,7 +44,7 @@ def test_the_same_strings(monkeypatch, unusual, chunk):
             assert (reader.strings(300), reader.position) == (expected, len(data))
 
 
-def test_usual_ones_are_read_many_at_a_time():
+def test_usual_strings_are_read_many_at_a_time():
     data = np.frombuffer(packed([string.encode() for string in USUAL * 50]) + b"\5\0\0\0", np.uint8)
     assert metadata.short_strings(data, 10**6) == (USUAL * 50, len(data) - 4)
     assert metadata.short_strings(data, 7) == (USUAL[:7], len(packed([s.encode() for s in USUAL[:7]])))

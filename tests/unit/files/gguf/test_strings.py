@@ -1,4 +1,4 @@
-"""Vocabularies whose strings are found in the file, at the second start."""
+"""Vocabularies whose strings are found in the file at the second start."""
 
 import itertools
 import mmap
@@ -50,7 +50,7 @@ def require_same(kept: Tokenizer, made: Tokenizer) -> None:
         assert all(found[text] == place and text in found for text, place in itertools.islice(expected.items(), 300))
 
 
-def test_the_second_start_finds_what_the_first_made(model):
+def test_the_second_start_finds_the_first_starts_strings(model):
     first, second = opened(model), opened(model)
     assert not is_kept(first) and is_kept(second)
     require_same(second, first)
@@ -58,20 +58,20 @@ def test_the_second_start_finds_what_the_first_made(model):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt-2", "llama-bpe"])
-def test_vocabularies(tmp_path, name: str):
+def test_kept_vocabularies_equal_made_ones(tmp_path, name: str):
     path = vocabularies.write_vocabulary(vocabularies.metadata(name), tmp_path / "vocabulary.gguf")
     first, second = opened(path), opened(path)
     assert is_kept(second)
     require_same(second, first)
 
 
-def test_others_than_byte_level_ones_are_made_as_ever(tmp_path):
+def test_vocabularies_of_other_kinds_are_made_each_time(tmp_path):
     path = vocabularies.write_vocabulary(vocabularies.metadata("llama-spm"), tmp_path / "vocabulary.gguf")
     opened(path)
     assert not is_kept(opened(path))
 
 
-def test_whoever_asks_for_all_strings_gets_a_list(model):
+def test_reading_all_strings_returns_a_list(model):
     opened(model)
     with GGUFFile.open(model) as kept, GGUFFile.open(model, needed=()) as made:
         assert kept.metadata.kept.keys() == {TOKENS, MERGES}
@@ -101,20 +101,20 @@ def test_a_cut_file_is_not_believed(model, cache_folder, length: int):
     assert not is_kept(opened(model))
 
 
-def test_what_others_could_have_written_is_not_believed(model, cache_folder):
+def test_a_file_that_others_could_have_written_is_not_believed(model, cache_folder):
     opened(model)
     (cache_folder / "vocabularies").chmod(0o777)
     assert not is_kept(opened(model))
 
 
-def test_forgotten_when_the_checks_change(model, monkeypatch):
+def test_strings_are_forgotten_when_the_checks_change(model, monkeypatch):
     opened(model)
     monkeypatch.setattr(metadata, "sources_hash", lambda *folders: "another")
     assert not is_kept(opened(model))
 
 
-def test_of_another_header_nothing_is_believed(model):
-    """It is as long and begins like the one that was kept: one merge is another."""
+def test_strings_of_another_header_are_not_believed(model):
+    """Change one merge, so that the file is as long and begins like the kept one."""
     opened(model)
     with GGUFFile.open(model) as file:
         end = file.metadata.places[MERGES].stop
@@ -129,7 +129,7 @@ def test_of_another_header_nothing_is_believed(model):
     assert is_kept(opened(model))
 
 
-def test_of_many_files_the_latest_are_kept(tmp_path, monkeypatch, cache_folder):
+def test_only_the_latest_files_are_kept(tmp_path, monkeypatch, cache_folder):
     monkeypatch.setattr(metadata, "MOST", 4)
     for number in range(6):
         opened(write_tiny_model(tmp_path / f"{number}.gguf", context=512 + number))
@@ -138,7 +138,7 @@ def test_of_many_files_the_latest_are_kept(tmp_path, monkeypatch, cache_folder):
 
 
 def placed(texts: list[bytes]) -> tuple[bytes, slice]:
-    """Strings as files have them, and where they are."""
+    """Return strings as files have them, and their place."""
     data = b"before" + b"".join(len(text).to_bytes(8, "little") + text for text in texts)
     return data, slice(len(b"before"), len(data))
 
@@ -151,16 +151,22 @@ def found_in(texts: list[str]) -> MappedStrings:
 
 
 def test_a_string_that_comes_twice_is_found_at_its_first_place():
-    found = StringIndex(found_in(["a b", "c d", "a b"]))
-    assert found["a b"] == 0 and found.get("c d") == 1 and dict(found.items()) == {"a b": 0, "c d": 1}
-    assert found.get("a b", 5) == 0 and found.get("none") is None and found.get("none", 5) == 5
+    index = StringIndex(found_in(["a b", "c d", "a b"]))
+    assert index["a b"] == 0 and index.get("c d") == 1 and dict(index.items()) == {"a b": 0, "c d": 1}
+    assert index.get("a b", 5) == 0 and index.get("none") is None and index.get("none", 5) == 5
 
 
-def test_strings_and_their_places_are_as_a_list_and_a_dictionary():
-    found = found_in(["a b", "c d", "a b", "é"])
-    assert (len(found), found[0], found[-1], found[1:3], found[::-2]) == (4, "a b", "é", ["c d", "a b"], ["é", "c d"])
-    assert ["a b" in found, "é" in found, "none" in found, 5 in found] == [True, True, False, False]
-    places = StringIndex(found)
+def test_mapped_strings_behave_like_a_list_and_a_dictionary():
+    mapped = found_in(["a b", "c d", "a b", "é"])
+    assert (len(mapped), mapped[0], mapped[-1], mapped[1:3], mapped[::-2]) == (
+        4,
+        "a b",
+        "é",
+        ["c d", "a b"],
+        ["é", "c d"],
+    )
+    assert ["a b" in mapped, "é" in mapped, "none" in mapped, 5 in mapped] == [True, True, False, False]
+    places = StringIndex(mapped)
     assert [places["é"], [*places], "c d" in places, "none" in places] == [3, ["a b", "c d", "é"], True, False]
     assert dict(places.items()) == {"a b": 0, "c d": 1, "é": 3}
     with pytest.raises(KeyError, match="none"):
@@ -171,18 +177,18 @@ def test_strings_and_their_places_are_as_a_list_and_a_dictionary():
     ]  # fmt: skip
 
 
-def test_after_many_questions_it_is_a_dictionary(monkeypatch):
+def test_after_many_lookups_the_index_becomes_a_dictionary(monkeypatch):
     monkeypatch.setattr(metadata, "LOOKUPS", 3)
     texts = [f"text {number}" for number in range(10)]
-    found = StringIndex(found_in(texts))
-    del found["text 7"]
+    index = StringIndex(found_in(texts))
+    del index["text 7"]
     for _ in range(2):
-        assert [found.get(text) for text in texts] == [0, 1, 2, 3, 4, 5, 6, None, 8, 9]
-        assert found.get("none") is None and found.get("none", 5) == 5 and "text 7" not in found
-    assert found.get.__self__ == {text: place for place, text in enumerate(texts) if place != 7}  # type: ignore[attr-defined]
+        assert [index.get(text) for text in texts] == [0, 1, 2, 3, 4, 5, 6, None, 8, 9]
+        assert index.get("none") is None and index.get("none", 5) == 5 and "text 7" not in index
+    assert index.get.__self__ == {text: place for place, text in enumerate(texts) if place != 7}  # type: ignore[attr-defined]
 
 
-def test_what_cannot_be_kept():
+def test_strings_that_cannot_be_mapped_make_no_table():
     assert build_table(placed([b"a", b""])[1], ["a", ""]) is None, "an empty string has another name in a vocabulary"
     assert build_table(placed([b"a", b"\xff"])[1], ["a", "\\xff"]) is None, "it is not in the file as it is shown"
     alike = [text for text in map("".join, itertools.product("ab", repeat=3))]
@@ -193,11 +199,11 @@ def test_what_cannot_be_kept():
     )
 
 
-def test_strings_with_the_same_checksum(monkeypatch):
+def test_strings_with_the_same_checksum_are_told_apart(monkeypatch):
     monkeypatch.setattr(metadata, "crc32", lambda text: crc32(text) & 1)
     texts = [f"{number}" for number in range(8)]
-    found = found_in(texts)
-    assert [found.find(text) for text in texts] == list(range(8)) and found.find("8") is None
+    mapped = found_in(texts)
+    assert [mapped.find(text) for text in texts] == list(range(8)) and mapped.find("8") is None
 
 
 def test_nothing_is_kept_where_nothing_can_be_written(model, monkeypatch):
@@ -205,13 +211,13 @@ def test_nothing_is_kept_where_nothing_can_be_written(model, monkeypatch):
     assert not is_kept(opened(model)) and not is_kept(opened(model))
 
 
-def test_small_vocabularies_are_not_worth_a_file(model, monkeypatch, cache_folder):
+def test_small_vocabularies_are_not_kept(model, monkeypatch, cache_folder):
     monkeypatch.setattr(metadata, "LEAST_STRINGS", 10_000)
     opened(model)
     assert not (cache_folder / "vocabularies").exists()
 
 
-def test_what_cannot_be_kept_leaves_what_is_kept(model):
+def test_a_failed_save_leaves_the_kept_strings(model):
     opened(model)
     with open(model, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         save_strings(data, [(slice(0, 8), ["not there"])])

@@ -1,4 +1,4 @@
-"""Writing GGUF files, compared with the gguf package and with what was read."""
+"""Writing GGUF files, compared with the gguf package and with the file read before."""
 
 from pathlib import Path
 
@@ -51,13 +51,13 @@ def test_values_have_the_types_that_readers_expect(tmp_path: Path):
 
 
 @pytest.mark.parametrize("value", [None, {}, [None], ["a", 1], 1 << 64, object()])
-def test_what_a_file_cannot_hold(value):
+def test_values_that_no_file_holds_are_refused(value):
     with pytest.raises((TypeError, StopIteration, OverflowError)):
         pack_value(value)
 
 
-def test_a_file_copied_is_the_same(tmp_path: Path):
-    """By bytes: what the gguf package wrote, read and written again."""
+def test_a_copied_file_has_the_same_bytes(tmp_path: Path):
+    """Copy a file that the gguf package wrote."""
     writer = gguf.GGUFWriter(str(tmp_path / "a.gguf"), "llama")
     writer.add_custom_alignment(64)
     writer.add_array("x.list", [["a"], ["b", "c"]])
@@ -78,7 +78,7 @@ def test_a_file_copied_is_the_same(tmp_path: Path):
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
 
 
-def test_arrays_become_tensors(tmp_path: Path):
+def test_arrays_become_tensors_with_their_values(tmp_path: Path):
     arrays = {f"t.{kind}": np.arange(6).reshape(2, 3).astype(kind) for kind in ("f4", "f2", "f8", "i4", "i1")}
     write_gguf(tmp_path / "x.gguf", {}, [OutputTensor.of(name, array) for name, array in arrays.items()])
     for tensor in gguf.GGUFReader(tmp_path / "x.gguf").tensors:
@@ -92,6 +92,6 @@ def test_too_few_bytes_make_no_file(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_folder(tmp_path: Path):
+def test_writing_into_a_missing_folder_is_an_error(tmp_path: Path):
     with pytest.raises(LocalllmError, match="cannot be written: No such file"):
         write_gguf(tmp_path / "none" / "x.gguf", {}, [])
