@@ -7,8 +7,7 @@ from typing import Any
 from localllm.arch.decoder import decoder, note_missing_dense
 from localllm.arch.family import Family
 from localllm.arch.hyperparameters import Hyperparameters
-from localllm.arch.metadata import Fields, require_general, require_kinds
-from localllm.arch.metadata_consistency import require_agreement, require_supported_values
+from localllm.arch.metadata import Fields, require_agreement, require_general, require_kinds, require_supported_values
 from localllm.errors import UnsupportedError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.header import printable

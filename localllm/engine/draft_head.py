@@ -11,8 +11,7 @@ from localllm.arch.families import eagle3
 from localllm.arch.family import DraftingFamily
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import Recurrent, State
-from localllm.arch.metadata import Fields, require_general, require_kinds
-from localllm.arch.metadata_consistency import require_supported_values
+from localllm.arch.metadata import Fields, require_general, require_kinds, require_supported_values
 from localllm.arch.verbs import Activation
 from localllm.arch.weights import Weights
 from localllm.engine.cpu.backend import CpuBackend

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from localllm.arch.metadata import NO_LIMIT as MOST
-from localllm.arch.metadata import Fields, require_kinds
-from localllm.arch.metadata_consistency import require_agreement
+from localllm.arch.metadata import Fields, require_agreement, require_kinds
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.metadata_reader import is_number
 

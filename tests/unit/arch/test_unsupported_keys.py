@@ -7,7 +7,7 @@ import pytest
 from models import write_model
 
 from localllm.arch import architecture
-from localllm.arch.metadata_consistency import NEUTRAL
+from localllm.arch.metadata import NEUTRAL
 from localllm.errors import UnsupportedError
 from localllm.files.gguf.file import GGUFFile
 
