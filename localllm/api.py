@@ -4,9 +4,10 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Ids
 from contextlib import closing, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import numpy as np
@@ -300,6 +301,8 @@ def open_model(
     mmproj: str | os.PathLike[str] | None = None,
     pan_and_scan: bool = False,
     rope: "RopeScaling | None" = None,
+    lora: "str | os.PathLike[str] | Mapping[str, float]" = "",
+    control_vector: "str | os.PathLike[str] | Mapping[str, float]" = "",
 ) -> Model:
     """Open a GGUF file; `localllm.open` is this function.
 
@@ -313,15 +316,27 @@ def open_model(
     pan_and_scan: also encode crops of elongated images, with Gemma 3.  chat_template: the name of one in the file or in
     text.builtin_templates, or Jinja.  cache: keep prefixes of prompts and n-grams of answers in the user's cache
     folder, and use those of earlier processes.  rope: replaces the file's RoPE scaling, as in RopeScaling("yarn", 4.0,
-    original_context=32768). Raises ModelError, MemoryLimitError, UsageError.
+    original_context=32768).  lora: path of an adapter's file or PEFT folder, or several with the scale that answers
+    have by default, such as {"a.gguf": 1.0, "b/": 0.5}; each answer can change it (`lora` of GenerationOptions).
+    control_vector: the same for control vectors, which all answers have.  Raises ModelError, MemoryLimitError,
+    UsageError.
     """
     from localllm.engine.options import EngineOptions, layers_of  # not needed to import this
 
     threads = None if threads is None else whole_number("threads", threads, 1)
     context = None if context is None else whole_number("context", context) or None
     kv_type, gpu_layers = require_text("kv_type", kv_type), layers_of(gpu_layers)
-    options = EngineOptions(threads, context, kv_type, backend, gpu_layers, progress, on_upload, observer, rope)
+    options = EngineOptions(
+        threads, context, kv_type, backend, gpu_layers, progress, on_upload, observer, rope, scales_by_path(lora),
+        scales_by_path(control_vector),
+    )  # fmt: skip
     return open_with_options(path, options, chat_template, cache, mmproj, pan_and_scan)
+
+
+def scales_by_path(files: "str | os.PathLike[str] | Mapping[str, float]") -> tuple[tuple[str, float], ...]:
+    """Return the paths of adapters with their scales; that of a single path is 1, and "" is none."""
+    pairs = files.items() if isinstance(files, Mapping) else [(files, 1.0)] if files else []
+    return tuple((os.fspath(path), float(scale)) for path, scale in pairs)
 
 
 def open_with_options(
@@ -338,6 +353,10 @@ def open_with_options(
     if options.rope:
         options.rope.apply(file.metadata, file.path)
     family, hyperparameters = architecture(file)  # rejects unsupported files before reading anything else
+    if options.lora:
+        from localllm.convert.adapters import open_adapters  # seldom needed
+
+        options = replace(options, lora=open_adapters(options.lora, file.metadata, file.tensors))
     from localllm.engine.engine import Engine  # not needed to refuse a file
     from localllm.files.gguf.file import prefault
 
@@ -350,6 +369,8 @@ def open_with_options(
     if hyperparameters.bidirectional and not hyperparameters.fills:
         from localllm.engine.embedding_runner import EmbeddingOnlyEngine  # seldom needed
 
+        if options.lora or options.control_vectors:
+            raise UnsupportedError(f"{file.path}: adapters of embedding models are not supported")
         silent: Any = EmbeddingOnlyEngine(file.path, hyperparameters, options)
         return Model(file, tokenizer, silent, chat_template, options.threads)
     engine, prefixes, ngrams = Engine(file, options, (family, hyperparameters)), None, None

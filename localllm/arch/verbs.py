@@ -169,6 +169,17 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
     def linear(self, x: Activation, weight: Weight) -> Activation:
         """Compute x W^T * scale + bias, [tokens, rows of W]."""
 
+    def add_low_rank(self, y: Activation, x: Activation, weight: Weight, adapter: int, factor: float) -> Activation:
+        """Compute y + factor * scale * x W, where the weight is [columns of x, columns of y].
+
+        The scale is that of the adapter with this index, for each token. localllm.engine.adapters uses it.
+        """
+
+    def add_scaled(
+        self, y: Activation, x: Activation, adapter: int, factor: float, choice: Choice | None = None
+    ) -> Activation:
+        """Compute y + factor * scale * x, as add_low_rank; choice: for rows of the experts of tokens."""
+
     def rope(self, x: Activation, rope: Rope, positions: Numbers, factors: Weight | None = None) -> Activation:
         """Rotate each head's pairs by position * frequency (Su et al. 2021)."""
 

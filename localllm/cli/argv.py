@@ -73,6 +73,8 @@ def read_words(words: Sequence[str], params: Sequence[Parameter], command: str) 
                 is_optional = (param.metavar or "").startswith("[")
                 takes_next = not is_optional or (bool(remaining) and not remaining[0].startswith("-"))
                 option_value = value if equals else next_value(name, remaining) if takes_next else ""
+                if " " in (param.metavar or "") and not equals:  # two values
+                    option_value += f" {next_value(name, remaining)}"
                 parsed.take_option(param, name, SAME_VALUES.get(param.name, {}).get(option_value, option_value))
         elif (equivalent := SAME.get(name)) and equivalent[0] in by_name:
             remaining[:0] = [

@@ -126,6 +126,7 @@ class MapCommand:
             os.path.abspath(path), prompts, generation, output.n, not output.fast, *engine_options, ask.chat_template,
             ask.mmproj and os.path.abspath(ask.mmproj),
             texts_of(output.choices_given) if output.choices_given is not None else (), self.tables.json_as_text,
+            tuple((os.path.abspath(name), scale) for name, scale in self.engine.adapters.fields()["lora"]),
         )  # fmt: skip
         return job
 

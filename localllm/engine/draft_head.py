@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Ids
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from localllm.engine.trace.recorder import Recorder
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.table import PAGE
+
+if TYPE_CHECKING:
+    from localllm.engine.adapters import Adapter
 
 HEADS = ("eagle3",)  # architectures that are draft heads
 TOKENS = "d2t"  # maps the head's logits to the model's tokens
@@ -133,6 +136,8 @@ class DraftHead:
         h, self.context = head_source.hyperparameters, context
         self.vocab_size, self.width = h.vocab_size, h.width
         self.runs, self.lock, self.orphaned = Runs(LATER), lock_for(self), list[SequenceState]()
+        self.adapters: tuple[Adapter, ...] = ()
+        self.adapter_scales: tuple[float, ...] = ()
         self._previous_hidden, self._new_hidden = rows_for(self.width), rows_for(self.width)
         self._columns, self._tokens = head_source.columns, head_source.tokens
         self._tapped = rows_for(self._columns)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Ids
 from functools import cache, partial
 from operator import index
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -15,6 +15,7 @@ from localllm.arch.family import DraftingFamily, Family
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.weights import Weights
 from localllm.engine import image_tokens
+from localllm.engine.adapter_scales import without_zeros
 from localllm.engine.backend import Backend, TracedModel, build_backend
 from localllm.engine.cpu.backend import CpuBackend
 from localllm.engine.cpu.lowering import rounds_activations
@@ -33,6 +34,9 @@ from localllm.engine.trace.rope_shift import rotations
 from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.table import PAGE
+
+if TYPE_CHECKING:
+    from localllm.engine.adapters import Adapter
 
 REREAD = 16  # at most this many tokens are recomputed together with new ones; more get a separate run
 
@@ -159,6 +163,7 @@ class Engine:
         limits: bytes and operations per second of a GPU that has all layers; None otherwise.
         orphaned: states of sequences that were garbage-collected without being closed.
         warning: one line for the user, or None.
+        adapters: the low-rank adapters that sequences can use.  adapter_scales: those of new sequences.
     """
 
     def __init__(
@@ -177,22 +182,31 @@ class Engine:
             raise UnsupportedError(f"{file.path}: {kind}: use localllm embed or localllm rerank")
         self.context, self.vocab_size = options.context or self.hyperparameters.context, self.hyperparameters.vocab_size
         self.lock, self.orphaned, self._path = lock_for(self), list[SequenceState](), file.path
-        weights = Weights(file.tensors)
-        self._record = partial(trace_model, file, model.forward, weights, self.hyperparameters, self.context)
+        weights, forward = Weights(file.tensors), model.forward
+        self.adapters: tuple[Adapter, ...] = ()
+        self.adapter_scales = without_zeros([scale for _, scale in options.lora])
+        if options.lora or options.control_vectors:
+            from localllm.engine.adapter_file import control_vector  # seldom needed
+            from localllm.engine.adapters import adapt, require_opened
+
+            control = control_vector(options.control_vectors, options.control_layers, self.hyperparameters)
+            self.adapters = require_opened(options.lora)
+            forward = adapt(forward, self.adapters, control, file.tensors, self.hyperparameters.arch)
+        self._record = partial(trace_model, file, forward, weights, self.hyperparameters, self.context)
         self._head_source: DraftHeadSource | None = None
         drafts = options.backend == "cpu" and has_mtp_layer(weights, self.hyperparameters)
         if drafts and isinstance(model, DraftingFamily):
             self._head_source = own_layer(file, model, self.hyperparameters)
         self._tap = hidden_state_tap(self._head_source) if self._head_source else None
         recorder = self._record(self._tap)
-        rows = partial(row_operations, model.forward, weights, self.hyperparameters, self.context)
+        rows = partial(row_operations, forward, weights, self.hyperparameters, self.context)
         self._images, self._takes_rows = WeakValueDictionary[int, ImageEmbedding](), recorder.begins
         self.operations, self.kv_type, self.rope = recorder.operations, options.kv_cache_type, options.rope
         self._file, self._options = file, options
         self._head: DraftHead | None = None  # built on first use
         self._start, self.thread_count = self.hyperparameters.start_token, options.thread_count
         traced = TracedModel(
-            file, self.operations, model.forward, self.hyperparameters, self.context, recorder.encoding, rows
+            file, self.operations, forward, self.hyperparameters, self.context, recorder.encoding, rows
         )
         backend, self.device, note, self.limits = build_backend(traced, options)
         self._backend: Backend | None = backend
@@ -468,13 +482,14 @@ class Engine:
     ) -> None:
         """Run tokens of several requests, and append their logits to the requests' rows."""
         spans = []
-        for number, begin, ids, wanted, *kernels in readings:
+        for number, begin, ids, wanted, kernel_tokens, kernel_wanted in readings:
             sequence, image, offset = requests[number][0], None, 0
             if ids[0] < 0 or sequence.images:
                 image = image_of(self._images, int(ids[0]))
                 offset = image_tokens.position_offset(sequence.images, begin)
             part = sequence.store, begin, ids, wanted
-            spans.append(Span(*part, NO_KINDS, sequence.encoded, image, offset, *kernels))
+            scales = sequence.adapter_scales.of_tokens(begin, len(ids)) if self.adapters else None
+            spans.append(Span(*part, NO_KINDS, sequence.encoded, image, offset, kernel_tokens, kernel_wanted, scales))
         try:
             for span in spans:
                 span.store.prepare(span.position, len(span.ids))

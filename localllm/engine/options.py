@@ -14,6 +14,7 @@ from localllm.values import whole_number
 
 if TYPE_CHECKING:
     from localllm.arch.rope_scaling import RopeScaling
+    from localllm.engine.adapters import Adapter
 
 MOST_THREADS = 1024
 DEVICES = re.compile(r"cpu|auto|reference|cuda(:\d{1,3})?")
@@ -33,6 +34,10 @@ class EngineOptions:
         on_upload: called with (bytes, total) while weights are uploaded to a GPU.
         observer: collects statistics of the matrices' inputs for an importance matrix.
         rope: RoPE scaling that replaces the file's; None: the file's.
+        lora: low-rank adapters that sequences can use, each with the scale that new sequences have; `open_with_options`
+            also takes the paths of files and PEFT folders.
+        control_vectors: files of control vectors, each with a scale; they are added up.
+        control_layers: the first and the last layer that they change; None: all.
     """
 
     threads: int | None = None
@@ -44,6 +49,9 @@ class EngineOptions:
     on_upload: Progress | None = None
     observer: ImatrixCollector | None = None
     rope: "RopeScaling | None" = None
+    lora: "tuple[tuple[Adapter | str, float], ...]" = ()
+    control_vectors: tuple[tuple[str, float], ...] = ()
+    control_layers: tuple[int, int] | None = None
 
     @cached_property
     def kv_cache_type(self) -> KVType:

@@ -30,6 +30,7 @@ import numpy as np
 
 from localllm.arch.layer_state import KVType, Recurrent
 from localllm.arch.weights import Weight
+from localllm.engine.adapter_scales import AdapterScales
 from localllm.engine.forks import lock_for
 from localllm.engine.image_tokens import chunk_ends, is_worth_caching, last_end
 from localllm.engine.lower.activation import Activation
@@ -57,14 +58,20 @@ if TYPE_CHECKING:
 
 
 State = list[tuple[int, int, int]]
+NO_SCALES = AdapterScales()
 SAMPLES, SAMPLE = 8, 64  # evenly spaced samples per tensor, and bytes per sample
 
 
-def fingerprint(file: GGUFFile, state: State, operations: Ids[Operation], kv_type: KVType) -> bytes:
-    """Compute a model's fingerprint, 32 bytes; state: the files' versions when the model was opened."""
+def fingerprint(
+    file: GGUFFile, state: State, operations: Ids[Operation], kv_type: KVType, adapters: Ids[str] = ()
+) -> bytes:
+    """Compute a model's fingerprint, 32 bytes.
+
+    state: the files' versions when the model was opened; adapters: digests of its adapters.
+    """
     key = hashlib.blake2b(digest_size=32)
     code = object_folder().name, has_tiles()
-    key.update(repr((code, kv_type, state, describe_operations(operations))).encode())
+    key.update(repr((code, kv_type, state, describe_operations(operations), *adapters)).encode())
     for source in sorted(Path(__file__).parent.rglob("*.py")):
         key.update(source.read_bytes())
     for name, tensor in file.tensors.items():
@@ -154,13 +161,17 @@ class PrefixStore:
     # ---- lookup
 
     def find_prefix(
-        self, ids: Ids[int], limit: int = sys.maxsize, is_conversation: bool = False
-    ) -> StoredPrefix | None:
-        """Find the longest stored prefix of these tokens, of at most `limit` tokens; None without one."""
+        self, ids: Ids[int], limit: int = sys.maxsize, is_conversation: bool = False,
+        scales: AdapterScales = NO_SCALES,
+    ) -> StoredPrefix | None:  # fmt: skip
+        """Find the longest stored prefix of these tokens, of at most `limit` tokens; None without one.
+
+        scales: the scales of adapters for the tokens.
+        """
         if self._ended or not is_worth_caching(ids) or self._is_disabled:
             return None
         with suppress(OSError), ExitStack() as stack:  # the model's file may be gone
-            pieces, files = self._pieces(ids, is_conversation), list[PrefixFile]()
+            pieces, files = self._pieces(ids, scales, is_conversation), list[PrefixFile]()
             for piece in pieces:
                 file = open_prefix(piece.key) if piece.last <= limit else None
                 if file is None:
@@ -234,7 +245,7 @@ class PrefixStore:
                 remove(piece.key)
                 raise DamagedError from None
 
-    def _pieces(self, ids: Ids[int], is_conversation: bool = False) -> list[PrefixChunk]:
+    def _pieces(self, ids: Ids[int], scales: AdapterScales, is_conversation: bool = False) -> list[PrefixChunk]:
         """Split tokens into chunks that end with a whole run or an image, and the rest, which may be empty.
 
         Raises OSError if the model's file has changed or is gone.
@@ -242,13 +253,16 @@ class PrefixStore:
         if self._file.versions() != self._state:
             raise OSError(f"{self._file.path} has changed")
         if not self._root:
-            self._root = fingerprint(self._file, self._state, self._engine.operations, self._engine.kv_type)
+            engine = self._engine
+            adapters = [adapter.digest for adapter in engine.adapters]
+            self._root = fingerprint(self._file, self._state, engine.operations, engine.kv_type, adapters)
         places = [0, *chunk_ends(ids, self._engine.runs), len(ids)]
         root = hashlib.blake2b(self._root, person=b"conversation").digest() if is_conversation else self._root
         pieces, key, tokens = list[PrefixChunk](), root, np.asarray(ids, np.int64)
         for first, last in pairwise(places):
             is_end = len(pieces) == len(places) - 2
             chain = hashlib.blake2b(tokens[first:last].tobytes(), digest_size=32, key=key, person=b"end" * is_end)
+            chain.update(scales.key(first, last))
             key = chain.digest()
             pieces.append(PrefixChunk(chain.hexdigest()[:32], first, last))
         return pieces
@@ -291,7 +305,11 @@ class PrefixStore:
 
     def _write_pieces(self, read: PendingWrite) -> None:
         """Write the chunks of a sequence that are not on disk yet. Raises OSError, LocalllmError."""
-        room, previous_key, pieces = size_limit_on_disk(0), "", self._pieces(read.sequence.tokens, read.is_conversation)
+        room, previous_key, pieces = (
+            size_limit_on_disk(0),
+            "",
+            self._pieces(read.sequence.tokens, read.sequence.adapter_scales, read.is_conversation),
+        )
         present = list[str]()
         for piece in pieces:
             is_known = read.logits is not None if piece is pieces[-1] else piece.last <= read.sequence.aligned

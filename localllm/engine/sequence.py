@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from localllm.engine.adapter_scales import AdapterScales
 from localllm.engine.image_tokens import ImageEmbedding, last_end, row_of
 from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.runs import BATCH, Runs
@@ -15,6 +16,7 @@ from localllm.errors import ContextError, LocalllmError, UsageError
 if TYPE_CHECKING:
     import threading
 
+    from localllm.engine.adapters import Adapter
     from localllm.engine.forks import Refusal
 
 
@@ -25,6 +27,7 @@ class Reader(Protocol):
         context: maximum number of tokens in a sequence.  vocab_size: length of a row of logits.
         runs: how prompts are divided into runs.  lock: held while the model runs or its sequences change.
         orphaned: states of sequences that were garbage-collected without being closed.
+        adapters: low-rank adapters.  adapter_scales: their scales in new sequences.
     """
 
     context: int
@@ -32,6 +35,8 @@ class Reader(Protocol):
     runs: Runs
     lock: "threading.Lock | Refusal"
     orphaned: list[SequenceState]
+    adapters: "tuple[Adapter, ...]"
+    adapter_scales: tuple[float, ...]
 
     def run(
         self, requests: "Ids[tuple[Sequence, Ids[int]]]", logits: str, precise: bool, kernel_tokens: Ids[int] = ()
@@ -76,6 +81,7 @@ class Sequence:
                 is empty.
             images: (index of the first row, image) of those among the tokens.
             exact: length of the prefix before the first token that was copied from another sequence.
+            adapter_scales: the scales of adapters for its tokens.
     """
 
     listener: ReadListener | None = None
@@ -83,6 +89,7 @@ class Sequence:
     def __init__(self, engine: Reader, store: SequenceState, tokens: Ids[int] = ()):
         self.tokens, self.aligned, self.encoded = list(tokens), 0, 0
         self.images, self.exact = list[tuple[int, ImageEmbedding]](), sys.maxsize
+        self.adapter_scales = AdapterScales.of(engine.adapter_scales)
         self._pending_aligned = 0  # end of further tokens that become aligned once their run or image is complete
         self.engine, self._store = engine, store
         self._forgotten = weakref.finalize(self, engine.orphaned.append, store)
@@ -125,7 +132,15 @@ class Sequence:
             twin = Sequence(self.engine, self.store.fork(len(self.tokens)), self.tokens)
             twin.aligned, twin.encoded, twin.images = self.aligned, self.encoded, [*self.images]
             twin._pending_aligned, twin.exact = self._pending_aligned, self.exact
+            twin.adapter_scales = AdapterScales(self.adapter_scales.changes)
             return twin
+
+    def set_adapter_scales(self, scales: Ids[float]) -> None:
+        """Use these scales of the engine's adapters for the tokens that are read from now on. Raises UsageError."""
+        if len(scales) > len(self.engine.adapters):
+            raise UsageError(f"{len(scales)} scales are too many: the model has {len(self.engine.adapters)} adapters")
+        with self.engine.lock:
+            self.adapter_scales.set(len(self.tokens), scales)
 
     def truncate(self, length: int) -> int:
         """Keep only the first `length` tokens; return how many remain (0 if they all belong to the encoder).
@@ -164,6 +179,7 @@ class Sequence:
     def _hold(self, length: int) -> None:
         self.aligned = min(self.aligned, self._last_end(length))
         del self.tokens[length:]
+        self.adapter_scales.truncate(length)
         self.exact = self.exact if self.exact < length else sys.maxsize
         self.encoded = self.encoded if length else 0
         self.images = [(begin, image) for begin, image in self.images if begin < length]
@@ -211,6 +227,7 @@ class Sequence:
         self.aligned = min(self.aligned, self._last_end(keep))
         self._pending_aligned = min(self._pending_aligned, self.aligned)
         del self.tokens[keep : keep + count]
+        self.adapter_scales.drop_range(keep, count)
         end = keep + count
         self.images = [
             (begin if begin < keep else begin - count, image) for begin, image in self.images if not keep <= begin < end

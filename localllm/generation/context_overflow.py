@@ -17,6 +17,7 @@ from localllm.errors import ContextError
 from localllm.kernels.table import PAGE
 
 if TYPE_CHECKING:
+    from localllm.engine.adapter_scales import AdapterScales
     from localllm.engine.sequence import Sequence
 
 SINK_TOKENS = 4  # minimum of first tokens that stay: attention sinks (Xiao et al. 2023)
@@ -52,6 +53,15 @@ class ShiftedSequence:
     @property
     def closed(self) -> bool:
         return self._sequence.closed
+
+    @property
+    def adapter_scales(self) -> "AdapterScales":
+        """Those of the sequence that it wraps; they are the same for all tokens."""
+        return self._sequence.adapter_scales
+
+    @adapter_scales.setter
+    def adapter_scales(self, scales: "AdapterScales") -> None:
+        self._sequence.adapter_scales = scales
 
     @property
     def room(self) -> int:

@@ -96,6 +96,8 @@ class GenerationOptions:
         "chat name", metavar="TEXT", is_repeatable=True,
     )
     # fmt: on
+    # Scales of low-rank adapters by name, those of others are 0; None: those that the model was opened with.
+    lora: Mapping[str, float] | None = None
     result_type: object = None  # the Python type that was given as the schema, or None
 
     def __post_init__(self) -> None:

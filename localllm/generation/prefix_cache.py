@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 
+from localllm.engine.adapter_scales import AdapterScales
 from localllm.engine.forks import lock_for
 from localllm.engine.image_tokens import has_images, is_worth_caching, last_end
 from localllm.engine.memory.sequence_state import StoredPrefix
@@ -141,6 +142,7 @@ class PrefixQuery(NamedTuple):
             is prefilled in whole runs.
         most: maximum length of a prefix from files, in tokens.
         reuse: minimum length of a chunk from the middle of another prompt, in tokens; 0: only exact prefixes.
+        adapter_scales: those of the tokens.
     """
 
     ids: Ids[int]
@@ -149,6 +151,7 @@ class PrefixQuery(NamedTuple):
     segments: PrefillSegments | None = None
     most: int = sys.maxsize
     reuse: int = 0
+    adapter_scales: AdapterScales = AdapterScales()
 
 
 class CachedSequence(NamedTuple):
@@ -220,11 +223,11 @@ class PrefixCache:
         from localllm.generation.chunk_reuse import find_reuse  # for serve only
 
         # A draft head needs the hidden states, which are not cached.
-        if self.engine.has_draft_head or has_images(query.ids):
+        if self.engine.has_draft_head or has_images(query.ids) or query.adapter_scales.changes:
             return None
         with self.lock:
             latest = (each for each in (*self._busy, *reversed(self.idle)) if each is not sequence and not each.closed)
-            plain = (each for each in latest if not isinstance(each, ShiftedSequence))
+            plain = (e for e in latest if not isinstance(e, ShiftedSequence) and not e.adapter_scales.changes)
             return find_reuse(self.engine, sequence, query.ids, plain, query.reuse)
 
     def longest_match(self, answer: "Completion") -> PrefixMatch:
@@ -238,6 +241,7 @@ class PrefixCache:
             self._leave_end(query.ids)
             while (acquired := self._acquire_from(best := self._longest_match(query), query)) is None:
                 query = query._replace(most=best.length - 1)
+            acquired.sequence.adapter_scales = AdapterScales(query.adapter_scales.changes)
             while self.idle and not self.is_shared:  # a single answer may need all memory
                 self.idle.popleft().close()
             self._busy.add(acquired.sequence)
@@ -255,8 +259,9 @@ class PrefixCache:
         keep = None if in_pieces else answer.kept
         reuse = (answer.options.cache_reuse or 0) if self.is_shared and not answer.has_begun else 0
         return PrefixQuery(
-            answer.ids, keep, answer.request.task.earlier, answer.segments if in_pieces else None, stored_limit, reuse
-        )
+            answer.ids, keep, answer.request.task.earlier, answer.segments if in_pieces else None, stored_limit, reuse,
+            answer.adapter_scales,
+        )  # fmt: skip
 
     def _longest_match(self, query: PrefixQuery) -> PrefixMatch:
         candidates = [*self._in_memory(query), *self._find_stored(query)]
@@ -265,9 +270,9 @@ class PrefixCache:
     def _in_memory(self, query: PrefixQuery) -> Iterator[ReuseCandidate]:
         """Yield the sequences in memory: the latest long prompt, and those idle, in use or parked."""
         if self._end and query.keep is None and not query.segments:
-            yield self._candidate(self._end.sequence)._replace(has_logits=True)
+            yield self._candidate(self._end.sequence, query)._replace(has_logits=True)
         for sequence in (*self.idle, *self._busy, *self._parked):
-            candidate = self._candidate(sequence, query.reuse)
+            candidate = self._candidate(sequence, query, query.reuse)
             is_alike = candidate.segments if query.segments else not self._is_measured(sequence)
             if not sequence.closed and (query.reuse or is_alike):
                 yield candidate
@@ -277,30 +282,32 @@ class PrefixCache:
         segments = self._segments.get(sequence)
         return segments is not None and segments.runs.is_measuring
 
-    def _candidate(self, sequence: "Sequence | ShiftedSequence", reuse: int = 0) -> ReuseCandidate:
-        """Make the candidate of a sequence.
-
-        reuse: see PrefixQuery.
-        """
+    def _candidate(self, sequence: "Sequence | ShiftedSequence", query: PrefixQuery, reuse: int = 0) -> ReuseCandidate:
+        """Make the candidate of a sequence for a query; reuse: see PrefixQuery."""
+        tokens, scales = sequence.tokens, sequence.adapter_scales
+        if scales.changes or query.adapter_scales.changes:
+            tokens = tokens[: scales.common_length(query.adapter_scales, len(tokens))]
         if reuse:
-            return ReuseCandidate(sequence, sequence.tokens)
+            return ReuseCandidate(sequence, tokens)
         turns, segments = self._turns.get(sequence, []), self._segments.get(sequence)
         if isinstance(sequence, ShiftedSequence):
-            return ReuseCandidate(sequence, sequence.tokens, turns, segments=segments)
-        tokens = sequence.tokens if sequence.exact > len(sequence.tokens) else sequence.tokens[: sequence.exact]
+            return ReuseCandidate(sequence, tokens, turns, segments=segments)
+        tokens = tokens if sequence.exact > len(tokens) else tokens[: sequence.exact]
         return ReuseCandidate(sequence, tokens, turns, sequence.aligned, segments=segments)
 
     def _find_stored(self, query: PrefixQuery) -> Iterator[ReuseCandidate]:
         """Yield the stored prefixes for a query: of the prompt, and of the conversation that it continues."""
-        ids, keep, earlier_tokens, _, limit, _ = query
+        ids, keep, earlier_tokens, _, limit, _, scales = query
         if self.store is None or keep is not None or not limit:
             return
-        if prompt := self.store.find_prefix(ids, limit):
+        if prompt := self.store.find_prefix(ids, limit, scales=scales):
             yield ReuseCandidate(prompt, prompt.ids, (), len(prompt.ids), prompt.has_logits)
         # The last token of an answer may not have been read.
         for length in () if self.is_shared else (earlier_tokens - 1, earlier_tokens):
             beginning = ids[: max(length, 0)]
-            if length < len(ids) and (talk := self.store.find_prefix(beginning, limit, is_conversation=True)):
+            if length < len(ids) and (
+                talk := self.store.find_prefix(beginning, limit, is_conversation=True, scales=scales)
+            ):
                 yield ReuseCandidate(talk, talk.ids, turns_of_stored_end(talk), 0)
 
     def _acquire_from(self, best: PrefixMatch, query: PrefixQuery) -> CachedSequence | None:
@@ -324,9 +331,9 @@ class PrefixCache:
         if best.length == len(query.ids):
             return CachedSequence(source, self._end and self._end.logits)
         sequence = rolling(source, query.keep)
-        again = match(self._candidate(sequence, query.reuse), query.ids, self.engine.runs, query.segments)
+        again = match(self._candidate(sequence, query, query.reuse), query.ids, self.engine.runs, query.segments)
         if query.reuse and not isinstance(sequence, ShiftedSequence):
-            exact = match(self._candidate(sequence), query.ids, self.engine.runs, query.segments)
+            exact = match(self._candidate(sequence, query), query.ids, self.engine.runs, query.segments)
             if exact.length < again.length:
                 sequence.exact = min(sequence.exact, exact.length)
         if again.is_run and not isinstance(sequence, ShiftedSequence):
@@ -476,6 +483,7 @@ class PrefixCache:
         """Add a sequence to `idle`; close idle ones that are prefixes of it, and the oldest."""
         for parked in [*self.idle]:
             is_prefix = parked.tokens == sequence.tokens[: len(parked.tokens)]
+            is_prefix = is_prefix and parked.adapter_scales.changes == sequence.adapter_scales.changes
             if is_prefix and self._is_measured(parked) == self._is_measured(sequence):
                 self.idle.remove(parked)
                 parked.close()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from localllm.engine.adapter_scales import AdapterScales
 from localllm.engine.image_tokens import end_outside_images
 from localllm.engine.runs import PRECISE_TOKENS
 from localllm.errors import ContextError, LocalllmError, UsageError
@@ -77,6 +78,16 @@ class Task:
         require_shift(count, context)
         self.require_room(sys.maxsize)
         return count
+
+    def adapter_scales(self, engine: "Engine") -> AdapterScales:
+        """Return the scales of the engine's adapters for the prompt and its answer. Raises UsageError."""
+        if not engine.adapters:
+            if self.options.lora:
+                raise UsageError(f"unknown adapter {next(iter(self.options.lora))!r}: the model was opened without one")
+            return AdapterScales()
+        from localllm.generation.adapters import scales_for  # seldom needed
+
+        return scales_for(engine, self.options, self.prompt)
 
     def guide(self, tokenizer: Tokenizer, vocab: int) -> AnswerState:
         """Make the state of an answer before its first token. Raises UsageError.
@@ -174,12 +185,13 @@ class Request:
         samplers = make_samplers(task.options.sampling, task.prompt, vocab, self.n, tokenizer)
         runs = (runs or engine.runs)._replace(is_measuring=self.is_measured)
         guide, segments = task.guide(tokenizer, vocab), PrefillSegments(task.prompt, runs)
+        scales = task.adapter_scales(engine)
         self.answers = [
             Completion(self, sampler, guide.copy() if number else guide, engine.context, segments, number)
             for number, sampler in enumerate(samplers)
         ]
         for answer in self.answers:
-            answer.kept, answer.end_ids = keep_count, tokenizer.end_ids
+            answer.kept, answer.end_ids, answer.adapter_scales = keep_count, tokenizer.end_ids, scales
             if task.options.ban:
                 from localllm.generation.banned import BannedStrings  # seldom needed
 
@@ -212,6 +224,7 @@ class Completion(Recordable):
         logprobs: log probabilities of each of its tokens, if requested.
         sequence: the KV cache of a prefix of `ids`, which may be a ShiftedSequence; None while the answer waits.
         number: its index among the request's answers.
+        adapter_scales: those of its tokens.
         banned: finds banned strings, and holds back tokens that may become one; None without banned strings.
         guesses: the source of drafts, in small batches.
         reuse: chunks that the prompt can take from another sequence, or None.
@@ -237,6 +250,7 @@ class Completion(Recordable):
         self.reuse: ChunkReuse | None = None
         self.sampler, self.guide, self.segments = sampler, guide, segments
         self.kept: int | None = None
+        self.adapter_scales = AdapterScales()
         self.banned: BannedStrings | None = None
         self._snapshot: AnswerSnapshot | None = None  # before the newest token, if that may begin a banned string
         self.end_ids = frozenset[int]()

@@ -30,6 +30,7 @@ from localllm.kernels.declaration import KERNELS, arguments, kernel
 from localllm.kernels.formulas import FORMULAS as FORMULAS
 
 PAGE = 64  # positions in a page of the KV cache
+MAX_ADAPTERS = 16  # of a model: the scales of a token fill a cache line
 
 
 # y = x / sqrt(mean(x^2) + epsilon) * weight, the mean of each `group` columns.
@@ -123,6 +124,22 @@ SCALE_BY_POSITION = kernel(
     "elementwise.formulas",
     "by_four",
     "x",
+)
+# y = y + factor * scale * x W, the update of a low-rank adapter (LoRA): x f32 [tokens, rank], weights [rank, columns],
+# in the format that the kernel's name ends with. scales f32 [tokens of the run, MAX_ADAPTERS]: the adapter's is number
+# `adapter` of a token's row. pairs or 0: row t is of token pairs[t] / used; rows or 0: and that one is token rows[t].
+ADD_LOW_RANK = kernel(
+    "add_low_rank",
+    "count scales adapter factor pairs used rows x x_stride rank weights y stride columns",
+    "matmul.low_rank",
+    "by_entry",
+)
+# y = y + factor * scale * x, whose scale is found as for ADD_LOW_RANK.
+ADD_SCALED = kernel(
+    "add_scaled",
+    "count scales adapter factor pairs used rows x x_stride y stride columns",
+    "matmul.low_rank",
+    "by_entry",
 )
 # y = x, rounded to BF16.
 ROUND_BF16 = kernel("round_bf16", "count x stride y y_stride columns", "elementwise.rowwise")

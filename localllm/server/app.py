@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localllm.errors import LocalllmError
 from localllm.server import http, ollama_models
+from localllm.server.adapters import list_adapters, set_scales
 from localllm.server.anthropic_messages import count_tokens, create_message
 from localllm.server.embeddings import embeddings, rerank
 from localllm.server.guard import Guard, Rules
@@ -92,6 +93,8 @@ ADDRESSES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/tokenize", tokenize),
     ("POST", "/detokenize", detokenize),
     ("POST", "/apply-template", apply_template),
+    ("GET", "/lora-adapters", list_adapters),
+    ("POST", "/lora-adapters", set_scales),
     ("POST", "/api/chat", chat),
     ("POST", "/api/generate", generate),
     ("POST", "/api/embed", ollama_models.embed),

@@ -153,7 +153,23 @@ def error_response(error: BaseException, error_format: ErrorFormat) -> Response:
 
 
 async def read_json(request: Request, limits: Limits, any_type: bool = False) -> dict[str, object]:
-    """Read the request body, a JSON object. Raises RejectedRequestError or CodingError.
+    """Read the body, a JSON object, as read_value."""
+    value = await read_value(request, limits, any_type)
+    if not isinstance(value, dict):
+        raise RejectedRequestError(400, "the body must be a JSON object")
+    return value
+
+
+async def read_list(request: Request, limits: Limits) -> list[object]:
+    """Read the body, a JSON array, as read_value."""
+    value = await read_value(request, limits, any_type=True)
+    if not isinstance(value, list):
+        raise RejectedRequestError(400, "the body must be a JSON array")
+    return value
+
+
+async def read_value(request: Request, limits: Limits, any_type: bool = False) -> object:
+    """Read the body, JSON. Raises RejectedRequestError, CodingError.
 
     any_type: accept other Content-Types, such as curl's default, unless a web page sends the request.
     """
@@ -177,17 +193,14 @@ async def read_json(request: Request, limits: Limits, any_type: bool = False) ->
     return parse_json(decoded, limits.depth)
 
 
-def parse_json(body: bytes, depth: int) -> dict[str, object]:
-    """Parse a JSON object, at most `depth` levels deep. Raises RejectedRequestError."""
+def parse_json(body: bytes, depth: int) -> object:
+    """Parse JSON of limited depth. Raises RejectedRequestError."""
     if nesting_depth(body) > depth:
         raise RejectedRequestError(400, f"the body is nested deeper than {depth} levels")
     try:
-        value = json.loads(body, parse_constant=_no_number)
+        return json.loads(body, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise RejectedRequestError(400, f"the body is not valid JSON: {str(error)[:100]}") from None
-    if not isinstance(value, dict):
-        raise RejectedRequestError(400, "the body must be a JSON object")
-    return value
 
 
 def _no_number(name: str) -> float:

@@ -148,6 +148,8 @@ class ModelPool:
         """
         if name and name not in self.entries:
             self.refresh()
+            base = name.rpartition(":")[0]
+            name = base if base in self.entries else name  # base:adapter
         is_any = not name or (self._is_single and not self._is_strict and name not in self.entries)
         return next(iter(self.entries.values())) if is_any else self.get(name or "")
 

@@ -93,6 +93,7 @@ class ResponseStream:
             options = self._defaults.complete(self._generate_request.options)
             self._generate_request = replace(self._generate_request, options=options)
         self._generate_request = within_vocabulary(self._generate_request, self.model.engine.vocab_size)
+        self._generate_request = with_named_adapter(self._generate_request, self.model)
         requests = await asyncio.to_thread(self._build_requests)
         for request in requests:
             subscriber = Subscriber(request, self._generate_request.top_logprobs, self._worker.cancel)
@@ -112,6 +113,7 @@ class ResponseStream:
             request = self._build_fitting(prompt) if self._drops else self._build_request(prompt)
             request.task.require_room(self.model.context)
             request.task.guide(self.model.tokenizer, self._vocab)
+            request.task.adapter_scales(self.model.engine)
             requests.append(request)
         return requests
 
@@ -244,6 +246,14 @@ class Service:
                     for prompt in resolve_prompt_images(encode_gaps(generate_request, model), self.limits.folders)
                 )
             )
+
+
+def with_named_adapter(generate_request: GenerateRequest, model: "Model") -> GenerateRequest:
+    """Return the request with the adapter that its model's name ends with, after a colon, as in base:adapter."""
+    name, options = (generate_request.model or "").rpartition(":")[2], generate_request.options
+    if options.lora is not None or name not in [adapter.name for adapter in model.engine.adapters]:
+        return generate_request
+    return replace(generate_request, options=replace(options, lora={name: 1.0}))
 
 
 def within_vocabulary(generate_request: GenerateRequest, vocab: int) -> GenerateRequest:

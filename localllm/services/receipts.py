@@ -134,8 +134,16 @@ def open_arguments(model: "Model", chat_template: str | None) -> dict[str, objec
         "threads": model.engine.thread_count,
         "kv_type": f"k={kv_type.keys},v={kv_type.values}",
         **({"rope": asdict(model.engine.rope)} if model.engine.rope else {}),
+        **({"lora": adapters_of(model)} if model.engine.adapters else {}),
         "chat_template": chat_template and model.session.template.source,
     }
+
+
+def adapters_of(model: "Model") -> list[dict[str, object]]:
+    """Describe the adapters of a model, with the scales that its answers have by default."""
+    scales = [*model.engine.adapter_scales, *[0.0] * len(model.engine.adapters)]
+    pairs = zip(model.engine.adapters, scales, strict=False)
+    return [{"path": os.path.realpath(each.path), "digest": each.digest, "scale": scale} for each, scale in pairs]
 
 
 def describe_environment(model: "Model") -> dict[str, object]:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from localllm.engine.adapter_scales import AdapterScales
 from localllm.engine.runs import Runs
 from localllm.errors import LocalllmError
 from localllm.kernels.table import PAGE
@@ -22,6 +23,7 @@ class FakeEngine:
 
     device = "CPU"
     has_draft_head = False
+    adapters = adapter_scales = ()
     written = None
     hyperparameters = SimpleNamespace(arch="llama", start_token=None)
 
@@ -70,6 +72,7 @@ class FakeSequence:
     listener = None
 
     exact = sys.maxsize  # of the tokens: all were read as alone
+    adapter_scales = AdapterScales()
 
     def __init__(self, engine: FakeEngine, tokens: list[int]):
         self.tokens, self.engine, self.closed, self.aligned = tokens, engine, False, 0

@@ -6,6 +6,7 @@ from typing import Self
 
 import numpy as np
 
+from localllm.engine.adapter_scales import AdapterScales
 from localllm.engine.runs import Runs
 
 
@@ -22,6 +23,8 @@ class FakeSequences:
         moments: how often Ctrl-C could have struck so far, before or after what a call does.
         interrupt_at: the moment at which it does, or None.
     """
+
+    adapters = adapter_scales = ()
 
     def __init__(self, vocab_size: int, row: Callable[[tuple[int, ...]], np.ndarray], context: int = 512):
         """Set `row`, a function from all tokens so far to the next logits, float32 [vocab_size]."""
@@ -90,6 +93,7 @@ class FakeSequence:
 
     listener = None
     exact = sys.maxsize  # of the tokens: all were read as alone
+    adapter_scales = AdapterScales()
 
     def __init__(self, engine: FakeSequences, tokens: list[int]):
         self.tokens, self.closed, self.aligned = tokens, False, 0

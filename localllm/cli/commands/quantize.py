@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from localllm.cli import open_model as opening
 from localllm.cli.argv import did_you_mean
@@ -52,6 +52,13 @@ def quantize(
         "--override-kv", "Override metadata; TYPE is int, float, bool or str.  [repeatable]", "KEY=TYPE:VALUE"
     ),
     keep_split: bool = option("--keep-split", "Write the same number of split files as the input has."),
+    lora: list[str] | None = option(
+        "--lora",
+        "Merge low-rank adapters (LoRA) before quantizing; GGUF files or PEFT folders.  [repeatable]",
+        "FILE[:SCALE],...",
+        parser=options.scaled_files,
+    ),
+    adapter: bool = option("--adapter", "IN is an adapter: write it as a GGUF adapter, TYPE F32, F16, BF16 or Q8_0."),
     mmproj: bool = option("--mmproj", "Convert the vision projector (mmproj) instead of the language model."),
     allow_requantize: bool = option(
         "--allow-requantize", "Allow quantizing tensors that are quantized already; this loses quality."
@@ -80,6 +87,8 @@ def quantize(
       localllm quantize big.gguf Q4_K_M
       localllm quantize checkpoint/ small.gguf Q8_0
       localllm quantize checkpoint/ mmproj-small.gguf Q8_0 --mmproj
+      localllm quantize base.gguf merged.gguf Q4_K_M --lora my-adapter/
+      localllm quantize my-adapter/ adapter.gguf F16 --adapter --base base.gguf
       localllm quantize big.gguf small.gguf IQ3_S --imatrix big.imatrix
       localllm quantize big.gguf Q4_K_M --calibrate
       localllm quantize big.gguf small.gguf Q4_K_M --calibrate prose.txt code.txt
@@ -92,6 +101,9 @@ def quantize(
     from localllm.quantizing.plan import QuantizeRequest, make_plan
 
     exit_on_signals()
+    if adapter:
+        convert_adapter(arguments, several_types.base, force)
+        return
     progress = Spent(calibration)
     source_name, target, recipes, texts, last = read_arguments(tuple(arguments), importance, calibration, several_types)
     recipe = recipes[0]
@@ -103,6 +115,11 @@ def quantize(
     service.require_valid_source(source, overrides, edits)
     if formats.prune_layers is not None:
         source = service.prune(source, formats.prune_layers)
+    if lora:
+        from localllm.quantizing.adapters import merge
+
+        scales: Any = [each for some in lora for each in some]
+        source = merge(source, scales)
     request = QuantizeRequest(
         recipe, formats.to_options(), importance.imatrix, tuple(importance.include_weights or ()),
         tuple(importance.exclude_weights or ()), overrides, edits, keep_split, limits, allow_requantize, strict,
@@ -136,6 +153,31 @@ def quantize(
         write(format_plan(plan, target))
     else:
         execute(plan, target, request, threads, progress)
+
+
+def convert_adapter(arguments: list[str], base: str | None, force: bool) -> None:
+    """Write an adapter as a GGUF file; arguments: IN [OUT] [TYPE]. Raises UsageError, ModelError."""
+    from localllm.convert.adapters import open_adapter
+    from localllm.quantizing import quantize as service
+    from localllm.quantizing.adapters import FORMATS, base_of, write_adapter
+
+    path, *others = arguments
+    type = others.pop().upper() if others and others[-1].upper() in FORMATS else "F32"
+    if len(others) > 1:
+        raise UsageError(f"{others[-1]!r} is not a type of adapters: {', '.join(FORMATS)}")
+    if base is None and os.path.isdir(path):
+        raise UsageError("--adapter needs --base MODEL, the model that the adapter is for")
+    target = others[0] if others else f"{path.rstrip('/').removesuffix('.gguf')}-{type}.gguf"
+    if not others and not force:
+        service.require_absent([target])
+    about = base_of(service.open_source(resolve_model_path(base))) if base is not None else ({}, {})
+    opened = open_adapter(path, *about)
+    if base is not None:
+        opened.require_fit(about[1], str(about[0].get("general.architecture", "")))
+    if os.path.exists(target) and os.path.samefile(target, path):
+        raise UsageError(f"{target}: the output must not be the input")
+    nbytes = write_adapter(opened, target, type)
+    say(f"localllm: {target}: {size(nbytes)}, {len(opened.low_ranks)} matrices")
 
 
 def type_lines() -> str:

@@ -1,7 +1,7 @@
 """localllm replay: check whether an answer can be reproduced."""
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -56,6 +56,7 @@ def replay(
         threads=opening_options["threads"],
         cache=cache,
         rope=rope_of(opening_options),
+        adapters=adapters_of(opening_options),
     )
     with opening.open_model(path, engine, opening_options["chat_template"], no_cache=True) as model_opened:
         generation = opening.with_draft_model(model_opened, generation, record["options"]["speculate"])
@@ -67,6 +68,16 @@ def replay(
     for change in changed:
         say(f"localllm: {change}")
     tell(receipts.difference(record["result"], result))
+
+
+def adapters_of(opening_options: dict[str, object]) -> options.Adapters:
+    """Return the options of a receipt's adapters. Raises UsageError."""
+    adapters: Any = opening_options.get("lora", [])
+    try:
+        pairs: Any = [(str(each["path"]), float(each["scale"])) for each in adapters]
+    except (TypeError, ValueError, KeyError):
+        raise UsageError("the receipt's adapters are invalid") from None
+    return options.Adapters(lora=[pairs])
 
 
 def rope_of(opening_options: dict[str, object]) -> options.Rope:

@@ -228,6 +228,27 @@ def set_option(conversation: "TerminalConversation", argument: str, tools: Tools
     show_options(conversation)
 
 
+def lora(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
+    """Set the scale of an adapter for the following answers, or list the adapters."""
+    engine = conversation.model.engine
+    if not engine.adapters:
+        raise UsageError("the model was opened without adapters: start the chat with --lora FILE")
+    names, options = [adapter.name for adapter in engine.adapters], conversation.options
+    default = dict(zip(names, [*engine.adapter_scales, *[0.0] * len(names)], strict=False))
+    scales = default if options.lora is None else {name: options.lora.get(name, 0.0) for name in names}
+    if argument:
+        name, _, text = argument.rpartition(" ") if " " in argument else (argument, "", "1")
+        try:
+            scales = {**scales, name.strip(): float(text)}
+        except ValueError:
+            raise UsageError("/lora NAME SCALE, such as /lora poet 0.5") from None
+        from localllm.generation.adapters import scales_by_name
+
+        scales_by_name(engine, scales)
+        conversation.set(replace(options, lora=scales))
+    tell("adapters", ", ".join(f"{name} {scale:g}" for name, scale in scales.items()))
+
+
 def show(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
     model = conversation.model
     tell_where(conversation)
@@ -381,6 +402,8 @@ COMMANDS = {
     "/think": ChatCommand("CHOICE", "on, off, auto: whether the model thinks; hide, show: whether thinking is shown",
                       think,
                       lambda conversation: ("on", "off", "auto", "low", "medium", "high", "hide", "show")),
+    "/lora": ChatCommand("NAME SCALE", "use an adapter at this scale; without a name, list the adapters", lora,
+                     lambda conversation: [adapter.name for adapter in conversation.model.engine.adapters]),
     "/model": ChatCommand("PATH", "switch to another model", model, None),
     "/exit": ChatCommand("", "leave the chat, as do bye, quit, exit and Ctrl-D", leave),
 }  # fmt: skip

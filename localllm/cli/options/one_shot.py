@@ -180,11 +180,12 @@ def open_remote(
 
 def about_weights(engine: "EngineGroup") -> list[str]:
     """Return the given options about weights and the KV cache, which a server ignores."""
-    usual = type(engine)(cache=type(engine.cache)(), rope=type(engine.rope)())
+    usual = type(engine)(cache=type(engine.cache)(), rope=type(engine.rope)(), adapters=type(engine.adapters)())
     names = {"context": "-c", "threads": "-t", "device": "--device", "gpu_layers": "-ngl"}
     ignored = [text for name, text in names.items() if getattr(engine, name) != getattr(usual, name)]
     caches = ["--kv-type"] if vars(engine.cache) != vars(usual.cache) else []
-    return [*ignored, *caches, *(["--rope-scaling"] if engine.rope.scaling() else [])]
+    adapters = ["--lora"] if any(engine.adapters.fields().values()) else []
+    return [*ignored, *caches, *(["--rope-scaling"] if engine.rope.scaling() else []), *adapters]
 
 
 Projector = Annotated[

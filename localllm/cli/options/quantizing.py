@@ -100,7 +100,8 @@ class SetGroup:
     as_markdown: bool = option("--md", "Print the table in Markdown, for a model card.")
     base: str | None = option(
         "--base --kl-divergence-base",
-        "Measure each file's KL divergence from the logits that `perplexity --save-logits` saved.",
+        "Measure each file's KL divergence from the logits that `perplexity --save-logits` saved. With --adapter: the "
+        "model that the adapter is for.",
         "FILE",
     )
 

@@ -182,6 +182,64 @@ class Rope:
         return RopeScaling(self.rope_scaling, factor, self.rope_freq_base or None, self.yarn_orig_ctx or None)
 
 
+def scaled_files(text: str) -> list[tuple[str, float]]:
+    """Parse FILE[:SCALE],...; the scale of a FILE alone is 1. Raises ValueError."""
+    pairs = []
+    for each in text.split(","):
+        path, colon, scale = each.rpartition(":")
+        try:
+            pairs.append((path, float(scale)) if colon else (each, 1.0))
+        except ValueError:  # a colon in the path, as in C:\\adapter.gguf
+            pairs.append((each, 1.0))
+    if not all(path and math.isfinite(scale) for path, scale in pairs):
+        raise ValueError(f"{text!r} is not a list of files, each with a scale, such as a.gguf:0.5,b.gguf")
+    return pairs
+
+
+def layer_range(text: str) -> tuple[int, int]:
+    """Parse the numbers of the first and the last layer. Raises ValueError."""
+    numbers = text.split()
+    if len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
+        raise ValueError(f"{text!r} is not the first and the last layer, such as 10 20")
+    return int(numbers[0]), int(numbers[1])
+
+
+@group
+class Adapters:
+    """Adapters."""
+
+    lora: list[str] = option(
+        "--lora --lora-scaled",
+        "Low-rank adapters (LoRA), GGUF files or PEFT folders, each with its scale; repeatable.  [default scale: 1]",
+        "FILE[:SCALE],...",
+        parser=scaled_files,
+    )
+    lora_init_without_apply: bool = option(
+        "--lora-init-without-apply", "Begin with all adapters at scale 0; requests and /lora switch them on."
+    )
+    control_vector: list[str] = option(
+        "--control-vector --control-vector-scaled",
+        "Control vectors (GGUF), each with its scale; they are added up; repeatable.  [default scale: 1]",
+        "FILE[:SCALE],...",
+        parser=scaled_files,
+    )
+    control_vector_layer_range: str | None = option(
+        "--control-vector-layer-range",
+        "First and last layer that control vectors change.  [default: all]",
+        "FIRST LAST",
+        parser=layer_range,
+    )
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of EngineOptions."""
+        lora: Any = [each for some in self.lora or () for each in some]
+        if self.lora_init_without_apply:
+            lora = [(path, 0.0) for path, _ in lora]
+        control: Any = [each for some in self.control_vector or () for each in some]
+        layers: Any = self.control_vector_layer_range
+        return {"lora": tuple(lora), "control_vectors": tuple(control), "control_layers": layers}
+
+
 @group
 class EngineGroup:
     """Model and hardware."""
@@ -197,6 +255,7 @@ class EngineGroup:
     gpu_layers: GpuLayers = "auto"
     cache: Cache
     rope: Rope
+    adapters: Adapters
 
     def options(self, progress: "Progress", on_upload: "Progress") -> "EngineOptions":
         from localllm.engine.options import EngineOptions, layers_of  # not needed for --help
@@ -204,7 +263,10 @@ class EngineGroup:
         layers = layers_of(layer_count(self.gpu_layers))
         types, context = self.cache.types(), self.context or None
         scaling = self.rope.scaling()
-        return EngineOptions(self.threads, context, types, self.device, layers, progress, on_upload, rope=scaling)
+        return EngineOptions(
+            self.threads, context, types, self.device, layers, progress, on_upload, rope=scaling,
+            **self.adapters.fields(),
+        )  # fmt: skip
 
 
 # ---- options of answers

@@ -8,7 +8,7 @@ import numpy as np
 from localllm.engine.runs import BATCH
 from localllm.kernels.cpu import ALL_IN_TILES, PRECISE_TOKENS
 from localllm.kernels.machine import has_tiles
-from localllm.kernels.table import PAGE, SEQUENCE
+from localllm.kernels.table import MAX_ADAPTERS, PAGE, SEQUENCE
 
 NO_KINDS = np.zeros(1, np.int64)  # token type 0 for all
 # Minimum of kernel_tokens for a text that is embedded: with AMX short texts are multiplied in tiles, too, so that many
@@ -29,6 +29,13 @@ class Span(NamedTuple):
     ahead: int = 0  # index in the sequence minus RoPE position; they differ after images
     kernel_tokens: int = 0  # the token count that selects kernels; 0: that of the span
     kernel_wanted: int = 1  # the count that selects kernels for its requested logits
+    adapter_scales: np.ndarray | None = None  # float32 [len(ids), MAX_ADAPTERS]; None: the model has no adapters
+
+    def scales_by_token(self) -> np.ndarray:
+        """Return the adapters' scales for each token, float32 [len(ids), MAX_ADAPTERS]."""
+        if self.adapter_scales is None:
+            return np.zeros((len(self.ids), MAX_ADAPTERS), np.float32)
+        return self.adapter_scales
 
 
 class TextSpan(NamedTuple):
@@ -58,6 +65,7 @@ class Header:
         self.most_precise_stored = zeros((1,)) + tokens  # for keys and values, whose errors affect all later tokens
         self.kernel_tokens = zeros((2,))  # select the kernels for tokens, and for requested logits
         self.few_counts = zeros((2,))  # counts of tokens and of requested logits, each 0 if tile kernels process them
+        self.adapter_scales = zeros((tokens, MAX_ADAPTERS // 2)).view(np.float32)
         # Attention windows of an image. Always in main memory: only the CPU encodes images.
         self.windows, self.window_count = int64_zeros((tokens, len(SEQUENCE))), int64_zeros((1,))
 
@@ -73,6 +81,8 @@ class Header:
             self.positions[first:end] = np.arange(span.position, length)
             self.rotary_positions[first:end] = self.positions[first:end] - span.ahead
             self.owners[first:end] = number
+            if span.adapter_scales is not None:
+                self.adapter_scales[first:end] = span.adapter_scales
             self.sequences[number] = first, count, length, *span.store.addresses, span.encoded, kernel_tokens
             self.wanted[wanted : wanted + span.wanted] = np.arange(end - span.wanted, end)
             first, wanted = end, wanted + span.wanted

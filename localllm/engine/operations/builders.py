@@ -132,6 +132,7 @@ class Computing:
 
         Attributes:
             windows: the index of each row's attention window, in a run that is an image.
+            adapter_scales: float32 [tokens, MAX_ADAPTERS].
     """
 
     windows: np.ndarray | None = None
@@ -151,6 +152,7 @@ class Computing:
         self._ends = np.cumsum([len(span.ids) for span in spans])
         places = [np.arange(end - span.wanted, end) for span, end in zip(spans, self._ends, strict=True)]
         self.wanted = np.concatenate(places)
+        self.adapter_scales = np.concatenate([span.scales_by_token() for span in spans])
         self._spans, self._matrices, self._context, self._observer = spans, matrices, context, observer
 
     if TYPE_CHECKING:

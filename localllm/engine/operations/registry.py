@@ -14,6 +14,7 @@ from localllm.engine.operations import (
     experts,
     key_selection,
     linear,
+    low_rank,
     positions,
     recurrent,
     tokens,
@@ -28,7 +29,7 @@ from localllm.engine.operations.tokens import HiddenStateReference
 
 T = TypeVar("T")
 FAMILIES: tuple[ModuleType, ...] = (
-    elementwise, linear, attention, key_selection, experts, recurrent, tokens, positions, columns,
+    elementwise, linear, low_rank, attention, key_selection, experts, recurrent, tokens, positions, columns,
 )  # fmt: skip
 OPERATIONS: dict[str, type[Operation]] = {
     kind.VERB: kind

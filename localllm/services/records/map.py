@@ -33,6 +33,7 @@ class MapJob:
         choices: each record gets the likeliest of these answers; (): generate an answer.
         json_as_text: keep answers with a schema as strings, not as parsed JSON.
         n: answers per record.  precise: see Model.map.  mmproj: the vision projector; None: the one next to the model.
+        lora: the paths of adapters and their scales.
     """
 
     path: str
@@ -47,6 +48,7 @@ class MapJob:
     mmproj: str | None = None
     choices: Sequence[str] = ()
     json_as_text: bool = False
+    lora: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
         """Raise UsageError for invalid options."""
@@ -64,7 +66,7 @@ class MapJob:
                 beginning, size = file.read(BEGINNING), os.fstat(file.fileno()).st_size
         options = replace(self.options, on_progress=None, speculate="auto")  # they do not change answers
         parts = {
-            "model": (os.path.basename(model), size, digest(beginning), self.chat_template, self.mmproj),
+            "model": (os.path.basename(model), size, digest(beginning), self.chat_template, self.mmproj, *self.lora),
             "prompt": (self.prompts, self.choices),
             "set of options": (options, self.n, self.precise, *(["text"] if self.json_as_text else [])),
         }

@@ -31,7 +31,13 @@ class Actor:
 
         self._job = job
         self._model = open_model(
-            job.path, job.threads, job.context, job.kv_type, chat_template=job.chat_template, mmproj=job.mmproj
+            job.path,
+            job.threads,
+            job.context,
+            job.kv_type,
+            chat_template=job.chat_template,
+            mmproj=job.mmproj,
+            lora=dict(job.lora),
         )
 
     def __call__(self, batch: "dict[str, np.ndarray]") -> dict[str, list[int] | list[str]]:

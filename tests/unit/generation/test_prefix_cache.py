@@ -210,7 +210,7 @@ class Files:
         self.found, self.loads, self.asked, self.kept = found or {}, list(loads), [], []
 
     def find_prefix(
-        self, ids: list[int], most: int = sys.maxsize, is_conversation: bool = False
+        self, ids: list[int], most: int = sys.maxsize, is_conversation: bool = False, scales: object = None
     ) -> StoredPrefix | None:
         self.asked.append((len(ids), most, is_conversation))
         stored = self.found.get((len(ids), is_conversation))

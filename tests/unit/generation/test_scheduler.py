@@ -373,7 +373,7 @@ def test_a_prompt_stored_in_files_is_not_prefilled(held: int):
     length, context = len(prompt), 2 * CHUNK
     engine, asked = Paged(row, context), request(prompt, max_tokens=4, seed=1, speculate="off")
 
-    def find_prefix(ids: list[int], most: int) -> StoredPrefix | None:
+    def find_prefix(ids: list[int], most: int, scales: object = None) -> StoredPrefix | None:
         heard.append(([*ids], most))
         return StoredPrefix(ids[:held], (), held == length, False) if held else None
 

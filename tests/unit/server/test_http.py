@@ -82,6 +82,3 @@ def test_invalid_json_bodies_are_refused():
     for body in (b'{"a":Infinity}', b'{"a":-Infinity}', b'{"a":NaN}', b"{", b"\xff"):
         with pytest.raises(RejectedRequestError, match="is not valid JSON"):
             parse_json(body, 9)
-    for body in (b"[]", b"5", b"null"):
-        with pytest.raises(RejectedRequestError, match="must be a JSON object"):
-            parse_json(body, 9)

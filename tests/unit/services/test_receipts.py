@@ -379,7 +379,10 @@ def test_functions_cannot_be_recorded(name: str):
 def test_the_opening_of_a_model_is_recorded():
     """Record the text of a chat template, as its name or file may change."""
     template, kv_type = SimpleNamespace(source="{{ text }}"), SimpleNamespace(keys="q8_0", values="f16")
-    engine, session = SimpleNamespace(kv_type=kv_type, thread_count=3, rope=None), SimpleNamespace(template=template)
+    engine, session = (
+        SimpleNamespace(kv_type=kv_type, thread_count=3, rope=None, adapters=()),
+        SimpleNamespace(template=template),
+    )
     model: Any = SimpleNamespace(context=77, engine=engine, session=session)
     known = {"context": 77, "threads": 3, "kv_type": "k=q8_0,v=f16"}
     assert receipts.open_arguments(model, "phi3") == {**known, "chat_template": "{{ text }}"}

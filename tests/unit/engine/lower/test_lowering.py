@@ -118,6 +118,15 @@ BROAD, STRETCHED = Recurrent(2, ((2, 300), (20, 40))), Recurrent(2, ((1, 80),))
 HEADS = HeadState(SCANNED, 2, w(2, name="rates"), 1, 2)
 
 
+def adapted_experts(b, rows):
+    choice = b.route(rows(6), Routing(6, 2))
+    x = b.gather(rows(4), choice)
+    b.scatter(
+        b.add_scaled(b.expert_linear(x, w(6, 3, 4), choice), b.expert_linear(x, w(6, 3, 4), choice), 2, 0.5, choice),
+        choice,
+    )
+
+
 def attending(state=PAGED, heads=4, **given):
     def say(b, rows):
         new = (rows(state.kv_heads * state.key_dim), rows(state.kv_heads * state.value_dim))
@@ -191,6 +200,8 @@ CASES = {
     "sigmoid_gate": (lambda b, rows: b.sigmoid_gate(rows(20), rows(1)),),
     "experts": (experts,),
     "experts together": (lambda b, rows: experts(b, rows, weighs_inputs=True, together=3),),
+    "low rank": (lambda b, rows: b.add_low_rank(rows(20), rows(4), w(4, 20), 1, 0.5),),
+    "low rank of experts": (adapted_experts,),
     "heads": (lambda b, rows: b.head_linear(rows(8), w(2, 20, 4)),),
     "attend": (attending(), [PAGED]),
     "attend with slopes": (attending(heads=6, slopes=(1, 2, 3, 4, 5, 6), sinks=w(6), logs=True), [PAGED], "f16"),

@@ -184,6 +184,14 @@ SAID = {
          {"vector": ONES, "group": 4, "epsilon": 0.5, "weight": None, "bias": rows(0, 0, 0, 0)}),
     ),
     "linear": (lambda r: r.linear(x(3), w(2, 3)), ("linear", [3], "all", 2, {"weight": "w", "bias": None})),
+    "add_low_rank": (
+        lambda r: r.add_low_rank(x(3), x(2), w(2, 3), 1, 0.5),
+        ("add_low_rank", [3, 2], "all", 3, {"weight": "w", "adapter": 1, "factor": 0.5}),
+    ),
+    "add_scaled": (
+        lambda r: r.add_scaled(x(3), x(3), 1, 0.5),
+        ("add_scaled", [3, 3], "all", 3, {"adapter": 1, "factor": 0.5}),
+    ),
     "linear with a bias": (
         lambda r: r.linear(x(3), w(2, 3, bias=2)), ("linear", [3], "all", 2, {"weight": "w", "bias": rows(10, 11)}),
     ),

@@ -1,0 +1,38 @@
+"""Open low-rank adapters (LoRA): GGUF files, and folders as PEFT writes them."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from localllm.engine.adapter_file import read_adapter
+from localllm.engine.adapters import Adapter
+from localllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from localllm.engine.adapters import Shaped
+
+
+def open_adapters(
+    wanted: "Sequence[tuple[Adapter | str, float]]", metadata: Mapping[str, object], tensors: "Mapping[str, Shaped]"
+) -> tuple[tuple[Adapter, float], ...]:
+    """Open adapters for a model; wanted: paths or opened adapters, with their scales.
+
+    Raises ModelError, and UsageError for two adapters of the same name.
+    """
+    opened = [
+        (each if isinstance(each, Adapter) else open_adapter(each, metadata, tensors), scale) for each, scale in wanted
+    ]
+    names = [adapter.name for adapter, _ in opened]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"two adapters are called {name!r}: rename one of the files")
+    return tuple(opened)
+
+
+def open_adapter(path: str, metadata: Mapping[str, object], tensors: "Mapping[str, Shaped]") -> Adapter:
+    """Open an adapter for a model with this metadata and these tensors. Raises ModelError."""
+    if os.path.isdir(path):
+        from localllm.convert.peft import open_peft  # seldom needed
+
+        return open_peft(path, metadata, tensors)
+    return read_adapter(path)

@@ -1,0 +1,423 @@
+"""Convert low-rank adapters that PEFT has saved: adapter_config.json and adapter_model.safetensors.
+
+PEFT stores A [rank, columns] and B [rows, rank] for a checkpoint's matrices. A GGUF file has these matrices in another
+order, stacked or in parts. The same conversions are applied here to a matrix whose numbers are their own row and column
+indices: so it shows which rows of B, and which columns of A, each part of a GGUF tensor takes. No conversion needs to
+know of adapters.
+
+Sources: https://huggingface.co/docs/peft (LoraConfig); rank-stabilized factors: Kalajdzievski 2023, arXiv 2312.03732.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from localllm.convert.config import Config
+from localllm.convert.family import Family
+from localllm.convert.files import read_json
+from localllm.convert.records import family_named, family_of, records, whole_record
+from localllm.convert.safetensors_files import Stored, read_header
+from localllm.convert.tensor_mapping import Names, TensorPlace, places
+from localllm.convert.transforms import DerivedSource, Shape, TensorSource, as_float32, scale_rows
+from localllm.engine.adapter_file import digest_of
+from localllm.engine.adapters import Adapter, LowRank, Shaped
+from localllm.errors import ModelError, UnsupportedError
+from localllm.files.gguf.file import Tensor
+from localllm.files.gguf.header import printable
+from localllm.quant.formats import BY_NAME
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+MATRIX = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_(?:embedding_)?([AB])(?:\.weight)?")
+EMBEDDING = ".lora_embedding_"
+NEEDS_CONFIG = "copy the base model's config.json into its folder"
+# Architectures whose conversion multiplies matrices by numbers that only config.json has.
+SCALED_BY_CONFIG = ("falcon-h1",)
+# Keys of a record that change how matrices are converted.
+ABOUT_TENSORS = ("layer", "parts", "tensors", "whole", "rotated", "parted", "transposed", "bare", "prefixes", "renamed",
+                 "named", "named_as", "sizes", "read")  # fmt: skip
+ROWS_AT_ONCE = 512  # rows of a traced matrix that are computed together
+
+
+class Pair(NamedTuple):
+    """The matrices of one of the checkpoint's: a float32 [rank, columns], b float32 [rows, rank], and their factor."""
+
+    a: np.ndarray
+    b: np.ndarray
+    factor: float
+
+
+def open_peft(folder: str, metadata: Mapping[str, object], tensors: Mapping[str, Shaped]) -> Adapter:
+    """Convert an adapter in a PEFT folder for a model with this metadata and these tensors.
+
+    Raises ModelError for a folder that is not valid or for another model, UnsupportedError for what localllm lacks.
+    """
+    path = Path(folder)
+    settings = read_json(path / CONFIG)
+    if settings is None:
+        raise ModelError(f"{folder}: no {CONFIG}: expected a GGUF file or a folder that PEFT has saved")
+    refuse_other_kinds(path, settings)
+    pairs = read_pairs(path, settings)
+    low_ranks = convert_for_one(path, possible_bases(path, settings, metadata, tensors), pairs, tensors)
+    arch, ids = str(metadata.get("general.architecture", "")), settings.get("alora_invocation_tokens") or []
+    invocation = tuple(int(id) for id in ids) if all(type(id) is int for id in ids) else ()
+    return Adapter(folder, path.resolve().name, low_ranks, arch, invocation, digest_of(low_ranks))
+
+
+def convert_for_one(
+    path: Path, bases: "Sequence[Base]", pairs: "Mapping[str, Pair]", tensors: Mapping[str, Shaped]
+) -> dict[str, LowRank]:
+    """Convert all pairs for the only conversion that is possible. Raises ModelError if there is none, or several."""
+    results, problem = dict[str, dict[str, LowRank]](), None
+    for base in bases:
+        try:
+            low_ranks = convert(path, base, pairs, tensors)
+            results[digest_of(low_ranks)] = low_ranks
+        except ModelError as error:
+            problem = problem or error
+    if len(results) == 1:
+        return next(iter(results.values()))
+    if problem and len(bases) == 1 and bases[0].is_certain:
+        raise problem
+    reason = f" ({problem})" if problem and not results else ""
+    raise ModelError(f"{path}: does not fit this model, or needs more than its GGUF file: {NEEDS_CONFIG}{reason}")
+
+
+def refuse_other_kinds(path: Path, settings: Mapping[str, Any]) -> None:
+    """Raise UnsupportedError for adapters other than plain LoRA."""
+    kind = settings.get("peft_type", "LORA")
+    if kind != "LORA":
+        raise UnsupportedError(f"{path}: adapters of type {printable(str(kind), 20)} are not supported, only LORA")
+    refused = {"use_dora": "DoRA", "lora_bias": "biases (lora_bias)", "layer_replication": "layer_replication",
+               "use_qalora": "QA-LoRA", "target_parameters": "target_parameters"}  # fmt: skip
+    for key, name in refused.items():
+        if settings.get(key):
+            hint = ": merge it with PEFT's merge_and_unload" if key == "use_dora" else ""
+            raise UnsupportedError(f"{path}: adapters with {name} are not supported{hint}")
+
+
+def read_pairs(path: Path, settings: Mapping[str, Any]) -> dict[str, Pair]:
+    """Read all pairs, by the name of the checkpoint's tensor. Raises ModelError."""
+    if not (path / WEIGHTS).is_file():
+        raise ModelError(f"{path}: there is no {WEIGHTS}; PyTorch pickles (.bin) are programs and are not read")
+    sides: dict[str, dict[str, np.ndarray]] = {}
+    embeddings = set[str]()
+    for name, stored in read_header(path / WEIGHTS).items():
+        match = MATRIX.fullmatch(name)
+        if match is None:
+            raise UnsupportedError(
+                f"{path / WEIGHTS}: tensor {printable(name)} is not a low-rank matrix: not supported"
+            )
+        sides.setdefault(match[1], {})[match[2]] = read_matrix(stored)
+        if EMBEDDING in name:
+            embeddings.add(match[1])
+    pairs = {}
+    for module, matrices in sides.items():
+        if len(matrices) < 2 or matrices["A"].shape[0] != matrices["B"].shape[1]:
+            raise ModelError(f"{path / WEIGHTS}: the matrices of {printable(module)} are not a pair")
+        a, b = matrices["A"], matrices["B"]
+        if module in embeddings or settings.get("fan_in_fan_out"):  # the weight is the transposed product
+            a, b = np.ascontiguousarray(b.T), np.ascontiguousarray(a.T)
+        pairs[f"{module}.weight"] = Pair(a, b, factor_of(settings, module, a.shape[0]))
+    if not pairs:
+        raise ModelError(f"{path / WEIGHTS}: has no matrices")
+    return pairs
+
+
+def read_matrix(stored: Stored) -> np.ndarray:
+    """Read a matrix as float32. Raises ModelError."""
+    if len(stored.shape) != 2 or stored.dtype not in ("F64", "F32", "F16", "BF16"):
+        shape = f"{printable(stored.dtype)} {list(stored.shape)}"
+        raise ModelError(f"{stored.path}: tensor {printable(stored.name)} must be a matrix of floats (found {shape})")
+    return as_float32(stored.rows(0, stored.shape[0]), stored.dtype)
+
+
+def factor_of(settings: Mapping[str, Any], module: str, rank: int) -> float:
+    """Return alpha / rank, or alpha / sqrt(rank) with use_rslora, with the pattern that names the module, if any."""
+    alpha = settings.get("lora_alpha", rank)
+    for pattern, value in (settings.get("alpha_pattern") or {}).items():
+        try:
+            is_named = re.fullmatch(rf"(.*\.)?({pattern})", module)
+        except re.error:
+            is_named = None
+        if is_named:
+            alpha = value
+            break
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise ModelError(f"{CONFIG}: lora_alpha must be a number (found {printable(repr(alpha), 40)})")
+    return float(alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank))
+
+
+# ---- the base model's conversion
+
+
+@dataclass(frozen=True)
+class Base:
+    """How the base model's checkpoint becomes the GGUF file.
+
+    Attributes:
+        factors: of matrices, see CheckpointFacts.  is_certain: whether it is from config.json.
+    """
+
+    family: Family
+    sizes: Mapping[str, int]
+    tensors: Mapping[str, TensorPlace]
+    factors: Mapping[str, Sequence[np.ndarray]]
+    is_certain: bool = False
+
+
+def possible_bases(
+    path: Path, settings: Mapping[str, Any], metadata: Mapping[str, object], tensors: Mapping[str, Shaped]
+) -> "list[Base]":
+    """Return the conversions to try: by the base model's config.json if there is one, else by the GGUF file."""
+    named = settings.get("base_model_name_or_path")
+    folders = [path, *([Path(named)] if isinstance(named, str) and named else [])]
+    for folder in folders:
+        if (folder / "config.json").is_file():
+            config = Config.of(folder)
+            family = family_of(config)
+            facts = family.read(config.text_config(family.defaults))
+            known = {"packed": 0, **facts.sizes}
+            return [Base(family, known, places(family, known, False), facts.factors, True)]
+    arch = metadata.get("general.architecture")
+    if arch in SCALED_BY_CONFIG:
+        return []
+    bases = dict[str, Base]()  # by what the records say of tensors: most classes of an architecture are converted alike
+    for name, (its_arch, record) in records().items():
+        if its_arch == arch and "select" not in record and "+" not in name:
+            about = {key: value for key, value in whole_record(name).items() if key in ABOUT_TENSORS}
+            if (key := repr(sorted(about.items()))) not in bases:
+                family = family_named(name)
+                sizes = sizes_of(metadata, tensors, family)
+                bases[key] = Base(family, sizes, places(family, sizes, False), {})
+    return [*bases.values()]
+
+
+class GuessedSizes(dict[str, int]):
+    """Sizes of a model; those that the file does not state are 1 until shapes tell them."""
+
+    def __missing__(self, name: str) -> int:
+        self[name] = 1
+        self.unknown.add(name)
+        return 1
+
+    def __init__(self, known: Mapping[str, int]):
+        super().__init__(known)
+        self.unknown = set[str]()
+
+
+def sizes_of(metadata: Mapping[str, object], tensors: Mapping[str, Shaped], family: Family) -> Mapping[str, int]:
+    """Return the sizes of a checkpoint, from the metadata and the shapes of its GGUF file."""
+    number = partial(whole_number, metadata)
+    width, heads = number("embedding_length"), number("attention.head_count", 1) or 1
+    head_dim = number("attention.key_length") or width // heads
+    kv_heads = number("attention.head_count_kv") or heads
+    expert_hidden = number("expert_feed_forward_length") or number("feed_forward_length")
+    shared = number("expert_shared_feed_forward_length") or number("expert_shared_count") * expert_hidden
+    sizes = GuessedSizes({
+        "width": width, "layers": number("block_count"), "hidden": number("feed_forward_length"), "heads": heads,
+        "kv_heads": kv_heads, "head_dim": head_dim, "queries": heads * head_dim, "keys": kv_heads * head_dim,
+        "vocab": tensors["token_embd.weight"].shape[0] if "token_embd.weight" in tensors else 0,
+        "experts": number("expert_count"),
+        "expert_hidden": expert_hidden, "shared_hidden": shared, "packed": 0, "mtp_layers": 0,
+        "leading_dense": number("leading_dense_block_count"), "both_hidden": 2 * number("feed_forward_length"),
+        "rotated_dims": number("rope.dimension_count"), "fused_rows": (heads + 2 * kv_heads) * head_dim,
+        "latent": number("attention.kv_lora_rank"),
+    })  # fmt: skip
+    for layer in range(sizes["layers"]):
+        for name, its in family.layer(sizes, layer).items():
+            tensor = tensors.get(f"blk.{layer}.{name}.weight")
+            dimensions = its if isinstance(its, tuple) else its.dimensions
+            if tensor is not None and len(dimensions) == len(tensor.shape):
+                pairs = zip(dimensions, tensor.shape, strict=True)
+                sizes.update({each: size for each, size in pairs if each in sizes.unknown})
+    return sizes
+
+
+def whole_number(metadata: Mapping[str, object], key: str, default: int = 0) -> int:
+    """Return a number of the architecture's metadata, the first one of an array."""
+    value = metadata.get(f"{metadata.get('general.architecture')}.{key}", default)
+    if isinstance(value, np.ndarray | list):
+        value = int(value[0]) if len(value) else default
+    return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+# ---- conversion
+
+
+def convert(path: Path, base: Base, pairs: Mapping[str, Pair], tensors: Mapping[str, Shaped]) -> dict[str, LowRank]:
+    """Convert all pairs to those of the GGUF file's tensors. Raises ModelError, UnsupportedError."""
+    names = Names(base.family, base.sizes)
+    parts = {part for place in base.tensors.values() for part in place.of}
+    found: dict[str, dict[int, Pair]] = {}
+    for stored_name, pair in pairs.items():
+        name = base.family.named(stored_name, base.sizes["layers"]) if base.family.named else stored_name
+        part, expert = names.place_of(names.plain(name), parts)
+        if part not in parts:
+            raise ModelError(f"{path}: {printable(stored_name)} is not a matrix of the model: {NEEDS_CONFIG}")
+        found.setdefault(part, {})[expert] = pair
+    tracer, low_ranks, used = Tracer(base), dict[str, LowRank](), set[str]()
+    for name, place in base.tensors.items():
+        if any(part in found for part in place.of) and name in tensors:
+            low_ranks[name] = low_rank_of(path, name, place, found, tensors[name].shape, tracer)
+            used |= found.keys() & place.of.keys()
+    if unused := sorted(found.keys() - used):
+        raise ModelError(f"{path}: is for another model: this one has no tensor {printable(unused[0])}")
+    return low_ranks
+
+
+def low_rank_of(
+    path: Path, name: str, place: TensorPlace, found: Mapping[str, Mapping[int, Pair]], shape: Shape, tracer: "Tracer"
+) -> LowRank:
+    """Return the matrices of one GGUF tensor, from those of the stored tensors that it is made of."""
+    matrices = []
+    for part, stored_shape in place.of.items():
+        if part not in found:
+            continue
+        stack = with_missing(path, part, found[part], stored_shape)
+        traced = tracer.trace(name, place, part)
+        if traced.rows.shape[:-1] != shape[:-2] or (traced.rows.shape[-1], traced.columns.shape[-1]) != shape[-2:]:
+            raise ModelError(f"{path}: {printable(part)} does not fit the model's {name} {list(shape)}: {NEEDS_CONFIG}")
+        matrices.append(traced.apply(stack))
+    a = np.concatenate([factor * a for a, _, factor in matrices], axis=-2) if len(matrices) > 1 else matrices[0][0]
+    b = np.concatenate([b for _, b, _ in matrices], axis=-1)
+    factor = matrices[0][2] if len(matrices) == 1 else 1.0
+    if name == "token_embd.weight":  # rows of A are looked up
+        a, b = np.ascontiguousarray(b), np.ascontiguousarray(a.T)
+    return LowRank(float_tensor(f"{name}.lora_a", a), float_tensor(f"{name}.lora_b", b), factor)
+
+
+def with_missing(path: Path, part: str, pairs: Mapping[int, Pair], shape: Shape) -> list[Pair]:
+    """Return the pair of each matrix of a stored tensor; those of experts without one are zeros. Raises ModelError."""
+    first = next(iter(pairs.values()))
+    count = shape[0] if len(shape) == 3 else 1
+    zeros = Pair(np.zeros_like(first.a), np.zeros_like(first.b), first.factor)
+    result = [pairs.get(number if -1 not in pairs else -1, zeros) for number in range(count)]
+    for pair in result:
+        if (
+            (pair.b.shape[0], pair.a.shape[1]) != shape[-2:]
+            or pair.factor != first.factor
+            or pair.a.shape != first.a.shape
+        ):
+            sizes = f"[{pair.b.shape[0]}, {pair.a.shape[1]}] with rank {pair.a.shape[0]}"
+            raise ModelError(f"{path}: the matrices of {printable(part)} are for {sizes}, not for {list(shape[-2:])}")
+    return result
+
+
+class Traced(NamedTuple):
+    """Where the numbers of a GGUF tensor come from.
+
+    Attributes:
+        rows, columns: the stored row and column of each row and of each column, int64 [..., rows] and [..., columns];
+            exchanged if the tensor is transposed.  matrix: the index of the stored matrix of each, int64 [...].
+        factors: float32 [..., rows].
+    """
+
+    rows: np.ndarray
+    columns: np.ndarray
+    matrix: np.ndarray
+    factors: np.ndarray
+    is_transposed: bool
+
+    def apply(self, stack: Sequence[Pair]) -> tuple[np.ndarray, np.ndarray, float]:
+        """Return A, B and the factor of the GGUF tensor."""
+        a, b = list[np.ndarray](), list[np.ndarray]()
+        outer = self.rows.shape[:-1]
+        for place in np.ndindex(outer):
+            pair = stack[int(self.matrix[place])]
+            left, right = (pair.a.T, pair.b.T) if self.is_transposed else (pair.b, pair.a)
+            b.append(self.factors[place][:, None] * left[np.maximum(self.rows[place], 0)])
+            a.append(right[:, self.columns[place]])
+        whole = [np.stack(some).reshape(*outer, *some[0].shape) for some in (a, b)]
+        return whole[0], whole[1], stack[0].factor
+
+
+class Tracer:
+    """Finds out how tensors are converted. Layers are converted alike, so each tensor is traced once."""
+
+    def __init__(self, base: Base):
+        self._base, self._known = base, dict[object, Traced]()
+
+    def trace(self, name: str, place: TensorPlace, part: str) -> Traced:
+        plain = [re.sub(r"^blk\.\d+\.", "", each) for each in (name, part)]
+        key = (*plain, tuple(place.of.values()))
+        if key not in self._known:
+            self._known[key] = self._trace(name, place, part)
+        return self._known[key]
+
+    def _trace(self, name: str, place: TensorPlace, part: str) -> Traced:
+        factors = self._base.factors.get(re.sub(r"^blk\.\d+\.", "", name).removesuffix(".weight"), ())
+        ones, rows, columns = (
+            self._values(place, part, pattern, factors)
+            for pattern in (
+                lambda row, column: np.ones(np.broadcast_shapes(row.shape, column.shape)),
+                lambda row, column: row + 0 * column,
+                lambda row, column: column + 0 * row,
+            )
+        )
+        outer = ones.shape[:-2]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rows, columns = (np.where(ones == 0, -1, np.rint(each / ones)).astype(np.int64) for each in (rows, columns))
+        is_taken = (rows >= 0).any(axis=-1)
+        is_plain = (rows == rows[..., :1]).all() and (columns == columns.max(axis=-2, keepdims=True))[is_taken].all()
+        is_transposed = not is_plain
+        height = place.of[part][-2]
+        if is_plain:
+            row_index, column_index = rows[..., 0], columns.max(axis=-2)
+        elif (rows == rows[..., :1, :]).all() and (columns == columns[..., :1]).all():
+            row_index, column_index = columns[..., 0], rows[..., 0, :] % height
+        else:
+            raise UnsupportedError(f"adapters of {name} are not supported: its conversion mixes rows and columns")
+        self._require_copies(name, place, part, factors, ones, rows, columns)
+        matrix = rows.max(axis=(-2, -1)) // height
+        row_index = row_index if is_transposed else np.where(row_index < 0, -1, row_index % height)
+        return Traced(row_index, column_index, matrix.reshape(outer), ones.max(axis=-1), is_transposed)
+
+    def _require_copies(
+        self, name: str, place: TensorPlace, part: str, factors: Sequence[np.ndarray], ones: np.ndarray,
+        rows: np.ndarray, columns: np.ndarray,
+    ) -> None:  # fmt: skip
+        """Raise UnsupportedError unless each number is a stored one times its factor: test with other numbers."""
+        computed = self._values(place, part, scrambled, factors)
+        expected = ones * scrambled(np.maximum(rows, 0), np.maximum(columns, 0))
+        if not np.allclose(computed, expected, rtol=1e-5, atol=1e-5):
+            raise UnsupportedError(f"adapters of {name} are not supported: its conversion changes single numbers")
+
+    def _values(self, place: TensorPlace, part: str, pattern: Any, factors: Sequence[np.ndarray]) -> np.ndarray:
+        """Convert a stored tensor whose numbers are pattern(row, column), with zeros for the others; float64."""
+        sources: list[TensorSource] = [
+            patterned(shape, pattern if each == part else lambda row, column: 0.0 * (row + column))
+            for each, shape in place.of.items()
+        ]
+        tensor = scale_rows(place.build(sources), factors)
+        count = math.prod(tensor.shape[:-1])
+        chunks = [
+            as_float32(tensor.rows(first, min(first + ROWS_AT_ONCE, count)), tensor.dtype)
+            for first in range(0, count, ROWS_AT_ONCE)
+        ]
+        return np.concatenate(chunks).reshape(tensor.shape).astype(np.float64)
+
+
+def scrambled(row: np.ndarray, column: np.ndarray) -> np.ndarray:
+    """Return numbers from -1 to 1 that neighbouring rows and columns do not share."""
+    return np.sin(12.9898 * row + 78.233 * column)
+
+
+def patterned(shape: Shape, pattern: Any) -> DerivedSource:
+    """Return a tensor whose numbers are pattern(row, column); the rows of its matrices are counted on."""
+
+    def rows(first: int, last: int) -> np.ndarray:
+        numbers = pattern(np.arange(first, last)[:, None], np.arange(shape[-1])[None, :])
+        return np.ascontiguousarray(numbers, np.float32).view(np.uint8)
+
+    return DerivedSource("F32", shape, rows)
+
+
+def float_tensor(name: str, numbers: np.ndarray) -> Tensor:
+    data = np.ascontiguousarray(numbers, np.float32)
+    return Tensor(name, BY_NAME["F32"], data.shape, data.view(np.uint8))

@@ -1,0 +1,119 @@
+"""Read adapters from GGUF files as llama.cpp writes them: low-rank matrices (LoRA) and control vectors.
+
+A LoRA file has general.type "adapter", adapter.type "lora", adapter.lora.alpha, and for each matrix NAME.lora_a and
+NAME.lora_b. An activated one also has adapter.alora.invocation_tokens. A control vector's file has general.architecture
+"controlvector" and a vector direction.N for some layers.
+"""
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+
+import numpy as np
+
+from localllm.arch.hyperparameters import Hyperparameters
+from localllm.engine.adapters import Adapter, LowRank
+from localllm.errors import ModelError, UsageError
+from localllm.files.gguf.file import GGUFFile, Tensor
+from localllm.files.gguf.header import printable
+
+NEEDED = ("general.type", "general.architecture", "adapter.type", "adapter.lora.alpha", "general.name")
+INVOCATION = "adapter.alora.invocation_tokens"
+SUFFIXES = (".lora_a", ".lora_b")
+
+
+def read_adapter(path: str | os.PathLike[str]) -> Adapter:
+    """Read a LoRA file. Raises ModelError, which names the file and the tensor."""
+    with GGUFFile.open(path, NEEDED) as file:
+        require_kind(file)
+        alpha = file.metadata.get("adapter.lora.alpha", 0.0)
+        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not np.isfinite(alpha):
+            raise ModelError(f"{path}: adapter.lora.alpha must be a number (found {printable(repr(alpha))})")
+        low_ranks = pair_matrices(str(path), file.tensors, float(alpha))
+        arch = file.metadata.get("general.architecture")
+        invocation = file.metadata.get(INVOCATION, ())
+        ids = tuple(int(id) for id in invocation) if isinstance(invocation, np.ndarray) else ()
+        name = PurePath(path).name.removesuffix(".gguf")
+        return Adapter(os.fspath(path), name, low_ranks, str(arch or ""), ids, digest_of(low_ranks))
+
+
+def require_kind(file: GGUFFile) -> None:
+    """Raise ModelError for a file that is no LoRA adapter."""
+    kind, type = file.metadata.get("general.type"), file.metadata.get("adapter.type")
+    if kind != "adapter":
+        what = "a control vector: use --control-vector"
+        what = what if file.metadata.get("general.architecture") == "controlvector" else "no adapter"
+        raise ModelError(f"{file.path}: this is {what} (general.type is {printable(repr(kind))})")
+    if type != "lora":
+        raise ModelError(f"{file.path}: adapter.type must be lora (found {printable(repr(type))})")
+
+
+def pair_matrices(path: str, tensors: Mapping[str, Tensor], alpha: float) -> dict[str, LowRank]:
+    """Return the pairs of matrices by the name of the model's tensor. Raises ModelError."""
+    low_ranks = dict[str, LowRank]()
+    for name in tensors:
+        base = name.removesuffix(".lora_a").removesuffix(".lora_b")
+        if base == name:
+            raise ModelError(f"{path}: tensor {printable(name)} is not part of a LoRA adapter")
+        missing = [base + suffix for suffix in SUFFIXES if base + suffix not in tensors]
+        if missing:
+            raise ModelError(f"{path}: has {printable(name)}, but not {printable(missing[0])}")
+        a, b = (tensors[base + suffix] for suffix in SUFFIXES)
+        if not 2 <= len(b.shape) == len(a.shape) <= 3 or not b.shape[-1]:
+            shapes = f"{list(a.shape)} and {list(b.shape)}"
+            raise ModelError(f"{path}: the matrices for {printable(base)} must be pairs (found the shapes {shapes})")
+        low_ranks[base] = LowRank(a, b, alpha / b.shape[-1] if alpha else 1.0)
+    if not low_ranks:
+        raise ModelError(f"{path}: has no matrices")
+    return low_ranks
+
+
+def digest_of(low_ranks: Mapping[str, LowRank]) -> str:
+    """Return a hash of all matrices, their names and factors."""
+    key = hashlib.blake2b(digest_size=16)
+    for name, each in sorted(low_ranks.items()):
+        key.update(f"{name} {each.a.format.name} {each.b.format.name} {each.a.shape} {each.factor} ".encode())
+        key.update(each.a.data.tobytes())
+        key.update(each.b.data.tobytes())
+    return key.hexdigest()
+
+
+def read_control_vector(path: str | os.PathLike[str], width: int, layers: int) -> dict[int, np.ndarray]:
+    """Read a control vector: float32 [width] by layer, added to the output of the layer with that index.
+
+    Raises ModelError if it is for another model.
+    """
+    with GGUFFile.open(path, NEEDED) as file:
+        if file.metadata.get("general.architecture") != "controlvector":
+            raise ModelError(f"{path}: this is no control vector (general.architecture must be controlvector)")
+        directions = dict[int, np.ndarray]()
+        for name, tensor in file.tensors.items():
+            prefix, _, number = name.partition(".")
+            if prefix != "direction" or not number.isdecimal() or not 0 < int(number) < layers:
+                raise ModelError(f"{path}: tensor {printable(name)} is not direction.N of one of {layers} layers")
+            if tensor.format.name != "F32" or tensor.shape != (width,):
+                found = f"{tensor.format.name} {list(tensor.shape)}"
+                raise ModelError(f"{path}: tensor {printable(name)} must be F32 [{width}] (found {found})")
+            directions[int(number)] = np.array(tensor.data.reshape(-1).view(np.float32))
+        if not directions:
+            raise ModelError(f"{path}: has no vectors direction.N")
+        return directions
+
+
+def control_vector(
+    files: Sequence[tuple[str, float]], layers: tuple[int, int] | None, h: Hyperparameters
+) -> dict[int, np.ndarray]:
+    """Return the sum of scaled control vectors, float32 [width] by layer; layers: the first and the last one.
+
+    Raises ModelError, and UsageError for layers that the model does not have.
+    """
+    first, last = layers or (1, h.layers - 1)
+    if not 1 <= first <= last:
+        raise UsageError(f"the layers of control vectors must be from 1 to {h.layers - 1}, not {first} to {last}")
+    total = dict[int, np.ndarray]()
+    for path, scale in files:
+        for layer, vector in read_control_vector(path, h.width, h.layers).items():
+            if first <= layer <= last:
+                total[layer] = total.get(layer, np.float32(0)) + np.float32(scale) * vector
+    return total

@@ -1,0 +1,37 @@
+"""Adapters as in llama-server: GET and POST /lora-adapters.
+
+Source: https://github.com/ggml-org/llama.cpp/tree/master/tools/server
+"""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localllm.engine.adapter_scales import without_zeros
+from localllm.errors import UsageError
+from localllm.generation.adapters import scales_by_name
+from localllm.server import http
+from localllm.server.request_options import parse_lora
+from localllm.server.service import Service
+
+
+async def list_adapters(service: Service, request: Request) -> Response:
+    """List a model's adapters with their ids and the scales that requests have without a field `lora`."""
+    async with service.pool.use(request.query_params.get("model")) as worker:
+        engine = worker.model.engine
+        scales = [*engine.adapter_scales, *[0.0] * len(engine.adapters)]
+        adapters = [
+            {"id": number, "name": adapter.name, "path": adapter.path, "scale": scales[number]}
+            for number, adapter in enumerate(engine.adapters)
+        ]
+    return http.json_response(adapters)
+
+
+async def set_scales(service: Service, request: Request) -> Response:
+    """Set the scales of requests without a field `lora`; those of adapters that the body does not name become 0."""
+    scales = parse_lora(await http.read_list(request, service.limits))
+    if scales is None:
+        raise UsageError("the body must be an array of objects with id and scale")
+    async with service.pool.use(request.query_params.get("model")) as worker:
+        engine = worker.model.engine
+        engine.adapter_scales = without_zeros(scales_by_name(engine, scales))
+    return http.json_response({"success": True})
