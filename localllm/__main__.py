@@ -1,5 +1,5 @@
 """Run the command line: python -m localllm."""
 
-from localllm.cli.main import program
+from localllm.cli.main import run_program
 
-program()
+run_program()

@@ -3,7 +3,6 @@
 import os
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Ids
 from contextlib import closing, suppress
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import numpy as np
 
-from localllm.arch import architecture
+from localllm.arch import load_architecture
 from localllm.arch.weights import Weights
 from localllm.engine.forks import was_forked
 from localllm.engine.runs import PRECISE_TOKENS
@@ -27,8 +26,9 @@ from localllm.generation.session import Session
 from localllm.generation.speculation.ngram import NgramCache
 from localllm.generation.speculation.speculator import ModelDrafter, attach_draft_head
 from localllm.generation.vision_adapter import VisionAdapter
+from localllm.renamed import RenamedAttribute
 from localllm.text.tokenizer import Tokenizer
-from localllm.values import require_several, require_text, token_ids, whole_number
+from localllm.values import require_integer, require_iterable, require_string, to_token_ids
 
 if TYPE_CHECKING:
     from localllm.arch.rope_scaling import RopeScaling
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 
 E = TypeVar("E")
-RENAMED = {"sight": "vision", "fills": "is_diffusion", "written": "ngrams"}  # attributes of a Model before 0.3
 
 
 class Model(GenerationMixin):
@@ -103,14 +102,8 @@ class Model(GenerationMixin):
         """Whether it is a diffusion model, which denoises positions in any order."""
         return self.engine.hyperparameters.fills
 
-    if not TYPE_CHECKING:  # type checkers report the old names
-
-        def __getattr__(self, name: str) -> object:
-            """Return an attribute by its name before 0.3."""
-            if name not in RENAMED or "session" not in self.__dict__:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-            warnings.warn(f"Model.{name} was renamed to Model.{RENAMED[name]}", DeprecationWarning, stacklevel=2)
-            return getattr(self, RENAMED[name])
+    if not TYPE_CHECKING:  # names before 0.3
+        sight, fills, written = map(RenamedAttribute, ("vision", "is_diffusion", "ngrams"))
 
     @property
     def device(self) -> str:
@@ -151,9 +144,9 @@ class Model(GenerationMixin):
         Sequence.append.
         """
         if self.engine.hyperparameters.fills:
-            return self.engine.forward_full(token_ids(ids))
+            return self.engine.forward_full(to_token_ids(ids))
         with closing(self.sequence()) as sequence:
-            return sequence.append(token_ids(ids), "all", kernel_tokens=PRECISE_TOKENS if precise else 0)
+            return sequence.append(to_token_ids(ids), "all", kernel_tokens=PRECISE_TOKENS if precise else 0)
 
     def embed(
         self,
@@ -190,7 +183,7 @@ class Model(GenerationMixin):
         from localllm.generation.embedding.reranker import Reranker
 
         reranker = self._open_once(self._rerankers, None, lambda options: Reranker(self.file, self.tokenizer, options))
-        return reranker.rerank(query, require_several("texts", texts), cut)
+        return reranker.rerank(query, require_iterable("texts", texts), cut)
 
     def _open_once(self, open_engines: dict[str | None, E], key: str | None, make: Callable[["EngineOptions"], E]) -> E:
         """Return an embedder or reranker of the model's file, opened on the first call and closed with the model."""
@@ -214,7 +207,7 @@ class Model(GenerationMixin):
         """
         if isinstance(speculate, str):
             kind, _, path = speculate.partition(":")
-            draft_model = self._draft_model(path, progress) if kind == "draft" else None
+            draft_model = self._open_draft_model(path, progress) if kind == "draft" else None
             if draft_model is None:
                 return "mtp" if kind == "draft" else speculate
             speculate = draft_model
@@ -225,7 +218,7 @@ class Model(GenerationMixin):
         drafter.require_vocabulary(self.tokenizer)
         return drafter
 
-    def _draft_model(self, path: str, progress: Callable[[int, int], None] | None) -> "Model | None":
+    def _open_draft_model(self, path: str, progress: Callable[[int, int], None] | None) -> "Model | None":
         """Return the draft model of a path; attach a draft head and return None for it."""
         with self._opening:
             if path not in self._draft_models and not attach_draft_head(path, self.session.cache, self.tokenizer):
@@ -246,16 +239,16 @@ class Model(GenerationMixin):
         of the KV
         cache; None: all free memory.
         """
-        from localllm.generation.chunked_prefill import most_between_steps
+        from localllm.generation.chunked_prefill import max_prefill_tokens
         from localllm.generation.scheduler import PARALLEL, Scheduler
         from localllm.kernels.table import PAGE
-        from localllm.system.memory import available_memory
+        from localllm.system.memory import get_available_memory
 
-        free = max(0, available_memory() - self.file.nbytes)
+        free = max(0, get_available_memory() - self.file.nbytes)
         room, size = free if memory is None else min(free, memory), self.engine.bytes_per_token
         places = max(self.context + PAGE, room // size) if size else sys.maxsize
         self.session.cache.collect()
-        chunk = most_between_steps(self.file.parameters)
+        chunk = max_prefill_tokens(self.file.parameters)
         cache = PrefixCache(self.engine, self.prefixes, self.ngrams, is_shared=True, is_live=True) if live else None
         return Scheduler(self.engine, self.tokenizer, requests, parallel or PARALLEL, chunk, places, precise, cache)
 
@@ -321,19 +314,19 @@ def open_model(
     control_vector: the same for control vectors, which all answers have.  Raises ModelError, MemoryLimitError,
     UsageError.
     """
-    from localllm.engine.options import EngineOptions, layers_of  # not needed to import this
+    from localllm.engine.options import EngineOptions, parse_gpu_layers  # not needed to import this
 
-    threads = None if threads is None else whole_number("threads", threads, 1)
-    context = None if context is None else whole_number("context", context) or None
-    kv_type, gpu_layers = require_text("kv_type", kv_type), layers_of(gpu_layers)
+    threads = None if threads is None else require_integer("threads", threads, 1)
+    context = None if context is None else require_integer("context", context) or None
+    kv_type, gpu_layers = require_string("kv_type", kv_type), parse_gpu_layers(gpu_layers)
     options = EngineOptions(
-        threads, context, kv_type, backend, gpu_layers, progress, on_upload, observer, rope, scales_by_path(lora),
-        scales_by_path(control_vector),
+        threads, context, kv_type, backend, gpu_layers, progress, on_upload, observer, rope, parse_scales(lora),
+        parse_scales(control_vector),
     )  # fmt: skip
     return open_with_options(path, options, chat_template, cache, mmproj, pan_and_scan)
 
 
-def scales_by_path(files: "str | os.PathLike[str] | Mapping[str, float]") -> tuple[tuple[str, float], ...]:
+def parse_scales(files: "str | os.PathLike[str] | Mapping[str, float]") -> tuple[tuple[str, float], ...]:
     """Return the paths of adapters with their scales; that of a single path is 1, and "" is none."""
     pairs = files.items() if isinstance(files, Mapping) else [(files, 1.0)] if files else []
     return tuple((os.fspath(path), float(scale)) for path, scale in pairs)
@@ -352,7 +345,7 @@ def open_with_options(
     file = GGUFFile.open(path)
     if options.rope:
         options.rope.apply(file.metadata, file.path)
-    family, hyperparameters = architecture(file)  # rejects unsupported files before reading anything else
+    family, hyperparameters = load_architecture(file)  # rejects unsupported files before reading anything else
     if options.lora:
         from localllm.convert.adapters import open_adapters  # seldom needed
 
@@ -361,8 +354,8 @@ def open_with_options(
     from localllm.files.gguf.file import prefault
 
     prefault(file)
-    tokenizer = tokenizer_of(file)
-    if chat_template is not None and require_text("chat_template", chat_template) not in tokenizer.chat_templates:
+    tokenizer = load_tokenizer(file)
+    if chat_template is not None and require_string("chat_template", chat_template) not in tokenizer.chat_templates:
         from localllm.text.builtin_templates import choose_template  # seldom needed
 
         choose_template(chat_template)
@@ -385,7 +378,7 @@ def open_with_options(
     return model
 
 
-def tokenizer_of(file: GGUFFile) -> Tokenizer:
+def load_tokenizer(file: GGUFFile) -> Tokenizer:
     """Return the file's tokenizer. Raises ModelError, which names the file."""
     try:
         return Tokenizer.from_metadata(file.metadata, file.oddities, file.path)
@@ -399,13 +392,13 @@ def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
     with GGUFFile.open(path) as file:
         with suppress(UnsupportedError):  # a damaged file is rejected even if only its tokenizer is needed
-            module, hyperparameters = architecture(file)
+            module, hyperparameters = load_architecture(file)
             if file.tensors:
                 trace_model(file, module.forward, Weights(file.tensors), hyperparameters, hyperparameters.context)
-        return tokenizer_of(file)
+        return load_tokenizer(file)
 
 
-def most_prompt_bytes(
+def get_max_prompt_bytes(
     path: str | os.PathLike[str], context: int | None = None, rope: "RopeScaling | None" = None
 ) -> int:
     """Return the maximum bytes of UTF-8 of a prompt that fits a context; None or 0: the trained context.
@@ -415,5 +408,5 @@ def most_prompt_bytes(
     with GGUFFile.open(path) as file:
         if rope:
             rope.apply(file.metadata, file.path)
-        _, hyperparameters = architecture(file)
-        return tokenizer_of(file).most_bytes(context or hyperparameters.context)
+        _, hyperparameters = load_architecture(file)
+        return load_tokenizer(file).most_bytes(context or hyperparameters.context)

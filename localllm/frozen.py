@@ -23,19 +23,19 @@ def frozen(kind: type[T]) -> type[T]:
     return dataclass(eq=False, repr=False)(kind)
 
 
-def values(instance: "DataclassInstance") -> tuple[object, ...]:
+def get_values(instance: "DataclassInstance") -> tuple[object, ...]:
     return tuple(getattr(instance, each.name) for each in fields(instance))
 
 
 def is_equal(instance: "DataclassInstance", other: "DataclassInstance") -> object:
-    return values(instance) == values(other) if other.__class__ is instance.__class__ else NotImplemented
+    return get_values(instance) == get_values(other) if other.__class__ is instance.__class__ else NotImplemented
 
 
-def hash_of(instance: "DataclassInstance") -> int:
-    return hash(values(instance))
+def compute_hash(instance: "DataclassInstance") -> int:
+    return hash(get_values(instance))
 
 
-def repr_of(instance: "DataclassInstance") -> str:
+def format_repr(instance: "DataclassInstance") -> str:
     arguments = (f"{each.name}={getattr(instance, each.name)!r}" for each in fields(instance) if each.repr)
     return f"{type(instance).__qualname__}({', '.join(arguments)})"
 
@@ -47,10 +47,11 @@ def set_once(instance: "DataclassInstance", name: str, value: object) -> None:
     object.__setattr__(instance, name, value)
 
 
-def refuse(instance: object, name: str) -> None:
+def refuse_deletion(instance: object, name: str) -> None:
     raise FrozenInstanceError(f"cannot delete field {name!r}")
 
 
 SHARED = {
-    "__eq__": is_equal, "__hash__": hash_of, "__repr__": repr_of, "__setattr__": set_once, "__delattr__": refuse,
+    "__eq__": is_equal, "__hash__": compute_hash, "__repr__": format_repr, "__setattr__": set_once,
+    "__delattr__": refuse_deletion,
 }  # fmt: skip

@@ -16,17 +16,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.quant.blocks import load_block, nearest_half, put_group, put_half, putter
+from localllm.quant.blocks import build_group_packer, build_packer, load_block, round_to_float16, store_half
 from localllm.quant.formats import BY_NAME, LAYOUTS
-from localllm.quant.numba_cache import compiled, compiled_encoder, inlined
+from localllm.quant.numba_cache import compile_cached, compile_encoder, compile_inline
 
 f32 = np.float32
 ZERO, ONE, TWO, HUGE, TINY = f32(0), f32(1), f32(2), f32(3e38), f32(1e-6)
 
-GRID = 12  # scales tried per sub-block, from (largest - lowest) / (top - 1.4) to (largest - lowest) / (top + 2.45)
+GRID_SIZE = 12  # scales tried per sub-block, from (largest - lowest) / (top - 1.4) to (largest - lowest) / (top + 2.45)
 GRID_START, GRID_STEP = f32(-1.4), f32(0.35)
 REFITS = 3
-FACTORS = 32  # factors tried: the largest scale by steps, steps - 1, ... for 63 steps, steps - 1/4, ... for 15
+FACTOR_COUNT = 32  # factors tried: the largest scale by steps, steps - 1, ... for 63 steps, steps - 1/4, ... for 15
 ROUNDS = 4
 
 
@@ -53,34 +53,34 @@ class AffineSuperBlock(NamedTuple):
     error: NDArray
 
 
-@inlined
-def new_super_block(blocks, size):
+@compile_inline
+def allocate_super_block(blocks, size):
     x, w, rows = np.zeros((blocks, size), f32), np.zeros((blocks, size), f32), np.zeros((12, blocks), f32)
-    grid, factors = np.zeros((2, GRID), f32), np.zeros((2, FACTORS), f32)
+    grid, factors = np.zeros((2, GRID_SIZE), f32), np.zeros((2, FACTOR_COUNT), f32)
     return AffineSuperBlock(
         x, w, rows[0], rows[1], rows[2], rows[3], rows[4], rows[5], rows[6], rows[7], rows[8], rows[9], rows[10],
         rows[11], grid[0], grid[1], factors[0], factors[1],
     )  # fmt: skip
 
 
-@inlined
-def nearest_code(x, low, inverse, top):
+@compile_inline
+def round_to_code(x, low, inverse, top):
     """Round to a code; inverse: 1 / scale."""
     return min(max(np.rint((x - low) * inverse), ZERO), top)
 
 
-@inlined
-def inverse_of(scale):
+@compile_inline
+def invert(scale):
     return ONE / scale if scale > ZERO else ZERO
 
 
-@inlined
-def code_sums(x, weight, b, scale, low, top):
+@compile_inline
+def sum_codes(x, weight, b, scale, low, top):
     """Compute Σwl, Σwll and Σwlx with the nearest codes l."""
-    inverse = inverse_of(scale)
+    inverse = invert(scale)
     wl, wll, wlx = ZERO, ZERO, ZERO
     for i in range(x.shape[1]):
-        code = nearest_code(x[b, i], low, inverse, top)
+        code = round_to_code(x[b, i], low, inverse, top)
         product = weight[b, i] * code
         wl += product
         wll += product * code
@@ -88,17 +88,17 @@ def code_sums(x, weight, b, scale, low, top):
     return wl, wll, wlx
 
 
-@inlined
-def block_error(x, weight, b, scale, low, top):
-    inverse, error = inverse_of(scale), ZERO
+@compile_inline
+def compute_error(x, weight, b, scale, low, top):
+    inverse, error = invert(scale), ZERO
     for i in range(x.shape[1]):
-        distance = x[b, i] - low - scale * nearest_code(x[b, i], low, inverse, top)
+        distance = x[b, i] - low - scale * round_to_code(x[b, i], low, inverse, top)
         error += weight[b, i] * distance * distance
     return error
 
 
-@inlined
-def fit(w, wx, wl, wll, wlx, highest):
+@compile_inline
+def fit_scale_and_low(w, wx, wl, wll, wlx, highest):
     """Compute the scale and the low, at most `highest`, with the least error from sums over the block.
 
     The sums are Σw, Σwx, Σwl, Σwll, Σwlx.
@@ -112,19 +112,19 @@ def fit(w, wx, wl, wll, wlx, highest):
     return max(scale, ZERO), low
 
 
-@inlined
+@compile_inline
 def predict_error(w, wx, wxx, wl, wll, wlx, scale, low):
     """Compute the error Σw(x - low - scale * l)² from the sums Σw, Σwx, Σwxx, Σwl, Σwll, Σwlx."""
     return wxx + scale * (scale * wll - TWO * wlx) + low * (low * w - TWO * wx + TWO * scale * wl)
 
 
-@inlined
-def half_of(value, unit):
+@compile_inline
+def round_scale(value, unit):
     """Round `value` so that value * unit is a float16; return 0 only if `value` is not positive."""
-    return max(nearest_half(value * unit), f32(2.0**-24)) / unit if value > ZERO else ZERO
+    return max(round_to_float16(value * unit), f32(2.0**-24)) / unit if value > ZERO else ZERO
 
 
-@inlined
+@compile_inline
 def search_block(s, b, top, highest):
     """Find the scale and the low of sub-block b, and the sums over its codes (stage 1)."""
     x, weight = s.x, s.weight
@@ -136,15 +136,15 @@ def search_block(s, b, top, highest):
         wx += weight[b, i] * x[b, i]
         wxx += weight[b, i] * x[b, i] * x[b, i]
     s.sum_w[b], s.sum_wx[b], s.sum_wxx[b] = w, wx, wxx
-    for step in range(GRID):
+    for step in range(GRID_SIZE):
         scale = (largest - lowest) / (top + GRID_START + GRID_STEP * f32(step))
         s.grid_scale[step] = scale
         s.grid_low[step] = lowest if step % 2 else largest - scale * top  # clips either end in turn
     least = HUGE
     for refit in range(REFITS):  # the outer loop, so that the processor works on several scales at once
-        for step in range(GRID):
-            wl, wll, wlx = code_sums(x, weight, b, s.grid_scale[step], s.grid_low[step], top)
-            scale, low = fit(w, wx, wl, wll, wlx, highest)
+        for step in range(GRID_SIZE):
+            wl, wll, wlx = sum_codes(x, weight, b, s.grid_scale[step], s.grid_low[step], top)
+            scale, low = fit_scale_and_low(w, wx, wl, wll, wlx, highest)
             s.grid_scale[step], s.grid_low[step] = scale, low
             error = predict_error(w, wx, wxx, wl, wll, wlx, scale, low)
             if refit == REFITS - 1 and error < least:
@@ -153,8 +153,8 @@ def search_block(s, b, top, highest):
                 s.sum_wl[b], s.sum_wll[b], s.sum_wlx[b] = wl, wll, wlx
 
 
-@inlined
-def best_factor(s, target, curvature, steps, unit):
+@compile_inline
+def search_factor(s, target, curvature, steps, unit):
     """Find the factor whose multiples 0..steps come nearest to `target` (stage 2).
 
     target: [sub-blocks], none negative; curvature: [sub-blocks], the weights of squared differences.
@@ -163,38 +163,38 @@ def best_factor(s, target, curvature, steps, unit):
     for b in range(target.size):
         largest = max(largest, target[b])
     spacing = (steps + ONE) / f32(64)
-    for i in range(FACTORS):
-        s.factor[i] = half_of(largest / (steps - f32(i) * spacing), unit)
+    for i in range(FACTOR_COUNT):
+        s.factor[i] = round_scale(largest / (steps - f32(i) * spacing), unit)
         s.error[i] = ZERO
     for b in range(target.size):
-        for i in range(FACTORS):
-            distance = target[b] - s.factor[i] * min(np.rint(target[b] * inverse_of(s.factor[i])), steps)
+        for i in range(FACTOR_COUNT):
+            distance = target[b] - s.factor[i] * min(np.rint(target[b] * invert(s.factor[i])), steps)
             s.error[i] += distance * distance * curvature[b]
     return s.factor[np.argmin(s.error)]
 
 
-@inlined
-def first_factors(s, steps, unit):
+@compile_inline
+def search_factors(s, steps, unit):
     """Find both factors (stage 2), and the nearest integers k and m for them, in s.k and s.m."""
     curvature, depth = s.best_k, s.best_m  # temporary memory: stage 3 fills these arrays later
     for b in range(s.k.size):  # curvature: the cost of changing the scale, to which a low below 0 is adapted
         along = s.sum_wl[b] * s.sum_wl[b] / s.sum_w[b] if s.low[b] < ZERO else ZERO
         curvature[b] = max(s.sum_wll[b] - along, ZERO)
-    factor = best_factor(s, s.scale, curvature, steps, unit)
+    factor = search_factor(s, s.scale, curvature, steps, unit)
     for b in range(s.k.size):
-        s.k[b] = min(np.rint(s.scale[b] * inverse_of(factor)), steps)
+        s.k[b] = min(np.rint(s.scale[b] * invert(factor)), steps)
         depth[b] = max((factor * s.k[b] * s.sum_wl[b] - s.sum_wx[b]) / s.sum_w[b], ZERO)
-    low_factor = best_factor(s, depth, s.sum_w, steps, unit)
+    low_factor = search_factor(s, depth, s.sum_w, steps, unit)
     for b in range(s.k.size):
-        s.m[b] = min(np.rint(depth[b] * inverse_of(low_factor)), steps)
+        s.m[b] = min(np.rint(depth[b] * invert(low_factor)), steps)
     return factor, low_factor
 
 
-@inlined
+@compile_inline
 def round_block(s, b, top, steps, factor, low_factor):
     """Choose k and m near the present ones, and update the sums; return the error (stage 3)."""
     w, wx, wxx = s.sum_w[b], s.sum_wx[b], s.sum_wxx[b]
-    low_inverse = inverse_of(low_factor)
+    low_inverse = invert(low_factor)
     start_k, start_low = s.k[b], -low_factor * s.m[b]
     least = HUGE
     for step in range(-1, 2):
@@ -202,19 +202,19 @@ def round_block(s, b, top, steps, factor, low_factor):
         if k < ZERO or k > steps:
             continue
         scale = factor * k
-        wl, wll, wlx = code_sums(s.x, s.weight, b, scale, start_low, top)
+        wl, wll, wlx = sum_codes(s.x, s.weight, b, scale, start_low, top)
         m = min(max(np.rint((scale * wl - wx) / w * low_inverse), ZERO), steps)
         error = predict_error(w, wx, wxx, wl, wll, wlx, scale, -low_factor * m)
         if error < least:
             least = error
             s.k[b], s.m[b] = k, m
     scale, low = factor * s.k[b], -low_factor * s.m[b]
-    wl, wll, wlx = code_sums(s.x, s.weight, b, scale, low, top)
+    wl, wll, wlx = sum_codes(s.x, s.weight, b, scale, low, top)
     s.sum_wl[b], s.sum_wll[b], s.sum_wlx[b] = wl, wll, wlx
     return predict_error(w, wx, wxx, wl, wll, wlx, scale, low)
 
 
-@inlined
+@compile_inline
 def refit_factors(s, unit, factor, low_factor):
     """Compute the factors with the least error for the present integers and codes (stage 3)."""
     kk, km, mm, kx, mx = ZERO, ZERO, ZERO, ZERO, ZERO
@@ -227,20 +227,20 @@ def refit_factors(s, unit, factor, low_factor):
         mx += m * s.sum_wx[b]
     determinant = kk * mm - km * km
     if determinant > TINY * kk * mm:
-        factor = half_of((kx * mm - mx * km) / determinant, unit)
+        factor = round_scale((kx * mm - mx * km) / determinant, unit)
     elif kk > ZERO:
-        factor = half_of((kx + low_factor * km) / kk, unit)
+        factor = round_scale((kx + low_factor * km) / kk, unit)
     if mm > ZERO:
-        low_factor = half_of((factor * km - mx) / mm, unit)
+        low_factor = round_scale((factor * km - mx) / mm, unit)
     return factor, low_factor
 
 
-@compiled
+@compile_cached
 def search_super_block(s, top, steps, unit):
     """Run all three stages; return both factors, and leave the integers in s.best_k and s.best_m."""
     for b in range(s.k.size):
         search_block(s, b, top, ZERO)
-    factor, low_factor = first_factors(s, steps, unit)
+    factor, low_factor = search_factors(s, steps, unit)
     best_factor, best_low_factor, least = factor, low_factor, HUGE
     for _ in range(ROUNDS):
         error = ZERO
@@ -255,7 +255,7 @@ def search_super_block(s, top, steps, unit):
     return best_factor, best_low_factor
 
 
-@compiled
+@compile_cached
 def search_plain_block(s, top, unit):
     """Find the scale and the low, of any sign, both float16, of a block without sub-blocks (sub-block 0 of s)."""
     search_block(s, 0, top, HUGE)
@@ -263,36 +263,36 @@ def search_plain_block(s, top, unit):
     scale, low, wl, wll, wlx = s.scale[0], s.low[0], s.sum_wl[0], s.sum_wll[0], s.sum_wlx[0]
     best_scale, best_low, least = scale, low, HUGE
     for _ in range(ROUNDS):
-        scale = half_of(scale, unit)
-        low = nearest_half((wx - scale * wl) / w * unit) / unit
-        wl, wll, wlx = code_sums(s.x, s.weight, 0, scale, low, top)
+        scale = round_scale(scale, unit)
+        low = round_to_float16((wx - scale * wl) / w * unit) / unit
+        wl, wll, wlx = sum_codes(s.x, s.weight, 0, scale, low, top)
         error = predict_error(w, wx, wxx, wl, wll, wlx, scale, low)
         if error >= least:
             break
         best_scale, best_low, least = scale, low, error
-        scale, low = fit(w, wx, wl, wll, wlx, HUGE)
-    return best_scale, best_shift(s, best_scale, best_low, top, unit)
+        scale, low = fit_scale_and_low(w, wx, wl, wll, wlx, HUGE)
+    return best_scale, choose_low(s, best_scale, best_low, top, unit)
 
 
-@inlined
-def best_shift(s, scale, low, top, unit):
+@compile_inline
+def choose_low(s, scale, low, top, unit):
     """Choose the low with the least error among three, for all codes one less, unchanged, and one more.
 
     float16 rounds each of them differently. The error is computed from the weights, not from the sums, whose rounding
     errors would spoil weights that can be represented exactly.
     """
-    wl, _, _ = code_sums(s.x, s.weight, 0, scale, low, top)
+    wl, _, _ = sum_codes(s.x, s.weight, 0, scale, low, top)
     free_low = (s.sum_wx[0] - scale * wl) / s.sum_w[0]
     best, least = low, HUGE
     for shift in range(-1, 2):
-        shifted = nearest_half((free_low + f32(shift) * scale) * unit) / unit
-        error = block_error(s.x, s.weight, 0, scale, shifted, top)
+        shifted = round_to_float16((free_low + f32(shift) * scale) * unit) / unit
+        error = compute_error(s.x, s.weight, 0, scale, shifted, top)
         if error < least:
             best, least = shifted, error
     return best
 
 
-def super_blocks(name):
+def build_super_block_encoder(name):
     """Build the encoder of a format with super-blocks: d and low per block, integers per sub-block.
 
     The integers of a sub-block are its scale and minimum.
@@ -300,11 +300,15 @@ def super_blocks(name):
     layout, block_bytes = LAYOUTS[name], BY_NAME[name].bytes
     size, blocks, top = layout.group, 256 // layout.group, f32((1 << layout.bits) - 1)
     steps = f32((1 << sum(field.bits for field in layout.scales)) - 1)
-    put_code, put_scale, put_minimum = putter(layout.codes, size), put_group(layout.scales), put_group(layout.minimums)
+    put_code, put_scale, put_minimum = (
+        build_packer(layout.codes, size),
+        build_group_packer(layout.scales),
+        build_group_packer(layout.minimums),
+    )
     d, d_low = layout.d, layout.low
 
     def encode(weights, importance, out):
-        s = new_super_block(blocks, size)
+        s = allocate_super_block(blocks, size)
         for row in range(weights.shape[0]):
             for block in range(weights.shape[1] // 256):
                 into = out[row, block * block_bytes : (block + 1) * block_bytes]
@@ -313,8 +317,8 @@ def super_blocks(name):
                 if unit == 0:
                     continue
                 factor, low_factor = search_super_block(s, top, steps, unit)
-                put_half(into, d, factor * unit)
-                put_half(into, d_low, low_factor * unit)
+                store_half(into, d, factor * unit)
+                store_half(into, d_low, low_factor * unit)
                 for b in range(blocks):
                     put_scale(into, b, np.uint8(s.best_k[b]))
                     put_minimum(into, b, np.uint8(s.best_m[b]))
@@ -322,16 +326,16 @@ def super_blocks(name):
                     scale, low = factor * s.best_k[b], -low_factor * s.best_m[b]
                     put_codes(put_code, into, s.x, b, scale, low, top)
 
-    return compiled_encoder(name, encode)
+    return compile_encoder(name, encode)
 
 
-def plain_blocks(name):
+def build_block_encoder(name):
     """Build the encoder of a format with blocks of 32 weights, whose scale and low are both float16."""
     layout, block_bytes = LAYOUTS[name], BY_NAME[name].bytes
-    put_code, d, d_low, top = putter(layout.codes, 32), layout.d, layout.low, f32((1 << layout.bits) - 1)
+    put_code, d, d_low, top = build_packer(layout.codes, 32), layout.d, layout.low, f32((1 << layout.bits) - 1)
 
     def encode(weights, importance, out):
-        s = new_super_block(1, 32)
+        s = allocate_super_block(1, 32)
         for row in range(weights.shape[0]):
             for block in range(weights.shape[1] // 32):
                 into = out[row, block * block_bytes : (block + 1) * block_bytes]
@@ -340,16 +344,16 @@ def plain_blocks(name):
                 if unit == 0:
                     continue
                 scale, low = search_plain_block(s, top, unit)
-                put_half(into, d, scale * unit)
-                put_half(into, d_low, low * unit)
+                store_half(into, d, scale * unit)
+                store_half(into, d_low, low * unit)
                 put_codes(put_code, into, s.x, 0, scale, low, top)
 
-    return compiled_encoder(name, encode)
+    return compile_encoder(name, encode)
 
 
-@inlined
+@compile_inline
 def put_codes(put, out, x, b, scale, low, top):
-    inverse = inverse_of(scale)
+    inverse = invert(scale)
     for i in range(x.shape[1]):
-        code = np.uint8(nearest_code(x[b, i], low, inverse, top))
+        code = np.uint8(round_to_code(x[b, i], low, inverse, top))
         put(out, b * x.shape[1], i, code)

@@ -11,10 +11,10 @@ import numpy as np
 
 from localllm.quant.formats import BY_NAME, FORMATS, LAYOUTS, UNKNOWN_TO_GGUF, Field, Fields
 
-OPENABLE = tuple(format.name for format in FORMATS.values() if format.feedback)
+FEEDBACK_FORMATS = tuple(format.name for format in FORMATS.values() if format.feedback)
 
 
-def numbers(blocks: np.ndarray, fields: Fields, count: int) -> np.ndarray:
+def read_field(blocks: np.ndarray, fields: Fields, count: int) -> np.ndarray:
     """Read the first `count` values of a field from blocks: int64 [blocks, count].
 
     blocks: uint8 [blocks, bytes]; fields: the field, or two with the low and the high bits.
@@ -27,12 +27,12 @@ def numbers(blocks: np.ndarray, fields: Fields, count: int) -> np.ndarray:
     return total
 
 
-def halved_e8m0() -> np.ndarray:
+def build_e8m0_table() -> np.ndarray:
     """Return half the value of each E8M0 byte e, 2 ** (e - 127) / 2: float32 [256]."""
     return np.ldexp(np.float32(1), np.arange(256) - 128)
 
 
-def halved_ue4m3() -> np.ndarray:
+def build_ue4m3_table() -> np.ndarray:
     """Return half the value of each UE4M3 byte: float32 [256].
 
     UE4M3 has 4 bits of exponent with bias 7 and 3 bits of mantissa. As in ggml, the topmost bit is ignored, and 0x7f
@@ -46,7 +46,7 @@ def halved_ue4m3() -> np.ndarray:
     return (value / 2).astype(np.float32)
 
 
-class Codes(NamedTuple):
+class FormatCodes(NamedTuple):
     """The codes of a format and the levels that they represent.
 
     Attributes:
@@ -63,19 +63,19 @@ class Codes(NamedTuple):
 
 
 @cache
-def format_codes(name: str) -> Codes:
+def get_codes(name: str) -> FormatCodes:
     layout = LAYOUTS[name]
     if layout.values:
         stored = np.argsort(np.array(layout.values), kind="stable").astype(np.uint8)
         levels = np.array(layout.values, np.float32)[stored]
         levels, first = np.unique(levels, return_index=True)  # MXFP4 has two codes for zero
-        return Codes(levels, stored[first], False, layout.group)
+        return FormatCodes(levels, stored[first], False, layout.group)
     if name == "Q8_0":  # signed bytes; no encoder writes -128
         signed = np.arange(-127, 128, dtype=np.int8)
-        return Codes(signed.astype(np.float32), signed.view(np.uint8), True, layout.group)
+        return FormatCodes(signed.astype(np.float32), signed.view(np.uint8), True, layout.group)
     stored = np.arange(1 << layout.bits, dtype=np.uint8)
     levels = np.float32(layout.step) * stored.astype(np.float32) - np.float32(layout.centre)
-    return Codes(levels, stored, layout.step == 1, layout.group)
+    return FormatCodes(levels, stored, layout.step == 1, layout.group)
 
 
 def read_scales(name: str, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -85,16 +85,16 @@ def read_scales(name: str, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     d = np.ones((len(blocks), 1), np.float32) if layout.d is None else read_half(blocks, layout.d)
     scales = np.ones((len(blocks), groups), np.float32)
     if layout.scale_type == "e8m0":
-        scales = halved_e8m0().astype(np.float32)[numbers(blocks, layout.scales, groups)]
+        scales = build_e8m0_table().astype(np.float32)[read_field(blocks, layout.scales, groups)]
     elif layout.scales:
-        stored = numbers(blocks, layout.scales, groups)
+        stored = read_field(blocks, layout.scales, groups)
         stored = stored.astype(np.int8) if layout.scale_type == "int8" else stored - layout.scale_centre
         scales = stored.astype(np.float32)
     if layout.low is None:
         return d * scales, np.zeros_like(scales)
     low = read_half(blocks, layout.low)
     if layout.minimums:
-        return d * scales, -low * numbers(blocks, layout.minimums, groups).astype(np.float32)
+        return d * scales, -low * read_field(blocks, layout.minimums, groups).astype(np.float32)
     return d * scales, low
 
 
@@ -103,15 +103,15 @@ def read_half(blocks: np.ndarray, at: int) -> np.ndarray:
     return blocks[:, at : at + 2].copy().view("<f2").astype(np.float32)
 
 
-def put_codes(name: str, blocks: np.ndarray, codes: np.ndarray) -> None:
+def replace_codes(name: str, blocks: np.ndarray, codes: np.ndarray) -> None:
     """Replace the codes in blocks; codes: stored values, uint8 [blocks, weights of a block]."""
     above = 0
     for field in LAYOUTS[name].codes:
-        put_field(field, blocks, codes >> above & (1 << field.bits) - 1)
+        replace_field(field, blocks, codes >> above & (1 << field.bits) - 1)
         above += field.bits
 
 
-def put_field(field: Field, blocks: np.ndarray, values: np.ndarray) -> None:
+def replace_field(field: Field, blocks: np.ndarray, values: np.ndarray) -> None:
     byte, bit = np.array([field.place(i) for i in range(values.shape[1])]).T
     blocks[:, np.unique(byte)] = 0  # no other field shares the bytes of a field of codes
     for lowest in np.unique(bit):
@@ -122,14 +122,14 @@ def put_field(field: Field, blocks: np.ndarray, values: np.ndarray) -> None:
 def dequantize(name: str, rows: np.ndarray) -> np.ndarray:
     """Dequantize rows of blocks, uint8 [rows, bytes]: float32 [rows, columns]."""
     if name in UNKNOWN_TO_GGUF:
-        return dequantize_codes(name, rows)
+        return dequantize_by_layout(name, rows)
     import gguf
 
     return gguf.dequantize(rows, gguf.GGMLQuantizationType(BY_NAME[name].id)).astype(np.float32, copy=False)
 
 
-def dequantize_codes(name: str, rows: np.ndarray) -> np.ndarray:
+def dequantize_by_layout(name: str, rows: np.ndarray) -> np.ndarray:
     layout, blocks = LAYOUTS[name], rows.reshape(-1, BY_NAME[name].bytes)
-    codes = numbers(blocks, layout.codes, BY_NAME[name].block)
+    codes = read_field(blocks, layout.codes, BY_NAME[name].block)
     scales, _ = read_scales(name, blocks)
     return (scales * (layout.step * codes - layout.centre).astype(np.float32)).reshape(len(rows), -1)

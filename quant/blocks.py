@@ -11,14 +11,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from localllm.quant.formats import Field, Fields, Places
-from localllm.quant.numba_cache import compiled, inlined
+from localllm.quant.formats import Field, Fields, ScatteredField
+from localllm.quant.numba_cache import compile_cached, compile_inline
 
 SMALLEST_HALF = np.float32(2.0**-24)
 LARGEST_BF16 = np.uint32(0x7F7F)
 
 
-@inlined
+@compile_inline
 def to_half(value):
     """Convert a float32 to the bits of the nearest float16, uint16.
 
@@ -35,7 +35,7 @@ def to_half(value):
     return np.uint16(result | sign)
 
 
-@inlined
+@compile_inline
 def from_half(bits):
     """Convert the bits of a finite float16 to float32.
 
@@ -45,27 +45,27 @@ def from_half(bits):
     return -number if bits & np.uint16(0x8000) else number
 
 
-@inlined
-def nearest_half(value):
+@compile_inline
+def round_to_float16(value):
     return from_half(to_half(value))
 
 
-@inlined
-def put_half(out, position, value):
+@compile_inline
+def store_half(out, position, value):
     """Store a float32 as a float16 in two bytes of `out`."""
     bits = to_half(value)
     out[position] = np.uint8(bits & np.uint16(0xFF))
     out[position + 1] = np.uint8(bits >> np.uint16(8))
 
 
-@compiled
+@compile_cached
 def narrow_to_half(weights, out):
     """Convert float32 [n] to float16 bits, uint16 [n]."""
     for i in range(weights.size):
         out[i] = to_half(weights[i])
 
 
-@compiled
+@compile_cached
 def narrow_to_bf16(weights, out):
     """Convert float32 [n] to bfloat16 bits, uint16 [n]: the upper half of a float32."""
     for i in range(weights.size):
@@ -78,8 +78,8 @@ def narrow_to_bf16(weights, out):
 f32 = np.float32
 
 
-@inlined
-def largest_of(weights, row, start, count):
+@compile_inline
+def find_largest(weights, row, start, count):
     """Return the largest absolute value among some weights of a row."""
     largest = f32(0)
     for i in range(start, start + count):
@@ -87,28 +87,28 @@ def largest_of(weights, row, start, count):
     return largest
 
 
-@inlined
-def unit_of(largest):
+@compile_inline
+def compute_unit(largest):
     """Return the largest power of two that is at most `largest`; 0 if weights are so small that all become 0."""
     if largest < f32(2.0**-25):
         return f32(0)
     return np.uint32(f32(largest).view(np.uint32) & np.uint32(0x7F800000)).view(f32)
 
 
-@inlined
+@compile_inline
 def normalize(weights, row, start, count, x):
     """Copy weights, divided by their unit, to x; return the unit.
 
     If the unit is 0 (see unit_of), x becomes zeros.
     """
-    unit = unit_of(largest_of(weights, row, start, count))
+    unit = compute_unit(find_largest(weights, row, start, count))
     inverse = f32(1) / unit if unit > 0 else f32(0)
     for i in range(count):
         x[i] = weights[row, start + i] * inverse
     return unit
 
 
-@inlined
+@compile_inline
 def load_block(weights, importance, row, start, count, s):
     """Copy weights, divided by their unit, to s.x, and their importance to s.weight; return the unit."""
     flat = s.weight.reshape(-1)
@@ -117,53 +117,57 @@ def load_block(weights, importance, row, start, count, s):
     return normalize(weights, row, start, count, s.x.reshape(-1))
 
 
-def putter(fields: Fields, together: int = 1) -> Callable:
+def build_packer(fields: Fields, together: int = 1) -> Callable:
     """Build a function (out, first, i, number) that packs value first + i into the bytes of a block.
 
     The bytes must be zero before. first: a multiple of `together`; i: less than `together`. Then the compiler
     vectorizes loops over i. fields: the first holds the lowest bits of a value.
     """
     if len(fields) == 1:
-        return put_places(fields[0]) if isinstance(fields[0], Places) else put_field(fields[0], together)
-    low, high, bits = putter(fields[:1], together), putter(fields[1:], together), fields[0].bits
+        return (
+            build_position_packer(fields[0])
+            if isinstance(fields[0], ScatteredField)
+            else build_field_packer(fields[0], together)
+        )
+    low, high, bits = build_packer(fields[:1], together), build_packer(fields[1:], together), fields[0].bits
 
-    @inlined
-    def put(out, first, i, number):
+    @compile_inline
+    def pack(out, first, i, number):
         low(out, first, i, number)
         high(out, first, i, number >> bits)
 
-    return put
+    return pack
 
 
-def put_field(field: Field, together: int) -> Callable:
+def build_field_packer(field: Field, together: int) -> Callable:
     at, bits, run = field
     each, mask, across = 8 // bits, (1 << bits) - 1, 8 // bits * run
 
-    @inlined
-    def anywhere(out, first, i, number):
+    @compile_inline
+    def pack_anywhere(out, first, i, number):
         n = first + i
         out[at + n // across * run + n % run] |= (number & mask) << n // run % each * bits
 
-    @inlined
-    def of_runs(out, first, i, number):
+    @compile_inline
+    def pack_runs(out, first, i, number):
         start, shift = at + first // across * run + first % run, first // run % each * bits
         out[start + i] |= (number & mask) << shift
 
-    return anywhere if run % together else of_runs
+    return pack_anywhere if run % together else pack_runs
 
 
-def put_places(field: Places) -> Callable:
+def build_position_packer(field: ScatteredField) -> Callable:
     bytes_, shifts = np.array(field.places, np.int64).T.copy()
     mask = (1 << field.bits) - 1
 
-    @inlined
-    def put(out, first, i, number):
+    @compile_inline
+    def pack(out, first, i, number):
         out[bytes_[first + i]] |= (number & mask) << shifts[first + i]
 
-    return put
+    return pack
 
 
-def put_group(fields: Fields) -> Callable:
+def build_group_packer(fields: Fields) -> Callable:
     """Build a function (out, group, number) that packs a value stored per group."""
-    put = putter(fields)
-    return inlined(lambda out, group, number: put(out, group, 0, number))
+    put = build_packer(fields)
+    return compile_inline(lambda out, group, number: put(out, group, 0, number))

@@ -23,15 +23,15 @@ from typing import NamedTuple
 import numpy as np
 from gguf import quants
 
-from localllm.quant.blocks import SMALLEST_HALF, nearest_half, normalize
+from localllm.quant.blocks import SMALLEST_HALF, normalize, round_to_float16
 from localllm.quant.formats import BY_NAME, LAYOUTS
-from localllm.quant.numba_cache import compiled, inlined
+from localllm.quant.numba_cache import compile_cached, compile_inline
 
 NEIGHBOURS = 16
-TURNS = 6
-GAIN = np.float32(1 + 2e-3)  # the search continues while a turn raises the gain by more than this factor
+MAX_TURNS = 6
+MIN_GAIN = np.float32(1 + 2e-3)  # the search continues while a turn raises the gain by more than this factor
 # Candidates for the multiple of the group with the largest scale, as fractions of the largest possible multiple.
-SHARES = np.stack([np.arange(start, start + 0.2, 0.0125) for start in (0.68, 0.88)]).astype(np.float32)
+MULTIPLE_SHARES = np.stack([np.arange(start, start + 0.2, 0.0125) for start in (0.68, 0.88)]).astype(np.float32)
 
 
 class Codebook(NamedTuple):
@@ -47,7 +47,7 @@ class Codebook(NamedTuple):
 
 
 @cache
-def codebook(name: str) -> Codebook:
+def load_codebook(name: str) -> Codebook:
     format = getattr(quants, name)
     format.init_grid()
     grid = format.grid.reshape(format.grid_shape).astype(np.float32)
@@ -61,7 +61,7 @@ def codebook(name: str) -> Codebook:
     return Codebook(grid, nearest, vectors, levels[0], last / (levels[-1] - levels[0]), last, places)
 
 
-class Group(NamedTuple):
+class GroupState(NamedTuple):
     """The vectors chosen for a group of weights, and temporary arrays."""
 
     codes: np.ndarray  # uint16 [vectors]
@@ -73,7 +73,7 @@ class Group(NamedTuple):
     sums: np.ndarray  # float32 [vectors, 2], Σwxv and Σwv²
 
 
-@inlined
+@compile_inline
 def round_to_levels(x, w, inverse, shift, book, group):
     """Round the weights of a group to levels, in group.levels; write 2 w value to group.doubled.
 
@@ -86,8 +86,8 @@ def round_to_levels(x, w, inverse, shift, book, group):
         group.levels[i] = min(max(level, np.float32(0)), book.last)
 
 
-@inlined
-def best_neighbour(size, w, start, doubled, book, point):
+@compile_inline
+def find_best_neighbour(size, w, start, doubled, book, point):
     """Return the index of a point's neighbour v with the least error, that is, the greatest score.
 
     The score is Σ v (2 w value - w v). Its lowest 4 bits are replaced by the neighbour's index, so that one maximum of
@@ -104,7 +104,7 @@ def best_neighbour(size, w, start, doubled, book, point):
     return np.int32(most & 15)
 
 
-@inlined
+@compile_inline
 def fit_vectors(size, x, w, inverse, shifts, book, group):
     """Implement `fit` for vectors of `size` weights, a constant for the compiler.
 
@@ -119,7 +119,7 @@ def fit_vectors(size, x, w, inverse, shifts, book, group):
                 point += group.levels[n * size + i] * book.places[i]
             group.points[n] = np.int32(point)
         for n in range(vectors):
-            group.places[n] = best_neighbour(size, w, n * size, group.doubled, book, group.points[n])
+            group.places[n] = find_best_neighbour(size, w, n * size, group.doubled, book, group.points[n])
         for n in range(vectors):
             code = book.nearest[group.points[n], group.places[n]]
             product, square = np.float32(0), np.float32(0)
@@ -138,7 +138,7 @@ def fit_vectors(size, x, w, inverse, shifts, book, group):
     return product, square
 
 
-@compiled
+@compile_cached
 def fit(x, w, inverse, shifts, book, group):
     """Choose the vectors of a group for the scale 1 / inverse; return (Σwxv, Σwv²).
 
@@ -149,8 +149,8 @@ def fit(x, w, inverse, shifts, book, group):
     return fit_vectors(8, x, w, inverse, shifts, book, group)
 
 
-@compiled
-def best_scale(x, w, targets, shifts, book, group):
+@compile_cached
+def search_scale(x, w, targets, shifts, book, group):
     """Return the scale that reduces the error of a group most, and its gain; both are 0 if all weights are 0."""
     largest = np.float32(0)
     for i in range(x.size):
@@ -164,20 +164,20 @@ def best_scale(x, w, targets, shifts, book, group):
             scale, gain = product / square, product * product / square
     while gain > 0:
         product, square = fit(x, w, np.float32(1) / scale, shifts, book, group)
-        if product <= 0 or product * product <= gain * GAIN * square:
+        if product <= 0 or product * product <= gain * MIN_GAIN * square:
             break
         scale, gain = product / square, product * product / square
     return scale, gain
 
 
-@inlined
-def nearest_multiple(ratio, largest):
+@compile_inline
+def round_to_multiple(ratio, largest):
     """Return the odd integer from 1 to `largest` that is nearest to a ratio."""
     half = np.rint((ratio - np.float32(1)) * np.float32(0.5))
     return np.float32(2) * min(max(half, np.float32(0)), np.float32((largest - 1) // 2)) + np.float32(1)
 
 
-@compiled
+@compile_cached
 def choose_d(scales, gains, largest, shares):
     """Choose the d whose multiples, up to `largest`, approximate the scales of all groups best.
 
@@ -193,20 +193,20 @@ def choose_d(scales, gains, largest, shares):
         total = np.float32(0)
         for group in range(scales.size):
             if gains[group] > 0:
-                off = np.float32(1) - nearest_multiple(scales[group] / d, largest) * d / scales[group]
+                off = np.float32(1) - round_to_multiple(scales[group] / d, largest) * d / scales[group]
                 total += gains[group] * (np.float32(1) - off * off)
         if total > most:
             best, most = d, total
     return best
 
 
-class Plan(NamedTuple):
+class BlockPlan(NamedTuple):
     multiples: np.ndarray  # int32 [groups]
     codes: np.ndarray  # uint16 [vectors]
     chosen: np.ndarray  # uint8 [vectors], indices of shifts
 
 
-@compiled
+@compile_cached
 def choose_multiples(x, w, scales, d, largest, shifts, book, group, plan, is_open):
     """Choose codes for all groups, given d, and write them to `plan`.
 
@@ -217,7 +217,7 @@ def choose_multiples(x, w, scales, d, largest, shifts, book, group, plan, is_ope
     error, product, square = np.float32(0), np.float32(0), np.float32(0)
     for g in range(scales.size):
         xs, ws = x[g * size : g * size + size], w[g * size : g * size + size]
-        nearest = nearest_multiple(scales[g] / d, largest)
+        nearest = round_to_multiple(scales[g] / d, largest)
         beside = nearest + np.float32(2 if scales[g] > nearest * d else -2)
         least, best_product, best_square = np.float32(np.inf), np.float32(0), np.float32(0)
         beside = min(max(beside, np.float32(1)), np.float32(largest))
@@ -238,26 +238,26 @@ def choose_multiples(x, w, scales, d, largest, shifts, book, group, plan, is_ope
     return error, product / square
 
 
-@compiled
+@compile_cached
 def copy_plan(source, target):
     target.multiples[:] = source.multiples
     target.codes[:] = source.codes
     target.chosen[:] = source.chosen
 
 
-@compiled
+@compile_cached
 def fit_block(x, w, unit, scales, gains, largest, shifts, book, group, plan, best_plan):
     """Return the best d for 256 weights, which are divided by `unit`; write multiples and codes to `best_plan`."""
     best, least, following = np.float32(0), np.float32(0), np.float32(0)
-    for shares in SHARES:
-        d = max(nearest_half(choose_d(scales, gains, largest, shares) * unit), SMALLEST_HALF)
+    for shares in MULTIPLE_SHARES:
+        d = max(round_to_float16(choose_d(scales, gains, largest, shares) * unit), SMALLEST_HALF)
         error, next_d = choose_multiples(x, w, scales, d / unit, largest, shifts, book, group, plan, True)
         if error < least:
             best, least, following = d, error, next_d
             copy_plan(plan, best_plan)
     copy_plan(best_plan, plan)
-    for _ in range(TURNS):
-        d = nearest_half(following * unit)
+    for _ in range(MAX_TURNS):
+        d = round_to_float16(following * unit)
         if d <= 0:
             break
         error, next_d = choose_multiples(x, w, scales, d / unit, largest, shifts, book, group, plan, False)
@@ -268,7 +268,7 @@ def fit_block(x, w, unit, scales, gains, largest, shifts, book, group, plan, bes
     return best
 
 
-@inlined
+@compile_inline
 def split_signs(x, w, even, signs):
     """Make 256 weights positive, and write their signs to `signs`, one byte for each octet.
 
@@ -302,9 +302,9 @@ class SearchResult(NamedTuple):
     signs: np.ndarray  # uint8 [blocks, 32]: bit i of byte n for weight 8 n + i
 
 
-@compiled
-def new_group(vectors, size):
-    return Group(
+@compile_cached
+def allocate_group(vectors, size):
+    return GroupState(
         np.zeros(vectors, np.uint16),
         np.zeros(vectors, np.uint8),
         np.zeros(size, np.float32),
@@ -315,16 +315,16 @@ def new_group(vectors, size):
     )
 
 
-@compiled
+@compile_cached
 def search_rows(weights, importance, book, targets, shifts, signed, even, largest, factor, result):
     """Search all blocks, and write the results to `result`; see `search` for the parameters."""
     groups, vectors, blocks = result.scales.shape[1], result.codes.shape[1], weights.shape[1] // 256
     size = 256 // groups
     x, scales, gains = np.empty(256, np.float32), np.empty(groups, np.float32), np.empty(groups, np.float32)
     group_shifts = np.empty((groups, shifts.shape[1]), np.float32)
-    state = new_group(vectors // groups, size)
-    plan = Plan(np.zeros(groups, np.int32), np.zeros(vectors, np.uint16), np.zeros(vectors, np.uint8))
-    best_plan = Plan(np.ones(groups, np.int32), np.zeros(vectors, np.uint16), np.zeros(vectors, np.uint8))
+    state = allocate_group(vectors // groups, size)
+    plan = BlockPlan(np.zeros(groups, np.int32), np.zeros(vectors, np.uint16), np.zeros(vectors, np.uint8))
+    best_plan = BlockPlan(np.ones(groups, np.int32), np.zeros(vectors, np.uint16), np.zeros(vectors, np.uint8))
     for n in range(weights.shape[0] * blocks):
         row, start = n // blocks, n % blocks * 256
         w = importance[start : start + 256]
@@ -335,7 +335,7 @@ def search_rows(weights, importance, book, targets, shifts, signed, even, larges
             split_signs(x, w, even, result.signs[n])
         for group in range(groups):
             part = slice(group * size, group * size + size)
-            result.shifts[n, group], scales[group], gains[group] = best_shift(
+            result.shifts[n, group], scales[group], gains[group] = search_shift(
                 x[part], w[part], targets, shifts, book, state
             )
             group_shifts[group] = shifts[result.shifts[n, group]]
@@ -346,12 +346,12 @@ def search_rows(weights, importance, book, targets, shifts, signed, even, larges
             result.scales[n, group] = best_plan.multiples[group] // 2
 
 
-@compiled
-def best_shift(x, w, targets, shifts, book, group):
+@compile_cached
+def search_shift(x, w, targets, shifts, book, group):
     """Return the best row of `shifts` for a group, with its scale and gain."""
     best, scale, gain = 0, np.float32(0), np.float32(0)
     for s in range(shifts.shape[0]):
-        this_scale, this_gain = best_scale(x, w, targets, shifts[s], book, group)
+        this_scale, this_gain = search_scale(x, w, targets, shifts[s], book, group)
         if this_gain > gain:
             best, scale, gain = s, this_scale, this_gain
     return best, scale, gain
@@ -383,7 +383,7 @@ def search(
     signed: whether the grid has magnitudes, and signs are stored separately
     even: whether the number of minus signs of every 8 weights must be even
     """
-    book = codebook(grid)
+    book = load_codebook(grid)
     blocks, vectors = weights.size // 256, 256 // book.grid.shape[1]
     result = SearchResult(
         np.zeros((blocks, 1), np.float32),
@@ -410,7 +410,7 @@ SHIFT = np.float32(0.125)
 Fields = Callable[[SearchResult], dict[str, np.ndarray]]
 
 
-def encoder(name: str, fields: Fields, *how, grid: str = "", **more) -> Callable:
+def build_encoder(name: str, fields: Fields, *how, grid: str = "", **more) -> Callable:
     """Build the encoder of a format.
 
     fields: converts the search's results to the fields of blocks, by name, uint8 [blocks, bytes of the field]; grid:
@@ -429,70 +429,74 @@ def encoder(name: str, fields: Fields, *how, grid: str = "", **more) -> Callable
     return encode
 
 
-def iq1_s(result: SearchResult) -> dict[str, np.ndarray]:
+def pack_iq1_s(result: SearchResult) -> dict[str, np.ndarray]:
     words = result.scales.astype(np.uint16) << 12 | result.shifts.astype(np.uint16) << 15
-    return {"codes": low_bytes(result.codes), "scales": as_bytes(words | in_words(result.codes >> 8, 4, 3))}
+    return {"codes": take_low_bytes(result.codes), "scales": view_bytes(words | pack_words(result.codes >> 8, 4, 3))}
 
 
-def iq1_m(result: SearchResult) -> dict[str, np.ndarray]:
+def pack_iq1_m(result: SearchResult) -> dict[str, np.ndarray]:
     d = result.d.astype(np.float16).view(np.uint16) >> np.array([0, 4, 8, 12], np.uint16) << 12
     high = (result.codes >> 8).astype(np.uint8) | result.chosen << 3
-    words = d | in_words(result.scales.astype(np.uint16), 4, 3)
-    return {"codes": low_bytes(result.codes), "high": in_words(high, 2, 4), "scales": as_bytes(words)}
+    words = d | pack_words(result.scales.astype(np.uint16), 4, 3)
+    return {"codes": take_low_bytes(result.codes), "high": pack_words(high, 2, 4), "scales": view_bytes(words)}
 
 
-def iq2_xxs(result: SearchResult) -> dict[str, np.ndarray]:
-    codes, rest = low_bytes(result.codes).reshape(-1, 8, 4), signs_and_scales(result).reshape(-1, 8, 4)
+def pack_iq2_xxs(result: SearchResult) -> dict[str, np.ndarray]:
+    codes, rest = take_low_bytes(result.codes).reshape(-1, 8, 4), pack_signs_and_scales(result).reshape(-1, 8, 4)
     return {"codes": np.concatenate((codes, rest), axis=2).reshape(-1, 64)}
 
 
-def iq2_xs(result: SearchResult) -> dict[str, np.ndarray]:
+def pack_iq2_xs(result: SearchResult) -> dict[str, np.ndarray]:
     codes = result.codes | (result.signs & 127).astype(np.uint16) << 9
-    return {"codes": as_bytes(codes), "scales": in_words(result.scales, 2, 4)}
+    return {"codes": view_bytes(codes), "scales": pack_words(result.scales, 2, 4)}
 
 
-def iq2_s(result: SearchResult) -> dict[str, np.ndarray]:
-    high = in_words((result.codes >> 8).astype(np.uint8), 4, 2)
-    fields = {"codes": low_bytes(result.codes), "signs": result.signs, "high": high}
-    return fields | {"scales": in_words(result.scales, 2, 4)}
+def pack_iq2_s(result: SearchResult) -> dict[str, np.ndarray]:
+    high = pack_words((result.codes >> 8).astype(np.uint8), 4, 2)
+    fields = {"codes": take_low_bytes(result.codes), "signs": result.signs, "high": high}
+    return fields | {"scales": pack_words(result.scales, 2, 4)}
 
 
-def iq3_xxs(result: SearchResult) -> dict[str, np.ndarray]:
-    return {"codes": low_bytes(result.codes), "scales": signs_and_scales(result)}
+def pack_iq3_xxs(result: SearchResult) -> dict[str, np.ndarray]:
+    return {"codes": take_low_bytes(result.codes), "scales": pack_signs_and_scales(result)}
 
 
-def iq3_s(result: SearchResult) -> dict[str, np.ndarray]:
-    high = in_words((result.codes >> 8).astype(np.uint8), 8, 1)
-    fields = {"codes": low_bytes(result.codes), "signs": result.signs, "high": high}
-    return fields | {"scales": in_words(result.scales, 2, 4)}
+def pack_iq3_s(result: SearchResult) -> dict[str, np.ndarray]:
+    high = pack_words((result.codes >> 8).astype(np.uint8), 8, 1)
+    fields = {"codes": take_low_bytes(result.codes), "signs": result.signs, "high": high}
+    return fields | {"scales": pack_words(result.scales, 2, 4)}
 
 
-def low_bytes(codes: np.ndarray) -> np.ndarray:
+def take_low_bytes(codes: np.ndarray) -> np.ndarray:
     return (codes & 255).astype(np.uint8)
 
 
-def as_bytes(words: np.ndarray) -> np.ndarray:
+def view_bytes(words: np.ndarray) -> np.ndarray:
     """Convert integers to little-endian uint8 [blocks, bytes]."""
     return words.astype(words.dtype.newbyteorder("<")).view(np.uint8)
 
 
-def in_words(numbers: np.ndarray, count: int, bits: int) -> np.ndarray:
+def pack_words(numbers: np.ndarray, count: int, bits: int) -> np.ndarray:
     """Pack every `count` values, [blocks, n], of `bits` bits into one of their type, the first lowest."""
     shifts = (np.arange(count) * bits).astype(numbers.dtype)
     return np.bitwise_or.reduce(numbers.reshape(len(numbers), -1, count) << shifts, axis=2)
 
 
-def signs_and_scales(result: SearchResult) -> np.ndarray:
+def pack_signs_and_scales(result: SearchResult) -> np.ndarray:
     """Pack four times 7 sign bits, the first lowest, then the scale of 4 bits: uint8 [blocks, 32]."""
-    return as_bytes(in_words((result.signs & 127).astype(np.uint32), 4, 7) | result.scales.astype(np.uint32) << 28)
+    return view_bytes(pack_words((result.signs & 127).astype(np.uint32), 4, 7) | result.scales.astype(np.uint32) << 28)
 
 
 ENCODERS = {  # the integers are groups in a block, bits of a scale, and the factor (see `search`)
-    "IQ1_S": encoder("IQ1_S", iq1_s, IQ1_TARGETS, 8, 3, 1, np.array([[SHIFT], [-SHIFT]]), grid="IQ1_S", signed=False),
-    "IQ1_M": encoder("IQ1_M", iq1_m, IQ1_TARGETS, 16, 3, 1, np.array([[SHIFT, -SHIFT]]), grid="IQ1_S", signed=False),
-    "IQ2_XXS": encoder("IQ2_XXS", iq2_xxs, IQ2_TARGETS, 8, 4, 8, even=True),
-    "IQ2_XS": encoder("IQ2_XS", iq2_xs, IQ2_TARGETS, 16, 4, 8, even=True),
-    "IQ2_S": encoder("IQ2_S", iq2_s, IQ2_TARGETS, 16, 4, 8),
-    "IQ3_XXS": encoder("IQ3_XXS", iq3_xxs, IQ3_XXS_TARGETS, 8, 4, 4, even=True),
-    "IQ3_S": encoder("IQ3_S", iq3_s, IQ3_S_TARGETS, 8, 4, 1),
+    "IQ1_S": build_encoder(
+        "IQ1_S", pack_iq1_s, IQ1_TARGETS, 8, 3, 1, np.array([[SHIFT], [-SHIFT]]), grid="IQ1_S", signed=False
+    ),
+    "IQ1_M": build_encoder(
+        "IQ1_M", pack_iq1_m, IQ1_TARGETS, 16, 3, 1, np.array([[SHIFT, -SHIFT]]), grid="IQ1_S", signed=False
+    ),
+    "IQ2_XXS": build_encoder("IQ2_XXS", pack_iq2_xxs, IQ2_TARGETS, 8, 4, 8, even=True),
+    "IQ2_XS": build_encoder("IQ2_XS", pack_iq2_xs, IQ2_TARGETS, 16, 4, 8, even=True),
+    "IQ2_S": build_encoder("IQ2_S", pack_iq2_s, IQ2_TARGETS, 16, 4, 8),
+    "IQ3_XXS": build_encoder("IQ3_XXS", pack_iq3_xxs, IQ3_XXS_TARGETS, 8, 4, 4, even=True),
+    "IQ3_S": build_encoder("IQ3_S", pack_iq3_s, IQ3_S_TARGETS, 8, 4, 1),
 }

@@ -14,11 +14,11 @@ from localllm.quant.formats import BY_NAME
 Encoder = Callable[[NDArray, NDArray | None, NDArray], None]
 
 f32 = np.float32
-RANGE = 1 << 20  # weights that a thread encodes at a time, some milliseconds of work
-LEAST_IMPORTANCE = 1e-6  # times the mean, added to each column, so that columns of importance 0 get sensible codes, too
+RANGE_WEIGHTS = 1 << 20  # weights that a thread encodes at a time, some milliseconds of work
+MIN_IMPORTANCE = 1e-6  # times the mean, added to each column, so that columns of importance 0 get sensible codes, too
 
 
-def column_weights(importance: NDArray | None, columns: int) -> NDArray:
+def compute_column_weights(importance: NDArray | None, columns: int) -> NDArray:
     """Return the weights of errors by column, float32 [columns], with a mean of about 1.
 
     All are 1 without importance.
@@ -26,12 +26,12 @@ def column_weights(importance: NDArray | None, columns: int) -> NDArray:
     mean = 0.0 if importance is None else float(np.mean(importance, dtype=np.float64))
     if importance is None or mean == 0:
         return np.ones(columns, np.float32)
-    return (importance / mean + LEAST_IMPORTANCE).astype(np.float32)
+    return (importance / mean + MIN_IMPORTANCE).astype(np.float32)
 
 
-def with_weights(search: Callable) -> Encoder:
+def add_column_weights(search: Callable) -> Encoder:
     def encoder(weights: NDArray, importance: NDArray | None, out: NDArray) -> None:
-        search(weights, column_weights(importance, weights.shape[1]), out)
+        search(weights, compute_column_weights(importance, weights.shape[1]), out)
 
     return encoder
 
@@ -52,25 +52,29 @@ ENCODERS: dict[str, Encoder] = {
     "F32": encode_f32,
     "F16": encode_f16,
     "BF16": encode_bf16,
-    "Q1_0": with_weights(ternary.encode_q1_0),
-    "Q2_0": with_weights(symmetric.plain_blocks("Q2_0", 24, f32(-0.7), f32(0.3))),
-    "Q4_0": with_weights(symmetric.plain_blocks("Q4_0")),
-    "Q4_1": with_weights(affine.plain_blocks("Q4_1")),
-    "Q5_0": with_weights(symmetric.plain_blocks("Q5_0")),
-    "Q5_1": with_weights(affine.plain_blocks("Q5_1")),
-    "Q8_0": with_weights(symmetric.encode_q8_0),
-    "Q2_K": with_weights(affine.super_blocks("Q2_K")),
-    "Q3_K": with_weights(symmetric.super_blocks("Q3_K", 12, f32(-0.6), f32(0.45), refits=2, rounds=4, reach=1)),
-    "Q4_K": with_weights(affine.super_blocks("Q4_K")),
-    "Q5_K": with_weights(affine.super_blocks("Q5_K")),
+    "Q1_0": add_column_weights(ternary.encode_q1_0),
+    "Q2_0": add_column_weights(symmetric.build_block_encoder("Q2_0", 24, f32(-0.7), f32(0.3))),
+    "Q4_0": add_column_weights(symmetric.build_block_encoder("Q4_0")),
+    "Q4_1": add_column_weights(affine.build_block_encoder("Q4_1")),
+    "Q5_0": add_column_weights(symmetric.build_block_encoder("Q5_0")),
+    "Q5_1": add_column_weights(affine.build_block_encoder("Q5_1")),
+    "Q8_0": add_column_weights(symmetric.encode_q8_0),
+    "Q2_K": add_column_weights(affine.build_super_block_encoder("Q2_K")),
+    "Q3_K": add_column_weights(
+        symmetric.build_super_block_encoder("Q3_K", 12, f32(-0.6), f32(0.45), refits=2, rounds=4, reach=1)
+    ),
+    "Q4_K": add_column_weights(affine.build_super_block_encoder("Q4_K")),
+    "Q5_K": add_column_weights(affine.build_super_block_encoder("Q5_K")),
     # Integer scales lie so close together that trying many of them (reach=6) saves 5 % more error than a finer grid.
-    "Q6_K": with_weights(symmetric.super_blocks("Q6_K", 8, f32(-0.6), f32(0.6), refits=1, rounds=2, reach=6)),
-    "IQ4_NL": with_weights(value_tables.encode_iq4_nl),
-    "IQ4_XS": with_weights(value_tables.encode_iq4_xs),
-    "MXFP4": with_weights(value_tables.encode_mxfp4),
-    "TQ1_0": with_weights(ternary.encode_tq1_0),
-    "TQ2_0": with_weights(ternary.encode_tq2_0),
-    **{name: with_weights(search) for name, search in codebook.ENCODERS.items()},
+    "Q6_K": add_column_weights(
+        symmetric.build_super_block_encoder("Q6_K", 8, f32(-0.6), f32(0.6), refits=1, rounds=2, reach=6)
+    ),
+    "IQ4_NL": add_column_weights(value_tables.encode_iq4_nl),
+    "IQ4_XS": add_column_weights(value_tables.encode_iq4_xs),
+    "MXFP4": add_column_weights(value_tables.encode_mxfp4),
+    "TQ1_0": add_column_weights(ternary.encode_tq1_0),
+    "TQ2_0": add_column_weights(ternary.encode_tq2_0),
+    **{name: add_column_weights(search) for name, search in codebook.ENCODERS.items()},
 }
 
 
@@ -93,7 +97,7 @@ def encode(name: str, weights: NDArray, importance: NDArray | None = None, threa
     weights = np.require(weights, np.float32, ["C_CONTIGUOUS", "ALIGNED"]).view()
     weights.flags.writeable = False  # always the same array type: Numba compiles a search once per type
     out = np.empty((rows, format.row_bytes(columns)), np.uint8)
-    step = max(RANGE // max(columns, 1), 1)
+    step = max(RANGE_WEIGHTS // max(columns, 1), 1)
 
     def encode_range(start: int) -> None:
         encoder(weights[start : start + step], importance, out[start : start + step])

@@ -56,7 +56,7 @@ class Field(NamedTuple):
         return self.at + i // (self.run * each) * self.run + i % self.run, i // self.run % each * self.bits
 
 
-class Places(NamedTuple):
+class ScatteredField(NamedTuple):
     """Values of `bits` bits at listed positions, in no regular order."""
 
     bits: int
@@ -66,10 +66,10 @@ class Places(NamedTuple):
         return self.places[i]
 
 
-Fields = tuple[Field | Places, ...]
+Fields = tuple[Field | ScatteredField, ...]
 
 
-class Layout(NamedTuple):
+class BlockLayout(NamedTuple):
     """The layout of a format's block: the positions of its fields, and the meaning of their values."""
 
     d: int | None  # the first byte of the float16 d; None if the block has none, or stores it in several fields
@@ -100,7 +100,7 @@ class Layout(NamedTuple):
         return dict(self.parts)[name]
 
 
-def in_order(at: int, count: int, shift: int) -> tuple[tuple[int, int], ...]:
+def list_positions(at: int, count: int, shift: int) -> tuple[tuple[int, int], ...]:
     """Return positions for one value in each of `count` bytes, beginning at bit `shift`."""
     return tuple((at + i, shift) for i in range(count))
 
@@ -118,10 +118,12 @@ TRITS = ((0, 0, 32, 5), (160, 32, 16, 5), (240, 48, 4, 4))
 # (minimums). Groups 4 to 7: the low 4 bits in bytes 12 to 15 (scale in the low half, minimum in the high half), the
 # high 2 bits on top of bytes 4 to 7 and 8 to 11.
 K_SCALES = (
-    Places(4, in_order(4, 4, 0) + in_order(12, 4, 0)), Places(2, in_order(4, 4, 4) + in_order(4, 4, 6))
+    ScatteredField(4, list_positions(4, 4, 0) + list_positions(12, 4, 0)), ScatteredField(2, list_positions(4, 4,
+    4) + list_positions(4, 4, 6))
 )  # fmt: skip
 K_MINIMUMS = (
-    Places(4, in_order(8, 4, 0) + in_order(12, 4, 4)), Places(2, in_order(8, 4, 4) + in_order(8, 4, 6))
+    ScatteredField(4, list_positions(8, 4, 0) + list_positions(12, 4, 4)), ScatteredField(2, list_positions(8, 4,
+    4) + list_positions(8, 4, 6))
 )  # fmt: skip
 
 
@@ -139,7 +141,7 @@ class Format(NamedTuple):
     limit: float = 1.0
     feedback: bool = False  # whether GPTQ replaces its codes, see block_codes.py
     offered: bool = False  # whether --size may choose it; codebooks are not offered, because they decode more slowly
-    layout: Layout | None = None
+    layout: BlockLayout | None = None
 
     def row_bytes(self, columns: int) -> int:
         return columns // self.block * self.bytes
@@ -151,44 +153,46 @@ FORMATS: dict[int, Format] = {
         Format(0, "F32", 1, 4, limit=1e-6),
         Format(1, "F16", 1, 2, limit=2e-3),
         Format(2, "Q4_0", 32, 18, "blocks_of_32", limit=0.3, feedback=True, offered=True,
-            layout=Layout(0, 32, (Field(2, 4, 16),), centre=8)),
+            layout=BlockLayout(0, 32, (Field(2, 4, 16),), centre=8)),
         Format(3, "Q4_1", 32, 20, "blocks_of_32", limit=0.25, feedback=True, offered=True,
-            layout=Layout(0, 32, (Field(4, 4, 16),), low=2)),
+            layout=BlockLayout(0, 32, (Field(4, 4, 16),), low=2)),
         Format(6, "Q5_0", 32, 22, "blocks_of_32", limit=0.15, feedback=True, offered=True,
-            layout=Layout(0, 32, (Field(6, 4, 16), Field(2, 1)), centre=16)),
+            layout=BlockLayout(0, 32, (Field(6, 4, 16), Field(2, 1)), centre=16)),
         Format(7, "Q5_1", 32, 24, "blocks_of_32", limit=0.12, feedback=True, offered=True,
-            layout=Layout(0, 32, (Field(8, 4, 16), Field(4, 1)), low=2)),
+            layout=BlockLayout(0, 32, (Field(8, 4, 16), Field(4, 1)), low=2)),
         Format(8, "Q8_0", 32, 34, "blocks_of_32", limit=0.02, feedback=True, offered=True,
-            layout=Layout(0, 32, (Field(2, 8),), centre=0)),
+            layout=BlockLayout(0, 32, (Field(2, 8),), centre=0)),
         Format(10, "Q2_K", 256, 84, "k_quants", fallback="Q4_0", feedback=True, offered=True,
-            layout=Layout(80, 16, (Field(16, 2, 32),), scales=(Places(4, in_order(0, 16, 0)),), low=82,
-                minimums=(Places(4, in_order(0, 16, 4)),))),
+            layout=BlockLayout(80, 16, (Field(16, 2, 32),), scales=(ScatteredField(4, list_positions(0, 16, 0)),),
+            low=82,
+                minimums=(ScatteredField(4, list_positions(0, 16, 4)),))),
         Format(11, "Q3_K", 256, 110, "k_quants", fallback="Q4_0", feedback=True, offered=True,
-            layout=Layout(108, 16, (Field(32, 2, 32), Field(0, 1, 32)), centre=4,
+            layout=BlockLayout(108, 16, (Field(32, 2, 32), Field(0, 1, 32)), centre=4,
                 scales=(Field(96, 4, 8), Field(104, 2, 4)), scale_centre=32)),
         Format(12, "Q4_K", 256, 144, "k_quants", fallback="Q5_0", limit=0.25, feedback=True, offered=True,
-            layout=Layout(0, 32, (Field(16, 4, 32),), scales=K_SCALES, low=2, minimums=K_MINIMUMS)),
+            layout=BlockLayout(0, 32, (Field(16, 4, 32),), scales=K_SCALES, low=2, minimums=K_MINIMUMS)),
         Format(13, "Q5_K", 256, 176, "k_quants", fallback="Q5_1", limit=0.12, feedback=True, offered=True,
-            layout=Layout(0, 32, (Field(48, 4, 32), Field(16, 1, 32)), scales=K_SCALES, low=2, minimums=K_MINIMUMS)),
+            layout=BlockLayout(0, 32, (Field(48, 4, 32), Field(16, 1, 32)), scales=K_SCALES, low=2,
+            minimums=K_MINIMUMS)),
         Format(14, "Q6_K", 256, 210, "k_quants", fallback="Q8_0", limit=0.06, feedback=True, offered=True,
-            layout=Layout(208, 16, (Field(0, 4, 64), Field(128, 2, 32)), centre=32, scales=(Field(192, 8),),
+            layout=BlockLayout(208, 16, (Field(0, 4, 64), Field(128, 2, 32)), centre=32, scales=(Field(192, 8),),
                 scale_type="int8")),
         Format(16, "IQ2_XXS", 256, 66, "iq", fallback="IQ4_NL", poor=True,
-            layout=Layout(0, 32, grid=8, parts=(("codes", 2), ("scales", 6)))),
+            layout=BlockLayout(0, 32, grid=8, parts=(("codes", 2), ("scales", 6)))),
         Format(17, "IQ2_XS", 256, 74, "iq", fallback="IQ4_NL", poor=True,
-            layout=Layout(0, 16, grid=8, parts=(("codes", 2), ("scales", 66)))),
+            layout=BlockLayout(0, 16, grid=8, parts=(("codes", 2), ("scales", 66)))),
         Format(18, "IQ3_XXS", 256, 98, "iq", fallback="IQ4_NL", poor=True,
-            layout=Layout(0, 32, grid=4, parts=(("codes", 2), ("scales", 66)))),
+            layout=BlockLayout(0, 32, grid=4, parts=(("codes", 2), ("scales", 66)))),
         Format(19, "IQ1_S", 256, 50, "iq", fallback="IQ4_NL", poor=True,
-            layout=Layout(0, 32, grid=8, parts=(("codes", 2), ("scales", 34)))),
+            layout=BlockLayout(0, 32, grid=8, parts=(("codes", 2), ("scales", 34)))),
         Format(20, "IQ4_NL", 32, 18, "blocks_of_32", limit=0.25, feedback=True, offered=True,
-            layout=Layout(0, 32, (Field(2, 4, 16),), values=IQ4_VALUES)),
+            layout=BlockLayout(0, 32, (Field(2, 4, 16),), values=IQ4_VALUES)),
         Format(21, "IQ3_S", 256, 110, "iq", fallback="IQ4_NL",
-            layout=Layout(0, 32, grid=4, parts=(("codes", 2), ("high", 66), ("signs", 74), ("scales", 106)))),
+            layout=BlockLayout(0, 32, grid=4, parts=(("codes", 2), ("high", 66), ("signs", 74), ("scales", 106)))),
         Format(22, "IQ2_S", 256, 82, "iq", fallback="IQ4_NL", poor=True,
-            layout=Layout(0, 16, grid=8, parts=(("codes", 2), ("signs", 34), ("high", 66), ("scales", 74)))),
+            layout=BlockLayout(0, 16, grid=8, parts=(("codes", 2), ("signs", 34), ("high", 66), ("scales", 74)))),
         Format(23, "IQ4_XS", 256, 136, "k_quants", fallback="IQ4_NL", limit=0.25, feedback=True, offered=True,
-            layout=Layout(0, 32, (Field(8, 4, 16),), values=IQ4_VALUES, scales=(Field(4, 4), Field(2, 2)),
+            layout=BlockLayout(0, 32, (Field(8, 4, 16),), values=IQ4_VALUES, scales=(Field(4, 4), Field(2, 2)),
                 scale_centre=32)),
         Format(24, "I8", 1, 1),
         Format(25, "I16", 1, 2),
@@ -196,26 +200,30 @@ FORMATS: dict[int, Format] = {
         Format(27, "I64", 1, 8),
         Format(28, "F64", 1, 8),
         Format(29, "IQ1_M", 256, 56, "iq", fallback="IQ4_NL", poor=True,
-            layout=Layout(None, 16, grid=8, parts=(("codes", 0), ("high", 32), ("scales", 48)))),
+            layout=BlockLayout(None, 16, grid=8, parts=(("codes", 0), ("high", 32), ("scales", 48)))),
         Format(30, "BF16", 1, 2, limit=1e-2),
-        Format(34, "TQ1_0", 256, 54, "low_bits", fallback="Q4_0", layout=Layout(52, 256)),
-        Format(35, "TQ2_0", 256, 66, "low_bits", fallback="Q4_0", layout=Layout(64, 256, (Field(0, 2, 32),), centre=1)),
+        Format(34, "TQ1_0", 256, 54, "low_bits", fallback="Q4_0", layout=BlockLayout(52, 256)),
+        Format(35, "TQ2_0", 256, 66, "low_bits", fallback="Q4_0", layout=BlockLayout(64, 256, (Field(0, 2, 32),),
+        centre=1)),
         Format(39, "MXFP4", 32, 17, "blocks_of_32", feedback=True,
-            layout=Layout(None, 32, (Field(1, 4, 16),), values=DOUBLED_E2M1, scales=(Field(0, 8),), scale_type="e8m0")),
+            layout=BlockLayout(None, 32, (Field(1, 4, 16),), values=DOUBLED_E2M1, scales=(Field(0, 8),),
+            scale_type="e8m0")),
         Format(40, "NVFP4", 64, 36, "nvfp4",
-            layout=Layout(None, 16, (Field(4, 4, 8),), values=DOUBLED_E2M1, scales=(Field(0, 8),), scale_type="ue4m3")),
-        Format(41, "Q1_0", 128, 18, "low_bits", feedback=True, layout=Layout(0, 128, (Field(2, 1),), centre=1, step=2)),
+            layout=BlockLayout(None, 16, (Field(4, 4, 8),), values=DOUBLED_E2M1, scales=(Field(0, 8),),
+            scale_type="ue4m3")),
+        Format(41, "Q1_0", 128, 18, "low_bits", feedback=True, layout=BlockLayout(0, 128, (Field(2, 1),), centre=1,
+        step=2)),
         Format(42, "Q2_0", 64, 18, "low_bits", fallback="Q4_0", feedback=True,
-            layout=Layout(0, 64, (Field(2, 2),), centre=1)),
+            layout=BlockLayout(0, 64, (Field(2, 2),), centre=1)),
     ]
 }  # fmt: skip
 
 BY_NAME: dict[str, Format] = {format.name: format for format in FORMATS.values()}
-LAYOUTS: dict[str, Layout] = {format.name: format.layout for format in FORMATS.values() if format.layout}
+LAYOUTS: dict[str, BlockLayout] = {format.name: format.layout for format in FORMATS.values() if format.layout}
 UNKNOWN_TO_GGUF = ("Q1_0", "Q2_0")  # formats that `gguf` 0.19 cannot dequantize: their layouts do
 
 
-def floats_at(name: str) -> tuple[int, ...]:
+def list_float_offsets(name: str) -> tuple[int, ...]:
     """Return the offsets of a block's float16 values, d and low."""
     layout = LAYOUTS[name]
     return tuple(at for at in (layout.d, layout.low) if at is not None)

@@ -21,19 +21,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localllm.quant.block_codes import OPENABLE, Codes, dequantize, format_codes, put_codes, read_scales
+from localllm.quant.block_codes import FEEDBACK_FORMATS, FormatCodes, dequantize, get_codes, read_scales, replace_codes
 from localllm.quant.encode import encode
 from localllm.quant.formats import BY_NAME
-from localllm.quant.numba_cache import compiled, inlined
+from localllm.quant.numba_cache import compile_cached, compile_inline
 
-SPAN = 256  # columns that are processed together
+SPAN_COLUMNS = 256  # columns that are processed together
 SWEEPS = 4  # of coordinate descent
-ROWS = 128  # rows that a thread encodes at a time
+THREAD_ROWS = 128  # rows that a thread encodes at a time
 TINY = np.finfo(np.float32).tiny
-LEAST = 1e-6  # times the mean of the diagonal, added to it, because columns without inputs would make M singular
+MIN_DIAGONAL = 1e-6  # times the mean of the diagonal, added to it, because columns without inputs would make M singular
 
 
-def shrink(moments: np.ndarray, damping: float) -> np.ndarray:
+def shrink_correlations(moments: np.ndarray, damping: float) -> np.ndarray:
     """Return moments, [n, n], with their correlations reduced by `damping`, as a new float32 array.
 
     damping: 0 leaves the correlations as measured, 1 removes them. The mean of the diagonal becomes 1, unless it is 0.
@@ -42,11 +42,11 @@ def shrink(moments: np.ndarray, damping: float) -> np.ndarray:
     mean = float(diagonal.mean())
     mean = mean if mean > TINY else 1.0
     hessian = np.multiply(moments, (1 - damping) / mean, dtype=np.float32)
-    np.einsum("ii->i", hessian)[:] = diagonal / mean + (LEAST if diagonal.any() else 1)
+    np.einsum("ii->i", hessian)[:] = diagonal / mean + (MIN_DIAGONAL if diagonal.any() else 1)
     return hessian
 
 
-def cost(errors: np.ndarray, moments: np.ndarray) -> float:
+def compute_cost(errors: np.ndarray, moments: np.ndarray) -> float:
     """Compute the mean squared error of a matrix's outputs from the errors of its weights.
 
     errors: float32 [rows, columns].
@@ -54,25 +54,25 @@ def cost(errors: np.ndarray, moments: np.ndarray) -> float:
     return float(np.einsum("ij,ij->", errors @ moments.astype(np.float32, copy=False), errors, dtype=np.float64))
 
 
-def spans(columns: int) -> list[slice]:
-    return [slice(first, min(first + SPAN, columns)) for first in range(0, columns, SPAN)]
+def list_spans(columns: int) -> list[slice]:
+    return [slice(first, min(first + SPAN_COLUMNS, columns)) for first in range(0, columns, SPAN_COLUMNS)]
 
 
-def by_size(importance: np.ndarray) -> np.ndarray:
+def order_columns(importance: np.ndarray) -> np.ndarray:
     """Return the order in which columns are processed: span after span, each by falling importance."""
     return np.concatenate(
-        [part.start + np.argsort(-importance[part], kind="stable") for part in spans(len(importance))]
+        [part.start + np.argsort(-importance[part], kind="stable") for part in list_spans(len(importance))]
     )
 
 
-def factor(m: np.ndarray, threads: int) -> None:
+def factorize(m: np.ndarray, threads: int) -> None:
     """Factor a positive definite matrix m = M M^T, float32 [n, n], M upper triangular. M replaces m.
 
     It works span by span, the last one first, which takes one copy less than LAPACK, uses all threads, and gives the
     same result for any number of threads.
     """
     with ThreadPoolExecutor(threads) as pool:
-        for part in reversed(spans(len(m))):
+        for part in reversed(list_spans(len(m))):
             later, fixed = slice(part.stop, len(m)), m[part, part.stop :].T
             last = (m[part, part] - m[part, later] @ fixed).astype(np.float64)
             root = np.linalg.cholesky(last[::-1, ::-1])[::-1, ::-1]
@@ -81,11 +81,11 @@ def factor(m: np.ndarray, threads: int) -> None:
             def update_rows(rows: slice, part=part, later=later, fixed=fixed, inverse=inverse) -> None:
                 m[rows, part] = (m[rows, part] - m[rows, later] @ fixed) @ inverse
 
-            list(pool.map(update_rows, spans(part.start)))
+            list(pool.map(update_rows, list_spans(part.start)))
             m[part, part], m[later, part] = root, 0
 
 
-class Feedback:
+class GptqEncoder:
     """A GPTQ encoder for matrices with the same inputs. The number of threads does not change the bytes."""
 
     def __init__(self, moments: np.ndarray, damping: float, threads: int = 1):
@@ -94,16 +94,16 @@ class Feedback:
         damping: see `shrink`; with 1 there is no error feedback.
         """
         self._threads, self._is_plain, self._is_known = threads, damping >= 1, bool(np.diagonal(moments).any())
-        hessian = shrink(moments, damping)
+        hessian = shrink_correlations(moments, damping)
         self._importance = np.diagonal(hessian).copy()
         if self._is_plain:
             return
-        order = by_size(self._importance)
-        m, place, parts = hessian[np.ix_(order, order)], np.argsort(order), spans(len(hessian))
-        factor(m, threads)
+        order = order_columns(self._importance)
+        m, place, parts = hessian[np.ix_(order, order)], np.argsort(order), list_spans(len(hessian))
+        factorize(m, threads)
         diagonal = np.diagonal(m).copy()
         self._order, self._alone = order, (diagonal**2)[place]
-        self._together = np.concatenate([(m[part, part] ** 2).sum(axis=1) for part in parts])[place]
+        self._vector_importance = np.concatenate([(m[part, part] ** 2).sum(axis=1) for part in parts])[place]
         for part in parts:  # permuted in place, because columns and rows move within their span only
             m[:, part] = m[:, place[part]] / diagonal[place[part]]
         for part in parts:
@@ -119,23 +119,23 @@ class Feedback:
         out = np.empty((len(weights), BY_NAME[name].row_bytes(weights.shape[1])), np.uint8)
 
         def encode_rows(first: int) -> None:
-            self._encode(name, weights[first : first + ROWS], out[first : first + ROWS])
+            self._encode(name, weights[first : first + THREAD_ROWS], out[first : first + THREAD_ROWS])
 
         with ThreadPoolExecutor(self._threads) as pool:
-            list(pool.map(encode_rows, range(0, len(weights), ROWS)))
+            list(pool.map(encode_rows, range(0, len(weights), THREAD_ROWS)))
         return out
 
     def _encode(self, name: str, weights: np.ndarray, out: np.ndarray) -> None:
         format, errors = BY_NAME[name], np.empty_like(weights)
-        parts, codes = spans(weights.shape[1]), []
+        parts, codes = list_spans(weights.shape[1]), []
         for part in parts:
             before = slice(0, part.start)
             targets = weights[:, part] + errors[:, before] @ self._unit[before, part]
             # With one code per weight, later columns of the same span compensate, too.
-            importance = (self._alone if name in OPENABLE else self._together)[part]
+            importance = (self._alone if name in FEEDBACK_FORMATS else self._vector_importance)[part]
             blocks = encode(name, targets, importance)
             out[:, format.row_bytes(part.start) : format.row_bytes(part.stop)] = blocks
-            if name in OPENABLE:
+            if name in FEEDBACK_FORMATS:
                 span = CodedSpan(name, blocks, weights[:, part])
                 span.choose(targets, self._unit[part, part], self._order[part] - part.start)
                 codes.append(span)
@@ -144,7 +144,7 @@ class Feedback:
                 errors[:, part] = weights[:, part] - dequantize(name, blocks)
         for _ in range(SWEEPS):
             for part, span in zip(parts, codes, strict=False):  # `codes` is empty for codebook formats
-                span.improve(errors @ self._hessian[:, part], self._hessian[part, part])
+                span.refine_codes(errors @ self._hessian[:, part], self._hessian[part, part])
                 errors[:, part] = span.lost
         for part, span in zip(parts, codes, strict=False):
             span.put(out[:, format.row_bytes(part.start) : format.row_bytes(part.stop)])
@@ -159,7 +159,7 @@ class CodedSpan:
 
     def __init__(self, name: str, blocks: np.ndarray, weights: np.ndarray):
         """Read the scales of blocks, uint8 [rows, bytes], that encode weights, float32 [rows, columns]."""
-        self._name, self._table = name, format_codes(name)
+        self._name, self._table = name, get_codes(name)
         self._weights = np.ascontiguousarray(weights)
         rows = len(weights)
         scales, offsets = read_scales(name, blocks.reshape(-1, BY_NAME[name].bytes))
@@ -172,26 +172,26 @@ class CodedSpan:
         targets: float32 [rows, columns]; unit: float32 [columns, columns], the share of a column's error that is added
         to each later target; order: int [columns].
         """
-        choose_codes(np.ascontiguousarray(unit), order, *self._table_and_rows(targets))
+        choose_codes(np.ascontiguousarray(unit), order, *self._collect_arrays(targets))
 
-    def improve(self, slopes: np.ndarray, hessian: np.ndarray) -> None:
+    def refine_codes(self, slopes: np.ndarray, hessian: np.ndarray) -> None:
         """Improve codes by coordinate descent.
 
         slopes: float32 [rows, columns], the errors of all columns @ moments; hessian: moments of this span's columns.
         """
-        improve_codes(np.ascontiguousarray(hessian), *self._table_and_rows(slopes))
+        improve_codes(np.ascontiguousarray(hessian), *self._collect_arrays(slopes))
 
     def put(self, blocks: np.ndarray) -> None:
         """Write the codes to blocks, uint8 [rows, bytes]."""
         whole = np.ascontiguousarray(blocks).reshape(-1, BY_NAME[self._name].bytes)
-        put_codes(self._name, whole, self._table.stored[self._codes].reshape(len(whole), -1))
+        replace_codes(self._name, whole, self._table.stored[self._codes].reshape(len(whole), -1))
         blocks[:] = whole.reshape(blocks.shape)
 
-    def _table_and_rows(self, moved: np.ndarray) -> tuple[Codes, "RowsOfSpan"]:
-        return self._table, RowsOfSpan(moved, self._weights, self._scales, self._offsets, self._codes, self.lost)
+    def _collect_arrays(self, moved: np.ndarray) -> tuple[FormatCodes, "SpanArrays"]:
+        return self._table, SpanArrays(moved, self._weights, self._scales, self._offsets, self._codes, self.lost)
 
 
-class RowsOfSpan(NamedTuple):
+class SpanArrays(NamedTuple):
     """The arrays of a span, as compiled functions need them.
 
     Shapes: [rows, columns], scales and offsets [rows, groups]. moved: targets or slopes.
@@ -205,8 +205,8 @@ class RowsOfSpan(NamedTuple):
     lost: np.ndarray  # errors, output
 
 
-@inlined
-def nearest(table, x):
+@compile_inline
+def find_nearest_level(table, x):
     """Return the index of the level nearest to x."""
     last = table.levels.size - 1
     if table.is_even:
@@ -217,7 +217,7 @@ def nearest(table, x):
     return index
 
 
-@compiled
+@compile_cached
 def choose_codes(unit, order, table, of):
     """Choose each row's codes in order, each nearest to its target, and add its error to the later targets."""
     columns = of.weights.shape[1]
@@ -227,14 +227,14 @@ def choose_codes(unit, order, table, of):
         for j in order:
             scale, offset = of.scales[row, j // table.group], of.offsets[row, j // table.group]
             inverse = np.float32(1) / scale if scale != 0 else np.float32(0)
-            code = nearest(table, (target[j] - offset) * inverse)
+            code = find_nearest_level(table, (target[j] - offset) * inverse)
             error = of.weights[row, j] - (table.levels[code] * scale + offset)
             of.codes[row, j], of.lost[row, j] = code, error
             for k in range(columns):
                 target[k] += error * unit[j, k]
 
 
-@compiled
+@compile_cached
 def improve_codes(hessian, table, of):
     """Replace each row's codes, one after another, by the code with the least cost while all others stay."""
     columns = of.weights.shape[1]
@@ -246,7 +246,7 @@ def improve_codes(hessian, table, of):
             if scale == 0 or hessian[j, j] <= 0:
                 continue
             best = of.weights[row, j] - of.lost[row, j] + slope[j] / hessian[j, j]
-            code = nearest(table, (best - offset) / scale)
+            code = find_nearest_level(table, (best - offset) / scale)
             if code == of.codes[row, j]:
                 continue
             error = of.weights[row, j] - (table.levels[code] * scale + offset)

@@ -7,13 +7,13 @@ from itertools import product
 import numpy as np
 
 from localllm.quant.block_codes import dequantize
-from localllm.quant.gptq import Feedback, cost
+from localllm.quant.gptq import GptqEncoder, compute_cost
 
 DAMPINGS = (0.1, 0.3, 0.5, 1.0)  # candidates; 1.0 means no error feedback
-SAMPLE = 64  # rows of a matrix for comparing dampings
-FAR = 4  # inputs with a squared norm above this many medians are scaled down
-PANEL = 128  # columns of moments that a thread computes at a time
-KEEP = 2048  # up to this many columns the encoders of several dampings stay in memory
+SAMPLE_ROWS = 64  # rows of a matrix for comparing dampings
+OUTLIER_FACTOR = 4  # inputs with a squared norm above this many medians are scaled down
+PANEL_COLUMNS = 128  # columns of moments that a thread computes at a time
+MAX_CACHED_COLUMNS = 2048  # up to this many columns the encoders of several dampings stay in memory
 
 
 class Hessian:
@@ -21,9 +21,9 @@ class Hessian:
 
     Each half validates the results of the other.
 
-        Attributes:
-            counts: number of rows of each half.
-            halves: float32 [columns, columns], means over those rows.
+    Attributes:
+        counts: number of rows of each half.
+        halves: float32 [columns, columns], means over those rows.
     """
 
     def __init__(self, pieces: Sequence[np.ndarray], columns: int, threads: int = 1, is_read: bool = False):
@@ -35,25 +35,25 @@ class Hessian:
         half = len(pieces) // 2
         both = (pieces[:half], pieces[half:])
         self.counts = [sum(map(len, some)) for some in both]
-        self.halves = [mean_moments(some, columns, threads) for some in both]
+        self.halves = [compute_moments(some, columns, threads) for some in both]
         if is_read:
             for moments in self.halves:
-                add_own_errors(moments)
+                add_weight_errors(moments)
         self._threads = threads
-        self._known: dict[tuple[int, float], Feedback] = {}  # encoders by (half, damping)
+        self._known: dict[tuple[int, float], GptqEncoder] = {}  # encoders by (half, damping)
 
-    def feedback(self, name: str, sample: np.ndarray) -> Feedback:
+    def feedback(self, name: str, sample: np.ndarray) -> GptqEncoder:
         """Build the encoder of a matrix in a format; sample: rows, float32 [rows, columns], for the damping."""
-        return self._feedback(2, self.damping(name, sample))
+        return self._feedback(2, self.choose_damping(name, sample))
 
-    def damping(self, name: str, sample: np.ndarray) -> float:
+    def choose_damping(self, name: str, sample: np.ndarray) -> float:
         """Return the damping with the least error in sample rows when each half is validated on the other."""
         if min(self.counts) == 0:
             return DAMPINGS[-1]
 
         def validate(damping: float, half: int) -> float:
             errors = dequantize(name, self._feedback(half, damping).encode(name, sample))
-            return cost(sample - errors, self.halves[1 - half])
+            return compute_cost(sample - errors, self.halves[1 - half])
 
         with ThreadPoolExecutor(self._threads if self._is_small else 1) as pool:
             costs = list(pool.map(validate, *zip(*product(DAMPINGS, (0, 1)), strict=True)))
@@ -62,19 +62,19 @@ class Hessian:
     @property
     def _is_small(self) -> bool:
         """Return whether the encoders of several dampings stay in memory."""
-        return len(self.halves[0]) <= KEEP
+        return len(self.halves[0]) <= MAX_CACHED_COLUMNS
 
-    def _feedback(self, half: int, damping: float) -> Feedback:
+    def _feedback(self, half: int, damping: float) -> GptqEncoder:
         """Build an encoder from half 0, half 1, or both (2)."""
         if (half, damping) in self._known:
             return self._known[half, damping]
-        moments = self.halves[half] if half < 2 else self._whole()
-        encoder = Feedback(moments, damping, self._threads)
+        moments = self.halves[half] if half < 2 else self._average_halves()
+        encoder = GptqEncoder(moments, damping, self._threads)
         if self._is_small:
             self._known[half, damping] = encoder
         return encoder
 
-    def _whole(self) -> np.ndarray:
+    def _average_halves(self) -> np.ndarray:
         """Average the moments of both halves over all rows: float32 [columns, columns]."""
         one, other = (np.float32(count / max(sum(self.counts), 1)) for count in self.counts)
         whole = self.halves[0] * one
@@ -82,12 +82,12 @@ class Hessian:
         return whole
 
 
-def add_own_errors(moments: np.ndarray) -> None:
+def add_weight_errors(moments: np.ndarray) -> None:
     """Add the mean of the diagonal to the diagonal, in place, so that errors of single weights count, too."""
     np.einsum("ii->i", moments)[:] += np.diagonal(moments).mean()
 
 
-def mean_moments(pieces: Sequence[np.ndarray], columns: int, threads: int = 1) -> np.ndarray:
+def compute_moments(pieces: Sequence[np.ndarray], columns: int, threads: int = 1) -> np.ndarray:
     """Average x x^T over all rows x, with outliers scaled down: float32 [columns, columns].
 
     For a few tokens, above all the first one of a document, some layers' inputs are a thousand times as large as for
@@ -95,11 +95,11 @@ def mean_moments(pieces: Sequence[np.ndarray], columns: int, threads: int = 1) -
     outweigh all others in the mean: a row's squared norm counts as at most FAR times the median. Sums are in float64; a
     result too large for float32 becomes infinite.
     """
-    parts, count = outlier_shares(pieces), max(sum(map(len, pieces)), 1)
+    parts, count = compute_outlier_factors(pieces), max(sum(map(len, pieces)), 1)
     means = np.empty((columns, columns), np.float32)
 
     def sum_panel(first: int) -> None:
-        panel, later = slice(first, first + PANEL), slice(first, columns)
+        panel, later = slice(first, first + PANEL_COLUMNS), slice(first, columns)
         sums = np.zeros((len(range(columns)[panel]), columns - first))
         with np.errstate(over="ignore", invalid="ignore"):
             for piece, part in zip(pieces, parts, strict=True):
@@ -108,18 +108,18 @@ def mean_moments(pieces: Sequence[np.ndarray], columns: int, threads: int = 1) -
         means[later, panel] = means[panel, later].T
 
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(sum_panel, range(0, columns, PANEL)))
+        list(pool.map(sum_panel, range(0, columns, PANEL_COLUMNS)))
     return means
 
 
-def outlier_shares(pieces: Sequence[np.ndarray]) -> list[np.ndarray | None]:
+def compute_outlier_factors(pieces: Sequence[np.ndarray]) -> list[np.ndarray | None]:
     """Return for each document the factors of rows' moments that scale outliers down: float32 [rows, 1].
 
     None means that all are 1.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         squares = [np.einsum("ij,ij->i", piece, piece) for piece in pieces]
-    most = FAR * np.median(np.concatenate(squares)) if sum(map(len, squares)) else 0
+    most = OUTLIER_FACTOR * np.median(np.concatenate(squares)) if sum(map(len, squares)) else 0
     return [
         (most / np.maximum(square, most))[:, None] if most > 0 and (square > most).any() else None for square in squares
     ]
@@ -130,5 +130,5 @@ def limit_outliers(pieces: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
 
     Shape: float32 [rows, columns].
     """
-    for piece, part in zip(pieces, outlier_shares(pieces), strict=True):
+    for piece, part in zip(pieces, compute_outlier_factors(pieces), strict=True):
         yield piece if part is None else piece * np.sqrt(part)

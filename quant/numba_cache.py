@@ -19,14 +19,14 @@ import llvmlite.binding as llvm
 import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, UserProvidedCacheLocator
 
-from localllm.system.files import cache_folder, make_private
+from localllm.system.files import get_cache_folder, make_private_folder
 
 # The compiler may reorder sums, fuse multiply and add, and multiply by reciprocals; otherwise it vectorizes no loops.
 # NaN and infinity keep their meaning. The order of sums is fixed when a loop is compiled, so results are reproducible.
 FAST_MATH = {"reassoc", "contract", "arcp", "nsz"}
 
 
-def compiled(function: Callable, name: str = "") -> Callable:
+def compile_cached(function: Callable, name: str = "") -> Callable:
     """Decorate a function that Numba compiles at its first call, without the GIL and with a disk cache.
 
     If the folder cannot be written, every process compiles it again. name: distinguishes functions made from the same
@@ -34,16 +34,16 @@ def compiled(function: Callable, name: str = "") -> Callable:
     """
     function.__qualname__ = name or function.__qualname__
     dispatcher: Any = numba.njit(nogil=True, fastmath=FAST_MATH, error_model="numpy")(function)
-    with noting():
+    with record_failures():
         dispatcher._cache = _Cache(function)
     return dispatcher
 
 
-problems: list[str] = []  # at most one message, which says why machine code could not be cached
+cache_problems: list[str] = []  # at most one message, which says why machine code could not be cached
 
 
 @contextmanager
-def noting() -> Iterator[None]:
+def record_failures() -> Iterator[None]:
     """Suppress an OSError in the block and record it in `problems`.
 
     Without a cache, starts only take longer.
@@ -51,25 +51,25 @@ def noting() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        problems[:] = [f"compiled searches cannot be kept in {code_folder()}: {error.strerror}"]
+        cache_problems[:] = [f"compiled searches cannot be kept in {get_code_folder()}: {error.strerror}"]
 
 
-def inlined(function: Callable) -> Callable:
+def compile_inline(function: Callable) -> Callable:
     """Decorate a function that is compiled into each of its callers, so that loop bounds can be constants."""
     return numba.njit(nogil=True, fastmath=FAST_MATH, error_model="numpy", forceinline=True)(function)
 
 
-def compiled_encoder(name: str, encode: Callable) -> Callable:
+def compile_encoder(name: str, encode: Callable) -> Callable:
     """Compile an encoder that was built for a format, as `compiled` does.
 
     It is inlined into a function of its own, so that loop bounds are constants; that takes 0.8 of the time.
     """
-    rows = inlined(encode)
-    return compiled(lambda weights, importance, out: rows(weights, importance, out), f"encode_{name}")
+    rows = compile_inline(encode)
+    return compile_cached(lambda weights, importance, out: rows(weights, importance, out), f"encode_{name}")
 
 
 @cache
-def code_folder() -> Path:
+def get_code_folder() -> Path:
     key = hashlib.sha256()
     for source in sorted(Path(__file__).parent.glob("*.py")):
         key.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
@@ -77,17 +77,17 @@ def code_folder() -> Path:
     features = os.environ.get("NUMBA_CPU_FEATURES") or llvm.get_host_cpu_features().flatten()
     for part in (version("numba"), version("llvmlite"), platform.python_version(), cpu, features):
         key.update(part.encode() + b"\0")
-    return cache_folder() / "quant" / key.hexdigest()[:20]
+    return get_cache_folder() / "quant" / key.hexdigest()[:20]
 
 
 class _Locator(UserProvidedCacheLocator):
     def __init__(self, function: FunctionType, source: str):
         super().__init__(function, source)
-        self._cache_path = str(code_folder())
+        self._cache_path = str(get_code_folder())
 
     @classmethod
     def from_function(cls, function: FunctionType, source: str) -> "_Locator":
-        make_private(code_folder())  # Numba unpickles files from there, so who can write them can run code
+        make_private_folder(get_code_folder())  # Numba unpickles files from there, so who can write them can run code
         locator = cls(function, source)
         locator.ensure_cache_path()
         return locator
@@ -119,5 +119,5 @@ class _Cache(FunctionCache):
             return None
 
     def save_overload(self, signature, data) -> None:
-        with noting():  # the disk may be full
+        with record_failures():  # the disk may be full
             super().save_overload(signature, data)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from localllm.quant.formats import BY_NAME, RECIPES, Recipe
 
-KEPT = re.compile(  # small or sensitive matrices, which are not quantized
+UNQUANTIZED = re.compile(  # small or sensitive matrices, which are not quantized
     r"""_norm\.weight | ffn_gate_inp\.weight | ffn_gate_tid2eid\.weight | altup | laurel | per_layer_model_proj
     | ^position_embd\.weight$ | ^token_types\.weight$ | ssm_conv1d | shortconv\.conv\.weight
     | indexer\.[kq]_proj\.weight | time_mix_(?:first|w[012]|v[012]|a[012]|g[12]|decay_w[12]|lerp_fused)\.weight
@@ -24,7 +24,7 @@ KEPT = re.compile(  # small or sensitive matrices, which are not quantized
 )
 
 
-KEPT_OF_ARCH = {  # further matrices that are not quantized, by architecture
+UNQUANTIZED_BY_ARCH = {  # further matrices that are not quantized, by architecture
     "clip": re.compile(r"^mm\.input_projection\.weight$"),  # Gemma 3's is transposed: llama-quantize breaks the file
     "glm5-next": re.compile(
         r"""hc_ | indexer\.(?:attn_q_b|attn_k|proj) | indexer_compressor | ssm_(?:[fg]_[ab]|beta)\.weight
@@ -32,13 +32,13 @@ KEPT_OF_ARCH = {  # further matrices that are not quantized, by architecture
         re.VERBOSE,
     ),
 }
-IN_8_BITS = {"glm5-next": re.compile(r"attn_q_[ab]|nextn\.eh_proj")}  # matrices that get Q8_0 in every recipe
+EIGHT_BIT_BY_ARCH = {"glm5-next": re.compile(r"attn_q_[ab]|nextn\.eh_proj")}  # matrices that get Q8_0 in every recipe
 
 
 def is_quantized(name: str, shape: tuple[int, ...], arch: str = "") -> bool:
     """Return whether a tensor is quantized: only matrices and stacks, with rows of shape[-1] weights, are."""
-    of_arch = KEPT_OF_ARCH.get(arch)
-    is_kept = KEPT.search(name) or (of_arch and of_arch.search(name))
+    of_arch = UNQUANTIZED_BY_ARCH.get(arch)
+    is_kept = UNQUANTIZED.search(name) or (of_arch and of_arch.search(name))
     return max(shape[:-1], default=1) > 1 and name.endswith("weight") and not is_kept
 
 
@@ -67,7 +67,7 @@ ROLES = [  # (role, substrings of names); the first match counts
 ]
 
 
-def role_of(name: str) -> str:
+def get_role(name: str) -> str:
     """Return the role of a tensor; OTHER if it has none of the roles above."""
     if name == "output.weight":
         return OUTPUT
@@ -87,7 +87,7 @@ def find_recipe(text: str) -> Recipe:
     return RECIPES[ALIASES.get(name, name)]
 
 
-class ModelFacts(NamedTuple):
+class ModelProperties(NamedTuple):
     """The properties of a model that the rules depend on."""
 
     arch: str
@@ -98,7 +98,7 @@ class ModelFacts(NamedTuple):
     importance: bool  # an importance matrix is used
 
     @classmethod
-    def of(cls, metadata: Mapping[str, Any], importance: bool) -> "ModelFacts":
+    def of(cls, metadata: Mapping[str, Any], importance: bool) -> "ModelProperties":
         """Read the properties. A missing number counts as 0; a missing head_count_kv counts as head_count."""
         arch = str(metadata.get("general.architecture", ""))
 
@@ -121,25 +121,25 @@ class ModelFacts(NamedTuple):
 # ---- the rules; each returns the name of a format, or "" for the base format of the recipe
 
 
-class MatrixPlace(NamedTuple):
+class MatrixPosition(NamedTuple):
     """The position of a matrix among the `layers` matrices of its role."""
 
-    model: ModelFacts
+    model: ModelProperties
     layer: int
     layers: int
 
     @property
-    def first_eighth(self) -> bool:
+    def in_first_eighth(self) -> bool:
         return self.layer < self.layers // 8
 
     @property
-    def last_eighth(self) -> bool:
+    def in_last_eighth(self) -> bool:
         return self.layer >= 7 * self.layers // 8
 
     @property
-    def favoured(self) -> bool:
+    def gets_more_bits(self) -> bool:
         """Return whether the layer gets more bits: the first and last eighth, and every third one in between."""
-        return self.first_eighth or self.last_eighth or (self.layer - self.layers // 8) % 3 == 2
+        return self.in_first_eighth or self.in_last_eighth or (self.layer - self.layers // 8) % 3 == 2
 
     @property
     def shared(self) -> bool:
@@ -147,17 +147,17 @@ class MatrixPlace(NamedTuple):
         return self.model.grouping >= 4
 
 
-Rule = Callable[[MatrixPlace], str]
-TINY = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS")
-SMALL = ("IQ2_S", "IQ2_M")
+Rule = Callable[[MatrixPosition], str]
+TINY_RECIPES = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS")
+SMALL_RECIPES = ("IQ2_S", "IQ2_M")
 
 
-def rules(*rows: tuple[str, Rule]) -> dict[str, Rule]:
+def build_rules(*rows: tuple[str, Rule]) -> dict[str, Rule]:
     """Build a table of rules by recipe; rows: (names separated by spaces, rule)."""
     return {name: rule for names, rule in rows for name in names.split()}
 
 
-VALUE_RULES = rules(
+VALUE_RULES = build_rules(
     ("Q2_K", lambda at: "Q4_K" if at.shared else "Q3_K"),
     ("Q2_K_S IQ3_XS IQ3_S", lambda at: "Q4_K" if at.shared else ""),
     ("IQ3_XXS", lambda at: "Q4_K" if at.shared else "" if at.model.importance else "IQ3_S"),
@@ -165,61 +165,61 @@ VALUE_RULES = rules(
     ("Q3_K_M", lambda at: "Q5_K" if at.layer < 2 else "Q4_K"),
     ("Q3_K_L", lambda at: "Q5_K"),
     ("IQ4_NL IQ4_XS", lambda at: "Q5_K" if at.shared else ""),
-    ("Q4_K_M Q5_K_M", lambda at: "Q6_K" if at.favoured else ""),
+    ("Q4_K_M Q5_K_M", lambda at: "Q6_K" if at.gets_more_bits else ""),
     ("Q4_K_S", lambda at: "Q5_K" if at.layer < 4 else ""),
-    (" ".join(TINY), lambda at: "Q4_K" if at.shared or at.model.experts >= 4 else "Q2_K"),
-    (" ".join(SMALL), lambda at: "Q4_K" if at.shared or at.model.experts >= 4 else "IQ3_S"),
+    (" ".join(TINY_RECIPES), lambda at: "Q4_K" if at.shared or at.model.experts >= 4 else "Q2_K"),
+    (" ".join(SMALL_RECIPES), lambda at: "Q4_K" if at.shared or at.model.experts >= 4 else "IQ3_S"),
 )
 
-DOWN_RULES = rules(
+DOWN_RULES = build_rules(
     ("Q2_K", lambda at: "Q3_K"),
-    ("Q2_K_S", lambda at: "Q4_K" if at.first_eighth else ""),
-    ("IQ3_XXS", lambda at: "" if at.model.importance else "Q4_K" if at.first_eighth else "Q3_K"),
+    ("Q2_K_S", lambda at: "Q4_K" if at.in_first_eighth else ""),
+    ("IQ3_XXS", lambda at: "" if at.model.importance else "Q4_K" if at.in_first_eighth else "Q3_K"),
     ("Q3_K_M", lambda at: "Q5_K" if at.layer < at.layers // 16 else "Q4_K"),
-    ("IQ3_M", lambda at: "Q4_K" if at.first_eighth or (at.model.experts == 8 and at.favoured) else ""),
+    ("IQ3_M", lambda at: "Q4_K" if at.in_first_eighth or (at.model.experts == 8 and at.gets_more_bits) else ""),
     ("Q3_K_L", lambda at: "Q5_K"),
-    ("Q4_K_M Q5_K_M", lambda at: "Q6_K" if at.favoured else ""),
-    ("Q4_K_S", lambda at: "Q5_K" if at.first_eighth else ""),
-    ("IQ4_NL IQ4_XS", lambda at: "Q5_K" if at.first_eighth and not at.model.importance else ""),
-    ("Q4_0", lambda at: "Q4_1" if at.first_eighth and at.model.importance else ""),
-    ("Q5_0", lambda at: "Q5_1" if at.first_eighth and at.model.importance else ""),
-    (" ".join(TINY), lambda at: "Q2_K" if at.first_eighth else ""),
-    (" ".join(SMALL), lambda at: "IQ3_S" if at.first_eighth else ""),
+    ("Q4_K_M Q5_K_M", lambda at: "Q6_K" if at.gets_more_bits else ""),
+    ("Q4_K_S", lambda at: "Q5_K" if at.in_first_eighth else ""),
+    ("IQ4_NL IQ4_XS", lambda at: "Q5_K" if at.in_first_eighth and not at.model.importance else ""),
+    ("Q4_0", lambda at: "Q4_1" if at.in_first_eighth and at.model.importance else ""),
+    ("Q5_0", lambda at: "Q5_1" if at.in_first_eighth and at.model.importance else ""),
+    (" ".join(TINY_RECIPES), lambda at: "Q2_K" if at.in_first_eighth else ""),
+    (" ".join(SMALL_RECIPES), lambda at: "IQ3_S" if at.in_first_eighth else ""),
 )
 
-FALCON_DOWN_RULES = DOWN_RULES | rules(
-    ("Q3_K_M", lambda at: "Q5_K" if at.layer < at.layers // 16 else "Q4_K" if at.favoured else ""),
+FALCON_DOWN_RULES = DOWN_RULES | build_rules(
+    ("Q3_K_M", lambda at: "Q5_K" if at.layer < at.layers // 16 else "Q4_K" if at.gets_more_bits else ""),
     ("Q3_K_L", lambda at: "Q4_K"),
-    ("Q4_K_M", lambda at: "Q6_K" if at.layer < at.layers // 16 else "Q5_K" if at.favoured else ""),
+    ("Q4_K_M", lambda at: "Q6_K" if at.layer < at.layers // 16 else "Q5_K" if at.gets_more_bits else ""),
     ("Q4_K_S", lambda at: ""),
 )
 
-ATTENTION_OUTPUT_RULES = rules(
+ATTENTION_OUTPUT_RULES = build_rules(
     ("Q2_K", lambda at: "Q3_K"),
     ("IQ3_XXS", lambda at: "IQ3_S"),
     ("Q3_K_M IQ3_M", lambda at: "Q4_K"),
     ("Q3_K_L", lambda at: "Q5_K"),
     ("IQ1_S IQ1_M", lambda at: "IQ2_XXS"),
-    (" ".join(SMALL), lambda at: "IQ3_S"),
+    (" ".join(SMALL_RECIPES), lambda at: "IQ3_S"),
 )
-FALCON_ATTENTION_OUTPUT_RULES = rules(("Q3_K_L", lambda at: "Q4_K"))
-EIGHT_EXPERTS_ATTENTION_OUTPUT_RULES = rules(
+FALCON_ATTENTION_OUTPUT_RULES = build_rules(("Q3_K_L", lambda at: "Q4_K"))
+EIGHT_EXPERTS_ATTENTION_OUTPUT_RULES = build_rules(
     ("Q2_K Q3_K_S Q3_K_M Q4_K_S Q4_K_M IQ4_NL IQ4_XS IQ3_XS IQ3_XXS IQ3_S IQ3_M", lambda at: "Q5_K"),
-    (" ".join((*TINY, *SMALL)), lambda at: "Q5_K"),
+    (" ".join((*TINY_RECIPES, *SMALL_RECIPES)), lambda at: "Q5_K"),
 )
 
-QUERY_RULES = rules(("IQ3_XS", lambda at: "IQ3_XXS"), ("IQ3_XXS", lambda at: "IQ2_S"))
-UP_RULES = rules(("IQ3_XS", lambda at: "" if at.first_eighth or at.last_eighth else "IQ3_XXS"))
+QUERY_RULES = build_rules(("IQ3_XS", lambda at: "IQ3_XXS"), ("IQ3_XXS", lambda at: "IQ2_S"))
+UP_RULES = build_rules(("IQ3_XS", lambda at: "" if at.in_first_eighth or at.in_last_eighth else "IQ3_XXS"))
 
 EMBEDDING_FORMATS = {
-    **dict.fromkeys(TINY, "Q2_K"),
-    **dict.fromkeys((*SMALL, "IQ3_XXS"), "IQ3_S"),
+    **dict.fromkeys(TINY_RECIPES, "Q2_K"),
+    **dict.fromkeys((*SMALL_RECIPES, "IQ3_XXS"), "IQ3_S"),
     **dict.fromkeys(("TQ1_0", "TQ2_0", "Q2_0"), "Q4_K"),
 }
 
 
-def value_format(recipe: str, at: MatrixPlace) -> str:
-    if recipe in TINY or recipe in SMALL:
+def choose_value_format(recipe: str, at: MatrixPosition) -> str:
+    if recipe in TINY_RECIPES or recipe in SMALL_RECIPES:
         return VALUE_RULES[recipe](at)
     if at.model.experts == 8:  # attention is small compared with the experts
         return "Q8_0"
@@ -227,26 +227,26 @@ def value_format(recipe: str, at: MatrixPlace) -> str:
     return "Q5_K" if at.model.is_70b and (chosen or RECIPES[recipe].base) in ("Q3_K", "Q4_K") else chosen
 
 
-def key_format(recipe: str, at: MatrixPlace) -> str:
+def choose_key_format(recipe: str, at: MatrixPosition) -> str:
     if at.model.experts == 8:
-        return "Q4_K" if recipe in TINY or recipe in SMALL else "Q8_0"
+        return "Q4_K" if recipe in TINY_RECIPES or recipe in SMALL_RECIPES else "Q8_0"
     return QUERY_RULES.get(recipe, lambda at: "")(at)
 
 
-def attention_output_format(recipe: str, at: MatrixPlace) -> str:
+def choose_attention_output_format(recipe: str, at: MatrixPosition) -> str:
     falcon, eight = at.model.arch == "falcon", at.model.experts == 8
-    if falcon and recipe not in TINY and recipe not in SMALL:
+    if falcon and recipe not in TINY_RECIPES and recipe not in SMALL_RECIPES:
         table = FALCON_ATTENTION_OUTPUT_RULES
     else:
         table = EIGHT_EXPERTS_ATTENTION_OUTPUT_RULES if eight else ATTENTION_OUTPUT_RULES
     return table.get(recipe, lambda at: "")(at)
 
 
-def output_format(recipe: Recipe, model: ModelFacts, columns: int) -> str:
+def choose_output_format(recipe: Recipe, model: ModelProperties, columns: int) -> str:
     """Choose the format of the output matrix, or of an embedding matrix that also computes the logits."""
     if recipe.name == "MXFP4" or model.arch == "falcon" or columns % BY_NAME[recipe.base].block:
         return "Q8_0"
-    if recipe.name in (*TINY, *SMALL, "IQ3_XXS"):
+    if recipe.name in (*TINY_RECIPES, *SMALL_RECIPES, "IQ3_XXS"):
         return "Q5_K"
     return "Q8_0" if recipe.base == "Q8_0" else "Q6_K"
 
@@ -262,7 +262,7 @@ def fit_format(name: str, columns: int) -> str:
 # ---- the plan for a model
 
 
-class Options(NamedTuple):
+class RecipeOptions(NamedTuple):
     """The user's overrides. Formats are given by name; "" leaves the choice to the recipe."""
 
     pure: bool = False  # whether every matrix gets the base format
@@ -273,7 +273,7 @@ class Options(NamedTuple):
     formats: Mapping[str, str] = MappingProxyType({})  # by tensor name
 
 
-class TypeChoice(NamedTuple):
+class FormatChoice(NamedTuple):
     """The format of a tensor, and the format that was wanted for it, which may need longer rows."""
 
     format: str
@@ -284,22 +284,22 @@ class TypeChoice(NamedTuple):
         return self.format != self.wanted
 
 
-class Planner:
+class FormatPlanner:
     """Chooses the formats of a model's tensors.
 
     It counts the matrices of each role, so `choose` must be called in the order of `llama_order`.
     """
 
-    def __init__(self, recipe: Recipe, model: ModelFacts, names: Iterable[str], options: Options):
-        roles = [role_of(name) for name in names]
+    def __init__(self, recipe: Recipe, model: ModelProperties, names: Iterable[str], options: RecipeOptions):
+        roles = [get_role(name) for name in names]
         self.recipe, self.model, self.options = recipe, model, options
         self.tied = OUTPUT not in roles
         self.counts = {VALUE: roles.count(VALUE)}
         self.seen: dict[str, int] = {}
 
-    def choose(self, name: str, shape: tuple[int, ...]) -> TypeChoice | None:
+    def choose(self, name: str, shape: tuple[int, ...]) -> FormatChoice | None:
         """Choose the format of a tensor; None if it is not quantized. Raises ValueError if no rule fits its name."""
-        role = role_of(name)
+        role = get_role(name)
         if not is_quantized(name, shape, self.model.arch) or (self.options.keep_output and role == OUTPUT):
             return None
         override = {EMBEDDING: self.options.embedding, OUTPUT: self.options.output}.get(role)
@@ -309,57 +309,63 @@ class Planner:
         elif override:
             wanted = override
         elif base in ("F32", "F16", "BF16"):
-            return TypeChoice(base, base)
+            return FormatChoice(base, base)
         else:
-            wanted = self.by_pattern(name) or (base if self.options.pure else self.by_rule(name, shape, role) or base)
-        return TypeChoice(fit_format(wanted, shape[-1]), wanted)
+            wanted = self.find_pattern_format(name) or (
+                base if self.options.pure else self.find_rule_format(name, shape, role) or base
+            )
+        return FormatChoice(fit_format(wanted, shape[-1]), wanted)
 
     def makes_logits(self, name: str) -> bool:
         """Return whether this matrix computes the logits: output.weight, or a shared embedding matrix."""
         return name == "output.weight" or (name == "token_embd.weight" and self.tied)
 
-    def by_pattern(self, name: str) -> str:
+    def find_pattern_format(self, name: str) -> str:
         return next((format for pattern, format in self.options.patterns if pattern.search(name)), "")
 
-    def by_rule(self, name: str, shape: tuple[int, ...], role: str) -> str:
+    def find_rule_format(self, name: str, shape: tuple[int, ...], role: str) -> str:
         """Return the format that the recipe's rules give a tensor, or ""."""
-        recipe, in_8_bits = self.recipe.name, IN_8_BITS.get(self.model.arch)
+        recipe, in_8_bits = self.recipe.name, EIGHT_BIT_BY_ARCH.get(self.model.arch)
         if in_8_bits and in_8_bits.search(name):
             return "Q8_0"
         if role == OUTPUT or (role == EMBEDDING and self.tied):
-            return self.options.output or output_format(self.recipe, self.model, shape[-1])
+            return self.options.output or choose_output_format(self.recipe, self.model, shape[-1])
         if recipe == "MXFP4":
             return "MXFP4" if len(shape) > 2 and shape[-3] > 1 else "Q8_0"
         if role == EMBEDDING:
             return EMBEDDING_FORMATS.get(recipe, "")
         at = self.place(name, role)
         if role == VALUE:
-            return value_format(recipe, at)
+            return choose_value_format(recipe, at)
         if role == KEY:
-            return key_format(recipe, at)
+            return choose_key_format(recipe, at)
         if role == ATTENTION_OUTPUT:
-            return attention_output_format(recipe, at)
+            return choose_attention_output_format(recipe, at)
         down = FALCON_DOWN_RULES if self.model.arch == "falcon" else DOWN_RULES
         table: dict[str, Rule] = {QUERY: QUERY_RULES, UP: UP_RULES, GATE: UP_RULES, DOWN: down}.get(role, {})
         return table.get(recipe, lambda at: "")(at)
 
-    def place(self, name: str, role: str) -> MatrixPlace:
+    def place(self, name: str, role: str) -> MatrixPosition:
         """Return a matrix's position among those of its role.
 
         It is counted or, in models with experts, taken from the name.
         """
         index, count = self.seen.get(role, 0), self.counts.get(role, self.model.layers)
         self.seen[role] = index + 1
-        by_name = self.model.experts > 1 and role in (UP, GATE, DOWN) and self.recipe.name not in (*TINY, *SMALL)
+        by_name = (
+            self.model.experts > 1
+            and role in (UP, GATE, DOWN)
+            and self.recipe.name not in (*TINY_RECIPES, *SMALL_RECIPES)
+        )
         if by_name:
             match = re.match(r"blk\.([0-9]+)\.", name)
             if not match or int(match[1]) >= count:
                 raise ValueError(f"tensor {name}: expected a name that begins with blk.N., N below {count}")
             index = int(match[1])
-        return MatrixPlace(self.model, index, count)
+        return MatrixPosition(self.model, index, count)
 
 
-def llama_order(names: Iterable[str]) -> list[str]:
+def sort_like_llama(names: Iterable[str]) -> list[str]:
     """Sort names in llama.cpp's order: names without a layer first, then by layer, then by name."""
 
     def key(name: str) -> tuple[int, bytes]:
@@ -371,6 +377,6 @@ def llama_order(names: Iterable[str]) -> list[str]:
 
 def needs_importance(recipe: Recipe, name: str, format: str) -> bool:
     """Return whether the quality of this format is poor for the tensor without an importance matrix."""
-    if role_of(name) in (OUTPUT, EMBEDDING):
+    if get_role(name) in (OUTPUT, EMBEDDING):
         return False
     return BY_NAME[format].poor or (format == "Q2_K" and recipe.name == "Q2_K_S")

@@ -15,25 +15,25 @@ from numpy.typing import NDArray
 
 from localllm.quant.blocks import (
     SMALLEST_HALF,
-    largest_of,
+    build_group_packer,
+    build_packer,
+    compute_unit,
+    find_largest,
     load_block,
-    nearest_half,
-    put_group,
-    put_half,
-    putter,
-    unit_of,
+    round_to_float16,
+    store_half,
 )
 from localllm.quant.formats import BY_NAME, LAYOUTS
-from localllm.quant.numba_cache import compiled, compiled_encoder, inlined
+from localllm.quant.numba_cache import compile_cached, compile_encoder, compile_inline
 
 f32 = np.float32
 ZERO, ONE, TWO, HUGE = f32(0), f32(1), f32(2), f32(3e38)
 
-START, SPACING = f32(-0.6), f32(0.45)  # see Search; for formats with 16 codes or more
-FACTORS = 32  # factors tried: the largest scale by steps, steps * 63 / 64, ...
+GRID_START, GRID_SPACING = f32(-0.6), f32(0.45)  # see Search; for formats with 16 codes or more
+FACTOR_COUNT = 32  # factors tried: the largest scale by steps, steps * 63 / 64, ...
 
 
-class Search(NamedTuple):
+class SearchParameters(NamedTuple):
     """The range of codes, and the parameters of the search.
 
     The grid of scales: those with which the weight of largest magnitude gets the code bottom - start, top + start,
@@ -67,50 +67,50 @@ class SymmetricSuperBlock(NamedTuple):
     error: NDArray
 
 
-@inlined
-def new_super_block(blocks, size, search):
+@compile_inline
+def allocate_super_block(blocks, size, search):
     x, w, rows = np.zeros((blocks, size), f32), np.zeros((blocks, size), f32), np.zeros((6, blocks), f32)
-    grid, factors = np.zeros(search.grid, f32), np.zeros((2, FACTORS), f32)
+    grid, factors = np.zeros(search.grid, f32), np.zeros((2, FACTOR_COUNT), f32)
     return SymmetricSuperBlock(x, w, rows[0], rows[1], rows[2], rows[3], rows[4], rows[5], grid, factors[0], factors[1])
 
 
-@inlined
-def nearest_code(x, inverse, bottom, top):
+@compile_inline
+def round_to_code(x, inverse, bottom, top):
     return min(max(np.rint(x * inverse), bottom), top)
 
 
-@inlined
-def inverse_of(scale):
+@compile_inline
+def invert(scale):
     return ONE / scale if scale != ZERO else ZERO
 
 
-@inlined
-def half_of(value, unit):
+@compile_inline
+def round_scale(value, unit):
     """Round `value` so that value * unit is a float16; return 0 only if `value` is 0."""
-    size = max(nearest_half(abs(value) * unit), f32(2.0**-24)) / unit if value != ZERO else ZERO
+    size = max(round_to_float16(abs(value) * unit), f32(2.0**-24)) / unit if value != ZERO else ZERO
     return size if value > ZERO else -size
 
 
-@inlined
-def code_sums(x, weight, b, scale, bottom, top):
+@compile_inline
+def sum_codes(x, weight, b, scale, bottom, top):
     """Compute Σwll and Σwlx with the nearest codes l."""
-    inverse = inverse_of(scale)
+    inverse = invert(scale)
     wll, wlx = ZERO, ZERO
     for i in range(x.shape[1]):
-        code = nearest_code(x[b, i], inverse, bottom, top)
+        code = round_to_code(x[b, i], inverse, bottom, top)
         product = weight[b, i] * code
         wll += product * code
         wlx += product * x[b, i]
     return wll, wlx
 
 
-@inlined
+@compile_inline
 def predict_error(wxx, wll, wlx, scale):
     """Compute the error Σw(x - scale * l)² from the sums Σwxx, Σwll, Σwlx."""
     return wxx + scale * (scale * wll - TWO * wlx)
 
 
-@inlined
+@compile_inline
 def search_block(s, b, search):
     """Find the scale of sub-block b, and the sums over its codes (stage 1)."""
     x, weight, bottom, top = s.x, s.weight, search.bottom, search.top
@@ -126,8 +126,8 @@ def search_block(s, b, search):
     least = HUGE
     for refit in range(search.refits):  # the outer loop, so that the processor works on several scales at once
         for step in range(search.grid):
-            wll, wlx = code_sums(x, weight, b, s.grid_scale[step], bottom, top)
-            scale = wlx * inverse_of(wll)
+            wll, wlx = sum_codes(x, weight, b, s.grid_scale[step], bottom, top)
+            scale = wlx * invert(wll)
             s.grid_scale[step] = scale
             error = predict_error(wxx, wll, wlx, scale)
             if refit == search.refits - 1 and error < least:
@@ -135,24 +135,24 @@ def search_block(s, b, search):
                 s.scale[b], s.sum_wll[b], s.sum_wlx[b] = scale, wll, wlx
 
 
-@compiled
+@compile_cached
 def search_plain_block(s, search, unit):
     """Find the float16 scale of a block without sub-blocks (sub-block 0 of s)."""
     search_block(s, 0, search)
     scale, best, least = s.scale[0], ZERO, HUGE
     for _ in range(search.rounds):
-        scale = half_of(scale, unit)
-        wll, wlx = code_sums(s.x, s.weight, 0, scale, search.bottom, search.top)
+        scale = round_scale(scale, unit)
+        wll, wlx = sum_codes(s.x, s.weight, 0, scale, search.bottom, search.top)
         error = predict_error(s.sum_wxx[0], wll, wlx, scale)
         if error >= least:
             break
         best, least = scale, error
-        scale = wlx * inverse_of(wll)
+        scale = wlx * invert(wll)
     return best
 
 
-@inlined
-def first_factor(s, steps, unit):
+@compile_inline
+def search_factor(s, steps, unit):
     """Find the factor whose multiples are nearest to the scales, by predicted error (stage 2).
 
     The integers are written to s.k.
@@ -162,27 +162,27 @@ def first_factor(s, steps, unit):
         lowest, largest = min(lowest, s.scale[b]), max(largest, s.scale[b])
     extreme = largest if largest > -lowest else lowest
     spacing = steps / f32(64)
-    for i in range(FACTORS):
-        s.factor[i] = half_of(extreme / (f32(i) * spacing - steps), unit)
+    for i in range(FACTOR_COUNT):
+        s.factor[i] = round_scale(extreme / (f32(i) * spacing - steps), unit)
         s.error[i] = ZERO
     for b in range(s.k.size):
-        for i in range(FACTORS):
-            k = nearest_code(s.scale[b], inverse_of(s.factor[i]), -steps, steps - ONE)
+        for i in range(FACTOR_COUNT):
+            k = round_to_code(s.scale[b], invert(s.factor[i]), -steps, steps - ONE)
             distance = s.scale[b] - s.factor[i] * k
             s.error[i] += distance * distance * s.sum_wll[b]
     factor = s.factor[np.argmin(s.error)]
     for b in range(s.k.size):
-        s.k[b] = nearest_code(s.scale[b], inverse_of(factor), -steps, steps - ONE)
+        s.k[b] = round_to_code(s.scale[b], invert(factor), -steps, steps - ONE)
     return factor
 
 
-@inlined
+@compile_inline
 def round_block(s, b, search, factor):
     """Choose k near the present one, and update the sums; return the error (stage 3)."""
     start_k, least = s.k[b], HUGE
     for step in range(-search.reach, search.reach + 1):
         k = start_k + f32(step)
-        wll, wlx = code_sums(s.x, s.weight, b, factor * k, search.bottom, search.top)
+        wll, wlx = sum_codes(s.x, s.weight, b, factor * k, search.bottom, search.top)
         error = predict_error(s.sum_wxx[b], wll, wlx, factor * k)
         if error < least and k >= -search.steps and k < search.steps:
             least = error
@@ -190,12 +190,12 @@ def round_block(s, b, search, factor):
     return least
 
 
-@compiled
+@compile_cached
 def search_super_block(s, search, unit):
     """Run all three stages; return the factor, and leave the integers in s.best_k."""
     for b in range(s.k.size):
         search_block(s, b, search)
-    factor = first_factor(s, search.steps, unit)
+    factor = search_factor(s, search.steps, unit)
     best_factor, least = factor, HUGE
     for _ in range(search.rounds):
         error = ZERO
@@ -209,24 +209,29 @@ def search_super_block(s, search, unit):
             s.best_k[b] = s.k[b]
             kk += s.k[b] * s.k[b] * s.sum_wll[b]
             kx += s.k[b] * s.sum_wlx[b]
-        factor = half_of(kx * inverse_of(kk), unit)
+        factor = round_scale(kx * invert(kk), unit)
     return best_factor
 
 
-def super_blocks(name, *how, **more):
+def build_super_block_encoder(name, *how, **more):
     """Build the encoder of a format with super-blocks: d per block, an integer scale per sub-block.
 
     how, more: see Search.
     """
     layout, block_bytes = LAYOUTS[name], BY_NAME[name].bytes
     size, blocks = layout.group, 256 // layout.group
-    bottom, top = codes_of(layout)
+    bottom, top = get_code_range(layout)
     steps = f32(1 << sum(field.bits for field in layout.scales) - 1)
-    search = Search(bottom, top, *how, steps=steps, **more)
-    put_code, put_scale, d, centre = putter(layout.codes, size), put_group(layout.scales), layout.d, layout.scale_centre
+    search = SearchParameters(bottom, top, *how, steps=steps, **more)
+    put_code, put_scale, d, centre = (
+        build_packer(layout.codes, size),
+        build_group_packer(layout.scales),
+        layout.d,
+        layout.scale_centre,
+    )
 
     def encode(weights, importance, out):
-        s = new_super_block(blocks, size, search)
+        s = allocate_super_block(blocks, size, search)
         for row in range(weights.shape[0]):
             for block in range(weights.shape[1] // 256):
                 into = out[row, block * block_bytes : (block + 1) * block_bytes]
@@ -235,85 +240,89 @@ def super_blocks(name, *how, **more):
                 if unit == 0:
                     continue
                 factor = search_super_block(s, search, unit)
-                put_half(into, d, factor * unit)
+                store_half(into, d, factor * unit)
                 for b in range(blocks):
                     put_scale(into, b, np.uint8(np.int16(s.best_k[b]) + centre))
                 for b in range(blocks):
                     put_codes(put_code, into, s.x, b, factor * s.best_k[b], bottom, top)
 
-    return compiled_encoder(name, encode)
+    return compile_encoder(name, encode)
 
 
-def plain_blocks(name, grid=12, start=START, spacing=SPACING):
+def build_block_encoder(name, grid=12, start=GRID_START, spacing=GRID_SPACING):
     """Build the encoder of a format with one float16 scale per block; grid, start, spacing: see Search."""
     layout, block_bytes, size = LAYOUTS[name], BY_NAME[name].bytes, BY_NAME[name].block
-    bottom, top = codes_of(layout)
-    search = Search(bottom, top, grid, start, spacing, refits=2, rounds=4)
-    put_code, d = putter(layout.codes, size), layout.d
+    bottom, top = get_code_range(layout)
+    search = SearchParameters(bottom, top, grid, start, spacing, refits=2, rounds=4)
+    put_code, d = build_packer(layout.codes, size), layout.d
 
     def encode(weights, importance, out):
-        s = new_super_block(1, size, search)
+        s = allocate_super_block(1, size, search)
         for row in range(weights.shape[0]):
             for block in range(weights.shape[1] // size):
                 into = out[row, block * block_bytes : (block + 1) * block_bytes]
                 into[:] = 0
                 unit = load_block(weights, importance, row, block * size, size, s)
                 scale = search_plain_block(s, search, unit) if unit > 0 else ZERO
-                put_half(into, d, scale * unit)
+                store_half(into, d, scale * unit)
                 put_codes(put_code, into, s.x, 0, scale, bottom, top)
 
-    return compiled_encoder(name, encode)
+    return compile_encoder(name, encode)
 
 
-def codes_of(layout):
+def get_code_range(layout):
     """Return the lowest and the highest code, minus the centre, as float32."""
     return f32(-layout.centre), f32((1 << layout.bits) - 1 - layout.centre)
 
 
-@inlined
+@compile_inline
 def put_codes(put, out, x, b, scale, bottom, top):
-    inverse = inverse_of(scale)
+    inverse = invert(scale)
     for i in range(x.shape[1]):
-        code = np.uint8(nearest_code(x[b, i], inverse, bottom, top) - bottom)
+        code = np.uint8(round_to_code(x[b, i], inverse, bottom, top) - bottom)
         put(out, b * x.shape[1], i, code)
 
 
 Q8_BYTES, Q8_CODES, Q8_D = BY_NAME["Q8_0"].bytes, LAYOUTS["Q8_0"].codes[0].at, LAYOUTS["Q8_0"].d
-TOP = f32(127)
-SCALES = 6  # scales tried: the largest |weight| / 127, / 126, ...; integer divisors, so that encoding is idempotent
+MAX_CODE = f32(127)
+SCALE_COUNT = (
+    6  # scales tried: the largest |weight| / 127, / 126, ...; integer divisors, so that encoding is idempotent
+)
 
 
-@inlined
-def block_error(weights, importance, row, start, scale):
+@compile_inline
+def compute_error(weights, importance, row, start, scale):
     inverse, error = f32(1) / scale, f32(0)
     for i in range(start, start + 32):
-        distance = weights[row, i] - scale * nearest_code(weights[row, i], inverse, -TOP, TOP)
+        distance = weights[row, i] - scale * round_to_code(weights[row, i], inverse, -MAX_CODE, MAX_CODE)
         error += importance[i] * distance * distance
     return error
 
 
-@inlined
-def best_scale(weights, importance, row, start, largest):
-    best, least = max(nearest_half(largest / TOP), SMALLEST_HALF), HUGE
-    for i in range(SCALES):
-        scale = max(nearest_half(largest / (TOP - f32(i))), SMALLEST_HALF)
-        error = block_error(weights, importance, row, start, scale)
+@compile_inline
+def search_scale(weights, importance, row, start, largest):
+    best, least = max(round_to_float16(largest / MAX_CODE), SMALLEST_HALF), HUGE
+    for i in range(SCALE_COUNT):
+        scale = max(round_to_float16(largest / (MAX_CODE - f32(i))), SMALLEST_HALF)
+        error = compute_error(weights, importance, row, start, scale)
         if error < least:
             best, least = scale, error
     return best
 
 
-@compiled
+@compile_cached
 def encode_q8_0(weights, importance, out):
     for row in range(weights.shape[0]):
         for block in range(weights.shape[1] // 32):
             into = out[row, block * Q8_BYTES : (block + 1) * Q8_BYTES]
-            largest = largest_of(weights, row, block * 32, 32)
-            if unit_of(largest) == 0:
+            largest = find_largest(weights, row, block * 32, 32)
+            if compute_unit(largest) == 0:
                 into[:] = 0
                 continue
-            scale = best_scale(weights, importance, row, block * 32, largest)
-            put_half(into, Q8_D, scale)
+            scale = search_scale(weights, importance, row, block * 32, largest)
+            store_half(into, Q8_D, scale)
             inverse = f32(1) / scale
             for i in range(32):
-                into[Q8_CODES + i] = np.uint8(np.int8(nearest_code(weights[row, block * 32 + i], inverse, -TOP, TOP)))
+                into[Q8_CODES + i] = np.uint8(
+                    np.int8(round_to_code(weights[row, block * 32 + i], inverse, -MAX_CODE, MAX_CODE))
+                )

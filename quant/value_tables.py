@@ -17,29 +17,29 @@ import math
 
 import numpy as np
 
-from localllm.quant.blocks import SMALLEST_HALF, nearest_half, normalize, put_group, put_half
+from localllm.quant.blocks import SMALLEST_HALF, build_group_packer, normalize, round_to_float16, store_half
 from localllm.quant.formats import BY_NAME, DOUBLED_E2M1, IQ4_VALUES, LAYOUTS
-from localllm.quant.numba_cache import compiled, inlined
+from localllm.quant.numba_cache import compile_cached, compile_inline
 
 NL, XS, NL_BYTES, XS_BYTES = LAYOUTS["IQ4_NL"], LAYOUTS["IQ4_XS"], BY_NAME["IQ4_NL"].bytes, BY_NAME["IQ4_XS"].bytes
 NL_D, XS_D, NL_CODES, XS_CODES, CENTRE = NL.d, XS.d, NL.codes[0].at, XS.codes[0].at, XS.scale_centre
-put_scale = put_group(XS.scales)
+put_scale = build_group_packer(XS.scales)
 VALUES = np.array(IQ4_VALUES, dtype=np.float32)
 BORDERS = (VALUES[1:] + VALUES[:-1]) / 2
 STEPS = VALUES[1:] - VALUES[:-1]
 
 # Candidates for (largest weight of a group) / scale. A denser list does not help; a narrower one loses up to 1 %.
-TARGETS = np.array([64, 74, 81, 88, 94, 100, 106, 112, 117, 122, 127, 133, 141, 155, 175, 210], dtype=np.float32)
-TURNS = 8  # maximum number of rounds of fitting d; two or three are usual
+SCALE_TARGETS = np.array([64, 74, 81, 88, 94, 100, 106, 112, 117, 122, 127, 133, 141, 155, 175, 210], dtype=np.float32)
+MAX_TURNS = 8  # maximum number of rounds of fitting d; two or three are usual
 TINY = np.float32(1e-20)  # groups whose weights are all below this fraction of the block's largest are zeros
 # Candidates for (the group scale of largest magnitude) / d.
-LEVELS = np.stack([np.arange(start, start + 5, 0.25) for start in (-34, -29, -24, 19, 24, 29)]).astype(np.float32)
+D_TARGETS = np.stack([np.arange(start, start + 5, 0.25) for start in (-34, -29, -24, 19, 24, 29)]).astype(np.float32)
 
 # A round must raise the gain by this factor for another round; a smaller increase is rounding error.
-GAIN = np.float32(1 + 1e-6)
+MIN_GAIN = np.float32(1 + 1e-6)
 
 
-@inlined
+@compile_inline
 def fit(weights, importance, inverse):
     """Return (Σwxv, Σwv²) over 32 weights; v: the nearest values for the scale 1 / inverse."""
     product, square = np.float32(0), np.float32(0)
@@ -54,8 +54,8 @@ def fit(weights, importance, inverse):
     return product, square
 
 
-@compiled
-def best_scale(weights, importance, sign):
+@compile_cached
+def search_scale(weights, importance, sign):
     """Return the scale of a sign, 1 or -1, with the least error for 32 weights, and its gain.
 
     If all weights are zero, the scale is arbitrary and the gain 0.
@@ -66,35 +66,35 @@ def best_scale(weights, importance, sign):
     scale, gain = TINY, np.float32(0)
     if largest < TINY:
         return scale, gain
-    for target in TARGETS:
+    for target in SCALE_TARGETS:
         product, square = fit(weights, importance, sign * target / largest)
         if product * product > gain * square:
             scale, gain = product / square, product * product / square
     while gain > 0:
         product, square = fit(weights, importance, np.float32(1) / scale)
-        if product * product <= gain * GAIN * square:
+        if product * product <= gain * MIN_GAIN * square:
             break
         scale, gain = product / square, product * product / square
     return scale, gain
 
 
-@compiled
-def storable(scale, unit):
+@compile_cached
+def round_to_storable(scale, unit):
     """Return the float16 nearest to scale * unit, as a float32; 0 only if the scale is 0."""
-    stored = nearest_half(scale * unit)
+    stored = round_to_float16(scale * unit)
     if stored == 0 and scale != 0:
         return math.copysign(SMALLEST_HALF, scale)
     return stored
 
 
-@compiled
+@compile_cached
 def fit_block(weights, importance, unit):
     """Return the best float16 d found for 32 weights, which are divided by `unit`."""
-    plus, plus_gain = best_scale(weights, importance, np.float32(1))
-    minus, minus_gain = best_scale(weights, importance, np.float32(-1))
-    d = storable(plus if plus_gain > minus_gain else minus, unit)
+    plus, plus_gain = search_scale(weights, importance, np.float32(1))
+    minus, minus_gain = search_scale(weights, importance, np.float32(-1))
+    d = round_to_storable(plus if plus_gain > minus_gain else minus, unit)
     best, least = np.float32(0), np.float32(0)  # least: the error minus Σwx², which is 0 for d = 0
-    for _ in range(TURNS):
+    for _ in range(MAX_TURNS):
         if d == 0:
             break
         scale = d / unit
@@ -103,11 +103,11 @@ def fit_block(weights, importance, unit):
         if error >= least:
             break
         best, least = d, error
-        d = storable(product / square, unit)
+        d = round_to_storable(product / square, unit)
     return best
 
 
-@compiled
+@compile_cached
 def store_codes(weights, inverse, out):
     """Store the nearest codes of 32 weights to 16 bytes; inverse: 1 / scale."""
     for i in range(16):
@@ -118,7 +118,7 @@ def store_codes(weights, inverse, out):
         out[i] = low | high << 4
 
 
-@compiled
+@compile_cached
 def encode_iq4_nl(weights, importance, out):
     x = np.empty(32, np.float32)
     for row in range(weights.shape[0]):
@@ -126,17 +126,17 @@ def encode_iq4_nl(weights, importance, out):
             unit = normalize(weights, row, 32 * block, 32, x)
             d = fit_block(x, importance[32 * block : 32 * block + 32], unit) if unit > 0 else np.float32(0)
             bytes = out[row, NL_BYTES * block : NL_BYTES * (block + 1)]
-            put_half(bytes, NL_D, d)
+            store_half(bytes, NL_D, d)
             store_codes(x, unit / d if d != 0 else np.float32(0), bytes[NL_CODES:])
 
 
-@compiled
-def nearest_multiple(scale, d):
+@compile_cached
+def round_to_multiple(scale, d):
     """Return the integer nearest to scale / d among those of 6 bits: -32 .. 31."""
     return min(max(np.rint(scale / d), np.float32(-32)), np.float32(31))
 
 
-@compiled
+@compile_cached
 def choose_d(scales, gains, levels):
     """Choose the d whose multiples approximate the scales of the 8 groups best.
 
@@ -152,8 +152,8 @@ def choose_d(scales, gains, levels):
         d = extreme / level
         total = np.float32(0)
         for group in range(8):
-            plus = np.float32(1) - nearest_multiple(scales[0, group], d) * d / scales[0, group]
-            minus = np.float32(1) - nearest_multiple(scales[1, group], d) * d / scales[1, group]
+            plus = np.float32(1) - round_to_multiple(scales[0, group], d) * d / scales[0, group]
+            minus = np.float32(1) - round_to_multiple(scales[1, group], d) * d / scales[1, group]
             total += max(
                 gains[0, group] * (np.float32(1) - plus * plus), gains[1, group] * (np.float32(1) - minus * minus)
             )
@@ -162,7 +162,7 @@ def choose_d(scales, gains, levels):
     return best
 
 
-@compiled
+@compile_cached
 def choose_multiple(x, w, scales, gains, d):
     """Choose a group's integer scale with the least error: near one of its two scales, or one off.
 
@@ -173,7 +173,7 @@ def choose_multiple(x, w, scales, gains, d):
     for sign in (first, 1 - first):
         if least <= -gains[sign]:
             break
-        center = int(nearest_multiple(scales[sign], d))
+        center = int(round_to_multiple(scales[sign], d))
         for multiple in range(max(center - 1, -32), min(center + 1, 31) + 1):
             if multiple == 0:
                 continue
@@ -185,7 +185,7 @@ def choose_multiple(x, w, scales, gains, d):
     return best, least, best_product, best_square
 
 
-@compiled
+@compile_cached
 def choose_multiples(x, w, scales, gains, d, multiples):
     """Choose the integer scales of the 8 groups, given d; return the error (minus Σwx²) and the best d for them."""
     error, product, square = np.float32(0), np.float32(0), np.float32(0)
@@ -199,34 +199,34 @@ def choose_multiples(x, w, scales, gains, d, multiples):
     return error, product / square
 
 
-@compiled
+@compile_cached
 def fit_super_block(x, w, unit, scales, gains, multiples, best_multiples):
     """Return the best d for 256 weights, which are divided by `unit`; write the integer scales to best_multiples."""
     for group in range(8):
         part = slice(32 * group, 32 * group + 32)
-        scales[0, group], gains[0, group] = best_scale(x[part], w[part], np.float32(1))
-        scales[1, group], gains[1, group] = best_scale(x[part], w[part], np.float32(-1))
+        scales[0, group], gains[0, group] = search_scale(x[part], w[part], np.float32(1))
+        scales[1, group], gains[1, group] = search_scale(x[part], w[part], np.float32(-1))
     best, least, following = np.float32(0), np.float32(0), np.float32(0)  # least: the error minus Σwx², 0 for d = 0
-    for levels in LEVELS:
-        d = storable(choose_d(scales, gains, levels), unit)
+    for levels in D_TARGETS:
+        d = round_to_storable(choose_d(scales, gains, levels), unit)
         error, next_d = choose_multiples(x, w, scales, gains, d / unit, multiples)
         if error < least:
-            best, least, following = d, error, storable(next_d, unit)
+            best, least, following = d, error, round_to_storable(next_d, unit)
             best_multiples[:] = multiples
-    for _ in range(TURNS):
+    for _ in range(MAX_TURNS):
         d = following
         error, next_d = choose_multiples(x, w, scales, gains, d / unit, multiples)
         if error >= least:
             break
-        best, least, following = d, error, storable(next_d, unit)
+        best, least, following = d, error, round_to_storable(next_d, unit)
         best_multiples[:] = multiples
     return best
 
 
-@compiled
+@compile_cached
 def store_super_block(x, unit, d, multiples, out):
     out[:XS_CODES] = 0
-    put_half(out, XS_D, d)
+    store_half(out, XS_D, d)
     for group in range(8):
         put_scale(out, group, multiples[group] + CENTRE)
         scale = d * np.float32(multiples[group])
@@ -234,7 +234,7 @@ def store_super_block(x, unit, d, multiples, out):
         store_codes(x[32 * group : 32 * group + 32], inverse, out[XS_CODES + 16 * group :])
 
 
-@compiled
+@compile_cached
 def encode_iq4_xs(weights, importance, out):
     x = np.empty(256, np.float32)
     scales, gains = np.empty((2, 8), np.float32), np.empty((2, 8), np.float32)
@@ -258,12 +258,12 @@ SIZE_STEPS = SIZES[1:] - SIZES[:-1]
 
 # Exponents tried, relative to the one with which the largest weight is 4 .. 8. Without importance the best is never
 # below -1: the largest weight alone would then cost more than the others could save.
-FROM, TO = -3, 1
+MIN_EXPONENT_OFFSET, MAX_EXPONENT_OFFSET = -3, 1
 LARGEST_EXPONENT = 252  # with one more, 6 times the scale would be infinite
 
 
-@compiled
-def block_error(weights, importance, scale):
+@compile_cached
+def compute_error(weights, importance, scale):
     """Compute Σ importance * (weight * scale - nearest value)² over 32 weights."""
     error = np.float32(0)
     for i in range(32):
@@ -275,44 +275,44 @@ def block_error(weights, importance, scale):
     return error
 
 
-@compiled
-def power_of_two(exponent):
+@compile_cached
+def compute_power(exponent):
     """Return 2 ** exponent as a float32, -126 <= exponent <= 127."""
     return np.int32((exponent + 127) << 23).view(np.float32)
 
 
-@compiled
-def exponent_of(number):
+@compile_cached
+def get_exponent(number):
     """Return the 8 bits of a float32's exponent: 127 for 1 .. 2, 0 for zero and subnormal numbers."""
     return np.float32(number).view(np.int32) >> 23 & 255
 
 
-@compiled
-def best_exponent(weights, importance):
+@compile_cached
+def search_exponent(weights, importance):
     """Return the e with the least weighted error for 32 weights, the larger one of equals."""
     largest = np.float32(0)
     for i in range(32):
         largest = max(largest, abs(weights[i]))
-    start = exponent_of(largest) - 2
+    start = get_exponent(largest) - 2
     best, least = 0, np.float32(np.inf)
-    for e in range(min(start + TO, LARGEST_EXPONENT), max(start + FROM, 0) - 1, -1):
-        error = block_error(weights, importance, power_of_two(127 - e)) * power_of_two(2 * (e - start))
+    for e in range(min(start + MAX_EXPONENT_OFFSET, LARGEST_EXPONENT), max(start + MIN_EXPONENT_OFFSET, 0) - 1, -1):
+        error = compute_error(weights, importance, compute_power(127 - e)) * compute_power(2 * (e - start))
         if error < least:
             best, least = e, error
     return best
 
 
-@compiled
+@compile_cached
 def encode_block(weights, importance, out):
-    e = best_exponent(weights, importance)
-    scale = power_of_two(127 - e)
+    e = search_exponent(weights, importance)
+    scale = compute_power(127 - e)
     out[MX_SCALE] = e
     for i in range(16):
-        out[MX_CODES + i] = code(weights[i] * scale) | code(weights[16 + i] * scale) << 4
+        out[MX_CODES + i] = find_code(weights[i] * scale) | find_code(weights[16 + i] * scale) << 4
 
 
-@compiled
-def code(weight):
+@compile_cached
+def find_code(weight):
     """Return the code of the value nearest to a scaled weight. Zero has no sign."""
     index = 0
     for k in range(7):
@@ -320,7 +320,7 @@ def code(weight):
     return index | 8 if weight < -SIZE_BORDERS[0] else index
 
 
-@compiled
+@compile_cached
 def encode_mxfp4(weights, importance, out):
     for row in range(weights.shape[0]):
         for block in range(weights.shape[1] // 32):

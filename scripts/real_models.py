@@ -31,7 +31,7 @@ CHUNK = 1 << 20
 
 sys.path.insert(0, str(ROOT))
 import localllm  # noqa: E402, F401  (its quantizers have their own folder here)
-from localllm.system.files import cache_folder  # noqa: E402
+from localllm.system.files import get_cache_folder  # noqa: E402
 
 
 class FetchError(Exception):
@@ -76,7 +76,7 @@ class RealModel:
 
 def folder() -> Path:
     """Return the folder of real models within the user's cache."""
-    return cache_folder() / "real"
+    return get_cache_folder() / "real"
 
 
 def read_table(path: Path = TABLE) -> dict[str, RealModel]:

@@ -9,9 +9,9 @@ from textwrap import fill
 
 from localllm.cli import compat
 from localllm.cli import compat as llama_names
-from localllm.cli.app import context_of
+from localllm.cli.app import make_context
 from localllm.cli.parameters import NAMED
-from localllm.cli.registry import COMMANDS, params_of
+from localllm.cli.registry import COMMANDS, list_params
 from localllm.generation.sampling.options import OPTIONS, ORDER
 
 WIDTH = 80
@@ -59,14 +59,14 @@ localllm: --mlock is ignored: the model file is always memory-mapped
 def documents() -> dict[Path, str]:
     """Return the pages about commands by their paths: the index, and a page for each."""
     pages = {DOCS / "commands" / f"{name}.md": f"# localllm {name}\n\n{help_block(name)}" for name in COMMANDS}
-    rows = [(f"[{name}](commands/{name}.md)", context_of(name).command.get_short_help_str(100)) for name in COMMANDS]
+    rows = [(f"[{name}](commands/{name}.md)", make_context(name).command.get_short_help_str(100)) for name in COMMANDS]
     index = f"{BEGINNING}\n" + "\n".join(table(("command", "what it does"), rows)) + f"\n\n{help_block(None)}"
     return {DOCS / "commands.md": index, **pages}
 
 
 def help_block(name: str | None) -> str:
-    context = context_of(name)
-    return f"```text\n{context.command.plain_help(context, WIDTH)}\n```\n"
+    context = make_context(name)
+    return f"```text\n{context.command.format_plain_help(context, WIDTH)}\n```\n"
 
 
 def coming_from() -> str:
@@ -93,15 +93,19 @@ def llama_cpp_options() -> str:
         "\nIn one command only:\n",
         *table(
             ("command", "llama.cpp", "why"),
-            [(f"`{name}`", *row) for name, groups in llama_names.IN_COMMAND.items() for row in reasons(groups.items())],
+            [(f"`{name}`", *row) for name, groups in llama_names.IGNORED_IN.items() for row in reasons(groups.items())],
         ),
         "\n## Which options are refused?\n",
         "They would change the answer, or mean something else.\n",
-        *table(("llama.cpp", "instead"), reasons(llama_names.REFUSED.items())),
+        *table(("llama.cpp", "instead"), reasons(llama_names.UNSUPPORTED.items())),
         "\nIn one command only:\n",
         *table(
             ("command", "llama.cpp", "instead"),
-            [(f"`{name}`", *row) for name, groups in llama_names.REFUSED_IN.items() for row in reasons(groups.items())],
+            [
+                (f"`{name}`", *row)
+                for name, groups in llama_names.UNSUPPORTED_IN.items()
+                for row in reasons(groups.items())
+            ],
         ),
     ]
     return "\n".join(parts) + "\n"
@@ -131,11 +135,11 @@ def commands(rows: tuple[compat.CommandAlias, ...]) -> Iterator[str]:
 
 def other_names() -> Iterator[tuple[str, str]]:
     """Options by which localllm knows llama.cpp's: its own one last."""
-    for param in params_of("run"):
+    for param in list_params("run"):
         names = [name for name in param.opts if name.startswith("-")]
         if len(names) > 1 and not param.name.endswith(NAMED):
             yield ", ".join(f"`{name}`" for name in names), f"`{max(names, key=len)}`"
-    for name, words in llama_names.SAME.items():
+    for name, words in llama_names.EQUIVALENTS.items():
         yield f"`{name}`", f"`{' '.join(words).replace('{}', 'VALUE')}`"
 
 

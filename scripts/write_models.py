@@ -6,7 +6,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from localllm.arch import ARCHITECTURES
-from localllm.convert.records import records
+from localllm.convert.records import load_records
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "docs" / "architectures.md"
@@ -27,7 +27,7 @@ that computes it, what it is, and which checkpoints (`architectures` in config.j
 def document() -> str:
     """Return the whole page."""
     checkpoints = defaultdict[str, list[str]](list)
-    for name, (arch, _) in sorted(records().items(), key=lambda its: its[0].lower()):
+    for name, (arch, _) in sorted(load_records().items(), key=lambda its: its[0].lower()):
         if not name.startswith("vision+"):  # the language models of LLaVA and others
             checkpoints[arch].append(name.partition("For")[0].partition("+")[0])
     rows = []

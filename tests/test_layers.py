@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 from project import ROOT
 
-from localllm.kernels.machine import processor
+from localllm.kernels.machine import detect_processor
 
 # From the top: a module imports itself and what stands on a lower line.
 LAYERS = [
@@ -29,7 +29,7 @@ LAYERS = [
     ["localllm.kernels"],  # of arch they know the verbs, which they compute
     ["localllm.arch"],
     ["localllm.files"],
-    ["localllm.values", "localllm.frozen"],
+    ["localllm.values", "localllm.frozen", "localllm.renamed"],
     ["localllm.errors"],
     ["localllm.quant"],
     ["localllm.system"],
@@ -219,14 +219,14 @@ HEAVY = {"numpy", "numba", "llvmlite", "rich", "pydantic", "prompt_toolkit"}
         ("from localllm.cli.main import main; sys.argv[1:] = ['--help']; main()", set()),
         ("from localllm.cli.main import main; sys.argv[1:] = ['tokenize', '-h']; main()", set()),
         (
-            "from localllm.cli.commands.completion import possible; possible([], ''); possible(['run', 'x'], '--te')",
+            "from localllm.cli.commands.completion import complete_word as c; c([], ''); c(['run', 'x'], '--te')",
             set(),
         ),
         (f"from localllm.cli.main import main; sys.argv[1:] = ['inspect', {__file__!r}]; main()", {"numpy"}),
     ],
 )
 def test_starting_imports_nothing_heavy(program: str, needed: set[str]):
-    processor()  # what LLVM says of it is asked once on a machine, and kept
+    detect_processor()  # what LLVM says of it is asked once on a machine, and kept
     report = f"atexit.register(lambda: print(sorted({HEAVY} & sys.modules.keys()), file=sys.stderr))"
     command = [sys.executable, "-c", f"import atexit, sys; {report}; {program}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -22,6 +22,18 @@ PARTICIPLE = re.compile(
 )
 # Kernels keep their names: vector operations are named for what they return.
 WITH_PARTICIPLES = ("localllm.kernels.",)
+# A function is a verb: no preposition at its beginning or end, and "max" where a limit was called "most". Conversions
+# (as_, from_, to_), callbacks (on_) and copies with one change (with_) keep theirs.
+PREPOSITION = re.compile(
+    "_*(of|by|in|at|for|before|behind|after|under|over|per|until|between|without|most)_.*"
+    "|.*_(of|by|in|at|for|with|as|from|to)"
+)
+KEPT = re.compile(
+    "_*(after_in_child|before_head|behind_padding|by_context|by_name|bytes_of|continue_at|continue_with"
+    "|format_modified_at|get_values_for|in_first_eighth|in_last_eighth|in_one_stack|in_parts|in_rows|layout_of|limit_to"
+    "|most_bytes|most_grid|most_patches|occur_in|of_all|of_file|of_layer|of_tokens|parse_as|project_latent_from|read_at"
+    "|scale_at|scale_of|slice_of|stopped_by|switch_to|without_scaling|write_at|acquire_from|after_step|adapters_of)"
+)
 
 
 @cache  # to parse all sources takes a second
@@ -46,6 +58,20 @@ def test_given_up_names_do_not_come_back():
 def test_no_function_is_named_by_a_participle():
     sources = {module: source for module, source in SOURCES.items() if not module.startswith(WITH_PARTICIPLES)}
     assert {module: names for module, source in sources.items() if (names := participles(source))} == {}
+
+
+def prepositions(source: str) -> list[str]:
+    names = [name for kind, name in definitions(source) if kind is ast.FunctionDef and PREPOSITION.fullmatch(name)]
+    return [name for name in names if not KEPT.fullmatch(name)]
+
+
+def test_no_function_is_named_by_a_preposition():
+    assert {module: names for module, source in SOURCES.items() if (names := prepositions(source))} == {}
+
+
+def test_prepositions_in_names_are_found():
+    source = "def of_heads(): ...\ndef split_by(): ...\ndef most_bytes_read(): ...\ndef split_rows_by_head(): ...\n"
+    assert prepositions(source) == ["of_heads", "split_by", "most_bytes_read"]
 
 
 def test_given_up_names_and_participles_are_found():

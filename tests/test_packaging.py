@@ -66,7 +66,7 @@ def require_whole_program(python: str, folder: Path, **environment: str) -> None
     """Check that this Python has all of localllm."""
     program = (
         "import localllm, localllm.quant.formats, localllm.services.hub.catalogue as c\n"
-        "assert len(c.registry_models()) >= 40 and localllm.builtin_model().exists(), c.registry()\n"
+        "assert len(c.load_registry()) >= 40 and localllm.builtin_model().exists(), c.get_registry_path()\n"
         "print(localllm.__path__[0], sep='')"
     )
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | environment
@@ -125,4 +125,4 @@ def check_wheel(wheel: Path) -> None:
         registry = archive.read("localllm/data/models.toml")
     assert names == installed_files()
     assert registry == (ROOT / "models.toml").read_bytes()
-    assert "localllm = localllm.cli.main:program" in commands
+    assert "localllm = localllm.cli.main:run_program" in commands

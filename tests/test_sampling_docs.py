@@ -5,7 +5,7 @@ import sys
 from project import ROOT
 
 from localllm.cli import registry as commands
-from localllm.generation.sampling.options import DEFAULTS, LETTERS, OPTIONS, steps_lettered
+from localllm.generation.sampling.options import DEFAULTS, LETTERS, OPTIONS, parse_sampler_letters
 
 sys.path.insert(0, str(ROOT / "scripts"))
 from write_help import SAMPLING, sampling
@@ -13,7 +13,7 @@ from write_help import SAMPLING, sampling
 
 def flags(command: str) -> dict[str, set[str]]:
     """Return the command line's flags by field of SamplingOptions."""
-    params = {param.name: set(param.opts) for param in commands.params_of(command)}
+    params = {param.name: set(param.opts) for param in commands.list_params(command)}
     params["samplers"] |= params.pop("letters")
     return params
 
@@ -32,7 +32,10 @@ def test_every_command_that_generates_has_all_sampling_flags():
 
 
 def test_all_letters_give_the_default_samplers_and_infill():
-    assert steps_lettered("".join(LETTERS.values())) == (*DEFAULTS["samplers"], "infill")  # only where it is named
+    assert parse_sampler_letters("".join(LETTERS.values())) == (
+        *DEFAULTS["samplers"],
+        "infill",
+    )  # only where it is named
 
 
 def test_run_applies_sampling_options_and_names_mistakes(cli, tmp_path):

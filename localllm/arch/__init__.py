@@ -4,10 +4,16 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from localllm.arch.decoder import decoder, note_missing_dense
+from localllm.arch.decoder import apply_decoder, note_missing_dense
 from localllm.arch.family import Family
 from localllm.arch.hyperparameters import Hyperparameters
-from localllm.arch.metadata import Fields, require_agreement, require_general, require_kinds, require_supported_values
+from localllm.arch.metadata import (
+    HyperparameterReader,
+    require_agreement,
+    require_general,
+    require_supported_values,
+    require_types,
+)
 from localllm.errors import UnsupportedError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.header import printable
@@ -52,7 +58,7 @@ REFUSED = {
 }
 
 
-def architecture(file: GGUFFile) -> tuple[Family, Hyperparameters]:
+def load_architecture(file: GGUFFile) -> tuple[Family, Hyperparameters]:
     """Return the family of a model, and its hyperparameters.
 
     Raises ModelError if the architecture is not supported, if metadata or tensors are missing, or if they disagree.
@@ -63,8 +69,8 @@ def architecture(file: GGUFFile) -> tuple[Family, Hyperparameters]:
             raise UnsupportedError(f"{file.path}: architecture {name} is not supported: {REFUSED[name]}")
         supported = f"docs/what-runs.md lists the {len(ARCHITECTURES)} that are"
         raise UnsupportedError(f"{file.path}: architecture {printable(name)} is not supported ({supported})")
-    fields = Fields.of(file)
-    require_kinds(fields)
+    fields = HyperparameterReader.of(file)
+    require_types(fields)
     require_agreement(fields, file.tensors)
     family = load_family(fields.arch)
     fields.asked.clear()  # forget the names that the checks read
@@ -79,5 +85,5 @@ def load_family(architecture: str) -> Family:
     """Import the module of a supported architecture; without a `forward` of its own, it is a decoder of its `block`."""
     family: Any = import_module(f"localllm.arch.families.{ARCHITECTURES[architecture]}")
     if not hasattr(family, "forward"):
-        family.forward = partial(decoder, block=family.block)
+        family.forward = partial(apply_decoder, block=family.block)
     return family

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from localllm.arch.hyperparameters import Hyperparameters
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields, show
+from localllm.arch.layer_state import PagedState
+from localllm.arch.metadata import HyperparameterReader, format_value
 from localllm.arch.rope import Rope, read_base, read_rope
-from localllm.arch.verbs import Activation, Builder, Routing, Scores
+from localllm.arch.verbs import Activation, AttentionScores, Builder, Routing
 from localllm.arch.weights import Weight, Weights
 from localllm.errors import ModelError
 from localllm.frozen import frozen
@@ -29,7 +29,9 @@ class Attention:
     value_dim: int
 
 
-def read_attention(fields: Fields, interleaved: bool, every_layer: bool = True, own_values: bool = False) -> Attention:
+def read_attention(
+    fields: HyperparameterReader, interleaved: bool, every_layer: bool = True, own_values: bool = False
+) -> Attention:
     """Read the attention.* and rope.* keys. Raises ModelError.
 
     every_layer: every layer has key-value heads.  own_values: values may be shorter than keys.
@@ -46,7 +48,7 @@ def read_attention(fields: Fields, interleaved: bool, every_layer: bool = True, 
     head_dim = fields.count("attention.key_length", width // heads[0])
     value_dim = fields.count("attention.value_length", head_dim)
     if not own_values and value_dim != head_dim:
-        raise fields.unsupported("attention.value_length must equal attention.key_length")
+        raise fields.make_unsupported_error("attention.value_length must equal attention.key_length")
     return Attention(heads, kv_heads, head_dim, read_rope(fields, head_dim, interleaved), value_dim)
 
 
@@ -61,7 +63,7 @@ class Transformer(Hyperparameters):
     @classmethod
     def shared_fields(
         cls,
-        fields: Fields,
+        fields: HyperparameterReader,
         interleaved: bool,
         epsilon: str = RMS_EPSILON,
         rotates_all: bool = False,
@@ -94,17 +96,17 @@ class Transformer(Hyperparameters):
         """Return the RoPE of a layer's queries and keys, None for none."""
         return self.attention.rope
 
-    def states(self) -> Sequence[Paged]:
+    def states(self) -> Sequence[PagedState]:
         """Return the KV states of all layers."""
         a = self.attention
         return [
-            Paged(layer, kv_heads, a.head_dim, a.value_dim, self.window(layer))
+            PagedState(layer, kv_heads, a.head_dim, a.value_dim, self.window(layer))
             for layer, kv_heads in enumerate(a.kv_heads[: self.layers])
         ]
 
 
 @frozen
-class Windowed(Transformer):
+class WindowedTransformer(Transformer):
     """A model whose layers may have attention windows.
 
     Attributes:
@@ -118,7 +120,7 @@ class Windowed(Transformer):
 
 
 @frozen
-class LocallyRotated(Windowed):
+class LocalRopeTransformer(WindowedTransformer):
     """A model whose layers with a window have another RoPE, `local_rope`."""
 
     local_rope: Rope
@@ -127,7 +129,7 @@ class LocallyRotated(Windowed):
         return self.local_rope if self.windows[layer] else self.attention.rope
 
 
-def read_local_rope(fields: Fields, rope: Rope) -> Rope:
+def read_local_rope(fields: HyperparameterReader, rope: Rope) -> Rope:
     """Read the RoPE of layers with a window: the given one, with another base if the file has one.
 
     Raises ModelError.
@@ -135,7 +137,7 @@ def read_local_rope(fields: Fields, rope: Rope) -> Rope:
     return replace(rope, base=read_base(fields, "rope.freq_base_swa", rope.base))
 
 
-def read_wider_local_rope(fields: Fields, rope: Rope) -> Rope:
+def read_local_rope_dims(fields: HyperparameterReader, rope: Rope) -> Rope:
     """Read the RoPE of layers with a window, which may rotate another number of dimensions.
 
     Raises ModelError.
@@ -146,12 +148,12 @@ def read_wider_local_rope(fields: Fields, rope: Rope) -> Rope:
         raise fields.error(f"{fields.key('rope.dimension_count_swa')} must be {expected}")
     for name in ("attention.key_length_swa", "attention.value_length_swa"):
         if fields.count(name, rope.head_dim) != rope.head_dim:
-            raise fields.unsupported(f"{fields.key(name)} is not supported in {fields.arch} models")
+            raise fields.make_unsupported_error(f"{fields.key(name)} is not supported in {fields.arch} models")
     return replace(read_local_rope(fields, rope), dims=dims)
 
 
 def read_windows(
-    fields: Fields, period: int | None, default: int | None = None, all_first: bool = False
+    fields: HyperparameterReader, period: int | None, default: int | None = None, all_first: bool = False
 ) -> tuple[int | None, ...]:
     """Read each layer's window in tokens, None for all tokens. Raises ModelError.
 
@@ -165,13 +167,13 @@ def read_windows(
     if isinstance(pattern, np.ndarray):
         return tuple(window if has_window else None for has_window in pattern)
     if period is None:
-        raise fields.error(f"{fields.key(name)} must be a list of layers (found {show(pattern)})")
+        raise fields.error(f"{fields.key(name)} must be a list of layers (found {format_value(pattern)})")
     period = fields.count(name, 0 if pattern == 0 else period)
     seeing = 0 if all_first else period - 1
     return tuple(None if period and layer % period == seeing else window for layer in range(layers))
 
 
-def qkv(b: Builder, w: Weights, h: Transformer, layer: int, x: Activation) -> list[Activation]:
+def project_qkv(b: Builder, w: Weights, h: Transformer, layer: int, x: Activation) -> list[Activation]:
     """Compute queries, keys and values, from three matrices or a fused one."""
     a, fused = h.attention, w.get("attn_qkv")
     rows = a.heads[layer] * a.head_dim, a.kv_heads[layer] * a.head_dim, a.kv_heads[layer] * a.value_dim
@@ -179,7 +181,7 @@ def qkv(b: Builder, w: Weights, h: Transformer, layer: int, x: Activation) -> li
     return [b.linear(x, part) for part in parts]
 
 
-def rope_factors(b: Builder, w: Weights, h: Transformer) -> Weight | None:
+def select_rope_factors(b: Builder, w: Weights, h: Transformer) -> Weight | None:
     """Return the tensor that divides RoPE's frequencies.
 
     LongRoPE has two, chosen by the context (Ding et al. 2024).
@@ -188,14 +190,14 @@ def rope_factors(b: Builder, w: Weights, h: Transformer) -> Weight | None:
         return factors
     if w.get("rope_factors_short") or w.get("rope_factors_long"):
         short, long = w.rope_factors_short, w.rope_factors_long
-        return b.by_context(short, long.shaped(*short.shape), h.attention.rope.original_context)
+        return b.by_context(short, long.require_shape(*short.shape), h.attention.rope.original_context)
     return None
 
 
 def attend(
     b: Builder,
     h: Transformer,
-    state: Paged,
+    state: PagedState,
     q: Activation,
     k: Activation,
     v: Activation,
@@ -208,7 +210,7 @@ def attend(
     """
     q, k = rotate_heads(b, h, state.layer, q, k, factors)
     heads, lookahead = h.attention.heads[state.layer], h.lookahead(state.layer)
-    return b.attend(q, k, v, state, Scores(heads, h.scale, lookahead=lookahead, **scores))
+    return b.attend(q, k, v, state, AttentionScores(heads, h.scale, lookahead=lookahead, **scores))
 
 
 def rotate_heads(
@@ -223,12 +225,12 @@ def rotate_heads(
     return b.rope(q, rope, b.positions, factors), b.rope(k, rope, b.positions, factors)
 
 
-def gate_heads(b: Builder, h: Transformer, state: Paged, x: Activation, gates: Activation) -> Activation:
+def gate_heads(b: Builder, h: Transformer, state: PagedState, x: Activation, gates: Activation) -> Activation:
     """Multiply each head's output by its gate, [tokens, heads]."""
-    return by_head(b, x, gates, h.attention.heads[state.layer], state.value_dim)
+    return scale_heads(b, x, gates, h.attention.heads[state.layer], state.value_dim)
 
 
-def by_head(b: Builder, x: Activation, factors: Activation, heads: int, dim: int) -> Activation:
+def scale_heads(b: Builder, x: Activation, factors: Activation, heads: int, dim: int) -> Activation:
     """Scale each head of `dim` columns by its factor, [tokens, heads]."""
     every, repeats = factors, 1
     while 2 * repeats <= dim:
@@ -243,11 +245,11 @@ def rms_norm_heads(
 ) -> tuple[Activation, Activation]:
     """Normalize each head of queries and keys by its root mean square (Henry et al. 2020)."""
     head_dim = h.attention.head_dim
-    of_q, of_k = w.attn_q_norm.shaped(head_dim), w.attn_k_norm.shaped(head_dim)
+    of_q, of_k = w.attn_q_norm.require_shape(head_dim), w.attn_k_norm.require_shape(head_dim)
     return b.rms_norm(q, of_q, h.epsilon, head_dim), b.rms_norm(k, of_k, h.epsilon, head_dim)
 
 
-def layer_norm_rows(b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation) -> list[Activation]:
+def layer_norm_qk(b: Builder, w: Weights, h: Transformer, q: Activation, k: Activation) -> list[Activation]:
     """Normalize the rows of queries and keys, all heads together, by a layer norm if the file has one."""
     norms = [w.get("attn_q_norm"), w.get("attn_k_norm")]
     return [b.layer_norm(x, norm, h.epsilon) if norm else x for x, norm in zip((q, k), norms, strict=True)]
@@ -257,6 +259,6 @@ def layer_norm_heads(b: Builder, w: Weights, h: Transformer, q: Activation, k: A
     """Normalize each head of queries and keys by its own layer norm if the file has such norms."""
     norms, head_dim = [w.get("attn_q_norm"), w.get("attn_k_norm")], h.attention.head_dim
     return [
-        b.layer_norm(x, norm.shaped(norm.shape[0], head_dim).flat(), h.epsilon, head_dim) if norm else x
+        b.layer_norm(x, norm.require_shape(norm.shape[0], head_dim).flat(), h.epsilon, head_dim) if norm else x
         for x, norm in zip((q, k), norms, strict=True)
     ]

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 
-class Checkpoint(TypedDict, total=False):
+class CheckpointDeclaration(TypedDict, total=False):
     """The declaration of a checkpoint. Every matrix of a layer may have a bias."""
 
     arch: str  # general.architecture, if the family's file has several
@@ -74,4 +74,4 @@ class Checkpoint(TypedDict, total=False):
     vocabulary: str  # tokenizer.ggml.model of SentencePiece vocabularies, if not "llama"
 
 
-Checkpoints = Mapping[str, Checkpoint]  # by class names, separated by spaces
+Checkpoints = Mapping[str, CheckpointDeclaration]  # by class names, separated by spaces

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from localllm.arch.attention import Transformer
 from localllm.arch.hyperparameters import RANK, Hyperparameters
 from localllm.arch.layer_state import State
-from localllm.arch.metadata import Fields
+from localllm.arch.metadata import HyperparameterReader
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weight, Weights
 
@@ -26,7 +26,7 @@ HEAD = "cls", "cls.norm", "cls.output"  # tensors of a classification head
 DENSE = "dense_2", "dense_3"  # matrices after pooling, as sentence-transformers numbers its modules
 
 
-def read_pooling(fields: Fields, name: str = "pooling_type") -> str | None:
+def read_pooling(fields: HyperparameterReader, name: str = "pooling_type") -> str | None:
     """Read a file's pooling type, one of KINDS; None if it has none. Raises ModelError."""
     if not fields.has(name):
         return None
@@ -36,7 +36,7 @@ def read_pooling(fields: Fields, name: str = "pooling_type") -> str | None:
     return KINDS[number]
 
 
-def note_missing_dense(fields: Fields, names: Container[str]) -> None:
+def note_missing_dense(fields: HyperparameterReader, names: Container[str]) -> None:
     """Note matrices after pooling that a file lacks.
 
     They belong to EmbeddingGemma, and to models whose metadata have their sizes. names: names of the file's tensors.
@@ -58,14 +58,14 @@ def pool_texts(b: Builder, w: Weights, h: Hyperparameters, x: Activation) -> Act
     rows = b.pool(x, h.before_head if h.pooling == RANK else str(h.pooling))
     if h.pooling == RANK:
         b.ignore(*(w.get(name) for name in DENSE))
-        return head(b, w, h, rows)
+        return apply_head(b, w, h, rows)
     b.ignore(*(part for name in HEAD for part in (w.get(name), w.bias(name))))
     for name in DENSE:
         rows = b.linear(rows, matrix) if (matrix := w.get(name)) else rows
     return rows
 
 
-def head(b: Builder, w: Weights, h: Hyperparameters, x: Activation) -> Activation:
+def apply_head(b: Builder, w: Weights, h: Hyperparameters, x: Activation) -> Activation:
     """Apply the classification head, which computes scores. Raises ModelError if the file has none."""
     if not (w.get("cls") or w.get("cls.output")):
         w.require("cls.output")
@@ -80,7 +80,7 @@ def head(b: Builder, w: Weights, h: Hyperparameters, x: Activation) -> Activatio
 Norm = Callable[[Activation], Activation]
 
 
-def decoder(
+def apply_decoder(
     b: Builder,
     w: Weights,
     h: Any,
@@ -98,10 +98,10 @@ def decoder(
     x = b.embed_inputs(lambda: b.embed(w.token_embd, b.ids)) if x is None else x
     for state in h.layer_states():
         x = block(b, w.block(state.layer), h, state, b.tap_layer_input(x, state.layer), **shared)
-    return last(b, w, h, b.tap_layer_input(x, h.layers), norm)
+    return compute_logits(b, w, h, b.tap_layer_input(x, h.layers), norm)
 
 
-def last(b: Builder, w: Weights, h: Any, x: Activation, norm: Norm | None = None) -> Activation:
+def compute_logits(b: Builder, w: Weights, h: Any, x: Activation, norm: Norm | None = None) -> Activation:
     """Compute the requested tokens' logits from the last layer's output.
 
     With h.pooling, compute a row for each text instead.
@@ -123,11 +123,11 @@ def ignore_mtp_layers(b: Builder, w: Weights, h: Any) -> None:
     """
     for layer in range(h.layers, h.layers + h.mtp_layers):
         if tensors := (block := w.block(layer)).all():
-            block.require("nextn.eh_proj").shaped(h.width, 2 * h.width)
+            block.require("nextn.eh_proj").require_shape(h.width, 2 * h.width)
             b.ignore(*tensors)
 
 
-def layer_norm_of(b: Builder, w: Weights, h: Transformer) -> Norm:
+def make_final_layer_norm(b: Builder, w: Weights, h: Transformer) -> Norm:
     """Return a function that applies LayerNorm (Ba et al. 2016) as the final norm."""
     w.require_biases("output_norm")
     return lambda x: b.layer_norm(x, w.output_norm, h.epsilon)
@@ -145,7 +145,7 @@ class MtpOutput(NamedTuple):
     logits: Activation
 
 
-def mtp_output(
+def apply_mtp_layer(
     b: Builder,
     w: Weights,
     h: Any,
@@ -162,14 +162,14 @@ def mtp_output(
     weights, normed = w.block(h.layers), norm or (lambda x, weight: b.rms_norm(x, weight, h.epsilon))
     x = normed(b.embed(weights.get("nextn.embed_tokens") or w.token_embd, b.ids), weights.require("nextn.enorm"))
     x = b.concat_heads(x, normed(hidden, weights.require("nextn.hnorm")), 1)
-    x = b.linear(x, weights.require("nextn.eh_proj").shaped(h.width, 2 * h.width))
-    x = block(b, weights, h, mtp_state(h), x)
+    x = b.linear(x, weights.require("nextn.eh_proj").require_shape(h.width, 2 * h.width))
+    x = block(b, weights, h, get_mtp_state(h), x)
     x = normed(x, weights.get("nextn.shared_head_norm") or w.output_norm)
     head = weights.get("nextn.shared_head_head") or w.get("output") or w.token_embd
     return MtpOutput(x, b.linear(b.select(x, b.wanted), head))
 
 
-def mtp_state(h: Hyperparameters) -> State:
+def get_mtp_state(h: Hyperparameters) -> State:
     """Return the state of the first MTP layer."""
     return replace(h, layers=h.layers + 1).states()[h.layers]
 

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from localllm.arch.attention import LAYER_EPSILON, Transformer
 from localllm.arch.decoder import NONE, read_pooling
-from localllm.arch.metadata import Fields
+from localllm.arch.metadata import HyperparameterReader
 from localllm.arch.verbs import FULL_ATTENTION, Activation, Builder
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
@@ -23,33 +23,33 @@ class Encoder(Transformer):
     windows: tuple[int | None, ...] = field(default=(), kw_only=True)
 
     def window(self, layer: int) -> int | None:
-        return behind(self.windows[layer]) if self.windows else None
+        return count_behind(self.windows[layer]) if self.windows else None
 
     def lookahead(self, layer: int) -> int:
-        return lookahead(self.windows[layer]) if self.windows else FULL_ATTENTION
+        return count_ahead(self.windows[layer]) if self.windows else FULL_ATTENTION
 
     @property
     def norm_of_head(self) -> float:
         return self.epsilon
 
 
-def behind(window: int | None) -> int | None:
+def count_behind(window: int | None) -> int | None:
     """Return how many tokens of the window a token attends to, up to and including itself."""
     return window // 2 + 1 if window else None
 
 
-def lookahead(window: int | None) -> int:
+def count_ahead(window: int | None) -> int:
     """Return how many later tokens of the window a token attends to."""
     return window // 2 if window else FULL_ATTENTION
 
 
-def encoder_fields(fields: Fields) -> dict[str, Any]:
+def read_encoder_fields(fields: HyperparameterReader) -> dict[str, Any]:
     """Read the fields that all encoders with layer norms have. Raises ModelError."""
     shared = Encoder.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
-    return {**shared, "pooling": own_pooling(fields)}
+    return {**shared, "pooling": read_encoder_pooling(fields)}
 
 
-def own_pooling(fields: Fields) -> str:
+def read_encoder_pooling(fields: HyperparameterReader) -> str:
     """Read an encoder's pooling; the default is the mean."""
     pooling = read_pooling(fields)
     return pooling if pooling and pooling != NONE else "mean"

@@ -4,16 +4,31 @@ from typing import Any, Protocol, runtime_checkable
 
 from localllm.arch.decoder import MtpOutput
 from localllm.arch.hyperparameters import Hyperparameters
-from localllm.arch.layer_state import Latent, Paged, Recurrent, State
-from localllm.arch.metadata import Fields
+from localllm.arch.layer_state import LatentState, PagedState, Recurrent, State
+from localllm.arch.metadata import HyperparameterReader
 from localllm.arch.rope import Rope
-from localllm.arch.verbs import Activation, Builder, Choice, Scores
+from localllm.arch.verbs import Activation, AttentionScores, Builder, Choice
 from localllm.arch.weights import Weight, Weights
 from localllm.frozen import frozen
 
 __all__ = [
-    "Activation", "Builder", "Choice", "DraftingFamily", "Family", "Fields", "Hyperparameters", "Latent", "MtpOutput",
-    "Paged", "Recurrent", "Rope", "Scores", "State", "Weight", "Weights", "frozen",
+    "Activation",
+    "AttentionScores",
+    "Builder",
+    "Choice",
+    "DraftingFamily",
+    "Family",
+    "HyperparameterReader",
+    "Hyperparameters",
+    "LatentState",
+    "MtpOutput",
+    "PagedState",
+    "Recurrent",
+    "Rope",
+    "State",
+    "Weight",
+    "Weights",
+    "frozen",
 ]  # fmt: skip
 
 
@@ -24,7 +39,7 @@ class Family(Protocol):
     nothing but such layers stands between the embeddings and the final norm.
     """
 
-    def read(self, fields: Fields, /) -> Hyperparameters:
+    def read(self, fields: HyperparameterReader, /) -> Hyperparameters:
         """Read hyperparameters from validated metadata. Raises ModelError."""
 
     def forward(self, b: Builder, w: Weights, h: Any) -> Activation:

@@ -5,9 +5,9 @@ Source of the mixtures: Shazeer et al. 2017, arXiv 1701.06538; Fedus et al. 2021
 
 from collections.abc import Callable, Sequence
 
-from localllm.arch.metadata import Fields, show
+from localllm.arch.metadata import HyperparameterReader, format_value
 from localllm.arch.verbs import Activation, Builder, Choice, Routing
-from localllm.arch.weights import Weight, Weights, as_stack
+from localllm.arch.weights import Weight, Weights, stack_matrices
 
 
 def gated_feed_forward(
@@ -22,7 +22,9 @@ def gated_feed_forward(
     return b.linear(gate(b.linear(x, of_gate), b.linear(x, up)), w.ffn_down)
 
 
-def plain(b: Builder, w: Weights, x: Activation, activation: Callable[[Activation], Activation]) -> Activation:
+def ungated_feed_forward(
+    b: Builder, w: Weights, x: Activation, activation: Callable[[Activation], Activation]
+) -> Activation:
     """Apply two matrices with an activation between them, such as b.gelu."""
     return b.linear(activation(b.linear(x, w.ffn_up)), w.ffn_down)
 
@@ -30,11 +32,15 @@ def plain(b: Builder, w: Weights, x: Activation, activation: Callable[[Activatio
 Gate = Callable[[Activation, Activation], Activation]  # such as b.swiglu
 
 # Score functions of routers, by their ids in expert_gating_func.
-FUNCTIONS = SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN, ROOT_OF_SOFTPLUS = 1, 2, 3, 4
+FUNCTIONS = SOFTMAX, SIGMOID, SOFTMAX_OF_SELECTED, ROOT_OF_SOFTPLUS = 1, 2, 3, 4
 
 
 def read_routing(
-    fields: Fields, function: int = SOFTMAX, normalized: bool = True, scale: float = 1.0, weighs_inputs: bool = False
+    fields: HyperparameterReader,
+    function: int = SOFTMAX,
+    normalized: bool = True,
+    scale: float = 1.0,
+    weighs_inputs: bool = False,
 ) -> Routing | None:
     """Read the expert_* keys, None for a model without experts.
 
@@ -51,14 +57,14 @@ def read_routing(
     }
     for key, (value, supported) in choices.items():
         if value != supported or function not in FUNCTIONS:
-            raise fields.error(f"{fields.key(key)} {show(value)} is not supported")
-    normalized = normalized or function == SOFTMAX_OF_CHOSEN  # equal to the normalized softmax of all
+            raise fields.error(f"{fields.key(key)} {format_value(value)} is not supported")
+    normalized = normalized or function == SOFTMAX_OF_SELECTED  # equal to the normalized softmax of all
     active, groups, groups_used = read_choice(fields, experts)
     rooted = function == ROOT_OF_SOFTPLUS
     return Routing(experts, active, function == SIGMOID, normalized, scale, groups, groups_used, weighs_inputs, rooted)
 
 
-def read_own_routing(fields: Fields, function: int | None = None) -> Routing | None:
+def read_own_routing(fields: HyperparameterReader, function: int | None = None) -> Routing | None:
     """Read the routing of families whose files name the score function. Raises ModelError.
 
     function: the default.
@@ -70,7 +76,7 @@ def read_own_routing(fields: Fields, function: int | None = None) -> Routing | N
     return read_routing(fields, function_id or SOFTMAX, normalized, fields.number("expert_weights_scale", 0.0) or 1.0)
 
 
-def read_choice(fields: Fields, experts: int) -> tuple[int, int, int]:
+def read_choice(fields: HyperparameterReader, experts: int) -> tuple[int, int, int]:
     """Read the number of experts per token, of groups of experts, and of groups per token.
 
     Raises ModelError.
@@ -103,17 +109,17 @@ def feed_forward_or_experts(
     """
     if routing is None or not (w.get("ffn_gate_inp", by_layer=True) or w.get("ffn_down_exps", by_layer=True)):
         return gated_feed_forward(b, w, x, gate)
-    y = mixture(b, w, routing, x, gate)
+    y = mixture_of_experts(b, w, routing, x, gate)
     return b.add(y, beside(b, w, x, gate)) if beside else y
 
 
-def mixture(b: Builder, w: Weights, routing: Routing, x: Activation, gate: Gate) -> Activation:
+def mixture_of_experts(b: Builder, w: Weights, routing: Routing, x: Activation, gate: Gate) -> Activation:
     """Apply each token's experts, and sum their weighted outputs."""
     bias = w.bias("exp_probs_b") or w.bare("exp_probs_b")  # the second name is that of Hunyuan 3
     if bias and bias.shape[:-1] == (1,):  # in files of ERNIE 4.5
         bias = bias.flat()
     choice = b.route(b.linear(x, w.ffn_gate_inp), routing, bias)
-    return apply_experts(b, matrices(b, w, routing.experts), choice, x, gate)
+    return apply_experts(b, collect_expert_matrices(b, w, routing.experts), choice, x, gate)
 
 
 def apply_experts(b: Builder, stacks: Sequence[Weight], choice: Choice, x: Activation, gate: Gate) -> Activation:
@@ -127,7 +133,7 @@ def apply_experts(b: Builder, stacks: Sequence[Weight], choice: Choice, x: Activ
     return b.scatter(b.expert_linear(y, down, choice), choice)
 
 
-def matrices(b: Builder, w: Weights, experts: int) -> list[Weight]:
+def collect_expert_matrices(b: Builder, w: Weights, experts: int) -> list[Weight]:
     """Return the experts' gate, up and down matrices, each a stack [experts, rows, columns].
 
     Gate and up may be fused in the file, and files of 2023 have one tensor per expert.
@@ -138,7 +144,7 @@ def matrices(b: Builder, w: Weights, experts: int) -> list[Weight]:
         return [w.ffn_gate_exps, w.ffn_up_exps, w.ffn_down_exps]
     apart = [[w.require(f"ffn_{part}.{expert}") for expert in range(experts)] for part in ("gate", "up", "down")]
     b.ignore(*(matrix for part in apart for matrix in part))
-    return [as_stack(part) for part in apart]
+    return [stack_matrices(part) for part in apart]
 
 
 def shared_expert(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
@@ -146,6 +152,6 @@ def shared_expert(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activati
     return b.linear(gate(b.linear(x, w.ffn_gate_shexp), b.linear(x, w.ffn_up_shexp)), w.ffn_down_shexp)
 
 
-def gate_output(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
+def gated_shared_expert(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
     """Apply the shared expert, and multiply its output by the sigmoid of a gate."""
     return b.sigmoid_gate(shared_expert(b, w, x, gate), b.linear(x, w.ffn_gate_inp_shexp.as_row()))

@@ -7,7 +7,7 @@ constant.
 
 import numpy as np
 
-from localllm.arch.metadata import Fields
+from localllm.arch.metadata import HyperparameterReader
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weight, Weights
 from localllm.frozen import frozen
@@ -22,7 +22,7 @@ class ResidualStreams:
     magnitude: float  # factor of the weights for adding
 
 
-def read_streams(fields: Fields) -> ResidualStreams:
+def read_streams(fields: HyperparameterReader) -> ResidualStreams:
     """Read the hyper_connection.* keys. Raises ModelError."""
     epsilon, magnitude = (fields.number(f"hyper_connection.{name}") for name in ("epsilon", "magnitude"))
     return ResidualStreams(fields.count("hyper_connection.count"), epsilon, magnitude)
@@ -36,7 +36,7 @@ def concat_streams(b: Builder, streams: list[Activation]) -> Activation:
     return first
 
 
-def mixing_logits(
+def compute_mixing_logits(
     b: Builder, epsilon: float, count: int, flat: Activation, fn: Weight, scales: Weight, base: Weight
 ) -> list[Activation]:
     """Compute the weights' logits, one [tokens, streams] for each of `scales`.
@@ -47,7 +47,7 @@ def mixing_logits(
     mixes = b.linear(b.rms_norm(flat, None, epsilon), fn)
     factors, offsets = scales.vector(), base.vector()
     b.ignore(scales, base)
-    base.shaped(count * len(factors))
+    base.require_shape(count * len(factors))
     parts = np.split(offsets, len(factors))
     return [
         b.add_vector(b.scale(b.slice_columns(mixes, i * count, (i + 1) * count), float(factor)), part)
@@ -91,5 +91,5 @@ def enter_sublayer(
     """
     fn, scales, base = (w.require(f"hc_{name}_{part}") for part in ("fn", "scale", "base"))
     flat = concat_streams(b, streams)
-    of_sum, of_adding = mixing_logits(b, epsilon, r.count, flat, fn, scales.shaped(2), base)
+    of_sum, of_adding = compute_mixing_logits(b, epsilon, r.count, flat, fn, scales.require_shape(2), base)
     return reduce_streams(b, r, streams, of_sum), of_adding

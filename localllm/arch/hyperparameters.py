@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import field
 from typing import ClassVar
 
-from localllm.arch.layer_state import Latent, State
+from localllm.arch.layer_state import LatentState, State
 from localllm.frozen import frozen
 
 RANK = "rank"  # the pooling of rerankers and classifiers, to a row of scores
@@ -63,4 +63,4 @@ class Hyperparameters:
 
     def layer_states(self) -> Sequence[State]:
         """Return one state for each layer: all but those of indexers."""
-        return [state for state in self.states() if not (isinstance(state, Latent) and state.is_index)]
+        return [state for state in self.states() if not (isinstance(state, LatentState) and state.is_index)]

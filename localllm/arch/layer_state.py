@@ -21,7 +21,7 @@ STORAGE = {
 }  # fmt: skip
 ROTATED = ("q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 ON_GPU = ("f16", "f32", "q8_0", "q4_1", "q4_0")  # types that localllm.kernels.cuda.attention supports
-USUAL = "f16"
+DEFAULT_TYPE = "f16"
 # Tokens before an attention window that stay cached, so that a conversation can rewind that far without recomputing
 # its window. The cache frees tokens in steps of the same size.
 SLACK = 512
@@ -30,8 +30,8 @@ SLACK = 512
 class KVType(NamedTuple):
     """The types of keys and of values in the cache, both keys of STORAGE."""
 
-    keys: str = USUAL
-    values: str = USUAL
+    keys: str = DEFAULT_TYPE
+    values: str = DEFAULT_TYPE
 
     @classmethod
     def of(cls, text: str) -> Self:
@@ -44,16 +44,16 @@ class KVType(NamedTuple):
         if len(sides) < len(parts) or not sides.keys() <= {"k", "v"} or not set(sides.values()) <= STORAGE.keys():
             names = ", ".join(STORAGE)
             raise UsageError(f"unknown KV cache type {text!r}: use one of {names}, or two as in k=q8_0,v=q4_0")
-        return cls(sides.get("k", USUAL), sides.get("v", USUAL))
+        return cls(sides.get("k", DEFAULT_TYPE), sides.get("v", DEFAULT_TYPE))
 
 
-def stored_bytes(numbers: int, kind: str) -> int:
+def count_stored_bytes(numbers: int, kind: str) -> int:
     """Compute the size in bytes of `numbers` values in a cache of a type; they are padded to whole blocks."""
     block, size = STORAGE[kind]
     return -(-numbers // block) * size
 
 
-def rotation(kind: str, *dims: int) -> int:
+def find_rotation_size(kind: str, *dims: int) -> int:
     """Return the size of the Hadamard matrices for heads of these dimensions; 1 for none.
 
     It is the largest power of two that divides all of them: 128 takes one matrix, 96 three of 32, 80 five of 16.
@@ -62,7 +62,7 @@ def rotation(kind: str, *dims: int) -> int:
     return divisor & -divisor if kind in ROTATED else 1
 
 
-def window_tokens(tokens: int, window: int | None) -> int:
+def count_window_tokens(tokens: int, window: int | None) -> int:
     """Return how many of `tokens` tokens are cached at most.
 
     With a window, these are its tokens plus twice SLACK.
@@ -71,7 +71,7 @@ def window_tokens(tokens: int, window: int | None) -> int:
 
 
 @frozen
-class Paged:
+class PagedState:
     """A key and a value for each token and key-value head.
 
     With a window, a token attends only to the last `window` tokens, or, if it is chunked, only to its own chunk of
@@ -88,16 +88,16 @@ class Paged:
 
     def bytes(self, tokens: int, kv_type: KVType) -> int:
         """Return the size in bytes of `tokens` tokens."""
-        per_head = stored_bytes(self.key_dim, kv_type.keys) + stored_bytes(self.value_dim, kv_type.values)
-        return window_tokens(tokens, self.window) * self.kv_heads * per_head
+        per_head = count_stored_bytes(self.key_dim, kv_type.keys) + count_stored_bytes(self.value_dim, kv_type.values)
+        return count_window_tokens(tokens, self.window) * self.kv_heads * per_head
 
-    def rotations(self, kv_type: KVType) -> tuple[int, int]:
+    def find_rotation_sizes(self, kv_type: KVType) -> tuple[int, int]:
         """Return the sizes of the Hadamard matrices for keys and values, see `rotation`."""
-        return rotation(kv_type.keys, self.key_dim), rotation(kv_type.values, self.value_dim)
+        return find_rotation_size(kv_type.keys, self.key_dim), find_rotation_size(kv_type.values, self.value_dim)
 
 
 @frozen
-class Latent:
+class LatentState:
     """A latent row per token instead of keys and values (multi-head latent attention: DeepSeek-V2, 2024).
 
     The row is the key of all heads, and its first value_dim columns are the value of all. It has the type of keys.
@@ -118,11 +118,11 @@ class Latent:
 
     def bytes(self, tokens: int, kv_type: KVType) -> int:
         """Return the size in bytes of `tokens` tokens."""
-        return window_tokens(tokens, self.window) * stored_bytes(self.key_dim, kv_type.keys)
+        return count_window_tokens(tokens, self.window) * count_stored_bytes(self.key_dim, kv_type.keys)
 
-    def rotations(self, kv_type: KVType) -> tuple[int, int]:
+    def find_rotation_sizes(self, kv_type: KVType) -> tuple[int, int]:
         """Return the sizes of the Hadamard matrices; one size must fit keys and the values within them."""
-        both = rotation(kv_type.keys, self.key_dim, self.value_dim)
+        both = find_rotation_size(kv_type.keys, self.key_dim, self.value_dim)
         return both, both
 
 
@@ -138,9 +138,9 @@ class Recurrent:
         return 4 * sum(prod(shape) for shape in self.shapes)
 
 
-State = Paged | Latent | Recurrent
+State = PagedState | LatentState | Recurrent
 
 
-def cache_bytes(states: Sequence[State], tokens: int, kv_type: KVType) -> int:
+def count_cache_bytes(states: Sequence[State], tokens: int, kv_type: KVType) -> int:
     """Return the size in bytes of a sequence of `tokens` tokens in all layers."""
     return sum(state.bytes(tokens, kv_type) for state in states)

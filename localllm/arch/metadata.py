@@ -19,16 +19,16 @@ import numpy as np
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile, Tensor
 from localllm.files.gguf.header import printable
-from localllm.files.gguf.metadata import Oddities
-from localllm.files.gguf.metadata_reader import Checked, is_text, is_whole, number_of_strings, show
+from localllm.files.gguf.metadata import Irregularities
+from localllm.files.gguf.metadata_reader import MetadataReader, count_strings, format_value, is_integer, is_text
 
-__all__ = ["Fields", "show"]
+__all__ = ["HyperparameterReader", "format_value"]
 
-MOST, MOST_LAYERS = 1 << 24, 4096  # above the dimensions and the layers of any real model
+MAX_COUNT, MAX_LAYERS = 1 << 24, 4096  # above the dimensions and the layers of any real model
 LEAST_EPSILON, MOST_EPSILON = 1e-20, 0.1  # of a norm, far beyond those of real models
 
 
-class Fields(Checked):
+class HyperparameterReader(MetadataReader):
     """The hyperparameters of a file, by GGUF's names without the prefix of the architecture.
 
     Every method raises ModelError, with the key, for a value of a wrong type or out of range.
@@ -37,7 +37,9 @@ class Fields(Checked):
         asked: the names that were read.
     """
 
-    def __init__(self, metadata: Mapping[str, object], path: str, vocab_size: int, oddities: Oddities | None = None):
+    def __init__(
+        self, metadata: Mapping[str, object], path: str, vocab_size: int, oddities: Irregularities | None = None
+    ):
         """Wrap metadata.
 
         vocab_size: number of rows of the embedding matrix.  oddities: see Checked.
@@ -50,10 +52,10 @@ class Fields(Checked):
         self.asked = set[str]()
 
     @classmethod
-    def of(cls, file: GGUFFile) -> "Fields":
+    def of(cls, file: GGUFFile) -> "HyperparameterReader":
         """Read a file's fields. Its vocabulary must be as large as its embedding matrix."""
         embedding = file.tensors.get("token_embd.weight")
-        count = number_of_strings(file.metadata, "tokenizer.ggml.tokens")
+        count = count_strings(file.metadata, "tokenizer.ggml.tokens")
         size = embedding.shape[0] if embedding is not None else count or 0
         fields = cls(file.metadata, file.path, size, file.oddities)
         if count is not None and count != size:
@@ -72,14 +74,14 @@ class Fields(Checked):
     def count(self, name: str, default: int | None = None) -> int:
         """Return an integer from 1, or from 0 if that is the default, to MOST."""
         value = self.raw(name, default)
-        if isinstance(value, np.ndarray) and self._is_one_for_all(value):
+        if isinstance(value, np.ndarray) and self._is_uniform(value):
             value = value.flat[0].item()
-        return self._checked_count(name, value, 0 if default == 0 else 1)
+        return self._check_count(name, value, 0 if default == 0 else 1)
 
-    def _is_one_for_all(self, value: np.ndarray) -> bool:
+    def _is_uniform(self, value: np.ndarray) -> bool:
         """Return whether a field has one value per layer, all of them equal."""
         layers = self.raw("block_count")
-        return is_whole(layers) and value.shape == (layers,) and layers > 0 and bool((value == value[0]).all())
+        return is_integer(layers) and value.shape == (layers,) and layers > 0 and bool((value == value[0]).all())
 
     def counts(self, name: str, layers: int, default: int | None = None) -> tuple[int, ...]:
         """Return one integer per layer; a single one applies to all."""
@@ -88,11 +90,11 @@ class Fields(Checked):
             return (self.count(name, default),) * layers
         if value.shape != (layers,):
             raise self.error(f"{self.key(name)} has {value.size} values for {layers} layers")
-        return tuple(self._checked_count(name, item.item(), 0 if default == 0 else 1) for item in value)
+        return tuple(self._check_count(name, item.item(), 0 if default == 0 else 1) for item in value)
 
-    def _checked_count(self, name: str, value: object, least: int) -> int:
-        if not is_whole(value) or not least <= value <= MOST:
-            raise self.wrong(name, f"a number from {least} to {MOST}")
+    def _check_count(self, name: str, value: object, least: int) -> int:
+        if not is_integer(value) or not least <= value <= MAX_COUNT:
+            raise self.wrong(name, f"a number from {least} to {MAX_COUNT}")
         return value
 
     def factor(self, name: str, default: float | None = None) -> float:
@@ -112,8 +114,8 @@ class Fields(Checked):
     def layers(self) -> int:
         """Read block_count, the number of layers."""
         layers = self.count("block_count")
-        if layers > MOST_LAYERS:
-            raise self.wrong("block_count", f"a number from 1 to {MOST_LAYERS}")
+        if layers > MAX_LAYERS:
+            raise self.wrong("block_count", f"a number from 1 to {MAX_LAYERS}")
         return layers
 
     def common(self) -> dict[str, Any]:
@@ -183,7 +185,7 @@ UNBOUNDED = "activation_sparsity_scale"  # minus infinity in layers without spar
 BY_LAYER = "attention.sliding_window_pattern attention.recurrent_layers"
 
 
-def require_kinds(fields: Fields) -> None:
+def require_types(fields: HyperparameterReader) -> None:
     """Raise ModelError for a hyperparameter of a wrong type, and for any number that is not finite."""
     layers = fields.layers()
     for key in fields.metadata:
@@ -195,50 +197,50 @@ def require_kinds(fields: Fields) -> None:
                 rule(fields, name, layers)
 
 
-def require_finite(fields: Fields, name: str) -> None:
+def require_finite(fields: HyperparameterReader, name: str) -> None:
     """Raise ModelError unless a number, or every element of an array, is finite."""
     value = fields.raw(name)
     if isinstance(value, float | np.ndarray) and not np.isfinite(value).all():
-        raise fields.error(f"{fields.key(name)} must be finite (found {show(value)})")
+        raise fields.error(f"{fields.key(name)} must be finite (found {format_value(value)})")
 
 
-def require_count(fields: Fields, name: str, layers: int) -> None:
+def require_count(fields: HyperparameterReader, name: str, layers: int) -> None:
     """Validate an integer, or for the names in PER_LAYER an array with one per layer."""
     value = fields.raw(name)
     values = value.tolist() if isinstance(value, np.ndarray) and name in PER_LAYER else [value]
-    if not all(is_whole(item) and 0 <= item <= NO_LIMIT for item in values):
+    if not all(is_integer(item) and 0 <= item <= NO_LIMIT for item in values):
         raise fields.wrong(name, f"a number from 0 to {NO_LIMIT}")
     if isinstance(value, np.ndarray) and len(values) != layers:
         raise fields.error(f"{fields.key(name)} has {len(values)} values for {layers} layers")
 
 
-def require_epsilon(fields: Fields, name: str, layers: int) -> None:
+def require_epsilon(fields: HyperparameterReader, name: str, layers: int) -> None:
     fields.epsilon(name)
 
 
-def require_flag(fields: Fields, name: str, layers: int) -> None:
+def require_flag(fields: HyperparameterReader, name: str, layers: int) -> None:
     if not fields.flag(name) and name == "attention.causal" and fields.arch not in BIDIRECTIONAL.split():
         message = "must be true: bidirectional attention is not supported in"
-        raise fields.unsupported(f"{fields.key(name)} {message} {fields.arch} models")
+        raise fields.make_unsupported_error(f"{fields.key(name)} {message} {fields.arch} models")
 
 
-def require_text(fields: Fields, name: str, layers: int) -> None:
+def require_text(fields: HyperparameterReader, name: str, layers: int) -> None:
     fields.text(name)
 
 
-def require_rope_type(fields: Fields, name: str, layers: int) -> None:
+def require_rope_type(fields: HyperparameterReader, name: str, layers: int) -> None:
     if fields.text(name) not in ROPE_TYPES:
-        raise fields.error(f"rope scaling {show(fields.raw(name))} is not supported")
+        raise fields.error(f"rope scaling {format_value(fields.raw(name))} is not supported")
 
 
-def require_sections(fields: Fields, name: str, layers: int) -> None:
+def require_sections(fields: HyperparameterReader, name: str, layers: int) -> None:
     """Validate the counts of RoPE pairs for up to four positions (M-RoPE)."""
     sections = fields.array(name, "iu", "an array of whole numbers")
     if len(sections) > 4 or not all(0 <= count <= NO_LIMIT for count in sections.tolist()):
         raise fields.wrong(name, "up to four whole numbers")
 
 
-def require_by_layer(fields: Fields, name: str, layers: int) -> None:
+def require_by_layer(fields: HyperparameterReader, name: str, layers: int) -> None:
     """Validate a flag per layer, or the period at which layers repeat. Raises ModelError."""
     value = fields.raw(name)
     if not isinstance(value, np.ndarray):
@@ -248,10 +250,10 @@ def require_by_layer(fields: Fields, name: str, layers: int) -> None:
     return None
 
 
-def between(minimum: float, maximum: float, or_zero: bool = False) -> "Rule":
+def make_range_rule(minimum: float, maximum: float, or_zero: bool = False) -> "Rule":
     """Return a rule that accepts numbers in a range."""
 
-    def require(fields: Fields, name: str, layers: int) -> None:
+    def require(fields: HyperparameterReader, name: str, layers: int) -> None:
         value = fields.number(name) if or_zero else fields.factor(name)
         if value and not minimum <= value <= maximum:
             raise fields.wrong(name, f"from {minimum:g} to {maximum:g}")
@@ -259,15 +261,15 @@ def between(minimum: float, maximum: float, or_zero: bool = False) -> "Rule":
     return require
 
 
-Rule = Callable[[Fields, str, int], None]
+Rule = Callable[[HyperparameterReader, str, int], None]
 RULES: dict[str, Rule] = {
     name: rule
     for names, rule in (
         (COUNTS, require_count),
         (EPSILONS, require_epsilon),
-        (BASES, between(*BASE)),
-        (STRETCHES, between(*STRETCH)),
-        (SCALES, between(*SCALE, or_zero=True)),
+        (BASES, make_range_rule(*BASE)),
+        (STRETCHES, make_range_rule(*STRETCH)),
+        (SCALES, make_range_rule(*SCALE, or_zero=True)),
         (FLAGS, require_flag),
         (BY_LAYER, require_by_layer),
         ("tensor_data_layout", require_text),
@@ -291,17 +293,17 @@ def require_general(file: GGUFFile, kinds: tuple[str, ...] = MODELS) -> str:
 
     kinds: allowed values of general.type. Raises ModelError for another one.
     """
-    general = Checked(file.metadata, "general.", file.path, file.oddities)
+    general = MetadataReader(file.metadata, "general.", file.path, file.oddities)
     for field in filter(general.has, (*TEXTS, *LISTS)):
         key = f"general.{field}"
-        if not is_text(file.metadata, key) and (field in TEXTS or number_of_strings(file.metadata, key) is None):
+        if not is_text(file.metadata, key) and (field in TEXTS or count_strings(file.metadata, key) is None):
             general.oddities.note(f"{key} is not a {'string' if field in TEXTS else 'list of strings'}")
     for field in filter(general.has, GENERAL_COUNTS):
         value = general.raw(field)
-        if not is_whole(value) or not 0 <= value < 1 << 63:
+        if not is_integer(value) or not 0 <= value < 1 << 63:
             general.oddities.note(f"general.{field} is not a non-negative integer")
     if (kind := general.text("type", "model")) not in kinds:
-        raise general.error(f"general.type must be {' or '.join(kinds)} (found {show(kind)})")
+        raise general.error(f"general.type must be {' or '.join(kinds)} (found {format_value(kind)})")
     name = general.raw("architecture")
     if not isinstance(name, str):
         raise ModelError(f"{file.path}: general.architecture must be a string; is this a language model?")
@@ -331,7 +333,7 @@ EXPERT_LENGTH = "arctic"  # feed_forward_length is that of the experts, not of t
 LENGTH_OF_BOTH = "qwen"  # feed_forward_length counts the gate's and the up matrix's rows together
 ONE_EXPERT = "hunyuan-dense", "hunyuan_vl"  # files of dense models say that they have one expert
 NO_EXPERTS = "granitehybrid", "graniteswitch", "deepseek2"  # files of dense models may have other keys of experts
-OTHERS = "mla", "swa"  # suffixes of lengths of keys and values, in models that have several
+LENGTH_SUFFIXES = "mla", "swa"  # suffixes of lengths of keys and values, in models that have several
 # Hyperparameters that must not exceed the number of layers.
 AT_MOST_ALL_LAYERS = "leading_dense_block_count", "interleave_moe_layer_step", "nextn_predict_layers"
 # Hyperparameters that must be missing or 0 in a file without experts.
@@ -339,7 +341,7 @@ ABOUT_EXPERTS = ("expert_used_count", "expert_shared_count", "expert_group_count
                  "expert_feed_forward_length", "expert_shared_feed_forward_length")  # fmt: skip
 
 
-def require_agreement(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
+def require_agreement(fields: HyperparameterReader, tensors: Mapping[str, Tensor]) -> None:
     """Compare hyperparameters with tensors. Raises ModelError."""
     if not tensors:  # a vocabulary only
         return
@@ -359,7 +361,7 @@ def require_agreement(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
     require_experts(fields, tensors)
 
 
-def require_width(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
+def require_width(fields: HyperparameterReader, tensors: Mapping[str, Tensor]) -> None:
     """Check embedding_length against the embedding matrix."""
     embedding, width = tensors.get("token_embd.weight"), fields.count("embedding_length")
     if embedding is not None and embedding.shape[-1] != width:
@@ -367,12 +369,12 @@ def require_width(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
         raise fields.error(f"{fields.key('embedding_length')} {width} {problem}")
 
 
-def require_heads(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
+def require_heads(fields: HyperparameterReader, tensors: Mapping[str, Tensor]) -> None:
     """Check the lengths of keys and values against their matrices, if all layers' heads are alike."""
     value = fields.raw("attention.head_count_kv", fields.raw("attention.head_count"))
-    heads = value if is_whole(value) else 0
+    heads = value if is_integer(value) else 0
     for key, name in (("attention.key_length", "attn_k.weight"), ("attention.value_length", "attn_v.weight")):
-        if not fields.has(key) or any(fields.has(f"{key}_{end}") for end in OTHERS):
+        if not fields.has(key) or any(fields.has(f"{key}_{end}") for end in LENGTH_SUFFIXES):
             continue
         length = fields.count(key)
         for layer in range(fields.layers()) if heads else ():
@@ -382,23 +384,27 @@ def require_heads(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
                 raise fields.error(f"{fields.key(key)} {length} {problem}")
 
 
-def require_present(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
+def require_present(fields: HyperparameterReader, tensors: Mapping[str, Tensor]) -> None:
     """Check that the tensors named in TENSORS exist, and that no count of layers exceeds their number."""
     layers = fields.layers()
     for key, name in TENSORS.items():
-        if "expert" in key and has_none(fields):
+        if "expert" in key and has_no_experts(fields):
             continue
         is_there = any(f"blk.{layer}.{name}" in tensors for layer in range(layers))
         if fields.has(key) and not is_there and max(fields.counts(key, layers, 0)):
             first = next((n for n in range(layers) if f"blk.{n}.{EXPERT_TENSORS[0]}" in tensors), 0)
             missing = f"blk.{first if 'expert' in key else 0}.{name}"
-            raise fields.error(f"{fields.key(key)} is {show(fields.raw(key))}, but the tensor {missing} is missing")
+            raise fields.error(
+                f"{fields.key(key)} is {format_value(fields.raw(key))}, but the tensor {missing} is missing"
+            )
     for key in AT_MOST_ALL_LAYERS:
         if fields.has(key) and max(fields.counts(key, layers, 0)) > layers:
-            raise fields.error(f"{fields.key(key)} is {show(fields.raw(key))}, but there are only {layers} layers")
+            raise fields.error(
+                f"{fields.key(key)} is {format_value(fields.raw(key))}, but there are only {layers} layers"
+            )
 
 
-def require_feed_forward_length(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
+def require_feed_forward_length(fields: HyperparameterReader, tensors: Mapping[str, Tensor]) -> None:
     """Check the feed-forward length, also of experts without expert_feed_forward_length."""
     key, names, experts = "feed_forward_length", ["ffn_down.weight"], "ffn_down_exps.weight"
     if fields.raw("expert_feed_forward_length") is None:
@@ -410,10 +416,10 @@ def require_feed_forward_length(fields: Fields, tensors: Mapping[str, Tensor]) -
             require_lengths(fields, tensors, key, lengths, name, -1)
 
 
-def require_experts_or_none(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
+def require_experts_or_none(fields: HyperparameterReader, tensors: Mapping[str, Tensor]) -> None:
     """Check that a model with hyperparameters of experts has experts."""
     experts = max(fields.counts("expert_count", fields.layers(), 0))
-    if (fields.arch in ONE_EXPERT and experts <= 1) or has_none(fields):
+    if (fields.arch in ONE_EXPERT and experts <= 1) or has_no_experts(fields):
         return
     for key in ABOUT_EXPERTS:
         if not experts and (value := max(fields.counts(key, fields.layers(), 0))):
@@ -423,30 +429,30 @@ def require_experts_or_none(fields: Fields, tensors: Mapping[str, Tensor]) -> No
         raise fields.error(f"{fields.key('expert_count')} is {experts}, but no layer has experts")
 
 
-def has_none(fields: Fields) -> bool:
+def has_no_experts(fields: HyperparameterReader) -> bool:
     """Return whether a file has no experts but may have keys of experts (NO_EXPERTS)."""
     return fields.arch in NO_EXPERTS and not max(fields.counts("expert_count", fields.layers(), 0))
 
 
 def require_lengths(
-    fields: Fields, tensors: Mapping[str, Tensor], key: str, lengths: Sequence[int], name: str, axis: int
+    fields: HyperparameterReader, tensors: Mapping[str, Tensor], key: str, lengths: Sequence[int], name: str, axis: int
 ) -> None:
     """Check one dimension of a tensor in each layer; some layers may lack the tensor."""
     for layer, length in enumerate(lengths):
         tensor = tensors.get(f"blk.{layer}.{name}")
         if tensor and (not -len(tensor.shape) <= axis < len(tensor.shape) or tensor.shape[axis] != length):
             problem = f"does not match the shape {list(tensor.shape)} of {tensor.name}"
-            raise fields.error(f"{fields.key(key)} {show(fields.raw(key))} {problem}")
+            raise fields.error(f"{fields.key(key)} {format_value(fields.raw(key))} {problem}")
 
 
-def require_experts(fields: Fields, tensors: Mapping[str, Tensor]) -> None:
+def require_experts(fields: HyperparameterReader, tensors: Mapping[str, Tensor]) -> None:
     """Check that experts are in every n-th layer after the first dense ones, and in no others."""
     keys = [key for key in ("leading_dense_block_count", "interleave_moe_layer_step") if fields.raw(key) is not None]
     dense, step = fields.count("leading_dense_block_count", 0), fields.count("interleave_moe_layer_step", 1)
     for layer in range(fields.layers() - fields.count("nextn_predict_layers", 0)) if keys else ():
         expected = layer >= dense and (layer + 1) % step == 0
         if expected != any(f"blk.{layer}.{name}" in tensors for name in EXPERT_TENSORS):
-            values = ", ".join(f"{fields.key(key)} is {show(fields.raw(key))}" for key in keys)
+            values = ", ".join(f"{fields.key(key)} is {format_value(fields.raw(key))}" for key in keys)
             raise fields.error(f"{values}, but layer {layer} has {'no experts' if expected else 'experts'}")
 
 
@@ -462,22 +468,24 @@ NEUTRAL = {
     "ssm.dt_b_c_rms": (False,),
 }  # fmt: skip
 # By architecture, settings in its files that llama.cpp does not read.
-PASSED_OVER = {
+IGNORED_SETTINGS = {
     "phi3": ("attention.sliding_window",),
     "gemma4": ("attention.scale",),  # it is 1 in all models, not by the length of a head
 }
 
 
-def require_supported_values(fields: Fields) -> None:
+def require_supported_values(fields: HyperparameterReader) -> None:
     """Raise ModelError for a setting with an effect that the family has not read."""
-    read_keys, window = fields.asked.union(PASSED_OVER.get(fields.arch, ())), "attention.sliding_window"
+    read_keys, window = fields.asked.union(IGNORED_SETTINGS.get(fields.arch, ())), "attention.sliding_window"
     for name, neutral in NEUTRAL.items():
         if name not in read_keys and fields.raw(name, neutral[0]) not in neutral:
-            raise refusal(fields, name)
+            raise make_unsupported_error(fields, name)
     if window not in read_keys and 0 < fields.count(window, 0) < fields.count("context_length"):
-        raise refusal(fields, window)
+        raise make_unsupported_error(fields, window)
 
 
-def refusal(fields: Fields, name: str) -> Exception:
+def make_unsupported_error(fields: HyperparameterReader, name: str) -> Exception:
     """Make the error for a setting that a family does not support."""
-    return fields.unsupported(f"{fields.key(name)} {show(fields.raw(name))} is not supported in {fields.arch} models")
+    return fields.make_unsupported_error(
+        f"{fields.key(name)} {format_value(fields.raw(name))} is not supported in {fields.arch} models"
+    )

@@ -10,7 +10,7 @@ from typing import Any
 
 from localllm.arch.hyper_connections import concat_streams
 from localllm.arch.layer_state import Recurrent
-from localllm.arch.metadata import Fields
+from localllm.arch.metadata import HyperparameterReader
 from localllm.arch.verbs import Activation, Builder, Hashing
 from localllm.arch.weights import Weight, Weights
 from localllm.errors import ModelError
@@ -21,7 +21,7 @@ LEAST = 1e-6  # of the absolute value under a gate's root
 
 
 @frozen
-class Ngrams:
+class NgramEmbeddings:
     """Hashed embeddings of n-grams of up to `length` tokens, in one layer.
 
     Attributes:
@@ -41,7 +41,7 @@ class Ngrams:
         return [((self.taps - 1) * self.length, columns), *[(1, 1)] * (self.length - 1)]
 
 
-def read_ngrams(fields: Fields, attends: tuple[bool, ...], number: int) -> Ngrams | None:
+def read_ngrams(fields: HyperparameterReader, attends: tuple[bool, ...], number: int) -> NgramEmbeddings | None:
     """Read the ple.* keys, None for a model without them. Raises ModelError.
 
     number: see Ngrams.
@@ -53,12 +53,12 @@ def read_ngrams(fields: Fields, attends: tuple[bool, ...], number: int) -> Ngram
         raise fields.wrong("ple.layers", "the index of one layer without attention")
     length, each, last_id = fields.count("ple.ngram_size"), fields.count("ple.heads_per_ngram"), fields.vocab_size - 1
     if not 2 <= length <= LONGEST or (length - 1) * each > MOST_HASHES:
-        raise fields.unsupported(f"{each} rows for each n-gram length up to {length} are not supported")
+        raise fields.make_unsupported_error(f"{each} rows for each n-gram length up to {length} are not supported")
     end = fields.whole("ple.eos_token_id", None, 0, last_id)
     fields.whole("ple.image_token_id", 0, 0, last_id)  # only validated: images are not supported
-    factors = read_numbers(fields, "ple.layer_multipliers", length, MOST_PRODUCT // fields.vocab_size)
+    factors = read_integers(fields, "ple.layer_multipliers", length, MOST_PRODUCT // fields.vocab_size)
     sizes, firsts = (
-        read_numbers(fields, f"ple.head_{name}", (length - 1) * each, MOST_ROWS) for name in ("vocab_sizes", "offsets")
+        read_integers(fields, f"ple.head_{name}", (length - 1) * each, MOST_ROWS) for name in ("vocab_sizes", "offsets")
     )
     if min(sizes) == 0:
         raise fields.wrong("ple.head_vocab_sizes", "numbers above 0")
@@ -67,10 +67,10 @@ def read_ngrams(fields: Fields, attends: tuple[bool, ...], number: int) -> Ngram
         for number, (size, first) in enumerate(zip(sizes, firsts, strict=True))
     ]
     dim, taps = fields.count("embedding_length_per_layer_input"), fields.count("ple.conv_kernel")
-    return Ngrams(layers[0], length, dim, taps, tuple(hashings), number)
+    return NgramEmbeddings(layers[0], length, dim, taps, tuple(hashings), number)
 
 
-def read_numbers(fields: Fields, name: str, count: int, end: int) -> list[int]:
+def read_integers(fields: HyperparameterReader, name: str, count: int, end: int) -> list[int]:
     """Read `count` integers from 0 to `end` - 1. Raises ModelError."""
     expected = f"{count} numbers from 0 to {end - 1}"
     numbers = fields.array(name, "iu", expected).tolist()
@@ -85,13 +85,13 @@ def add_ngram_embeddings(
     """Add the n-gram embeddings to the streams x, [tokens, streams * width]."""
     n, columns = h.ngrams, h.streams * h.width
     embedded = embed_ngrams(b, tables, n, state)
-    value = b.linear(embedded, w.ple_value.shaped(h.width, len(n.hashings) * n.dim))
+    value = b.linear(embedded, w.ple_value.require_shape(h.width, len(n.hashings) * n.dim))
     key = normalize_streams(b, h, b.linear(embedded, w.ple_key), w.ple_norm_key.flat())
     agreement = b.head_dots(key, normalize_streams(b, h, x, w.ple_norm_query.flat()), h.streams)
     gates = b.sigmoid(b.signed_root(b.scale(agreement, h.width**-0.5), LEAST))
     gated = b.mix_streams(value, gates, 1)
     normed = normalize_streams(b, h, gated, w.ple_norm_conv.flat())
-    near = b.convolve(normed, w.ple_conv1d.shaped(columns, n.taps), state, n.number, dilation=n.length)
+    near = b.convolve(normed, w.ple_conv1d.require_shape(columns, n.taps), state, n.number, dilation=n.length)
     return b.add(x, b.add(gated, near))
 
 
@@ -100,10 +100,10 @@ def normalize_streams(b: Builder, h: Any, x: Activation, norm: Weight) -> Activa
 
     norm: [streams * width].
     """
-    return b.rms_norm(x, norm.shaped(h.streams * h.width), h.epsilon, h.width)
+    return b.rms_norm(x, norm.require_shape(h.streams * h.width), h.epsilon, h.width)
 
 
-def embed_ngrams(b: Builder, w: Weights, n: Ngrams, state: Recurrent) -> Activation:
+def embed_ngrams(b: Builder, w: Weights, n: NgramEmbeddings, state: Recurrent) -> Activation:
     """Look up the rows of the last two tokens, of the last three and so on, [tokens, hashings * dim]."""
     tokens = last = b.as_column(b.ids)
     for number in range(n.number + 1, n.number + n.length):

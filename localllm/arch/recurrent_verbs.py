@@ -28,7 +28,7 @@ class HeadState:
     repeat: int
 
 
-class StateVerbs(Protocol):
+class RecurrentVerbs(Protocol):
     """The verbs of recurrent layers."""
 
     def convolve(

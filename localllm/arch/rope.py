@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from localllm.arch.metadata import Fields, show
+from localllm.arch.metadata import HyperparameterReader, format_value
 from localllm.frozen import frozen
 
 
@@ -49,7 +49,7 @@ class Rope:
         stretched = plain / self.factor
         if not self.yarn:
             return stretched
-        low, high = self._pair_of_rotations(self.yarn_betas[0]), self._pair_of_rotations(self.yarn_betas[1])
+        low, high = self._find_pair(self.yarn_betas[0]), self._find_pair(self.yarn_betas[1])
         low, high = max(math.floor(low), 0), min(math.ceil(high), self.dims - 1)
         keep = 1 - np.clip((pairs - low) / max(high - low, 0.001), 0, 1)
         return stretched * (1 - keep) + plain * keep
@@ -58,12 +58,12 @@ class Rope:
         """Return a copy with another base and without scaling."""
         return replace(self, base=base, factor=1.0, yarn=False, magnitude=1.0)
 
-    def _pair_of_rotations(self, rotations: float) -> float:
+    def _find_pair(self, rotations: float) -> float:
         """Return the pair (a fraction) that makes this many rotations within the original context."""
         return self.dims * math.log(self.original_context / (rotations * 2 * math.pi)) / (2 * math.log(self.base))
 
 
-def read_rope(fields: Fields, head_dim: int, interleaved: bool) -> Rope:
+def read_rope(fields: HyperparameterReader, head_dim: int, interleaved: bool) -> Rope:
     """Read the rope.* keys as llama.cpp does: a factor without a type is linear scaling.
 
     LongRoPE's factors are tensors (localllm.arch.attention.rope_factors), which a file of another type may have, too.
@@ -75,7 +75,7 @@ def read_rope(fields: Fields, head_dim: int, interleaved: bool) -> Rope:
     factor = fields.factor("rope.scaling.factor", fields.factor("rope.scale_linear", 1.0))
     kind = fields.raw("rope.scaling.type", "linear")
     if not isinstance(kind, str) or kind not in ("none", "linear", "longrope", "yarn"):
-        raise fields.error(f"rope scaling {show(kind)} is not supported")
+        raise fields.error(f"rope scaling {format_value(kind)} is not supported")
     base = read_base(fields, "rope.freq_base", 10000.0)
     yarn = kind == "yarn"
     if yarn and not fields.has("rope.scaling.factor"):
@@ -89,11 +89,11 @@ def read_rope(fields: Fields, head_dim: int, interleaved: bool) -> Rope:
         yarn=yarn,
         by_factors=kind == "longrope",
         original_context=fields.count("rope.scaling.original_context_length", fields.count("context_length")),
-        magnitude=fields.factor("rope.scaling.attn_factor", 1.0) * (yarn_magnitude(factor) if yarn else 1),
+        magnitude=fields.factor("rope.scaling.attn_factor", 1.0) * (compute_yarn_magnitude(factor) if yarn else 1),
     )
 
 
-def read_base(fields: Fields, name: str, default: float | None) -> float:
+def read_base(fields: HyperparameterReader, name: str, default: float | None) -> float:
     """Read a base of the frequencies. Raises ModelError."""
     base = fields.number(name, default)
     if base <= 1:
@@ -101,7 +101,7 @@ def read_base(fields: Fields, name: str, default: float | None) -> float:
     return base
 
 
-def yarn_magnitude(factor: float, multiplier: float = 1.0) -> float:
+def compute_yarn_magnitude(factor: float, multiplier: float = 1.0) -> float:
     """Return YaRN's attention factor for a stretched context (Peng et al. 2023)."""
     return 1 + 0.1 * multiplier * math.log(max(factor, 1.0))
 
@@ -109,7 +109,7 @@ def yarn_magnitude(factor: float, multiplier: float = 1.0) -> float:
 SECTIONS = "rope.dimension_sections"
 
 
-def read_sections(fields: Fields) -> list[int] | None:
+def read_sections(fields: HyperparameterReader) -> list[int] | None:
     """Read how many pairs belong to each of the four positions; None without the key.
 
     Raises ModelError.
@@ -118,11 +118,11 @@ def read_sections(fields: Fields) -> list[int] | None:
         return None
     sections = fields.array(SECTIONS, "iu", "an array of whole numbers").tolist()
     if len(sections) != 4 or min(sections) < 0 or not sum(sections):
-        raise fields.error(f"{fields.key(SECTIONS)} must be four integers (found {show(np.array(sections))})")
+        raise fields.error(f"{fields.key(SECTIONS)} must be four integers (found {format_value(np.array(sections))})")
     return sections
 
 
-def with_sections(fields: Fields, rope: Rope, interleaved: bool = False) -> Rope:
+def add_sections(fields: HyperparameterReader, rope: Rope, interleaved: bool = False) -> Rope:
     """Return RoPE with the file's sections, or unchanged if it has none. Raises ModelError.
 
     interleaved: pairs alternate between the axes until an axis has used up its section (interleaved M-RoPE).
@@ -134,11 +134,11 @@ def with_sections(fields: Fields, rope: Rope, interleaved: bool = False) -> Rope
     ends = [3 * sections[place % 3] if interleaved else sum(sections[:3]) for place in places]
     unrotated = tuple(pair for pair, (place, end) in enumerate(zip(places, ends, strict=True)) if place >= end)
     return replace(
-        rope, unrotated=unrotated, pair_axes=tuple(axis_of(place, sections, interleaved) for place in places)
+        rope, unrotated=unrotated, pair_axes=tuple(select_axis(place, sections, interleaved) for place in places)
     )
 
 
-def axis_of(place: int, sections: list[int], interleaved: bool) -> int:
+def select_axis(place: int, sections: list[int], interleaved: bool) -> int:
     """Return the axis that rotates a pair: 0 for time, 1 for height, 2 for width."""
     if interleaved:
         return place % 3

@@ -44,7 +44,7 @@ class RopeScaling:
         prefix = f"{metadata.get('general.architecture')}."
         if metadata.get(f"{prefix}attention.sliding_window"):
             raise UnsupportedError(f"{path}: the RoPE scaling of models with attention windows cannot be changed")
-        scaling, file_factor = f"{prefix}rope.scaling.", self._file_factor(metadata, prefix)
+        scaling, file_factor = f"{prefix}rope.scaling.", self._get_file_factor(metadata, prefix)
         kind = self.kind or metadata.get(f"{scaling}type", "linear")
         factor = 1.0 if kind == "none" else self.factor or file_factor
         metadata[f"{scaling}type"], metadata[f"{scaling}factor"] = kind, factor
@@ -58,7 +58,7 @@ class RopeScaling:
                 metadata[f"{prefix}context_length"] = int(original * factor)
 
     @staticmethod
-    def _file_factor(metadata: MutableMapping[str, object], prefix: str) -> float:
+    def _get_file_factor(metadata: MutableMapping[str, object], prefix: str) -> float:
         """Return the file's factor, 1 by default."""
         value = metadata.get(f"{prefix}rope.scaling.factor", metadata.get(f"{prefix}rope.scale_linear", 1.0))
         return float(value) if isinstance(value, int | float) and value else 1.0

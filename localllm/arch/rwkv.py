@@ -7,11 +7,11 @@ feed-forward network, which also reads the previous token, or Qwen's.
 from collections.abc import Callable, Sequence
 
 from localllm.arch.attention import LAYER_EPSILON, RMS_EPSILON
-from localllm.arch.decoder import decoder, layer_norm_of
+from localllm.arch.decoder import apply_decoder, make_final_layer_norm
 from localllm.arch.feed_forward import gated_feed_forward
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import Recurrent
-from localllm.arch.metadata import Fields
+from localllm.arch.metadata import HyperparameterReader
 from localllm.arch.verbs import Activation, Builder
 from localllm.arch.weights import Weight, Weights
 from localllm.frozen import frozen
@@ -45,7 +45,7 @@ class Rwkv(Hyperparameters):
         return [Recurrent(layer, ((self.heads, self.head_dim, self.head_dim), *last)) for layer in range(self.layers)]
 
 
-def read_rwkv(fields: Fields, ranks: Sequence[str]) -> Rwkv:
+def read_rwkv(fields: HyperparameterReader, ranks: Sequence[str]) -> Rwkv:
     """Read the hyperparameters. Raises ModelError.
 
     ranks: the keys of the ranks.
@@ -76,21 +76,23 @@ Mix = Callable[[Builder, Weights, Rwkv, Recurrent, Activation], Activation]  # a
 def rwkv_decoder(b: Builder, w: Weights, h: Rwkv, time_mix: Mix, channel_mix: Mix) -> Activation:
     """Compute the logits of the requested tokens."""
     if not h.has_own_network:
-        return decoder(b, w, h, block, mixes=(time_mix, qwen_network))
+        return apply_decoder(b, w, h, apply_block, mixes=(time_mix, qwen_network))
     w.require_biases("token_embd_norm")
     x = b.layer_norm(b.embed(w.token_embd, b.ids), w.token_embd_norm, h.epsilon)
-    return decoder(b, w, h, block, x, layer_norm_of(b, w, h), mixes=(time_mix, channel_mix))  # type: ignore[arg-type]
+    return apply_decoder(b, w, h, apply_block, x, make_final_layer_norm(b, w, h), mixes=(time_mix, channel_mix))  # type: ignore[arg-type]
 
 
-def block(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation, mixes: tuple[Mix, Mix]) -> Activation:
+def apply_block(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activation, mixes: tuple[Mix, Mix]) -> Activation:
     """Apply one layer: two sublayers, each added to the residual stream."""
     time_mix, channel_mix = mixes
-    x = b.add(x, time_mix(b, w, h, state, norm(b, w, h, "attn_norm", x)))
-    x = b.add(x, channel_mix(b, w, h, state, norm(b, w, h, "attn_norm_2" if h.has_own_network else "ffn_norm", x)))
+    x = b.add(x, time_mix(b, w, h, state, apply_norm(b, w, h, "attn_norm", x)))
+    x = b.add(
+        x, channel_mix(b, w, h, state, apply_norm(b, w, h, "attn_norm_2" if h.has_own_network else "ffn_norm", x))
+    )
     return b.scale(x, 0.5) if h.rescale and (state.layer + 1) % h.rescale == 0 else x
 
 
-def norm(b: Builder, w: Weights, h: Rwkv, name: str, x: Activation) -> Activation:
+def apply_norm(b: Builder, w: Weights, h: Rwkv, name: str, x: Activation) -> Activation:
     """Apply LayerNorm, or RMSNorm as in Qwen."""
     if not h.has_own_network:
         return b.rms_norm(x, w.require(name), h.epsilon)
@@ -102,23 +104,23 @@ def qwen_network(b: Builder, w: Weights, h: Rwkv, state: Recurrent, x: Activatio
     return gated_feed_forward(b, w, x, b.swiglu)
 
 
-def lerps(w: Weights, h: Rwkv, names: str) -> list[Weight]:
+def collect_lerps(w: Weights, h: Rwkv, names: str) -> list[Weight]:
     """Return the interpolation weights between a token and the previous one, a vector for each of `names`.
 
     The file has one tensor for all, or in old files one for each.
     """
     if fused := w.get("time_mix_lerp_fused"):
-        return fused.shaped(*fused.shape[:-1], h.width).flat().split(*[h.width] * len(names))
-    return [vector(w, h, f"time_mix_lerp_{name}") for name in names]
+        return fused.require_shape(*fused.shape[:-1], h.width).flat().split(*[h.width] * len(names))
+    return [require_vector(w, h, f"time_mix_lerp_{name}") for name in names]
 
 
-def vector(w: Weights, h: Rwkv, name: str) -> Weight:
+def require_vector(w: Weights, h: Rwkv, name: str) -> Weight:
     """Return a tensor as a vector [width], without its dimensions of 1."""
     weight = w.require(name)
-    return weight.shaped(*[1] * (len(weight.shape) - 1), h.width).flat()
+    return weight.require_shape(*[1] * (len(weight.shape) - 1), h.width).flat()
 
 
-def narrow(
+def low_rank_linear(
     b: Builder,
     w: Weights,
     name: str,
@@ -127,5 +129,5 @@ def narrow(
     between: Callable[[Activation], Activation] | None = None,
 ) -> Activation:
     """Apply a low-rank product: two matrices with the function `between` them, and a bias."""
-    y = b.linear(x, w.require(f"{name}1").shaped(rank, w.require(f"{name}1").shape[1]))
+    y = b.linear(x, w.require(f"{name}1").require_shape(rank, w.require(f"{name}1").shape[1]))
     return b.linear(between(y) if between else y, w.require(f"{name}2"))

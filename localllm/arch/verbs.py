@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from localllm.arch.layer_state import Latent, Paged
-from localllm.arch.recurrent_verbs import StateVerbs
+from localllm.arch.layer_state import LatentState, PagedState
+from localllm.arch.recurrent_verbs import RecurrentVerbs
 from localllm.arch.rope import Rope
 from localllm.arch.rowwise_verbs import RowwiseVerbs
 from localllm.arch.weights import Weight
@@ -52,7 +52,7 @@ FULL_ATTENTION = 1 << 40
 
 
 @frozen
-class Scores:
+class AttentionScores:
     """The computation of attention scores from queries and keys.
 
     Equal groups of query heads share a key-value head. A score s becomes softcap * tanh(s / softcap) if softcap is not
@@ -91,7 +91,7 @@ class Hashing:
     end: int
 
 
-class Builder(RowwiseVerbs, StateVerbs, Protocol):
+class Builder(RowwiseVerbs, RecurrentVerbs, Protocol):
     """The verbs of all builders."""
 
     ids: Numbers  # the ids of the run's tokens
@@ -190,7 +190,12 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
         """Mark weights as used that no verb reads."""
 
     def attend(
-        self, q: Activation, k: Activation | None, v: Activation | None, state: Paged | Latent, scores: Scores
+        self,
+        q: Activation,
+        k: Activation | None,
+        v: Activation | None,
+        state: PagedState | LatentState,
+        scores: AttentionScores,
     ) -> Activation:
         """Compute softmax(q k^T * scale) v over the keys up to a token's own, within the window.
 
@@ -199,14 +204,14 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
         additional column per head.
         """
 
-    def write_kv(self, k: Activation, v: Activation, state: Paged) -> None:
+    def write_kv(self, k: Activation, v: Activation, state: PagedState) -> None:
         """Write the run's keys and values to the cache without attending to them."""
 
     def pool(self, x: Activation, kind: str) -> Activation:
         """Pool the tokens' rows to one per text: their "mean", the first ("cls") or the "last"."""
 
     def select_keys(
-        self, q: Activation, k: Activation, weights: Activation | None, index: Latent, count: int, block: int = 1
+        self, q: Activation, k: Activation, weights: Activation | None, index: LatentState, count: int, block: int = 1
     ) -> Activation:
         """Select the keys that a token attends to: the `count` visible ones with the largest indexer scores.
 
@@ -218,7 +223,7 @@ class Builder(RowwiseVerbs, StateVerbs, Protocol):
         """
 
     def select_key_blocks(
-        self, q: Activation, k: Activation, index: Latent, count: int, block: int, local: int
+        self, q: Activation, k: Activation, index: LatentState, count: int, block: int, local: int
     ) -> Activation:
         """Select `count` blocks of keys for each group of query heads, by the largest q k of a block.
 

@@ -14,7 +14,7 @@ import numpy as np
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.file import Tensor
 from localllm.files.gguf.header import printable
-from localllm.files.gguf.metadata import Oddities
+from localllm.files.gguf.metadata import Irregularities
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,7 @@ class Weight:
             raise ModelError(f"tensor {self.name} must have one element (found the shape {list(self.shape)})")
         return float(self.vector()[0])
 
-    def shaped(self, *shape: int) -> "Weight":
+    def require_shape(self, *shape: int) -> "Weight":
         """Return the weight. Raises ModelError if it has another shape."""
         if self.shape != shape:
             raise ModelError(f"tensor {self.name} must have the shape {list(shape)} (found {list(self.shape)})")
@@ -71,7 +71,7 @@ class Weight:
         """Return the tensor as one vector."""
         return replace(self, tensor=replace(self.tensor, shape=(math.prod(self.shape),)))
 
-    def repeated(self, count: int) -> "Weight":
+    def repeat(self, count: int) -> "Weight":
         """Repeat each element of a vector `count` times. Raises ModelError if it is quantized."""
         numbers = len(self.flat().vector())
         data = np.repeat(self.tensor.data.reshape(numbers, -1), count, axis=0).reshape(-1)
@@ -90,11 +90,11 @@ class Weight:
         if sum(counts) != self._row_count:
             raise ModelError(f"tensor {self.name} must have {sum(counts)} rows (found {self._row_count})")
         if self.bias and len(self.shape) == 2:
-            self.bias.shaped(self._row_count)
+            self.bias.require_shape(self._row_count)
         ends = itertools.accumulate(counts)
         return [self._rows(end - count, end) for end, count in zip(ends, counts, strict=True)]
 
-    def in_stacks(self, count: int) -> "Weight":
+    def split_stacks(self, count: int) -> "Weight":
         """Split a matrix into a stack of `count` matrices of equal height. Raises ModelError."""
         rows, remainder = divmod(self.shape[0], count)
         if len(self.shape) != 2 or remainder or self.bias:
@@ -140,7 +140,7 @@ class Weights:
         of_layers: the names of tensors that at least one layer has.
         """
         self._tensors, self._prefix = tensors, prefix
-        self._of_layers = names_in_layers(tensors) if of_layers is None else of_layers
+        self._of_layers = collect_layer_names(tensors) if of_layers is None else of_layers
 
     def block(self, layer: int) -> "Weights":
         """Return the tensors of one layer."""
@@ -148,7 +148,7 @@ class Weights:
 
     def part(self, prefix: str) -> "Weights":
         """Return the tensors of a submodel with layers, such as an encoder or a decoder."""
-        by_layer = names_in_layers(name.removeprefix(prefix) for name in self._tensors if name.startswith(prefix))
+        by_layer = collect_layer_names(name.removeprefix(prefix) for name in self._tensors if name.startswith(prefix))
         return Weights(self._tensors, prefix, by_layer)
 
     def get(self, name: str, by_layer: bool = False) -> Weight | None:
@@ -178,7 +178,7 @@ class Weights:
             raise ModelError(f"the model has no tensor {self._prefix}{name}, but other layers have it")
         return tensor
 
-    def exactly(self, name: str) -> Weight:
+    def require_bare(self, name: str) -> Weight:
         """Return the tensor of exactly that name, without ".weight". Raises ModelError if it is missing."""
         tensor = self._tensors.get(f"{self._prefix}{name}")
         if tensor is None:
@@ -206,12 +206,12 @@ class Weights:
                 raise ModelError(f"the model has no tensor {self._prefix}{name}.bias")
 
 
-def names_in_layers(names: Iterable[str]) -> frozenset[str]:
+def collect_layer_names(names: Iterable[str]) -> frozenset[str]:
     """Return the names of tensors without "blk." and the layer's index."""
     return frozenset(parts[2] for name in names if len(parts := name.split(".", 2)) == 3 and parts[0] == "blk")
 
 
-def as_stack(matrices: Sequence[Weight]) -> Weight:
+def stack_matrices(matrices: Sequence[Weight]) -> Weight:
     """Return equally spaced matrices of a file as a stack [count, rows, columns].
 
     Raises ModelError if they are not.
@@ -228,18 +228,18 @@ def as_stack(matrices: Sequence[Weight]) -> Weight:
     return replace(first, tensor=replace(first.tensor, shape=shape, data=stack))
 
 
-PARTS = {"v": "vision", "mm": "vision", "a": "audio", "mtp": "draft layers"}  # by the prefix of tensors' names
+MODULES = {"v": "vision", "mm": "vision", "a": "audio", "mtp": "draft layers"}  # by the prefix of tensors' names
 
 
-def part_of(name: str) -> str | None:
+def find_part(name: str) -> str | None:
     """Return the name of the module that a tensor belongs to, None for the language model."""
     prefix, point, _ = name.partition(".")
-    return PARTS.get(prefix) if point else None
+    return MODULES.get(prefix) if point else None
 
 
-def without_other_parts(names: Iterable[str], oddities: Oddities) -> list[str]:
+def remove_other_parts(names: Iterable[str], oddities: Irregularities) -> list[str]:
     """Remove the tensors of other modules from names, and note them."""
-    by_part = {name: part for name in names if (part := part_of(name))}
+    by_part = {name: part for name in names if (part := find_part(name))}
     if by_part:
         parts = " and ".join(sorted(set(by_part.values())))
         oddities.note(f"{len(by_part)} unused tensors of {parts} ({printable(next(iter(by_part)))})")

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from localllm.cli.command import Command, OwnParameters
-from localllm.cli.help_text import colour_help, columns, command_help
-from localllm.cli.registry import COMMANDS, HELP_NAMES, build, function, require_command, summary
+from localllm.cli.command import Command, ParameterMixin
+from localllm.cli.help_text import colour_help, format_help, help_width
+from localllm.cli.registry import COMMANDS, HELP_NAMES, build_command, get_summary, load_function, require_command
 from localllm.cli.terminal.output import write
 from localllm.errors import UsageError
 
@@ -23,7 +23,7 @@ class LazyCommands(MutableMapping[str, Any]):
         if name not in self.made:
             if name not in COMMANDS:
                 raise KeyError(name)
-            self.made[name] = build(function(name), Command)
+            self.made[name] = build_command(load_function(name), Command)
         return self.made[name]
 
     def __setitem__(self, name: str, command: TyperCommand) -> None:
@@ -39,7 +39,7 @@ class LazyCommands(MutableMapping[str, Any]):
         return len(COMMANDS)
 
 
-class Commands(OwnParameters, TyperGroup):  # type: ignore[misc]
+class CommandGroup(ParameterMixin, TyperGroup):  # type: ignore[misc]
     """The program, with its options and commands."""
 
     def __init__(self, **settings: Any):
@@ -47,14 +47,14 @@ class Commands(OwnParameters, TyperGroup):  # type: ignore[misc]
         self.commands = LazyCommands()
 
     def get_help(self, ctx: typer.Context) -> str:  # type: ignore[override]
-        return colour_help(self.plain_help(ctx, columns()))
+        return colour_help(self.format_plain_help(ctx, help_width()))
 
-    def plain_help(self, ctx: typer.Context, width: int) -> str:
+    def format_plain_help(self, ctx: typer.Context, width: int) -> str:
         """Return the program's help without colours, wrapped to `width` columns."""
         params: list[Any] = self.get_params(ctx)
-        rows = [(name, summary(name)) for name in COMMANDS]
+        rows = [(name, get_summary(name)) for name in COMMANDS]
         usage = f"{ctx.command_path} [OPTIONS] COMMAND [ARGS]..."
-        return command_help(usage, self.help or "", params, rows, width)
+        return format_help(usage, self.help or "", params, rows, width)
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         own_names = {name for each in self.get_params(ctx) for name in each.opts}
@@ -68,7 +68,7 @@ class Commands(OwnParameters, TyperGroup):  # type: ignore[misc]
 
 
 app = typer.Typer(
-    cls=Commands,
+    cls=CommandGroup,
     add_completion=False,
     rich_markup_mode=None,
     invoke_without_command=True,
@@ -77,7 +77,7 @@ app = typer.Typer(
 
 
 @app.callback()
-def begin(
+def run_without_command(
     context: typer.Context, version: Annotated[bool, typer.Option("-V", "--version", help="Show the version.")] = False
 ) -> None:
     """Large language models from GGUF files, on your own computer.
@@ -106,7 +106,7 @@ def begin(
 program: Any = typer.main.get_command(app)  # of the class Commands
 
 
-def context_of(name: str | None = None) -> typer.Context:
+def make_context(name: str | None = None) -> typer.Context:
     """Return the Typer context of a command, or of the program. Raises UsageError for an unknown command."""
     parent = typer.Context(program, info_name="localllm", help_option_names=HELP_NAMES)
     if name is None:

@@ -8,8 +8,15 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from localllm.cli.compat import SAME, SAME_VALUES, find_ignored, is_foreign, is_switch, refusal
-from localllm.cli.parameters import Argument, Chosen, Parameter, own_name
+from localllm.cli.compat import (
+    EQUIVALENT_VALUES,
+    EQUIVALENTS,
+    explain_unsupported,
+    find_ignored,
+    is_llama_option,
+    is_switch,
+)
+from localllm.cli.parameters import Argument, Parameter, SourcedValue, get_own_name
 from localllm.errors import UsageError
 
 TOO_MANY = {
@@ -40,27 +47,27 @@ class ParsedArgs:
 
     def take(self, param: Parameter, value: object) -> None:
         """Set a parameter's value, or append to it if the parameter takes several."""
-        if param.many:
-            values = self.texts.setdefault(own_name(param), [])
+        if param.takes_several:
+            values = self.texts.setdefault(get_own_name(param), [])
             assert isinstance(values, list)
             values.append(value)
         else:
-            self.texts[own_name(param)] = value
+            self.texts[get_own_name(param)] = value
 
-    def take_option(self, param: Parameter, name: str, value: str | bool) -> None:
-        self.names[own_name(param)] = name
+    def set_option(self, param: Parameter, name: str, value: str | bool) -> None:
+        self.names[get_own_name(param)] = name
         self.take(param, value)
         self.words += [name] if isinstance(value, bool) else [name, value]
 
 
-def read_words(words: Sequence[str], params: Sequence[Parameter], command: str) -> ParsedArgs:
+def parse_words(words: Sequence[str], params: Sequence[Parameter], command: str) -> ParsedArgs:
     """Parse the words after `command` into options and arguments. Raises UsageError."""
     by_name = {name: param for param in params for name in param.names}
     parsed, remaining, arguments = ParsedArgs(), list(words), list[str]()
     while remaining:
         word = remaining.pop(0)
         name, equals, value = word.partition("=")
-        name = with_dashes(name, by_name)
+        name = normalize_dashes(name, by_name)
         if word == "--":
             arguments += remaining
             break
@@ -68,35 +75,37 @@ def read_words(words: Sequence[str], params: Sequence[Parameter], command: str) 
             arguments.append(word)
         elif (param := by_name.get(name)) and not (equals and param.is_switch):
             if param.is_switch:
-                parsed.take_option(param, name, name in param.opts)
+                parsed.set_option(param, name, name in param.opts)
             else:
                 is_optional = (param.metavar or "").startswith("[")
                 takes_next = not is_optional or (bool(remaining) and not remaining[0].startswith("-"))
-                option_value = value if equals else next_value(name, remaining) if takes_next else ""
+                option_value = value if equals else take_value(name, remaining) if takes_next else ""
                 if " " in (param.metavar or "") and not equals:  # two values
-                    option_value += f" {next_value(name, remaining)}"
-                parsed.take_option(param, name, SAME_VALUES.get(param.name, {}).get(option_value, option_value))
-        elif (equivalent := SAME.get(name)) and equivalent[0] in by_name:
+                    option_value += f" {take_value(name, remaining)}"
+                parsed.set_option(param, name, EQUIVALENT_VALUES.get(param.name, {}).get(option_value, option_value))
+        elif (equivalent := EQUIVALENTS.get(name)) and equivalent[0] in by_name:
             remaining[:0] = [
-                part.format(value or next_value(name, remaining)) if "{}" in part else part for part in equivalent
+                part.format(value or take_value(name, remaining)) if "{}" in part else part for part in equivalent
             ]
         elif foreign := find_ignored(name, command):
             parsed.ignored.append((name, foreign.reason))
             takes_next = foreign.values == 1 or (foreign.values < 0 and bool(remaining) and is_switch(remaining[0]))
             if not equals and takes_next:
                 skip_value(name, remaining)
-        elif is_foreign(name) or (letters := split_short_options(word, by_name)) is None:
-            raise UsageError(no_such_option(name, [*by_name], command))
+        elif is_llama_option(name) or (letters := split_short_options(word, by_name)) is None:
+            raise UsageError(describe_unknown_option(name, [*by_name], command))
         else:
             remaining[:0] = letters
     assign_arguments(arguments, params, parsed, command)
     return parsed
 
 
-def with_dashes(name: str, by_name: Mapping[str, Parameter]) -> str:
+def normalize_dashes(name: str, by_name: Mapping[str, Parameter]) -> str:
     """Replace the underscores of an option such as --ctx_size, as llama.cpp does, if the result exists."""
     with_hyphens = f"--{name[2:].replace('_', '-')}"
-    return with_hyphens if name.startswith("--") and (with_hyphens in by_name or is_foreign(with_hyphens)) else name
+    return (
+        with_hyphens if name.startswith("--") and (with_hyphens in by_name or is_llama_option(with_hyphens)) else name
+    )
 
 
 def assign_arguments(values: list[str], params: Sequence[Parameter], parsed: ParsedArgs, command: str) -> None:
@@ -108,12 +117,12 @@ def assign_arguments(values: list[str], params: Sequence[Parameter], parsed: Par
     for param in params:
         if not isinstance(param, Argument) or not values:
             continue
-        if param.many and param.also and parsed.is_set(param.name):
+        if param.takes_several and param.also and parsed.is_set(param.name):
             for value in values:
-                parsed.take_option(param.also, param.also.opts[0], value)
+                parsed.set_option(param.also, param.also.opts[0], value)
             values = []
-        elif param.many or not parsed.is_set(param.name):
-            used, values = (values, []) if param.many else (values[:1], values[1:])
+        elif param.takes_several or not parsed.is_set(param.name):
+            used, values = (values, []) if param.takes_several else (values[:1], values[1:])
             assigned += used
             for value in used:
                 parsed.take(param, value)
@@ -124,7 +133,7 @@ def assign_arguments(values: list[str], params: Sequence[Parameter], parsed: Par
         parsed.words += ["--", *assigned]
 
 
-def next_value(name: str, following: list[str]) -> str:
+def take_value(name: str, following: list[str]) -> str:
     if not following:
         raise UsageError(f"{name} needs a value")
     return following.pop(0)
@@ -166,16 +175,16 @@ def is_number(text: str) -> bool:
     return True
 
 
-def no_such_option(name: str, names: Sequence[str], command: str) -> str:
+def describe_unknown_option(name: str, names: Sequence[str], command: str) -> str:
     """Describe an unknown option: why it does not exist, or a similar one."""
-    if reason := refusal(name, command):
+    if reason := explain_unsupported(name, command):
         return f"{name}: {reason}"
     if (double := f"-{name}") in names:
         return f"unknown option {name}; did you mean {double}?"
-    return f"unknown option {name}; {did_you_mean(name, names) or f'localllm {command} --help lists the options'}"
+    return f"unknown option {name}; {suggest_name(name, names) or f'localllm {command} --help lists the options'}"
 
 
-def did_you_mean(name: str, names: Sequence[str]) -> str:
+def suggest_name(name: str, names: Sequence[str]) -> str:
     """Return "did you mean ...?" with the nearest name, or "" without a near miss.
 
     A near miss is the beginning of a name, or has at most one mistyped character in five, but at least one.
@@ -204,17 +213,19 @@ def count_typos(typed: str, name: str) -> int:
     return last[-1]
 
 
-def as_typed(message: str, params: Sequence[Parameter], words: ParsedArgs, elsewhere: Mapping[str, Chosen]) -> str:
+def replace_option_names(
+    message: str, params: Sequence[Parameter], words: ParsedArgs, elsewhere: Mapping[str, SourcedValue]
+) -> str:
     """Replace Python names of options in a message by the options as the user typed them.
 
     The first word of the message is replaced, and other whole words that contain "_". An option that was not typed gets
     its longest name and the source of its value. A name within a value, such as a file called "keys", is not replaced.
     elsewhere: the values that were not typed, by name.
     """
-    names = {own_name(param): param.opts for param in params if own_name(param) == param.name and param.names}
-    values = places_of(message, [*words.texts.values(), *(entry.value for entry in elsewhere.values())])
+    names = {get_own_name(param): param.opts for param in params if get_own_name(param) == param.name and param.names}
+    values = find_quoted_values(message, [*words.texts.values(), *(entry.value for entry in elsewhere.values())])
 
-    def typed(match: re.Match[str]) -> str:
+    def replace_name(match: re.Match[str]) -> str:
         name, message_rest = match[0], message[match.end() :]
         if name not in names or not (match.start() == 0 or "_" in name):
             return name
@@ -224,10 +235,10 @@ def as_typed(message: str, params: Sequence[Parameter], words: ParsedArgs, elsew
         source = f" ({elsewhere[name].source})" if name in elsewhere else ""
         return words.names.get(name) or max(names[name], key=len) + source
 
-    return re.sub(r"(?<![\w./;('-])\w+(?![\w./;)'-])", typed, message)
+    return re.sub(r"(?<![\w./;('-])\w+(?![\w./;)'-])", replace_name, message)
 
 
-def places_of(message: str, values: Iterable[object]) -> list[tuple[int, int]]:
+def find_quoted_values(message: str, values: Iterable[object]) -> list[tuple[int, int]]:
     """Find where a message quotes option values, as (begin, end); a value may be a list."""
     texts = {str(each) for value in values for each in (value if isinstance(value, list | tuple) else [value])}
     return [match.span() for text in texts if text for match in re.finditer(re.escape(text), message)]

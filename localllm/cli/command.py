@@ -9,33 +9,33 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from localllm.cli.argv import ParsedArgs, as_typed, read_words
-from localllm.cli.compat import ignored_option_warning
-from localllm.cli.defaults import conflicting_options, read_config_defaults, unknown_settings
-from localllm.cli.help_text import colour_help, columns, command_help
+from localllm.cli.argv import ParsedArgs, parse_words, replace_option_names
+from localllm.cli.compat import format_ignored_warning
+from localllm.cli.defaults import iter_unknown_settings, list_conflicts, read_config_defaults
+from localllm.cli.help_text import colour_help, format_help, help_width
 from localllm.cli.parameters import (
     NAMED,
     PREFIX,
-    SILENT,
     TYPED,
+    UNTYPED_ONLY,
     Argument,
-    Chosen,
     Option,
     Parameter,
+    SourcedValue,
     convert_parameters,
-    own_name,
+    get_own_name,
 )
 from localllm.cli.terminal.output import say
-from localllm.cli.terminal.render import one_line
+from localllm.cli.terminal.render import to_one_line
 from localllm.errors import UsageError
 
 CURRENT: ContextVar[Any] = ContextVar("CURRENT")  # the Context of the running command
 CONFIGURED = "localllm.configured"  # key of Context.meta: the values from config.toml, as Chosen
 ESCAPED = {"prompt", "words", "system", "stop", "ban", "dry_sequence_breakers"}  # parameters to which -e applies
-MEANINGS = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
+ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
 
 
-def prompt_as_model(typed: ParsedArgs, params: list[Parameter]) -> str | None:
+def detect_prompt(typed: ParsedArgs, params: list[Parameter]) -> str | None:
     """Return a prompt that was typed in place of the model, or None; config.toml must then name the model."""
     text = typed.texts.get("model")
     if all(each.name != "words" for each in params) or not isinstance(text, str) or "model" in typed.names:
@@ -44,7 +44,7 @@ def prompt_as_model(typed: ParsedArgs, params: list[Parameter]) -> str | None:
     return text if is_prompt else None
 
 
-class OwnParameters:
+class ParameterMixin:
     """Base class of the program and its commands: parameters are Options and Arguments of parameters.py."""
 
     def __init__(self, **settings: Any):
@@ -59,7 +59,7 @@ class OwnParameters:
         return self.help_option
 
 
-class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
+class Command(ParameterMixin, TyperCommand):  # type: ignore[misc]
     """A command of the program."""
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -67,27 +67,27 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
         return [each for each in super().get_params(ctx) if TYPED not in ctx.meta or is_expected(each, ctx)]
 
     def get_help(self, ctx: Any) -> str:
-        return colour_help(self.plain_help(ctx, columns()))
+        return colour_help(self.format_plain_help(ctx, help_width()))
 
-    def plain_help(self, ctx: typer.Context, width: int) -> str:
+    def format_plain_help(self, ctx: typer.Context, width: int) -> str:
         """Return the command's help without colours, wrapped to `width` columns."""
         params = [*self.params, *filter(None, [self.get_help_option(ctx)])]
         metavars = [each.metavar or "" for each in params if isinstance(each, Argument)]
-        return command_help(" ".join([ctx.command_path, "[OPTIONS]", *metavars]), self.help or "", params, [], width)
+        return format_help(" ".join([ctx.command_path, "[OPTIONS]", *metavars]), self.help or "", params, [], width)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse what was typed; other parameters get their values from defaults. Raises UsageError."""
         params = self.get_params(ctx)
-        typed = read_words(args, params, self.name or "")
+        typed = parse_words(args, params, self.name or "")
         if isinstance(template := typed.texts.get("template"), str) and not typed.is_set("help"):
-            args = self.with_template(template, typed, args, params)
-            typed = read_words(args, params, self.name or "")
+            args = self.apply_template(template, typed, args, params)
+            typed = parse_words(args, params, self.name or "")
         if not typed.is_set("help"):
-            if prompt := prompt_as_model(typed, params):
-                typed = read_words([self.configured_model(params, prompt), *args], params, self.name or "")
+            if prompt := detect_prompt(typed, params):
+                typed = parse_words([self.read_configured_model(params, prompt), *args], params, self.name or "")
             self.set_defaults(ctx, params, typed.texts)
             if typed.ignored:
-                say(f"localllm: {ignored_option_warning(typed.ignored)}")
+                say(f"localllm: {format_ignored_warning(typed.ignored)}")
         ctx.meta[TYPED] = typed
         arguments = super().parse_args(ctx, typed.words)
         for name in [each for each in ctx.params if each.endswith(NAMED)]:
@@ -96,34 +96,34 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
             unescape(ctx.params)
         return arguments
 
-    def with_template(self, name: str, typed: ParsedArgs, args: list[str], params: list[Parameter]) -> list[str]:
+    def apply_template(self, name: str, typed: ParsedArgs, args: list[str], params: list[Parameter]) -> list[str]:
         """Put a template's options before the typed ones, which override them. Raises UsageError."""
-        from localllm.services.prompt_templates import load
+        from localllm.services.prompt_templates import load_template
 
-        has_model = typed.is_set("model") and not prompt_as_model(typed, params)
+        has_model = typed.is_set("model") and not detect_prompt(typed, params)
         overridden = {"model"} if has_model else set[str]()
-        overridden |= {conflict for each in typed.texts for conflict in conflicting_options(each)}
-        return [*load(name).words({each.replace("_", "-") for each in overridden}), *args]
+        overridden |= {conflict for each in typed.texts for conflict in list_conflicts(each)}
+        return [*load_template(name).words({each.replace("_", "-") for each in overridden}), *args]
 
-    def configured_model(self, params: list[Parameter], prompt: str) -> str:
+    def read_configured_model(self, params: list[Parameter], prompt: str) -> str:
         """Return the model that config.toml names. Raises UsageError if it names none."""
         model = read_config_defaults(self.name or "", params, None).get("model")
         if model is None:
             raise UsageError(
-                f"{one_line(prompt)!r} is not a model; give MODEL before the prompt, or the prompt with -p"
+                f"{to_one_line(prompt)!r} is not a model; give MODEL before the prompt, or the prompt with -p"
             )
         return str(model.value)
 
     def set_defaults(self, ctx: typer.Context, params: list[Parameter], typed: Mapping[str, object]) -> None:
         """Set the defaults from config.toml, except those that conflict with the command line. Raises UsageError."""
         model = model_name if isinstance(model_name := typed.get("model"), str) else None
-        ctx.meta[SILENT] = {conflict for name in typed for conflict in conflicting_options(name)} - typed.keys()
+        ctx.meta[UNTYPED_ONLY] = {conflict for name in typed for conflict in list_conflicts(name)} - typed.keys()
         is_remote = "endpoint" in typed or bool(os.environ.get(f"{PREFIX}ENDPOINT"))
         defaults = read_config_defaults(self.name or "", params, model, is_remote)
-        ctx.meta[CONFIGURED] = {name: each for name, each in defaults.items() if name not in ctx.meta[SILENT]}
+        ctx.meta[CONFIGURED] = {name: each for name, each in defaults.items() if name not in ctx.meta[UNTYPED_ONLY]}
         ctx.default_map = {name: each.value for name, each in ctx.meta[CONFIGURED].items()}
         if self.name != "config":
-            for line in unknown_settings(self.name or "", params, model):
+            for line in iter_unknown_settings(self.name or "", params, model):
                 say(f"localllm: warning: {line}")
 
     def invoke(self, ctx: Any) -> object:
@@ -132,27 +132,29 @@ class Command(OwnParameters, TyperCommand):  # type: ignore[misc]
         try:
             return super().invoke(ctx)
         except UsageError as error:
-            raise UsageError(as_typed(str(error), self.params, ctx.meta[TYPED], self.elsewhere(ctx))) from error
+            raise UsageError(
+                replace_option_names(str(error), self.params, ctx.meta[TYPED], self.elsewhere(ctx))
+            ) from error
 
-    def elsewhere(self, ctx: typer.Context) -> dict[str, Chosen]:
+    def elsewhere(self, ctx: typer.Context) -> dict[str, SourcedValue]:
         """Return the values from config.toml and the environment, with their sources."""
         sources = {each.name: ctx.get_parameter_source(each.name) for each in self.params}
         variables = {each.name: each.variable() for each in self.params}
-        result: dict[str, Chosen] = ctx.meta[CONFIGURED] | {
-            name: Chosen(ctx.params[name], variables[name] or "")
+        result: dict[str, SourcedValue] = ctx.meta[CONFIGURED] | {
+            name: SourcedValue(ctx.params[name], variables[name] or "")
             for name, source in sources.items()
             if source is not None and source.name == "ENVIRONMENT"
         }
         return result
 
 
-def values_for(model: str) -> dict[str, Any]:
+def get_values_for(model: str) -> dict[str, Any]:
     """Return the running command's parameter values for one of its models. Raises UsageError."""
     ctx = CURRENT.get()
     values: dict[str, Any] = dict(ctx.params)
     for name, chosen in read_config_defaults(ctx.command.name, ctx.command.params, model).items():
         source = getattr(ctx.get_parameter_source(name), "name", "")
-        if source not in ("COMMANDLINE", "ENVIRONMENT") and name not in ctx.meta[SILENT]:
+        if source not in ("COMMANDLINE", "ENVIRONMENT") and name not in ctx.meta[UNTYPED_ONLY]:
             values[name] = chosen.value
     return values
 
@@ -163,8 +165,10 @@ def is_expected(param: object, ctx: typer.Context) -> bool:
     Of an argument and its option, only the typed one is parsed, or else the argument.
     """
     if isinstance(param, Argument):
-        return param.also is None or own_name(param) not in ctx.meta[TYPED].names
-    return not isinstance(param, Option) or not param.name.endswith(NAMED) or own_name(param) in ctx.meta[TYPED].names
+        return param.also is None or get_own_name(param) not in ctx.meta[TYPED].names
+    return (
+        not isinstance(param, Option) or not param.name.endswith(NAMED) or get_own_name(param) in ctx.meta[TYPED].names
+    )
 
 
 def unescape(values: dict[str, object]) -> None:
@@ -179,12 +183,12 @@ def unescape(values: dict[str, object]) -> None:
 
 def unescape_text(text: str) -> str:
     r"""Replace \n, \r, \t, \', \", \\ and \xNN, a byte of UTF-8, by their characters; other sequences are kept."""
-    unescaped = re.sub(r"\\(?:x([0-9a-fA-F]{2})|([nrt'\"\\]))", _meaning, text)
+    unescaped = re.sub(r"\\(?:x([0-9a-fA-F]{2})|([nrt'\"\\]))", _replace_escape, text)
     return unescaped.encode(errors="surrogateescape").decode(errors="surrogateescape")
 
 
-def _meaning(match: re.Match[str]) -> str:
+def _replace_escape(match: re.Match[str]) -> str:
     """Replace an escape sequence; bytes above 0x7F stay surrogates until they are decoded as UTF-8."""
     if match[1]:
         return bytes([int(match[1], 16)]).decode(errors="surrogateescape")
-    return MEANINGS[match[2]]
+    return ESCAPES[match[2]]

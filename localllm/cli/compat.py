@@ -119,7 +119,7 @@ VALUED = {
     "this command runs on the CPU": "-ngl --gpu-layers --n-gpu-layers -dev --device",
 }  # fmt: skip
 # Options that are ignored in some commands only.
-IN_COMMAND = {
+IGNORED_IN = {
     "chat": {
         "`chat` is always a conversation": "-cnv --conversation -i --interactive -if --interactive-first -ins "
         "--instruct"
@@ -132,7 +132,7 @@ IN_COMMAND = {
     "perplexity": {"every chunk fits the context": "--context-shift --no-context-shift"},
 }
 # Options with another name in localllm; {} is the value.
-SAME = {
+EQUIVALENTS = {
     "-hf": ("-m", "hf:{}"), "-hfr": ("-m", "hf:{}"), "--hf-repo": ("-m", "hf:{}"),
     "--context-shift": ("--on-overflow", "shift"), "--no-context-shift": ("--on-overflow", "error"),
     "-md": ("--speculate", "draft:{}"), "--model-draft": ("--speculate", "draft:{}"),
@@ -142,7 +142,7 @@ SAME = {
     "--usage": ("--help",),
 }  # fmt: skip
 # Unsupported options that would change the answer.
-REFUSED = {
+UNSUPPORTED = {
     _POSITIONS: "--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-orig-ctx",
     _YARN: "--yarn-ext-factor --yarn-attn-factor --yarn-beta-slow --yarn-beta-fast",
     "use --rope-scaling instead, for which models were trained": "-gan --grp-attn-n -gaw --grp-attn-w",
@@ -207,7 +207,7 @@ REFUSED = {
     "use `localllm run` for a single answer": "-st --single-turn -no-cnv --no-cnv --no-conversation",
 }  # fmt: skip
 # Options that are not supported in one command.
-REFUSED_IN = {
+UNSUPPORTED_IN = {
     "bench": {"use --json for JSON, --md for a Markdown table": "-o --output -oe --output-err"},
     "chat": {
         "use -p for the first question, /read FILE to send a file, -sysf for a system message": (
@@ -233,7 +233,7 @@ REFUSED_IN = {
     },
 }
 # Values of llama.cpp and Ollama with another spelling in localllm, by parameter.
-SAME_VALUES = {
+EQUIVALENT_VALUES = {
     "device": {"none": "cpu"} | {f"CUDA{number}": f"cuda:{number}" for number in range(16)},
     "think": {"true": "on", "false": "off"},
     "max_tokens": {"-2": "-1"},  # until the context is full, which ends every answer
@@ -253,7 +253,7 @@ SHELL_TOOLS = {
     },
 }
 # The option probably meant where localllm's takes a number, by command and option.
-MEANT_BY_TEXT = {
+NUMBER_HINTS = {
     "run -s": "-s sets the seed; use -sys TEXT for a system message",
     "run -t": "-t sets the thread count; use --template NAME for a named prompt",
     "run -c": "-c sets the context length; use --continue to follow up on the last answer",
@@ -273,17 +273,17 @@ def _by_name(groups: Mapping[str, str], values: int) -> dict[str, IgnoredOption]
 
 
 _LEFT_OUT = _by_name(FLAGS, 0) | _by_name(SWITCHES, -1) | _by_name(VALUED, 1)
-_REFUSED = {name: reason for reason, names in REFUSED.items() for name in names.split()}
+_REFUSED = {name: reason for reason, names in UNSUPPORTED.items() for name in names.split()}
 
 
 def find_ignored(name: str, command: str) -> IgnoredOption | None:
     """Return the entry of an option that this command ignores, or None."""
-    return _by_name(IN_COMMAND.get(command, {}), 0).get(name) or _LEFT_OUT.get(name)
+    return _by_name(IGNORED_IN.get(command, {}), 0).get(name) or _LEFT_OUT.get(name)
 
 
-def refusal(name: str, command: str = "") -> str:
+def explain_unsupported(name: str, command: str = "") -> str:
     """Return what to use instead of another program's option, or ""."""
-    of_command = [*SHELL_TOOLS.get(command, {}).items(), *REFUSED_IN.get(command, {}).items()]
+    of_command = [*SHELL_TOOLS.get(command, {}).items(), *UNSUPPORTED_IN.get(command, {}).items()]
     reason_here = next((reason for reason, names in of_command if name in names.split()), "")
     return reason_here or _REFUSED.get(name, "")
 
@@ -293,12 +293,12 @@ def is_switch(word: str) -> bool:
     return all(each in SWITCH_VALUES for each in word.split(","))
 
 
-def is_foreign(name: str) -> bool:
+def is_llama_option(name: str) -> bool:
     """Return whether it is an option of llama.cpp that localllm lacks."""
-    return name in _LEFT_OUT or name in _REFUSED or name in SAME
+    return name in _LEFT_OUT or name in _REFUSED or name in EQUIVALENTS
 
 
-def ignored_option_warning(options: Sequence[tuple[str, str]]) -> str:
+def format_ignored_warning(options: Sequence[tuple[str, str]]) -> str:
     """Format the warning about ignored options; for a single one, with the reason."""
     if len(options) == 1:
         return f"{options[0][0]} is ignored: {options[0][1]}"
@@ -350,7 +350,7 @@ OLLAMA = (
     CommandAlias("ollama serve", "localllm serve", "the APIs of OpenAI, Anthropic and Ollama, port 11435"),
 )
 # Synonyms of commands that users may try.
-MEANT = {
+SYNONYMS = {
     "rm": "remove delete del uninstall erase",
     "pull": "download get fetch install add",
     "search": "grep rg semgrep sgrep ck similar",
@@ -378,7 +378,7 @@ MEANT = {
     "fit": "memory size estimate",
     "warmup": "compile",
 }
-NO_COMMAND = {
+MISSING_COMMANDS = {
     "ps stop top": "no model runs in the background: it is unloaded when its command ends",
     "push cp copy login signin signout": "models are files: copy them like other files, and share them on the Hugging "
     "Face hub with `hf upload`",
@@ -393,9 +393,9 @@ NO_COMMAND = {
 
 def suggest_command(word: str) -> str:
     """Return the command for a synonym, or ""."""
-    return next((name for name, words in MEANT.items() if word.lower() in words.split()), "")
+    return next((name for name, words in SYNONYMS.items() if word.lower() in words.split()), "")
 
 
-def no_command(word: str) -> str:
+def explain_missing_command(word: str) -> str:
     """Return what replaces another program's command, or ""."""
-    return next((reason for words, reason in NO_COMMAND.items() if word.lower() in words.split()), "")
+    return next((reason for words, reason in MISSING_COMMANDS.items() if word.lower() in words.split()), "")

@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from localllm.cli.argv import did_you_mean
-from localllm.cli.parameters import PREFIX, Chosen, Parameter
-from localllm.cli.registry import COMMANDS, params_of
+from localllm.cli.argv import suggest_name
+from localllm.cli.parameters import PREFIX, Parameter, SourcedValue
+from localllm.cli.registry import COMMANDS, list_params
 from localllm.errors import UsageError
 from localllm.files.settings import Settings, load_settings
 
@@ -19,7 +19,7 @@ OTHER_VARIABLES = {f"{PREFIX}{name}" for name in ("API_KEY", "CACHE", "DEBUG", "
 
 def read_config_defaults(
     command: str, params: Sequence[Parameter], model: str | None, is_remote: bool = False
-) -> dict[str, Chosen]:
+) -> dict[str, SourcedValue]:
     """Return a command's defaults from config.toml and Ollama's store, by parameter.
 
     model: None if not known yet.  is_remote: whether the model is a server's. Raises UsageError, which names the file
@@ -30,29 +30,30 @@ def read_config_defaults(
     if not by_key:
         return {}
     settings = load_settings()
-    model = model or model_by_default(by_key, settings, command)
+    model = model or get_default_model(by_key, settings, command)
     matches = {
         by_key[each.key].name: each
-        for each in entries(settings, command, model, is_remote)
+        for each in iter_entries(settings, command, model, is_remote)
         if sets_option(each, by_key, settings)
     }
     return {
-        name: Chosen(each.convert(by_key[each.key], settings), each.source(settings)) for name, each in matches.items()
+        name: SourcedValue(each.convert(by_key[each.key], settings), each.source(settings))
+        for name, each in matches.items()
     }
 
 
-def load_defaults(command: str, params: Sequence[Parameter], model: str | None) -> dict[str, Chosen]:
+def load_defaults(command: str, params: Sequence[Parameter], model: str | None) -> dict[str, SourcedValue]:
     """Return a command's defaults from the environment and config.toml; the environment has priority.
 
     Raises UsageError, which names the variable, or the file and the line.
     """
     from_variables = ((param, param.variable()) for param in params)
     return read_config_defaults(command, params, model) | {
-        param.name: Chosen(from_environment(name, param), name) for param, name in from_variables if name
+        param.name: SourcedValue(read_variable(name, param), name) for param, name in from_variables if name
     }
 
 
-class Entry(NamedTuple):
+class SettingEntry(NamedTuple):
     """A setting: a line of config.toml, or one of a name in Ollama's store.
 
     Attributes:
@@ -80,34 +81,38 @@ class Entry(NamedTuple):
     def convert(self, param: Parameter, settings: Settings) -> object:
         """Convert the entry's value. Raises UsageError."""
         try:
-            return param.convert(texts_of(self.value, param))
+            return param.convert(to_typed_value(self.value, param))
         except ValueError as error:
             raise self.error(settings, f"{self.written}: {error}") from None
 
 
-def entries(settings: Settings, command: str, model: str | None, is_remote: bool = False) -> Iterator[Entry]:
+def iter_entries(
+    settings: Settings, command: str, model: str | None, is_remote: bool = False
+) -> Iterator[SettingEntry]:
     """Yield the entries for a command and a model, the most specific last; is_remote: see read_config_defaults."""
-    yield from (Entry(("defaults",), key, value) for key, value in settings.defaults.items())
-    yield from (Entry(("command", command), key, value) for key, value in settings.command.get(command, {}).items())
+    yield from (SettingEntry(("defaults",), key, value) for key, value in settings.defaults.items())
+    yield from (
+        SettingEntry(("command", command), key, value) for key, value in settings.command.get(command, {}).items()
+    )
     if model:
-        yield from name_entries(settings, model, is_remote)
+        yield from iter_name_entries(settings, model, is_remote)
 
 
-def name_entries(settings: Settings, model: str, is_remote: bool) -> Iterator[Entry]:
+def iter_name_entries(settings: Settings, model: str, is_remote: bool) -> Iterator[SettingEntry]:
     """Yield the entries of a model's name, the most specific last.
 
     Raises ModelError for a damaged layer of Ollama's store.
     """
-    from localllm.services.hub.name_settings import settings_of, stored_model
+    from localllm.services.hub.name_settings import find_stored_model, iter_settings
 
-    for each in settings_of(settings, model, None if is_remote else stored_model(model)):
+    for each in iter_settings(settings, model, None if is_remote else find_stored_model(model)):
         if each.table:
-            yield Entry(("model", each.table), each.written, each.value)
+            yield SettingEntry(("model", each.table), each.written, each.value)
         else:
-            yield Entry((), each.written, each.value, each.source)
+            yield SettingEntry((), each.written, each.value, each.source)
 
 
-def model_by_default(by_key: Mapping[str, Parameter], settings: Settings, command: str) -> str | None:
+def get_default_model(by_key: Mapping[str, Parameter], settings: Settings, command: str) -> str | None:
     """Return the default MODEL from the environment or config.toml, or None."""
     if "model" not in by_key:
         return None
@@ -115,18 +120,18 @@ def model_by_default(by_key: Mapping[str, Parameter], settings: Settings, comman
     return os.environ.get(f"{PREFIX}MODEL") or (configured if isinstance(configured, str) else None)
 
 
-def sets_option(entry: Entry, by_key: Mapping[str, Parameter], settings: Settings) -> bool:
+def sets_option(entry: SettingEntry, by_key: Mapping[str, Parameter], settings: Settings) -> bool:
     """Return whether an entry sets an option of this command. Raises UsageError if no command has that option."""
     if entry.key in by_key:
         return True
     if entry.tables[:1] == ("command",):
         raise entry.error(settings, f"{entry.tables[1]} has no option --{entry.key}")
-    if not any(entry.key in param.keys for command in COMMANDS for param in params_of(command)):
+    if not any(entry.key in param.keys for command in COMMANDS for param in list_params(command)):
         raise entry.error(settings, f"no command has an option --{entry.key}")
     return False
 
 
-def texts_of(value: object, param: Parameter) -> str | list[str] | bool:
+def to_typed_value(value: object, param: Parameter) -> str | list[str] | bool:
     """Convert a TOML value to the string or strings to type for it; a switch has a bool. Raises ValueError."""
     if param.is_switch or isinstance(value, bool):
         if param.is_switch and isinstance(value, bool):
@@ -134,59 +139,61 @@ def texts_of(value: object, param: Parameter) -> str | list[str] | bool:
         raise ValueError(
             "must be true or false" if param.is_switch else "must be a string or a number, not true or false"
         )
-    if param.many:
-        return [as_text(each) for each in (value if isinstance(value, list) else [value])]
-    return as_text(value)
+    if param.takes_several:
+        return [to_string(each) for each in (value if isinstance(value, list) else [value])]
+    return to_string(value)
 
 
-def as_text(value: object) -> str:
+def to_string(value: object) -> str:
     """Convert a TOML string or number to a string. Raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError("must be a string or a number")
     return str(value)
 
 
-def from_environment(variable: str, param: Parameter) -> object:
+def read_variable(variable: str, param: Parameter) -> object:
     """Convert an environment variable's value. Raises UsageError."""
     text = os.environ[variable]
     try:
-        return param.convert([text] if param.many else text)
+        return param.convert([text] if param.takes_several else text)
     except ValueError as error:
         raise UsageError(f"{variable}: {error}") from None
 
 
-def unknown_settings(command: str, params: Sequence[Parameter], model: str | None) -> Iterator[str]:
+def iter_unknown_settings(command: str, params: Sequence[Parameter], model: str | None) -> Iterator[str]:
     """Yield a warning for each unknown config key or LOCALLLM_ variable.
 
     This command's settings are skipped, since they have been converted. Importing all commands takes 30 ms.
     """
     variables = {variable for param in params for variable in param.variables} | OTHER_VARIABLES
     for variable in sorted({name for name in os.environ if name.startswith(PREFIX)} - variables):
-        names = {name for param in all_params() for name in param.variables} | OTHER_VARIABLES
+        names = {name for param in iter_all_params() for name in param.variables} | OTHER_VARIABLES
         if variable not in names:
-            yield f"unknown environment variable {variable}; {did_you_mean(variable, sorted(names))}".rstrip("; ")
+            yield f"unknown environment variable {variable}; {suggest_name(variable, sorted(names))}".rstrip("; ")
     settings, keys = load_settings(), {key for param in params for key in param.keys}
-    for each in all_entries(settings):
+    for each in iter_all_entries(settings):
         about = each.tables[1] if each.tables[0] == "command" else ""
         if about == command or (not about and each.key in keys):
             continue
         try:
-            check(each, settings, about)
+            require_valid_entry(each, settings, about)
         except UsageError as error:
             yield str(error)
 
 
-def all_entries(settings: Settings) -> Iterator[Entry]:
-    yield from (Entry(("defaults",), key, value) for key, value in settings.defaults.items())
+def iter_all_entries(settings: Settings) -> Iterator[SettingEntry]:
+    yield from (SettingEntry(("defaults",), key, value) for key, value in settings.defaults.items())
     for table, inner in (("command", settings.command), ("model", settings.model)):
-        yield from (Entry((table, name), key, value) for name, keys in inner.items() for key, value in keys.items())
+        yield from (
+            SettingEntry((table, name), key, value) for name, keys in inner.items() for key, value in keys.items()
+        )
 
 
-def check(entry: Entry, settings: Settings, command: str) -> None:
+def require_valid_entry(entry: SettingEntry, settings: Settings, command: str) -> None:
     """Raise UsageError for an entry that is unknown or invalid for `command`; "" means all commands."""
     if command and command not in COMMANDS:
         raise settings.error(f"unknown command {command}", "command", command)
-    params = params_of(command) if command else all_params()
+    params = list_params(command) if command else iter_all_params()
     match = next((param for param in params if entry.key in param.keys), None)
     if match is None:
         sets_option(entry, {}, settings)
@@ -194,18 +201,18 @@ def check(entry: Entry, settings: Settings, command: str) -> None:
     entry.convert(match, settings)
 
 
-def all_params() -> "Iterator[Parameter]":
-    return (param for name in COMMANDS for param in params_of(name))
+def iter_all_params() -> "Iterator[Parameter]":
+    return (param for name in COMMANDS for param in list_params(name))
 
 
-def conflicting_options(name: str) -> tuple[str, ...]:
+def list_conflicts(name: str) -> tuple[str, ...]:
     """Return the parameters that conflict with a typed one, whose defaults are therefore ignored."""
-    from localllm.cli.options.conflicts import ALTERNATIVES, SILENCED_BY_RAW
+    from localllm.cli.options.conflicts import ALTERNATIVES, DISABLED_BY_RAW
 
     if name == "beams":
         from localllm.generation.sampling.options import OPTIONS
 
         return (*OPTIONS, "letters")
     if name == "raw":
-        return SILENCED_BY_RAW
+        return DISABLED_BY_RAW
     return tuple(other for names in ALTERNATIVES if name in names for other in names if other != name)

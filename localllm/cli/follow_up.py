@@ -9,7 +9,7 @@ from localllm.cli.terminal.output import say
 from localllm.errors import UsageError
 from localllm.services import last_answer
 from localllm.services.last_answer import AT_ENDPOINT
-from localllm.services.sessions import SavedChat, SessionFile, parse, visible_fields
+from localllm.services.sessions import SavedChat, SessionFile, parse_session, select_visible_fields
 
 if TYPE_CHECKING:
     from localllm.api import Model
@@ -22,7 +22,7 @@ class FollowUp:
     def __init__(self, session: str | None):
         """Open the session of this name; None: the last answer. Raises UsageError."""
         self._file = None if session is None else SessionFile(session)
-        self._chat: SavedChat = last_conversation() if self._file is None else self._file.chat
+        self._chat: SavedChat = read_last_conversation() if self._file is None else self._file.chat
         self._name = "the last answer" if session is None else f"the session {session!r}"
         if self._file and self._file.lost:
             warn([f"an incomplete turn at the end of {self._name} was removed"])
@@ -48,14 +48,14 @@ class FollowUp:
             raise UsageError(f"the model of {self._name} no longer exists: {about.path}; give another MODEL")
         return about.path or None
 
-    def with_question(self, question: "str | list[Message]") -> "list[Message]":
+    def append_question(self, question: "str | list[Message]") -> "list[Message]":
         """Return the conversation followed by a question, whose system message, if any, replaces the old one.
 
         Raises UsageError for a model that does not chat.
         """
         if isinstance(question, str):
             raise UsageError("the model takes a single text and cannot chat: leave out --continue and --session")
-        earlier = visible_fields(self._chat.messages)
+        earlier = select_visible_fields(self._chat.messages)
         is_newer = bool(question) and question[0]["role"] == "system"
         if is_newer and earlier and earlier[0]["role"] == "system":
             del earlier[0]
@@ -65,10 +65,10 @@ class FollowUp:
         """Save the conversation if it is a session. Raises LocalllmError."""
         if self._file is None:
             return
-        from localllm.cli.interactive.conversation import about
+        from localllm.cli.interactive.conversation import describe_model
 
-        old, current = self._chat, about(model)
-        if visible_fields(old.messages) == visible_fields(messages[: len(old.messages)]):
+        old, current = self._chat, describe_model(model)
+        if select_visible_fields(old.messages) == select_visible_fields(messages[: len(old.messages)]):
             messages = [*old.messages, *messages[len(old.messages) :]]
         if old.model == current:
             return self._file.write(messages)
@@ -78,10 +78,10 @@ class FollowUp:
         self._file.rewrite()
 
 
-def last_conversation() -> SavedChat:
+def read_last_conversation() -> SavedChat:
     """Read the conversation of the last answer. Raises UsageError without one."""
     try:
-        data = last_answer.path().read_bytes()
+        data = last_answer.get_path().read_bytes()
     except OSError:
         raise UsageError("there is no answer to continue: generate one with `localllm run` first") from None
-    return parse(data, str(last_answer.path()))[0]
+    return parse_session(data, str(last_answer.get_path()))[0]

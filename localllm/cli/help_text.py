@@ -13,7 +13,7 @@ WIDEST = 100  # maximum columns of a line, for readability
 MOST_NAME = 28  # columns; the descriptions of longer names begin on the next line
 
 
-def columns() -> int:
+def help_width() -> int:
     """Return the terminal's width from COLUMNS or the terminal; 80 if unknown."""
     from shutil import get_terminal_size
 
@@ -21,10 +21,10 @@ def columns() -> int:
 
 
 def colour_help(text: str) -> str:
-    return coloured(text) if is_terminal(sys.stdout) else text
+    return add_colours(text) if is_terminal(sys.stdout) else text
 
 
-def coloured(text: str) -> str:
+def add_colours(text: str) -> str:
     from rich.console import Console  # slow to import
     from rich.text import Text
 
@@ -37,45 +37,45 @@ def coloured(text: str) -> str:
     return capture.get()
 
 
-def command_help(usage: str, doc: str, params: Iterable[Parameter], commands: list[tuple[str, str]], width: int) -> str:
+def format_help(usage: str, doc: str, params: Iterable[Parameter], commands: list[tuple[str, str]], width: int) -> str:
     """Render a command's help; commands: its subcommands with their summaries."""
     sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
     for param in params:
         if isinstance(param, Argument):
             also = param.also.names if param.also else ()
-            sections["Arguments"].append((param.metavar or "", with_names(param.help or "", also)))
+            sections["Arguments"].append((param.metavar or "", append_names(param.help or "", also)))
         elif not param.name.endswith(NAMED):
-            sections.setdefault(param.rich_help_panel or "Options", []).append(option_row(param))
+            sections.setdefault(param.rich_help_panel or "Options", []).append(format_option(param))
     if len(sections["Options"]) == 1:  # --help alone
         sections["Options"] = sections.pop("Options")
     text, examples = doc.partition("\n\nExamples:\n")[::2]
     usage_lines = wrap(f"Usage: {usage}", width, subsequent_indent="       ", break_on_hyphens=False)
-    lines = [*usage_lines, "", *paragraphs(text, width)]
-    indent = indentation([row for rows in sections.values() for row in rows], width)
+    lines = [*usage_lines, "", *wrap_paragraphs(text, width)]
+    indent = compute_indent([row for rows in sections.values() for row in rows], width)
     for title, rows in sections.items():
         if rows:
-            lines += ["", *wrap(f"{title}:", width), *table(rows, width, indent)]
+            lines += ["", *wrap(f"{title}:", width), *format_rows(rows, width, indent)]
     if commands:
-        lines += ["", "Commands:", *table(commands, width, indentation(commands, width))]
+        lines += ["", "Commands:", *format_rows(commands, width, compute_indent(commands, width))]
     if examples:
-        lines += ["", "Examples:", *(line for row in examples.splitlines() for line in command_line(row, width))]
+        lines += ["", "Examples:", *(line for row in examples.splitlines() for line in wrap_example(row, width))]
     return "\n".join(lines)
 
 
-def option_row(param: Parameter) -> tuple[str, str]:
+def format_option(param: Parameter) -> tuple[str, str]:
     """Return an option's short and long name with its metavar, and its description with other names."""
     names = [next((name for name in param.names if name.startswith("--") == long), "") for long in (False, True)]
     value = "" if param.is_switch else " " + (param.metavar or "|".join(param.choices))
     other_names = [name for name in param.names if name not in names]
-    return ", ".join(filter(None, names)) + value, with_names(param.help or "", other_names)
+    return ", ".join(filter(None, names)) + value, append_names(param.help or "", other_names)
 
 
-def with_names(help: str, also: Iterable[str]) -> str:
+def append_names(help: str, also: Iterable[str]) -> str:
     names = ", ".join(also)
     return f"{help}  [also: {names}]" if names else help
 
 
-def paragraphs(text: str, width: int) -> Iterator[str]:
+def wrap_paragraphs(text: str, width: int) -> Iterator[str]:
     r"""Wrap a docstring's paragraphs; a paragraph after a backspace (\\b) keeps its line breaks."""
     for index, paragraph in enumerate(text.split("\n\n")):
         if index:
@@ -87,14 +87,14 @@ def paragraphs(text: str, width: int) -> Iterator[str]:
             yield from wrap(" ".join(paragraph.split()), width, break_on_hyphens=False)
 
 
-def indentation(rows: list[tuple[str, str]], width: int) -> int:
+def compute_indent(rows: list[tuple[str, str]], width: int) -> int:
     """Return the column where descriptions begin, past all but the longest names."""
     if width < NARROW:
         return 6
     return 4 + max((len(name) for name, _ in rows if len(name) <= MOST_NAME), default=0)
 
 
-def table(rows: list[tuple[str, str]], width: int, columns: int) -> Iterator[str]:
+def format_rows(rows: list[tuple[str, str]], width: int, columns: int) -> Iterator[str]:
     """Render names and descriptions, which begin at column `columns` or below the name."""
     indent = " " * columns
     for name, meaning in rows:
@@ -107,7 +107,7 @@ def table(rows: list[tuple[str, str]], width: int, columns: int) -> Iterator[str
         yield from lines
 
 
-def command_line(text: str, width: int) -> list[str]:
+def wrap_example(text: str, width: int) -> list[str]:
     """Wrap an example outside quotes, with a backslash at the end of each line, as the shell needs."""
     lines = [" "]
     for word in re.findall(r"""(?:"[^"]*"|'[^']*'|\S)+""", text):

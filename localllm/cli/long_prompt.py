@@ -6,8 +6,15 @@ from typing import TYPE_CHECKING
 
 from localllm.cli.terminal.output import ProgressLine, say
 from localllm.errors import UsageError
-from localllm.services.long_text.long_prompt import CHUNKS, RELEVANT, PartAnswers, Room, condense, cut
-from localllm.system.files import cache_folder
+from localllm.services.long_text.long_prompt import (
+    CHUNKS,
+    RELEVANT,
+    ChunkAnswers,
+    ContextBudget,
+    condense,
+    truncate_material,
+)
+from localllm.system.files import get_cache_folder
 
 SUMMARIZE = "Summarize this."
 
@@ -16,7 +23,7 @@ if TYPE_CHECKING:
     from localllm.generation.options import GenerationOptions
 
 
-class LongPrompt:
+class PromptShortener:
     """Shortens prompts that exceed the context.
 
     Attributes:
@@ -29,7 +36,7 @@ class LongPrompt:
             raise UsageError(
                 f"--on-overflow {method} needs a question in a chat template: leave out --raw and --suffix"
             )
-        self.how, self._raw, self._files = method, raw, list[str]()
+        self.method, self._raw, self._files = method, raw, list[str]()
 
     def fit(
         self, model: "Model", material: str, question: str, system: str | None, options: "GenerationOptions"
@@ -37,18 +44,21 @@ class LongPrompt:
         """Return a prompt that fits; print a note about the omitted text. Raises UsageError, ContextError."""
         if model.file is None or not model.context:
             raise UsageError(
-                f"--on-overflow {self.how} is not available with --endpoint: the server's context length is unknown"
+                f"--on-overflow {self.method} is not available with --endpoint: the server's context length is unknown"
             )
         if not material:
             material, question = question, ""
-        room, full_prompt = Room.of(model, question, system, options, self._raw), join_parts(material, question)
+        room, full_prompt = (
+            ContextBudget.of(model, question, system, options, self._raw),
+            join_parts(material, question),
+        )
         if room.fits(material):
             return full_prompt
-        if self.how != CHUNKS:
-            if self.how == RELEVANT:
-                text, note = pick(model, material, question or SUMMARIZE, room)
+        if self.method != CHUNKS:
+            if self.method == RELEVANT:
+                text, note = select_lines(model, material, question or SUMMARIZE, room)
             else:
-                text, note = cut(material, self.how, room)
+                text, note = truncate_material(material, self.method, room)
             say(f"localllm: the prompt exceeds the context of {model.context} tokens: {note}")
             return join_parts(text, question)
         line, has_said = ProgressLine(), False
@@ -61,7 +71,7 @@ class LongPrompt:
                 has_said = True
             line.show(f"{done} of {count} chunks answered")
 
-        answers = PartAnswers(model, question or SUMMARIZE, system, options, part_file, show)
+        answers = ChunkAnswers(model, question or SUMMARIZE, system, options, get_answers_path, show)
         try:
             return condense(material, question or SUMMARIZE, room, answers)
         finally:
@@ -75,11 +85,11 @@ class LongPrompt:
                 os.unlink(file)
 
 
-def pick(model: "Model", material: str, question: str, room: Room) -> tuple[str, str]:
+def select_lines(model: "Model", material: str, question: str, room: ContextBudget) -> tuple[str, str]:
     """Return the lines of a text that are relevant to a question, and a note about them. Raises ContextError."""
-    from localllm.services.long_text.relevant_lines import find_lines, lines_of
+    from localllm.services.long_text.relevant_lines import find_lines, split_lines
 
-    line, lines = ProgressLine(), lines_of(material)
+    line, lines = ProgressLine(), split_lines(material)
     say(f"localllm: the prompt exceeds the context: scoring its {len(lines)} lines")
     show = lambda done, count: line.show(f"{done} of {count} lines scored")  # noqa: E731
     with line:
@@ -92,8 +102,8 @@ def join_parts(material: str, question: str) -> str:
     return "\n\n".join(filter(None, (material, question)))
 
 
-def part_file(key: str) -> str:
+def get_answers_path(key: str) -> str:
     """Return the path of the file for the chunks' answers. Raises LocalllmError."""
-    from localllm.files.safe_file import make_private
+    from localllm.files.safe_file import create_private_folder
 
-    return str(make_private(cache_folder() / "parts") / f"{key}.jsonl")
+    return str(create_private_folder(get_cache_folder() / "parts") / f"{key}.jsonl")

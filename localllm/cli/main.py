@@ -25,17 +25,17 @@ from typing import NoReturn
 
 from localllm.system.files import allow_long_paths
 from localllm.system.processes import interrupt_main
-from localllm.system.terminal import is_unread, prepare
+from localllm.system.terminal import is_reader_gone, set_up_streams
 
-LEAST_MEMORY = 1 << 28  # minimum bytes of address space
+MIN_MEMORY = 1 << 28  # minimum bytes of address space
 PLAIN = "LOCALLLM_PLAIN_START"
 
 
-def program() -> NoReturn:
+def run_program() -> NoReturn:
     """Run `main` as the console script `localllm`, and end the process."""
-    raise_ctrl_c_again()
+    reraise_ctrl_c()
     allow_long_paths()
-    prepare(sys.stdin, sys.stdout, sys.stderr)
+    set_up_streams(sys.stdin, sys.stdout, sys.stderr)
     try:
         main()
     except SystemExit as end:
@@ -51,7 +51,7 @@ def main() -> NoReturn:
         sys.stdout.flush()
     except BaseException as error:
         ignore_ctrl_c()
-        code = report(error)
+        code = report_error(error)
         if is_interruption(error):
             os._exit(code)  # Python may crash in its shutdown if an import of NumPy was interrupted
     ignore_ctrl_c()
@@ -68,9 +68,9 @@ def run_command(arguments: list[str]) -> int:
 
     if not os.environ.get(COMPLETE):
         return execute(arguments)
-    from localllm.cli.commands.completion import answer
+    from localllm.cli.commands.completion import print_completions
 
-    answer(arguments)
+    print_completions(arguments)
     return 0
 
 
@@ -81,12 +81,12 @@ def check_environment() -> None:
     LEAST_MEMORY.
     """
     from localllm.errors import LocalllmError, MemoryLimitError
-    from localllm.system.memory import address_limit, describe_limit
+    from localllm.system.memory import describe_limit, get_address_limit
 
     open_closed_streams()
     if sys.stdout is None:
         raise LocalllmError("stdout is closed: open it or redirect it to a file")
-    if address_limit() < LEAST_MEMORY:
+    if get_address_limit() < MIN_MEMORY:
         raise MemoryLimitError(f"not enough memory: {describe_limit()}; raise this limit")
 
 
@@ -105,16 +105,16 @@ def open_closed_streams() -> None:
         sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
-def raise_ctrl_c_again() -> None:
+def reraise_ctrl_c() -> None:
     """Raise KeyboardInterrupt again after a callback, such as an import's, where Python would only print it."""
 
-    def later() -> None:
+    def interrupt_later() -> None:
         sleep(0.01)  # until the callback has ended
         interrupt_main()
 
     def hook(unraisable: "sys.UnraisableHookArgs") -> None:
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
-            _thread.start_new_thread(later, ())
+            _thread.start_new_thread(interrupt_later, ())
         else:
             sys.__unraisablehook__(unraisable)
 
@@ -134,7 +134,7 @@ def is_interruption(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt)
 
 
-def report(error: BaseException) -> int:
+def report_error(error: BaseException) -> int:
     """Print an error, unless it is no failure; return the exit code."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -144,7 +144,7 @@ def report(error: BaseException) -> int:
         from localllm.cli.terminal.output import discard_output
 
         discard_output()
-        if is_unread(error):
+        if is_reader_gone(error):
             return 0
     if os.environ.get("LOCALLLM_DEBUG"):
         import traceback

@@ -13,20 +13,20 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 
 from localllm.cli import open_model as opening
 from localllm.cli.options import shared as options
-from localllm.cli.prompt_input import text_of, warn_of_template
-from localllm.cli.terminal.output import ProgressLine, dim, is_terminal, say, stdin, write
-from localllm.cli.terminal.render import count_noun, duration
+from localllm.cli.prompt_input import decode_file, warn_missing_template
+from localllm.cli.terminal.output import ProgressLine, is_terminal, open_stdin, say, say_dim, write
+from localllm.cli.terminal.render import count_noun, format_duration
 from localllm.errors import RecordsError, UsageError
-from localllm.files.jsonl_file import JsonlFile, json_line
+from localllm.files.jsonl_file import JsonlFile, encode_line
 from localllm.services.records import tables
 from localllm.services.records.lines import Record, read_records
-from localllm.services.records.map import MapJob, result_filter, select_unfinished
+from localllm.services.records.map import MapJob, make_result_filter, select_unfinished
 from localllm.services.records.stream import RecordStream
 
 if TYPE_CHECKING:
-    from localllm.cli.options.shared import Answers, EngineGroup
+    from localllm.cli.options.shared import AnswerGroup, EngineGroup
     from localllm.services.records.lines import Record
-    from localllm.services.records.map import ChoiceMapping, MapJob, Mapping, Result
+    from localllm.services.records.map import ChoiceMapping, MapJob, RecordMapping, Result
     from localllm.services.records.map_ray import RayMapping
     from localllm.services.records.stream import RecordStream
     from localllm.services.remote.mapping import RemoteMapping
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # ---- input
 
 
-class Given(NamedTuple):
+class RecordsInput(NamedTuple):
     """The input.
 
     Attributes:
@@ -54,9 +54,9 @@ class Given(NamedTuple):
         return self.records.count if isinstance(self.records, RecordStream) else len(self.records)
 
 
-def records_of(
+def read_input(
     input: str | None, encoding: str | None, as_csv: bool, streams: bool, output: str | None = None
-) -> Given:
+) -> RecordsInput:
     """Read the records of a file, a folder or stdin. Raises UsageError.
 
     streams: whether stdin may be read while records are answered.  output: a file that may be in the folder, and is not
@@ -64,59 +64,59 @@ def records_of(
     record.
     """
     if input is not None and os.path.isdir(input):
-        return folder_records(input, output)
-    kind = tables.kind_of(input) or ("csv" if as_csv else "")
+        return read_folder(input, output)
+    kind = tables.detect_table_type(input) or ("csv" if as_csv else "")
     if streams and not kind and input in (None, "-"):
         require_stdin(input)
-        return Given(RecordStream(own_stdin()))
-    data, name = read(input)
+        return RecordsInput(RecordStream(duplicate_stdin()))
+    data, name = read_named_input(input)
     if kind in ("parquet", "xlsx"):
         table = tables.read_table(data, "", kind, name)
-        return Given([*table.records], table, data, name)
-    text = text_of(data, name or "stdin", encoding, whole=True)
+        return RecordsInput([*table.records], table, data, name)
+    text = decode_file(data, name or "stdin", encoding, whole=True)
     if kind:
         table = tables.read_table(data, text.removeprefix("\ufeff"), kind, name or "stdin")
-        return Given([*table.records], table, data, name)
+        return RecordsInput([*table.records], table, data, name)
     data = text.encode()
-    return Given(read_records(data, name), None, data, name)
+    return RecordsInput(read_records(data, name), None, data, name)
 
 
-def folder_records(folder: str, output: str | None) -> Given:
+def read_folder(folder: str, output: str | None) -> RecordsInput:
     """Return the text files of a folder as records with the fields "file" and "text". Raises UsageError."""
-    from localllm.services.search.files import Filter, read_text, text_files
+    from localllm.services.search.files import FileFilter, iter_text_files, read_text
 
     output_path = output and os.path.realpath(output)
-    paths = [path for path in text_files([folder], Filter()) if os.path.realpath(path) != output_path]
+    paths = [path for path in iter_text_files([folder], FileFilter()) if os.path.realpath(path) != output_path]
     texts = [(path, text) for path in paths if (text := read_text(path)) is not None]
     if not texts:
         raise UsageError(f"{folder}: the folder contains no text files")
     records = [Record(path, {"file": path, "text": text}) for path, text in texts]
-    return Given(records, None, json.dumps(texts).encode(), folder)
+    return RecordsInput(records, None, json.dumps(texts).encode(), folder)
 
 
-def own_stdin() -> IO[bytes]:
+def duplicate_stdin() -> IO[bytes]:
     """Return a duplicate of stdin, which, unlike sys.stdin, a thread may still read when the program ends."""
-    source = stdin()
+    source = open_stdin()
     try:
         return os.fdopen(os.dup(source.fileno()), "rb")
     except (OSError, io.UnsupportedOperation):
         return source
 
 
-def content(path: str) -> bytes:
+def read_file(path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
 
 
-def read(path: str | None) -> tuple[bytes, str]:
+def read_named_input(path: str | None) -> tuple[bytes, str]:
     """Read the input; return it with its name, "" for stdin. Raises UsageError without input."""
     if path not in (None, "-"):
         assert path is not None
-        return content(path), path
+        return read_file(path), path
     require_stdin(path)
-    return stdin().read(), ""
+    return open_stdin().read(), ""
 
 
 def require_stdin(path: str | None) -> None:
@@ -128,14 +128,14 @@ def require_stdin(path: str | None) -> None:
 # ---- output
 
 
-def properties_of(choices: "Answers") -> list[str]:
+def list_properties(choices: "AnswerGroup") -> list[str]:
     """Return the names of the properties in --json-schema, in order. Raises UsageError."""
     schema = choices.shape.form().schema
     properties = schema.get("properties") if isinstance(schema, dict) else None
     return [*properties] if isinstance(properties, dict) else []
 
 
-class Writer:
+class ResultWriter:
     """Writes each result as a line."""
 
     def __init__(self, out: JsonlFile | None, format: str, table: tables.Table | None, properties: Sequence[str]):
@@ -148,9 +148,9 @@ class Writer:
 
     def __call__(self, result: "Result") -> None:
         if self._out:
-            self._out.write(json_line(result))
+            self._out.write(encode_line(result))
         elif self._format == "jsonl":
-            write(json_line(result).decode())
+            write(encode_line(result).decode())
         elif tables.ERROR in result:
             say(f"localllm: record {result['id']}: {result[tables.ERROR]}")
         elif self._format == "text":
@@ -169,16 +169,16 @@ class Writer:
             new = new or {tables.OUTPUT: (tables.OUTPUT,)}
             new |= {tables.PROBABILITY: ("probabilities",)} if "probabilities" in result else {}
             self._columns = {name: (name,) for name in names}
-            self._columns |= {tables.free_name(name, {*names}): (*path, "") for name, path in new.items()}
+            self._columns |= {tables.make_unique_name(name, {*names}): (*path, "") for name, path in new.items()}
         row = {
-            name: tables.value_at(result, path[:-1]) if path[-1] == "" else row.get(name)
+            name: tables.get_value(result, path[:-1]) if path[-1] == "" else row.get(name)
             for name, path in self._columns.items()
         }
         delimiter = "\t" if self._format == "tsv" else self._table.delimiter if self._table else ","
-        write("".join(tables.text_rows([*self._columns], [row], delimiter, is_first)))
+        write("".join(tables.iter_csv_lines([*self._columns], [row], delimiter, is_first)))
 
 
-class Progress:
+class MapProgress:
     """Shows progress and the final statistics on stderr."""
 
     def __init__(self, remaining: "list[Record] | RecordStream", finished: int):
@@ -205,12 +205,12 @@ class Progress:
         self._written += 1
         self._failed += tables.ERROR in result
 
-    def show(self, mapping: "Mapping | ChoiceMapping | RayMapping | RemoteMapping") -> None:
+    def show(self, mapping: "RecordMapping | ChoiceMapping | RayMapping | RemoteMapping") -> None:
         """Update the progress line; call this after every step."""
         self._tokens, seconds = mapping.written, perf_counter() - self._start
         text = f"{self.before + mapping.done} of {self.before + self._total} answered, {self._speed(seconds)}"
         if mapping.done:
-            text += f", {duration(seconds / mapping.done * (self._total - mapping.done))} left"
+            text += f", {format_duration(seconds / mapping.done * (self._total - mapping.done))} left"
         self._line.show(text)
 
     def _speed(self, seconds: float) -> str:
@@ -226,8 +226,8 @@ class Progress:
             say(f"localllm: warning: {self._left.warning}; set another encoding with --encoding NAME")
         records, tokens = count_noun(self._written, "record"), count_noun(self._tokens, "token")
         tokens_written = f"{tokens} written, " if stats else ""
-        (say if stats else dim)(
-            f"{records} in {duration(seconds)}, {tokens_written}{self._speed(seconds)}, {self._failed} failed"
+        (say if stats else say_dim)(
+            f"{records} in {format_duration(seconds)}, {tokens_written}{self._speed(seconds)}, {self._failed} failed"
         )
         if self._written < self._total or (isinstance(self._left, RecordStream) and self._left.is_stopped):
             raise KeyboardInterrupt
@@ -241,7 +241,7 @@ class Progress:
 
 
 @contextmanager
-def of_input(
+def check_provenance(
     output: str | None, data: bytes | None, name: str, by: dict[str, str], redo: bool, any_model: bool = False
 ) -> Iterator[Callable[[], None]]:
     """Check an output's provenance; yield a function that records the provenance of this input and job.
@@ -270,11 +270,11 @@ def open_mapping(
     engine: options.EngineGroup,
     records: "list[Record] | RecordStream",
     ray: str | None,
-    progress: "Progress",
+    progress: "MapProgress",
     warns: bool,
     name: str,
     remote: "RemoteModel | None" = None,
-) -> "Iterator[Mapping | ChoiceMapping | RayMapping | RemoteMapping]":
+) -> "Iterator[RecordMapping | ChoiceMapping | RayMapping | RemoteMapping]":
     """Start the job on this computer, on a Ray cluster or on a server.
 
     warns: whether to warn of a missing chat template.  name: of the model, as the user typed it.
@@ -290,40 +290,40 @@ def open_mapping(
         assert isinstance(records, list)
         yield RayMapping(job, records, ray)
         return
-    from localllm.services.records.map import ChoiceMapping, Mapping
+    from localllm.services.records.map import ChoiceMapping, RecordMapping
 
     with opening.open_model(job.path, engine, job.chat_template, mmproj=job.mmproj, name=name) as model:
         if warns:
-            warn_of_template(model)
-            opening.can_choose_thinking(model, job.options.think)
-        kind = ChoiceMapping if job.choices else Mapping
-        mapping: ChoiceMapping | Mapping = kind(model, job, records, lambda: progress.show(mapping))
+            warn_missing_template(model)
+            opening.check_thinking(model, job.options.think)
+        kind = ChoiceMapping if job.choices else RecordMapping
+        mapping: ChoiceMapping | RecordMapping = kind(model, job, records, lambda: progress.show(mapping))
         yield mapping
 
 
-def answer(
-    mapping: "Mapping | ChoiceMapping | RayMapping | RemoteMapping",
+def write_answers(
+    mapping: "RecordMapping | ChoiceMapping | RayMapping | RemoteMapping",
     records: "list[Record] | RecordStream",
-    writer: "Writer",
-    progress: "Progress",
+    writer: "ResultWriter",
+    progress: "MapProgress",
     as_finished: bool,
 ) -> None:
     """Write results as they are completed, or in the records' order."""
-    from localllm.services.records.map import in_order
+    from localllm.services.records.map import iter_in_order
 
     order = records if isinstance(records, list) else records.pending
-    with finishing(mapping.stop), progress:
-        for _, result in mapping if as_finished else in_order(mapping, order):
+    with finish_on_ctrl_c(mapping.stop), progress:
+        for _, result in mapping if as_finished else iter_in_order(mapping, order):
             progress.count(result)
             writer(result)
             progress.show(mapping)
 
 
 @contextmanager
-def finishing(stop: Callable[[], None]) -> Iterator[None]:
+def finish_on_ctrl_c(stop: Callable[[], None]) -> Iterator[None]:
     """Let the first Ctrl-C finish the running records; the second one interrupts."""
 
-    def first(number: int, frame: object) -> None:
+    def handle_first(number: int, frame: object) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         with suppress(OSError):  # not `say`, which may have been interrupted
             os.write(
@@ -333,14 +333,14 @@ def finishing(stop: Callable[[], None]) -> Iterator[None]:
             )
         stop()
 
-    previous = signal.signal(signal.SIGINT, first)
+    previous = signal.signal(signal.SIGINT, handle_first)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, previous)
 
 
-class Collector(Writer):
+class ResultCollector(ResultWriter):
     """Collects results, and writes them to a file if there is one."""
 
     def __init__(self, out: JsonlFile | None):
@@ -369,20 +369,20 @@ def answer_questions(
     """
     all_records, (data, name) = list(records), input
     inputs = (job.path, name)
-    keep = bool if redo else result_filter(all_records, output or "")
+    keep = bool if redo else make_result_filter(all_records, output or "")
     writer = JsonlFile(output, inputs, keep=keep) if output else nullcontext()
-    with of_input(output, data, name, job.digests(job.path), redo) as remember, writer as out:
+    with check_provenance(output, data, name, job.compute_digests(job.path), redo) as remember, writer as out:
         if redo and out is not None:
             out.clear()
-        collector = Collector(out)
+        collector = ResultCollector(out)
         remaining = select_unfinished(all_records, collector.results)
-        progress = Progress(remaining, len(all_records) - len(remaining))
+        progress = MapProgress(remaining, len(all_records) - len(remaining))
         if progress.before:
             say(f"localllm: {output} already answers {progress.before} of {count_noun(len(all_records), 'question')}")
         if remaining:
             with open_mapping(job, engine, remaining, None, progress, warns=False, name=model) as mapping:
                 remember()
-                answer(mapping, remaining, collector, progress, as_finished=False)
+                write_answers(mapping, remaining, collector, progress, as_finished=False)
             with suppress(RecordsError):  # the caller counts them
                 progress.end(stats=False)
     order: dict[object, int] = {record.id: index for index, record in enumerate(all_records)}

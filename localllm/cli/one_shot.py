@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from localllm.cli import open_model as opening
 from localllm.cli.options import shared as options
-from localllm.cli.options.choices import choose, texts_of
-from localllm.cli.options.conflicts import DIFFUSION, FORM, STEPS, THOUGHTS, require_combination
-from localllm.cli.options.diffusion import Diffusion, fill
+from localllm.cli.options.choices import print_choice, split_choices
+from localllm.cli.options.conflicts import DIFFUSION, FORM, STEPS, THOUGHTS, require_compatible
+from localllm.cli.options.diffusion import DiffusionGroup, run_diffusion
 from localllm.cli.options.one_shot import (
     EndpointGroup,
     FollowUpGroup,
@@ -22,28 +22,35 @@ from localllm.cli.options.one_shot import (
     ToolGroup,
     encode_infill,
 )
-from localllm.cli.options.shared import require_whole
+from localllm.cli.options.shared import require_complete
 from localllm.cli.parameters import explicit_options
-from localllm.cli.prompt_input import Given, begin, naming_ways, read_prompt, request, sort_arguments
+from localllm.cli.prompt_input import (
+    PromptInputs,
+    build_prompt,
+    explain_overflow,
+    read_prompt,
+    sort_arguments,
+    start_answer,
+)
 from localllm.cli.terminal import output as terminal
-from localllm.cli.terminal.output import ProgressLine, as_line, write
-from localllm.cli.terminal.render import require_answers, stream
+from localllm.cli.terminal.output import ProgressLine, to_json_line, write
+from localllm.cli.terminal.render import print_stream, require_answers
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.cli.follow_up import FollowUp
-    from localllm.cli.long_prompt import LongPrompt
-    from localllm.cli.terminal.tool_calls import ToolCalls
+    from localllm.cli.long_prompt import PromptShortener
+    from localllm.cli.terminal.tool_calls import ToolCallRunner
     from localllm.generation.beam_search import Answer
     from localllm.generation.options import GenerationOptions
     from localllm.generation.scheduler import Generation
-    from localllm.services.receipts import Choices
+    from localllm.services.receipts import AnswerSettings
     from localllm.services.remote.http import Endpoint
     from localllm.text.messages import Message
 
 
-class Answered(NamedTuple):
+class AnsweredPrompt(NamedTuple):
     """The result of a prompt.
 
     Attributes:
@@ -72,20 +79,20 @@ class OneShot:
     images: ImageGroup
     infill: InfillGroup
     endpoint: EndpointGroup
-    diffusion: Diffusion
+    diffusion: DiffusionGroup
 
     def run(self) -> None:
         """Generate, print and save the answer. Raises LocalllmError, and KeyboardInterrupt on Ctrl-C."""
         self.started, self.line = perf_counter(), ProgressLine()
         self.place = self.endpoint.place()
-        require_combination(self.flags)
+        require_compatible(self.flags)
         earlier = self.open_conversation()
         inputs = self.read()
-        longer = self.long_prompt()
+        longer = self.make_shortener()
         suffix = self.infill.text(self.prompt.encoding, self.most_bytes)
-        system = options.system_message(self.prompt.system, self.prompt.system_file)
-        generation = options.generation_options(opening.reading(self.line), self.generation)
-        texts = self.texts_to_choose()
+        system = options.read_system_message(self.prompt.system, self.prompt.system_file)
+        generation = options.build_generation_options(opening.make_prefill_progress(self.line), self.generation)
+        texts = self.read_choices()
         if self.place is None:
             opening.warn_builtin_model(self.model)
         with ExitStack() as stack:
@@ -93,24 +100,24 @@ class OneShot:
                 stack.enter_context(earlier)
             calls = self.tools.open_tools(stack)
             model = self.open(self.place, stack)
-            generation = opening.with_draft_model(model, generation, self.generation.speculate)
-            opening.can_choose_thinking(model, generation.think)
+            generation = opening.open_draft_model(model, generation, self.generation.speculate)
+            opening.check_thinking(model, generation.think)
             can_shift = self.output.n == 1 and not (self.output.beams or texts)
-            stack.enter_context(naming_ways(model, can_shift, can_ask_parts=not self.continues))
-            generation = self.with_receipt(generation, model)
+            stack.enter_context(explain_overflow(model, can_shift, can_ask_parts=not self.is_raw))
+            generation = self.complete_options(generation, model)
             load_s = perf_counter() - self.started
             text = inputs.text
             if longer is not None:
                 text = longer.fit(model, inputs.material, inputs.question, system, generation)
             has_begun = earlier is not None and earlier.has_messages
-            first = [] if has_begun else opening.first_messages(self.model, self.place is not None)
-            prompt = self.images.with_images(request(model, text, system, self.continues, first))
-            prompt = prompt if earlier is None else earlier.with_question(prompt)
+            first = [] if has_begun else opening.get_first_messages(self.model, self.place is not None)
+            prompt = self.images.add_images(build_prompt(model, text, system, self.is_raw, first))
+            prompt = prompt if earlier is None else earlier.append_question(prompt)
             if texts:
-                return choose(model, prompt, texts, self.output.as_json)
-            if model.is_diffusion or self.has_steps:
-                require_combination(self.flags | {DIFFUSION: True})
-                return fill(model, prompt, self.generation, self.diffusion, self.line)
+                return print_choice(model, prompt, texts, self.output.as_json)
+            if model.is_diffusion or self.has_diffusion_options:
+                require_compatible(self.flags | {DIFFUSION: True})
+                return run_diffusion(model, prompt, self.generation, self.diffusion, self.line)
             if calls:
                 generation = calls.begin(model, generation, stack)
                 answered = self.answer_with_tools(model, prompt, generation, calls)
@@ -118,23 +125,23 @@ class OneShot:
                 asked = prompt if suffix is None else encode_infill(model, text, suffix)
                 answered = self.answer(model, asked, generation)
             self.report(model, prompt, generation, answered, load_s)
-            if not (self.is_search or self.continues):
-                remember(model, earlier, prompt, answered, self.prompt.no_cache)
+            if not (self.is_search or self.is_raw):
+                save_conversation(model, earlier, prompt, answered, self.prompt.no_cache)
             if answered.interrupted:
                 raise KeyboardInterrupt
             opening.finish_writes(model)
             if longer is not None:
                 longer.finish()
-            require_whole(generation, [answer.finish_reason for answer in answered.answers])
+            require_complete(generation, [answer.finish_reason for answer in answered.answers])
             require_answers(answered.answers)
 
     @property
-    def continues(self) -> bool:
+    def is_raw(self) -> bool:
         """Whether the prompt is plain text, without a chat template."""
         return self.prompt.raw or bool(explicit_options(self.infill))
 
     @property
-    def has_steps(self) -> bool:
+    def has_diffusion_options(self) -> bool:
         """Whether options of diffusion models are set that change the answer."""
         return bool(explicit_options(self.diffusion).keys() - {"visual"})
 
@@ -143,7 +150,7 @@ class OneShot:
         return self.output.n > 1 or self.output.beams > 0
 
     @property
-    def extracts(self) -> bool:
+    def extracts_code(self) -> bool:
         return self.follow.extract or self.follow.extract_last
 
     def open_conversation(self) -> "FollowUp | None":
@@ -165,10 +172,10 @@ class OneShot:
     def most_bytes(self) -> int:
         """Return the maximum bytes of the prompt in UTF-8."""
         if self.place:
-            return opening.unknown()
+            return opening.get_unlimited()
         return opening.most_bytes(opening.model_or_builtin(self.model), self.engine, self.generation.on_overflow)
 
-    def read(self) -> Given:
+    def read(self) -> PromptInputs:
         """Read the prompt from the command line, files and stdin. Raises UsageError, ContextError."""
         ask = self.prompt
         texts, self.files = sort_arguments(self.words or (), ask.file or ())
@@ -179,37 +186,37 @@ class OneShot:
             ask.encoding,
             self.most_bytes,
             ask.binary_file,
-            with_names=not (ask.no_names or self.continues),
-        )._replace(prompt_first=ask.prompt_first or self.continues)
-        return inputs if self.named.template is None else with_template(self.named, inputs)
+            with_names=not (ask.no_names or self.is_raw),
+        )._replace(prompt_first=ask.prompt_first or self.is_raw)
+        return inputs if self.named.template is None else fill_template(self.named, inputs)
 
-    def long_prompt(self) -> "LongPrompt | None":
+    def make_shortener(self) -> "PromptShortener | None":
         """Return a PromptShortener if --on-overflow shortens prompts, else None. Raises UsageError."""
-        if self.generation.on_overflow not in options.CUTS:
+        if self.generation.on_overflow not in options.SHORTENING_METHODS:
             return None
-        from localllm.cli.long_prompt import LongPrompt
+        from localllm.cli.long_prompt import PromptShortener
 
-        return LongPrompt(self.generation.on_overflow, self.continues)
+        return PromptShortener(self.generation.on_overflow, self.is_raw)
 
-    def texts_to_choose(self) -> list[str]:
+    def read_choices(self) -> list[str]:
         """Return the texts of --choices, or []. Raises UsageError, also for invalid answer counts."""
         output = self.output
         if output.n != 1 or output.beams:
             validate_combination(output.n, output.beams, self.generation)
-        return [] if output.choices_given is None else texts_of(output.choices_given)
+        return [] if output.choices_given is None else split_choices(output.choices_given)
 
     @property
     def flags(self) -> dict[str, object]:
         """The options that exclude others, and whether each is set."""
         output, ask, follow = self.output, self.prompt, self.follow
         return {
-            "--continue": follow.latest, "--session": follow.session is not None, "--extract": self.extracts,
+            "--continue": follow.latest, "--session": follow.session is not None, "--extract": self.extracts_code,
             "-sys": ask.system is not None or ask.system_file is not None, "--raw": ask.raw,
             "--chat-template": ask.chat_template is not None, "--suffix": explicit_options(self.infill),
-            "--image": self.images.image_files, "--tools": self.tools.are_enabled, "--n": output.n > 1,
+            "--image": self.images.image_files, "--tools": self.tools.is_enabled, "--n": output.n > 1,
             "--beams": output.beams > 0, "--choices": output.choices_given is not None, "--json": output.as_json,
             "--stats": output.stats, "--receipt": output.receipt is not None, "--endpoint": self.place is not None,
-            STEPS: self.has_steps, FORM: self.generation.shape.forms,
+            STEPS: self.has_diffusion_options, FORM: self.generation.shape.forms,
             THOUGHTS: explicit_options(self.generation.thoughts),
         }  # fmt: skip
 
@@ -225,7 +232,7 @@ class OneShot:
         model: Model = open_remote(place, self.model, self.generation, self.engine, **refused)
         return model
 
-    def with_receipt(self, generation: "GenerationOptions", model: "Model") -> "GenerationOptions":
+    def complete_options(self, generation: "GenerationOptions", model: "Model") -> "GenerationOptions":
         """Return the options; complete them for --receipt, so that the answer can be reproduced. Raises UsageError."""
         if self.output.receipt is None:
             return generation
@@ -233,8 +240,8 @@ class OneShot:
         return prepare_options(self.output.receipt, generation, model, files, self.output.force)
 
     def answer_with_tools(
-        self, model: "Model", prompt: "str | list[Message]", generation: "GenerationOptions", calls: "ToolCalls"
-    ) -> Answered:
+        self, model: "Model", prompt: "str | list[Message]", generation: "GenerationOptions", calls: "ToolCallRunner"
+    ) -> AnsweredPrompt:
         from localllm.cli.terminal.tool_calls import answer_with_tools
 
         assert not isinstance(prompt, str)
@@ -242,11 +249,11 @@ class OneShot:
         answer, messages, interrupted = answer_with_tools(
             model, prompt, generation, calls, self.line, self.output.as_json, thoughts
         )
-        return Answered([answer], messages, interrupted)
+        return AnsweredPrompt([answer], messages, interrupted)
 
     def answer(
         self, model: "Model", prompt: "str | list[int] | list[Message]", options_here: "GenerationOptions"
-    ) -> Answered:
+    ) -> AnsweredPrompt:
         """Print an answer as it is generated; print several answers at the end."""
         output, last = self.output, self.follow.extract_last
         if self.is_search:
@@ -254,48 +261,48 @@ class OneShot:
                 answers = model.session.candidates(prompt, options_here, output.n, output.beams)
             if not output.as_json:
                 texts = [answer.text for answer in answers]
-                if self.extracts:
-                    from localllm.cli.terminal.stream_renderer import code_or_all
+                if self.extracts_code:
+                    from localllm.cli.terminal.stream_renderer import extract_or_all
 
-                    texts = [code_or_all(each, last) for each in texts]
+                    texts = [extract_or_all(each, last) for each in texts]
                 write("\n\n".join(texts) + "\n")
-            return Answered(answers, [], False)
-        generation, out = begin(model, prompt, options_here), None
-        if self.extracts:
+            return AnsweredPrompt(answers, [], False)
+        generation, out = start_answer(model, prompt, options_here), None
+        if self.extracts_code:
             from localllm.cli.terminal.stream_renderer import make_code_page
 
             out = make_code_page(generation, last)
         thoughts = not output.hide_thinking
-        interrupted = stream(generation, self.line, silent=output.as_json, thoughts=thoughts, out=out)
-        return Answered([generation], [], interrupted)
+        interrupted = print_stream(generation, self.line, silent=output.as_json, thoughts=thoughts, out=out)
+        return AnsweredPrompt([generation], [], interrupted)
 
     def report(
         self,
         model: "Model",
         prompt: "str | list[Message]",
         generation: "GenerationOptions",
-        answered: Answered,
+        answered: AnsweredPrompt,
         load_s: float,
     ) -> None:
         """Print the JSON of --json and the timings of --stats, and write the receipt."""
         output = self.output
         if not (output.as_json or output.stats or output.receipt is not None):
             return
-        from localllm.cli.terminal.result_report import report, tell  # seldom needed
+        from localllm.cli.terminal.result_report import build_report, print_stats  # seldom needed
 
-        result = report(model, answered.answers, self.is_search, load_s, perf_counter() - self.started)
+        result = build_report(model, answered.answers, self.is_search, load_s, perf_counter() - self.started)
         if output.as_json:
-            write(as_line({**result, "messages": answered.messages} if self.tools.are_enabled else result))
+            write(to_json_line({**result, "messages": answered.messages} if self.tools.is_enabled else result))
         if output.stats:
-            tell(result)
+            print_stats(result)
         if output.receipt is not None:
-            choices: Choices = {"n": output.n, "beams": output.beams, "speculate": self.generation.speculate,
+            choices: AnswerSettings = {"n": output.n, "beams": output.beams, "speculate": self.generation.speculate,
                                 "chat_template": self.prompt.chat_template}  # fmt: skip
-            keep(output.receipt, model, prompt, generation, choices, result)
+            write_receipt(output.receipt, model, prompt, generation, choices, result)
 
 
-def remember(
-    model: "Model", earlier: "FollowUp | None", prompt: "str | list[Message]", answered: Answered, no_cache: bool
+def save_conversation(
+    model: "Model", earlier: "FollowUp | None", prompt: "str | list[Message]", answered: AnsweredPrompt, no_cache: bool
 ) -> None:
     """Save a question and its only answer in the session, and for --continue unless --no-cache is given."""
     answer = cast("Generation", answered.answers[0])
@@ -303,23 +310,23 @@ def remember(
         return
     from localllm.services import last_answer
 
-    messages = last_answer.with_answer(prompt, answered.messages[:-1], answer)
-    if not no_cache and (warning := last_answer.save(model, messages)):
+    messages = last_answer.append_answer(prompt, answered.messages[:-1], answer)
+    if not no_cache and (warning := last_answer.save_conversation(model, messages)):
         opening.warn([warning])
     if earlier is not None:
         earlier.save(model, messages)
 
 
-def with_template(named: TemplateGroup, inputs: Given) -> Given:
+def fill_template(named: TemplateGroup, inputs: PromptInputs) -> PromptInputs:
     """Fill a template with the prompt and --field. Raises UsageError."""
-    from localllm.services.prompt_templates import fields_of, load
+    from localllm.services.prompt_templates import load_template, parse_fields
 
     assert named.template is not None
-    template, fields = load(named.template), fields_of(named.field or ())
+    template, fields = load_template(named.template), parse_fields(named.field or ())
     if template.has_input:
-        return Given("", template.fill(inputs.text, fields))
+        return PromptInputs("", template.fill(inputs.text, fields))
     material, question = (inputs.material, inputs.question) if inputs.material else (inputs.question, "")
-    return Given(material, "\n\n".join(filter(None, (template.fill("", fields), question))), inputs.prompt_first)
+    return PromptInputs(material, "\n\n".join(filter(None, (template.fill("", fields), question))), inputs.prompt_first)
 
 
 def validate_combination(n: int, beams: int, choices: options.GenerationGroup) -> None:
@@ -329,7 +336,7 @@ def validate_combination(n: int, beams: int, choices: options.GenerationGroup) -
     require_counts(n, beams)
     if options.is_draft_model(choices.speculate):
         raise UsageError("a draft model works for a single answer: leave out --n, --beams or --speculate")
-    drawing = choices.drawing()
+    drawing = choices.get_sampling()
     if beams and drawing:
         raise UsageError(f"{next(iter(drawing))} cannot be combined with --beams: beam search does not sample")
 
@@ -345,22 +352,22 @@ def prepare_options(
     """
     from localllm.files.safe_file import resolve_target
     from localllm.services import remote_receipts as remote
-    from localllm.services.outputs import is_receipt, require_kind
-    from localllm.services.receipts import fully_specified, plain_options
+    from localllm.services.outputs import is_receipt, require_replaceable
+    from localllm.services.receipts import fill_options, serialize_options
 
     resolve_target(path, (*(model.files if model.file else ()), *(name for name in inputs if name is not None)))
-    require_kind(path, is_receipt, "a receipt", force)
-    options = fully_specified(model, options) if model.file else remote.fully_specified(options)
-    plain_options(options)
+    require_replaceable(path, is_receipt, "a receipt", force)
+    options = fill_options(model, options) if model.file else remote.add_seed(options)
+    serialize_options(options)
     return options
 
 
-def keep(
+def write_receipt(
     path: str,
     model: "Model",
     prompt: "str | list[Message]",
     options: "GenerationOptions",
-    choices: "Choices",
+    choices: "AnswerSettings",
     result: dict[str, object],
 ) -> None:
     """Write the receipt; choices: n, beams, speculate and chat_template."""
@@ -369,7 +376,9 @@ def keep(
 
     if model.file is None:
         remote_model: object = model
-        return receipts.write(path, remote.make(remote_model, prompt, options, choices["n"], result))
+        return receipts.write_receipt(path, remote.make_receipt(remote_model, prompt, options, choices["n"], result))
     terminal.end_output()  # hashing the model may take a while
     with ProgressLine() as line:
-        receipts.write(path, receipts.make(model, prompt, options, choices, result, opening.hashing(line)))
+        receipts.write_receipt(
+            path, receipts.make_receipt(model, prompt, options, choices, result, opening.make_hash_progress(line))
+        )

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 import localllm
 from localllm.cli.options.shared import DRAFT, EngineGroup, is_draft_model
 from localllm.cli.terminal import output as terminal
-from localllm.cli.terminal.output import ProgressLine, broken, dim, is_terminal, say
-from localllm.cli.terminal.render import one_line, size
+from localllm.cli.terminal.output import ProgressLine, is_terminal, say, say_dim, wrap_line
+from localllm.cli.terminal.render import format_size, to_one_line
 from localllm.errors import UsageError
-from localllm.system.terminal import usual_keys
+from localllm.system.terminal import use_normal_keys
 
 if TYPE_CHECKING:
     from localllm.api import Model
-    from localllm.cli.options.search import FileFilter, Searching
+    from localllm.cli.options.search import FileFilterGroup, SearchModelGroup
     from localllm.generation.options import GenerationOptions
     from localllm.services.hub.catalogue import HubReference, MissingError
-    from localllm.services.search.ranking import Search
+    from localllm.services.search.ranking import PassageSearch
     from localllm.text.messages import Message
 
-LEAST = 0.1  # minimum seconds between two updates of the progress line
+UPDATE_SECONDS = 0.1  # minimum seconds between two updates of the progress line
 
 
 # ---- the model's file
@@ -36,10 +36,10 @@ def resolve_model_path(model: str) -> str:
     """
     if os.path.lexists(model):
         return model
-    from localllm.services.hub.catalogue import MissingError, resolve
+    from localllm.services.hub.catalogue import MissingError, resolve_model
 
     try:
-        return resolve(model)
+        return resolve_model(model)
     except MissingError as error:
         if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
             raise
@@ -57,55 +57,58 @@ def offer_pull(missing: "MissingError") -> str:
 
 def confirm(question: str) -> bool:
     """Ask a yes-or-no question on the terminal; the end of input means no."""
-    with usual_keys():
-        print(f"{broken(f'{one_line(question)} [y/N]', sys.stderr)} ", end="", file=sys.stderr, flush=True)
+    with use_normal_keys():
+        print(f"{wrap_line(f'{to_one_line(question)} [y/N]', sys.stderr)} ", end="", file=sys.stderr, flush=True)
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def pull_with_progress(reference: "HubReference") -> str:
-    from localllm.services.hub.pull import Watcher, pull
+    from localllm.services.hub.pull import PullProgress, pull_model
 
-    class Shown(Watcher):
+    class LineProgress(PullProgress):
         """Shows the progress of a pull on one line."""
 
         def __init__(self) -> None:
             self.line, self.start, self.last, self.first = ProgressLine(), monotonic(), 0.0, -1
 
         def show(self, text: str, last: bool = False) -> None:
-            if last or monotonic() - self.last >= LEAST:
+            if last or monotonic() - self.last >= UPDATE_SECONDS:
                 self.last = monotonic()
-                self.line.show(one_line(text))
+                self.line.show(to_one_line(text))
 
         def looking(self, subject: str) -> None:
             self.show(f"{reference.text}: looking at {subject}", last=True)
 
         def checking(self, file: str, done: int, total: int) -> None:
-            self.show(f"checking {size(done)} of {size(total)}: {file}", last=done == total)
+            self.show(f"checking {format_size(done)} of {format_size(total)}: {file}", last=done == total)
 
         def receiving(self, file: str, done: int, total: int) -> None:
             if self.first < 0:
                 self.first, self.start = done, monotonic()
             speed = (done - self.first) / max(1e-3, monotonic() - self.start)
-            rate = f", {size(int(speed))}/s, {duration((total - done) / speed)} to go" if speed else ""
-            self.show(f"{size(done)} of {size(total)}{rate}: {file}", last=done == total)
+            rate = f", {format_size(int(speed))}/s, {format_duration((total - done) / speed)} to go" if speed else ""
+            self.show(f"{format_size(done)} of {format_size(total)}{rate}: {file}", last=done == total)
 
         def interrupted(self, reason: str) -> None:
             self.show(f"trying again: {reason}", last=True)
 
-    display = Shown()
+    display = LineProgress()
     try:
-        pulled = pull(reference, display)
+        pulled = pull_model(reference, display)
     except KeyboardInterrupt:
         display.line.clear()
-        dim("the partial download is kept; run the same command again to resume")
+        say_dim("the partial download is kept; run the same command again to resume")
         raise
     finally:
         display.line.clear()
-    dim(f"{reference.text}: {size(pulled.size)}" + ("" if pulled.received else ", already downloaded and verified"))
+    say_dim(
+        f"{reference.text}: {format_size(pulled.size)}"
+        + ("" if pulled.received else ", already downloaded and verified")
+    )
     return str(pulled.path)
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     minutes, seconds_left = divmod(round(min(seconds, 359_999)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds_left:02d}" if hours else f"{minutes}:{seconds_left:02d}"
@@ -121,11 +124,11 @@ def warn_builtin_model(model: str | None) -> None:
         say("localllm: no model given; using the tiny built-in model, which only knows localllm")
 
 
-def first_messages(model: str | None, is_remote: bool) -> "list[Message]":
+def get_first_messages(model: str | None, is_remote: bool) -> "list[Message]":
     """Return the messages that begin conversations with a model of this name. Raises ModelError."""
-    from localllm.services.hub.name_settings import messages_of
+    from localllm.services.hub.name_settings import read_messages
 
-    return [] if model is None or is_remote else messages_of(model)
+    return [] if model is None or is_remote else read_messages(model)
 
 
 def most_bytes(model: str, engine: EngineGroup, on_overflow: str | None) -> int:
@@ -133,14 +136,14 @@ def most_bytes(model: str, engine: EngineGroup, on_overflow: str | None) -> int:
 
     Raises the errors of resolve_model_path, and ModelError.
     """
-    from localllm.api import most_prompt_bytes
+    from localllm.api import get_max_prompt_bytes
 
     if on_overflow not in (None, "error", "drop-turns"):
-        return unknown()
-    return most_prompt_bytes(resolve_model_path(model), engine.context, engine.rope.scaling())
+        return get_unlimited()
+    return get_max_prompt_bytes(resolve_model_path(model), engine.context, engine.rope.make_scaling())
 
 
-def unknown() -> int:
+def get_unlimited() -> int:
     """Return sys.maxsize, in place of the limit where that is unknown."""
     return sys.maxsize
 
@@ -165,39 +168,39 @@ def open_model(
     from localllm.api import open_with_options
 
     line = ProgressLine()
-    warn_of_memory(path, engine.device)
+    warn_low_memory(path, engine.device)
     with line:
-        options = engine.options(compiling(line), uploading(line))
+        options = engine.options(make_compile_progress(line), make_upload_progress(line))
         opened = open_with_options(path, options, chat_template, not no_cache, mmproj, pan_and_scan)
     from localllm.kernels.build.faults import end_on_bus_error
 
     end_on_bus_error(path)
     warn(opened.warnings)
-    warn_of_name(name or model, opened, chat_template)
+    warn_unused(name or model, opened, chat_template)
     return opened
 
 
-def warn_of_memory(path: str, device: str) -> None:
+def warn_low_memory(path: str, device: str) -> None:
     """Warn if the weights exceed the available memory."""
-    from localllm.files.models_folder import split_bytes
-    from localllm.system.memory import available_memory
+    from localllm.files.models_folder import get_split_size
+    from localllm.system.memory import get_available_memory
     from localllm.system.processes import has_driver
 
-    nbytes = split_bytes(path)
-    if (available := available_memory(mapped=nbytes)) < nbytes and (device == "cpu" or not has_driver()):
+    nbytes = get_split_size(path)
+    if (available := get_available_memory(mapped=nbytes)) < nbytes and (device == "cpu" or not has_driver()):
         sizes = f"the weights take {nbytes / 1e9:.2f} GB, but only {available / 1e9:.2f} GB of memory are available"
         warn([f"{sizes}: reading them from the disk again and again is slow; `localllm fit` shows which models fit"])
 
 
-def warn_of_name(name: str, model: "Model", chat_template: str | None) -> None:
+def warn_unused(name: str, model: "Model", chat_template: str | None) -> None:
     """Warn of files and settings of a model's name that are not used."""
     if not os.path.lexists(name):
-        from localllm.services.hub.name_settings import unused_parts
+        from localllm.services.hub.name_settings import describe_unused_parts
 
-        warn(unused_parts(name, model.path, model.tokenizer.chat_template, chat_template is not None))
+        warn(describe_unused_parts(name, model.path, model.tokenizer.chat_template, chat_template is not None))
 
 
-def with_draft_model(model: "Model", options: "GenerationOptions", speculate: str) -> "GenerationOptions":
+def open_draft_model(model: "Model", options: "GenerationOptions", speculate: str) -> "GenerationOptions":
     """Open the draft model of --speculate, if any; return the options with it.
 
     Raises the errors of Model.drafter.
@@ -210,12 +213,12 @@ def with_draft_model(model: "Model", options: "GenerationOptions", speculate: st
 
     with ProgressLine() as line:
         draft = resolve_model_path(speculate.removeprefix(DRAFT))
-        return replace(options, speculate=model.drafter(f"{DRAFT}{draft}", compiling(line)))
+        return replace(options, speculate=model.drafter(f"{DRAFT}{draft}", make_compile_progress(line)))
 
 
-def can_choose_thinking(model: "Model", think: str) -> bool:
+def check_thinking(model: "Model", think: str) -> bool:
     """Return whether a thinking mode has an effect, and warn if not; `off` always has one."""
-    if think in ("auto", "off") or model.file is None or model.session.answers_one_text:
+    if think in ("auto", "off") or model.file is None or model.session.is_single_turn:
         return True
     from localllm.generation.conversation import ChatFormat
 
@@ -245,7 +248,7 @@ def warn(warnings: Iterable[str]) -> None:
         say(f"localllm: warning: {warning}")
 
 
-def compiling(line: ProgressLine) -> Callable[[int, int], None]:
+def make_compile_progress(line: ProgressLine) -> Callable[[int, int], None]:
     """Create a callback for api.open_model that shows the progress of compiling on the line.
 
     If stderr is not a terminal, it prints a single line when compiling begins.
@@ -266,7 +269,7 @@ def compiling(line: ProgressLine) -> Callable[[int, int], None]:
     return show
 
 
-def uploading(line: ProgressLine) -> Callable[[int, int], None]:
+def make_upload_progress(line: ProgressLine) -> Callable[[int, int], None]:
     """Create a callback for api.open_model that shows how much of the weights is on the GPU."""
 
     def show(done: int, total: int) -> None:
@@ -275,7 +278,7 @@ def uploading(line: ProgressLine) -> Callable[[int, int], None]:
     return show
 
 
-def reading(line: ProgressLine) -> Callable[[int, int], None]:
+def make_prefill_progress(line: ProgressLine) -> Callable[[int, int], None]:
     """Create a callback that shows the progress of the prefill on the line."""
 
     def show(done: int, total: int) -> None:
@@ -285,7 +288,7 @@ def reading(line: ProgressLine) -> Callable[[int, int], None]:
     return show
 
 
-def hashing(line: ProgressLine) -> Callable[[int, int], None]:
+def make_hash_progress(line: ProgressLine) -> Callable[[int, int], None]:
     """Create a callback that shows the progress of hashing the model's files on the line."""
     return lambda done, total: line.show(f"hashing the model, once: {100 * done // total} %")
 
@@ -293,23 +296,23 @@ def hashing(line: ProgressLine) -> Callable[[int, int], None]:
 @contextmanager
 def opened_search(
     places: Sequence[str],
-    files: "FileFilter",
-    models: "Searching",
+    files: "FileFilterGroup",
+    models: "SearchModelGroup",
     threads: int | None,
     device: str,
     lines: Sequence[str] | None = None,
-) -> "Iterator[Search]":
+) -> "Iterator[PassageSearch]":
     """Open a search; progress and warnings go to stderr."""
     from localllm.engine.options import EngineOptions
-    from localllm.services.search.ranking import Models, Search
+    from localllm.services.search.ranking import PassageSearch, SearchModels
 
     line = ProgressLine()
-    engine = EngineOptions(threads, None, backend=device, progress=compiling(line))
-    model_options = Models(
+    engine = EngineOptions(threads, None, backend=device, progress=make_compile_progress(line))
+    model_options = SearchModels(
         engine, *(None if each is None else resolve_model_path(each) for each in (models.embedder, models.reranker))
     )
     with line:
-        search = Search(places, files.filter(), model_options, line.show, lines)
+        search = PassageSearch(places, files.filter(), model_options, line.show, lines)
     with search:
         warn(search.warnings)
         yield search

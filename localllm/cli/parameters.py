@@ -28,19 +28,19 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from localllm.errors import UsageError
 
-TRUTH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 TYPED = "localllm.typed"  # key of Context.meta: the typed words, as ParsedArgs
-SILENT = "localllm.silent"  # key of Context.meta: parameters that config.toml and the environment must not set
+UNTYPED_ONLY = "localllm.silent"  # key of Context.meta: parameters that config.toml and the environment must not set
 
 
-class Chosen(NamedTuple):
+class SourcedValue(NamedTuple):
     """A value, converted to the option's type, and its source."""
 
     value: object
     source: str
 
 
-class Converting:
+class ConvertingParameter:
     """Base class of options and arguments, which converts their values.
 
     Typer would use Pydantic: its import takes 65 ms, and adapters for the options of `run` 15 ms, half as long as
@@ -65,7 +65,7 @@ class Converting:
         return isinstance(self, TyperArgument)
 
     @property
-    def many(self) -> bool:
+    def takes_several(self) -> bool:
         return self.multiple or self.nargs == -1
 
     @property
@@ -100,9 +100,9 @@ class Converting:
 
     def convert(self, value: Any) -> Any:
         """Convert a string, a list of strings, or a switch's bool to the annotation's type. Raises ValueError."""
-        return [*map(self._value, value)] if self.many else self._value(value)
+        return [*map(self._convert_one, value)] if self.takes_several else self._convert_one(value)
 
-    def _value(self, value: object) -> object:
+    def _convert_one(self, value: object) -> object:
         if not isinstance(value, str):
             return value
         if parser := self.type_descriptor.parameter_info.parser:
@@ -110,10 +110,10 @@ class Converting:
         if self.choices and value not in self.choices:
             raise ValueError(f"must be {', '.join(self.choices[:-1])} or {self.choices[-1]}, not {value!r}")
         if self.is_switch:
-            if value.lower() not in TRUTH:
+            if value.lower() not in BOOLEANS:
                 raise ValueError(f"must be true or false, not {value!r}")
-            return TRUTH[value.lower()]
-        return {int: whole_number, float: number}.get(self.kind, str)(value)
+            return BOOLEANS[value.lower()]
+        return {int: parse_integer, float: parse_number}.get(self.kind, str)(value)
 
     def process_value(self, ctx: Any, value: Any) -> Any:
         """Convert a value from the command line or the environment; run the callback. Raises UsageError."""
@@ -125,10 +125,10 @@ class Converting:
             try:
                 value = self.convert(value)
             except ValueError as error:
-                from localllm.cli.compat import MEANT_BY_TEXT
+                from localllm.cli.compat import NUMBER_HINTS
 
-                typed = ctx.meta[TYPED].names.get(own_name(self), self.metavar)
-                hint = MEANT_BY_TEXT.get(f"{ctx.info_name} {typed}", "")
+                typed = ctx.meta[TYPED].names.get(get_own_name(self), self.metavar)
+                hint = NUMBER_HINTS.get(f"{ctx.info_name} {typed}", "")
                 name = self.variable() if source == "ENVIRONMENT" else typed
                 raise UsageError(f"{name}: {error}{hint and f'; {hint}'}") from None
         return self.callback(ctx, self, value) if self.callback else value
@@ -139,11 +139,11 @@ class Converting:
 
     def value_from_envvar(self, ctx: Any) -> str | list[str] | None:
         """Return the environment's value, in a list for a repeatable option."""
-        name = None if self.name in ctx.meta.get(SILENT, ()) else self.variable()
-        return name and ([os.environ[name]] if self.many else os.environ[name])
+        name = None if self.name in ctx.meta.get(UNTYPED_ONLY, ()) else self.variable()
+        return name and ([os.environ[name]] if self.takes_several else os.environ[name])
 
 
-class Option(Converting, TyperOption):
+class Option(ConvertingParameter, TyperOption):
     """An option, copied from Typer's, since Typer cannot use another class."""
 
     def __init__(self, option: TyperOption):
@@ -152,7 +152,7 @@ class Option(Converting, TyperOption):
             self.opts = sorted(self.opts, key=len)  # Typer takes them from a set
 
 
-class Argument(Converting, TyperArgument):
+class Argument(ConvertingParameter, TyperArgument):
     """An argument, copied from Typer's; also: the option that can replace it."""
 
     also: Option | None = None
@@ -175,28 +175,28 @@ def convert_parameters(params: Iterable[Any]) -> list[Parameter]:
     return converted
 
 
-def own_name(param: Converting) -> str:
+def get_own_name(param: ConvertingParameter) -> str:
     """Return the function parameter's name; for an option that replaces an argument, the argument's."""
     return param.name.removesuffix(NAMED)
 
 
-def whole_number(text: str) -> int:
+def parse_integer(text: str) -> int:
     try:
         return int(text)
     except ValueError:
         raise ValueError(f"must be an integer, not {text!r}") from None
 
 
-def number(text: str) -> float:
+def parse_number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
         raise ValueError(f"must be a number, not {text!r}") from None
 
 
-def number_or_default(default: str) -> Callable[[str], int | None]:
+def make_integer_parser(default: str) -> Callable[[str], int | None]:
     """Return an integer parser that returns None for the text `default`."""
-    return lambda text: None if text == default else whole_number(text)
+    return lambda text: None if text == default else parse_integer(text)
 
 
 PREFIX = "LOCALLLM_"
@@ -236,7 +236,7 @@ def argument(
     return info
 
 
-def resolve(hint: Any, default: object) -> tuple[Any, object]:
+def resolve_declaration(hint: Any, default: object) -> tuple[Any, object]:
     """Return annotation and default of a parameter or field that may be declared by its default."""
     if not isinstance(default, OptionInfo | ArgumentInfo):
         return hint, default
@@ -249,11 +249,11 @@ def resolve(hint: Any, default: object) -> tuple[Any, object]:
 
 
 @dataclass_transform(kw_only_default=True)
-def group(kind: type[T]) -> type[T]:
+def option_group(kind: type[T]) -> type[T]:
     """Make a class an option group: a dataclass without __eq__ and __repr__, which take 0.1 ms each to generate."""
     for name, hint in kind.__annotations__.items():
         if name in vars(kind):
-            kind.__annotations__[name], default = resolve(hint, vars(kind)[name])
+            kind.__annotations__[name], default = resolve_declaration(hint, vars(kind)[name])
             setattr(kind, name, default)
     return dataclass(kw_only=True, repr=False, eq=False)(kind)
 
@@ -275,7 +275,7 @@ class DeclaredGroup:
         vars(self).update({each.name: each.default for each in self.options} | values)
 
 
-def fields_of(kind: Any) -> Sequence[Any]:
+def list_fields(kind: Any) -> Sequence[Any]:
     """Return the options of a group."""
     return kind.options if issubclass(kind, DeclaredGroup) else fields(kind)
 
@@ -286,7 +286,7 @@ def is_group(kind: object) -> bool:
 
 def explicit_options(options: Any) -> dict[str, Any]:
     """Return the options of a group that differ from their defaults, by field."""
-    values = ((each, getattr(options, each.name)) for each in fields_of(type(options)))
+    values = ((each, getattr(options, each.name)) for each in list_fields(type(options)))
     return {each.name: value for each, value in values if value not in (each.default, None, (), [])}
 
 
@@ -294,27 +294,35 @@ def flatten(function: Callable[..., None]) -> Callable[..., None]:
     """Return a function for Typer without groups; each option has its environment variable and help panel."""
     declared = inspect.signature(function).parameters.values()
 
-    def command(**values: object) -> None:
+    def call_with_groups(**values: object) -> None:
         function(**{each.name: build_value(each.name, each.annotation, values) for each in declared})
 
-    leaves = [leaf for each in declared for leaf in flat(each.name, *resolve(each.annotation, each.default), None)]
-    command.__name__, command.__doc__, command.__module__ = function.__name__, function.__doc__, function.__module__
-    command.__annotations__ = {}
-    command.__signature__ = inspect.Signature(leaves)  # type: ignore[attr-defined]
-    return command
+    leaves = [
+        leaf
+        for each in declared
+        for leaf in iter_parameters(each.name, *resolve_declaration(each.annotation, each.default), None)
+    ]
+    call_with_groups.__name__, call_with_groups.__doc__, call_with_groups.__module__ = (
+        function.__name__,
+        function.__doc__,
+        function.__module__,
+    )
+    call_with_groups.__annotations__ = {}
+    call_with_groups.__signature__ = inspect.Signature(leaves)  # type: ignore[attr-defined]
+    return call_with_groups
 
 
-def flat(name: str, kind: object, default: object, panel: str | None) -> Iterator[inspect.Parameter]:
+def iter_parameters(name: str, kind: object, default: object, panel: str | None) -> Iterator[inspect.Parameter]:
     """Yield the parameters of an option group; the help panel is the first sentence of the group's docstring."""
     if not is_group(kind):
-        yield from leaf(name, kind, default, panel)
+        yield from iter_leaf_parameters(name, kind, default, panel)
         return
     panel = " ".join((kind.__doc__ or "").partition(".")[0].split())
-    for each in fields_of(kind):
-        yield from flat(each.name, each.type, REQUIRED if each.default is MISSING else each.default, panel)
+    for each in list_fields(kind):
+        yield from iter_parameters(each.name, each.type, REQUIRED if each.default is MISSING else each.default, panel)
 
 
-def leaf(name: str, kind: object, default: object, panel: str | None) -> Iterator[inspect.Parameter]:
+def iter_leaf_parameters(name: str, kind: object, default: object, panel: str | None) -> Iterator[inspect.Parameter]:
     """Yield the parameter of an option, or those of an argument and of the option that may replace it."""
     hint, declared = get_args(kind)
     info, typed_only = copy(declared), vars(declared).get("typed_only", False)
@@ -324,20 +332,20 @@ def leaf(name: str, kind: object, default: object, panel: str | None) -> Iterato
         if also := vars(info).get("also"):
             named = typer.Option(*also, metavar=(info.metavar or "").strip("[]."), help=info.help)
             named.autocompletion = info.autocompletion
-            yield keyword(f"{name}{NAMED}", hint | None, named, None)
+            yield make_keyword_parameter(f"{name}{NAMED}", hint | None, named, None)
     else:
         names = [each.partition("/")[0] for each in (info.default, *(info.param_decls or ()))]
-        info.envvar = [] if typed_only else [variable(each) for each in names if each.startswith("--")]
-    yield keyword(name, hint, info, default)
+        info.envvar = [] if typed_only else [get_variable_name(each) for each in names if each.startswith("--")]
+    yield make_keyword_parameter(name, hint, info, default)
 
 
-def keyword(name: str, hint: object, info: object, default: object) -> inspect.Parameter:
+def make_keyword_parameter(name: str, hint: object, info: object, default: object) -> inspect.Parameter:
     """Create a keyword-only parameter of a signature."""
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(name, kind, default=default, annotation=Annotated[hint, info])
 
 
-def variable(name: str) -> str:
+def get_variable_name(name: str) -> str:
     """Return the environment variable that sets an option, such as LOCALLLM_TOP_K for --top-k."""
     return PREFIX + name.removeprefix("--").upper().replace("-", "_")
 
@@ -351,4 +359,4 @@ def build_value(name: str, kind: object, values: Mapping[str, object]) -> object
     """Return an argument of the function: a value, or a group with the values of its fields."""
     if not is_group(kind):
         return values[name]
-    return kind(**{each.name: build_value(each.name, each.type, values) for each in fields_of(kind)})  # type: ignore[operator]
+    return kind(**{each.name: build_value(each.name, each.type, values) for each in list_fields(kind)})  # type: ignore[operator]

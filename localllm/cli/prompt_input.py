@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, BinaryIO, NamedTuple
 
 from localllm.cli.parameters import option
-from localllm.cli.terminal.output import is_terminal, say, stdin
+from localllm.cli.terminal.output import is_terminal, open_stdin, say
 from localllm.errors import ContextError, UsageError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ Encoding = Annotated[
     ),
 ]
 Prompt = Annotated[list[str] | None, option("-p --prompt", "Prompt.  [repeatable]", "TEXT")]
-ALWAYS = 1 << 20  # bytes of a prompt to read before computing the maximum that fits the context
+MIN_CHECKED_BYTES = 1 << 20  # bytes of a prompt to read before computing the maximum that fits the context
 
 
 def read_prompt(
@@ -38,7 +38,7 @@ def read_prompt(
     exact: str | None = None,
     ways: str = "-p TEXT, -f FILE or through a pipe",
     with_names: bool = True,
-) -> "Given":
+) -> "PromptInputs":
     """Join the files of -f, stdin and then the texts of -p with blank lines; "-" stands for stdin.
 
     The question comes last, so that a second one about the same text finds it in the prefix cache.
@@ -55,19 +55,19 @@ def read_prompt(
     questions = [require_decodable(prompt, "-p") for prompt in prompts]
     named = with_names and len(files) > 1
     parts = [
-        with_name(text_of(content(file, most_bytes, encoding), file, encoding), file if named else "")
+        prepend_name(decode_file(read_file(file, most_bytes, encoding), file, encoding), file if named else "")
         for file in files
         if file != "-"
     ]
     if exact is not None:
-        parts.append(text_of(content(exact, most_bytes, encoding), exact, encoding, whole=True))
+        parts.append(decode_file(read_file(exact, most_bytes, encoding), exact, encoding, whole=True))
     if "-" in files and sys.stdin is None:
         raise UsageError("-f -: stdin is closed")
     if "-" in files or (use_stdin and sys.stdin is not None and not is_terminal(sys.stdin)):
-        data = read_bounded(stdin(), most_bytes, encoding)
-        piped = text_of(data, "stdin", encoding) if data else ""
-        parts.append(with_name(piped, "stdin" if named and piped else ""))
-    inputs = Given("\n\n".join(filter(None, parts)), "\n\n".join(filter(None, questions)))
+        data = read_bounded(open_stdin(), most_bytes, encoding)
+        piped = decode_file(data, "stdin", encoding) if data else ""
+        parts.append(prepend_name(piped, "stdin" if named and piped else ""))
+    inputs = PromptInputs("\n\n".join(filter(None, parts)), "\n\n".join(filter(None, questions)))
     if not inputs.text:
         raise UsageError(f"the prompt is missing: give one with {ways}")
     return inputs
@@ -87,21 +87,21 @@ def sort_arguments(arguments: Sequence[str], files: Sequence[str]) -> tuple[list
     if texts and not files and os.path.isfile(texts[0]):
         say(f"localllm: the prompt is the text {texts[0]!r}; to read the file with this name, use -f {texts[0]}")
     return texts, [
-        path for each in (*files, *more_files) for path in (files_of(each) if os.path.isdir(each) else [each])
+        path for each in (*files, *more_files) for path in (list_text_files(each) if os.path.isdir(each) else [each])
     ]
 
 
-def files_of(folder: str) -> list[str]:
+def list_text_files(folder: str) -> list[str]:
     """Return a folder's text files, found as `localllm search` does. Raises UsageError without any."""
-    from localllm.services.search.files import Filter, read_text, text_files
+    from localllm.services.search.files import FileFilter, iter_text_files, read_text
 
-    paths = [path for path in text_files([folder], Filter()) if read_text(path) is not None]
+    paths = [path for path in iter_text_files([folder], FileFilter()) if read_text(path) is not None]
     if not paths:
         raise UsageError(f"{folder}: the folder contains no text files")
     return paths
 
 
-class Given(NamedTuple):
+class PromptInputs(NamedTuple):
     """A prompt.
 
     Attributes:
@@ -118,12 +118,12 @@ class Given(NamedTuple):
         return "\n\n".join(filter(None, both))
 
 
-def with_name(text: str, name: str) -> str:
+def prepend_name(text: str, name: str) -> str:
     """Return a file's content below its name, in the format of `head` and `tail`; unchanged without a name."""
     return f"==> {name} <==\n{text}" if name else text
 
 
-def content(file: str, most_bytes: Callable[[], int], encoding: str | None) -> bytes:
+def read_file(file: str, most_bytes: Callable[[], int], encoding: str | None) -> bytes:
     """Read a file's bytes. Raises the errors of read_bounded, and UsageError if it cannot be read."""
     try:
         with open(file, "rb") as source:
@@ -135,12 +135,12 @@ def content(file: str, most_bytes: Callable[[], int], encoding: str | None) -> b
 
 def read_bounded(source: BinaryIO, most_bytes: Callable[[], int], encoding: str | None = None) -> bytes:
     """Read a source to its end. Raises ContextError if it exceeds the context."""
-    data = source.read(ALWAYS)
-    if len(data) < ALWAYS:
+    data = source.read(MIN_CHECKED_BYTES)
+    if len(data) < MIN_CHECKED_BYTES:
         return data
     pieces, size, limit = [data], len(data), most_bytes()
     widest = 1 if encoding is None and not data.startswith((b"\xff\xfe", b"\xfe\xff")) else 4  # bytes per UTF-8 byte
-    while size <= limit * widest and (data := source.read(ALWAYS)):
+    while size <= limit * widest and (data := source.read(MIN_CHECKED_BYTES)):
         pieces.append(data)
         size += len(data)
     if size > limit * widest:
@@ -151,7 +151,7 @@ def read_bounded(source: BinaryIO, most_bytes: Callable[[], int], encoding: str 
     return b"".join(pieces)
 
 
-def text_of(data: bytes, name: str, encoding: str | None = None, whole: bool = False) -> str:
+def decode_file(data: bytes, name: str, encoding: str | None = None, whole: bool = False) -> str:
     """Decode a text file, without its final line break unless `whole`.
 
     encoding: None replaces bytes that are not UTF-8, with a warning; other encodings raise UsageError for invalid
@@ -184,7 +184,7 @@ def require_decodable(text: str, name: str) -> str:
     return text
 
 
-def request(
+def build_prompt(
     model: "Model", text: str, system: str | None, raw: bool, first: "Sequence[Message]" = ()
 ) -> "str | list[Message]":
     """Return the prompt as messages; unchanged if `raw`, or for models that cannot chat.
@@ -195,22 +195,22 @@ def request(
     """
     if raw:
         return text
-    if model.session.answers_one_text:
+    if model.session.is_single_turn:
         if system is not None:
             raise UsageError(f"{model.arch} models take a single text without a system message: leave out -sys")
         return text
-    warn_of_template(model)
+    warn_missing_template(model)
     instruction = [] if system is None else [{"role": "system", "content": system}]
     return [*instruction, *first, {"role": "user", "content": text}]
 
 
-def warn_of_template(model: "Model") -> None:
+def warn_missing_template(model: "Model") -> None:
     if warning := model.session.warning:
         say(f"localllm: warning: {warning}; choose one with --chat-template, or continue plain text with `run --raw`")
 
 
 @contextmanager
-def naming_ways(model: "Model", can_shift: bool, can_ask_parts: bool = False) -> Iterator[None]:
+def explain_overflow(model: "Model", can_shift: bool, can_ask_parts: bool = False) -> Iterator[None]:
     """Add the excess, and the remedies, to an error about a prompt that is too long.
 
     can_shift: whether the command supports context shift.  can_ask_parts: whether it supports --on-overflow chunks and
@@ -237,7 +237,9 @@ def naming_ways(model: "Model", can_shift: bool, can_ask_parts: bool = False) ->
         raise ContextError(f"{error}, {error.excess} too many: {listed}") from None
 
 
-def begin(model: "Model", prompt: "str | list[int] | list[Message]", options: "GenerationOptions") -> "Generation":
+def start_answer(
+    model: "Model", prompt: "str | list[int] | list[Message]", options: "GenerationOptions"
+) -> "Generation":
     """Start the answer to messages, or the continuation of a text or token ids."""
     if isinstance(prompt, str) or isinstance(prompt[0], int):
         return model.session.complete(prompt, options)

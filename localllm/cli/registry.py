@@ -8,8 +8,8 @@ from typing import TypeVar, cast
 import typer
 from typer.core import TyperCommand
 
-from localllm.cli.argv import did_you_mean
-from localllm.cli.compat import no_command, suggest_command
+from localllm.cli.argv import suggest_name
+from localllm.cli.compat import explain_missing_command, suggest_command
 from localllm.cli.parameters import Parameter, convert_parameters, flatten
 from localllm.errors import UsageError
 
@@ -24,16 +24,16 @@ LIST_COMMANDS = "localllm --help lists the commands"
 C = TypeVar("C", bound=TyperCommand)
 
 
-def function(name: str) -> Callable[..., None]:
+def load_function(name: str) -> Callable[..., None]:
     command: Callable[..., None] = getattr(import_module(f"localllm.cli.commands.{name}"), name)
     return command
 
 
-def summary(name: str) -> str:
-    return (function(name).__doc__ or "").partition("\n")[0]
+def get_summary(name: str) -> str:
+    return (load_function(name).__doc__ or "").partition("\n")[0]
 
 
-def build(function: Callable[..., None], kind: type[C]) -> C:
+def build_command(function: Callable[..., None], kind: type[C]) -> C:
     """Convert a function with annotated parameters to a Typer command of class `kind`."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command(function.__name__, cls=kind, context_settings={"help_option_names": HELP_NAMES})(flatten(function))
@@ -41,9 +41,9 @@ def build(function: Callable[..., None], kind: type[C]) -> C:
 
 
 @cache
-def params_of(name: str) -> list[Parameter]:
+def list_params(name: str) -> list[Parameter]:
     require_command(name)
-    command = build(function(name), TyperCommand)
+    command = build_command(load_function(name), TyperCommand)
     return convert_parameters(command.get_params(typer.Context(command, help_option_names=HELP_NAMES)))
 
 
@@ -54,9 +54,9 @@ def require_command(name: str) -> None:
         raise UsageError(f"unknown command {name}; to chat with that model: localllm chat {name}")
     if " " in name.strip():
         raise UsageError(f"a question needs a command: localllm run MODEL {name!r}")
-    if reason := no_command(name):
+    if reason := explain_missing_command(name):
         raise UsageError(f"unknown command {name}: {reason}")
     harmless = [each for each in COMMANDS if each != "rm"]  # never suggest it for a typo
     suggestion = suggest_command(name)
-    hint = f"did you mean {suggestion}?" if suggestion else did_you_mean(name, harmless) or LIST_COMMANDS
+    hint = f"did you mean {suggestion}?" if suggestion else suggest_name(name, harmless) or LIST_COMMANDS
     raise UsageError(f"unknown command {name}; {hint}")

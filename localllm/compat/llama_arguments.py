@@ -18,7 +18,7 @@ import numpy as np
 from localllm.arch.rope_scaling import RopeScaling
 from localllm.errors import UsageError
 from localllm.frozen import frozen
-from localllm.generation.constraints.constraint import constraint_of
+from localllm.generation.constraints.constraint import make_constraint
 from localllm.generation.model_methods import AnswerArguments
 from localllm.generation.sampling.options import DEFAULTS, OPTIONS
 from localllm.text.builtin_templates import BUILTIN_TEMPLATES
@@ -37,7 +37,7 @@ class LlamaGrammar:
 
     def __init__(self, grammar: str | None = None, schema: object = None) -> None:
         """Validate either a grammar (GBNF) or a schema. Raises UsageError if it cannot be used."""
-        constraint_of(schema, grammar)
+        make_constraint(schema, grammar)
         self.grammar, self.schema = grammar, schema
 
     @classmethod
@@ -72,12 +72,12 @@ DEFAULT_ROPE = 10000.0, 1.0  # base and scale
 ROPE_TYPES = {0: "none", 1: "linear", 2: "yarn"}  # by llama.cpp's ids
 POOLINGS = {1: "mean", 2: "cls", 3: "last"}  # by llama.cpp's ids
 CHAT_FORMATS = {"llama-3": "llama3"}  # names that differ in localllm
-NO_EFFECT = (
+IGNORED = (
     "split_mode", "main_gpu", "tensor_split", "vocab_only", "use_mmap", "use_mlock", "n_batch", "n_ubatch",
     "n_threads_batch", "offload_kqv", "flash_attn", "op_offload", "swa_full", "no_perf", "lora_base", "lora_scale",
     "numa", "draft_model",
 )  # fmt: skip
-REFUSED = {
+UNSUPPORTED = {
     "kv_overrides": "write a file with other metadata with `localllm edit`",
     "attention_type": "the model file determines the attention type",
     "yarn_ext_factor": "YaRN's factors are fixed to the values of its paper",
@@ -97,7 +97,7 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 
-def takes(arguments: Callable[P, A]) -> Callable[[Callable[[S, A], R]], Callable[Concatenate[S, P], R]]:
+def accept_arguments(arguments: Callable[P, A]) -> Callable[[Callable[[S, A], R]], Callable[Concatenate[S, P], R]]:
     """Let a method of one arguments object be called with the arguments of its class.
 
     The method's signature is that of the class.
@@ -181,13 +181,13 @@ class OpenArguments:
     def of(cls, arguments: Mapping[str, Any]) -> "OpenArguments":
         """Check arguments, and warn of those without an effect. Raises UsageError for unsupported ones."""
         defaults = {each.name: each.default for each in fields(cls)}
-        for name, reason in REFUSED.items():
+        for name, reason in UNSUPPORTED.items():
             if name in arguments and arguments[name] not in (defaults[name], None):
                 raise UsageError(f"{name} is not supported: {reason}")
         idle = [
             name
             for name in arguments
-            if name not in defaults or (name in NO_EFFECT and arguments[name] != defaults[name])
+            if name not in defaults or (name in IGNORED and arguments[name] != defaults[name])
         ]
         if idle:
             warn(f"ignored arguments (no effect in localllm): {', '.join(idle)}")
@@ -201,7 +201,7 @@ class OpenArguments:
             path,
             threads=self.n_threads or None,
             context=self.n_ctx,
-            kv_type=f"k={kv_type('type_k', self.type_k)},v={kv_type('type_v', self.type_v)}",
+            kv_type=f"k={get_kv_type('type_k', self.type_k)},v={get_kv_type('type_v', self.type_v)}",
             rope=self.rope,
             backend="auto" if self.n_gpu_layers else "cpu",
             gpu_layers="auto" if self.n_gpu_layers <= 0 else self.n_gpu_layers,
@@ -243,7 +243,7 @@ class OpenArguments:
         return POOLINGS[self.pooling_type]
 
 
-def kv_type(name: str, number: int | None) -> str:
+def get_kv_type(name: str, number: int | None) -> str:
     """Return the KV cache type for a GGML type id. Raises UsageError."""
     if number is None:
         return "f16"
@@ -318,7 +318,9 @@ class ChatArguments:
     top_logprobs: int | None = None
 
 
-def answer_options(arguments: CompletionArguments | ChatArguments, last_n: int, seed: int | None) -> AnswerArguments:
+def build_answer_options(
+    arguments: CompletionArguments | ChatArguments, last_n: int, seed: int | None
+) -> AnswerArguments:
     """Return keyword arguments for generate and chat: sampling, grammar, functions. Raises UsageError.
 
     last_n: count of tokens to which penalties apply.
@@ -327,14 +329,14 @@ def answer_options(arguments: CompletionArguments | ChatArguments, last_n: int, 
         raise UsageError(f"grammar must be a LlamaGrammar, not {type(arguments.grammar).__name__}")
     if arguments.tfs_z != 1.0:
         warn("tfs_z is ignored: llama.cpp no longer has tail-free sampling")
-    options = sampling_options(arguments, last_n, seed)
+    options = build_sampling_options(arguments, last_n, seed)
     options["on_overflow"] = "error"
     if arguments.grammar is not None and arguments.grammar.grammar is not None:
         options["grammar"] = arguments.grammar.grammar
     elif arguments.grammar is not None:
         options["schema"] = arguments.grammar.schema
-    processors = as_list(arguments.logits_processor)
-    criteria = as_list(arguments.stopping_criteria) if isinstance(arguments, CompletionArguments) else []
+    processors = to_list(arguments.logits_processor)
+    criteria = to_list(arguments.stopping_criteria) if isinstance(arguments, CompletionArguments) else []
 
     def process(ids: list[int], logits: np.ndarray) -> np.ndarray:
         for each in processors:
@@ -351,20 +353,22 @@ def answer_options(arguments: CompletionArguments | ChatArguments, last_n: int, 
     return options
 
 
-def length_options(arguments: CompletionArguments | ChatArguments) -> tuple[int | None, list[str]]:
+def get_length_options(arguments: CompletionArguments | ChatArguments) -> tuple[int | None, list[str]]:
     """Return max_tokens, None for no limit, and the stop strings."""
     stop = [arguments.stop] if isinstance(arguments.stop, str) else list(arguments.stop or ())
     return arguments.max_tokens if (arguments.max_tokens or 0) > 0 else None, stop
 
 
-def as_list(functions: Callable[P, R] | Sequence[Callable[P, R]] | None) -> list[Callable[P, R]]:
+def to_list(functions: Callable[P, R] | Sequence[Callable[P, R]] | None) -> list[Callable[P, R]]:
     """Return a function, several or none as a list."""
     if functions is None or isinstance(functions, list | tuple):
         return list(functions or ())
     return [functions] if callable(functions) else [*functions]
 
 
-def sampling_options(arguments: CompletionArguments | ChatArguments, last_n: int, seed: int | None) -> AnswerArguments:
+def build_sampling_options(
+    arguments: CompletionArguments | ChatArguments, last_n: int, seed: int | None
+) -> AnswerArguments:
     """Return all sampling options, which override the file's recommended ones.
 
     A negative temperature samples from the model's own distribution; mirostat uses no temperature.
@@ -375,7 +379,7 @@ def sampling_options(arguments: CompletionArguments | ChatArguments, last_n: int
         "typical": (arguments.typical_p, 1.0),
     }  # fmt: skip
     options = dict(DEFAULTS)
-    options |= {name: off if plain else OPTIONS[name].clamped(value) for name, (value, off) in numbers.items()}
+    options |= {name: off if plain else OPTIONS[name].clamp(value) for name, (value, off) in numbers.items()}
     options |= {
         "temperature": 1.0 if plain or (arguments.mirostat_mode and not is_greedy) else arguments.temperature,
         "mirostat": 0 if plain or is_greedy else arguments.mirostat_mode,

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from localllm.compat.llama_arguments import ChatArguments, answer_options, length_options, warn
-from localllm.compat.llama_completion import chat_logprobs, head, usage_of
+from localllm.compat.llama_arguments import ChatArguments, build_answer_options, get_length_options, warn
+from localllm.compat.llama_completion import count_usage, format_chat_logprobs, make_head
 from localllm.errors import UsageError
 from localllm.generation.logprobs import LikelyToken
-from localllm.generation.model_methods import alternatives
+from localllm.generation.model_methods import count_alternatives
 from localllm.generation.reasoning import REASONING, TextPart
 from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL, ToolCall, append_part
 
@@ -23,18 +23,18 @@ class ChatCompletion:
 
         name: of the model, for responses.  last_n, seed: see answer_options.
         """
-        options = answer_options(arguments, last_n, seed)
-        max_tokens, stop = length_options(arguments)
-        if (schema := schema_of(arguments.response_format)) is not None:
+        options = build_answer_options(arguments, last_n, seed)
+        max_tokens, stop = get_length_options(arguments)
+        if (schema := parse_schema(arguments.response_format)) is not None:
             options["schema"] = schema
         if stop and (arguments.grammar is not None or schema is not None):
             warn("stop is ignored: grammar or response_format determines the end of the answer")
         if has_logprobs := arguments.logprobs not in (None, False):
-            options["top_logprobs"] = alternatives(arguments.logprobs, arguments.top_logprobs)
+            options["top_logprobs"] = count_alternatives(arguments.logprobs, arguments.top_logprobs)
         self.model, self.is_legacy, self.has_logprobs = model, bool(arguments.functions), has_logprobs
-        self.head = head("chat.completion.chunk" if arguments.stream else "chat.completion", "chatcmpl", name)
-        if tools := tools_of(arguments):
-            choice = choice_of(arguments)
+        self.head = make_head("chat.completion.chunk" if arguments.stream else "chat.completion", "chatcmpl", name)
+        if tools := list_tools(arguments):
+            choice = parse_tool_choice(arguments)
             self.answer = model.chat(arguments.messages, max_tokens, stop, tools=tools, tool_choice=choice, **options)
         else:
             self.answer = model.chat(arguments.messages, max_tokens, stop, **options)
@@ -48,9 +48,9 @@ class ChatCompletion:
             message["content"] = message["content"] or None
             if self.is_legacy:
                 message["function_call"] = calls[0]["function"]
-        logprobs = chat_logprobs(self.answer.logprobs, self.model.tokenizer) if self.has_logprobs else None
+        logprobs = format_chat_logprobs(self.answer.logprobs, self.model.tokenizer) if self.has_logprobs else None
         choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": self._reason(bool(calls))}
-        return {**self.head, "choices": [choice], "usage": usage_of(self.answer)}
+        return {**self.head, "choices": [choice], "usage": count_usage(self.answer)}
 
     def _reason(self, has_calls: bool) -> str:
         reason = self.answer.finish_reason
@@ -60,24 +60,24 @@ class ChatCompletion:
         """Yield the response as chunks; closing the iterator ends the answer."""
         tokens_sent, calls = 0, list[ToolCall]()
 
-        def chunk(delta: dict[str, object], reason: str | None = None) -> dict[str, object]:
+        def format_chunk(delta: dict[str, object], reason: str | None = None) -> dict[str, object]:
             nonlocal tokens_sent
             tokens: list[LikelyToken] = self.answer.logprobs[tokens_sent:] if self.has_logprobs else []
             tokens_sent += len(tokens)
-            logprobs = chat_logprobs(tokens, self.model.tokenizer) if tokens else None
+            logprobs = format_chat_logprobs(tokens, self.model.tokenizer) if tokens else None
             choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
             return {**self.head, "choices": [choice]}
 
         try:
-            yield chunk({"role": "assistant"})
+            yield format_chunk({"role": "assistant"})
             for part in self.answer.parts:
-                yield chunk(delta_of(part, calls, self.is_legacy))
-            yield chunk({}, self._reason(bool(calls)))
+                yield format_chunk(format_delta(part, calls, self.is_legacy))
+            yield format_chunk({}, self._reason(bool(calls)))
         finally:
             self.answer.close()
 
 
-def delta_of(part: TextPart, calls: list[ToolCall], is_legacy: bool) -> dict[str, object]:
+def format_delta(part: TextPart, calls: list[ToolCall], is_legacy: bool) -> dict[str, object]:
     """Convert a part of an answer to a delta, and add it to calls; is_legacy: also as function_call."""
     if not append_part(calls, part):
         return {"reasoning_content" if part.kind == REASONING else "content": part.text}
@@ -89,7 +89,7 @@ def delta_of(part: TextPart, calls: list[ToolCall], is_legacy: bool) -> dict[str
     return {"tool_calls": [{"index": index, **call}], **legacy}
 
 
-def schema_of(form: Mapping[str, object] | None) -> object:
+def parse_schema(form: Mapping[str, object] | None) -> object:
     """Return the JSON schema of a response_format, or None for plain text. Raises UsageError."""
     kind = "text" if form is None else form.get("type")
     if form is None or kind == "text":
@@ -104,13 +104,13 @@ def schema_of(form: Mapping[str, object] | None) -> object:
     return inner["schema"]
 
 
-def tools_of(arguments: ChatArguments) -> list[Mapping[str, object]]:
+def list_tools(arguments: ChatArguments) -> list[Mapping[str, object]]:
     """Return the tools, including OpenAI's legacy functions."""
     functions = [{"type": "function", "function": each} for each in arguments.functions or ()]
     return [*(arguments.tools or ()), *functions]
 
 
-def choice_of(arguments: ChatArguments) -> str:
+def parse_tool_choice(arguments: ChatArguments) -> str:
     """Return auto, none, required or the name of the tool to call. Raises UsageError."""
     choice = (arguments.function_call if arguments.tool_choice is None else arguments.tool_choice) or "auto"
     if isinstance(choice, Mapping):

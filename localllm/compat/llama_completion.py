@@ -5,11 +5,11 @@ from time import time
 from typing import TYPE_CHECKING, TypedDict
 from uuid import uuid4
 
-from localllm.compat.llama_arguments import CompletionArguments, answer_options, length_options, warn
+from localllm.compat.llama_arguments import CompletionArguments, build_answer_options, get_length_options, warn
 from localllm.errors import UsageError
 from localllm.generation.infill import Infill
-from localllm.generation.logprobs import LikelyToken, TokenLogprob, prompt_logprobs
-from localllm.generation.model_methods import alternatives
+from localllm.generation.logprobs import LikelyToken, TokenLogprob, compute_prompt_logprobs
+from localllm.generation.model_methods import count_alternatives
 
 if TYPE_CHECKING:
     from localllm.api import Model
@@ -26,44 +26,47 @@ class CompletionLogprobs(TypedDict):
     top_logprobs: list[dict[str, float] | None]
 
 
-def token_text(token: int, tokenizer: "Tokenizer") -> str:
+def decode_token(token: int, tokenizer: "Tokenizer") -> str:
     """Return a token's text, without the bytes of incomplete characters."""
     return tokenizer.token_bytes(token).decode(errors="ignore") if token < tokenizer.vocab_size else ""
 
 
-def completion_logprobs(tokens: Iterable[LikelyToken], tokenizer: "Tokenizer", offset: int) -> CompletionLogprobs:
+def format_completion_logprobs(
+    tokens: Iterable[LikelyToken], tokenizer: "Tokenizer", offset: int
+) -> CompletionLogprobs:
     """Return the log probabilities of a completion; offset: characters before the first token."""
     lists: CompletionLogprobs = {"tokens": [], "text_offset": [], "token_logprobs": [], "top_logprobs": []}
     for token, likeliest in tokens:
-        text = token_text(token.token, tokenizer)
+        text = decode_token(token.token, tokenizer)
         lists["tokens"].append(text)
         lists["text_offset"].append(offset)
         lists["token_logprobs"].append(token.logprob)
-        best = {token_text(alternative.token, tokenizer): alternative.logprob for alternative in reversed(likeliest)}
+        best = {decode_token(alternative.token, tokenizer): alternative.logprob for alternative in reversed(likeliest)}
         lists["top_logprobs"].append({**dict(reversed(best.items())), text: token.logprob})
         offset += len(text)
     return lists
 
 
-def chat_logprobs(tokens: Iterable[LikelyToken], tokenizer: "Tokenizer") -> dict[str, object]:
+def format_chat_logprobs(tokens: Iterable[LikelyToken], tokenizer: "Tokenizer") -> dict[str, object]:
     """Return the log probabilities of a chat completion's content."""
 
-    def show(token: TokenLogprob) -> dict[str, object]:
+    def format_token(token: TokenLogprob) -> dict[str, object]:
         data = tokenizer.token_bytes(token.token) if token.token < tokenizer.vocab_size else b""
         return {"token": data.decode(errors="ignore"), "bytes": [*data], "logprob": token.logprob}
 
     content = [
-        {**show(drawn), "top_logprobs": [show(alternative) for alternative in likeliest]} for drawn, likeliest in tokens
+        {**format_token(drawn), "top_logprobs": [format_token(alternative) for alternative in likeliest]}
+        for drawn, likeliest in tokens
     ]
     return {"content": content, "refusal": None}
 
 
-def head(kind: str, prefix: str, model: str) -> dict[str, object]:
+def make_head(kind: str, prefix: str, model: str) -> dict[str, object]:
     """Return the first fields of a response."""
     return {"id": f"{prefix}-{uuid4()}", "object": kind, "created": int(time()), "model": model}
 
 
-def usage_of(answer: "Generation") -> dict[str, int]:
+def count_usage(answer: "Generation") -> dict[str, int]:
     """Count the tokens of a prompt and its answer."""
     prompt, completion = answer.prompt_tokens, answer.completion_tokens
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
@@ -81,15 +84,15 @@ class TextCompletion:
         """
         count = arguments.logprobs
         count = int(count) if isinstance(count, bool) else count
-        self.model, self.arguments, self.logprobs = model, arguments, alternatives(count, None)
-        max_tokens, stop = length_options(arguments)
+        self.model, self.arguments, self.logprobs = model, arguments, count_alternatives(count, None)
+        max_tokens, stop = get_length_options(arguments)
         if stop and arguments.grammar is not None:
             warn("stop is ignored: grammar determines the end of the answer")
         if arguments.echo and arguments.stream:
             warn("echo is ignored with stream, as in llama-cpp-python")
-        self.ids = prompt_ids(model, arguments)
-        self.head = head("text_completion", "cmpl", name)
-        options = answer_options(arguments, last_n, seed)
+        self.ids = encode_prompt(model, arguments)
+        self.head = make_head("text_completion", "cmpl", name)
+        options = build_answer_options(arguments, last_n, seed)
         options["top_logprobs"] = self.logprobs
         self.answer = model.generate(self.ids, max_tokens, stop, **options)
 
@@ -105,21 +108,21 @@ class TextCompletion:
         choice = {
             "text": self.prompt + text if self.arguments.echo else text,
             "index": 0,
-            "logprobs": None if self.logprobs is None else self._all_logprobs(self.logprobs),
+            "logprobs": None if self.logprobs is None else self._format_logprobs(self.logprobs),
             "finish_reason": self.answer.finish_reason,
         }
-        return {**self.head, "choices": [choice], "usage": usage_of(self.answer)}
+        return {**self.head, "choices": [choice], "usage": count_usage(self.answer)}
 
-    def _all_logprobs(self, count: int) -> CompletionLogprobs:
+    def _format_logprobs(self, count: int) -> CompletionLogprobs:
         """Return the log probabilities of the answer, after those of the prompt if it is echoed."""
         tokenizer = self.model.tokenizer
         if not self.arguments.echo:
-            return completion_logprobs(self.answer.logprobs, tokenizer, len(self.prompt))
+            return format_completion_logprobs(self.answer.logprobs, tokenizer, len(self.prompt))
         shown_ids = self.ids[self.ids[:1] == [tokenizer.bos_id] :]
-        tokens = [*prompt_logprobs(self.model.sequence(), self.ids, count)[0], *self.answer.logprobs]
+        tokens = [*compute_prompt_logprobs(self.model.sequence(), self.ids, count)[0], *self.answer.logprobs]
         if len(shown_ids) == len(self.ids):  # no token precedes the first one
             tokens = [LikelyToken(TokenLogprob(shown_ids[0], 0.0), ()), *tokens]
-        lists = completion_logprobs(tokens, tokenizer, 0)
+        lists = format_completion_logprobs(tokens, tokenizer, 0)
         if tokens:
             lists["token_logprobs"][0] = lists["top_logprobs"][0] = None
         return lists
@@ -128,23 +131,23 @@ class TextCompletion:
         """Yield the response as chunks; closing the iterator ends the answer."""
         tokens_sent, offset = 0, len(self.prompt)
 
-        def chunk(text: str, reason: str | None, tokens: list[LikelyToken]) -> dict[str, object]:
-            lists = completion_logprobs(tokens, self.model.tokenizer, offset) if tokens else None
+        def format_chunk(text: str, reason: str | None, tokens: list[LikelyToken]) -> dict[str, object]:
+            lists = format_completion_logprobs(tokens, self.model.tokenizer, offset) if tokens else None
             choice = {"text": text, "index": 0, "logprobs": lists, "finish_reason": reason}
             return {**self.head, "choices": [choice]}
 
         try:
             for text in self.answer:
                 tokens = self.answer.logprobs[tokens_sent:] if self.logprobs is not None else []
-                yield chunk(text, None, tokens)
+                yield format_chunk(text, None, tokens)
                 tokens_sent, offset = tokens_sent + len(tokens), offset + len(text)
             remaining = self.answer.logprobs[tokens_sent:] if self.logprobs is not None else []
-            yield chunk("", self.answer.finish_reason, remaining)
+            yield format_chunk("", self.answer.finish_reason, remaining)
         finally:
             self.answer.close()
 
 
-def prompt_ids(model: "Model", arguments: CompletionArguments) -> list[int]:
+def encode_prompt(model: "Model", arguments: CompletionArguments) -> list[int]:
     """Return the token ids of a prompt. Raises UsageError."""
     prompt, tokenizer = arguments.prompt, model.tokenizer
     if arguments.suffix is not None:

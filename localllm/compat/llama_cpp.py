@@ -24,7 +24,7 @@ from localllm.compat.llama_arguments import (
     LogitsProcessor,
     OpenArguments,
     StoppingCriterion,
-    takes,
+    accept_arguments,
     warn,
 )
 from localllm.compat.llama_chat import ChatCompletion
@@ -32,7 +32,7 @@ from localllm.compat.llama_completion import TextCompletion
 from localllm.compat.llama_low_level import *
 from localllm.compat.llama_low_level import Context
 from localllm.errors import UsageError
-from localllm.services.hub.catalogue import resolve
+from localllm.services.hub.catalogue import resolve_model
 
 if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence as TokenSequence
@@ -119,7 +119,7 @@ class Llama:
         opening = OpenArguments.of(arguments)
         self.model_path, self.verbose, self.chat_format = model_path, opening.verbose, opening.chat_format
         self._pooling, self._logits_all, self._last_n = opening.pooling, opening.logits_all, opening.last_n_tokens_size
-        self.model = opening.open_model(resolve(model_path))
+        self.model = opening.open_model(resolve_model(model_path))
         self._closed = False
         for warning in self.model.warnings:
             warn(warning)
@@ -128,14 +128,14 @@ class Llama:
             for key, value in self.model.file.metadata.items()
             if isinstance(value, str | int | float)
         }
-        self._warn_of_rope_base(opening)
+        self._warn_rope_base(opening)
         self._context: Context | None = None
         self.n_batch = opening.n_batch
         self._sequence: TokenSequence | None = None
         self._rows = list[np.ndarray]()
         self.set_seed(opening.seed)
 
-    def _warn_of_rope_base(self, opening: OpenArguments) -> None:
+    def _warn_rope_base(self, opening: OpenArguments) -> None:
         """Warn if LangChain's default base and scale are ignored although the file's base differs."""
         base = float(self.metadata.get(f"{self.model.arch}.rope.freq_base", DEFAULT_ROPE[0]))
         if opening.is_default_rope and base != DEFAULT_ROPE[0]:
@@ -144,7 +144,7 @@ class Llama:
 
     # ---- completions
 
-    @takes(CompletionArguments)
+    @accept_arguments(CompletionArguments)
     def create_completion(self, arguments: CompletionArguments) -> Any:
         """Complete a prompt; return a dict in OpenAI's format, or with `stream` an iterator of chunks.
 
@@ -154,12 +154,12 @@ class Llama:
         completion = TextCompletion(self.model, arguments, name, self._last_n, seed)
         return completion.stream() if arguments.stream else completion.whole()
 
-    @takes(CompletionArguments)
+    @accept_arguments(CompletionArguments)
     def __call__(self, arguments: CompletionArguments) -> Any:
         """Complete a prompt; see create_completion."""
         return self.create_completion(**vars(arguments))
 
-    @takes(ChatArguments)
+    @accept_arguments(ChatArguments)
     def create_chat_completion(self, arguments: ChatArguments) -> Any:
         """Answer a conversation; return a dict in OpenAI's format, or with `stream` an iterator of chunks.
 
@@ -169,7 +169,7 @@ class Llama:
         completion = ChatCompletion(self.model, arguments, name, self._last_n, seed)
         return completion.stream() if arguments.stream else completion.whole()
 
-    @takes(ChatArguments)
+    @accept_arguments(ChatArguments)
     def create_chat_completion_openai_v1(self, arguments: ChatArguments) -> Any:
         """Answer a conversation; return objects of the package openai, which must be installed."""
         from openai.types.chat import ChatCompletion as Whole

@@ -81,7 +81,7 @@ def llama_model_get_vocab(model: "Model") -> int:
     return id(model)
 
 
-def model_of(vocab: int) -> "Model":
+def get_model(vocab: int) -> "Model":
     """Return the model of a vocabulary handle. Raises UsageError."""
     model = _models.get(vocab)
     if model is None:
@@ -89,29 +89,29 @@ def model_of(vocab: int) -> "Model":
     return model
 
 
-def tokenizer_of(vocab: int) -> "Tokenizer":
+def get_tokenizer(vocab: int) -> "Tokenizer":
     """Return the tokenizer of a vocabulary handle. Raises UsageError."""
-    return model_of(vocab).tokenizer
+    return get_model(vocab).tokenizer
 
 
 def llama_vocab_n_tokens(vocab: int) -> int:
     """Return the vocabulary size."""
-    return tokenizer_of(vocab).vocab_size
+    return get_tokenizer(vocab).vocab_size
 
 
 def llama_vocab_bos(vocab: int) -> int:
     """Return the BOS token, or -1."""
-    return -1 if (token := tokenizer_of(vocab).bos_id) is None else token
+    return -1 if (token := get_tokenizer(vocab).bos_id) is None else token
 
 
 def llama_vocab_eos(vocab: int) -> int:
     """Return the EOS token, or -1."""
-    return -1 if (token := tokenizer_of(vocab).eos_id) is None else token
+    return -1 if (token := get_tokenizer(vocab).eos_id) is None else token
 
 
 def llama_token_get_attr(vocab: int, token: int) -> int:
     """Return a token's type as one of LLAMA_TOKEN_ATTR_*."""
-    types = model_of(vocab).file.metadata.get("tokenizer.ggml.token_type")
+    types = get_model(vocab).file.metadata.get("tokenizer.ggml.token_type")
     return ATTRIBUTES[int(types[token])] if isinstance(types, np.ndarray) else LLAMA_TOKEN_ATTR_NORMAL
 
 
@@ -120,7 +120,7 @@ def llama_token_to_piece(vocab: int, token: int, buffer: Any, length: int, lstri
 
     lstrip: maximum leading spaces to omit.
     """
-    data = tokenizer_of(vocab).token_bytes(token, bool(special))
+    data = get_tokenizer(vocab).token_bytes(token, bool(special))
     for _ in range(lstrip):
         data = data.removeprefix(b" ")
     if len(data) > length:
@@ -143,7 +143,7 @@ def write_tokens(
     text: the address of `length` bytes.
     """
     data = ctypes.string_at(text, length).decode(errors="replace") if length else ""
-    ids = tokenizer_of(vocab).encode(data, parse_special, add_special, add_special)
+    ids = get_tokenizer(vocab).encode(data, parse_special, add_special, add_special)
     if len(ids) > capacity:
         return -len(ids)
     for index, token in enumerate(ids):

@@ -15,7 +15,7 @@ from pydantic import Field, create_model
 from localllm.errors import LocalllmError
 from localllm.generation.options import OPTIONS
 from localllm.generation.sampling.options import OPTIONS as SAMPLING
-from localllm.generation.sampling.options import names_for
+from localllm.generation.sampling.options import map_names
 
 if TYPE_CHECKING:
     from localllm.api import Model
@@ -25,12 +25,12 @@ PREFIX = "localllm/"
 EMBEDDER = re.compile(r"embed|bge-|minilm|(^|[-/])(e5|gte)-", re.IGNORECASE)  # in names of embedding models
 
 
-def model_names() -> list[str]:
+def list_model_names() -> list[str]:
     """Return the names of local models, including other programs', and of models that can be pulled."""
-    from localllm.services.hub.catalogue import registry_models
-    from localllm.services.inspection.fit import names_here
+    from localllm.services.hub.catalogue import load_registry
+    from localllm.services.inspection.fit import iter_local_names
 
-    return [*dict.fromkeys([*names_here(), *registry_models()])]
+    return [*dict.fromkeys([*iter_local_names(), *load_registry()])]
 
 
 @cache
@@ -44,7 +44,7 @@ def open_once(name: str) -> "Model":
 @llm.hookimpl  # type: ignore[untyped-decorator]
 def register_models(register: Callable[[object], object]) -> None:
     """Register every model that is no embedding model."""
-    for name in model_names():
+    for name in list_model_names():
         if not EMBEDDER.search(name):
             register(LocalllmModel(name))
 
@@ -52,16 +52,16 @@ def register_models(register: Callable[[object], object]) -> None:
 @llm.hookimpl  # type: ignore[untyped-decorator]
 def register_embedding_models(register: Callable[[object], object]) -> None:
     """Register every model with an embedding model's name."""
-    for name in filter(EMBEDDER.search, model_names()):
+    for name in filter(EMBEDDER.search, list_model_names()):
         register(LocalllmEmbedder(name))
 
 
-def options_class() -> type[llm.Options]:
+def make_options_class() -> type[llm.Options]:
     """Create the class of answer options; None means the model's own default."""
     kinds = {
         name: (declared[name].kind | None, Field(None, description=declared[name].help.partition("; -1:")[0]))
         for declared in (OPTIONS, SAMPLING)
-        for name in names_for("llm", declared)
+        for name in map_names("llm", declared)
     }
     return create_model("Options", __base__=llm.Options, **kinds)  # type: ignore[call-overload, no-any-return]
 
@@ -71,7 +71,7 @@ class LocalllmModel(llm.Model):
 
     can_stream, supports_schema = True, True
 
-    Options = options_class()
+    Options = make_options_class()
 
     def __init__(self, name: str) -> None:
         self.name, self.model_id = name, PREFIX + name
@@ -84,7 +84,7 @@ class LocalllmModel(llm.Model):
         if prompt.schema:
             options["schema"] = prompt.schema
         try:
-            answer = open_once(self.name).chat(messages_of(prompt), **options)
+            answer = open_once(self.name).chat(convert_messages(prompt), **options)
             yield from answer if stream else ["".join(answer)]
         except LocalllmError as error:
             raise llm.ModelError(str(error)) from error
@@ -107,7 +107,7 @@ class LocalllmEmbedder(llm.EmbeddingModel):
             raise llm.ModelError(str(error)) from error
 
 
-def messages_of(prompt: "llm.Prompt") -> "list[Message]":
+def convert_messages(prompt: "llm.Prompt") -> "list[Message]":
     """Convert a prompt and the conversation before it to text messages."""
     return [
         {"role": message.role, "content": "".join(getattr(part, "text", None) or "" for part in message.parts)}

@@ -7,8 +7,8 @@ transforms), and vocabulary. `open_projector` does the same for the projector of
 CLIP's two encoders.
 """
 
-from localllm.convert.clip import is_pair_folder, open_pair
+from localllm.convert.clip import is_clip_folder, open_clip
 from localllm.convert.folder import Checkpoint, open_folder
 from localllm.convert.projector_folder import open_projector
 
-__all__ = ["Checkpoint", "is_pair_folder", "open_folder", "open_pair", "open_projector"]
+__all__ = ["Checkpoint", "is_clip_folder", "open_clip", "open_folder", "open_projector"]

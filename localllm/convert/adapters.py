@@ -9,11 +9,13 @@ from localllm.engine.adapters import Adapter
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
-    from localllm.engine.adapters import Shaped
+    from localllm.engine.adapters import ShapedTensor
 
 
 def open_adapters(
-    wanted: "Sequence[tuple[Adapter | str, float]]", metadata: Mapping[str, object], tensors: "Mapping[str, Shaped]"
+    wanted: "Sequence[tuple[Adapter | str, float]]",
+    metadata: Mapping[str, object],
+    tensors: "Mapping[str, ShapedTensor]",
 ) -> tuple[tuple[Adapter, float], ...]:
     """Open adapters for a model; wanted: paths or opened adapters, with their scales.
 
@@ -29,7 +31,7 @@ def open_adapters(
     return tuple(opened)
 
 
-def open_adapter(path: str, metadata: Mapping[str, object], tensors: "Mapping[str, Shaped]") -> Adapter:
+def open_adapter(path: str, metadata: Mapping[str, object], tensors: "Mapping[str, ShapedTensor]") -> Adapter:
     """Open an adapter for a model with this metadata and these tensors. Raises ModelError."""
     if os.path.isdir(path):
         from localllm.convert.peft import open_peft  # seldom needed

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from localllm.arch.metadata import MOST
+from localllm.arch.metadata import MAX_COUNT
 from localllm.convert.files import read_json
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
@@ -13,12 +13,12 @@ from localllm.files.gguf.header import printable
 LARGEST = 1e38  # maximum of accepted values
 
 
-def quoted(value: object) -> str:
+def quote(value: object) -> str:
     """Format a value for a message, with strings in quotes."""
     return printable(f'"{value}"' if isinstance(value, str) else str(value))
 
 
-class Config:
+class CheckpointConfig:
     """The values of a JSON object. A value of a wrong type raises ModelError with its name."""
 
     def __init__(
@@ -38,7 +38,7 @@ class Config:
         self.asked = set[str]() if asked is None else asked
 
     @classmethod
-    def of(cls, folder: Path) -> "Config":
+    def of(cls, folder: Path) -> "CheckpointConfig":
         """Read a checkpoint's config.json."""
         content = read_json(folder / "config.json")
         if content is None:
@@ -52,7 +52,7 @@ class Config:
         first = names[0] if isinstance(names, list) and names else None
         return first if isinstance(first, str) else ""
 
-    def text_config(self, defaults: Mapping[str, object]) -> "Config":
+    def merge_text_config(self, defaults: Mapping[str, object]) -> "CheckpointConfig":
         """Merge the language model's section (text_config of vision models) into the values.
 
         defaults: values that both may omit.
@@ -60,26 +60,26 @@ class Config:
         content = {**defaults, **self.content, **self.section("text_config").content}
         if "tie_word_embeddings" in self.content:  # here the outer value counts
             content["tie_word_embeddings"] = self.content["tie_word_embeddings"]
-        return self.with_content(content)
+        return self.replace_content(content)
 
-    def updated(self, **changes: object) -> "Config":
+    def update(self, **changes: object) -> "CheckpointConfig":
         """Return a copy with these values added."""
-        return self.with_content({**self.content, **changes})
+        return self.replace_content({**self.content, **changes})
 
-    def with_content(self, content: Mapping[str, object]) -> "Config":
+    def replace_content(self, content: Mapping[str, object]) -> "CheckpointConfig":
         """Return a copy with other content."""
-        return Config(content, self.path, self.warnings, self.asked, self.prefix)
+        return CheckpointConfig(content, self.path, self.warnings, self.asked, self.prefix)
 
-    def section(self, name: str) -> "Config":
+    def section(self, name: str) -> "CheckpointConfig":
         """Return a nested object; an empty one if it is missing."""
         content = self.get(name)
         if content is None:
             content = {}
         if not isinstance(content, dict):
-            raise self.refusal(f"{name} must be an object")
-        return Config(content, self.path, self.warnings, self.asked, f"{self.prefix}{name}.")
+            raise self.make_error(f"{name} must be an object")
+        return CheckpointConfig(content, self.path, self.warnings, self.asked, f"{self.prefix}{name}.")
 
-    def place(self, key: str) -> tuple["Config", str]:
+    def place(self, key: str) -> tuple["CheckpointConfig", str]:
         """Return the section of a key like "attn_config.alibi", and the key within it."""
         *sections, name = key.split(".")
         config = self
@@ -87,7 +87,7 @@ class Config:
             config = config.section(section)
         return config, name
 
-    def refusal(self, problem: str) -> ModelError:
+    def make_error(self, problem: str) -> ModelError:
         return ModelError(f"{self.path}: {problem}")
 
     def get(self, name: str, default: object = None) -> Any:
@@ -96,48 +96,48 @@ class Config:
         value = self.content.get(name)
         return default if value is None else value
 
-    def count(self, name: str, default: int | None = None, maximum: int = MOST) -> int:
+    def count(self, name: str, default: int | None = None, maximum: int = MAX_COUNT) -> int:
         """Return an integer from 1 to `maximum`, or the default."""
         value = self.get(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or not (1 <= value <= maximum or value == default):
-            raise self.refusal(f"{name} must be a number from 1 to {maximum} (found {quoted(value)})")
+            raise self.make_error(f"{name} must be a number from 1 to {maximum} (found {quote(value)})")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return a positive number that float32 can hold."""
         value = self.get(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < LARGEST:
-            raise self.refusal(f"{name} must be a positive number (found {quoted(value)})")
+            raise self.make_error(f"{name} must be a positive number (found {quote(value)})")
         return float(value)
 
     def numbers(self, name: str, count: int) -> list[float]:
         """Return a list of `count` positive numbers."""
         values = self.get(name)
         if not isinstance(values, list) or len(values) != count:
-            raise self.refusal(f"{name} must be a list of {count} numbers")
-        return [Config({name: value}, self.path).number(name) for value in values]
+            raise self.make_error(f"{name} must be a list of {count} numbers")
+        return [CheckpointConfig({name: value}, self.path).number(name) for value in values]
 
     def flag(self, name: str, default: bool = False) -> bool:
         """Return a boolean."""
         value = self.get(name, default)
         if not isinstance(value, bool):
-            raise self.refusal(f"{name} must be true or false (found {quoted(value)})")
+            raise self.make_error(f"{name} must be true or false (found {quote(value)})")
         return value
 
     def only(self, name: str, *allowed: object) -> None:
         """Raise ModelError for a value other than `allowed` or null: GGUF cannot express it."""
         value = self.get(name)
         if value is not None and value not in allowed:
-            raise self.refusal(f"{name} {printable(str(value))} is not supported")
+            raise self.make_error(f"{name} {printable(str(value))} is not supported")
 
     def windows(self, expected: Sequence[bool]) -> None:
         """Raise ModelError for layer_types other than `expected`: whether each layer has a sliding window."""
         types = self.get("layer_types")
         if types is not None and types != ["sliding_attention" if window else "full_attention" for window in expected]:
-            raise self.refusal("layer_types must have sliding_attention in the usual layers only")
+            raise self.make_error("layer_types must have sliding_attention in the usual layers only")
 
 
-MOST_NAMES = 8  # names in a warning
+MAX_NAMES = 8  # names in a warning
 # Patterns of names, by topic.
 TRAINING = """
     .*dropout.* .*pdrop .*init(ializer)?(_.*)? init_.* initializer_.* .*_loss(_.*)? .*loss_coef .*loss_weight
@@ -161,12 +161,12 @@ GENERATING = """
     return_dict_in_generate suppress_tokens begin_suppress_tokens remove_invalid_values
     exponential_decay_length_penalty
 """
-OTHER_PARTS = """
+OTHER_MODALITIES = """
     .*(vision|image|video|audio|speech|projector|patch|spatial|visual).* vit_.* text_config(\\..*)? vq_config
     aligner_config mm_.* gen_.* downsample_factor scale_factor merged_hidden_size out_hidden_size mtp_.*
 """
 # Implied by other keys, or the same in all checkpoints of an architecture.
-FOLLOWING = """
+IMPLIED = """
     qk_head_dim max_window_layers _sliding_window_pattern intermediate_size max_position_embeddings n_positions n_ctx
     seq_length num_key_value_heads num_attention_heads num_local_experts type_vocab_size vocab_size expand
     time_step_rank .*bias tie_word_embeddings is_gated_act num_kv_heads learned_pos_emb first_k_dense_replace
@@ -176,8 +176,9 @@ FOLLOWING = """
     linear_.* index_.* ngram_.* ple_.* .*_ngram.* heads_per_ngram ffn_config\\..*
     rope_(parameters|scaling)\\.(.*\\.)?(rope_type|type|finetuned) attn_config\\..* qk_layernorms
 """
-MEANINGLESS = re.compile("|".join(f"(?:{name})" for name in
-                                  f"{TRAINING} {LOADING} {GENERATING} {OTHER_PARTS} {FOLLOWING}".split()))  # fmt: skip
+IGNORED_KEYS = re.compile("|".join(f"(?:{name})" for name in
+                                  f"{TRAINING} {LOADING} {GENERATING} {OTHER_MODALITIES} {IMPLIED}"
+                                   .split()))  # fmt: skip
 GENERATION_KEYS = re.compile(
     r".*_token_id|_.*|max_length|min_length|max_new_tokens|min_new_tokens|max_time|do_sample|use_cache|.*version"
     r"|cache_implementation|cache_config|return_.*|output_.*|num_return_sequences|assistant_.*|num_assistant.*"
@@ -196,28 +197,28 @@ TOKENIZER_KEYS = re.compile(
 )
 
 
-def warn_unused_config(config: Config) -> list[str]:
+def warn_unused_config(config: CheckpointConfig) -> list[str]:
     """Warn of keys in config.json that were not read and may have an effect."""
     layers = config.content.get("layer_types")
     has_no_windows = isinstance(layers, list) and "sliding_attention" not in layers
     is_off = config.content.get("use_sliding_window") is False or has_no_windows
-    names = [name for name in paths(config.content, config.asked) if not (is_off and name == "sliding_window")]
-    return warning("config.json", [name for name in names if not MEANINGLESS.fullmatch(name)])
+    names = [name for name in list_unread(config.content, config.asked) if not (is_off and name == "sliding_window")]
+    return format_warning("config.json", [name for name in names if not IGNORED_KEYS.fullmatch(name)])
 
 
-def paths(content: Mapping[str, object], read_keys: Collection[str], prefix: str = "") -> Iterable[str]:
+def list_unread(content: Mapping[str, object], read_keys: Collection[str], prefix: str = "") -> Iterable[str]:
     """Yield the names of values that were not read, at any depth."""
     for key, value in content.items():
         name = f"{prefix}{key}"
-        if not says_something(value):
+        if not may_have_effect(value):
             continue
         if name not in read_keys:
             yield name
         elif isinstance(value, dict):
-            yield from paths(value, read_keys, f"{name}.")
+            yield from list_unread(value, read_keys, f"{name}.")
 
 
-def says_something(value: object) -> bool:
+def may_have_effect(value: object) -> bool:
     """Return whether a value may have an effect: null, false, 0, empty values and 1.0 have none."""
     return bool(value) and not (isinstance(value, float) and value == 1)
 
@@ -226,12 +227,12 @@ def warn_unused(
     file: str, content: Mapping[str, object], read_keys: Collection[str], meaningless: re.Pattern[str]
 ) -> list[str]:
     """Warn of unread keys in another file."""
-    names = [name for name, value in content.items() if says_something(value) and name not in read_keys]
-    return warning(file, [name for name in names if not meaningless.fullmatch(name)])
+    names = [name for name, value in content.items() if may_have_effect(value) and name not in read_keys]
+    return format_warning(file, [name for name in names if not meaningless.fullmatch(name)])
 
 
-def warning(file: str, names: list[str]) -> list[str]:
+def format_warning(file: str, names: list[str]) -> list[str]:
     """Return one warning, or none without names."""
-    more_names = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    listed = ", ".join(printable(name, 60) for name in names[:MOST_NAMES])
+    more_names = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    listed = ", ".join(printable(name, 60) for name in names[:MAX_NAMES])
     return [f"{file}: ignored (unknown): {listed}{more_names}"] if names else []

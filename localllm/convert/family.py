@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 
-from localllm.convert.hyperparameters import CheckpointFacts, Reader
-from localllm.convert.safetensors_files import Stored
+from localllm.convert.hyperparameters import CheckpointHyperparameters, Reader
+from localllm.convert.safetensors_files import StoredTensor
 from localllm.convert.transforms import FUNCTIONS, Build, Shape, Sizes, TensorSource, take_strided, transpose
 from localllm.frozen import frozen
 
@@ -28,7 +28,7 @@ Layer = Mapping[str, Dimensions | DerivedTensor]  # by GGUF names without "blk.N
 
 
 @frozen
-class Family:
+class CheckpointFamily:
     """The checkpoints of a GGUF architecture. Every matrix may have a bias."""
 
     arch: str  # general.architecture
@@ -53,7 +53,9 @@ class Family:
     vocabulary: str = ""  # tokenizer.ggml.model of SentencePiece vocabularies, if not "llama"
     named: Callable[[str, int], str] | None = None  # maps a tensor's name and the number of layers to a name gguf knows
     more: Mapping[str, object] = field(default_factory=dict)  # metadata with full keys
-    of_tensors: Callable[[Mapping[str, Stored], CheckpointFacts], Mapping[str, object]] | None = None  # more metadata
+    of_tensors: Callable[[Mapping[str, StoredTensor], CheckpointHyperparameters], Mapping[str, object]] | None = (
+        None  # more metadata
+    )
 
 
 ATTENTION = {
@@ -107,7 +109,7 @@ PACKED_SHAPES = {
 }
 
 
-def experts_of(sizes: Sizes, prefix: str) -> Layer:
+def list_expert_tensors(sizes: Sizes, prefix: str) -> Layer:
     """List experts' tensors, each stored alone or all together.
 
     Together, gate and up projections are halves of one matrix, by rows or by columns. prefix: of names in the
@@ -141,25 +143,25 @@ def mtp_layer(sizes: Sizes, number: int) -> Layer:
     if number < sizes["layers"] - sizes["mtp_layers"]:
         return {}
     return {
-        "nextn.eh_proj.weight": as_stored("eh_proj", "width", "both_inputs"),
-        "nextn.enorm.weight": as_stored("enorm", "width"),
-        "nextn.hnorm.weight": as_stored("hnorm", "width"),
-        "nextn.embed_tokens.weight": as_stored("embed_tokens", "vocab", "width", needed=False),
-        "nextn.shared_head_norm.weight": as_stored("shared_head.norm", "width", needed=False),
-        "nextn.shared_head_head.weight": as_stored("shared_head.head", "vocab", "width", needed=False),
+        "nextn.eh_proj.weight": rename_tensor("eh_proj", "width", "both_inputs"),
+        "nextn.enorm.weight": rename_tensor("enorm", "width"),
+        "nextn.hnorm.weight": rename_tensor("hnorm", "width"),
+        "nextn.embed_tokens.weight": rename_tensor("embed_tokens", "vocab", "width", needed=False),
+        "nextn.shared_head_norm.weight": rename_tensor("shared_head.norm", "width", needed=False),
+        "nextn.shared_head_head.weight": rename_tensor("shared_head.head", "vocab", "width", needed=False),
     }
 
 
-def as_stored(name: str, *dimensions: str, needed: bool = True) -> DerivedTensor:
+def rename_tensor(name: str, *dimensions: str, needed: bool = True) -> DerivedTensor:
     """Declare a layer's tensor that has another name in the checkpoint."""
     return DerivedTensor(dimensions, {f"{name}.weight": dimensions}, FUNCTIONS["same"], needed=needed)
 
 
-def as_it_is(name: str, *dimensions: str) -> DerivedTensor:
+def keep_tensor(name: str, *dimensions: str) -> DerivedTensor:
     """Declare a layer's tensor by its full GGUF name."""
     return DerivedTensor(dimensions, {name: dimensions}, FUNCTIONS["same"])
 
 
-def in_full(name: str, *dimensions: str) -> DerivedTensor:
+def keep_float32(name: str, *dimensions: str) -> DerivedTensor:
     """Declare a matrix that is always F32."""
     return DerivedTensor(dimensions, {name: dimensions}, FUNCTIONS["full"])

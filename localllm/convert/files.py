@@ -10,7 +10,7 @@ from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
 
 LFS = b"version https://git-lfs.github.com/spec/"  # the beginning of a Git LFS pointer
-MOST_BYTES = 1 << 28  # the largest known tokenizer.json has 33 MB
+MAX_BYTES = 1 << 28  # the largest known tokenizer.json has 33 MB
 
 
 def read_bytes(path: Path) -> bytes | None:
@@ -18,16 +18,16 @@ def read_bytes(path: Path) -> bytes | None:
     try:
         if not path.is_file():
             return None
-        if path.stat().st_size > MOST_BYTES:
-            raise ModelError(f"{path}: the file must have at most {MOST_BYTES} bytes (found {path.stat().st_size})")
+        if path.stat().st_size > MAX_BYTES:
+            raise ModelError(f"{path}: the file must have at most {MAX_BYTES} bytes (found {path.stat().st_size})")
         data = path.read_bytes()
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from None
-    refuse_pointer(path, data)
+    refuse_lfs_pointer(path, data)
     return data
 
 
-def refuse_pointer(path: Path, data: bytes) -> None:
+def refuse_lfs_pointer(path: Path, data: bytes) -> None:
     """Raise ModelError for a Git LFS pointer, which a clone without LFS has instead of a large file."""
     if data.startswith(LFS):
         raise ModelError(f"{path}: a Git LFS pointer instead of the file: run `git lfs pull` in the folder")

@@ -8,25 +8,25 @@ from pathlib import Path
 
 import gguf
 
-from localllm.convert.config import Config, warn_unused_config
+from localllm.convert.config import CheckpointConfig, warn_unused_config
 from localllm.convert.families.bert import RANK
 from localllm.convert.family import PACKED, TRANSPOSED
 from localllm.convert.files import read_json
-from localllm.convert.general_metadata import description, sampling_metadata
+from localllm.convert.general_metadata import build_general_metadata, translate_sampling
 from localllm.convert.quantized import open_quantized
-from localllm.convert.records import family_of, keeps_blocks
-from localllm.convert.safetensors_files import Stored, open_weights, weight_files
-from localllm.convert.sentence_transformers import pooling_type, projections, prompts, warn_unconverted
-from localllm.convert.tensor_mapping import CheckpointTensor, arrange_tensors, gguf_tensor, with_mtp_layers
+from localllm.convert.records import find_family, keeps_blocks
+from localllm.convert.safetensors_files import StoredTensor, list_weight_files, open_weights
+from localllm.convert.sentence_transformers import load_projections, read_pooling_type, read_prompts, warn_unconverted
+from localllm.convert.tensor_mapping import CheckpointTensor, add_mtp_layers, arrange_tensors, convert_tensor
 from localllm.convert.transforms import from_array
-from localllm.convert.vocabulary import vocabulary_metadata
+from localllm.convert.vocabulary import build_vocabulary_metadata
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
-from localllm.files.gguf.tensor_source import row_count
-from localllm.quant.recipes import find_recipe, llama_order
+from localllm.files.gguf.tensor_source import count_rows
+from localllm.quant.recipes import find_recipe, sort_like_llama
 
 TEMPLATE = "tokenizer.chat_template"
-MADE = (".gguf", ".part", ".ladder", ".calibration")  # suffixes of files that quantizing writes
+OUTPUT_SUFFIXES = (".gguf", ".part", ".ladder", ".calibration")  # suffixes of files that quantizing writes
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ class Checkpoint:
 
     @property
     def parts(self) -> list[list[str]]:
-        return split_names({tensor.name: nbytes(tensor) for tensor in self.tensors}, self.count)
+        return split_names({tensor.name: count_bytes(tensor) for tensor in self.tensors}, self.count)
 
 
 def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
@@ -60,38 +60,40 @@ def open_folder(path: str | os.PathLike[str]) -> Checkpoint:
     """
     folder = Path(path)
     refuse_adapter(folder)
-    config = Config.of(folder)
+    config = CheckpointConfig.of(folder)
     if (folder / "adapter_config.json").is_file():
         config.warnings.append("adapter_config.json: the adapter in this folder is not merged: only the model is read")
-    family = family_of(config)
-    config = config.text_config(family.defaults)
+    family = find_family(config)
+    config = config.merge_text_config(family.defaults)
     stored = open_weights(folder) if keeps_blocks(config) else open_quantized(open_weights(folder), config)
     h = family.read(config)
     if family.named:
         stored = {family.named(name, h.sizes["layers"]): tensor for name, tensor in stored.items()}
-    h = with_mtp_layers(h, stored)
-    h = h.updated({"packed": detect_expert_packing(stored, h.sizes["width"])})
+    h = add_mtp_layers(h, stored)
+    h = h.update({"packed": detect_expert_packing(stored, h.sizes["width"])})
     tensors = [*arrange_tensors(folder, stored, family, h, config.warnings)]
-    tensors += [gguf_tensor(name, from_array(values)) for name, values in h.tensors.items()]
-    for name, matrix in projections(folder, family.projects).items():
-        tensors.append(gguf_tensor(f"{name}.weight", matrix))
+    tensors += [convert_tensor(name, from_array(values)) for name, values in h.tensors.items()]
+    for name, matrix in load_projections(folder, family.projects).items():
+        tensors.append(convert_tensor(f"{name}.weight", matrix))
         sizes = zip(("out", "in"), matrix.shape, strict=True)
-        h = h.updated({}, **{f"{name}_feat_{side}": size for side, size in sizes})
-    vocabulary, warnings = vocabulary_metadata(folder, h.sizes["vocab"], family.vocabulary)
-    sampling, unknown = sampling_metadata(read_json(folder / "generation_config.json") or {})
+        h = h.update({}, **{f"{name}_feat_{side}": size for side, size in sizes})
+    vocabulary, warnings = build_vocabulary_metadata(folder, h.sizes["vocab"], family.vocabulary)
+    sampling, unknown = translate_sampling(read_json(folder / "generation_config.json") or {})
     metadata = {"general.architecture": family.arch, **sampling}
-    metadata |= description(folder, {t.name: t.shape for t in tensors}, config.warnings)
-    if (pooling := pooling_type(folder)) is not None and h.metadata.get("pooling_type") != RANK:
-        h = h.updated(pooling_type=pooling)
-    metadata |= {f"{family.arch}.{name}": value for name, value in h.metadata.items()} | vocabulary | prompts(folder)
+    metadata |= build_general_metadata(folder, {t.name: t.shape for t in tensors}, config.warnings)
+    if (pooling := read_pooling_type(folder)) is not None and h.metadata.get("pooling_type") != RANK:
+        h = h.update(pooling_type=pooling)
+    metadata |= (
+        {f"{family.arch}.{name}": value for name, value in h.metadata.items()} | vocabulary | read_prompts(folder)
+    )
     if "types" in h.sizes:
         metadata["tokenizer.ggml.token_type_count"] = h.sizes["types"]
     metadata |= {**family.more, **(family.of_tensors(stored, h) if family.of_tensors else {})}
-    metadata |= {"general.file_type": file_type(tensors), "general.quantization_version": gguf.GGML_QUANT_VERSION}
+    metadata |= {"general.file_type": find_file_type(tensors), "general.quantization_version": gguf.GGML_QUANT_VERSION}
     refuse_lone_surrogates(folder, metadata)
     warnings = [*config.warnings, *warn_unused_config(config), *unknown, *warnings, *warn_unconverted(folder)]
-    warnings += invalid_templates(metadata)
-    return Checkpoint(os.fspath(path), checkpoint_files(folder), metadata, tensors, warnings, len(weight_files(folder)))
+    warnings += find_invalid_templates(metadata)
+    return Checkpoint(os.fspath(path), list_files(folder), metadata, tensors, warnings, len(list_weight_files(folder)))
 
 
 def refuse_adapter(folder: Path) -> None:
@@ -105,7 +107,7 @@ def refuse_adapter(folder: Path) -> None:
     raise ModelError(f"{folder}: is {name}, not a model: merge it into its base model{of} first")
 
 
-def invalid_templates(metadata: Mapping[str, object]) -> list[str]:
+def find_invalid_templates(metadata: Mapping[str, object]) -> list[str]:
     """Warn of chat templates that do not parse."""
     from localllm.text.templates import ChatTemplate  # importing Jinja takes 40 ms
 
@@ -120,13 +122,13 @@ def invalid_templates(metadata: Mapping[str, object]) -> list[str]:
     return templates
 
 
-def nbytes(tensor: CheckpointTensor) -> int:
-    return row_count(tensor.shape) * tensor.format.row_bytes(tensor.shape[-1])
+def count_bytes(tensor: CheckpointTensor) -> int:
+    return count_rows(tensor.shape) * tensor.format.row_bytes(tensor.shape[-1])
 
 
 def split_names(sizes: Mapping[str, int], count: int) -> list[list[str]]:
     """Divide tensor names, in llama.cpp's order, among `count` files of similar size, none empty."""
-    names, total = llama_order(sizes), sum(sizes.values())
+    names, total = sort_like_llama(sizes), sum(sizes.values())
     ends = list(accumulate(sizes[name] for name in names))
     parts: list[list[str]] = [[] for _ in range(min(count, len(names)))]
     number = 0
@@ -138,18 +140,18 @@ def split_names(sizes: Mapping[str, int], count: int) -> list[list[str]]:
     return parts
 
 
-def detect_expert_packing(stored: Mapping[str, Stored], width: int) -> int:
+def detect_expert_packing(stored: Mapping[str, StoredTensor], width: int) -> int:
     """Detect how experts are stored: 0 for a tensor each, PACKED for one of all, TRANSPOSED."""
     shapes = [tensor.shape for name, tensor in stored.items() if name.endswith(".experts.down_proj")]
     return 0 if not shapes else TRANSPOSED if shapes[0][-1:] == (width,) else PACKED
 
 
-def checkpoint_files(folder: Path) -> list[str]:
+def list_files(folder: Path) -> list[str]:
     """List the checkpoint's files, without those that quantizing writes."""
-    return sorted(str(file) for file in folder.iterdir() if file.suffix not in MADE and file.is_file())
+    return sorted(str(file) for file in folder.iterdir() if file.suffix not in OUTPUT_SUFFIXES and file.is_file())
 
 
-def file_type(tensors: list[CheckpointTensor]) -> int:
+def find_file_type(tensors: list[CheckpointTensor]) -> int:
     """Return general.file_type: the format of most matrices, or MXFP4."""
     formats = [tensor.format.name for tensor in tensors if len(tensor.shape) > 1]
     return find_recipe("MXFP4" if "MXFP4" in formats else max(sorted(set(formats)), key=formats.count)).number

@@ -13,45 +13,47 @@ import numpy as np
 from localllm.convert.config import GENERATION_KEYS, warn_unused
 from localllm.convert.files import read_json
 from localllm.files.gguf.header import printable
-from localllm.generation.sampling.options import OPTIONS, names_for
+from localllm.generation.sampling.options import OPTIONS, map_names
 
 
-def description(folder: Path, shapes: Mapping[str, tuple[int, ...]], warnings: list[str]) -> dict[str, object]:
+def build_general_metadata(
+    folder: Path, shapes: Mapping[str, tuple[int, ...]], warnings: list[str]
+) -> dict[str, object]:
     """Build name, size, license, languages, ... by the gguf package's rules; warn of an unusable card.
 
     shapes: shapes of the tensors, by name.
     """
     folder = folder.resolve()
-    named: dict[str, object] = {"general.type": "model", "general.name": cached_name(folder) or folder.name}
-    named["general.size_label"] = size_label(shapes)
+    named: dict[str, object] = {"general.type": "model", "general.name": find_cached_name(folder) or folder.name}
+    named["general.size_label"] = format_size(shapes)
     logging.getLogger("metadata").setLevel(logging.CRITICAL)
     config, parameters = read_json(folder / "config.json") or {}, sum(map(prod, shapes.values()))
     try:
-        return named | card_metadata(folder, gguf.Metadata.load_model_card(folder), config, parameters)
+        return named | parse_card(folder, gguf.Metadata.load_model_card(folder), config, parameters)
     except MemoryError:
         raise
     except Exception as error:  # the card is free text, and the package fails on some
         problem = printable(" ".join(str(error).split()), 80) or type(error).__name__
         warnings.append(f"README.md: the model card's metadata is invalid ({problem}) and ignored")
     try:
-        return named | card_metadata(folder, {}, config, parameters)
+        return named | parse_card(folder, {}, config, parameters)
     except (AttributeError, LookupError, TypeError, ValueError):  # by a config.json with an odd name
         return named
 
 
-def card_metadata(
+def parse_card(
     folder: Path, card: Mapping[str, object], config: Mapping[str, object], parameters: int
 ) -> dict[str, object]:
     """Translate a model card's front matter. Raises any exception if it is malformed."""
     writer = gguf.GGUFWriter(None, "")
     about = gguf.Metadata.apply_metadata_heuristic(gguf.Metadata(), dict(card), dict(config), folder, parameters)
-    about.name = cached_name(folder) or about.name
+    about.name = find_cached_name(folder) or about.name
     about.set_gguf_meta_model(writer)
     values = {key: value.value for key, value in writer.kv_data[0].items() if key != gguf.Keys.General.ARCHITECTURE}
     return {key: value for key, value in values.items() if is_plain(value)}
 
 
-def size_label(shapes: Mapping[str, tuple[int, ...]]) -> str:
+def format_size(shapes: Mapping[str, tuple[int, ...]]) -> str:
     """Format the parameter count as "1.5B", or with experts as "8x7B": their count and the size of one."""
     stacks = {name: shape for name, shape in shapes.items() if "_exps." in name and len(shape) == 3}
     experts = sum(prod(shape) // shape[0] for shape in stacks.values())
@@ -65,7 +67,7 @@ def is_plain(value: object) -> bool:
     return isinstance(value, int) or (bool(texts) and all(isinstance(text, str) for text in texts))
 
 
-def cached_name(folder: Path) -> str | None:
+def find_cached_name(folder: Path) -> str | None:
     """Derive the model's name from a folder of Hugging Face's cache; None elsewhere.
 
     There, the name of the folder itself is a hash.
@@ -79,12 +81,12 @@ FLOAT32, INT32 = np.float32, np.int32
 # Names in generation_config.json: GGUF's keys and types, as llama.cpp's converter writes them.
 KEYS: dict[str, tuple[str, type]] = {
     name: (OPTIONS[own].key, INT32 if OPTIONS[own].kind is int else FLOAT32)
-    for name, own in names_for("transformers", OPTIONS).items()
+    for name, own in map_names("transformers", OPTIONS).items()
 }
 SEQUENCE = "sequence"  # order of samplers, a string
 
 
-def sampling_metadata(content: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:
+def translate_sampling(content: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:
     """Return the metadata of sampling settings, and warnings about those that are invalid or have no key."""
     metadata: dict[str, object] = {}
     warnings: list[str] = []
@@ -94,7 +96,7 @@ def sampling_metadata(content: Mapping[str, object]) -> tuple[dict[str, object],
         value = content.get(name)
         if value is None:
             continue
-        if is_of(kind, value):
+        if fits_type(kind, value):
             metadata[f"general.sampling.{key}"] = kind(value)
         else:
             expected = "a whole number" if kind is INT32 else "a number"
@@ -102,7 +104,7 @@ def sampling_metadata(content: Mapping[str, object]) -> tuple[dict[str, object],
     return metadata, warnings + warn_unused(FILE, content, {*KEYS, SEQUENCE}, GENERATION_KEYS)
 
 
-def is_of(kind: type, value: object) -> bool:
+def fits_type(kind: type, value: object) -> bool:
     """Return whether a JSON value is a number that the type can hold."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return False

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from localllm.arch.metadata import MOST_LAYERS
-from localllm.convert.config import Config
-from localllm.convert.rope_scaling import read_rope, rope_parameters
+from localllm.arch.metadata import MAX_LAYERS
+from localllm.convert.config import CheckpointConfig
+from localllm.convert.rope_scaling import find_rope_parameters, read_rope
 from localllm.frozen import frozen
 
 SILU, GELU = ("silu", "swish"), ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")  # the only GELU of GGUF's readers
@@ -16,7 +16,7 @@ PLAIN_SCALING = ("linear", "yarn")  # RoPE scalings that need metadata only
 
 
 @frozen
-class CheckpointFacts:
+class CheckpointHyperparameters:
     """The validated hyperparameters of a model, before its weights are read."""
 
     sizes: Mapping[str, int]  # sizes that shapes are made of: vocab, layers, width, heads, head_dim, ...
@@ -27,30 +27,30 @@ class CheckpointFacts:
     # per row or one for all, float32 [rows] or [1].
     factors: Mapping[str, Sequence[np.ndarray]] = field(default_factory=dict)
 
-    def updated(self, sizes: Mapping[str, int] = {}, /, **metadata: object) -> "CheckpointFacts":
+    def update(self, sizes: Mapping[str, int] = {}, /, **metadata: object) -> "CheckpointHyperparameters":
         """Return a copy with added sizes and metadata; "__" represents a dot, and None removes a key."""
         values = {name.replace("__", "."): value for name, value in metadata.items()}
         keys = {key: value for key, value in {**self.metadata, **values}.items() if value is not None}
         return replace(self, sizes={**self.sizes, **sizes}, metadata=keys)
 
 
-Reader = Callable[[Config], CheckpointFacts]  # reads config.json, as a record describes it
+Reader = Callable[[CheckpointConfig], CheckpointHyperparameters]  # reads config.json, as a record describes it
 
 
-def decoder(
-    config: Config,
+def read_decoder(
+    config: CheckpointConfig,
     *,
     activations: tuple[str, ...] = SILU,
     scalings: tuple[str, ...] = PLAIN_SCALING,
     whole_heads: bool = True,  # RoPE must rotate whole heads, not only their beginning
-) -> CheckpointFacts:
+) -> CheckpointHyperparameters:
     """Read a transformer with RoPE and RMS norms. Raises ModelError."""
     refuse_other_activations(config, activations)
-    sizes = attention_sizes(config)
+    sizes = read_attention_sizes(config)
     context = config.count("max_position_embeddings", 2048)
-    dims = rotary_dims(config, sizes["head_dim"])
+    dims = count_rotary_dims(config, sizes["head_dim"])
     if whole_heads and dims != sizes["head_dim"]:
-        raise config.refusal("partial_rotary_factor is not supported")
+        raise config.make_error("partial_rotary_factor is not supported")
     rope = read_rope(config, dims, context, scalings)
     metadata = {
         "block_count": sizes["layers"],
@@ -64,16 +64,16 @@ def decoder(
     }
     if config.get("head_dim") is not None or sizes["queries"] != sizes["width"]:
         metadata |= {f"attention.{side}_length": sizes["head_dim"] for side in ("key", "value")}
-    return CheckpointFacts(sizes, metadata, rope.tensors, config.flag("tie_word_embeddings"))
+    return CheckpointHyperparameters(sizes, metadata, rope.tensors, config.flag("tie_word_embeddings"))
 
 
-def attention_sizes(config: Config) -> dict[str, int]:
+def read_attention_sizes(config: CheckpointConfig) -> dict[str, int]:
     """Read the sizes of attention and feed-forward matrices."""
     heads, width = config.count("num_attention_heads"), config.count("hidden_size")
     head_dim = config.count("head_dim", width // heads or 1)
     kv_heads = config.count("num_key_value_heads", heads)
     if heads % kv_heads or head_dim % 2:
-        raise config.refusal(
+        raise config.make_error(
             f"num_attention_heads {heads} must be divisible by num_key_value_heads {kv_heads}, and head_dim {head_dim} "
             "must be even"
         )
@@ -81,7 +81,7 @@ def attention_sizes(config: Config) -> dict[str, int]:
         "vocab": config.count("vocab_size"),
         "width": width,
         "hidden": config.count("intermediate_size"),
-        "layers": config.count("num_hidden_layers", maximum=MOST_LAYERS),
+        "layers": config.count("num_hidden_layers", maximum=MAX_LAYERS),
         "heads": heads,
         "kv_heads": kv_heads,
         "head_dim": head_dim,
@@ -90,22 +90,22 @@ def attention_sizes(config: Config) -> dict[str, int]:
     }
 
 
-def rotary_dims(config: Config, head_dim: int) -> int:
+def count_rotary_dims(config: CheckpointConfig, head_dim: int) -> int:
     """Return the number of rotated dimensions of a head."""
-    share = rope_parameters(config).number("partial_rotary_factor", 1.0)
+    share = find_rope_parameters(config).number("partial_rotary_factor", 1.0)
     dims = int(head_dim * share)
     if not 0 < dims <= head_dim or dims % 2:
-        raise config.refusal(f"partial_rotary_factor {share} is not supported")
+        raise config.make_error(f"partial_rotary_factor {share} is not supported")
     return dims
 
 
-def refuse_other_activations(config: Config, allowed: tuple[str, ...]) -> None:
+def refuse_other_activations(config: CheckpointConfig, allowed: tuple[str, ...]) -> None:
     """Raise ModelError for an activation that the architecture does not support."""
     for name in ("hidden_act", "hidden_activation", "activation_function"):
         config.only(name, *allowed)
 
 
-def warn_of_window(config: Config) -> None:
+def warn_of_window(config: CheckpointConfig) -> None:
     """Warn of a sliding window if GGUF's readers ignore it for the architecture."""
     window = config.get("sliding_window") if config.flag("use_sliding_window", True) else None
     if isinstance(window, int) and 0 < window < config.count("max_position_embeddings", 2048):
@@ -115,24 +115,26 @@ def warn_of_window(config: Config) -> None:
 APPROXIMATED = "GELU is computed with tanh, which differs from the model's in the fourth digit"
 
 
-def with_gelu(config: Config, name: str) -> Config:
+def approximate_gelu(config: CheckpointConfig, name: str) -> CheckpointConfig:
     """Treat exact GELU as the tanh approximation, the only one of GGUF's readers."""
     if config.get(name) == "gelu":
         config.warnings.append(APPROXIMATED)
-    return config.updated(**{name: None, "hidden_act": config.get(name)})
+    return config.update(**{name: None, "hidden_act": config.get(name)})
 
 
 SLIDING = "sliding_attention"
 
 
-def windows_of(config: Config, layers: int, period: int = 5) -> list[bool]:
+def list_windows(config: CheckpointConfig, layers: int, period: int = 5) -> list[bool]:
     """Return whether each layer has a window: all but the last of every `period`, or by layer_types."""
     if config.get("layer_types") is None:
         return [(number + 1) % period != 0 for number in range(layers)]
-    return [kind == SLIDING for kind in kinds_by_layer(config, "layer_types", layers, (SLIDING, "full_attention"))]
+    return [kind == SLIDING for kind in read_layer_types(config, "layer_types", layers, (SLIDING, "full_attention"))]
 
 
-def kinds_by_layer(config: Config, name: str, layers: int, kinds: Collection[str], given: object = None) -> list[str]:
+def read_layer_types(
+    config: CheckpointConfig, name: str, layers: int, kinds: Collection[str], given: object = None
+) -> list[str]:
     """Read a list with one of several values for each layer.
 
     kinds: the allowed values.  given: the list, if config.json does not have it under `name`.
@@ -140,11 +142,11 @@ def kinds_by_layer(config: Config, name: str, layers: int, kinds: Collection[str
     values = config.get(name) if given is None else given
     if not isinstance(values, list) or len(values) != layers or not {*map(str, values)} <= {*kinds}:
         choices = (" or " if len(kinds) == 2 else ", ").join(kinds)
-        raise config.refusal(f"{name} must be {choices} for each of {layers} layers")
+        raise config.make_error(f"{name} must be {choices} for each of {layers} layers")
     return values
 
 
-def flags(config: Config, name: str, layers: int) -> list[int]:
+def read_layer_flags(config: CheckpointConfig, name: str, layers: int) -> list[int]:
     """Read a list of 0 or 1 per layer."""
     values = config.get(name)
     if (
@@ -152,19 +154,19 @@ def flags(config: Config, name: str, layers: int) -> list[int]:
         or len(values) != layers
         or any(type(n) is not int or n not in (0, 1) for n in values)
     ):
-        raise config.refusal(f"{name} must be 0 or 1 for each of {layers} layers")
+        raise config.make_error(f"{name} must be 0 or 1 for each of {layers} layers")
     return values
 
 
-def one_for_all(config: Config, name: str, layers: int | None = None) -> object:
+def read_uniform_value(config: CheckpointConfig, name: str, layers: int | None = None) -> object:
     """Read a value that may be given per layer. Raises ModelError if layers differ."""
     value = config.get(name)
     if isinstance(value, list) and (len({*map(str, value)}) != 1 or layers not in (None, len(value))):
-        raise config.refusal(f"{name} must be the same for all layers")
+        raise config.make_error(f"{name} must be the same for all layers")
     return value[0] if isinstance(value, list) else value
 
 
-def by_layer(name: str, values: Sequence[int]) -> dict[str, int]:
+def name_layer_sizes(name: str, values: Sequence[int]) -> dict[str, int]:
     """Name a size of each layer."""
     return {f"{name}_{number}": int(value) for number, value in enumerate(values)}
 
@@ -173,33 +175,37 @@ SOFTMAX, SIGMOID = 1, 2  # GGUF's numbers of the router's score functions
 SCORES = {"softmax": SOFTMAX, "sigmoid": SIGMOID}
 
 
-def with_experts(
-    config: Config, h: CheckpointFacts, hidden: str, count: str = "num_experts", active_key: str = "num_experts_per_tok"
-) -> CheckpointFacts:
+def add_experts(
+    config: CheckpointConfig,
+    h: CheckpointHyperparameters,
+    hidden: str,
+    count: str = "num_experts",
+    active_key: str = "num_experts_per_tok",
+) -> CheckpointHyperparameters:
     """Add sizes and metadata of experts.
 
     hidden, count, active_key: their keys in config.json.
     """
     experts, active, size = (section.count(name) for section, name in map(config.place, (count, active_key, hidden)))
     if active > experts:
-        raise config.refusal(f"{active_key} {active} must be at most {count}, {experts}")
-    return h.updated({"experts": experts, "expert_hidden": size}, expert_count=experts, expert_used_count=active)
+        raise config.make_error(f"{active_key} {active} must be at most {count}, {experts}")
+    return h.update({"experts": experts, "expert_hidden": size}, expert_count=experts, expert_used_count=active)
 
 
-def with_deepseek_experts(config: Config, h: CheckpointFacts) -> CheckpointFacts:
+def add_deepseek_experts(config: CheckpointConfig, h: CheckpointHyperparameters) -> CheckpointHyperparameters:
     """Add groups of experts; V3 selects them by scores plus a bias."""
-    h = with_experts(config, h, "moe_intermediate_size", "n_routed_experts")
+    h = add_experts(config, h, "moe_intermediate_size", "n_routed_experts")
     score, shared = config.get("scoring_func"), config.count("n_shared_experts", 0)
     config.only("scoring_func", "softmax", "sigmoid")
     if config.get("topk_method") == "group_limited_greedy":
         config.warnings.append(
             "GGUF's readers rank expert groups by their two best experts, but the model by the best one"
         )
-    leading = leading_dense(config)
+    leading = count_leading_dense(config)
     sizes = {"shared_hidden": shared * h.sizes["expert_hidden"], "leading_dense": leading}
     sizes |= {"biased": int(config.get("topk_method") == "noaux_tc")}
     sizes |= {"mtp_layers": config.count("num_nextn_predict_layers", 0), "both_inputs": 2 * h.sizes["width"]}
-    return h.updated(
+    return h.update(
         sizes,
         leading_dense_block_count=leading,
         expert_feed_forward_length=h.sizes["expert_hidden"],
@@ -212,12 +218,12 @@ def with_deepseek_experts(config: Config, h: CheckpointFacts) -> CheckpointFacts
     )
 
 
-def with_sigmoid_experts(config: Config, h: CheckpointFacts) -> CheckpointFacts:
+def add_sigmoid_experts(config: CheckpointConfig, h: CheckpointHyperparameters) -> CheckpointHyperparameters:
     """Add experts with sigmoid routing after the first layers, and a multi-token prediction layer."""
     hidden = config.count("num_shared_experts", 1) * h.sizes["expert_hidden"]
-    sizes = {"leading_dense": leading_dense(config), "shared_hidden": hidden, "both_inputs": 2 * h.sizes["width"]}
+    sizes = {"leading_dense": count_leading_dense(config), "shared_hidden": hidden, "both_inputs": 2 * h.sizes["width"]}
     sizes |= {"mtp_layers": config.count("num_nextn_predict_layers", 0)}
-    return h.updated(
+    return h.update(
         sizes,
         expert_feed_forward_length=h.sizes["expert_hidden"],
         expert_shared_feed_forward_length=hidden,
@@ -225,13 +231,13 @@ def with_sigmoid_experts(config: Config, h: CheckpointFacts) -> CheckpointFacts:
     )
 
 
-def leading_dense(config: Config) -> int:
+def count_leading_dense(config: CheckpointConfig) -> int:
     """Return how many of the first layers have no experts, by a count or by mlp_layer_types."""
     types = config.get("mlp_layer_types")
     if not isinstance(types, list):
         return config.count("first_k_dense_replace", 0)
     leading = types.index("sparse") if "sparse" in types else len(types)
     if types != ["dense"] * leading + ["sparse"] * (len(types) - leading):
-        raise config.refusal("mlp_layer_types must have dense layers before sparse ones only")
+        raise config.make_error("mlp_layer_types must have dense layers before sparse ones only")
     config.only("first_k_dense_replace", leading)
     return leading

@@ -18,15 +18,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from localllm.convert.config import Config
-from localllm.convert.family import Family
+from localllm.convert.config import CheckpointConfig
+from localllm.convert.family import CheckpointFamily
 from localllm.convert.files import read_json
-from localllm.convert.records import family_named, family_of, records, whole_record
-from localllm.convert.safetensors_files import Stored, read_header
-from localllm.convert.tensor_mapping import Names, TensorPlace, places
+from localllm.convert.records import complete_record, find_family, load_records, make_family
+from localllm.convert.safetensors_files import StoredTensor, read_header
+from localllm.convert.tensor_mapping import TensorNames, TensorOrigin, list_origins
 from localllm.convert.transforms import DerivedSource, Shape, TensorSource, as_float32, scale_rows
-from localllm.engine.adapter_file import digest_of
-from localllm.engine.adapters import Adapter, LowRank, Shaped
+from localllm.engine.adapter_file import compute_digest
+from localllm.engine.adapters import Adapter, LowRank, ShapedTensor
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.file import Tensor
 from localllm.files.gguf.header import printable
@@ -44,7 +44,7 @@ ABOUT_TENSORS = ("layer", "parts", "tensors", "whole", "rotated", "parted", "tra
 ROWS_AT_ONCE = 512  # rows of a traced matrix that are computed together
 
 
-class Pair(NamedTuple):
+class LoraPair(NamedTuple):
     """The matrices of one of the checkpoint's: a float32 [rank, columns], b float32 [rows, rank], and their factor."""
 
     a: np.ndarray
@@ -52,7 +52,7 @@ class Pair(NamedTuple):
     factor: float
 
 
-def open_peft(folder: str, metadata: Mapping[str, object], tensors: Mapping[str, Shaped]) -> Adapter:
+def open_peft(folder: str, metadata: Mapping[str, object], tensors: Mapping[str, ShapedTensor]) -> Adapter:
     """Convert an adapter in a PEFT folder for a model with this metadata and these tensors.
 
     Raises ModelError for a folder that is not valid or for another model, UnsupportedError for what localllm lacks.
@@ -63,21 +63,21 @@ def open_peft(folder: str, metadata: Mapping[str, object], tensors: Mapping[str,
         raise ModelError(f"{folder}: no {CONFIG}: expected a GGUF file or a folder that PEFT has saved")
     refuse_other_kinds(path, settings)
     pairs = read_pairs(path, settings)
-    low_ranks = convert_for_one(path, possible_bases(path, settings, metadata, tensors), pairs, tensors)
+    low_ranks = convert_for_one(path, list_bases(path, settings, metadata, tensors), pairs, tensors)
     arch, ids = str(metadata.get("general.architecture", "")), settings.get("alora_invocation_tokens") or []
     invocation = tuple(int(id) for id in ids) if all(type(id) is int for id in ids) else ()
-    return Adapter(folder, path.resolve().name, low_ranks, arch, invocation, digest_of(low_ranks))
+    return Adapter(folder, path.resolve().name, low_ranks, arch, invocation, compute_digest(low_ranks))
 
 
 def convert_for_one(
-    path: Path, bases: "Sequence[Base]", pairs: "Mapping[str, Pair]", tensors: Mapping[str, Shaped]
+    path: Path, bases: "Sequence[BaseConversion]", pairs: "Mapping[str, LoraPair]", tensors: Mapping[str, ShapedTensor]
 ) -> dict[str, LowRank]:
     """Convert all pairs for the only conversion that is possible. Raises ModelError if there is none, or several."""
     results, problem = dict[str, dict[str, LowRank]](), None
     for base in bases:
         try:
             low_ranks = convert(path, base, pairs, tensors)
-            results[digest_of(low_ranks)] = low_ranks
+            results[compute_digest(low_ranks)] = low_ranks
         except ModelError as error:
             problem = problem or error
     if len(results) == 1:
@@ -101,7 +101,7 @@ def refuse_other_kinds(path: Path, settings: Mapping[str, Any]) -> None:
             raise UnsupportedError(f"{path}: adapters with {name} are not supported{hint}")
 
 
-def read_pairs(path: Path, settings: Mapping[str, Any]) -> dict[str, Pair]:
+def read_pairs(path: Path, settings: Mapping[str, Any]) -> dict[str, LoraPair]:
     """Read all pairs, by the name of the checkpoint's tensor. Raises ModelError."""
     if not (path / WEIGHTS).is_file():
         raise ModelError(f"{path}: there is no {WEIGHTS}; PyTorch pickles (.bin) are programs and are not read")
@@ -123,13 +123,13 @@ def read_pairs(path: Path, settings: Mapping[str, Any]) -> dict[str, Pair]:
         a, b = matrices["A"], matrices["B"]
         if module in embeddings or settings.get("fan_in_fan_out"):  # the weight is the transposed product
             a, b = np.ascontiguousarray(b.T), np.ascontiguousarray(a.T)
-        pairs[f"{module}.weight"] = Pair(a, b, factor_of(settings, module, a.shape[0]))
+        pairs[f"{module}.weight"] = LoraPair(a, b, compute_factor(settings, module, a.shape[0]))
     if not pairs:
         raise ModelError(f"{path / WEIGHTS}: has no matrices")
     return pairs
 
 
-def read_matrix(stored: Stored) -> np.ndarray:
+def read_matrix(stored: StoredTensor) -> np.ndarray:
     """Read a matrix as float32. Raises ModelError."""
     if len(stored.shape) != 2 or stored.dtype not in ("F64", "F32", "F16", "BF16"):
         shape = f"{printable(stored.dtype)} {list(stored.shape)}"
@@ -137,7 +137,7 @@ def read_matrix(stored: Stored) -> np.ndarray:
     return as_float32(stored.rows(0, stored.shape[0]), stored.dtype)
 
 
-def factor_of(settings: Mapping[str, Any], module: str, rank: int) -> float:
+def compute_factor(settings: Mapping[str, Any], module: str, rank: int) -> float:
     """Return alpha / rank, or alpha / sqrt(rank) with use_rslora, with the pattern that names the module, if any."""
     alpha = settings.get("lora_alpha", rank)
     for pattern, value in (settings.get("alpha_pattern") or {}).items():
@@ -157,44 +157,46 @@ def factor_of(settings: Mapping[str, Any], module: str, rank: int) -> float:
 
 
 @dataclass(frozen=True)
-class Base:
+class BaseConversion:
     """How the base model's checkpoint becomes the GGUF file.
 
     Attributes:
         factors: of matrices, see CheckpointFacts.  is_certain: whether it is from config.json.
     """
 
-    family: Family
+    family: CheckpointFamily
     sizes: Mapping[str, int]
-    tensors: Mapping[str, TensorPlace]
+    tensors: Mapping[str, TensorOrigin]
     factors: Mapping[str, Sequence[np.ndarray]]
     is_certain: bool = False
 
 
-def possible_bases(
-    path: Path, settings: Mapping[str, Any], metadata: Mapping[str, object], tensors: Mapping[str, Shaped]
-) -> "list[Base]":
+def list_bases(
+    path: Path, settings: Mapping[str, Any], metadata: Mapping[str, object], tensors: Mapping[str, ShapedTensor]
+) -> "list[BaseConversion]":
     """Return the conversions to try: by the base model's config.json if there is one, else by the GGUF file."""
     named = settings.get("base_model_name_or_path")
     folders = [path, *([Path(named)] if isinstance(named, str) and named else [])]
     for folder in folders:
         if (folder / "config.json").is_file():
-            config = Config.of(folder)
-            family = family_of(config)
-            facts = family.read(config.text_config(family.defaults))
+            config = CheckpointConfig.of(folder)
+            family = find_family(config)
+            facts = family.read(config.merge_text_config(family.defaults))
             known = {"packed": 0, **facts.sizes}
-            return [Base(family, known, places(family, known, False), facts.factors, True)]
+            return [BaseConversion(family, known, list_origins(family, known, False), facts.factors, True)]
     arch = metadata.get("general.architecture")
     if arch in SCALED_BY_CONFIG:
         return []
-    bases = dict[str, Base]()  # by what the records say of tensors: most classes of an architecture are converted alike
-    for name, (its_arch, record) in records().items():
+    bases = dict[
+        str, BaseConversion
+    ]()  # by what the records say of tensors: most classes of an architecture are converted alike
+    for name, (its_arch, record) in load_records().items():
         if its_arch == arch and "select" not in record and "+" not in name:
-            about = {key: value for key, value in whole_record(name).items() if key in ABOUT_TENSORS}
+            about = {key: value for key, value in complete_record(name).items() if key in ABOUT_TENSORS}
             if (key := repr(sorted(about.items()))) not in bases:
-                family = family_named(name)
-                sizes = sizes_of(metadata, tensors, family)
-                bases[key] = Base(family, sizes, places(family, sizes, False), {})
+                family = make_family(name)
+                sizes = guess_sizes(metadata, tensors, family)
+                bases[key] = BaseConversion(family, sizes, list_origins(family, sizes, False), {})
     return [*bases.values()]
 
 
@@ -211,9 +213,11 @@ class GuessedSizes(dict[str, int]):
         self.unknown = set[str]()
 
 
-def sizes_of(metadata: Mapping[str, object], tensors: Mapping[str, Shaped], family: Family) -> Mapping[str, int]:
+def guess_sizes(
+    metadata: Mapping[str, object], tensors: Mapping[str, ShapedTensor], family: CheckpointFamily
+) -> Mapping[str, int]:
     """Return the sizes of a checkpoint, from the metadata and the shapes of its GGUF file."""
-    number = partial(whole_number, metadata)
+    number = partial(get_int, metadata)
     width, heads = number("embedding_length"), number("attention.head_count", 1) or 1
     head_dim = number("attention.key_length") or width // heads
     kv_heads = number("attention.head_count_kv") or heads
@@ -239,7 +243,7 @@ def sizes_of(metadata: Mapping[str, object], tensors: Mapping[str, Shaped], fami
     return sizes
 
 
-def whole_number(metadata: Mapping[str, object], key: str, default: int = 0) -> int:
+def get_int(metadata: Mapping[str, object], key: str, default: int = 0) -> int:
     """Return a number of the architecture's metadata, the first one of an array."""
     value = metadata.get(f"{metadata.get('general.architecture')}.{key}", default)
     if isinstance(value, np.ndarray | list):
@@ -250,36 +254,43 @@ def whole_number(metadata: Mapping[str, object], key: str, default: int = 0) -> 
 # ---- conversion
 
 
-def convert(path: Path, base: Base, pairs: Mapping[str, Pair], tensors: Mapping[str, Shaped]) -> dict[str, LowRank]:
+def convert(
+    path: Path, base: BaseConversion, pairs: Mapping[str, LoraPair], tensors: Mapping[str, ShapedTensor]
+) -> dict[str, LowRank]:
     """Convert all pairs to those of the GGUF file's tensors. Raises ModelError, UnsupportedError."""
-    names = Names(base.family, base.sizes)
+    names = TensorNames(base.family, base.sizes)
     parts = {part for place in base.tensors.values() for part in place.of}
-    found: dict[str, dict[int, Pair]] = {}
+    found: dict[str, dict[int, LoraPair]] = {}
     for stored_name, pair in pairs.items():
         name = base.family.named(stored_name, base.sizes["layers"]) if base.family.named else stored_name
-        part, expert = names.place_of(names.plain(name), parts)
+        part, expert = names.find_stored(names.plain(name), parts)
         if part not in parts:
             raise ModelError(f"{path}: {printable(stored_name)} is not a matrix of the model: {NEEDS_CONFIG}")
         found.setdefault(part, {})[expert] = pair
-    tracer, low_ranks, used = Tracer(base), dict[str, LowRank](), set[str]()
+    tracer, low_ranks, used = ConversionTracer(base), dict[str, LowRank](), set[str]()
     for name, place in base.tensors.items():
         if any(part in found for part in place.of) and name in tensors:
-            low_ranks[name] = low_rank_of(path, name, place, found, tensors[name].shape, tracer)
+            low_ranks[name] = convert_tensor(path, name, place, found, tensors[name].shape, tracer)
             used |= found.keys() & place.of.keys()
     if unused := sorted(found.keys() - used):
         raise ModelError(f"{path}: is for another model: this one has no tensor {printable(unused[0])}")
     return low_ranks
 
 
-def low_rank_of(
-    path: Path, name: str, place: TensorPlace, found: Mapping[str, Mapping[int, Pair]], shape: Shape, tracer: "Tracer"
-) -> LowRank:
+def convert_tensor(
+    path: Path,
+    name: str,
+    place: TensorOrigin,
+    found: Mapping[str, Mapping[int, LoraPair]],
+    shape: Shape,
+    tracer: "ConversionTracer",
+) -> LowRank:  # fmt: skip
     """Return the matrices of one GGUF tensor, from those of the stored tensors that it is made of."""
     matrices = []
     for part, stored_shape in place.of.items():
         if part not in found:
             continue
-        stack = with_missing(path, part, found[part], stored_shape)
+        stack = fill_missing(path, part, found[part], stored_shape)
         traced = tracer.trace(name, place, part)
         if traced.rows.shape[:-1] != shape[:-2] or (traced.rows.shape[-1], traced.columns.shape[-1]) != shape[-2:]:
             raise ModelError(f"{path}: {printable(part)} does not fit the model's {name} {list(shape)}: {NEEDS_CONFIG}")
@@ -289,14 +300,14 @@ def low_rank_of(
     factor = matrices[0][2] if len(matrices) == 1 else 1.0
     if name == "token_embd.weight":  # rows of A are looked up
         a, b = np.ascontiguousarray(b), np.ascontiguousarray(a.T)
-    return LowRank(float_tensor(f"{name}.lora_a", a), float_tensor(f"{name}.lora_b", b), factor)
+    return LowRank(make_float_tensor(f"{name}.lora_a", a), make_float_tensor(f"{name}.lora_b", b), factor)
 
 
-def with_missing(path: Path, part: str, pairs: Mapping[int, Pair], shape: Shape) -> list[Pair]:
+def fill_missing(path: Path, part: str, pairs: Mapping[int, LoraPair], shape: Shape) -> list[LoraPair]:
     """Return the pair of each matrix of a stored tensor; those of experts without one are zeros. Raises ModelError."""
     first = next(iter(pairs.values()))
     count = shape[0] if len(shape) == 3 else 1
-    zeros = Pair(np.zeros_like(first.a), np.zeros_like(first.b), first.factor)
+    zeros = LoraPair(np.zeros_like(first.a), np.zeros_like(first.b), first.factor)
     result = [pairs.get(number if -1 not in pairs else -1, zeros) for number in range(count)]
     for pair in result:
         if (
@@ -309,7 +320,7 @@ def with_missing(path: Path, part: str, pairs: Mapping[int, Pair], shape: Shape)
     return result
 
 
-class Traced(NamedTuple):
+class MatrixOrigin(NamedTuple):
     """Where the numbers of a GGUF tensor come from.
 
     Attributes:
@@ -324,7 +335,7 @@ class Traced(NamedTuple):
     factors: np.ndarray
     is_transposed: bool
 
-    def apply(self, stack: Sequence[Pair]) -> tuple[np.ndarray, np.ndarray, float]:
+    def apply(self, stack: Sequence[LoraPair]) -> tuple[np.ndarray, np.ndarray, float]:
         """Return A, B and the factor of the GGUF tensor."""
         a, b = list[np.ndarray](), list[np.ndarray]()
         outer = self.rows.shape[:-1]
@@ -337,20 +348,20 @@ class Traced(NamedTuple):
         return whole[0], whole[1], stack[0].factor
 
 
-class Tracer:
+class ConversionTracer:
     """Finds out how tensors are converted. Layers are converted alike, so each tensor is traced once."""
 
-    def __init__(self, base: Base):
-        self._base, self._known = base, dict[object, Traced]()
+    def __init__(self, base: BaseConversion):
+        self._base, self._known = base, dict[object, MatrixOrigin]()
 
-    def trace(self, name: str, place: TensorPlace, part: str) -> Traced:
+    def trace(self, name: str, place: TensorOrigin, part: str) -> MatrixOrigin:
         plain = [re.sub(r"^blk\.\d+\.", "", each) for each in (name, part)]
         key = (*plain, tuple(place.of.values()))
         if key not in self._known:
             self._known[key] = self._trace(name, place, part)
         return self._known[key]
 
-    def _trace(self, name: str, place: TensorPlace, part: str) -> Traced:
+    def _trace(self, name: str, place: TensorOrigin, part: str) -> MatrixOrigin:
         factors = self._base.factors.get(re.sub(r"^blk\.\d+\.", "", name).removesuffix(".weight"), ())
         ones, rows, columns = (
             self._values(place, part, pattern, factors)
@@ -376,22 +387,22 @@ class Tracer:
         self._require_copies(name, place, part, factors, ones, rows, columns)
         matrix = rows.max(axis=(-2, -1)) // height
         row_index = row_index if is_transposed else np.where(row_index < 0, -1, row_index % height)
-        return Traced(row_index, column_index, matrix.reshape(outer), ones.max(axis=-1), is_transposed)
+        return MatrixOrigin(row_index, column_index, matrix.reshape(outer), ones.max(axis=-1), is_transposed)
 
     def _require_copies(
-        self, name: str, place: TensorPlace, part: str, factors: Sequence[np.ndarray], ones: np.ndarray,
+        self, name: str, place: TensorOrigin, part: str, factors: Sequence[np.ndarray], ones: np.ndarray,
         rows: np.ndarray, columns: np.ndarray,
     ) -> None:  # fmt: skip
         """Raise UnsupportedError unless each number is a stored one times its factor: test with other numbers."""
-        computed = self._values(place, part, scrambled, factors)
-        expected = ones * scrambled(np.maximum(rows, 0), np.maximum(columns, 0))
+        computed = self._values(place, part, make_scrambled, factors)
+        expected = ones * make_scrambled(np.maximum(rows, 0), np.maximum(columns, 0))
         if not np.allclose(computed, expected, rtol=1e-5, atol=1e-5):
             raise UnsupportedError(f"adapters of {name} are not supported: its conversion changes single numbers")
 
-    def _values(self, place: TensorPlace, part: str, pattern: Any, factors: Sequence[np.ndarray]) -> np.ndarray:
+    def _values(self, place: TensorOrigin, part: str, pattern: Any, factors: Sequence[np.ndarray]) -> np.ndarray:
         """Convert a stored tensor whose numbers are pattern(row, column), with zeros for the others; float64."""
         sources: list[TensorSource] = [
-            patterned(shape, pattern if each == part else lambda row, column: 0.0 * (row + column))
+            make_patterned(shape, pattern if each == part else lambda row, column: 0.0 * (row + column))
             for each, shape in place.of.items()
         ]
         tensor = scale_rows(place.build(sources), factors)
@@ -403,12 +414,12 @@ class Tracer:
         return np.concatenate(chunks).reshape(tensor.shape).astype(np.float64)
 
 
-def scrambled(row: np.ndarray, column: np.ndarray) -> np.ndarray:
+def make_scrambled(row: np.ndarray, column: np.ndarray) -> np.ndarray:
     """Return numbers from -1 to 1 that neighbouring rows and columns do not share."""
     return np.sin(12.9898 * row + 78.233 * column)
 
 
-def patterned(shape: Shape, pattern: Any) -> DerivedSource:
+def make_patterned(shape: Shape, pattern: Any) -> DerivedSource:
     """Return a tensor whose numbers are pattern(row, column); the rows of its matrices are counted on."""
 
     def rows(first: int, last: int) -> np.ndarray:
@@ -418,6 +429,6 @@ def patterned(shape: Shape, pattern: Any) -> DerivedSource:
     return DerivedSource("F32", shape, rows)
 
 
-def float_tensor(name: str, numbers: np.ndarray) -> Tensor:
+def make_float_tensor(name: str, numbers: np.ndarray) -> Tensor:
     data = np.ascontiguousarray(numbers, np.float32)
     return Tensor(name, BY_NAME["F32"], data.shape, data.view(np.uint8))

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import gguf
 
-from localllm.convert.config import Config
+from localllm.convert.config import CheckpointConfig
 from localllm.convert.family import NUMBERS
 from localllm.convert.files import read_json
-from localllm.convert.folder import Checkpoint, checkpoint_files, file_type, refuse_lone_surrogates
-from localllm.convert.general_metadata import description
-from localllm.convert.projectors import projector_of
-from localllm.convert.projectors.parts import ProjectorFacts, SeeingConfig
+from localllm.convert.folder import Checkpoint, find_file_type, list_files, refuse_lone_surrogates
+from localllm.convert.general_metadata import build_general_metadata
+from localllm.convert.projectors import find_projector
+from localllm.convert.projectors.parts import ProjectorDeclaration, VisionConfig
 from localllm.convert.quantized import open_quantized
-from localllm.convert.safetensors_files import Stored, open_weights
-from localllm.convert.tensor_mapping import CheckpointTensor, check_tensor, gguf_tensor
+from localllm.convert.safetensors_files import StoredTensor, open_weights
+from localllm.convert.tensor_mapping import CheckpointTensor, check_tensor, convert_tensor
 from localllm.convert.transforms import to_float32
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
@@ -28,7 +28,7 @@ IMAGE_MODULES = re.compile(
 )
 UNREAD = re.compile(r"head\..*|embed_tokens\.weight|.*\.(position_ids|inv_freq)")  # ignored, after these prefixes
 LLAMA_WIDTH = 4096  # of Llama and Mistral, which config.json may omit
-CONVOLUTION = 4  # dimensions of a convolution; readers take them in F32 and F16 only
+CONVOLUTION_DIMENSIONS = 4  # dimensions of a convolution; readers take them in F32 and F16 only
 
 
 def open_projector(path: str | os.PathLike[str]) -> Checkpoint:
@@ -37,14 +37,17 @@ def open_projector(path: str | os.PathLike[str]) -> Checkpoint:
     Raises ModelError if it is incomplete, inconsistent or not supported.
     """
     folder = Path(path)
-    config = Config.of(folder)
-    read = projector_of(config)
-    seeing = SeeingConfig(config, config.section("vision_config"), preparation(folder), text_width(config))
+    config = CheckpointConfig.of(folder)
+    read = find_projector(config)
+    seeing = VisionConfig(config, config.section("vision_config"), read_preprocessing(folder), read_text_width(config))
     facts = read(seeing)
-    tensors = [*tensors_of(folder, open_quantized(open_weights(folder), config), facts)]
+    tensors = [*build_tensors(folder, open_quantized(open_weights(folder), config), facts)]
     warnings = list[str]()
-    metadata = {"general.architecture": "clip", **description(folder, {t.name: t.shape for t in tensors}, warnings)}
-    metadata |= {"general.type": "mmproj", "general.file_type": file_type(tensors)}
+    metadata = {
+        "general.architecture": "clip",
+        **build_general_metadata(folder, {t.name: t.shape for t in tensors}, warnings),
+    }
+    metadata |= {"general.type": "mmproj", "general.file_type": find_file_type(tensors)}
     metadata |= {"clip.has_vision_encoder": True}
     metadata |= {f"clip.vision.{name}": size for name, size in facts.encoder.metadata.items()}
     for name in ("image_mean", "image_std"):
@@ -52,25 +55,31 @@ def open_projector(path: str | os.PathLike[str]) -> Checkpoint:
     metadata |= {f"clip.{name}": value for name, value in facts.metadata.items() if value is not None}
     metadata["general.quantization_version"] = gguf.GGML_QUANT_VERSION
     refuse_lone_surrogates(folder, metadata)
-    return Checkpoint(os.fspath(path), checkpoint_files(folder), metadata, tensors, warnings)
+    return Checkpoint(os.fspath(path), list_files(folder), metadata, tensors, warnings)
 
 
-def text_width(config: Config) -> int:
+def read_text_width(config: CheckpointConfig) -> int:
     """Return the embedding length of the language model. Raises ModelError."""
     kind = config.section("text_config").get("model_type")
-    return config.text_config({"hidden_size": LLAMA_WIDTH} if kind in ("llama", "mistral") else {}).count("hidden_size")
+    return config.merge_text_config({"hidden_size": LLAMA_WIDTH} if kind in ("llama", "mistral") else {}).count(
+        "hidden_size"
+    )
 
 
-def preparation(folder: Path) -> Config:
+def read_preprocessing(folder: Path) -> CheckpointConfig:
     """Read how images are preprocessed. Raises ModelError."""
     path = folder / "preprocessor_config.json"
     settings, newer = read_json(path), read_json(folder / "processor_config.json")
     if settings is None and (newer is None or "image_processor" not in newer):
         raise ModelError(f"{path}: this file is missing; it defines the image preprocessing")
-    return Config({**(settings or {}), **Config(newer or {}, path).section("image_processor").content}, path)
+    return CheckpointConfig(
+        {**(settings or {}), **CheckpointConfig(newer or {}, path).section("image_processor").content}, path
+    )
 
 
-def tensors_of(folder: Path, stored: Mapping[str, Stored], facts: ProjectorFacts) -> Iterator[CheckpointTensor]:
+def build_tensors(
+    folder: Path, stored: Mapping[str, StoredTensor], facts: ProjectorDeclaration
+) -> Iterator[CheckpointTensor]:
     """Yield all tensors of encoder and projector. Raises ModelError for missing or unknown tensors."""
     images = {
         IMAGE_MODULES.sub("", name, count=1): tensor for name, tensor in stored.items() if IMAGE_MODULES.match(name)
@@ -86,4 +95,4 @@ def tensors_of(folder: Path, stored: Mapping[str, Stored], facts: ProjectorFacts
         if part.theirs not in images:
             raise ModelError(f"{folder}: the tensor {part.theirs} is missing, which becomes {name}")
         numbers = part.convert(check_tensor(images[part.theirs], part.shape, NUMBERS))
-        yield gguf_tensor(name, to_float32(numbers) if len(numbers.shape) == CONVOLUTION else numbers)
+        yield convert_tensor(name, to_float32(numbers) if len(numbers.shape) == CONVOLUTION_DIMENSIONS else numbers)

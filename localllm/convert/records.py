@@ -9,31 +9,31 @@ from math import prod
 from typing import Any, cast
 
 from localllm.arch import ARCHITECTURES
-from localllm.arch.checkpoint import Checkpoint
-from localllm.convert.config import Config
+from localllm.arch.checkpoint import CheckpointDeclaration
+from localllm.convert.config import CheckpointConfig
 from localllm.convert.family import (
     BYTES,
     GROUPS,
     NUMBERS,
     ROTATED,
+    CheckpointFamily,
     DerivedTensor,
     Dimensions,
-    Family,
     Layer,
-    experts_of,
+    list_expert_tensors,
     mtp_layer,
 )
 from localllm.convert.hyperparameters import (
     GELU,
     SILU,
-    CheckpointFacts,
-    decoder,
-    rotary_dims,
+    CheckpointHyperparameters,
+    add_experts,
+    approximate_gelu,
+    count_rotary_dims,
+    read_decoder,
     warn_of_window,
-    with_experts,
-    with_gelu,
 )
-from localllm.convert.quantized import find_method, quant_method
+from localllm.convert.quantized import read_method, require_method
 from localllm.convert.transforms import FUNCTIONS, Sizes
 from localllm.files.gguf.header import printable
 
@@ -43,9 +43,9 @@ STORED = re.compile(r"(\S+?)(?:\[([^\]]*)\])?(?:\s+|$)")
 
 
 @cache
-def records() -> dict[str, tuple[str, Checkpoint]]:
+def load_records() -> dict[str, tuple[str, CheckpointDeclaration]]:
     """Return all records by class name, each with its architecture, the name of its module."""
-    result = dict[str, tuple[str, Checkpoint]]()
+    result = dict[str, tuple[str, CheckpointDeclaration]]()
     usual = {module: arch for arch, module in reversed(ARCHITECTURES.items())}
     usual |= {module: arch for arch, module in ARCHITECTURES.items() if arch.replace("-", "_") == module}
     for module, arch in usual.items():
@@ -55,56 +55,56 @@ def records() -> dict[str, tuple[str, Checkpoint]]:
     return result
 
 
-def whole_record(name: str) -> Checkpoint:
+def complete_record(name: str) -> CheckpointDeclaration:
     """Return a class's record, completed by those it refers to."""
-    record = records()[name][1]
-    return cast(Checkpoint, {**whole_record(record["like"]), **record}) if "like" in record else record
+    record = load_records()[name][1]
+    return cast(CheckpointDeclaration, {**complete_record(record["like"]), **record}) if "like" in record else record
 
 
-def class_names() -> set[str]:
+def list_class_names() -> set[str]:
     """Return the class names in config.json that can be converted."""
-    return {name for name in records() if "+" not in name}
+    return {name for name in load_records() if "+" not in name}
 
 
-def keeps_blocks(config: Config) -> bool:
+def keeps_blocks(config: CheckpointConfig) -> bool:
     """Return whether GGUF can hold a checkpoint's quantized weights unchanged."""
-    return quant_method(config) == "mxfp4" and f"{config.architecture}+mxfp4" in records()
+    return read_method(config) == "mxfp4" and f"{config.architecture}+mxfp4" in load_records()
 
 
-def family_of(config: Config) -> Family:
+def find_family(config: CheckpointConfig) -> CheckpointFamily:
     """Find the family of a checkpoint.
 
     Raises ModelError if it, or the quantization of its weights, is not supported.
     """
     name = config.architecture
-    if name not in (names := class_names()):
+    if name not in (names := list_class_names()):
         near = get_close_matches(name, names) or ["LlamaForCausalLM"]
         supported = f"{', '.join(near)} and {len(names) - len(near)} others are"
         if not name:
-            raise config.refusal('"architectures" must name the model class, e.g. ["LlamaForCausalLM"]')
-        raise config.refusal(f"architecture {printable(name)} is not supported ({supported})")
+            raise config.make_error('"architectures" must name the model class, e.g. ["LlamaForCausalLM"]')
+        raise config.make_error(f"architecture {printable(name)} is not supported ({supported})")
     if keeps_blocks(config):
-        return family_named(f"{name}+mxfp4")
-    select = records()[name][1].get("select")
-    family = family_named(function(select)(config) if select else name)
-    find_method(config)
+        return make_family(f"{name}+mxfp4")
+    select = load_records()[name][1].get("select")
+    family = make_family(load_function(select)(config) if select else name)
+    require_method(config)
     return family
 
 
 @cache
-def family_named(name: str) -> Family:
+def make_family(name: str) -> CheckpointFamily:
     """Return the family that a class's record describes."""
-    record = whole_record(name)
+    record = complete_record(name)
     content: Mapping[str, Any] = record
     more = {key: content[key] for key in COPIED if key in content}
     more |= {key: tuple(content.get(key, "").split()) for key in ("transposed", "bare", "prefixes")}
-    more |= {key: function(content[key]) for key in ("named", "of_tensors") if content.get(key)}
+    more |= {key: load_function(content[key]) for key in ("named", "of_tensors") if content.get(key)}
     whole = record.get("whole", {})
-    return Family(
-        records()[name][0],
-        layers_of(record),
-        reader_of(record),
-        whole=function(whole) if isinstance(whole, str) else tensors_of(whole),
+    return CheckpointFamily(
+        load_records()[name][0],
+        make_layer_function(record),
+        make_reader(record),
+        whole=load_function(whole) if isinstance(whole, str) else parse_tensors(whole),
         rotated=ROTATED if record.get("rotated") else (),
         parted=ROTATED if record.get("parted") else (),
         biased=tuple(name for word in record.get("biased", "").split() for name in GROUPS.get(word, (word,))),
@@ -118,15 +118,15 @@ COPIED = ("last_norm", "offset_norms", "sees", "decodes", "renamed", "named_as",
           "vocabulary")  # fmt: skip
 
 
-def function(name: str) -> Any:
+def load_function(name: str) -> Any:
     """Look up "@module.function" in localllm/convert/families."""
     module, _, attribute = name.removeprefix("@").partition(".")
     return getattr(import_module(f"localllm.convert.families.{module}"), attribute)
 
 
-def layers_of(record: Checkpoint) -> Callable[[Sizes, int], Layer]:
+def make_layer_function(record: CheckpointDeclaration) -> Callable[[Sizes, int], Layer]:
     """Return a function that lists a layer's tensors."""
-    own, parts = tensors_of(record.get("tensors", {})), record.get("parts", {})
+    own, parts = parse_tensors(record.get("tensors", {})), record.get("parts", {})
     conditional = {name for names in parts.values() for name in " ".join(names).split()}
     always = {name: its for name, its in own.items() if name not in conditional}
 
@@ -134,7 +134,7 @@ def layers_of(record: Checkpoint) -> Callable[[Sizes, int], Layer]:
         names = [record.get("layer", "")]
         for condition, (then, otherwise) in parts.items():
             names.append(then if holds(condition, sizes, number) else otherwise)
-        return exclude_empty({**groups(" ".join(names), sizes, number, own), **always}, sizes)
+        return exclude_empty({**list_group_tensors(" ".join(names), sizes, number, own), **always}, sizes)
 
     return layer
 
@@ -149,7 +149,7 @@ def holds(condition: str, sizes: Sizes, number: int) -> bool:
     return bool(sizes[by_layer] if (by_layer := f"{condition}_{number}") in sizes else sizes[condition])
 
 
-def groups(names: str, sizes: Sizes, number: int, own: Layer) -> Layer:
+def list_group_tensors(names: str, sizes: Sizes, number: int, own: Layer) -> Layer:
     """List the tensors of groups, and those of a record that only some layers have.
 
     The tensors of "experts:mlp.experts" are stored alone or all together, under this prefix.
@@ -157,11 +157,11 @@ def groups(names: str, sizes: Sizes, number: int, own: Layer) -> Layer:
     result = dict[str, Dimensions | DerivedTensor]()
     for name in names.split():
         if name.startswith("@"):
-            result |= function(name)(sizes, number)
+            result |= load_function(name)(sizes, number)
         elif name in own:
             result[name] = own[name]
         elif name.startswith("experts:"):
-            result |= experts_of(sizes, name.removeprefix("experts:"))
+            result |= list_expert_tensors(sizes, name.removeprefix("experts:"))
         else:
             result |= mtp_layer(sizes, number) if name == "mtp" else GROUPS[name]
     return result
@@ -173,12 +173,12 @@ def exclude_empty(layer: Layer, sizes: Sizes) -> Layer:
     return {name: layer[name] for name, shape in shapes.items() if all(sizes[dimension] for dimension in shape)}
 
 
-def tensors_of(tensors: Mapping[str, str]) -> Layer:
+def parse_tensors(tensors: Mapping[str, str]) -> Layer:
     """Parse the tensors of a record."""
-    return {name: tensor_of(text) for name, text in tensors.items()}
+    return {name: parse_tensor(text) for name, text in tensors.items()}
 
 
-def tensor_of(text: str) -> Dimensions | DerivedTensor:
+def parse_tensor(text: str) -> Dimensions | DerivedTensor:
     """Parse "[?][FUNCTION] STORED[ITS SHAPE] ...: SHAPE", or "SHAPE" alone."""
     head, colon, shape = text.rpartition(":")
     dimensions = tuple(shape.split())
@@ -187,34 +187,34 @@ def tensor_of(text: str) -> Dimensions | DerivedTensor:
     words = STORED.findall(head.removeprefix("?"))
     named = words[0][0] if words and (words[0][0] in FUNCTIONS or words[0][0].startswith("@")) else "same"
     stored = {name: tuple(its.split()) or dimensions for name, its in words if name != named}
-    build = FUNCTIONS[named] if named in FUNCTIONS else function(named)
+    build = FUNCTIONS[named] if named in FUNCTIONS else load_function(named)
     dtypes = BYTES if "mxfp4" in named else NUMBERS
     return DerivedTensor(dimensions, stored, build, dtypes, needed=not head.startswith("?"))
 
 
-def reader_of(record: Checkpoint) -> Callable[[Config], CheckpointFacts]:
+def make_reader(record: CheckpointDeclaration) -> Callable[[CheckpointConfig], CheckpointHyperparameters]:
     """Return the function that reads config.json by a record."""
 
-    def declared(config: Config) -> CheckpointFacts:
-        return read(config, record)
+    def declared(config: CheckpointConfig) -> CheckpointHyperparameters:
+        return read_config(config, record)
 
     if "read" not in record:
         return declared
-    computed = function(record["read"])
+    computed = load_function(record["read"])
     return lambda config: computed(config, declared)
 
 
-def read(config: Config, record: Checkpoint) -> CheckpointFacts:
+def read_config(config: CheckpointConfig, record: CheckpointDeclaration) -> CheckpointHyperparameters:
     """Read config.json by a record. Raises ModelError."""
     for key, allowed in record.get("only", {}).items():
         section, name = config.place(key)
         section.only(name, *(allowed if isinstance(allowed, tuple) else (allowed,)))
-    renamed = config.updated(**{key: renamed_value(config, its) for key, its in record.get("reads", {}).items()})
+    renamed = config.update(**{key: read_renamed_value(config, its) for key, its in record.get("reads", {}).items()})
     partial = record.get("partial_rope", False)
     if "approximated" in record:
-        renamed = with_gelu(renamed, record["approximated"])
+        renamed = approximate_gelu(renamed, record["approximated"])
     activations = [ACTIVATIONS.get(name, (name,)) for name in record.get("activations", "silu").split()]
-    h = decoder(
+    h = read_decoder(
         renamed,
         activations=tuple(name for names in activations for name in names),
         scalings=tuple(record.get("scalings", "linear yarn").split()),
@@ -223,30 +223,30 @@ def read(config: Config, record: Checkpoint) -> CheckpointFacts:
     if record.get("window_ignored"):
         warn_of_window(config)
     if "experts" in record:
-        h = with_experts(renamed, h, *(first_key(renamed, keys) for keys in record["experts"].split()))
+        h = add_experts(renamed, h, *(find_key(renamed, keys) for keys in record["experts"].split()))
     if period := record.get("windows"):
         config.windows([(number + 1) % period != 0 for number in range(h.sizes["layers"])])
-    dims = {"rotary_dims": rotary_dims(renamed, h.sizes["head_dim"]), "context": h.metadata["context_length"]}
+    dims = {"rotary_dims": count_rotary_dims(renamed, h.sizes["head_dim"]), "context": h.metadata["context_length"]}
     for name, text in record.get("sizes", {}).items():
-        h = h.updated({name: amount(renamed, {**h.sizes, **dims}, text)})
+        h = h.update({name: evaluate(renamed, {**h.sizes, **dims}, text)})
     metadata: dict[str, Any] = {key: its for key, its in record.get("unsaid", {}).items() if key not in h.metadata}
     metadata |= {"rope.dimension_count": dims["rotary_dims"]} if partial else {}
     if "layer_norm" in record:
         metadata |= {"attention.layer_norm_rms_epsilon": None}
         metadata |= {"attention.layer_norm_epsilon": config.number(record["layer_norm"], 1e-5)}
     for key, text in record.get("amounts", {}).items():
-        size = amount(renamed, {**h.sizes, **dims}, text.removeprefix("?"))
+        size = evaluate(renamed, {**h.sizes, **dims}, text.removeprefix("?"))
         metadata[key] = size or None if text.startswith("?") else size
     for key, its in record.get("keys", {}).items():
         gguf_key, *default = (its,) if isinstance(its, str) else its
-        metadata[gguf_key] = value(config, key, gguf_key, *default)
-    return h.updated(**{key.replace(".", "__"): its for key, its in {**metadata, **record.get("metadata", {})}.items()})
+        metadata[gguf_key] = read_value(config, key, gguf_key, *default)
+    return h.update(**{key.replace(".", "__"): its for key, its in {**metadata, **record.get("metadata", {})}.items()})
 
 
 ACTIVATIONS = {"silu": SILU, "gelu": GELU, "exact_gelu": ("gelu",)}
 
 
-def value(config: Config, key: str, gguf_key: str, *default: Any) -> Any:
+def read_value(config: CheckpointConfig, key: str, gguf_key: str, *default: Any) -> Any:
     """Read a value of the type that the GGUF key has; a default of None: it may be missing."""
     section, name = config.place(key)
     if default == (None,):
@@ -258,30 +258,32 @@ def value(config: Config, key: str, gguf_key: str, *default: Any) -> Any:
     return section.count(name, *default) if COUNTS.fullmatch(gguf_key) else section.number(name, *default)
 
 
-def renamed_value(config: Config, its: object) -> object:
+def read_renamed_value(config: CheckpointConfig, its: object) -> object:
     """Read a value for another key: an expression, the first of several keys that exists, or a constant."""
     if isinstance(its, tuple):
         return config.number(*its)
     if not isinstance(its, str):
         return its
     if re.search(r"[*+=]", its):
-        return amount(config, {}, its)
-    section, name = config.place(first_key(config, its))
+        return evaluate(config, {}, its)
+    section, name = config.place(find_key(config, its))
     return section.get(name)
 
 
-def first_key(config: Config, keys: str) -> str:
+def find_key(config: CheckpointConfig, keys: str) -> str:
     """Return the first of several keys that config.json has, or the last: "num_experts|num_local_experts"."""
     named = [key for key in keys.split("|") if config.place(key)[0].get(key.rpartition(".")[2]) is not None]
     return named[0] if named else keys.rpartition("|")[2]
 
 
-def amount(config: Config, sizes: Sizes, text: str) -> int:
+def evaluate(config: CheckpointConfig, sizes: Sizes, text: str) -> int:
     """Compute a sum of products of integers, sizes and keys of config.json."""
-    return sum(prod(factor(config, sizes, name.strip()) for name in term.split("*")) for term in text.split("+"))
+    return sum(
+        prod(evaluate_factor(config, sizes, name.strip()) for name in term.split("*")) for term in text.split("+")
+    )
 
 
-def factor(config: Config, sizes: Sizes, text: str) -> int:
+def evaluate_factor(config: CheckpointConfig, sizes: Sizes, text: str) -> int:
     name, _, default = text.partition("=")
     if name.isdecimal() or name in sizes:
         return int(name) if name.isdecimal() else sizes[name]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from localllm.convert.config import Config
+from localllm.convert.config import CheckpointConfig
 from localllm.files.gguf.header import printable
 
 PLAIN = "default"
@@ -21,7 +21,7 @@ class RopeScaling:
     tensors: dict[str, np.ndarray] = field(default_factory=dict)
 
 
-def rope_parameters(config: Config) -> Config:
+def find_rope_parameters(config: CheckpointConfig) -> CheckpointConfig:
     """Return the RoPE section of config.json; of two, that of the layers with full attention."""
     section = config.section("rope_parameters")
     if not section.content:
@@ -29,21 +29,21 @@ def rope_parameters(config: Config) -> Config:
     if "full_attention" in section.content:
         section = section.section("full_attention")
     names = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
-    return section.with_content({**{name: config.get(name) for name in names}, **section.content})
+    return section.replace_content({**{name: config.get(name) for name in names}, **section.content})
 
 
-def read_rope(config: Config, dims: int, context: int, kinds: tuple[str, ...]) -> RopeScaling:
+def read_rope(config: CheckpointConfig, dims: int, context: int, kinds: tuple[str, ...]) -> RopeScaling:
     """Read RoPE of `dims` dimensions per head for a model of this context. Raises ModelError.
 
     kinds: scalings that the architecture supports; "untruncated" is YaRN that does not round the pairs between which it
     blends, although GGUF's readers round them; "bordered" is YaRN with betas in the file.
     """
-    rope = rope_parameters(config)
+    rope = find_rope_parameters(config)
     base = rope.number("rope_theta", 10000.0)
     scaling = RopeScaling({"freq_base": base})
     kind = rope.get("rope_type", rope.get("type", "default"))
     if SECTIONS in kinds:
-        scaling.metadata["dimension_sections"] = sections(rope, dims)
+        scaling.metadata["dimension_sections"] = read_sections(rope, dims)
     if kind == PLAIN or (kind == SECTIONS and kind in kinds):
         return scaling
     if kind == BEYOND and kind in kinds:
@@ -51,22 +51,22 @@ def read_rope(config: Config, dims: int, context: int, kinds: tuple[str, ...]) -
         config.warnings.append(f"{description} is ignored: beyond {context} tokens answers get worse")
         return scaling
     if not isinstance(kind, str) or kind not in kinds:
-        raise config.refusal(f"rope scaling {printable(str(kind))} is not supported")
+        raise config.make_error(f"rope scaling {printable(str(kind))} is not supported")
     if kind == "linear":
         scaling.metadata |= {"scaling.type": "linear", "scaling.factor": rope.number("factor")}
     elif kind == "yarn":
         rope.only("truncate", True, *([False] if "untruncated" in kinds else []))
         for name, usual in () if "bordered" in kinds else (("beta_fast", 32), ("beta_slow", 1)):
             rope.only(name, usual)
-        scaling.metadata |= yarn(rope, context)
+        scaling.metadata |= read_yarn(rope, context)
     elif kind == "llama3":
-        scaling.tensors["rope_freqs.weight"] = llama3_factors(rope, base, dims)
+        scaling.tensors["rope_freqs.weight"] = compute_llama3_factors(rope, base, dims)
     else:
         add_long_rope(scaling, rope, dims, context)
     return scaling
 
 
-def sections(rope: Config, dims: int) -> list[int]:
+def read_sections(rope: CheckpointConfig, dims: int) -> list[int]:
     """Return how many pairs rotate by time, height, width and a fourth position (M-RoPE).
 
     Raises ModelError.
@@ -77,23 +77,23 @@ def sections(rope: Config, dims: int) -> list[int]:
         or len(counts) != 3
         or not all(type(count) is int and count > 0 for count in counts)
     ):
-        raise rope.refusal("mrope_section must be three integers")
+        raise rope.make_error("mrope_section must be three integers")
     if sum(counts) * 2 != dims:
-        raise rope.refusal(f"mrope_section must add up to {dims // 2} pairs (found {sum(counts)})")
+        raise rope.make_error(f"mrope_section must add up to {dims // 2} pairs (found {sum(counts)})")
     return [*counts, 0]
 
 
-def yarn(rope: Config, context: int) -> dict[str, object]:
+def read_yarn(rope: CheckpointConfig, context: int) -> dict[str, object]:
     """Read YaRN (Peng et al. 2023).
 
     GGUF's readers apply the factor 1 + 0.1 ln(factor); the remaining factor is stored.
     """
     factor = rope.number("factor")
-    magnitude = yarn_magnitude(factor, 1)
+    magnitude = compute_yarn_magnitude(factor, 1)
     if rope.get("attention_factor") is not None:
         magnitude = rope.number("attention_factor")
     elif rope.get("mscale") and rope.get("mscale_all_dim"):
-        magnitude = yarn_magnitude(factor, rope.number("mscale")) / yarn_magnitude(
+        magnitude = compute_yarn_magnitude(factor, rope.number("mscale")) / compute_yarn_magnitude(
             factor, rope.number("mscale_all_dim")
         )
     original = rope.count("original_max_position_embeddings", context)
@@ -104,11 +104,11 @@ def yarn(rope: Config, context: int) -> dict[str, object]:
     return scaling if math.isclose(ratio, 1) else scaling | {"scaling.attn_factor": ratio}
 
 
-def yarn_magnitude(factor: float, scale: float) -> float:
+def compute_yarn_magnitude(factor: float, scale: float) -> float:
     return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
 
 
-def llama3_factors(rope: Config, base: float, dims: int) -> np.ndarray:
+def compute_llama3_factors(rope: CheckpointConfig, base: float, dims: int) -> np.ndarray:
     """Compute Llama 3.1's scaling, float32 [dims / 2].
 
     Low frequencies are divided, high ones kept, others blended.
@@ -116,7 +116,7 @@ def llama3_factors(rope: Config, base: float, dims: int) -> np.ndarray:
     factor, original = rope.number("factor"), rope.count("original_max_position_embeddings", 8192)
     low, high = rope.number("low_freq_factor", 1.0), rope.number("high_freq_factor", 4.0)
     if high <= low:
-        raise rope.refusal(f"rope scaling: high_freq_factor {high} must be above low_freq_factor {low}")
+        raise rope.make_error(f"rope scaling: high_freq_factor {high} must be above low_freq_factor {low}")
     rotations = (
         original / (2 * math.pi) * base ** (-np.arange(0, dims, 2) / dims)
     )  # positions within the original context
@@ -124,7 +124,7 @@ def llama3_factors(rope: Config, base: float, dims: int) -> np.ndarray:
     return (1 / ((1 - blend) / factor + blend)).astype(np.float32)
 
 
-def add_long_rope(scaling: RopeScaling, rope: Config, dims: int, context: int) -> None:
+def add_long_rope(scaling: RopeScaling, rope: CheckpointConfig, dims: int, context: int) -> None:
     """Add LongRoPE (Ding et al. 2024): factors within and beyond the original context, and a magnitude."""
     original = rope.count("original_max_position_embeddings", context)
     stretch = context / original

@@ -15,7 +15,7 @@ from typing import TypedDict
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from localllm.convert.files import read_json, refuse_pointer, report_as_model_error
+from localllm.convert.files import read_json, refuse_lfs_pointer, report_as_model_error
 from localllm.convert.transforms import BYTES
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
@@ -28,7 +28,7 @@ PART = re.compile(r"model-([0-9]{5})-of-([0-9]{5})\.safetensors")
 
 
 @frozen
-class Stored:
+class StoredTensor:
     """A tensor in a safetensors file."""
 
     name: str
@@ -58,10 +58,10 @@ class HeaderEntry(TypedDict):
     data_offsets: tuple[int, int]  # of its first byte and after its last one, from the end of the header
 
 
-def open_weights(folder: Path) -> dict[str, Stored]:
+def open_weights(folder: Path) -> dict[str, StoredTensor]:
     """Find all tensors of a checkpoint by name. Raises ModelError."""
-    tensors_found: dict[str, Stored] = {}
-    for path in weight_files(folder):
+    tensors_found: dict[str, StoredTensor] = {}
+    for path in list_weight_files(folder):
         tensors = read_header(path)
         for name in tensors.keys() & tensors_found.keys():
             raise ModelError(f"{path}: tensor {printable(name)} is also in {tensors_found[name].path.name}")
@@ -70,10 +70,10 @@ def open_weights(folder: Path) -> dict[str, Stored]:
         for name, file in (read_index(folder) or {}).items():
             if name not in tensors_found:
                 raise ModelError(f"{folder / INDEX}: tensor {printable(name)} is not in {file}, as the index states")
-    return unwrap(tensors_found)
+    return remove_wrappers(tensors_found)
 
 
-def unwrap(stored: Mapping[str, Stored]) -> dict[str, Stored]:
+def remove_wrappers(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     """Remove a training framework's prefix from all names.
 
     Raises ModelError for adapters that are not merged.
@@ -83,11 +83,11 @@ def unwrap(stored: Mapping[str, Stored]) -> dict[str, Stored]:
             raise ModelError(f"{tensor.path}: merge the adapter weights ({printable(name)}) into the model first")
     for prefix in WRAPPERS:
         if stored and all(name.startswith(prefix) for name in stored):
-            return unwrap({name.removeprefix(prefix): tensor for name, tensor in stored.items()})
+            return remove_wrappers({name.removeprefix(prefix): tensor for name, tensor in stored.items()})
     return dict(stored)
 
 
-def weight_files(folder: Path) -> list[Path]:
+def list_weight_files(folder: Path) -> list[Path]:
     """List the safetensors files of a checkpoint. Raises ModelError if one is missing."""
     if (folder / WHOLE).is_file():
         return [folder / WHOLE]
@@ -98,7 +98,7 @@ def weight_files(folder: Path) -> list[Path]:
         counts = {int(match[2]) for name in parts if (match := PART.fullmatch(name))}
         names = [f"model-{n + 1:05d}-of-{count:05d}.safetensors" for count in counts for n in range(min(count, 99999))]
     if not names:
-        raise ModelError(f"{folder}: {without_weights(folder)}")
+        raise ModelError(f"{folder}: {describe_missing_weights(folder)}")
     for number, name in enumerate(names):
         if not (folder / name).is_file():
             raise ModelError(f"{folder / name}: this file is missing; it is file {number + 1} of {len(names)}")
@@ -119,7 +119,7 @@ def read_index(folder: Path) -> dict[str, str] | None:
     return index
 
 
-def without_weights(folder: Path) -> str:
+def describe_missing_weights(folder: Path) -> str:
     """Describe why a folder has no usable safetensors files."""
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
         return "the weights are PyTorch pickles, which are programs and are not read; save them as safetensors first"
@@ -133,11 +133,11 @@ def without_weights(folder: Path) -> str:
     return "there is no model.safetensors"
 
 
-def read_header(path: Path) -> dict[str, Stored]:
+def read_header(path: Path) -> dict[str, StoredTensor]:
     """Read the tensors of one file, by name. Raises ModelError."""
     try:
         with path.open("rb") as file:
-            refuse_pointer(path, file.read(64))
+            refuse_lfs_pointer(path, file.read(64))
         with safe_open(path, framework="numpy") as checked:
             names = set(checked.keys())
         with path.open("rb") as file:
@@ -148,12 +148,12 @@ def read_header(path: Path) -> dict[str, Stored]:
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from None
     with report_as_model_error(path):
-        return {name: stored_tensor(path, name, header[name], 8 + length) for name in sorted(names)}
+        return {name: make_tensor(path, name, header[name], 8 + length) for name in sorted(names)}
 
 
-def stored_tensor(path: Path, name: str, entry: "HeaderEntry", data_start: int) -> Stored:
+def make_tensor(path: Path, name: str, entry: "HeaderEntry", data_start: int) -> StoredTensor:
     """Make a tensor from its header entry; unsupported types can still be listed."""
     dtype, shape, (start, end) = str(entry["dtype"]), tuple(map(int, entry["shape"])), entry["data_offsets"]
     if dtype in BYTES and end - start != prod(shape) * BYTES[dtype]:
         raise ValueError(f"tensor {name}: expected {prod(shape) * BYTES[dtype]} bytes, found {end - start}")
-    return Stored(name, path, dtype, shape, data_start + int(start))
+    return StoredTensor(name, path, dtype, shape, data_start + int(start))

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from localllm.convert.files import read_json, read_text, report_as_model_error
-from localllm.convert.safetensors_files import Stored, read_header
+from localllm.convert.safetensors_files import StoredTensor, read_header
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
 
@@ -20,7 +20,7 @@ READ = "Transformer", "Pooling", "Normalize", "Dense"  # types of modules that a
 DENSE = "dense_2", "dense_3"  # GGUF names of the Dense modules, the usual folder's first
 
 
-def modules(folder: Path) -> list[tuple[str, Path]]:
+def list_modules(folder: Path) -> list[tuple[str, Path]]:
     """List types and folders of modules in order; empty without modules.json. Raises ModelError."""
     path = folder / "modules.json"
     text = read_text(path)
@@ -37,16 +37,18 @@ def modules(folder: Path) -> list[tuple[str, Path]]:
 def warn_unconverted(folder: Path) -> list[str]:
     """Warn of modules that are not converted."""
     return [
-        f"the module {printable(kind)} of modules.json is ignored" for kind, _ in modules(folder) if kind not in READ
+        f"the module {printable(kind)} of modules.json is ignored"
+        for kind, _ in list_modules(folder)
+        if kind not in READ
     ]
 
 
-def pooling_type(folder: Path) -> int | None:
+def read_pooling_type(folder: Path) -> int | None:
     """Return the pooling type; None if no file has one.
 
     Raises ModelError for one that GGUF cannot express.
     """
-    place = dict(modules(folder)).get("Pooling")
+    place = dict(list_modules(folder)).get("Pooling")
     if place is None:
         return None
     path = place / "config.json"
@@ -58,14 +60,14 @@ def pooling_type(folder: Path) -> int | None:
     return POOLINGS[modes[0]]
 
 
-def projections(folder: Path, are_known: bool) -> dict[str, Stored]:
+def load_projections(folder: Path, are_known: bool) -> dict[str, StoredTensor]:
     """Load the matrices after pooling, by their GGUF names.
 
     are_known: whether readers of the architecture support them. Raises ModelError otherwise, and for a matrix with a
     bias or an activation, which GGUF cannot express.
     """
-    tensors: dict[str, Stored] = {}
-    for kind, place in modules(folder):
+    tensors: dict[str, StoredTensor] = {}
+    for kind, place in list_modules(folder):
         if kind != "Dense":
             continue
         settings = read_json(place / "config.json") or {}
@@ -82,7 +84,7 @@ def projections(folder: Path, are_known: bool) -> dict[str, Stored]:
     return tensors
 
 
-def prompts(folder: Path) -> dict[str, object]:
+def read_prompts(folder: Path) -> dict[str, object]:
     """Read the prefixes of queries and documents, as GGUF keys."""
     path = folder / "config_sentence_transformers.json"
     with report_as_model_error(path):

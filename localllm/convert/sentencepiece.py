@@ -28,34 +28,34 @@ class SentencePieceModel:
 def read_sentencepiece(data: bytes) -> SentencePieceModel:
     """Parse a file's content. Raises ValueError if it is not a SentencePiece model."""
     model = SentencePieceModel()
-    for number, value in message(data):
+    for number, value in parse_message(data):
         if number == 1:
-            piece = dict(message(expect_bytes(value)))
-            model.pieces.append(expect_bytes(piece.get(1, b"")).decode("utf-8"))
+            piece = dict(parse_message(require_bytes(value)))
+            model.pieces.append(require_bytes(piece.get(1, b"")).decode("utf-8"))
             model.scores.append(struct.unpack("<f", struct.pack("<I", piece.get(2, 0)))[0])
             model.types.append(int(piece.get(3, 1)))
         elif number == 2:
-            model.kind = int(dict(message(expect_bytes(value))).get(3, 1))
+            model.kind = int(dict(parse_message(require_bytes(value))).get(3, 1))
         elif number == 3:
-            normalizer = dict(message(expect_bytes(value)))
+            normalizer = dict(parse_message(require_bytes(value)))
             model.normalizes, model.adds_space = bool(normalizer.get(2)), bool(normalizer.get(3, 1))
     if not model.pieces or not set(model.types) <= set(range(1, 7)):
         raise ValueError("it has no SentencePiece vocabulary")
     return model
 
 
-def message(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+def parse_message(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Yield the fields of a protobuf message as (field number, value)."""
     position = 0
     while position < len(data):
-        key, position = varint(data, position)
+        key, position = parse_varint(data, position)
         kind = key & 7
         if kind == VARINT:
-            value, position = varint(data, position)
+            value, position = parse_varint(data, position)
             yield key >> 3, value
             continue
         length, position = (
-            varint(data, position) if kind == BYTES else ({FIXED64: 8, FIXED32: 4}.get(kind, 0), position)
+            parse_varint(data, position) if kind == BYTES else ({FIXED64: 8, FIXED32: 4}.get(kind, 0), position)
         )
         if position + length > len(data) or (length == 0 and kind != BYTES):
             raise ValueError("not a SentencePiece model")
@@ -64,7 +64,7 @@ def message(data: bytes) -> Iterator[tuple[int, int | bytes]]:
         position += length
 
 
-def varint(data: bytes, position: int) -> tuple[int, int]:
+def parse_varint(data: bytes, position: int) -> tuple[int, int]:
     """Decode a varint of up to ten bytes, seven bits each; return it and the end position."""
     value = 0
     for n in range(10):
@@ -76,7 +76,7 @@ def varint(data: bytes, position: int) -> tuple[int, int]:
     raise ValueError("not a SentencePiece model")
 
 
-def expect_bytes(value: int | bytes) -> bytes:
+def require_bytes(value: int | bytes) -> bytes:
     if not isinstance(value, bytes):
         raise ValueError("not a SentencePiece model")
     return value

@@ -8,23 +8,23 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from localllm.convert.family import NUMBERS, DerivedTensor, Dimensions, Family
-from localllm.convert.hyperparameters import CheckpointFacts
-from localllm.convert.safetensors_files import Stored
+from localllm.convert.family import NUMBERS, CheckpointFamily, DerivedTensor, Dimensions
+from localllm.convert.hyperparameters import CheckpointHyperparameters
+from localllm.convert.safetensors_files import StoredTensor
 from localllm.convert.transforms import (
     Shape,
     Sizes,
     TensorSource,
     as_float32,
-    column,
-    flat,
     from_array,
     map_values,
     scale_rows,
     stack,
+    to_column,
     to_float32,
     to_halves,
     to_pairs,
+    to_vector,
     transpose,
 )
 from localllm.errors import ModelError
@@ -36,7 +36,7 @@ BARE = ("ssm_a", "ssm_d")  # tensors whose GGUF names do not end with .weight
 
 
 @frozen
-class TensorPlace:
+class TensorOrigin:
     """The stored tensors from which a tensor of the GGUF file is built."""
 
     of: Mapping[str, Shape]  # shapes of the stored parts, by name: blk.0.attn_q.weight
@@ -58,7 +58,7 @@ UNTIED = "if it is the embedding (lm_head is tied), set tie_word_embeddings to t
 FULL_NUMBERS = ("ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd", "ssm_conv1d", "token_types", "attn_rel_b")
 PARTS = {".gamma": ".weight", ".beta": ".bias"}  # suffixes of norms in TensorFlow
 
-Found = dict[int, Stored]  # tensors of one name, by expert; -1: one for all experts
+Found = dict[int, StoredTensor]  # tensors of one name, by expert; -1: one for all experts
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +81,7 @@ class CheckpointTensor:
         """Do nothing: no rows are cached."""
 
 
-def gguf_tensor(name: str, source: TensorSource) -> CheckpointTensor:
+def convert_tensor(name: str, source: TensorSource) -> CheckpointTensor:
     """Convert a source to the format that GGUF's readers expect.
 
     Vectors, held in memory, and some matrices are F32.
@@ -95,67 +95,73 @@ def gguf_tensor(name: str, source: TensorSource) -> CheckpointTensor:
     return CheckpointTensor(name, BY_NAME[source.dtype], source.shape, source)
 
 
-def with_mtp_layers(h: CheckpointFacts, stored: Mapping[str, Stored]) -> CheckpointFacts:
+def add_mtp_layers(h: CheckpointHyperparameters, stored: Mapping[str, StoredTensor]) -> CheckpointHyperparameters:
     """Append the multi-token prediction layers to the others, if the checkpoint has them."""
     layers, mtp_layers = h.sizes["layers"], h.sizes.get("mtp_layers", 0)
     numbers = {int(layer[1]) for name in stored if (layer := IN_LAYER.fullmatch(name))}
     if max(numbers, default=0) < layers or not mtp_layers:
-        return h.updated({"mtp_layers": 0})
+        return h.update({"mtp_layers": 0})
     total, recurrent = layers + mtp_layers, h.metadata.get("attention.recurrent_layers")
     if recurrent is not None:
-        h = h.updated(attention__recurrent_layers=[*recurrent, *[False] * mtp_layers])
-    return h.updated({"layers": total}, block_count=total, nextn_predict_layers=mtp_layers)
+        h = h.update(attention__recurrent_layers=[*recurrent, *[False] * mtp_layers])
+    return h.update({"layers": total}, block_count=total, nextn_predict_layers=mtp_layers)
 
 
 def arrange_tensors(
-    folder: Path, stored: Mapping[str, Stored], family: Family, h: CheckpointFacts, warnings: list[str]
+    folder: Path,
+    stored: Mapping[str, StoredTensor],
+    family: CheckpointFamily,
+    h: CheckpointHyperparameters,
+    warnings: list[str],
 ) -> Iterator[CheckpointTensor]:
     """Yield all tensors under their GGUF names, in layer order.
 
     Raises ModelError for missing or unknown tensors.
     """
     is_tied = h.tied and not has_own_output(stored, family, h, warnings)
-    tensor_places = places(family, h.sizes, is_tied)
+    tensor_places = list_origins(family, h.sizes, is_tied)
     matches = match_tensors(stored, family, h, tensor_places, warnings)
     for name, place in tensor_places.items():
         if all(part in matches for part in place.of):
-            sources = [whole(folder, part, matches[part], shape, place) for part, shape in place.of.items()]
+            sources = [load_tensor(folder, part, matches[part], shape, place) for part, shape in place.of.items()]
             factors = h.factors.get(re.sub(r"^blk\.\d+\.", "", name).removesuffix(".weight"), ())
-            yield gguf_tensor(name, scale_rows(place.build(sources), factors))
+            yield convert_tensor(name, scale_rows(place.build(sources), factors))
         elif place.needed:
             hint = f"; {UNTIED}" if name == "output.weight" else ""
             raise ModelError(f"{folder}: the tensor for {name} of the architecture {family.arch} is missing{hint}")
 
 
-def has_own_output(stored: Mapping[str, Stored], family: Family, h: CheckpointFacts, warnings: list[str]) -> bool:
+def has_own_output(
+    stored: Mapping[str, StoredTensor], family: CheckpointFamily, h: CheckpointHyperparameters, warnings: list[str]
+) -> bool:
     """Return whether a checkpoint with a tied output matrix stores one that differs from the embedding."""
-    names, outputs = Names(family, h.sizes), ("token_embd.weight", "output.weight")
-    names_here = {names.place_of(names.plain(stored_name), set(outputs))[0]: stored_name for stored_name in stored}
+    names, outputs = TensorNames(family, h.sizes), ("token_embd.weight", "output.weight")
+    names_here = {names.find_stored(names.plain(stored_name), set(outputs))[0]: stored_name for stored_name in stored}
     if not family.decodes or not all(name in names_here for name in outputs):
         return False
     embedding, output = (stored[names_here[name]] for name in outputs)
-    return unties_output(embedding, output, arch_id(family), warnings, names_here["output.weight"])
+    return is_untied(embedding, output, find_arch_id(family), warnings, names_here["output.weight"])
 
 
 def match_tensors(
-    stored: Mapping[str, Stored],
-    family: Family,
-    h: CheckpointFacts,
-    tensor_places: Mapping[str, TensorPlace],
+    stored: Mapping[str, StoredTensor],
+    family: CheckpointFamily,
+    h: CheckpointHyperparameters,
+    tensor_places: Mapping[str, TensorOrigin],
     warnings: list[str],
 ) -> dict[str, Found]:
     """Match stored tensors to the names in TensorPlace.of.
 
     Raises ModelError for a tensor that the architecture does not use.
     """
-    names = Names(family, h.sizes)
+    names = TensorNames(family, h.sizes)
     parts = {part for place in tensor_places.values() for part in place.of}
     matches: dict[str, Found] = {}
     for stored_name, tensor in stored.items():
         plain = names.plain(stored_name)
-        if LEFT_OUT.fullmatch(stored_name) or names.is_left_out(plain):
+        if LEFT_OUT.fullmatch(stored_name) or names.is_ignored(plain):
             continue
-        name, expert = names.place_of(plain, parts)
+        name, expert = names.find_stored(plain, parts)
         if h.tied and name == "output.weight" and name not in parts:
             continue
         if name not in parts or expert in matches.setdefault(name, {}):
@@ -169,12 +175,12 @@ def match_tensors(
     return matches
 
 
-class Names:
+class TensorNames:
     """The names of a family's tensors in checkpoints."""
 
-    def __init__(self, family: Family, sizes: Sizes):
+    def __init__(self, family: CheckpointFamily, sizes: Sizes):
         self._family, self._sizes = family, sizes
-        self._map = gguf.get_tensor_name_map(arch_id(family), sizes["layers"])
+        self._map = gguf.get_tensor_name_map(find_arch_id(family), sizes["layers"])
         self.images = 0  # number of ignored vision tensors
 
     def plain(self, name: str) -> str:
@@ -185,7 +191,7 @@ class Names:
             name = name.removesuffix(old) + new if name.endswith(old) else name
         return name
 
-    def is_left_out(self, name: str) -> bool:
+    def is_ignored(self, name: str) -> bool:
         """Return whether a tensor is for images or another task."""
         if self._family.unread and self._family.unread.fullmatch(name):
             return True
@@ -194,7 +200,7 @@ class Names:
             return True
         return False
 
-    def place_of(self, stored_name: str, parts: set[str]) -> tuple[str, int]:
+    def find_stored(self, stored_name: str, parts: set[str]) -> tuple[str, int]:
         """Find the stored tensor that a name refers to, "" if there is none, and the expert, -1 for all."""
         plain = (
             stored_name.replace("language_model.", "")
@@ -215,7 +221,7 @@ class Names:
         return name, int(expert[1]) if expert else -1
 
 
-def whole(folder: Path, name: str, match: Found, shape: Shape, place: TensorPlace) -> TensorSource:
+def load_tensor(folder: Path, name: str, match: Found, shape: Shape, place: TensorOrigin) -> TensorSource:
     """Load a tensor of this shape, which may be stored as one per expert. Raises ModelError."""
     if -1 in match and len(match) == 1:
         return check_tensor(match[-1], shape, place.dtypes)
@@ -224,7 +230,7 @@ def whole(folder: Path, name: str, match: Found, shape: Shape, place: TensorPlac
     return stack([check_tensor(match[expert], shape[1:], place.dtypes) for expert in range(shape[0])])
 
 
-def check_tensor(tensor: Stored, shape: Shape, dtypes: tuple[str, ...]) -> Stored:
+def check_tensor(tensor: StoredTensor, shape: Shape, dtypes: tuple[str, ...]) -> StoredTensor:
     """Return the tensor. Raises ModelError for an unexpected shape or type."""
     if tensor.dtype not in dtypes:
         raise ModelError(f"{tensor.path}: tensor {tensor.name}: type {printable(tensor.dtype)} is not supported")
@@ -234,7 +240,7 @@ def check_tensor(tensor: Stored, shape: Shape, dtypes: tuple[str, ...]) -> Store
     return tensor
 
 
-def arch_id(family: Family) -> gguf.MODEL_ARCH:
+def find_arch_id(family: CheckpointFamily) -> gguf.MODEL_ARCH:
     """Return the gguf package's id of an architecture."""
     known = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
     if (named_as := family.named_as or family.arch) not in known:
@@ -242,54 +248,60 @@ def arch_id(family: Family) -> gguf.MODEL_ARCH:
     return known[named_as]
 
 
-def places(family: Family, sizes: Sizes, tied: bool) -> dict[str, TensorPlace]:
+def list_origins(family: CheckpointFamily, sizes: Sizes, tied: bool) -> dict[str, TensorOrigin]:
     """List all tensors of the architecture by their GGUF names, in file order."""
     model = CheckpointModel(family, sizes)
-    result = dict(model.places_of("", "token_embd", ("vocab", "width")))
+    result = dict(model.list_origins("", "token_embd", ("vocab", "width")))
     tensors = family.whole(sizes) if callable(family.whole) else family.whole
     for name, dimensions in tensors.items():
-        result |= model.places_of("", name, dimensions)
+        result |= model.list_origins("", name, dimensions)
     for number in range(sizes["layers"]):
         for name, its in family.layer(sizes, number).items():
-            result |= model.places_of(f"blk.{number}.", name, its)
+            result |= model.list_origins(f"blk.{number}.", name, its)
     if not family.decodes:
         return result
     if family.last_norm and family.last_norm not in result:
-        result |= model.places_of("", family.last_norm, ("width",))
-    return result if tied else result | dict(model.places_of("", "output", ("vocab", "width")))
+        result |= model.list_origins("", family.last_norm, ("width",))
+    return result if tied else result | dict(model.list_origins("", "output", ("vocab", "width")))
 
 
 @frozen
 class CheckpointModel:
     """A family with the sizes of one model."""
 
-    family: Family
+    family: CheckpointFamily
     sizes: Sizes
 
-    def places_of(
+    def list_origins(
         self, prefix: str, name: str, dimensions: Dimensions | DerivedTensor
-    ) -> Iterator[tuple[str, TensorPlace]]:
+    ) -> Iterator[tuple[str, TensorOrigin]]:
         """Yield the origins of a tensor and, if it may have one, of its bias.
 
         prefix: "blk.N." or "".
         """
         whole_name = prefix + name if name in (*BARE, *self.family.bare) or "." in name else f"{prefix}{name}.weight"
         if isinstance(dimensions, DerivedTensor):
-            yield whole_name, self._build(prefix, dimensions)
+            yield whole_name, self._make_derived_origin(prefix, dimensions)
             return
-        shape, bias = self._shape(dimensions), f"{prefix}{name}.bias"
-        yield whole_name, self._usual(whole_name, name, shape[::-1] if name in self.family.transposed else shape)
+        shape, bias = self._resolve_shape(dimensions), f"{prefix}{name}.bias"
+        yield (
+            whole_name,
+            self._make_usual_origin(whole_name, name, shape[::-1] if name in self.family.transposed else shape),
+        )
         if (prefix and len(shape) == 2) or name in self.family.biased:
-            yield bias, self._usual(bias, f"{name}.bias", shape[:1], name in self.family.biased)
+            yield bias, self._make_usual_origin(bias, f"{name}.bias", shape[:1], name in self.family.biased)
 
-    def _build(self, prefix: str, its: DerivedTensor) -> TensorPlace:
+    def _make_derived_origin(self, prefix: str, its: DerivedTensor) -> TensorOrigin:
         """Return the origin of a derived tensor."""
-        shape, of = self._shape(its.dimensions), {prefix + name: self._shape(part) for name, part in its.of.items()}
-        return TensorPlace(of, lambda sources: its.build(sources, shape, self.sizes), its.dtypes, its.needed)
+        shape, of = (
+            self._resolve_shape(its.dimensions),
+            {prefix + name: self._resolve_shape(part) for name, part in its.of.items()},
+        )
+        return TensorOrigin(of, lambda sources: its.build(sources, shape, self.sizes), its.dtypes, its.needed)
 
-    def _usual(self, whole_name: str, name: str, stored: Shape, needed: bool = True) -> TensorPlace:
+    def _make_usual_origin(self, whole_name: str, name: str, stored: Shape, needed: bool = True) -> TensorOrigin:
         """Return the origin of a tensor that is stored under a name that gguf knows."""
-        return TensorPlace({whole_name: stored}, lambda sources: self._reorder(name, sources[0]), needed=needed)
+        return TensorOrigin({whole_name: stored}, lambda sources: self._reorder(name, sources[0]), needed=needed)
 
     def _reorder(self, name: str, source: TensorSource) -> TensorSource:
         """Apply the family's row orders and offsets.
@@ -298,20 +310,20 @@ class CheckpointModel:
         """
         if name.removesuffix(".bias") in (*self.family.rotated, *self.family.parted):
             order = to_pairs if self.family.rotated else to_halves
-            matrix = source if len(source.shape) > 1 else column(source)
+            matrix = source if len(source.shape) > 1 else to_column(source)
             rotated = order(matrix, self.sizes["head_dim"], self.sizes.get("rotated_dims", 0))
-            return rotated if len(source.shape) > 1 else flat(rotated)
+            return rotated if len(source.shape) > 1 else to_vector(rotated)
         if name in self.family.transposed:
             return transpose(source)
         if self.family.offset_norms and name.endswith("norm"):
             return map_values(source, lambda numbers: numbers + 1)
         return source
 
-    def _shape(self, dimensions: Dimensions) -> Shape:
+    def _resolve_shape(self, dimensions: Dimensions) -> Shape:
         return tuple(self.sizes[dimension] for dimension in dimensions)
 
 
-def unties_output(
+def is_untied(
     embedding: TensorSource, output: TensorSource, arch: gguf.MODEL_ARCH, warnings: list[str], name: str
 ) -> bool:
     """Return whether the stored output matrix differs from the embedding.

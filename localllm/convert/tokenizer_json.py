@@ -94,24 +94,24 @@ class TokenizerJson(TypedDict, total=False):
     added_tokens: list[AddedToken] | None
 
 
-def steps(normalizer: Step | None) -> list[Step]:
+def list_normalizers(normalizer: Step | None) -> list[Step]:
     """List the steps of a `normalizer`, at any depth."""
     if not normalizer:
         return []
     if normalizer.get("type") == "Sequence":
-        return [step for part in normalizer["normalizers"] for step in steps(part)]
+        return [step for part in normalizer["normalizers"] for step in list_normalizers(part)]
     return [normalizer]
 
 
 @cache
-def probe() -> str:
+def build_sample() -> str:
     """Build the sample: every pair of character classes, then 12,000 random ones for longer sequences."""
     draw = random.Random(0)
     pairs = [first + second for first in _KINDS for second in _KINDS]
     return "".join(pairs) + "".join(_KINDS[int(draw.random() * len(_KINDS))] for _ in range(12000))
 
 
-def pretokenizer_name(content: Step | None, ignore_merges: bool) -> str:
+def find_pretokenizer(content: Step | None, ignore_merges: bool) -> str:
     """Return tokenizer.ggml.pre for the `pre_tokenizer` of a tokenizer.json. Raises ModelError."""
     from tokenizers import Tokenizer
 
@@ -122,10 +122,10 @@ def pretokenizer_name(content: Step | None, ignore_merges: bool) -> str:
         raise
     except Exception as error:  # the package raises no subclass
         raise ModelError(f"the pre-tokenizer is invalid: {error}") from None
-    if splitter is None or any(part.get("add_prefix_space") for part in parts(content)):
+    if splitter is None or any(part.get("add_prefix_space") for part in list_pretokenizers(content)):
         raise ModelError("the pre-tokenizer must split texts, and must not add a space before them")
-    families = candidates(ignore_merges)
-    for text in (probe()[-300:], probe()):  # a short text rules out most
+    families = list_candidates(ignore_merges)
+    for text in (build_sample()[-300:], build_sample()):  # a short text rules out most
         words = [span for _, span in splitter.pre_tokenize_str(text)]
         families = {name: family for name, family in families.items() if split_words(family, text) == words}
     if not families:
@@ -134,14 +134,14 @@ def pretokenizer_name(content: Step | None, ignore_merges: bool) -> str:
     return USUAL_NAMES.get(name, name)
 
 
-def parts(content: Step | None) -> list[Step]:
+def list_pretokenizers(content: Step | None) -> list[Step]:
     """List the steps of a `pre_tokenizer`."""
     if not isinstance(content, dict):
         return []
-    return [part for step in content.get("pretokenizers", []) for part in parts(step)] or [content]
+    return [part for step in content.get("pretokenizers", []) for part in list_pretokenizers(step)] or [content]
 
 
-def candidates(ignore_merges: bool) -> dict[str, PreTokenizer]:
+def list_candidates(ignore_merges: bool) -> dict[str, PreTokenizer]:
     """Return the byte-level pre-tokenizers, each by its first name."""
     families: dict[PreTokenizer, str] = {}
     for name, family in PRETOKENIZERS.items():

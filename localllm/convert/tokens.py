@@ -14,15 +14,30 @@ import numpy as np
 
 from localllm.convert.files import read_bytes, read_json, report_as_model_error
 from localllm.convert.sentencepiece import BPE, read_sentencepiece
-from localllm.convert.tokenizer_json import WIDELY_KNOWN, Step, TokenizerJson, parts, pretokenizer_name, steps
+from localllm.convert.tokenizer_json import (
+    WIDELY_KNOWN,
+    Step,
+    TokenizerJson,
+    find_pretokenizer,
+    list_normalizers,
+    list_pretokenizers,
+)
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
-from localllm.text.longest_match import LONGEST
-from localllm.text.subwords import merge
+from localllm.text.longest_match import MAX_WORD
+from localllm.text.subwords import merge_symbols
 from localllm.text.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 
 # Gemma 4's markers of reasoning, tool calls and strings in tool calls.
-SHOWN = ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>')
+VISIBLE_MARKERS = (
+    "<|channel>",
+    "<channel|>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|tool_response>",
+    "<tool_response|>",
+    '<|"|>',
+)
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 ADDED_SCORE, PADDING_SCORE = -1000.0, -10000.0  # lower than the score of any merged piece
 # Texts that are special tokens even if a checkpoint does not mark them.
@@ -30,7 +45,7 @@ _LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|<unused\d*>|<pad>|<mask>", re.
 
 
 @dataclass
-class Tokens:
+class VocabularyBuilder:
     """A vocabulary of a fixed size under construction; ids without a token get a placeholder."""
 
     size: int
@@ -69,7 +84,7 @@ class Tokens:
             self.put(token, text.replace("▁", " ") if self.model == "llama" else text, USER_DEFINED, ADDED_SCORE)
 
 
-def read_tokens(folder: Path, content: TokenizerJson | None, size: int, of_gemma4: bool = False) -> Tokens:
+def read_tokens(folder: Path, content: TokenizerJson | None, size: int, of_gemma4: bool = False) -> VocabularyBuilder:
     """Read the tokens of the checkpoint in `folder`, as many as its embedding has rows.
 
     content: its tokenizer.json, None without one. of_gemma4: readers merge in the listed order, not by scores. Raises
@@ -80,7 +95,7 @@ def read_tokens(folder: Path, content: TokenizerJson | None, size: int, of_gemma
     if content is None:
         if not sentencepiece.is_file():
             raise ModelError(f"{folder}: the folder must have a tokenizer.json or a tokenizer.model")
-        tokens = from_sentencepiece(sentencepiece, size)
+        tokens = read_sentencepiece_file(sentencepiece, size)
         add_slow_tokens(folder, tokens)
         return tokens
     with report_as_model_error(path):
@@ -90,36 +105,36 @@ def read_tokens(folder: Path, content: TokenizerJson | None, size: int, of_gemma
             shown = printable(str(kind))
             raise ModelError(f"{path}: the type of the tokenizer must be BPE, WordPiece or Unigram (found {shown})")
         if kind != "BPE":
-            tokens = from_wordpiece(path, content, size) if kind == "WordPiece" else from_unigram(path, content, size)
-        elif any(part.get("type") == "ByteLevel" for part in parts(content.get("pre_tokenizer"))):
-            tokens = from_byte_level(path, content, size)
+            tokens = read_wordpiece(path, content, size) if kind == "WordPiece" else read_unigram(path, content, size)
+        elif any(part.get("type") == "ByteLevel" for part in list_pretokenizers(content.get("pre_tokenizer"))):
+            tokens = read_byte_level(path, content, size)
         elif not model.get("byte_fallback"):
             raise ModelError(f"{path}: BPE must be byte-level, or SentencePiece's")
         elif of_gemma4:
-            tokens = from_merges_of_gemma4(path, content, size)
+            tokens = read_listed_merges(path, content, size)
         elif sentencepiece.is_file():
-            tokens = from_sentencepiece(sentencepiece, size)
+            tokens = read_sentencepiece_file(sentencepiece, size)
         else:
-            tokens = from_merges(path, content, size)
+            tokens = read_scored_merges(path, content, size)
         for added in content.get("added_tokens") or () if kind == "BPE" else ():
             tokens.add(added["id"], added["content"], added.get("special") is True)
         if tokens.model == "gemma4":
             tokens.adds_space = False
-            show(tokens)
+            make_markers_visible(tokens)
         if tokens.model == "llama":
-            tokens.adds_space = prepends_space(content)
+            tokens.adds_space = has_space_prefix(content)
     return tokens
 
 
-def from_byte_level(path: Path, content: TokenizerJson, size: int) -> Tokens:
+def read_byte_level(path: Path, content: TokenizerJson, size: int) -> VocabularyBuilder:
     """Read byte-level BPE, whose file lists the merges."""
     refuse_normalizer(path, content, {"NFC"})
     pre = name_of_pretokenizer(path, content)
-    pairs = merge_pairs(content)
+    pairs = parse_merges(content)
     if any(" " in left + right for left, right in pairs):
         raise ModelError(f"{path}: merges must not contain tokens with spaces")
-    tokens = Tokens(size, "gpt2", pre, merges=[f"{left} {right}" for left, right in pairs])
-    tokens.composes = bool(steps(content.get("normalizer")))
+    tokens = VocabularyBuilder(size, "gpt2", pre, merges=[f"{left} {right}" for left, right in pairs])
+    tokens.composes = bool(list_normalizers(content.get("normalizer")))
     for piece, token in content["model"]["vocab"].items():
         tokens.put(token, piece, NORMAL)
     return tokens
@@ -129,25 +144,27 @@ def name_of_pretokenizer(path: Path, content: TokenizerJson) -> str:
     """Return tokenizer.ggml.pre, which implies the expressions and `ignore_merges`. Raises ModelError."""
     ignores = content["model"].get("ignore_merges") is True
     try:
-        name = pretokenizer_name(content["pre_tokenizer"], ignores)
-        return WIDELY_KNOWN[name] if name in WIDELY_KNOWN and merges_make_all(content) else name
+        name = find_pretokenizer(content["pre_tokenizer"], ignores)
+        return WIDELY_KNOWN[name] if name in WIDELY_KNOWN and can_merge_all(content) else name
     except ModelError as error:
-        if not merges_make_all(content):
+        if not can_merge_all(content):
             raise ModelError(f"{path}: {error}") from None
     try:
-        return pretokenizer_name(content["pre_tokenizer"], not ignores)
+        return find_pretokenizer(content["pre_tokenizer"], not ignores)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
 
 
-def merges_make_all(content: TokenizerJson) -> bool:
+def can_merge_all(content: TokenizerJson) -> bool:
     """Return whether merging produces every token, so that `ignore_merges` makes no difference."""
     added = {token["content"] for token in content.get("added_tokens") or ()}
-    ranks = {f"{left} {right}": float(rank) for rank, (left, right) in reversed([*enumerate(merge_pairs(content))])}
-    return all(merge(list(piece), ranks, " ") == [piece] for piece in content["model"]["vocab"] if piece not in added)
+    ranks = {f"{left} {right}": float(rank) for rank, (left, right) in reversed([*enumerate(parse_merges(content))])}
+    return all(
+        merge_symbols(list(piece), ranks, " ") == [piece] for piece in content["model"]["vocab"] if piece not in added
+    )
 
 
-def from_sentencepiece(path: Path, size: int) -> Tokens:
+def read_sentencepiece_file(path: Path, size: int) -> VocabularyBuilder:
     """Read SentencePiece from its own file, tokenizer.model."""
     try:
         model = read_sentencepiece(read_bytes(path) or b"")
@@ -156,7 +173,7 @@ def from_sentencepiece(path: Path, size: int) -> Tokens:
     if model.kind != BPE:
         problem = f"the type of the SentencePiece model must be {BPE}, BPE (found {model.kind})"
         raise ModelError(f"{path}: {problem}")
-    tokens = Tokens(size, "llama", "default", adds_space=model.adds_space)
+    tokens = VocabularyBuilder(size, "llama", "default", adds_space=model.adds_space)
     if model.normalizes:
         tokens.warnings.append(f"{path.name} normalizes text (like NFKC), which is ignored")
     for token, (piece, kind, score) in enumerate(zip(model.pieces, model.types, model.scores, strict=True)):
@@ -164,67 +181,69 @@ def from_sentencepiece(path: Path, size: int) -> Tokens:
     return tokens
 
 
-def from_merges(path: Path, content: TokenizerJson, size: int) -> Tokens:
+def read_scored_merges(path: Path, content: TokenizerJson, size: int) -> VocabularyBuilder:
     """Read SentencePiece from tokenizer.json's merges: earlier merges get higher scores."""
     refuse_normalizer(path, content, {"Prepend", "Replace"})
-    refuse_cuts(path, content)
+    refuse_splits(path, content)
     vocabulary, unknown = content["model"]["vocab"], content["model"].get("unk_token")
     added = {token["content"] for token in content.get("added_tokens") or ()}
     plain = {piece for piece in vocabulary if piece not in added and not _BYTE.fullmatch(piece)}
-    scores = scores_of_merges(path, plain, merge_pairs(content))
-    tokens = Tokens(size, "llama", "default")
+    scores = score_merges(path, plain, parse_merges(content))
+    tokens = VocabularyBuilder(size, "llama", "default")
     for piece, token in vocabulary.items():
         kind = UNKNOWN if piece == unknown else BYTE if _BYTE.fullmatch(piece) else NORMAL
         tokens.put(token, piece, kind, scores.get(piece, float(-len(scores))) if kind == NORMAL else 0.0)
     return tokens
 
 
-def from_merges_of_gemma4(path: Path, content: TokenizerJson, size: int) -> Tokens:
+def read_listed_merges(path: Path, content: TokenizerJson, size: int) -> VocabularyBuilder:
     """Read Gemma 4's listed merges. Raises ModelError."""
     refuse_normalizer(path, content, {"Replace"})
-    refuse_cuts(path, content)
-    tokens = Tokens(size, "gemma4", "gemma4", merges=[f"{left} {right}" for left, right in merge_pairs(content)])
+    refuse_splits(path, content)
+    tokens = VocabularyBuilder(
+        size, "gemma4", "gemma4", merges=[f"{left} {right}" for left, right in parse_merges(content)]
+    )
     for piece, token in content["model"]["vocab"].items():
         tokens.put(token, piece, BYTE if _BYTE.fullmatch(piece) else NORMAL)
     return tokens
 
 
-def show(tokens: Tokens) -> None:
+def make_markers_visible(tokens: VocabularyBuilder) -> None:
     """Make the control tokens visible that are needed to parse answers, as user-defined ones."""
     for token, piece in enumerate(tokens.pieces):
-        if piece in SHOWN:
+        if piece in VISIBLE_MARKERS:
             tokens.types[token] = USER_DEFINED
 
 
-def refuse_cuts(path: Path, content: TokenizerJson) -> None:
+def refuse_splits(path: Path, content: TokenizerJson) -> None:
     """Raise ModelError if the pre-tokenizer splits texts into words that are tokenized separately.
 
     The GGUF tokenizers "llama" and "gemma4" merge across the whole text.
     """
-    for part in parts(content.get("pre_tokenizer")):
-        if not cuts_nothing(part, content):
+    for part in list_pretokenizers(content.get("pre_tokenizer")):
+        if not never_splits(part, content):
             kind = printable(str(part.get("type")))
             raise ModelError(f"{path}: pre-tokenizer {kind} with byte_fallback is not supported")
 
 
-def cuts_nothing(part: Step, content: TokenizerJson) -> bool:
+def never_splits(part: Step, content: TokenizerJson) -> bool:
     """Return whether a step never splits a text.
 
     Gemma's, for example, splits at spaces, but an earlier step has replaced them.
     """
     if part.get("type") == "Split" and part.get("pattern") == {"String": " "}:
-        return any(step.get("type") == "Replace" for step in steps(content.get("normalizer")))
+        return any(step.get("type") == "Replace" for step in list_normalizers(content.get("normalizer")))
     return part.get("type") == "Metaspace" and part.get("split") is False
 
 
-def scores_of_merges(path: Path, plain: set[str], pairs: list[tuple[str, str]]) -> dict[str, float]:
+def score_merges(path: Path, plain: set[str], pairs: list[tuple[str, str]]) -> dict[str, float]:
     """Score every token that a merge produces: 0, -1, -2, ... in the order of the merges.
 
     SentencePiece merges any two tokens whose concatenation is a token, the one with the highest score first. Merges
     that do not come from such a model are refused, because scores would split texts differently.
     """
     scores: dict[str, float] = {}
-    for rank, group in enumerate(groups_of_merges(pairs)):
+    for rank, group in enumerate(group_merges(pairs)):
         lengths = [(len(left), len(right)) for left, right in group]
         pieces = {left + right for left, right in group}
         if len(pieces) > 1 and lengths != sorted(lengths, reverse=True):  # Hugging Face's order among equal scores
@@ -240,7 +259,7 @@ def scores_of_merges(path: Path, plain: set[str], pairs: list[tuple[str, str]]) 
     return scores
 
 
-def groups_of_merges(pairs: list[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
+def group_merges(pairs: list[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
     """Group consecutive merges that produce one token, or several interleaved ones with the same score."""
     last = {left + right: position for position, (left, right) in enumerate(pairs)}
     group: list[tuple[str, str]] = []
@@ -253,7 +272,7 @@ def groups_of_merges(pairs: list[tuple[str, str]]) -> Iterator[list[tuple[str, s
             group = []
 
 
-def merge_pairs(content: TokenizerJson) -> list[tuple[str, str]]:
+def parse_merges(content: TokenizerJson) -> list[tuple[str, str]]:
     """Return the merges of a tokenizer.json, which are written as "left right" or as two strings."""
     pairs = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in content["model"]["merges"]]
     return [(left, right) for left, right in pairs]
@@ -261,21 +280,21 @@ def merge_pairs(content: TokenizerJson) -> list[tuple[str, str]]:
 
 def refuse_normalizer(path: Path, content: TokenizerJson, allowed: set[str]) -> None:
     """Raise ModelError for a normalizer that GGUF cannot express."""
-    for step in steps(content.get("normalizer")):
+    for step in list_normalizers(content.get("normalizer")):
         kind = step.get("type")
         spaces = kind != "Replace" or (step.get("pattern"), step.get("content")) == ({"String": " "}, "▁")
         if kind not in allowed or not spaces or step.get("prepend", "▁") != "▁":
             raise ModelError(f"{path}: normalizer {printable(str(kind))} is not supported")
 
 
-def prepends_space(content: TokenizerJson) -> bool:
+def has_space_prefix(content: TokenizerJson) -> bool:
     """Return whether a SentencePiece tokenizer.json adds a space before texts."""
-    metaspaces = [part for part in parts(content.get("pre_tokenizer")) if part.get("type") == "Metaspace"]
+    metaspaces = [part for part in list_pretokenizers(content.get("pre_tokenizer")) if part.get("type") == "Metaspace"]
     is_prepended = any(part.get("prepend_scheme", "always") in ("always", "first") for part in metaspaces)
-    return is_prepended or any(step["type"] == "Prepend" for step in steps(content.get("normalizer")))
+    return is_prepended or any(step["type"] == "Prepend" for step in list_normalizers(content.get("normalizer")))
 
 
-def add_slow_tokens(folder: Path, tokens: Tokens) -> None:
+def add_slow_tokens(folder: Path, tokens: VocabularyBuilder) -> None:
     """Add the added tokens of a checkpoint without tokenizer.json, from two other files."""
     path = folder / "added_tokens.json"
     with report_as_model_error(path):
@@ -287,22 +306,22 @@ def add_slow_tokens(folder: Path, tokens: Tokens) -> None:
             tokens.add(int(number), added["content"], added.get("special") is True)
 
 
-def from_wordpiece(path: Path, content: TokenizerJson, size: int) -> Tokens:
+def read_wordpiece(path: Path, content: TokenizerJson, size: int) -> VocabularyBuilder:
     """Read WordPiece: tokens at the begin of words get the prefix "▁", others lose their "##".
 
     Raises ModelError.
     """
-    model, (normalizer,) = content["model"], steps(content.get("normalizer")) or [Step()]
-    pretokenizers = [part["type"] for part in parts(content.get("pre_tokenizer"))]
+    model, (normalizer,) = content["model"], list_normalizers(content.get("normalizer")) or [Step()]
+    pretokenizers = [part["type"] for part in list_pretokenizers(content.get("pre_tokenizer"))]
     if normalizer.get("type") != "BertNormalizer" or pretokenizers != ["BertPreTokenizer"]:
         raise ModelError(f"{path}: WordPiece must have BERT's normalizer and pre-tokenizer")
-    for name, usual in (("continuing_subword_prefix", "##"), ("max_input_chars_per_word", LONGEST)):
+    for name, usual in (("continuing_subword_prefix", "##"), ("max_input_chars_per_word", MAX_WORD)):
         if (value := model.get(name, usual)) != usual:
             raise ModelError(f"{path}: {name} {printable(str(value))} is not supported")
     if not (normalizer.get("clean_text", True) and normalizer.get("handle_chinese_chars", True)):
         raise ModelError(f"{path}: clean_text and handle_chinese_chars of the normalizer must be true")
     lowers, strips = normalizer.get("lowercase", True), normalizer.get("strip_accents")
-    tokens = Tokens(size, "bert", "bert-bge" if lowers else "default")
+    tokens = VocabularyBuilder(size, "bert", "bert-bge" if lowers else "default")
     if not lowers:
         tokens.more["normalizer.lowercase"] = False
     if strips is not None and strips is not lowers:
@@ -315,23 +334,23 @@ def from_wordpiece(path: Path, content: TokenizerJson, size: int) -> Tokens:
     return tokens
 
 
-def from_unigram(path: Path, content: TokenizerJson, size: int) -> Tokens:
+def read_unigram(path: Path, content: TokenizerJson, size: int) -> VocabularyBuilder:
     """Read a unigram model: strings, scores and the character map for normalization. Raises ModelError."""
     model, charsmap, merges_spaces = content["model"], b"", False
     vocabulary = cast("list[tuple[str, float]]", model["vocab"])  # of type Unigram, which read_tokens has checked
-    for step in steps(content.get("normalizer")):
+    for step in list_normalizers(content.get("normalizer")):
         if step["type"] == "Precompiled":
             charsmap = b64decode(step["precompiled_charsmap"])
         elif step["type"] == "Replace" and step["pattern"] == {"Regex": " {2,}"}:
             merges_spaces = True
         else:
             raise ModelError(f"{path}: normalizer {printable(str(step['type']))} is not supported")
-    kinds = {part["type"]: part for part in parts(content.get("pre_tokenizer"))}
+    kinds = {part["type"]: part for part in list_pretokenizers(content.get("pre_tokenizer"))}
     if not kinds.keys() <= {"WhitespaceSplit", "Metaspace"} or "Metaspace" not in kinds:
         raise ModelError(f"{path}: the pre-tokenizer of a unigram model must be Metaspace")
     space = kinds["Metaspace"]
     adds = space.get("prepend_scheme", "always" if space.get("add_prefix_space", True) else "never") != "never"
-    tokens = Tokens(size, "t5", "default", adds_space=adds)
+    tokens = VocabularyBuilder(size, "t5", "default", adds_space=adds)
     tokens.more["remove_extra_whitespaces"] = merges_spaces or "WhitespaceSplit" in kinds
     if charsmap:
         tokens.more["precompiled_charsmap"] = np.frombuffer(charsmap, np.uint8)

@@ -162,17 +162,17 @@ def permute_columns(source: TensorSource, order: np.ndarray) -> DerivedSource:
     return DerivedSource(source.dtype, source.shape, rows)
 
 
-def column(vector: TensorSource) -> DerivedSource:
+def to_column(vector: TensorSource) -> DerivedSource:
     """View a vector as a matrix of one column."""
     return from_array(as_float32(vector.rows(0, 1), vector.dtype).reshape(-1, 1))
 
 
-def flat(matrix: TensorSource) -> DerivedSource:
+def to_vector(matrix: TensorSource) -> DerivedSource:
     """View a matrix of one column as a vector."""
     return from_array(as_float32(matrix.rows(0, matrix.shape[0]), matrix.dtype).reshape(-1))
 
 
-def every_second(matrix: TensorSource, start: int) -> DerivedSource:
+def take_every_second(matrix: TensorSource, start: int) -> DerivedSource:
     """Take columns start, start + 2, ... of a small matrix."""
     return from_array(as_float32(matrix.rows(0, matrix.shape[0]), matrix.dtype)[:, start::2])
 
@@ -219,7 +219,7 @@ def as_float32(data: np.ndarray, dtype: str) -> np.ndarray:
     return data.view({"F64": "<f8", "F32": "<f4", "F16": "<f2"}[dtype]).astype(np.float32)
 
 
-def mxfp4(blocks: TensorSource, scales: TensorSource) -> DerivedSource:
+def to_mxfp4_blocks(blocks: TensorSource, scales: TensorSource) -> DerivedSource:
     """Rearrange MXFP4 weights into GGUF's blocks of 32.
 
     A block is a scale, then 16 bytes, the first weights in the low halves. blocks: uint8 [..., blocks of a row, 16],
@@ -237,7 +237,7 @@ def mxfp4(blocks: TensorSource, scales: TensorSource) -> DerivedSource:
     return DerivedSource("MXFP4", (*outer, count * 32), rows)
 
 
-def half(number: int) -> Build:
+def take_half(number: int) -> Build:
     """Return a function that takes one of two matrices that are stored one below the other.
 
     With experts, it takes one of each expert's.
@@ -249,19 +249,19 @@ def half(number: int) -> Build:
     return build
 
 
-def grouped(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+def ungroup_heads(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     """Reorder rows or biases of groups of heads to all queries, all keys, all values.
 
     A group has several queries, a key and a value.
     """
     groups = np.arange(shape[0]).reshape(sizes["kv_heads"], -1, sizes["head_dim"])
     order = np.concatenate([groups[:, :-2].ravel(), groups[:, -2].ravel(), groups[:, -1].ravel()])
-    matrix = sources[0] if len(shape) > 1 else column(sources[0])
+    matrix = sources[0] if len(shape) > 1 else to_column(sources[0])
     sorted_rows = pick_rows(matrix, matrix.shape, lambda rows: order[rows])
-    return sorted_rows if len(shape) > 1 else flat(sorted_rows)
+    return sorted_rows if len(shape) > 1 else to_vector(sorted_rows)
 
 
-def fused(rows: Callable[[np.ndarray, Sizes], np.ndarray], as_pairs: bool) -> Build:
+def take_fused(rows: Callable[[np.ndarray, Sizes], np.ndarray], as_pairs: bool) -> Build:
     """Return a function that takes some rows of a fused matrix.
 
     as_pairs: reorder them from halves to pairs.
@@ -275,11 +275,11 @@ def fused(rows: Callable[[np.ndarray, Sizes], np.ndarray], as_pairs: bool) -> Bu
     return build
 
 
-def rows_by_group(rows: np.ndarray, sizes: Sizes) -> np.ndarray:
+def reshape_groups(rows: np.ndarray, sizes: Sizes) -> np.ndarray:
     return rows.reshape(sizes["kv_heads"], -1, sizes["head_dim"])
 
 
-def turned(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+def transpose_stacked(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     """Transpose experts' matrices, stored one below the other, into a stack."""
     return transpose(reshape(sources[0], (shape[0], shape[2], shape[1])))
 
@@ -288,21 +288,21 @@ FUNCTIONS: dict[str, Build] = {
     "same": lambda sources, shape, sizes: sources[0],
     "reshape": lambda sources, shape, sizes: reshape(sources[0], shape),
     "transpose": lambda sources, shape, sizes: transpose(sources[0]),
-    "column": lambda sources, shape, sizes: column(sources[0]),
+    "column": lambda sources, shape, sizes: to_column(sources[0]),
     "full": lambda sources, shape, sizes: to_float32(sources[0]),  # a matrix that is always F32
     "offset": lambda sources, shape, sizes: map_values(sources[0], lambda numbers: numbers + 1),  # of a norm
     "ones": lambda sources, shape, sizes: from_array(np.ones(shape, np.float32)),
-    "turned": turned,
-    "grouped": grouped,
+    "turned": transpose_stacked,
+    "grouped": ungroup_heads,
     # Parts of it, queries and keys with pairs side by side.
-    "grouped_q": fused(lambda rows, sizes: rows_by_group(rows, sizes)[:, :-2].ravel(), as_pairs=True),
-    "grouped_k": fused(lambda rows, sizes: rows_by_group(rows, sizes)[:, -2].ravel(), as_pairs=True),
-    "grouped_v": fused(lambda rows, sizes: rows_by_group(rows, sizes)[:, -1].ravel(), as_pairs=False),
+    "grouped_q": take_fused(lambda rows, sizes: reshape_groups(rows, sizes)[:, :-2].ravel(), as_pairs=True),
+    "grouped_k": take_fused(lambda rows, sizes: reshape_groups(rows, sizes)[:, -2].ravel(), as_pairs=True),
+    "grouped_v": take_fused(lambda rows, sizes: reshape_groups(rows, sizes)[:, -1].ravel(), as_pairs=False),
     # A matrix that stacks all queries, then all keys, then all values.
-    "stacked_q": fused(lambda rows, sizes: rows[: sizes["queries"]], as_pairs=True),
-    "stacked_k": fused(lambda rows, sizes: rows[sizes["queries"] : -sizes["keys"]], as_pairs=True),
-    "stacked_v": fused(lambda rows, sizes: rows[-sizes["keys"] :], as_pairs=False),
+    "stacked_q": take_fused(lambda rows, sizes: rows[: sizes["queries"]], as_pairs=True),
+    "stacked_k": take_fused(lambda rows, sizes: rows[sizes["queries"] : -sizes["keys"]], as_pairs=True),
+    "stacked_v": take_fused(lambda rows, sizes: rows[-sizes["keys"] :], as_pairs=False),
     "decay": lambda sources, shape, sizes: map_values(sources[0], lambda logarithms: -np.exp(logarithms)),
-    "first_half": half(0),
-    "second_half": half(1),
+    "first_half": take_half(0),
+    "second_half": take_half(1),
 }  # fmt: skip

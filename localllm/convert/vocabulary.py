@@ -9,11 +9,11 @@ import numpy as np
 from localllm.convert.config import TOKENIZER_KEYS, warn_unused
 from localllm.convert.files import read_json, read_text, report_as_model_error
 from localllm.convert.tokenizer_json import PostProcessor, TokenizerJson
-from localllm.convert.tokens import Tokens, read_tokens
+from localllm.convert.tokens import VocabularyBuilder, read_tokens
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
-from localllm.files.gguf.metadata import Oddities
-from localllm.files.gguf.metadata_reader import is_whole
+from localllm.files.gguf.metadata import Irregularities
+from localllm.files.gguf.metadata_reader import is_integer
 from localllm.frozen import frozen
 from localllm.text.pretokenize import COMPOSING, NORMALIZER, NOTHING, usually_uses_nfc
 from localllm.text.vocabulary import END_TEXTS_KEY, MORE_ENDS, read_vocabulary
@@ -54,7 +54,7 @@ class VocabularySettings:
         tokens: dict[int, None] = {}
         for content in (self.model, self.generation):
             value = content.get(f"{name}_token_id")
-            tokens |= dict.fromkeys(filter(is_whole, as_list(value)))
+            tokens |= dict.fromkeys(filter(is_integer, to_list(value)))
         return list(tokens)
 
     def template(self) -> dict[str, str | None] | None:
@@ -69,7 +69,7 @@ class VocabularySettings:
         return None
 
 
-def vocabulary_metadata(folder: Path, size: int, model: str = "") -> tuple[dict[str, object], list[str]]:
+def build_vocabulary_metadata(folder: Path, size: int, model: str = "") -> tuple[dict[str, object], list[str]]:
     """Build the tokenizer.* keys for a vocabulary of `size` tokens, and warnings. Raises ModelError.
 
     model: tokenizer.ggml.model of SentencePiece vocabularies, if it is not "llama". The keys are parsed as those of a
@@ -77,35 +77,35 @@ def vocabulary_metadata(folder: Path, size: int, model: str = "") -> tuple[dict[
     """
     settings = VocabularySettings.read(folder)
     tokens = read_tokens(folder, settings.tokenizer, size, model == "gemma4")
-    metadata = token_lists(tokens)
+    metadata = build_token_lists(tokens)
     with report_as_model_error(folder / "tokenizer.json"):
-        ids = special_ids(tokens, settings)
-        metadata |= {**ids, **token_flags(tokens, settings, ids)}
-    metadata |= chat_templates(settings)
+        ids = find_special_ids(tokens, settings)
+        metadata |= {**ids, **decide_flags(tokens, settings, ids)}
+    metadata |= read_chat_templates(settings)
     try:
-        metadata |= extra_end_tokens(metadata, settings)
+        metadata |= find_extra_end_tokens(metadata, settings)
     except ModelError as error:
         raise ModelError(f"{folder}: {error}") from None
-    metadata |= own_keys(tokens, settings)
-    warnings = [*tokens.warnings, *odd_settings(settings), *unknown_ends(tokens, settings)]
+    metadata |= build_own_keys(tokens, settings)
+    warnings = [*tokens.warnings, *warn_of_wrong_types(settings), *warn_of_unknown_ends(tokens, settings)]
     warnings += warn_unused("tokenizer_config.json", settings.config, (), TOKENIZER_KEYS)
     if tokens.left_out:
         number, first = len(tokens.left_out), min(tokens.left_out)
-        ends = ", ".join(map(printable, dropped_end_tokens(tokens, settings)))
+        ends = ", ".join(map(printable, list_dropped_end_tokens(tokens, settings)))
         among = f"; among them {ends}, which ends answers" if ends else ""
         tokens_are = f"{number} token{'s' if number > 1 else ''} from id {first} on {'are' if number > 1 else 'is'}"
         warnings.append(f"{tokens_are} dropped: the model has {size}{among}")
     return metadata, warnings
 
 
-def odd_settings(settings: VocabularySettings) -> list[str]:
+def warn_of_wrong_types(settings: VocabularySettings) -> list[str]:
     """Warn of values of a wrong type, which are ignored."""
     named = {"config.json": settings.model, "generation_config.json": settings.generation}
     odd = [
         f"{file}: {name}_token_id is not a number"
         for file, content in named.items()
         for name in SPECIAL
-        if not all(is_whole(token) for token in as_list(content.get(f"{name}_token_id")))
+        if not all(is_integer(token) for token in to_list(content.get(f"{name}_token_id")))
     ]
     kinds: dict[str, type | tuple[type, ...]] = {
         "add_bos_token": bool,
@@ -120,7 +120,7 @@ def odd_settings(settings: VocabularySettings) -> list[str]:
     return [f"{problem}: ignored" for problem in odd]
 
 
-def unknown_ends(tokens: Tokens, settings: VocabularySettings) -> list[str]:
+def warn_of_unknown_ends(tokens: VocabularyBuilder, settings: VocabularySettings) -> list[str]:
     """Warn of end-of-text ids without a token."""
     ids = [
         token for token in settings.ids("eos") if token < 0 or (token >= tokens.size and token not in tokens.left_out)
@@ -128,11 +128,11 @@ def unknown_ends(tokens: Tokens, settings: VocabularySettings) -> list[str]:
     return [f"eos_token_id {', '.join(map(str, ids))}: there is no such token: ignored"] if ids else []
 
 
-def as_list(value: object) -> list[object]:
+def to_list(value: object) -> list[object]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-def token_lists(tokens: Tokens) -> dict[str, object]:
+def build_token_lists(tokens: VocabularyBuilder) -> dict[str, object]:
     """Build the keys of the vocabulary itself."""
     metadata: dict[str, object] = {
         f"{PREFIX}model": tokens.model,
@@ -147,7 +147,7 @@ def token_lists(tokens: Tokens) -> dict[str, object]:
     return metadata | {f"{PREFIX}{key}": value for key, value in tokens.more.items()}
 
 
-def special_ids(tokens: Tokens, settings: VocabularySettings) -> dict[str, int]:
+def find_special_ids(tokens: VocabularyBuilder, settings: VocabularySettings) -> dict[str, int]:
     """Find the ids of special tokens: by their strings, else by their ids, else by the post-processor."""
     ids = {piece: token for token, piece in reversed(list(enumerate(tokens.pieces)))}
     template = settings.template() or {}
@@ -160,7 +160,7 @@ def special_ids(tokens: Tokens, settings: VocabularySettings) -> dict[str, int]:
     return metadata
 
 
-def token_flags(tokens: Tokens, settings: VocabularySettings, ids: Mapping[str, int]) -> dict[str, bool]:
+def decide_flags(tokens: VocabularyBuilder, settings: VocabularySettings, ids: Mapping[str, int]) -> dict[str, bool]:
     """Decide which tokens and spaces are added around texts."""
     metadata: dict[str, bool] = {}
     if tokens.model == "bert":  # its readers always add tokens around texts
@@ -179,14 +179,14 @@ def token_flags(tokens: Tokens, settings: VocabularySettings, ids: Mapping[str, 
     return metadata
 
 
-def extra_end_tokens(metadata: Mapping[str, object], settings: VocabularySettings) -> dict[str, object]:
+def find_extra_end_tokens(metadata: Mapping[str, object], settings: VocabularySettings) -> dict[str, object]:
     """Find further tokens that end an answer, by generation_config.json.
 
     They are those besides EOS and those recognized by their strings. GGUF has keys for two of them; if there are more,
     all are also listed in Ollama's key, which llama.cpp does not read. Raises ModelError if the vocabulary is invalid
     or irregular.
     """
-    vocabulary = read_vocabulary(metadata, oddities := Oddities())
+    vocabulary = read_vocabulary(metadata, oddities := Irregularities())
     if lines := oddities.lines():
         raise ModelError(lines[0].removeprefix("the file has irregularities that do not change its meaning: "))
     ends = [token for token in settings.ids("eos") if 0 <= token < len(vocabulary.pieces)]
@@ -197,16 +197,16 @@ def extra_end_tokens(metadata: Mapping[str, object], settings: VocabularySetting
     return named | ({f"{PREFIX}{MORE_ENDS}": np.array(ends, np.int32)} if len(extra) > len(named) else {})
 
 
-def dropped_end_tokens(tokens: Tokens, settings: VocabularySettings) -> list[str]:
+def list_dropped_end_tokens(tokens: VocabularyBuilder, settings: VocabularySettings) -> list[str]:
     """Return the strings of tokens that end an answer but have no row in the embedding."""
     texts = [tokens.left_out[token] for token in settings.ids("eos") if token in tokens.left_out]
     named = settings.text("eos")
     return [*dict.fromkeys([*texts, *([named] if named in tokens.left_out.values() and named else [])])]
 
 
-def own_keys(tokens: Tokens, settings: VocabularySettings) -> dict[str, object]:
+def build_own_keys(tokens: VocabularyBuilder, settings: VocabularySettings) -> dict[str, object]:
     """Build localllm's own keys: stop strings that are not tokens, and NFC if `pre` does not imply it."""
-    texts = dropped_end_tokens(tokens, settings)
+    texts = list_dropped_end_tokens(tokens, settings)
     metadata: dict[str, object] = {END_TEXTS_KEY: texts} if texts else {}
     if tokens.model == "gpt2" and tokens.composes != usually_uses_nfc(
         tokens.pre, str(settings.model.get("model_type")).replace("_", "")
@@ -215,7 +215,7 @@ def own_keys(tokens: Tokens, settings: VocabularySettings) -> dict[str, object]:
     return metadata
 
 
-def chat_templates(settings: VocabularySettings) -> dict[str, object]:
+def read_chat_templates(settings: VocabularySettings) -> dict[str, object]:
     """Read the chat template and any named ones.
 
     A separate file takes precedence over tokenizer_config.json.

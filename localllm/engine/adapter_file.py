@@ -35,7 +35,7 @@ def read_adapter(path: str | os.PathLike[str]) -> Adapter:
         invocation = file.metadata.get(INVOCATION, ())
         ids = tuple(int(id) for id in invocation) if isinstance(invocation, np.ndarray) else ()
         name = PurePath(path).name.removesuffix(".gguf")
-        return Adapter(os.fspath(path), name, low_ranks, str(arch or ""), ids, digest_of(low_ranks))
+        return Adapter(os.fspath(path), name, low_ranks, str(arch or ""), ids, compute_digest(low_ranks))
 
 
 def require_kind(file: GGUFFile) -> None:
@@ -69,7 +69,7 @@ def pair_matrices(path: str, tensors: Mapping[str, Tensor], alpha: float) -> dic
     return low_ranks
 
 
-def digest_of(low_ranks: Mapping[str, LowRank]) -> str:
+def compute_digest(low_ranks: Mapping[str, LowRank]) -> str:
     """Return a hash of all matrices, their names and factors."""
     key = hashlib.blake2b(digest_size=16)
     for name, each in sorted(low_ranks.items()):
@@ -101,7 +101,7 @@ def read_control_vector(path: str | os.PathLike[str], width: int, layers: int) -
         return directions
 
 
-def control_vector(
+def sum_control_vectors(
     files: Sequence[tuple[str, float]], layers: tuple[int, int] | None, h: Hyperparameters
 ) -> dict[int, np.ndarray]:
     """Return the sum of scaled control vectors, float32 [width] by layer; layers: the first and the last one.

@@ -27,7 +27,7 @@ class AdapterScales:
     def set(self, position: int, scales: Sequence[float]) -> None:
         """Use these scales for the tokens from a position on."""
         self.changes = [change for change in self.changes if change[0] < position]
-        if self.at(position) != (new := without_zeros(scales)):
+        if self.at(position) != (new := trim_zeros(scales)):
             self.changes.append((position, new))
 
     def at(self, position: int) -> Scales:
@@ -64,7 +64,7 @@ class AdapterScales:
         return repr(changes).encode() if any(scales for _, scales in changes) else b""
 
 
-def without_zeros(scales: Sequence[float]) -> Scales:
+def trim_zeros(scales: Sequence[float]) -> Scales:
     """Return scales as numbers, without zeros at the end."""
     numbers = [float(scale) for scale in scales]
     while numbers and not numbers[-1]:

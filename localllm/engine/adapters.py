@@ -24,7 +24,7 @@ from localllm.quant.formats import BY_NAME
 PLAIN = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}  # formats of B that kernels read
 
 
-class Shaped(Protocol):
+class ShapedTensor(Protocol):
     """A tensor of a model, whose shape an adapter must fit."""
 
     @property
@@ -67,7 +67,7 @@ class Adapter:
     invocation: tuple[int, ...] = ()
     digest: str = ""
 
-    def require_fit(self, tensors: Mapping[str, Shaped], arch: str) -> None:
+    def require_fit(self, tensors: Mapping[str, ShapedTensor], arch: str) -> None:
         """Raise ModelError if the adapter is for another model than one with these tensors."""
         if self.arch and self.arch != arch:
             raise ModelError(f"{self.path}: the adapter is for {printable(self.arch)}, the model is {arch}")
@@ -104,11 +104,11 @@ class AdaptedBuilder:
 
     def linear(self, x: Activation, weight: Weight) -> Activation:
         """Compute the product with a matrix, and add those of its adapters."""
-        low_ranks = [(n, each) for n, each in self._of(weight) if each.a.shape[1:] == weight.shape[1:]]
+        low_ranks = [(n, each) for n, each in self._find_low_ranks(weight) if each.a.shape[1:] == weight.shape[1:]]
         narrow = [self._project(x, number, each, weight.name) for number, each in low_ranks]
         y = self._builder.linear(x, weight)
         for (number, each), h in zip(low_ranks, narrow, strict=True):
-            last = transposed(each.b, weight.first_row, weight.shape[0], number)
+            last = transpose_rows(each.b, weight.first_row, weight.shape[0], number)
             y = self._builder.add_low_rank(y, h, last, number, each.factor)
             self.applied.add((number, weight.name))
         return y
@@ -117,7 +117,7 @@ class AdaptedBuilder:
         """Compute x A^T, once for all parts of a fused matrix."""
         key = id(x), number, name
         if key not in self._projected:
-            self._projected[key] = x, self._builder.linear(x, named(low_rank.a, number))
+            self._projected[key] = x, self._builder.linear(x, rename_matrix(low_rank.a, number))
         return self._projected[key][1]
 
     def tap_layer_input(self, x: Activation, layer: int) -> Activation:
@@ -130,10 +130,10 @@ class AdaptedBuilder:
     def embed(self, weight: Weight, ids: Numbers) -> Activation:
         """Look up the embeddings of tokens, and add those of adapters."""
         x = self._builder.embed(weight, ids)
-        for number, each in self._of(weight):
+        for number, each in self._find_low_ranks(weight):
             if each.a.shape[0] == weight.shape[0] and each.b.shape[0] == weight.shape[1]:
-                h = self._builder.embed(named(each.a, number), ids)
-                last = transposed(each.b, 0, weight.shape[1], number)
+                h = self._builder.embed(rename_matrix(each.a, number), ids)
+                last = transpose_rows(each.b, 0, weight.shape[1], number)
                 x = self._builder.add_low_rank(x, h, last, number, each.factor)
                 self.applied.add((number, weight.name))
         return x
@@ -141,9 +141,9 @@ class AdaptedBuilder:
     def expert_linear(self, x: Activation, weight: Weight, choice: Choice) -> Activation:
         """Compute the product of each row with its expert's matrix, and add those of adapters."""
         y = self._builder.expert_linear(x, weight, choice)
-        for number, each in self._stacks_of(weight):
-            h = self._builder.expert_linear(x, named(each.a, number), choice)
-            last = rows_of_experts(named(each.b, number), weight.first_row, weight.shape[1])
+        for number, each in self._find_stacks(weight):
+            h = self._builder.expert_linear(x, rename_matrix(each.a, number), choice)
+            last = slice_expert_rows(rename_matrix(each.b, number), weight.first_row, weight.shape[1])
             d = self._builder.expert_linear(h, last, choice)
             y = self._builder.add_scaled(y, d, number, each.factor, choice)
             self.applied.add((number, weight.name))
@@ -152,19 +152,19 @@ class AdaptedBuilder:
     def head_linear(self, x: Activation, weight: Weight) -> Activation:
         """Compute the product of each head's columns with its matrix, and add those of adapters."""
         y = self._builder.head_linear(x, weight)
-        for number, each in self._stacks_of(weight):
-            h = self._builder.head_linear(x, named(each.a, number))
-            d = self._builder.head_linear(h, named(each.b, number))
+        for number, each in self._find_stacks(weight):
+            h = self._builder.head_linear(x, rename_matrix(each.a, number))
+            d = self._builder.head_linear(h, rename_matrix(each.b, number))
             y = self._builder.add_scaled(y, d, number, each.factor)
             self.applied.add((number, weight.name))
         return y
 
-    def _stacks_of(self, weight: Weight) -> list[tuple[int, LowRank]]:
+    def _find_stacks(self, weight: Weight) -> list[tuple[int, LowRank]]:
         """Return the adapters of a stack of matrices that is one in the file, too."""
-        low_ranks = self._of(weight)
+        low_ranks = self._find_low_ranks(weight)
         return [(n, each) for n, each in low_ranks if (*weight.shape[:1], weight.shape[2]) == each.a.shape[::2]]
 
-    def _of(self, weight: Weight) -> list[tuple[int, LowRank]]:
+    def _find_low_ranks(self, weight: Weight) -> list[tuple[int, LowRank]]:
         found = enumerate(adapter.low_ranks.get(weight.name) for adapter in self._adapters)
         return [(number, low_rank) for number, low_rank in found if low_rank]
 
@@ -177,13 +177,13 @@ def require_opened(lora: Sequence[tuple[Adapter | str, float]]) -> tuple[Adapter
     return adapters
 
 
-def named(tensor: Tensor, number: int) -> Weight:
+def rename_matrix(tensor: Tensor, number: int) -> Weight:
     """Return a matrix of an adapter under a name that no other adapter's has."""
     return Weight(replace(tensor, name=f"adapter {number}: {tensor.name}"))
 
 
-def transposed(b: Tensor, first: int, count: int, number: int) -> Weight:
-    """Return `count` rows of B from `first` on, transposed: [rank, count], F32 unless B has 16-bit numbers."""
+def transpose_rows(b: Tensor, first: int, count: int, number: int) -> Weight:
+    """Return `count` rows of B from `first` on, transpose_rows: [rank, count], F32 unless B has 16-bit numbers."""
     from localllm.kernels.reference import dequantize  # seldom needed
 
     if kind := PLAIN.get(b.format.name):
@@ -195,7 +195,7 @@ def transposed(b: Tensor, first: int, count: int, number: int) -> Weight:
     return Weight(Tensor(name, format, (b.shape[1], count), data))
 
 
-def rows_of_experts(weight: Weight, first: int, count: int) -> Weight:
+def slice_expert_rows(weight: Weight, first: int, count: int) -> Weight:
     rows = weight.shape[1]
     return weight if count == rows else weight.split(first, count, rows - first - count)[1]
 

@@ -12,11 +12,11 @@ from localllm.arch.layer_state import State
 from localllm.arch.verbs import Activation
 from localllm.arch.weights import Weights
 from localllm.engine.cpu.backend import CpuBackend
-from localllm.engine.lower.header import Span
+from localllm.engine.lower.header import SequenceSpan
 from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.operations.operation import Operation
 from localllm.engine.options import EngineOptions
-from localllm.engine.trace.recorder import RowOperations
+from localllm.engine.trace.recorder import ImageRowOperations
 from localllm.engine.trace.rope_shift import RopeShift
 from localllm.errors import LocalllmError, UnsupportedError
 from localllm.files.gguf.file import GGUFFile
@@ -44,7 +44,7 @@ class Backend(Protocol):
         """Return how many token slots of the cache are in use and how many there are, in whole pages."""
         ...
 
-    def run(self, spans: Ids[Span], precise: bool) -> np.ndarray:
+    def run(self, spans: Ids[SequenceSpan], precise: bool) -> np.ndarray:
         """Compute the requested logits of all spans in order: float32 [wanted, vocab].
 
         The spans have at most BATCH tokens in total. With `precise`, runs of few tokens keep 16-bit activations. Raises
@@ -52,7 +52,7 @@ class Backend(Protocol):
         """
         ...
 
-    def encode(self, spans: Ids[Span], precise: bool) -> None:
+    def encode(self, spans: Ids[SequenceSpan], precise: bool) -> None:
         """Run the encoder over whole inputs, one per span; the decoder attends to its output.
 
         Raises the errors of `run`.
@@ -91,7 +91,7 @@ class TracedModel(NamedTuple):
     hyperparameters: Hyperparameters
     context: int
     encoding: Sequence[Operation] = ()
-    rows: Callable[[bool], RowOperations | None] | None = None
+    rows: Callable[[bool], ImageRowOperations | None] | None = None
 
     @property
     def states(self) -> list[State]:
@@ -134,18 +134,18 @@ def build_backend(traced: TracedModel, options: EngineOptions) -> SelectedBacken
     """Build the backend of a traced model. Raises LocalllmError."""
     kind, note = choose_backend(options, has_driver)
     if kind == "reference":
-        return SelectedBackend(reference(traced, options))
+        return SelectedBackend(build_reference_backend(traced, options))
     if kind == "card":
-        choice = build_on_card(traced, options)
+        choice = build_gpu_backend(traced, options)
         if isinstance(choice, SelectedBackend):
             return choice
         note = choice
-    operations = options.observer.watch(traced.operations) if options.observer else traced.operations
+    operations = options.observer.insert_sums(traced.operations) if options.observer else traced.operations
     backend = CpuBackend(operations, traced.states, traced.context, options, traced.encoding, traced.rows)
     return SelectedBackend(backend, note=note)
 
 
-def reference(traced: TracedModel, options: EngineOptions) -> Backend:
+def build_reference_backend(traced: TracedModel, options: EngineOptions) -> Backend:
     from localllm.engine.reference import ReferenceBackend  # rarely needed
 
     forward = partial(traced.forward, w=Weights(traced.file.tensors), h=traced.hyperparameters)
@@ -154,7 +154,7 @@ def reference(traced: TracedModel, options: EngineOptions) -> Backend:
     return ReferenceBackend(forward, options.kv_cache_type, traced.context, options.observer, encoding)
 
 
-def build_on_card(traced: TracedModel, options: EngineOptions) -> SelectedBackend | str | None:
+def build_gpu_backend(traced: TracedModel, options: EngineOptions) -> SelectedBackend | str | None:
     """Build a GPU backend, or return why the CPU is used (None if no reason needs to be shown).
 
     Raises LocalllmError.
@@ -164,14 +164,14 @@ def build_on_card(traced: TracedModel, options: EngineOptions) -> SelectedBacken
             raise UnsupportedError("encoder models run on the CPU only: use --device cpu")
         return "the CPU computes: encoders do not run on GPUs"
     from localllm.engine.cuda.devices import place_layers
-    from localllm.engine.cuda.program import buffer_bytes
+    from localllm.engine.cuda.program import compute_buffer_bytes
 
-    layers, buffers = traced.hyperparameters.layers, partial(buffer_bytes, traced.operations)
+    layers, buffers = traced.hyperparameters.layers, partial(compute_buffer_bytes, traced.operations)
     placement = place_layers(options, traced.file, traced.states, layers, traced.context, buffers)
     if placement.card is None or not placement.layers:
         return placement.warning
     try:
-        backend = card_backend(traced, options, placement)
+        backend = build_cuda_backend(traced, options, placement)
     except LocalllmError as error:
         placement.card.close()
         if options.backend != "auto":
@@ -183,7 +183,7 @@ def build_on_card(traced: TracedModel, options: EngineOptions) -> SelectedBacken
     )
 
 
-def card_backend(traced: TracedModel, options: EngineOptions, placement: "GpuPlacement") -> Backend:
+def build_cuda_backend(traced: TracedModel, options: EngineOptions, placement: "GpuPlacement") -> Backend:
     """Build the CUDA backend. Raises MemoryLimitError, UnsupportedError, LocalllmError."""
     from localllm.engine.cuda.backend import CudaBackend
 

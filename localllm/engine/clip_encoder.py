@@ -9,9 +9,9 @@ import numpy as np
 from localllm.arch.verbs import Activation
 from localllm.arch.vision import clip
 from localllm.arch.weights import Weight, Weights
-from localllm.engine.forks import lock_for
+from localllm.engine.forks import create_lock
 from localllm.engine.options import EngineOptions
-from localllm.engine.vision_encoder import TracedPart, VisionProgram, trace_part
+from localllm.engine.vision_encoder import TracedProgram, VisionProgram, trace_program
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.reference import dequantize
@@ -33,14 +33,14 @@ class ClipEncoder:
 
     def __init__(self, file: GGUFFile, options: EngineOptions):
         """Open a CLIP file. Raises ModelError if it is not a CLIP file or is damaged."""
-        self._path, self._options, self.lock = file.path, options, lock_for(self)
-        self._pair, self._weights = clip.read_pair(file), Weights(file.tensors)
-        self._parts = trace_parts(file, self._pair)
+        self._path, self._options, self.lock = file.path, options, create_lock(self)
+        self._pair, self._weights = clip.read_clip(file), Weights(file.tensors)
+        self._parts = trace_programs(file, self._pair)
         self.width, self.context = self._pair.text.out, self._pair.text.context
         self.vocab_size = self._weights.part("t.").token_embd.shape[0]
         self._programs: dict[int, VisionProgram] = {}
 
-    def picture(self, picture: "Picture") -> np.ndarray:
+    def encode_image(self, picture: "Picture") -> np.ndarray:
         """Embed an RGB image as float32 [width]. Raises ModelError if the vector is not finite."""
         h = self._pair.vision
         rows = h.rows(clip.prepare(h, picture), self._weights)
@@ -71,20 +71,20 @@ class ClipEncoder:
                 program.close()
 
 
-def trace_parts(file: GGUFFile, pair: clip.Towers) -> list[TracedPart]:
+def trace_programs(file: GGUFFile, pair: clip.ClipEncoders) -> list[TracedProgram]:
     """Trace the image transformer and its projection, the text transformer and its projection.
 
     Raises ModelError.
     """
-    traced: list[TracedPart] = []
+    traced: list[TracedProgram] = []
     parts: list[tuple[Forward, Forward, clip.ClipVision | clip.ClipText]] = [
-        (clip.see, clip.vector_of_picture, pair.vision), (clip.read, clip.vector_of_text, pair.text),
+        (clip.encode_image, clip.project_image, pair.vision), (clip.encode_text, clip.project_text, pair.text),
     ]  # fmt: skip
     try:
         for tower, vector, h in parts:
             traced += [
-                trace_part(tower, file, h, h.most_patches, h.input_width),
-                trace_part(vector, file, h, 1, h.width),
+                trace_program(tower, file, h, h.most_patches, h.input_width),
+                trace_program(vector, file, h, 1, h.width),
             ]
             if traced[-1].width != h.out:
                 raise ModelError(f"vectors of length {traced[-1].width}, but projection_dim is {h.out}")

@@ -6,23 +6,23 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from localllm.arch.decoder import MtpOutput, mtp_state
+from localllm.arch.decoder import MtpOutput, get_mtp_state
 from localllm.arch.families import eagle3
 from localllm.arch.family import DraftingFamily
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.layer_state import Recurrent, State
-from localllm.arch.metadata import Fields, require_general, require_kinds, require_supported_values
+from localllm.arch.metadata import HyperparameterReader, require_general, require_supported_values, require_types
 from localllm.arch.verbs import Activation
 from localllm.arch.weights import Weights
 from localllm.engine.cpu.backend import CpuBackend
-from localllm.engine.forks import lock_for
-from localllm.engine.lower.header import Span
-from localllm.engine.lower.tape import row_bytes
+from localllm.engine.forks import create_lock
+from localllm.engine.lower.header import SequenceSpan
+from localllm.engine.lower.tape import compute_row_bytes
 from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.operations.operation import Operation
 from localllm.engine.operations.tokens import HiddenStateTap
 from localllm.engine.options import EngineOptions
-from localllm.engine.runs import BATCH, LATER, Runs
+from localllm.engine.runs import BATCH, LATER_RUN, Runs
 from localllm.engine.sequence import Sequence
 from localllm.engine.trace.recorder import Recorder
 from localllm.errors import ModelError, UsageError
@@ -32,8 +32,8 @@ from localllm.kernels.table import PAGE
 if TYPE_CHECKING:
     from localllm.engine.adapters import Adapter
 
-HEADS = ("eagle3",)  # architectures that are draft heads
-TOKENS = "d2t"  # maps the head's logits to the model's tokens
+HEAD_ARCHITECTURES = ("eagle3",)  # architectures that are draft heads
+TOKENS_TENSOR = "d2t"  # maps the head's logits to the model's tokens
 
 
 class DraftHeadSource(NamedTuple):
@@ -61,22 +61,22 @@ class DraftHeadSource(NamedTuple):
     tokens: np.ndarray | None = None
 
 
-def own_layer(file: GGUFFile, model: DraftingFamily, h: Hyperparameters) -> DraftHeadSource:
+def select_mtp_layer(file: GGUFFile, model: DraftingFamily, h: Hyperparameters) -> DraftHeadSource:
     """Return the first multi-token prediction layer of a model file that has one."""
     weights = Weights(file.tensors)
     names = [weight.name for weight in weights.block(h.layers).all()]
-    return DraftHeadSource(file.path, h, mtp_state(h), h.width, (), weights, model.draft, None, names)
+    return DraftHeadSource(file.path, h, get_mtp_state(h), h.width, (), weights, model.draft, None, names)
 
 
-def is_head(file: GGUFFile) -> bool:
-    return file.metadata.get("general.architecture") in HEADS
+def is_draft_head(file: GGUFFile) -> bool:
+    return file.metadata.get("general.architecture") in HEAD_ARCHITECTURES
 
 
-def head(file: GGUFFile, model: GGUFFile, of_model: Hyperparameters) -> DraftHeadSource:
+def parse_draft_head(file: GGUFFile, model: GGUFFile, of_model: Hyperparameters) -> DraftHeadSource:
     """Parse a draft head's file. Raises ModelError, and UsageError if it is for another model."""
     require_general(file)
-    fields = Fields.of(file)
-    require_kinds(fields)
+    fields = HyperparameterReader.of(file)
+    require_types(fields)
     fields.asked.clear()  # ensured by the checks
     h = eagle3.read(fields)
     require_supported_values(fields)
@@ -89,7 +89,7 @@ def head(file: GGUFFile, model: GGUFFile, of_model: Hyperparameters) -> DraftHea
             f"{file.path} is a draft head for {h.vocab_size} tokens; {model.path} has {of_model.vocab_size}"
         )
     weights, columns = eagle3.Pair(Weights(file.tensors), Weights(model.tensors)), eagle3.COUNT * h.target_width
-    names, tokens = [name for name in file.tensors if name != TOKENS], read_head_tokens(file, h.vocab_size)
+    names, tokens = [name for name in file.tensors if name != TOKENS_TENSOR], read_head_tokens(file, h.vocab_size)
     layers, (state,) = h.target_layers, h.states()
     return DraftHeadSource(file.path, h, state, columns, layers, weights, eagle3.draft, eagle3.fuse, names, tokens)
 
@@ -99,30 +99,30 @@ def read_head_tokens(file: GGUFFile, vocab_size: int) -> np.ndarray | None:
 
     Raises ModelError.
     """
-    tensor = file.tensors.get(TOKENS)
+    tensor = file.tensors.get(TOKENS_TENSOR)
     if tensor is None:
         return None
     if tensor.format.name != "I64" or len(tensor.shape) != 1:
         raise ModelError(
-            f"{file.path}: tensor {TOKENS} must be a vector of I64 (found {tensor.format.name} {tensor.shape})"
+            f"{file.path}: tensor {TOKENS_TENSOR} must be a vector of I64 (found {tensor.format.name} {tensor.shape})"
         )
     tokens = tensor.data.reshape(-1).view(np.int64)
     if tokens.min() < 0 or tokens.max() >= vocab_size or len(np.unique(tokens)) < len(tokens):
-        raise ModelError(f"{file.path}: tensor {TOKENS} must have different tokens from 0 to {vocab_size - 1}")
+        raise ModelError(f"{file.path}: tensor {TOKENS_TENSOR} must have different tokens from 0 to {vocab_size - 1}")
     return tokens
 
 
-LATE = BATCH  # tokens that a draft sequence may lag behind the model's before it catches up without a draft
+MAX_LAG = BATCH  # tokens that a draft sequence may lag behind the model's before it catches up without a draft
 
 
-def rows_for(width: int) -> np.ndarray:
+def allocate_rows(width: int) -> np.ndarray:
     """Allocate memory for the hidden states of a run: float32 [BATCH, width or more]."""
-    return np.zeros((BATCH, row_bytes(width) // 4), np.float32)
+    return np.zeros((BATCH, compute_row_bytes(width) // 4), np.float32)
 
 
-def hidden_state_tap(head_source: DraftHeadSource) -> HiddenStateTap:
+def create_hidden_state_tap(head_source: DraftHeadSource) -> HiddenStateTap:
     """Create the tap of the model's hidden states that a draft head needs, with memory for them."""
-    return HiddenStateTap(rows_for(head_source.columns), head_source.layers)
+    return HiddenStateTap(allocate_rows(head_source.columns), head_source.layers)
 
 
 class DraftHead:
@@ -135,17 +135,17 @@ class DraftHead:
         """Compile the head. Raises ModelError, MemoryLimitError, LocalllmError."""
         h, self.context = head_source.hyperparameters, context
         self.vocab_size, self.width = h.vocab_size, h.width
-        self.runs, self.lock, self.orphaned = Runs(LATER), lock_for(self), list[SequenceState]()
+        self.runs, self.lock, self.orphaned = Runs(LATER_RUN), create_lock(self), list[SequenceState]()
         self.adapters: tuple[Adapter, ...] = ()
         self.adapter_scales: tuple[float, ...] = ()
-        self._previous_hidden, self._new_hidden = rows_for(self.width), rows_for(self.width)
+        self._previous_hidden, self._new_hidden = allocate_rows(self.width), allocate_rows(self.width)
         self._columns, self._tokens = head_source.columns, head_source.tokens
-        self._tapped = rows_for(self._columns)
+        self._tapped = allocate_rows(self._columns)
         if isinstance(head_source.state, Recurrent):
             raise ModelError(f"{head_source.path}: draft heads without attention are not supported")
         operations, fusing = self._record(head_source)
         self._backend = CpuBackend(operations, [head_source.state], context, options)
-        self._fuse = self._backend.beside(fusing) if fusing else None
+        self._fuse = self._backend.compile_second(fusing) if fusing else None
 
     def _record(self, g: DraftHeadSource) -> tuple[list[Operation], list[Operation]]:
         """Trace the head and its preprocessing of hidden states (empty if there is none). Raises ModelError."""
@@ -168,7 +168,7 @@ class DraftHead:
         *operations, logits, exported = recorder.operations
         return [*operations, exported, logits], fusing.operations  # logits come last
 
-    def follower(self, place: int) -> "DraftSequence":
+    def create_follower(self, place: int) -> "DraftSequence":
         """Create a sequence that follows the model's sequence from this position on."""
         return DraftSequence(self, self._backend.store(), place)
 
@@ -205,8 +205,8 @@ class DraftHead:
         position, store = len(follower.tokens), follower.store
         follower.fill(self._previous_hidden[: len(ids), : self.width])
         store.prepare(position, len(ids))
-        rows = self._backend.run([Span(store, position, ids, wanted)], precise)
-        follower.has_read(ids.tolist(), self._new_hidden[len(ids) - 1, : self.width].copy())
+        rows = self._backend.run([SequenceSpan(store, position, ids, wanted)], precise)
+        follower.commit_run(ids.tolist(), self._new_hidden[len(ids) - 1, : self.width].copy())
         return rows
 
     def shift(self, sequence: Sequence, keep: int, count: int) -> None:
@@ -245,16 +245,16 @@ class DraftSequence(Sequence):
             self.begin = self._end = place
         index = place - self.begin
         is_known = index < self._firm and self.tokens[index] == ids[0]
-        self.rewind_to(place + is_known)
+        self.follow_rewind(place + is_known)
         self._hidden_states |= dict(enumerate(rows.copy(), place))
         self._ids |= dict(enumerate(ids.tolist(), place))
         self._end = place + len(ids)
-        self._forget_old()
+        self._drop_old_states()
         first = self.begin + len(self.tokens)
-        if self._end - first > LATE:
+        if self._end - first > MAX_LAG:
             self.append([self._ids[at] for at in range(first, self._end)], "none")
 
-    def rewind_to(self, place: int) -> None:
+    def follow_rewind(self, place: int) -> None:
         if place < self._end:
             self._hidden_states = {at: row for at, row in self._hidden_states.items() if at < place}
             self._ids = {at: id for at, id in self._ids.items() if at < place}
@@ -279,15 +279,15 @@ class DraftSequence(Sequence):
             rows[0] = self._last
         self._is_firm = self._firm == len(self.tokens) and first + len(rows) <= self._end
 
-    def has_read(self, ids: list[int], last: np.ndarray) -> None:
+    def commit_run(self, ids: list[int], last: np.ndarray) -> None:
         """Record the tokens that the head has processed, and its output for the last one, float32 [width]."""
         self.tokens += ids
         self._last = last
         if self._is_firm:
             self._firm = len(self.tokens)
-        self._forget_old()
+        self._drop_old_states()
 
-    def _forget_old(self) -> None:
+    def _drop_old_states(self) -> None:
         first = self.begin + self._firm - 1
         if next(iter(self._hidden_states), first) < first:  # positions are in order
             self._hidden_states = {at: row for at, row in self._hidden_states.items() if at >= first}

@@ -11,17 +11,17 @@ from typing import NoReturn
 
 import numpy as np
 
-from localllm.arch import architecture
+from localllm.arch import load_architecture
 from localllm.arch.hyperparameters import Hyperparameters
-from localllm.arch.layer_state import Latent, Paged
+from localllm.arch.layer_state import LatentState, PagedState
 from localllm.arch.weights import Weights
 from localllm.engine.backend import choose_backend
 from localllm.engine.cpu.program import RunCache, compile_program
-from localllm.engine.forks import lock_for
-from localllm.engine.lower.header import LEAST_OF_TEXTS, Header, Span, TextSpan
-from localllm.engine.lower.steps import StepPlaces
-from localllm.engine.operations.operation import Operation, Product
-from localllm.engine.operations.tokens import EmbedKinds
+from localllm.engine.forks import create_lock
+from localllm.engine.lower.header import MIN_TEXT_KERNEL_TOKENS, Header, SequenceSpan, TextSpan
+from localllm.engine.lower.steps import StepMemory
+from localllm.engine.operations.operation import MatrixProduct, Operation
+from localllm.engine.operations.tokens import EmbedTokenTypes
 from localllm.engine.options import EngineOptions
 from localllm.engine.runs import BATCH, PRECISE_TOKENS, Runs
 from localllm.engine.trace.recorder import trace_model
@@ -31,9 +31,11 @@ from localllm.kernels.table import PAGE
 from localllm.system.processes import has_driver
 
 Ids = Sequence[int] | np.ndarray
-SHORT = PRECISE_TOKENS  # texts of at most this many tokens keep 16-bit activations, whatever else is in their run
-MOST_TEXTS = 256  # texts per run; each begins a page of the cache
-Read = Callable[[Sequence[TextSpan]], np.ndarray]  # runs the texts of one run: float32 [texts, width]
+MAX_PRECISE_TEXT = (
+    PRECISE_TOKENS  # texts of at most this many tokens keep 16-bit activations, whatever else is in their run
+)
+MAX_TEXTS = 256  # texts per run; each begins a page of the cache
+RunTexts = Callable[[Sequence[TextSpan]], np.ndarray]  # runs the texts of one run: float32 [texts, width]
 
 
 class EmbeddingRunner:
@@ -49,7 +51,7 @@ class EmbeddingRunner:
         """Open a model; pooling: one of localllm.arch.decoder.KINDS except "none". Raises LocalllmError."""
         options = options or EngineOptions()
         options.require_valid()
-        model, h = architecture(file)
+        model, h = load_architecture(file)
         if h.start_token is not None:
             raise UnsupportedError(
                 f"{file.path}: {h.arch} models generate text and do not make embeddings: use localllm run"
@@ -58,28 +60,30 @@ class EmbeddingRunner:
         self.context, self.vocab_size, self._path = options.context or h.context, h.vocab_size, file.path
         weights = Weights(file.tensors)
         recorder = trace_model(file, model.forward, weights, self.hyperparameters, self.context)
-        tables = [operation.weight.shape[0] for operation in recorder.operations if isinstance(operation, EmbedKinds)]
+        tables = [
+            operation.weight.shape[0] for operation in recorder.operations if isinstance(operation, EmbedTokenTypes)
+        ]
         self._has_kinds = bool(tables) and min(tables) > 1
-        self.width, self.lock = recorder.operations[-1].output.columns, lock_for(self)
+        self.width, self.lock = recorder.operations[-1].output.columns, create_lock(self)
         self._close: Callable[[], None] = lambda: None
         self.warning: str | None = None
         self.prepare_all: Callable[[], None] = lambda: None  # waits for kernels that are compiled in the background
-        self._kernel_limits: Sequence[int] = (SHORT,)
+        self._kernel_limits: Sequence[int] = (MAX_PRECISE_TEXT,)
         states = self.hyperparameters.states()
-        paged = [state for state in states if isinstance(state, Paged | Latent)]
+        paged = [state for state in states if isinstance(state, PagedState | LatentState)]
         if len(paged) < len(states):
             raise ModelError(f"{file.path}: vectors of {h.arch} models are not supported: their layers are recurrent")
         self.device, (kind, _) = "CPU", choose_backend(options, has_driver)
-        on_card = self._on_card(recorder.operations, paged, options) if kind == "card" else None
+        on_card = self._build_gpu_runner(recorder.operations, paged, options) if kind == "card" else None
         if kind == "reference":
             forward = partial(model.forward, w=weights, h=self.hyperparameters)
-            self._read = build_reference_reader(forward, options, self.context)
+            self._read = build_reference_runner(forward, options, self.context)
         else:
             self._read = on_card or self._compile(recorder.operations, paged, options)
 
-    def _on_card(
-        self, operations: list[Operation], states: Sequence[Paged | Latent], options: EngineOptions
-    ) -> Read | None:
+    def _build_gpu_runner(
+        self, operations: list[Operation], states: Sequence[PagedState | LatentState], options: EngineOptions
+    ) -> RunTexts | None:
         """Build the GPU runner; return None and set a warning if no GPU is usable and none is required."""
         from localllm.engine.cuda.backend import CudaEmbeddingRunner
 
@@ -93,13 +97,15 @@ class EmbeddingRunner:
         self._close, self.warning, self.device = card.close, card.warning, card.name
         return card.read
 
-    def _compile(self, operations: list[Operation], states: Sequence[Paged | Latent], options: EngineOptions) -> Read:
+    def _compile(
+        self, operations: list[Operation], states: Sequence[PagedState | LatentState], options: EngineOptions
+    ) -> RunTexts:
         """Build the CPU runner."""
         tokens = max(BATCH, self.context)
-        pages = -(-tokens // PAGE) + MOST_TEXTS
+        pages = -(-tokens // PAGE) + MAX_TEXTS
         cache, header = RunCache(states, pages, options.kv_cache_type, operations), Header(tokens)
-        places = StepPlaces(cache, None, header)
-        operations = options.observer.watch(operations) if options.observer else operations
+        places = StepMemory(cache, None, header)
+        operations = options.observer.insert_sums(operations) if options.observer else operations
         program = compile_program(operations, places, options.thread_count, options.progress, keeps=False)
         self._close, self.prepare_all, self._kernel_limits = program.close, program.prepare_all, program.kernel_limits
         self.warning = self.warning or program.warning
@@ -108,9 +114,11 @@ class EmbeddingRunner:
         # is 0.99999, against 0.9999998 with 16 bits (both planes), for 1.4 times the work. Quantizing the weights loses
         # more than either, except for short texts, where the errors of few tokens are averaged: with MiniLM in Q8_0
         # the cosine of the empty text is 0.9992 with 8 bits and 0.9996 with 16.
-        weights = [operation.weight for operation in operations if isinstance(operation, Product)]
+        weights = [operation.weight for operation in operations if isinstance(operation, MatrixProduct)]
         precise = any(weight.tensor.format.name in ("F16", "BF16") for weight in weights)
-        return lambda texts: program.read(texts, table, precise or max(len(text.ids) for text in texts) <= SHORT)
+        return lambda texts: program.read(
+            texts, table, precise or max(len(text.ids) for text in texts) <= MAX_PRECISE_TEXT
+        )
 
     def read(
         self, texts: Sequence[Ids], seconds: Sequence[int] | None = None,
@@ -122,12 +130,12 @@ class EmbeddingRunner:
         differs; progress: called after each run with the number of finished inputs. Raises ContextError for an input
         that is too long, UsageError for invalid ids, ModelError for NaN or infinite values.
         """
-        ids = [self._check(text) for text in texts]
+        ids = [self._validate_ids(text) for text in texts]
         lengths = [len(text) for text in ids]
         ends = seconds if seconds and self._has_kinds else lengths
         rows, tokens_read = np.empty((len(ids), self.width), np.float32), 0
         with self.lock:
-            for numbers in runs(lengths, self._kernel_limits):
+            for numbers in group_texts(lengths, self._kernel_limits):
                 some = [TextSpan(ids[number], ends[number]) for number in numbers.tolist()]
                 try:
                     rows[numbers] = self._read(some)
@@ -138,7 +146,7 @@ class EmbeddingRunner:
                     progress(tokens_read)
         return rows
 
-    def _check(self, text: Ids) -> np.ndarray:
+    def _validate_ids(self, text: Ids) -> np.ndarray:
         ids = np.asarray(text, np.int64)
         if not len(ids) or ids.min() < 0 or ids.max() >= self.vocab_size:
             raise UsageError(f"token ids must be a list of integers from 0 to {self.vocab_size - 1}")
@@ -151,19 +159,19 @@ class EmbeddingRunner:
             self._close()
 
 
-def build_reference_reader(forward: Callable[..., np.ndarray], options: EngineOptions, context: int) -> Read:
+def build_reference_runner(forward: Callable[..., np.ndarray], options: EngineOptions, context: int) -> RunTexts:
     """Build the NumPy runner."""
     from localllm.engine.reference import ReferenceBackend  # rarely needed
 
     backend = ReferenceBackend(forward, options.kv_cache_type, context, options.observer)
 
-    def span(text: TextSpan) -> Span:
-        return Span(backend.store(), 0, text.ids, 1, (np.arange(len(text.ids)) >= text.second).astype(np.int64))
+    def build_span(text: TextSpan) -> SequenceSpan:
+        return SequenceSpan(backend.store(), 0, text.ids, 1, (np.arange(len(text.ids)) >= text.second).astype(np.int64))
 
-    return lambda texts: backend.run([span(text) for text in texts], True)
+    return lambda texts: backend.run([build_span(text) for text in texts], True)
 
 
-def runs(lengths: Sequence[int], kernel_limits: Sequence[int] = (SHORT,)) -> Iterator[np.ndarray]:
+def group_texts(lengths: Sequence[int], kernel_limits: Sequence[int] = (MAX_PRECISE_TEXT,)) -> Iterator[np.ndarray]:
     """Yield the indices of inputs to process in one run.
 
     The inputs of a run have similar lengths and at most BATCH tokens in total, unless one input alone is longer. They
@@ -171,11 +179,11 @@ def runs(lengths: Sequence[int], kernel_limits: Sequence[int] = (SHORT,)) -> Ite
     localllm.engine.backend.Backend.
     """
     order, first, tokens = np.argsort(lengths, kind="stable"), 0, 0
-    kernels = [bisect_left(kernel_limits, max(length, LEAST_OF_TEXTS)) for length in lengths]
+    kernels = [bisect_left(kernel_limits, max(length, MIN_TEXT_KERNEL_TOKENS)) for length in lengths]
     for place, number in enumerate(order):
         length = lengths[number]
         is_other = kernels[number] != kernels[order[first]]
-        if place > first and (tokens + length > BATCH or place - first == MOST_TEXTS or is_other):
+        if place > first and (tokens + length > BATCH or place - first == MAX_TEXTS or is_other):
             yield order[first:place]
             first, tokens = place, 0
         tokens += length
@@ -187,11 +195,12 @@ class EmbeddingOnlyEngine:
     """The engine of a model that cannot generate text: every run raises. Attributes: see Engine."""
 
     device, warning, bytes_per_token, runs, draft_head_path = "CPU", None, 0, Runs(), None
+    adapters, adapter_scales = (), ()
 
     def __init__(self, path: str, hyperparameters: Hyperparameters, options: EngineOptions):
         self._path, self.hyperparameters = path, hyperparameters
         self.context, self.vocab_size = options.context or hyperparameters.context, hyperparameters.vocab_size
-        self.thread_count, self.kv_type, self.lock = options.thread_count, options.kv_cache_type, lock_for(self)
+        self.thread_count, self.kv_type, self.lock = options.thread_count, options.kv_cache_type, create_lock(self)
 
     def cache_usage(self) -> tuple[int, int]:
         """Return zeros: there is no cache."""

@@ -9,28 +9,35 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from localllm.arch import architecture
+from localllm.arch import load_architecture
 from localllm.arch.decoder import has_mtp_layer
 from localllm.arch.family import DraftingFamily, Family
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.arch.weights import Weights
 from localllm.engine import image_tokens
-from localllm.engine.adapter_scales import without_zeros
+from localllm.engine.adapter_scales import trim_zeros
 from localllm.engine.backend import Backend, TracedModel, build_backend
 from localllm.engine.cpu.backend import CpuBackend
 from localllm.engine.cpu.lowering import rounds_activations
-from localllm.engine.draft_head import DraftHead, DraftHeadSource, DraftSequence, head, hidden_state_tap, own_layer
-from localllm.engine.forks import lock_for, was_forked
-from localllm.engine.image_tokens import ImageEmbedding, image_of, images_between, is_within, passages
-from localllm.engine.lower.header import NO_KINDS, Span
+from localllm.engine.draft_head import (
+    DraftHead,
+    DraftHeadSource,
+    DraftSequence,
+    create_hidden_state_tap,
+    parse_draft_head,
+    select_mtp_layer,
+)
+from localllm.engine.forks import create_lock, was_forked
+from localllm.engine.image_tokens import ImageEmbedding, cuts_image, find_image, select_images, split_images
+from localllm.engine.lower.header import SAME_TOKEN_TYPE, SequenceSpan
 from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.operations.experts import Route
 from localllm.engine.operations.tokens import ExportHidden
 from localllm.engine.options import EngineOptions
-from localllm.engine.runs import BATCH, EXACT, FIRST, LATER, PRECISE_TOKENS, WHOLE, Runs
-from localllm.engine.sequence import Sequence, require_room
-from localllm.engine.trace.recorder import row_operations, trace_model
-from localllm.engine.trace.rope_shift import rotations
+from localllm.engine.runs import BATCH, EXACT_TOKENS, FIRST_RUN, LATER_RUN, PRECISE_TOKENS, SINGLE_RUN, Runs
+from localllm.engine.sequence import Sequence, require_capacity
+from localllm.engine.trace.recorder import trace_image_rows, trace_model
+from localllm.engine.trace.rope_shift import find_rotations
 from localllm.errors import ContextError, LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.table import PAGE
@@ -38,10 +45,10 @@ from localllm.kernels.table import PAGE
 if TYPE_CHECKING:
     from localllm.engine.adapters import Adapter
 
-REREAD = 16  # at most this many tokens are recomputed together with new ones; more get a separate run
+MAX_MERGED_RECOMPUTE = 16  # at most this many tokens are recomputed together with new ones; more get a separate run
 
 
-class Reading(NamedTuple):
+class TokenSlice(NamedTuple):
     """Consecutive tokens of a request to be processed."""
 
     request: int  # its index
@@ -51,7 +58,7 @@ class Reading(NamedTuple):
     kernel_tokens: int = 0  # see localllm.engine.runs; 0: the number of tokens
     kernel_wanted: int = 1
 
-    def part(self, first: int, end: int) -> "Reading":
+    def part(self, first: int, end: int) -> "TokenSlice":
         wanted = max(0, end - max(first, len(self.ids) - self.wanted))
         return self._replace(begin=self.begin + first, ids=self.ids[first:end], wanted=wanted)
 
@@ -59,44 +66,49 @@ class Reading(NamedTuple):
 def plan_runs(
     requests: Ids[tuple[Sequence, Ids[int]]], tokens: Ids[np.ndarray], logits: str, precise: bool,
     kernel_tokens: Ids[int], runs: Runs,
-) -> Iterable[list[Reading]]:  # fmt: skip
+) -> Iterable[list[TokenSlice]]:  # fmt: skip
     """Plan the runs of some requests.
 
     A request's tokens are those that its sequence's state lacks, usually none, then the new ones. A run has at most
     BATCH tokens. tokens: of each request, int64; logits, kernel_tokens: see Engine.run.
     """
-    reread, readings, total, has_images = list[Reading](), list[Reading](), 0, False
+    reread, readings, total, has_images = list[TokenSlice](), list[TokenSlice](), 0, False
     counts = kernel_tokens or [0] * len(tokens)
     for number, ((sequence, _), new, count) in enumerate(zip(requests, tokens, counts, strict=True)):
         length = len(sequence.tokens)
         begin, ids = sequence.store.truncate(length), new
         if begin < length:
             lacking = np.array(sequence.tokens[begin:], np.int64)
-            if length - begin > REREAD:
-                reread.append(Reading(number, begin, lacking))
+            if length - begin > MAX_MERGED_RECOMPUTE:
+                reread.append(TokenSlice(number, begin, lacking))
                 begin = length
             else:
                 ids = np.concatenate((lacking, new))
         wanted = len(new) if logits == "all" else int(logits == "last")
         kernel_wanted = (count or len(new)) if logits == "all" else 1
-        readings.append(Reading(number, begin, ids, wanted, count, kernel_wanted))
+        readings.append(TokenSlice(number, begin, ids, wanted, count, kernel_wanted))
         total, has_images = total + len(ids), has_images or bool(ids.min() < 0)
-    if total <= PRECISE_TOKENS and not reread and not has_images:  # as in decode
+    if total <= min(PRECISE_TOKENS, BATCH) and not reread and not has_images:  # as in decode
         return [readings]
     return divide_readings(reread, readings, tokens, precise, logits == "last", runs)
 
 
 def divide_readings(
-    reread: list[Reading], readings: list[Reading], tokens: Ids[np.ndarray], precise: bool, only_last: bool, runs: Runs
-) -> Iterator[list[Reading]]:
+    reread: list[TokenSlice],
+    readings: list[TokenSlice],
+    tokens: Ids[np.ndarray],
+    precise: bool,
+    only_last: bool,
+    runs: Runs,
+) -> Iterator[list[TokenSlice]]:
     """Yield the readings of each run.
 
     With 16-bit activations, a few tokens at both ends of a long prompt get separate runs. reread: tokens that are
     recomputed before all others; only_last: whether logits are wanted after the last token only.
     """
-    tails = list[Reading]()
+    tails = list[TokenSlice]()
     for reading, new in zip(readings, tokens, strict=True):
-        tail = exact_tail(new, runs) if precise and only_last and not reading.kernel_tokens else 0
+        tail = count_exact_tail(new, runs) if precise and only_last and not reading.kernel_tokens else 0
         tails.append(reading.part(len(reading.ids) - (tail or len(new)), len(reading.ids)))
     rounds = [reread, readings]
     if any(len(tail.ids) < len(new) for tail, new in zip(tails, tokens, strict=True)):
@@ -104,34 +116,34 @@ def divide_readings(
         heads = [reading.part(0, len(reading.ids) - len(tail.ids)) for reading, tail in pairs]
         rounds[1:] = [head._replace(kernel_tokens=0, kernel_wanted=1) for head in heads], tails
     for each_round in rounds:
-        starts = [exact_head(reading, runs) if precise else 0 for reading in each_round]
+        starts = [count_exact_head(reading, runs) if precise else 0 for reading in each_round]
         if any(starts):
             yield from split_runs([reading.part(0, start) for reading, start in zip(each_round, starts, strict=True)])
         rest = zip(each_round, starts, strict=True)
         yield from split_runs([reading.part(start, len(reading.ids)) if start else reading for reading, start in rest])
 
 
-def exact_tail(ids: np.ndarray, runs: Runs) -> int:
+def count_exact_tail(ids: np.ndarray, runs: Runs) -> int:
     """Return the number of tokens at the end that get a separate run with 16-bit activations."""
     if len(ids) == 1:  # a decode step
         return 0
-    *_, last = passages(ids)
-    return 0 if last.key is not None else runs.exact_tokens((last.end - last.first - 1) % BATCH + 1)
+    *_, last = split_images(ids)
+    return 0 if last.key is not None else runs.count_exact_tokens((last.end - last.first - 1) % BATCH + 1)
 
 
-def exact_head(reading: Reading, runs: Runs) -> int:
+def count_exact_head(reading: TokenSlice, runs: Runs) -> int:
     """Return the number of tokens at the beginning that get a separate run with 16-bit activations."""
     if reading.begin or reading.kernel_tokens:
         return 0
-    first = next(passages(reading.ids))
-    return 0 if first.key is not None else runs.exact_tokens(min(first.end, BATCH))
+    first = next(split_images(reading.ids))
+    return 0 if first.key is not None else runs.count_exact_tokens(min(first.end, BATCH))
 
 
-def split_runs(readings: Ids[Reading]) -> Iterator[list[Reading]]:
+def split_runs(readings: Ids[TokenSlice]) -> Iterator[list[TokenSlice]]:
     """Divide slices into runs of at most BATCH tokens. Image rows and text never share a run."""
-    run, room = list[Reading](), BATCH
+    run, room = list[TokenSlice](), BATCH
     for reading in readings:
-        for first, last, key in passages(reading.ids):
+        for first, last, key in split_images(reading.ids):
             while first < last:
                 if key is not None and run:
                     yield run
@@ -176,31 +188,31 @@ class Engine:
         """
         options = options or EngineOptions()
         options.require_valid()
-        model, self.hyperparameters = found or architecture(file)
+        model, self.hyperparameters = found or load_architecture(file)
         if self.hyperparameters.bidirectional and not self.hyperparameters.fills:
             kind = f"{self.hyperparameters.arch} models make embeddings and cannot generate text"
             raise UnsupportedError(f"{file.path}: {kind}: use localllm embed or localllm rerank")
         self.context, self.vocab_size = options.context or self.hyperparameters.context, self.hyperparameters.vocab_size
-        self.lock, self.orphaned, self._path = lock_for(self), list[SequenceState](), file.path
+        self.lock, self.orphaned, self._path = create_lock(self), list[SequenceState](), file.path
         weights, forward = Weights(file.tensors), model.forward
         self.adapters: tuple[Adapter, ...] = ()
-        self.adapter_scales = without_zeros([scale for _, scale in options.lora])
+        self.adapter_scales = trim_zeros([scale for _, scale in options.lora])
         if options.lora or options.control_vectors:
-            from localllm.engine.adapter_file import control_vector  # seldom needed
+            from localllm.engine.adapter_file import sum_control_vectors  # seldom needed
             from localllm.engine.adapters import adapt, require_opened
 
-            control = control_vector(options.control_vectors, options.control_layers, self.hyperparameters)
+            control = sum_control_vectors(options.control_vectors, options.control_layers, self.hyperparameters)
             self.adapters = require_opened(options.lora)
             forward = adapt(forward, self.adapters, control, file.tensors, self.hyperparameters.arch)
         self._record = partial(trace_model, file, forward, weights, self.hyperparameters, self.context)
         self._head_source: DraftHeadSource | None = None
         drafts = options.backend == "cpu" and has_mtp_layer(weights, self.hyperparameters)
         if drafts and isinstance(model, DraftingFamily):
-            self._head_source = own_layer(file, model, self.hyperparameters)
-        self._tap = hidden_state_tap(self._head_source) if self._head_source else None
+            self._head_source = select_mtp_layer(file, model, self.hyperparameters)
+        self._tap = create_hidden_state_tap(self._head_source) if self._head_source else None
         recorder = self._record(self._tap)
-        rows = partial(row_operations, forward, weights, self.hyperparameters, self.context)
-        self._images, self._takes_rows = WeakValueDictionary[int, ImageEmbedding](), recorder.begins
+        rows = partial(trace_image_rows, forward, weights, self.hyperparameters, self.context)
+        self._images, self._accepts_images = WeakValueDictionary[int, ImageEmbedding](), recorder.begins
         self.operations, self.kv_type, self.rope = recorder.operations, options.kv_cache_type, options.rope
         self._file, self._options = file, options
         self._head: DraftHead | None = None  # built on first use
@@ -210,11 +222,11 @@ class Engine:
         )
         backend, self.device, note, self.limits = build_backend(traced, options)
         self._backend: Backend | None = backend
-        later = FIRST if any(isinstance(operation, Route) for operation in self.operations) else LATER
-        exact = EXACT if isinstance(backend, CpuBackend) and rounds_activations(self.operations) else 0
+        later = FIRST_RUN if any(isinstance(operation, Route) for operation in self.operations) else LATER_RUN
+        exact = EXACT_TOKENS if isinstance(backend, CpuBackend) and rounds_activations(self.operations) else 0
         runs = Runs(later, exact=exact, kernel_limits=tuple(backend.kernel_limits))
-        self.runs = WHOLE if self._start is not None else runs
-        self._turns, self._shifts = cache(partial(rotations, self.operations, traced.states)), False
+        self.runs = SINGLE_RUN if self._start is not None else runs
+        self._turns, self._shifts = cache(partial(find_rotations, self.operations, traced.states)), False
         self.warning = backend.warning or note
 
     def sequence(self) -> Sequence:
@@ -222,7 +234,7 @@ class Engine:
         if self.hyperparameters.fills:
             kind = f"{self.hyperparameters.arch} models fill masked tokens and cannot continue a sequence"
             raise UnsupportedError(f"{self._path}: {kind}: use localllm run")
-        return self._empty()
+        return self._create_sequence()
 
     def forward_full(self, ids: Ids[int]) -> np.ndarray:
         """Compute the logits of all tokens with bidirectional attention, float32 [tokens, vocab].
@@ -231,13 +243,13 @@ class Engine:
         """
         if len(ids) > BATCH:
             raise ContextError(f"{len(ids)} tokens exceed the limit of {BATCH} for bidirectional attention")
-        sequence = self._empty()
+        sequence = self._create_sequence()
         try:
             return sequence.append(ids, "all")
         finally:
             sequence.close()
 
-    def _empty(self) -> Sequence:
+    def _create_sequence(self) -> Sequence:
         return Sequence(self, self.backend.store())
 
     def cache_usage(self) -> tuple[int, int]:
@@ -246,7 +258,7 @@ class Engine:
         Whole pages count; a page that several sequences share counts once.
         """
         with self.lock:
-            self._clean_up()
+            self._free_orphaned()
             return self.backend.cache_usage()
 
     @property
@@ -277,14 +289,14 @@ class Engine:
         """
         if logits not in ("last", "all", "none"):
             raise UsageError(f"logits must be last, all or none, not {logits!r}")
-        tokens = self._require_tokens(requests)
+        tokens = self._validate_tokens(requests)
         with self.lock:
             if self.orphaned:
-                self._clean_up()
-            require_room(self, requests, tokens)
+                self._free_orphaned()
+            require_capacity(self, requests, tokens)
             if self._start is not None:
                 pairs = zip(requests, tokens, strict=True)
-                tokens = [self._encode_first(sequence, ids, precise) for (sequence, _), ids in pairs]
+                tokens = [self._run_encoder(sequence, ids, precise) for (sequence, _), ids in pairs]
             rows: list[list[np.ndarray]] = [[] for _ in requests]
             for readings in plan_runs(requests, tokens, logits, precise, kernel_tokens, self.runs):
                 self._run_batch(requests, readings, precise, rows)
@@ -302,7 +314,7 @@ class Engine:
                 self._head = DraftHead(self._head_source, self.context, self._options)
             follower = sequence.listener
             if not isinstance(follower, DraftSequence) or follower.engine is not self._head:
-                sequence.listener = follower = self._head.follower(len(sequence.tokens))
+                sequence.listener = follower = self._head.create_follower(len(sequence.tokens))
             return follower
 
     @property
@@ -325,14 +337,14 @@ class Engine:
             backend = self.backend
             if not isinstance(backend, CpuBackend):
                 raise UsageError(f"{file.path}: draft heads run on the CPU only, not on {self.device}")
-            head_source = head(file, self._file, self.hyperparameters)
-            tap = hidden_state_tap(head_source)
+            head_source = parse_draft_head(file, self._file, self.hyperparameters)
+            tap = create_hidden_state_tap(head_source)
             operations = self._record(tap).operations
             if not any(isinstance(operation, ExportHidden) for operation in operations):
                 kind = f"{self.hyperparameters.arch} models do not expose the hidden states that a draft head needs"
                 raise UnsupportedError(f"{self._path}: {kind}")
             new_head = DraftHead(head_source, self.context, self._options)
-            backend.become(operations)
+            backend.replace_operations(operations)
             old_head, self._head, self._head_source, self._tap = self._head, new_head, head_source, tap
         if old_head:
             old_head.close()
@@ -366,10 +378,10 @@ class Engine:
             raise UsageError(f"cannot drop {count} of {len(sequence.tokens)} tokens after the first {keep}")
         with self.lock:
             self.prepare_shift()
-            if any(is_within(sequence.tokens, place) for place in (keep, keep + count)):
+            if any(cuts_image(sequence.tokens, place) for place in (keep, keep + count)):
                 raise UsageError(f"cannot drop {count} tokens after the first {keep}: an image would be cut")
-            positions = count - image_tokens.position_offset(
-                images_between(sequence.images, keep, keep + count), keep + count
+            positions = count - image_tokens.compute_position_offset(
+                select_images(sequence.images, keep, keep + count), keep + count
             )
             store = sequence.store
             cached = store.truncate(len(sequence.tokens))
@@ -382,7 +394,7 @@ class Engine:
                 raise
             sequence.drop_range(keep, count)
 
-    def append_from(self, sequence: Sequence, source: Sequence, first: int, count: int) -> bool:
+    def append_copies(self, sequence: Sequence, source: Sequence, first: int, count: int) -> bool:
         """Append `count` tokens of another sequence, from position `first` on, by copying their cache.
 
         Keys are rotated to their new positions. The copies still depend on the text before them in the source: keys and
@@ -396,7 +408,7 @@ class Engine:
             if not is_whole or sequence.images or source.images or place + count > self.context:
                 return False
             try:
-                if not sequence.store.append_from(source.store, first, place, count):
+                if not sequence.store.append_copies(source.store, first, place, count):
                     return False
                 if first != place:
                     self.backend.rotate_keys(sequence.store, place, place + count, first - place)
@@ -415,14 +427,16 @@ class Engine:
             return False
         return True
 
-    def _require_tokens(self, requests: Ids[Request]) -> list[np.ndarray]:
+    def _validate_tokens(self, requests: Ids[Request]) -> list[np.ndarray]:
         """Convert the requests' token ids to arrays. Raises UsageError."""
         tokens = list[np.ndarray]()
         for _, ids in requests:
             try:
                 is_valid = len(ids) > 0
                 for token in ids:
-                    is_valid = is_valid and (0 <= index(token) < self.vocab_size or bool(image_of(self._images, token)))
+                    is_valid = is_valid and (
+                        0 <= index(token) < self.vocab_size or bool(find_image(self._images, token))
+                    )
             except TypeError:
                 is_valid = False
             if not is_valid:
@@ -435,7 +449,7 @@ class Engine:
 
         Raises UnsupportedError for a model without image input, UsageError for rows of another model.
         """
-        if not self._takes_rows or self._start is not None or self.device != "CPU":
+        if not self._accepts_images or self._start is not None or self.device != "CPU":
             where = f"{self.hyperparameters.arch} models" if self.device == "CPU" else f"models on {self.device}"
             raise UnsupportedError(f"{self._path}: images are not supported by {where}")
         if image.rows.shape[1] != (width := self.hyperparameters.row_width):
@@ -446,17 +460,17 @@ class Engine:
             )
         self._images[image.key] = image
 
-    def images_among(self, tokens: Ids[int]) -> list[tuple[int, ImageEmbedding]]:
+    def find_images(self, tokens: Ids[int]) -> list[tuple[int, ImageEmbedding]]:
         """Find the images among the tokens: (index of the first row, image). No image may be cut off."""
-        runs_of_ids = passages(np.asarray(tokens, np.int64))
+        runs_of_ids = split_images(np.asarray(tokens, np.int64))
         return [(each.first, self._images[each.key]) for each in runs_of_ids if each.key is not None]
 
-    def _clean_up(self) -> None:
+    def _free_orphaned(self) -> None:
         """Free the states of garbage-collected sequences."""
         while self.orphaned:
             self.orphaned.pop().close()
 
-    def _encode_first(self, sequence: Sequence, ids: np.ndarray, precise: bool) -> np.ndarray:
+    def _run_encoder(self, sequence: Sequence, ids: np.ndarray, precise: bool) -> np.ndarray:
         """Run the encoder over a new sequence's text; return the decoder's tokens, from the start token on.
 
         Raises UsageError if there is no text, or no start token after it.
@@ -470,7 +484,7 @@ class Engine:
         text = ids[: starts[0]]
         try:
             sequence.store.prepare(0, len(text))
-            self.backend.encode([Span(sequence.store, 0, text, 0)], precise)
+            self.backend.encode([SequenceSpan(sequence.store, 0, text, 0)], precise)
         except BaseException:
             sequence.store.truncate(0)
             raise
@@ -478,18 +492,22 @@ class Engine:
         return ids[starts[0] :]
 
     def _run_batch(
-        self, requests: Ids[Request], readings: Ids[Reading], precise: bool, rows: list[list[np.ndarray]]
+        self, requests: Ids[Request], readings: Ids[TokenSlice], precise: bool, rows: list[list[np.ndarray]]
     ) -> None:
         """Run tokens of several requests, and append their logits to the requests' rows."""
         spans = []
         for number, begin, ids, wanted, kernel_tokens, kernel_wanted in readings:
             sequence, image, offset = requests[number][0], None, 0
             if ids[0] < 0 or sequence.images:
-                image = image_of(self._images, int(ids[0]))
-                offset = image_tokens.position_offset(sequence.images, begin)
+                image = find_image(self._images, int(ids[0]))
+                offset = image_tokens.compute_position_offset(sequence.images, begin)
             part = sequence.store, begin, ids, wanted
             scales = sequence.adapter_scales.of_tokens(begin, len(ids)) if self.adapters else None
-            spans.append(Span(*part, NO_KINDS, sequence.encoded, image, offset, kernel_tokens, kernel_wanted, scales))
+            spans.append(
+                SequenceSpan(
+                    *part, SAME_TOKEN_TYPE, sequence.encoded, image, offset, kernel_tokens, kernel_wanted, scales
+                )
+            )
         try:
             for span in spans:
                 span.store.prepare(span.position, len(span.ids))

@@ -8,16 +8,16 @@ import weakref
 from typing import NoReturn, Protocol
 
 from localllm.errors import LocalllmError
-from localllm.system.processes import after_fork
+from localllm.system.processes import register_after_fork
 
 
 class Locked(Protocol):
     """An object with a lock."""
 
-    lock: "threading.Lock | Refusal"
+    lock: "threading.Lock | ForkedLock"
 
 
-class Refusal:
+class ForkedLock:
     """Replaces a lock in a forked process, and refuses to be acquired."""
 
     def __enter__(self) -> NoReturn:
@@ -31,19 +31,19 @@ class Refusal:
 _owners: weakref.WeakSet[Locked] = weakref.WeakSet()
 
 
-def lock_for(owner: Locked) -> "threading.Lock | Refusal":
+def create_lock(owner: Locked) -> "threading.Lock | ForkedLock":
     """Create an owner's `lock`; in forked processes, acquiring it raises LocalllmError instead of waiting."""
     _owners.add(owner)
     return threading.Lock()
 
 
 def was_forked(owner: Locked) -> bool:
-    return isinstance(owner.lock, Refusal)
+    return isinstance(owner.lock, ForkedLock)
 
 
-def _refuse() -> None:
+def _replace_locks() -> None:
     for owner in list(_owners):
-        owner.lock = Refusal()
+        owner.lock = ForkedLock()
 
 
-after_fork(_refuse)
+register_after_fork(_replace_locks)

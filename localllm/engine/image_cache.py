@@ -14,15 +14,15 @@ import numpy as np
 
 from localllm.arch.layer_state import KVType
 from localllm.engine.operations.operation import Operation
-from localllm.engine.prefix_store import fingerprint
+from localllm.engine.prefix_store import compute_fingerprint
 from localllm.errors import LocalllmError
 from localllm.files.cache.prefix_files import (
-    PrefixAbout,
+    PrefixChunkInfo,
+    get_size_limit,
     mark_used,
     open_prefix,
     prune,
-    remove,
-    size_limit,
+    remove_prefix,
     write_prefix,
 )
 from localllm.files.gguf.file import GGUFFile
@@ -30,14 +30,16 @@ from localllm.files.gguf.file import GGUFFile
 COUNTS, ROWS = "counts", "rows"  # sections of a file: row count of each crop, int64; all rows, float32
 
 
-def projector_fingerprint(file: GGUFFile, operations: Sequence[Operation], preparing: Sequence[ModuleType]) -> bytes:
+def compute_projector_fingerprint(
+    file: GGUFFile, operations: Sequence[Operation], preparing: Sequence[ModuleType]
+) -> bytes:
     """Hash everything except the pixels that determines an image's rows: 32 bytes.
 
     preparing: packages that preprocess images. Raises OSError.
     """
     import PIL  # needed only for images
 
-    key = hashlib.blake2b(fingerprint(file, file.versions(), operations, KVType.of("f32")), digest_size=32)
+    key = hashlib.blake2b(compute_fingerprint(file, file.versions(), operations, KVType.of("f32")), digest_size=32)
     key.update(PIL.__version__.encode())
     for module in preparing:
         for folder in module.__path__:
@@ -55,7 +57,7 @@ class EncodedImageCache:
 
     def find(self, digest: bytes) -> list[np.ndarray] | None:
         """Load the rows of each crop of an image, float32 [rows, width]; None if they are not cached."""
-        file, key = open_prefix(file_key(digest)) if size_limit() else None, file_key(digest)
+        file, key = open_prefix(file_key(digest)) if get_size_limit() else None, file_key(digest)
         if file is None:
             return None
         try:
@@ -64,7 +66,7 @@ class EncodedImageCache:
                 if counts.min(initial=0) < 0 or int(counts.sum()) * self._width != len(rows):
                     raise ValueError
         except (ValueError, KeyError, OSError):
-            remove(key)
+            remove_prefix(key)
             return None
         mark_used([key])
         return np.split(rows.reshape(-1, self._width), np.cumsum(counts)[:-1])
@@ -74,7 +76,7 @@ class EncodedImageCache:
 
         Errors are ignored, because a missing entry costs only time.
         """
-        if size_limit() == 0:
+        if get_size_limit() == 0:
             return
         counts = np.array([len(lot) for lot in rows], np.int64)
         parts = {
@@ -82,7 +84,7 @@ class EncodedImageCache:
             ROWS: np.concatenate(rows).astype(np.float32).reshape(-1).view(np.uint8),
         }
         with suppress(OSError, LocalllmError):
-            write_prefix(file_key(digest), PrefixAbout(self._name, int(counts.sum()), ""), parts)
+            write_prefix(file_key(digest), PrefixChunkInfo(self._name, int(counts.sum()), ""), parts)
             prune()
 
 

@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localllm.engine.runs import LONG, PRECISE_TOKENS, Runs
+from localllm.engine.runs import MIN_CACHED_TOKENS, PRECISE_TOKENS, Runs
 from localllm.errors import UsageError
 
 ROW_BITS = 15  # bits of an id for the row index
-MOST_ROWS = 1 << ROW_BITS
+MAX_ROWS = 1 << ROW_BITS
 KEY_BITS = 47  # the other bits of an int64, without its sign
-NEAR = 64  # maximum number of tokens between crops of one image
+MAX_GAP = 64  # maximum number of tokens between crops of one image
 
 
 class ImageEmbedding:
@@ -38,44 +38,44 @@ class ImageEmbedding:
 
         Raises UsageError for more than MOST_ROWS rows.
         """
-        if len(rows) > MOST_ROWS:
-            raise UsageError(f"an image of {len(rows)} rows exceeds the limit of {MOST_ROWS}")
+        if len(rows) > MAX_ROWS:
+            raise UsageError(f"an image of {len(rows)} rows exceeds the limit of {MAX_ROWS}")
         self.rows, self.mrope_offsets, self.is_whole = rows, axes, is_whole
         self.key = int.from_bytes(hashlib.sha256(digest).digest()[:8], "little") >> (64 - KEY_BITS)
         self.position_count = len(rows) if axes is None else int(axes.max()) + 1
         first = self.key << ROW_BITS
         self.ids = [-1 - (first | row) for row in range(len(rows))]
 
-    def rows_of(self, ids: np.ndarray) -> np.ndarray:
+    def select_rows(self, ids: np.ndarray) -> np.ndarray:
         """Return the rows of consecutive ids: float32 [ids, width]."""
-        first = row_of(int(ids[0]))
+        first = decode_row(int(ids[0]))
         return self.rows[first : first + len(ids)]
 
     def mrope_positions(self, ids: np.ndarray, place: int) -> np.ndarray:
         """Return the M-RoPE positions of ids, int64 [ids, 3]; place: the first id's RoPE position."""
-        first = row_of(int(ids[0]))
+        first = decode_row(int(ids[0]))
         if self.mrope_offsets is None:
             return np.repeat(np.arange(place, place + len(ids))[:, None], 3, axis=1)
         return self.mrope_offsets[first : first + len(ids)] + (place - first)
 
 
-def key_of(token: int) -> int:
+def decode_image_key(token: int) -> int:
     """Return the image's key in one of its (negative) token ids."""
     return (-1 - token) >> ROW_BITS
 
 
-def row_of(token: int) -> int:
+def decode_row(token: int) -> int:
     """Return the row index in an image's (negative) token id."""
-    return (-1 - token) & (MOST_ROWS - 1)
+    return (-1 - token) & (MAX_ROWS - 1)
 
 
-def image_of(images: Mapping[int, ImageEmbedding], token: int) -> ImageEmbedding | None:
+def find_image(images: Mapping[int, ImageEmbedding], token: int) -> ImageEmbedding | None:
     """Return the image of a token id; None for text and for images that are not in `images` (by key)."""
-    image = images.get(key_of(token)) if token < 0 else None
-    return image if image is not None and row_of(token) < len(image.rows) else None
+    image = images.get(decode_image_key(token)) if token < 0 else None
+    return image if image is not None and decode_row(token) < len(image.rows) else None
 
 
-def position_offset(images: Ids[tuple[int, ImageEmbedding]], place: int) -> int:
+def compute_position_offset(images: Ids[tuple[int, ImageEmbedding]], place: int) -> int:
     """Return a token's index minus its RoPE position: images may have fewer positions than rows.
 
     images: images of the sequence, with their first index; only those that end at or before index `place` count.
@@ -83,7 +83,7 @@ def position_offset(images: Ids[tuple[int, ImageEmbedding]], place: int) -> int:
     return sum(len(image.rows) - image.position_count for begin, image in images if begin + len(image.rows) <= place)
 
 
-def images_between(images: Ids[tuple[int, ImageEmbedding]], first: int, end: int) -> list[tuple[int, ImageEmbedding]]:
+def select_images(images: Ids[tuple[int, ImageEmbedding]], first: int, end: int) -> list[tuple[int, ImageEmbedding]]:
     return [(begin, image) for begin, image in images if first <= begin < end]
 
 
@@ -91,62 +91,62 @@ def has_images(tokens: Ids[int]) -> bool:
     return min(tokens, default=0) < 0
 
 
-def without_images(tokens: Ids[int]) -> Ids[int]:
+def remove_images(tokens: Ids[int]) -> Ids[int]:
     return [token for token in tokens if token >= 0] if has_images(tokens) else tokens
 
 
-def end_outside_images(tokens: Ids[int], end: int) -> int:
-    while is_within(tokens, end):
+def skip_image_rows(tokens: Ids[int], end: int) -> int:
+    while cuts_image(tokens, end):
         end += 1
     return end
 
 
-def is_within(tokens: Ids[int], place: int) -> bool:
+def cuts_image(tokens: Ids[int], place: int) -> bool:
     """Return whether the boundary before index `place` cuts an image."""
     return 0 < place < len(tokens) and tokens[place] < 0 and tokens[place - 1] - 1 == tokens[place]
 
 
-def last_end(tokens: Ids[int], length: int, runs: Runs) -> int:
+def find_last_end(tokens: Ids[int], length: int, runs: Runs) -> int:
     """Return the last end of a whole run or of an image within `length` tokens, where prefill can resume.
 
     Later tokens are computed identically, to the bit, whether prefill starts there or at position 0.
     """
     while True:
-        end = runs.last_end(length)
+        end = runs.find_last_end(length)
         if min(tokens[end : length + 1], default=0) >= 0:
             return end
         for place in range(length, end, -1):
-            if tokens[place - 1] < 0 and not is_within(tokens, place):
+            if tokens[place - 1] < 0 and not cuts_image(tokens, place):
                 return place
-        if not is_within(tokens, end):
+        if not cuts_image(tokens, end):
             return end
         length = end - 1
-        while is_within(tokens, length):
+        while cuts_image(tokens, length):
             length -= 1
 
 
 def is_worth_caching(tokens: Ids[int]) -> bool:
     """Return whether a prefix should be cached on disk: prefilling it would take about a second or more."""
-    return len(tokens) > LONG or (len(tokens) > PRECISE_TOKENS and has_images(tokens))
+    return len(tokens) > MIN_CACHED_TOKENS or (len(tokens) > PRECISE_TOKENS and has_images(tokens))
 
 
-def chunk_ends(tokens: Ids[int], runs: Runs) -> list[int]:
+def list_chunk_ends(tokens: Ids[int], runs: Runs) -> list[int]:
     """List where prefill can resume: the ends of whole runs and of images.
 
     An image does not count if another follows within NEAR tokens.
     """
     end, ends = 0, set[int]()
-    while (end := runs.next_end(end)) <= len(tokens):
-        end = end_outside_images(tokens, end)
+    while (end := runs.find_next_end(end)) <= len(tokens):
+        end = skip_image_rows(tokens, end)
         ends.add(end)
-    images = [passage for passage in passages(np.asarray(tokens, np.int64)) if passage.key is not None]
+    images = [passage for passage in split_images(np.asarray(tokens, np.int64)) if passage.key is not None]
     for passage, following in pairwise([*images, None]):
-        if passage and (following is None or following.first - passage.end > NEAR):
+        if passage and (following is None or following.first - passage.end > MAX_GAP):
             ends.add(passage.end)
     return sorted(ends)
 
 
-class Passage(NamedTuple):
+class TokenRange(NamedTuple):
     """Consecutive tokens: text, or rows of one image."""
 
     first: int
@@ -154,13 +154,13 @@ class Passage(NamedTuple):
     key: int | None  # of an image
 
 
-def passages(tokens: np.ndarray) -> Iterator[Passage]:
+def split_images(tokens: np.ndarray) -> Iterator[TokenRange]:
     """Split int64 tokens into ranges of text and of images; an image twice in a row makes two ranges."""
     if not len(tokens) or tokens.min() >= 0:
-        yield Passage(0, len(tokens), None)
+        yield TokenRange(0, len(tokens), None)
         return
     starts = np.flatnonzero((np.diff(tokens) != -1) & ((tokens[1:] < 0) | (tokens[:-1] < 0))) + 1
     first = 0
     for end in (*starts.tolist(), len(tokens)):
-        yield Passage(first, end, key_of(int(tokens[first])) if tokens[first] < 0 else None)
+        yield TokenRange(first, end, decode_image_key(int(tokens[first])) if tokens[first] < 0 else None)
         first = end

@@ -9,14 +9,14 @@ from localllm.engine.trace.imatrix_collector import ImatrixCollector
 from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.kernels.build.objects import Progress
-from localllm.system.cpu import usable_cores
-from localllm.values import whole_number
+from localllm.system.cpu import count_usable_cores
+from localllm.values import require_integer
 
 if TYPE_CHECKING:
     from localllm.arch.rope_scaling import RopeScaling
     from localllm.engine.adapters import Adapter
 
-MOST_THREADS = 1024
+MAX_THREADS = 1024
 DEVICES = re.compile(r"cpu|auto|reference|cuda(:\d{1,3})?")
 
 
@@ -61,9 +61,9 @@ class EngineOptions:
     @cached_property
     def thread_count(self) -> int:
         """Number of compute threads. Raises UsageError."""
-        count = usable_cores() if self.threads is None else self.threads
-        if not 1 <= count <= MOST_THREADS:
-            raise UsageError(f"threads must be from 1 to {MOST_THREADS}, not {count}")
+        count = count_usable_cores() if self.threads is None else self.threads
+        if not 1 <= count <= MAX_THREADS:
+            raise UsageError(f"threads must be from 1 to {MAX_THREADS}, not {count}")
         return count
 
     def require_valid(self) -> None:
@@ -77,8 +77,8 @@ class EngineOptions:
             raise UsageError(f"unknown device {self.backend!r}: use cpu, cuda, cuda:N, auto or reference")
 
 
-def layers_of(gpu_layers: int | str) -> int | str:
+def parse_gpu_layers(gpu_layers: int | str) -> int | str:
     """Parse a layer count, "all" or "auto". Raises UsageError."""
     if isinstance(gpu_layers, str) and gpu_layers not in ("all", "auto"):
         raise UsageError(f"gpu_layers must be an integer, all or auto, not {gpu_layers!r}")
-    return gpu_layers if isinstance(gpu_layers, str) else whole_number("gpu_layers", gpu_layers)
+    return gpu_layers if isinstance(gpu_layers, str) else require_integer("gpu_layers", gpu_layers)

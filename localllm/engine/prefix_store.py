@@ -31,22 +31,22 @@ import numpy as np
 from localllm.arch.layer_state import KVType, Recurrent
 from localllm.arch.weights import Weight
 from localllm.engine.adapter_scales import AdapterScales
-from localllm.engine.forks import lock_for
-from localllm.engine.image_tokens import chunk_ends, is_worth_caching, last_end
+from localllm.engine.forks import create_lock
+from localllm.engine.image_tokens import find_last_end, is_worth_caching, list_chunk_ends
 from localllm.engine.lower.activation import Activation
 from localllm.engine.memory.sequence_state import PagedStore, PrefixChunk, StoredPrefix
 from localllm.engine.operations.operation import Operation
 from localllm.engine.sequence import Sequence
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.files.cache.prefix_files import (
-    PrefixAbout,
+    PrefixChunkInfo,
     PrefixFile,
+    get_size_limit,
+    limit_by_disk,
     mark_used,
     open_prefix,
     prune,
-    remove,
-    size_limit,
-    size_limit_on_disk,
+    remove_prefix,
     write_prefix,
 )
 from localllm.files.gguf.file import GGUFFile
@@ -62,7 +62,7 @@ NO_SCALES = AdapterScales()
 SAMPLES, SAMPLE = 8, 64  # evenly spaced samples per tensor, and bytes per sample
 
 
-def fingerprint(
+def compute_fingerprint(
     file: GGUFFile, state: State, operations: Ids[Operation], kv_type: KVType, adapters: Ids[str] = ()
 ) -> bytes:
     """Compute a model's fingerprint, 32 bytes.
@@ -75,11 +75,11 @@ def fingerprint(
     for source in sorted(Path(__file__).parent.rglob("*.py")):
         key.update(source.read_bytes())
     for name, tensor in file.tensors.items():
-        key.update(f"{name} {tensor.format.name} {tensor.shape} ".encode() + sample(tensor.data.reshape(-1)))
+        key.update(f"{name} {tensor.format.name} {tensor.shape} ".encode() + sample_bytes(tensor.data.reshape(-1)))
     return key.digest()
 
 
-def sample(data: np.ndarray) -> bytes:
+def sample_bytes(data: np.ndarray) -> bytes:
     """Return SAMPLES samples of a tensor's bytes, or all bytes of a small tensor."""
     if len(data) <= SAMPLES * SAMPLE:
         return data.tobytes()
@@ -94,21 +94,21 @@ def describe_operations(operations: Ids[Operation]) -> list[object]:
     for number, operation in enumerate(operations):
         inputs = [numbers[x] for x in operation.inputs]
         names = sorted(each.name for each in fields(operation) if each.name not in ("inputs", "output"))
-        field_values = [(name, plain(getattr(operation, name))) for name in names]
+        field_values = [(name, describe_value(getattr(operation, name))) for name in names]
         lines.append((operation.verb, inputs, operation.output.rows.name, operation.output.columns, field_values))
         numbers[operation.output] = number
     return lines
 
 
-def plain(value: object) -> object:
+def describe_value(value: object) -> object:
     """Convert an attribute to a value whose repr is equal if and only if the attributes are equal."""
     if isinstance(value, np.ndarray):
         return str(value.dtype), value.shape, hashlib.blake2b(value.tobytes()).hexdigest()
     if isinstance(value, Weight):
-        tensor, parts = value.tensor, (plain(value.bias), plain(value.scale))
+        tensor, parts = value.tensor, (describe_value(value.bias), describe_value(value.scale))
         return tensor.name, tensor.format.name, tensor.shape, value.first_row, parts
     if isinstance(value, Mapping):
-        return [(name, plain(value[name])) for name in sorted(value)]
+        return [(name, describe_value(value[name])) for name in sorted(value)]
     return repr(value)
 
 
@@ -149,14 +149,14 @@ class PrefixStore:
         states = engine.hyperparameters.states()
         self._window = max((state.window or 0 for state in states if not isinstance(state, Recurrent)), default=0)
         self._is_recurrent = any(isinstance(state, Recurrent) for state in states)
-        self.lock = lock_for(self)
+        self.lock = create_lock(self)
         self._thread: threading.Thread | None = None
         self._waiting: PendingWrite | None = None
 
     @cached_property
     def _is_disabled(self) -> bool:
         """Return whether the user has set the size limit of the prefix cache to 0."""
-        return size_limit() == 0
+        return get_size_limit() == 0
 
     # ---- lookup
 
@@ -177,13 +177,13 @@ class PrefixStore:
                 if file is None:
                     break
                 files.append(stack.enter_context(file))
-            count = next((n for n in range(len(files), 0, -1) if self._is_enough(pieces, files[:n])), 0)
+            count = next((n for n in range(len(files), 0, -1) if self._is_restorable(pieces, files[:n])), 0)
             end = pieces[count - 1].last
             has_logits = end == len(ids) and not is_conversation
             return StoredPrefix(ids[:end], tuple(pieces[:count]), has_logits, is_conversation) if count else None
         return None
 
-    def _is_enough(self, pieces: list[PrefixChunk], files: list[PrefixFile]) -> bool:
+    def _is_restorable(self, pieces: list[PrefixChunk], files: list[PrefixFile]) -> bool:
         """Return whether a sequence can continue after the opened chunks, the first ones of `pieces`.
 
         If they hold all tokens, the last chunk must be among them: only that one has the logits.
@@ -192,10 +192,11 @@ class PrefixStore:
         if len(files) < len(pieces) and end == pieces[-1].last:
             return False
         return all(
-            self._required_parts(piece, end) <= file.parts.keys() for piece, file in zip(pieces, files, strict=False)
+            self._list_required_sections(piece, end) <= file.parts.keys()
+            for piece, file in zip(pieces, files, strict=False)
         )
 
-    def _required_parts(self, piece: PrefixChunk, end: int) -> set[str]:
+    def _list_required_sections(self, piece: PrefixChunk, end: int) -> set[str]:
         """List the sections of a chunk's file that a sequence needs to continue after `end` tokens."""
         names = {"pages"}
         if self._window and piece.last > end - self._window:
@@ -211,11 +212,11 @@ class PrefixStore:
         """
         engine, end = self._engine, len(stored.ids)
         sequence, logits = engine.sequence(), None
-        store = paged_store(sequence)
+        store = require_paged_store(sequence)
         try:
             for piece in stored.pieces:
                 with self._open_chunk(piece) as file:
-                    parts = {name: file.read(name) for name in self._required_parts(piece, end)}
+                    parts = {name: file.read(name) for name in self._list_required_sections(piece, end)}
                     with engine.lock:
                         store.put(piece.first, piece.last, parts)
                     if stored.has_logits and piece is stored.pieces[-1]:
@@ -227,8 +228,8 @@ class PrefixStore:
             sequence.close()
             raise
         sequence.tokens[:] = stored.ids
-        sequence.images = engine.images_among(stored.ids)
-        sequence.aligned = 0 if stored.is_conversation else last_end(stored.ids, end, engine.runs)
+        sequence.images = engine.find_images(stored.ids)
+        sequence.aligned = 0 if stored.is_conversation else find_last_end(stored.ids, end, engine.runs)
         mark_used(piece.key for piece in stored.pieces)
         return CachedPrefix(sequence, logits)
 
@@ -242,7 +243,7 @@ class PrefixStore:
             try:
                 yield file
             except (ValueError, KeyError, OSError):
-                remove(piece.key)
+                remove_prefix(piece.key)
                 raise DamagedError from None
 
     def _pieces(self, ids: Ids[int], scales: AdapterScales, is_conversation: bool = False) -> list[PrefixChunk]:
@@ -255,8 +256,8 @@ class PrefixStore:
         if not self._root:
             engine = self._engine
             adapters = [adapter.digest for adapter in engine.adapters]
-            self._root = fingerprint(self._file, self._state, engine.operations, engine.kv_type, adapters)
-        places = [0, *chunk_ends(ids, self._engine.runs), len(ids)]
+            self._root = compute_fingerprint(self._file, self._state, engine.operations, engine.kv_type, adapters)
+        places = [0, *list_chunk_ends(ids, self._engine.runs), len(ids)]
         root = hashlib.blake2b(self._root, person=b"conversation").digest() if is_conversation else self._root
         pieces, key, tokens = list[PrefixChunk](), root, np.asarray(ids, np.int64)
         for first, last in pairwise(places):
@@ -295,7 +296,7 @@ class PrefixStore:
                     self._thread = None
                     return
             try:
-                self._write_pieces(read)
+                self._write_chunks(read)
                 prune()
             except (OSError, MemoryError, LocalllmError) as error:
                 reason = getattr(error, "strerror", None) or str(error) or "not enough memory"
@@ -303,10 +304,10 @@ class PrefixStore:
             finally:
                 read.sequence.close()
 
-    def _write_pieces(self, read: PendingWrite) -> None:
+    def _write_chunks(self, read: PendingWrite) -> None:
         """Write the chunks of a sequence that are not on disk yet. Raises OSError, LocalllmError."""
         room, previous_key, pieces = (
-            size_limit_on_disk(0),
+            limit_by_disk(0),
             "",
             self._pieces(read.sequence.tokens, read.sequence.adapter_scales, read.is_conversation),
         )
@@ -315,14 +316,14 @@ class PrefixStore:
             is_known = read.logits is not None if piece is pieces[-1] else piece.last <= read.sequence.aligned
             if self._ended or room < 0 or not (is_known or read.is_conversation):
                 break
-            room -= self._write_piece(piece, previous_key, read, read.logits if piece is pieces[-1] else None)
+            room -= self._write_chunk(piece, previous_key, read, read.logits if piece is pieces[-1] else None)
             previous_key = piece.key
             present.append(previous_key)
         mark_used(present)
 
-    def _write_piece(self, piece: PrefixChunk, previous_key: str, read: PendingWrite, logits: np.ndarray | None) -> int:
+    def _write_chunk(self, piece: PrefixChunk, previous_key: str, read: PendingWrite, logits: np.ndarray | None) -> int:
         """Write a chunk unless a file has all its sections; return the number of bytes written."""
-        store = paged_store(read.sequence)
+        store = require_paged_store(read.sequence)
         names = {*store.parts(piece.first, piece.last)}
         if file := open_prefix(piece.key):
             with file:
@@ -331,7 +332,7 @@ class PrefixStore:
         parts = {name: store.part(name, piece.first, piece.last) for name in names}
         if logits is not None:
             parts["logits"] = logits.reshape(-1).view(np.uint8)
-        write_prefix(piece.key, PrefixAbout(self._name, piece.last, previous_key), parts)
+        write_prefix(piece.key, PrefixChunkInfo(self._name, piece.last, previous_key), parts)
         return sum(data.nbytes for data in parts.values())
 
     @property
@@ -346,7 +347,7 @@ class PrefixStore:
         self._ended = True
 
 
-def paged_store(sequence: Sequence) -> PagedStore:
+def require_paged_store(sequence: Sequence) -> PagedStore:
     """Return a sequence's state, which must be copyable.
 
     The reference backend's state is not, and is never cached.

@@ -7,9 +7,9 @@ from collections.abc import Sequence as Ids
 import numpy as np
 
 from localllm.arch.layer_state import KVType, State
-from localllm.engine.lower.header import Span
+from localllm.engine.lower.header import SequenceSpan
 from localllm.engine.memory.sequence_state import SequenceState
-from localllm.engine.operations.registry import Reference
+from localllm.engine.operations.registry import ReferenceBuilder
 from localllm.engine.trace.imatrix_collector import ImatrixCollector
 from localllm.engine.trace.rope_shift import RopeShift
 from localllm.errors import NOT_NUMBERS, ModelError
@@ -24,8 +24,8 @@ class ReferenceBackend:
     rotates_keys, kernel_limits = True, ()
 
     def __init__(
-        self, forward: Callable[[Reference], np.ndarray], kv_type: KVType, context: int,
-        observer: ImatrixCollector | None, encoding: Callable[[Reference], object] | None = None,
+        self, forward: Callable[[ReferenceBuilder], np.ndarray], kv_type: KVType, context: int,
+        observer: ImatrixCollector | None, encoding: Callable[[ReferenceBuilder], object] | None = None,
     ):  # fmt: skip
         """Set what runs need; forward, encoding: call the architecture's verbs on a builder."""
         self._forward, self._encoding, self._kv_type = forward, encoding, kv_type
@@ -39,15 +39,15 @@ class ReferenceBackend:
         """Return 0 and no limit: arrays grow as needed."""
         return 0, sys.maxsize
 
-    def run(self, spans: Ids[Span], precise: bool) -> np.ndarray:
-        logits = self._forward(Reference(spans, self._matrices, self._context, self._observer))
+    def run(self, spans: Ids[SequenceSpan], precise: bool) -> np.ndarray:
+        logits = self._forward(ReferenceBuilder(spans, self._matrices, self._context, self._observer))
         if not np.isfinite(logits).all():
             raise ModelError(NOT_NUMBERS)
         return logits
 
-    def encode(self, spans: Ids[Span], precise: bool) -> None:
+    def encode(self, spans: Ids[SequenceSpan], precise: bool) -> None:
         assert self._encoding
-        self._encoding(Reference(spans, self._matrices, self._context, None))
+        self._encoding(ReferenceBuilder(spans, self._matrices, self._context, None))
 
     def prepare_all(self) -> None: ...
 

@@ -17,16 +17,16 @@ from localllm.kernels.cpu import FEW_TOKENS
 from localllm.kernels.cpu import PRECISE_TOKENS as PRECISE_TOKENS
 
 BATCH = 512  # maximum number of tokens in a run
-FIRST, LATER = 512, 256  # tokens of a run before and from position DEEP on
+FIRST_RUN, LATER_RUN = 512, 256  # tokens of a run before and from position DEEP on
 # Tokens at either end of a prompt that keep activations of 16 bits even in a long run: all others attend to the
 # first ones, and the answer begins after the last. The error of the logits after 135 to 700 tokens of SmolLM2 is then
 # 0.30 times as large (Q4_1, 14 prompts; 0.36 with the end alone, 0.21 with 16 tokens at the beginning).
-EXACT = 8
+EXACT_TOKENS = 8
 # From this position on runs are shorter, so that less is recomputed: attention dominates there, and is as fast. In
 # runs of 256 from position 0 on, SmolLM2 would prefill 1536 tokens 7 to 20 % slower than in runs of 512; mixtures of
 # experts, which share the tokens of a run, are 11 % slower even beyond this position.
-DEEP = 2048
-LONG = 512  # longer prompts are worth caching on disk: about a second of prefill
+DEEP_POSITION = 2048
+MIN_CACHED_TOKENS = 512  # longer prompts are worth caching on disk: about a second of prefill
 
 
 class Runs(NamedTuple):
@@ -36,8 +36,8 @@ class Runs(NamedTuple):
     tokens of a run. is_measuring: whether all activations keep 16 bits, by the same kernels for prompts of any length.
     """
 
-    later: int = LATER
-    first: int = FIRST
+    later: int = LATER_RUN
+    first: int = FIRST_RUN
     exact: int = 0
     kernel_limits: tuple[int, ...] = ()
     is_measuring: bool = False
@@ -46,21 +46,21 @@ class Runs(NamedTuple):
         """Return the index of the kernel range; tokens of equal index can share a run's matrix products."""
         return bisect_left(self.kernel_limits, kernel_tokens)
 
-    def compute_alike(self, some: int, others: int) -> bool:
+    def select_same_kernels(self, some: int, others: int) -> bool:
         """Return whether two values of kernel_tokens select the same kernels, including those of attention."""
         are_few = [tokens <= FEW_TOKENS for tokens in (some, others)]
         is_same = are_few[0] == are_few[1] and self.kernel_class(some) == self.kernel_class(others)
         return is_same or not self.kernel_limits
 
-    def last_end(self, length: int) -> int:
-        run = self.first if length < DEEP else self.later
+    def find_last_end(self, length: int) -> int:
+        run = self.first if length < DEEP_POSITION else self.later
         return length // run * run
 
-    def next_end(self, position: int) -> int:
-        run = self.first if position < DEEP else self.later
+    def find_next_end(self, position: int) -> int:
+        run = self.first if position < DEEP_POSITION else self.later
         return position // run * run + run
 
-    def exact_tokens(self, count: int) -> int:
+    def count_exact_tokens(self, count: int) -> int:
         """Return the number of tokens at each end of a prompt that get a separate run.
 
         count: tokens of the whole run.
@@ -68,4 +68,4 @@ class Runs(NamedTuple):
         return self.exact if count > PRECISE_TOKENS else 0
 
 
-WHOLE = Runs(1 << 40, 1 << 40)  # for encoder models, which process a text in one run
+SINGLE_RUN = Runs(1 << 40, 1 << 40)  # for encoder models, which process a text in one run

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from localllm.engine.adapter_scales import AdapterScales
-from localllm.engine.image_tokens import ImageEmbedding, last_end, row_of
+from localllm.engine.image_tokens import ImageEmbedding, decode_row, find_last_end
 from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.runs import BATCH, Runs
 from localllm.errors import ContextError, LocalllmError, UsageError
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     import threading
 
     from localllm.engine.adapters import Adapter
-    from localllm.engine.forks import Refusal
+    from localllm.engine.forks import ForkedLock
 
 
-class Reader(Protocol):
+class SequenceRunner(Protocol):
     """The methods and attributes of an engine that a sequence uses.
 
     Attributes:
@@ -33,7 +33,7 @@ class Reader(Protocol):
     context: int
     vocab_size: int
     runs: Runs
-    lock: "threading.Lock | Refusal"
+    lock: "threading.Lock | ForkedLock"
     orphaned: list[SequenceState]
     adapters: "tuple[Adapter, ...]"
     adapter_scales: tuple[float, ...]
@@ -48,7 +48,7 @@ class Reader(Protocol):
         """Shift a sequence, see Sequence.shift."""
 
 
-class ReadListener(Protocol):
+class SequenceListener(Protocol):
     """Observes the tokens that a sequence processes (localllm.engine.draft_head)."""
 
     @property
@@ -58,7 +58,7 @@ class ReadListener(Protocol):
     def on_hidden_states(self, place: int, ids: np.ndarray, hidden_states: np.ndarray) -> None:
         """Record tokens from this position on, int64, and their hidden states, float32 [tokens, width]."""
 
-    def rewind_to(self, place: int) -> None:
+    def follow_rewind(self, place: int) -> None:
         """Discard everything after this position of the sequence."""
 
     def close(self) -> None: ...
@@ -72,28 +72,28 @@ class Sequence:
 
     Its methods hold the engine's lock: calls from several threads are serialized.
 
-        Attributes:
-            tokens: the ids that the model has processed.  engine: its engine.
-            aligned: length of the prefix whose state any sequence with the same tokens would have, to the bit: it was
-                computed in whole runs (localllm.engine.runs) or up to the end of an image.
-            listener: receives the tokens that the sequence processes; None: no listener.
-            encoded: number of tokens at the beginning that belong to the encoder; without later tokens, the sequence
-                is empty.
-            images: (index of the first row, image) of those among the tokens.
-            exact: length of the prefix before the first token that was copied from another sequence.
-            adapter_scales: the scales of adapters for its tokens.
+    Attributes:
+        tokens: the ids that the model has processed.  engine: its engine.
+        aligned: length of the prefix whose state any sequence with the same tokens would have, to the bit: it was
+            computed in whole runs (localllm.engine.runs) or up to the end of an image.
+        listener: receives the tokens that the sequence processes; None: no listener.
+        encoded: number of tokens at the beginning that belong to the encoder; without later tokens, the sequence
+            is empty.
+        images: (index of the first row, image) of those among the tokens.
+        exact: length of the prefix before the first token that was copied from another sequence.
+        adapter_scales: the scales of adapters for its tokens.
     """
 
-    listener: ReadListener | None = None
+    listener: SequenceListener | None = None
 
-    def __init__(self, engine: Reader, store: SequenceState, tokens: Ids[int] = ()):
+    def __init__(self, engine: SequenceRunner, store: SequenceState, tokens: Ids[int] = ()):
         self.tokens, self.aligned, self.encoded = list(tokens), 0, 0
         self.images, self.exact = list[tuple[int, ImageEmbedding]](), sys.maxsize
         self.adapter_scales = AdapterScales.of(engine.adapter_scales)
         self._pending_aligned = 0  # end of further tokens that become aligned once their run or image is complete
         self.engine, self._store = engine, store
-        self._forgotten = weakref.finalize(self, engine.orphaned.append, store)
-        self._forgotten.atexit = False
+        self._finalizer = weakref.finalize(self, engine.orphaned.append, store)
+        self._finalizer.atexit = False
 
     @property
     def context(self) -> int:
@@ -107,12 +107,12 @@ class Sequence:
     @property
     def closed(self) -> bool:
         """Return whether it was closed or garbage-collected."""
-        return not self._forgotten.alive
+        return not self._finalizer.alive
 
     @property
     def store(self) -> SequenceState:
         """The sequence's state in the backend. Raises LocalllmError if the sequence is closed."""
-        if not self._forgotten.alive:
+        if not self._finalizer.alive:
             raise LocalllmError("this sequence is closed")
         return self._store
 
@@ -152,7 +152,7 @@ class Sequence:
         with self.engine.lock:
             kept_length = self.clamp_length(min(length, len(self.tokens)))
             self.store.truncate(kept_length)
-            self._hold(kept_length)
+            self._truncate_tokens(kept_length)
             return kept_length
 
     def rewind(self, length: int) -> int:
@@ -161,10 +161,10 @@ class Sequence:
         Later tokens are then computed as in a new sequence, to the bit.
         """
         with self.engine.lock:
-            kept_length = self.clamp_length(self._last_end(min(length, self.aligned)))
+            kept_length = self.clamp_length(self._find_last_end(min(length, self.aligned)))
             while (reached := self.store.truncate(kept_length)) < kept_length:
-                kept_length = self._last_end(reached)
-            self._hold(kept_length)
+                kept_length = self._find_last_end(reached)
+            self._truncate_tokens(kept_length)
             return kept_length
 
     def detach_listener(self) -> None:
@@ -176,39 +176,39 @@ class Sequence:
         """Return `length`, or 0 if it does not exceed the encoder's tokens."""
         return length if length > self.encoded else 0
 
-    def _hold(self, length: int) -> None:
-        self.aligned = min(self.aligned, self._last_end(length))
+    def _truncate_tokens(self, length: int) -> None:
+        self.aligned = min(self.aligned, self._find_last_end(length))
         del self.tokens[length:]
         self.adapter_scales.truncate(length)
         self.exact = self.exact if self.exact < length else sys.maxsize
         self.encoded = self.encoded if length else 0
         self.images = [(begin, image) for begin, image in self.images if begin < length]
         if self.listener:
-            self.listener.rewind_to(length)
+            self.listener.follow_rewind(length)
 
-    def _last_end(self, length: int) -> int:
-        return last_end(self.tokens, length, self.engine.runs)
+    def _find_last_end(self, length: int) -> int:
+        return find_last_end(self.tokens, length, self.engine.runs)
 
     def commit_tokens(self, place: int, ids: np.ndarray, image: ImageEmbedding | None) -> None:
         """Record that a run has processed ids from this position on; image: the image of these rows, or None."""
         end = place + len(ids)
         self.tokens[place:end] = ids.tolist()
-        if image is not None and (begin := place - row_of(int(ids[0]))) not in [
+        if image is not None and (begin := place - decode_row(int(ids[0]))) not in [
             registered for registered, _ in self.images
         ]:
             self.images.append((begin, image))
-        self._align(place, end, image)
+        self._update_aligned(place, end, image)
 
-    def _align(self, place: int, end: int, image: ImageEmbedding | None) -> None:
+    def _update_aligned(self, place: int, end: int, image: ImageEmbedding | None) -> None:
         """Update `aligned`: whether tokens [place, end) were prefilled on canonical run boundaries."""
         if place < self.aligned:
-            self.aligned = self._last_end(place)
+            self.aligned = self._find_last_end(place)
         is_second = image is not None or place == self.engine.runs.exact  # a prompt's first tokens have a separate run
         begins = place == self.aligned or (is_second and place == self._pending_aligned)
         if image is not None:
-            is_end, is_part = row_of(self.tokens[end - 1]) + 1 == len(image.rows), end - place == BATCH
+            is_end, is_part = decode_row(self.tokens[end - 1]) + 1 == len(image.rows), end - place == BATCH
         else:
-            run = self.engine.runs.next_end(place)
+            run = self.engine.runs.find_next_end(place)
             is_end, is_part = end == run, end < run
         if begins and is_end:
             self.aligned = end
@@ -224,7 +224,7 @@ class Sequence:
 
     def drop_range(self, keep: int, count: int) -> None:
         """Record that the state has dropped `count` tokens after the first `keep`."""
-        self.aligned = min(self.aligned, self._last_end(keep))
+        self.aligned = min(self.aligned, self._find_last_end(keep))
         self._pending_aligned = min(self._pending_aligned, self.aligned)
         del self.tokens[keep : keep + count]
         self.adapter_scales.drop_range(keep, count)
@@ -240,7 +240,7 @@ class Sequence:
 
     def release(self) -> None:
         """Queue the memory to be freed when the engine is used next. Takes no lock: finalizers may call it."""
-        if self._forgotten.detach():
+        if self._finalizer.detach():
             self.engine.orphaned.append(self._store)
             if self.listener:
                 self.listener.release()
@@ -250,14 +250,14 @@ class Sequence:
         if self.closed:
             return
         with self.engine.lock:
-            if self._forgotten.detach():
+            if self._finalizer.detach():
                 self._store.close()
-                self._hold(0)
+                self._truncate_tokens(0)
                 if self.listener:
                     self.listener.close()
 
 
-def require_room(engine: Reader, requests: Ids[tuple[Sequence, Ids[int]]], tokens: Ids[np.ndarray]) -> None:
+def require_capacity(engine: SequenceRunner, requests: Ids[tuple[Sequence, Ids[int]]], tokens: Ids[np.ndarray]) -> None:
     """Raise UsageError for sequences that cannot share a run, ContextError for too many tokens."""
     if len(requests) > 1 and len({id(sequence) for sequence, _ in requests}) < len(requests):
         raise UsageError("a sequence can be in a run only once")

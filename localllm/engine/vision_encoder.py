@@ -12,14 +12,14 @@ import numpy as np
 
 from localllm.arch.layer_state import KVType
 from localllm.arch.verbs import Activation
-from localllm.arch.vision import projector
-from localllm.arch.vision.hyperparameters import Vision
+from localllm.arch.vision import load_projector
+from localllm.arch.vision.hyperparameters import VisionHyperparameters
 from localllm.arch.weights import Weights
 from localllm.engine.cpu.program import RunCache, compile_program
-from localllm.engine.forks import lock_for
+from localllm.engine.forks import create_lock
 from localllm.engine.lower.header import Header
-from localllm.engine.lower.steps import StepPlaces
-from localllm.engine.lower.tape import row_bytes
+from localllm.engine.lower.steps import StepMemory
+from localllm.engine.lower.tape import compute_row_bytes
 from localllm.engine.operations.operation import Operation
 from localllm.engine.options import EngineOptions
 from localllm.engine.trace.recorder import TabulatedRecorder
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 KV_TYPE = KVType.of("f32")  # storage type of a run's keys and values
 
 
-class TracedPart(NamedTuple):
+class TracedProgram(NamedTuple):
     """The operations of a transformer or a projector, and the memory of its input rows.
 
     rows: float32 [most rows, columns or more].
@@ -59,9 +59,9 @@ class VisionEncoder:
     def __init__(self, file: GGUFFile, options: EngineOptions | None = None):
         """Open a projector file. Raises ModelError if it is not a projector or is damaged; LocalllmError."""
         options = options or EngineOptions()
-        self.family, self.hyperparameters = projector(file)
-        self.lock, self._weights, self._options = lock_for(self), Weights(file.tensors), options
-        self._parts = trace_parts(file, self.family, self.hyperparameters)
+        self.family, self.hyperparameters = load_projector(file)
+        self.lock, self._weights, self._options = create_lock(self), Weights(file.tensors), options
+        self._parts = trace_programs(file, self.family, self.hyperparameters)
         self._programs: list[VisionProgram] = []  # for the transformer and the projector
 
     @property
@@ -81,11 +81,11 @@ class VisionEncoder:
             try:
                 encoded = tower.run(h.rows(picture, self._weights), h.rotary_positions(grid), h.windows(grid))
                 encoded = self.family.gather(h, encoded, grid)
-                return h.with_breaks(project.run(encoded), grid, self._weights)
+                return h.insert_breaks(project.run(encoded), grid, self._weights)
             except ModelError as error:
                 raise ModelError(f"{h.path}: {error}") from None
 
-    def read_all(self, pictures: "list[Picture]", size: tuple[int, int]) -> list[np.ndarray]:
+    def encode_crops(self, pictures: "list[Picture]", size: tuple[int, int]) -> list[np.ndarray]:
         """Encode all crops of an image of that size, and combine them as the family does. Raises ModelError."""
         return self.hyperparameters.arrange([self.read(picture) for picture in pictures], size, self._weights)
 
@@ -95,12 +95,12 @@ class VisionEncoder:
                 program.close()
 
 
-def trace_parts(file: GGUFFile, family: ModuleType, h: Vision) -> tuple[TracedPart, TracedPart]:
+def trace_programs(file: GGUFFile, family: ModuleType, h: VisionHyperparameters) -> tuple[TracedProgram, TracedProgram]:
     """Trace the transformer and the projector of a file. Raises ModelError."""
     try:
-        tower = trace_part(family.tower, file, h, h.most_patches, h.input_width)
+        tower = trace_program(family.tower, file, h, h.most_patches, h.input_width)
         count, together = family.gather(h, np.zeros((h.most_patches, 1), np.float32), h.most_grid).shape
-        project = trace_part(family.project, file, h, count, together * tower.width)
+        project = trace_program(family.project, file, h, count, together * tower.width)
         project.recorder.use(tower.recorder)
         project.recorder.require_all_used(file.tensors)
     except ModelError as error:
@@ -110,23 +110,25 @@ def trace_parts(file: GGUFFile, family: ModuleType, h: Vision) -> tuple[TracedPa
     return tower, project
 
 
-def trace_part(say: Callable[..., Activation], file: GGUFFile, h: Vision, most_rows: int, columns: int) -> TracedPart:
+def trace_program(
+    say: Callable[..., Activation], file: GGUFFile, h: VisionHyperparameters, most_rows: int, columns: int
+) -> TracedProgram:
     """Trace a program for at most `most_rows` external rows. Raises ModelError."""
-    rows = np.zeros((most_rows, row_bytes(columns) // 4), np.float32)
+    rows = np.zeros((most_rows, compute_row_bytes(columns) // 4), np.float32)
     recorder = TabulatedRecorder(h, most_rows, most_rows)
     say(recorder, Weights(file.tensors), h, recorder.external_input(rows, columns))
-    return TracedPart(recorder, rows)
+    return TracedProgram(recorder, rows)
 
 
 class VisionProgram:
     """The transformer or the projector of an encoder as a program with bidirectional attention."""
 
-    def __init__(self, traced: TracedPart, h: Vision, options: EngineOptions, streams: bool = False):
+    def __init__(self, traced: TracedProgram, h: VisionHyperparameters, options: EngineOptions, streams: bool = False):
         """Compile the program; streams: see `compile_program`. Raises ModelError, LocalllmError."""
         self._rows, self._angles, operations = traced.rows, traced.recorder.angles, traced.recorder.operations
         self._pages = np.arange(-(-len(traced.rows) // PAGE))
         self._cache = RunCache(h.states(), len(self._pages), KV_TYPE, operations)
-        places = StepPlaces(self._cache, None, Header(len(traced.rows)))
+        places = StepMemory(self._cache, None, Header(len(traced.rows)))
         self._program = compile_program(
             operations, places, options.thread_count, options.progress, keeps=False, streams=streams
         )

@@ -17,7 +17,7 @@ from localllm.files.text_file import decode_text
 from localllm.frozen import frozen
 
 ENDINGS = 4
-MOST_ANSWERS = 100  # llama-perplexity refuses more
+MAX_ANSWERS = 100  # llama-perplexity refuses more
 
 
 @frozen
@@ -36,7 +36,7 @@ class ChoiceTask:
 
 def parse_hellaswag(data: bytes, name: str) -> list[ChoiceTask]:
     """Parse tasks of six lines each. Raises UsageError with `name` and the line."""
-    lines = text_lines(data, name)
+    lines = split_lines(data, name)
     if len(lines) % (2 + ENDINGS):
         raise UsageError(
             f"{name}: a HellaSwag task must have six lines: context, label, 4 endings (found {len(lines)} lines in all)"
@@ -53,7 +53,7 @@ def parse_hellaswag(data: bytes, name: str) -> list[ChoiceTask]:
 def parse_winogrande(data: bytes, name: str) -> list[ChoiceTask]:
     """Parse one task per line of CSV. Raises UsageError with `name` and the line."""
     tasks = []
-    for number, line in enumerate(text_lines(data, name), 1):
+    for number, line in enumerate(split_lines(data, name), 1):
         _, sentence, first, second, answer = split_winogrande(line) or [""] * 5
         head, blank, tail = sentence.partition("_")
         if not blank or answer.strip() not in ("1", "2"):
@@ -84,7 +84,7 @@ def split_winogrande(line: str) -> list[str] | None:
     return cells
 
 
-def text_lines(data: bytes, name: str) -> list[str]:
+def split_lines(data: bytes, name: str) -> list[str]:
     """Return the lines of a text file, without empty ones at its end. Raises UsageError."""
     return [line.removesuffix("\r") for line in decode_text(data, name).rstrip("\r\n").split("\n")]
 
@@ -105,10 +105,10 @@ class BinaryTasks(Sequence[ChoiceTask]):
     def __init__(self, data: bytes, name: str):
         """Read the table of offsets in `data`, the whole file. Raises UsageError if it has no tasks."""
         self._data, self._name, self._at = data, name, 0
-        count = len(data) >= 4 and self._number("the number of tasks")
+        count = len(data) >= 4 and self._read_number("the number of tasks")
         if not count or 4 * count > len(data):
             raise UsageError(f"{name}: expected a file of multiple-choice tasks, as llama-perplexity reads them")
-        self._positions = [self._number("the position of a task") for _ in range(count)]
+        self._positions = [self._read_number("the position of a task") for _ in range(count)]
         self._first = self._at
 
     def __len__(self) -> int:
@@ -127,7 +127,11 @@ class BinaryTasks(Sequence[ChoiceTask]):
 
     def _task(self, number: int) -> ChoiceTask:
         context = f"task {number + 1} of {len(self)}"
-        question, (answers, labels), _ = self._text(context), self._answers(context), self._answers(context)
+        question, (answers, labels), _ = (
+            self._read_string(context),
+            self._read_answers(context),
+            self._read_answers(context),
+        )
         if not question or not answers or not all(answers):
             raise UsageError(f"{self._name}: {context} has an empty question or answer")
         return ChoiceTask(
@@ -135,24 +139,24 @@ class BinaryTasks(Sequence[ChoiceTask]):
             frozenset(place for place, label in enumerate(labels) if label == 1),
         )
 
-    def _answers(self, context: str) -> tuple[list[str], list[int]]:
-        count = self._number(context)
-        if count > MOST_ANSWERS:
+    def _read_answers(self, context: str) -> tuple[list[str], list[int]]:
+        count = self._read_number(context)
+        if count > MAX_ANSWERS:
             raise UsageError(f"{self._name}: damaged at byte {self._at - 4}: {context} has {count} answers")
-        return [self._text(context) for _ in range(count)], [self._number(context) for _ in range(count)]
+        return [self._read_string(context) for _ in range(count)], [self._read_number(context) for _ in range(count)]
 
-    def _number(self, context: str) -> int:
-        return int(struct.unpack("<I", self._take(4, context))[0])
+    def _read_number(self, context: str) -> int:
+        return int(struct.unpack("<I", self._read_bytes(4, context))[0])
 
-    def _text(self, context: str) -> str:
-        encoded = self._take(self._number(context), context)
+    def _read_string(self, context: str) -> str:
+        encoded = self._read_bytes(self._read_number(context), context)
         try:
             return encoded.decode()
         except UnicodeDecodeError as error:
             place = self._at - len(encoded) + error.start
             raise UsageError(f"{self._name}: damaged at byte {place}: the text of {context} is not UTF-8") from None
 
-    def _take(self, count: int, context: str) -> bytes:
+    def _read_bytes(self, count: int, context: str) -> bytes:
         start, self._at = self._at, self._at + count
         if self._at > len(self._data):
             raise UsageError(f"{self._name}: cut off at byte {len(self._data)}, within {context}")

@@ -15,8 +15,8 @@ from typing import Self
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.models_folder import PARTIAL
 from localllm.files.safe_file import remove_unlocked
-from localllm.system.files import open_own, read_at, replace, sync, sync_folder, write_at
-from localllm.system.locks import lock
+from localllm.system.files import open_without_links, read_at, replace_file, sync_file, sync_folder, write_at
+from localllm.system.locks import lock_file
 
 CHUNK = 1 << 22  # bytes read at once
 
@@ -51,7 +51,7 @@ class Download:
                 os.ftruncate(self._descriptor, 0)
             self._read()
         except OSError as error:
-            raise self._failure(error) from None
+            raise self._make_error(error) from None
         return self
 
     def _open_locked(self) -> int:
@@ -60,8 +60,8 @@ class Download:
         Opens it again if another process renamed or replaced it meanwhile.
         """
         while True:
-            descriptor = open_own(self.path, os.O_RDWR | os.O_CREAT)
-            if not lock(descriptor):
+            descriptor = open_without_links(self.path, os.O_RDWR | os.O_CREAT)
+            if not lock_file(descriptor):
                 os.close(descriptor)
                 raise UsageError(f"{self.target}: another localllm is pulling this file")
             with suppress(FileNotFoundError):
@@ -93,10 +93,10 @@ class Download:
                 self.position += count
                 remaining = remaining[count:]
         except OSError as error:
-            raise self._failure(error) from None
+            raise self._make_error(error) from None
 
     @property
-    def is_right(self) -> bool:
+    def is_verified(self) -> bool:
         """Return whether size and checksum are those of the complete file."""
         return self.position == self.size and self._hash.hexdigest() == self.sha256
 
@@ -110,24 +110,24 @@ class Download:
 
         Raises ModelError, the errors of `check`, and LocalllmError.
         """
-        if problem := self._problem(check):
+        if problem := self._find_problem(check):
             self.restart()  # __exit__ removes an empty file
             raise problem
         try:
-            sync(self._descriptor)
-            replace(self.path, self.target)
+            sync_file(self._descriptor)
+            replace_file(self.path, self.target)
             sync_folder(str(self.target.parent))
         except OSError as error:
-            raise self._failure(error) from None
+            raise self._make_error(error) from None
 
-    def _problem(self, check: Callable[[str], object]) -> ModelError | None:
+    def _find_problem(self, check: Callable[[str], object]) -> ModelError | None:
         """Return the reason to refuse the file, or None.
 
         It is a new exception, without references to anything that `check` mapped: on Windows a mapped file cannot be
         truncated.
         """
         try:
-            if not self.is_right:
+            if not self.is_verified:
                 raise ModelError(f"{self.target}: the download is corrupt (wrong size or SHA-256); pull it again")
             check(str(self.path))
         except ModelError as error:
@@ -141,7 +141,7 @@ class Download:
                 os.unlink(self.path)
         os.close(self._descriptor)
 
-    def _failure(self, error: OSError) -> LocalllmError:
+    def _make_error(self, error: OSError) -> LocalllmError:
         return LocalllmError(f"{self.target}: cannot be written: {error.strerror or error}")
 
 
@@ -156,7 +156,7 @@ def find_partials(target: Path) -> list[Path]:
     return []
 
 
-def sha256_of(path: Path, on_read: Callable[[int], None]) -> str:
+def compute_sha256(path: Path, on_read: Callable[[int], None]) -> str:
     """Compute a file's SHA-256 in hexadecimal digits.
 
     on_read(bytes) reports progress.

@@ -23,13 +23,13 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.header import MAGIC, printable
 from localllm.files.gguf.writer import OutputTensor, write_gguf
 
-SUMS, COUNTS = ".in_sum2", ".counts"
+SUMS_SUFFIX, COUNTS_SUFFIX = ".in_sum2", ".counts"
 CHUNK_SIZE = 512  # tokens, for files without imatrix.chunk_size
-RUN = "localllm.imatrix.run"
+RUN_KEY = "localllm.imatrix.run"
 
 
 @dataclass(frozen=True, eq=False)
-class Squares:
+class SquaredActivations:
     """Sums of squared activations of one matrix, or of each expert of a stack."""
 
     sums: np.ndarray  # float32 [matrices, columns] of squared activations
@@ -40,18 +40,18 @@ class Squares:
         counts = self.counts[:, None]
         return np.where(counts > 0, self.sums / np.maximum(counts, 1), 1).astype(np.float32)
 
-    def merge(self, other: "Squares") -> "Squares":
+    def merge(self, other: "SquaredActivations") -> "SquaredActivations":
         """Add the sums and counts of both. Raises ValueError if the shapes differ."""
         if self.sums.shape != other.sums.shape:
             raise ValueError(f"{list(self.sums.shape)} and {list(other.sums.shape)}")
-        return Squares(self.sums + other.sums, self.counts + other.counts)
+        return SquaredActivations(self.sums + other.sums, self.counts + other.counts)
 
 
 @dataclass(frozen=True, eq=False)
 class ImportanceMatrix:
     """The squared activations of all matrices of a model, measured over calibration texts."""
 
-    squares: Mapping[str, Squares]  # by tensor name, as blk.0.attn_q.weight
+    squares: Mapping[str, SquaredActivations]  # by tensor name, as blk.0.attn_q.weight
     datasets: Sequence[str] = ()  # names of the texts
     chunks: int = 0
     chunk_size: int = CHUNK_SIZE  # tokens
@@ -104,20 +104,20 @@ def read_imatrix(path: str | os.PathLike[str]) -> ImportanceMatrix:
 
 def read_gguf(path: str) -> ImportanceMatrix:
     with GGUFFile.open(path) as file:
-        names = [name.removesuffix(SUMS) for name in file.tensors if name.endswith(SUMS)]
+        names = [name.removesuffix(SUMS_SUFFIX) for name in file.tensors if name.endswith(SUMS_SUFFIX)]
         if not names:
             raise ModelError(f"{printable(path, 4096)}: not an importance matrix")
         squares = {name: read_squares(file, name) for name in names}
-        size = positive_integer(file.metadata, "imatrix.chunk_size", CHUNK_SIZE)
-        chunks, run = positive_integer(file.metadata, "imatrix.chunk_count", 0), file.metadata.get(RUN)
+        size = get_positive_integer(file.metadata, "imatrix.chunk_size", CHUNK_SIZE)
+        chunks, run = get_positive_integer(file.metadata, "imatrix.chunk_count", 0), file.metadata.get(RUN_KEY)
         datasets = file.metadata.get("imatrix.datasets")
         texts = [str(text) for text in datasets] if isinstance(datasets, list) else []
         return ImportanceMatrix(squares, texts, chunks, size, run if isinstance(run, str) else "")
 
 
-def read_squares(file: GGUFFile, name: str) -> Squares:
+def read_squares(file: GGUFFile, name: str) -> SquaredActivations:
     """Read the two tensors of a matrix."""
-    sums, counts = file.tensors[name + SUMS], file.tensors.get(name + COUNTS)
+    sums, counts = file.tensors[name + SUMS_SUFFIX], file.tensors.get(name + COUNTS_SUFFIX)
     if counts is None or {sums.format.name, counts.format.name} != {"F32"}:
         raise ModelError(f"{printable(file.path, 4096)}: {printable(name)} must have sums and counts in F32")
     columns = sums.shape[-1]
@@ -125,10 +125,10 @@ def read_squares(file: GGUFFile, name: str) -> Squares:
     tokens = np.ascontiguousarray(counts.data).view(np.float32).reshape(-1).astype(np.float64)
     if len(tokens) not in (1, len(rows)) or not (np.isfinite(tokens).all() and (tokens >= 0).all()):
         raise ModelError(f"{printable(file.path, 4096)}: {printable(name)} must have one count per row of its sums")
-    return Squares(rows, np.broadcast_to(np.rint(tokens), len(rows)))
+    return SquaredActivations(rows, np.broadcast_to(np.rint(tokens), len(rows)))
 
 
-def positive_integer(metadata: Mapping[str, object], key: str, default: int) -> int:
+def get_positive_integer(metadata: Mapping[str, object], key: str, default: int) -> int:
     """Return a positive integer of the metadata, or the default."""
     value = metadata.get(key)
     return value if isinstance(value, int) and value > 0 else default
@@ -149,7 +149,10 @@ def read_legacy(path: str) -> ImportanceMatrix:
                 raise ValueError
             with np.errstate(over="ignore"):  # read_imatrix refuses infinite numbers
                 sums = np.frombuffer(data[: 4 * values], "<f4")[None] * np.float32(CHUNK_SIZE)
-            squares[name], data = Squares(sums, np.array([max(calls, 1) * CHUNK_SIZE], float)), data[4 * values :]
+            squares[name], data = (
+                SquaredActivations(sums, np.array([max(calls, 1) * CHUNK_SIZE], float)),
+                data[4 * values :],
+            )
         chunks, data = read_number(data) if data else (0, data)
         dataset, data = read_string(data) if data else ("", data)
     except (ValueError, UnicodeDecodeError):
@@ -181,13 +184,13 @@ def write_imatrix(path: str | os.PathLike[str], matrix: ImportanceMatrix) -> Non
         "imatrix.chunk_size": matrix.chunk_size,
     }
     outputs = [output for name, squares in sorted(matrix.squares.items()) for output in to_tensors(name, squares)]
-    write_gguf(path, metadata | ({RUN: matrix.run} if matrix.run else {}), outputs)
+    write_gguf(path, metadata | ({RUN_KEY: matrix.run} if matrix.run else {}), outputs)
 
 
-def to_tensors(name: str, squares: Squares) -> tuple[OutputTensor, OutputTensor]:
+def to_tensors(name: str, squares: SquaredActivations) -> tuple[OutputTensor, OutputTensor]:
     """Convert the squares of a matrix to its two tensors."""
     is_single, counts = len(squares.sums) == 1, squares.counts.astype(np.float32)
     return (
-        OutputTensor.of(name + SUMS, squares.sums[0] if is_single else squares.sums),
-        OutputTensor.of(name + COUNTS, counts if is_single else counts[:, None]),
+        OutputTensor.of(name + SUMS_SUFFIX, squares.sums[0] if is_single else squares.sums),
+        OutputTensor.of(name + COUNTS_SUFFIX, counts if is_single else counts[:, None]),
     )

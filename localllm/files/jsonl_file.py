@@ -11,13 +11,13 @@ from typing import Self
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.safe_file import SafeFile, resolve_target
-from localllm.system.files import can_replace_open_files, open_file, sync
-from localllm.system.locks import lock
+from localllm.system.files import can_replace_open_files, open_file, sync_file
+from localllm.system.locks import lock_file
 
 BEGINNING = b'{"id": '  # of every line, by which an incomplete line is recognized
 
 
-def json_line(record: dict[str, object]) -> bytes:
+def encode_line(record: dict[str, object]) -> bytes:
     """Encode a record as a line; in ASCII if a string in it cannot be encoded as UTF-8."""
     try:
         return json.dumps(record, ensure_ascii=False).encode() + b"\n"
@@ -55,7 +55,7 @@ class JsonlFile:
         try:
             with open(self.path, "rb") as file:
                 data = file.read()
-            lines = [(record, line) for record, line in self._whole_lines(data) if self._keep(record)]
+            lines = [(record, line) for record, line in self._parse_whole_lines(data) if self._keep(record)]
             self.records, content = [record for record, _ in lines], b"".join(line for _, line in lines)
             if content != data:
                 self._replace(content)
@@ -89,11 +89,11 @@ class JsonlFile:
 
     def _open(self) -> None:
         self._descriptor = open_file(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        if not lock(self._descriptor):
+        if not lock_file(self._descriptor):
             self._close()
             raise UsageError(f"{self.path}: another process is writing this file")
 
-    def _whole_lines(self, data: bytes) -> list[tuple[dict[str, object], bytes]]:
+    def _parse_whole_lines(self, data: bytes) -> list[tuple[dict[str, object], bytes]]:
         """Parse records with their lines, without an incomplete line at the end.
 
         Raises UsageError for other contents.
@@ -105,7 +105,7 @@ class JsonlFile:
 
     def parse_lines(self, data: bytes) -> list[dict[str, object]]:
         """Parse the records in a file's content, as __enter__ does. Raises UsageError for other contents."""
-        return [record for record, _ in self._whole_lines(data)]
+        return [record for record, _ in self._parse_whole_lines(data)]
 
     def _record(self, number: int, line: bytes) -> dict[str, object]:
         try:
@@ -131,7 +131,7 @@ class JsonlFile:
         """Sync and close the file; remove it if it is empty."""
         try:
             if os.fstat(self._descriptor).st_size:
-                sync(self._descriptor)
+                sync_file(self._descriptor)
             elif error[0]:
                 os.unlink(self.path)
         finally:

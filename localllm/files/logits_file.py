@@ -19,13 +19,13 @@ from localllm.files.gguf.header import printable
 from localllm.files.safe_file import SafeFile, resolve_target
 
 MAGIC = b"_logits_"
-FLOOR = np.float32(16)  # log-probabilities further below the likeliest token's are stored as this far below
-SCALED = 4  # uint16 numbers of a row before the vocabulary: scale and minimum
+MAX_DISTANCE = np.float32(16)  # log-probabilities further below the likeliest token's are stored as this far below
+HEADER_VALUES = 4  # uint16 numbers of a row before the vocabulary: scale and minimum
 
 
-def row_width(vocab_size: int) -> int:
+def compute_row_width(vocab_size: int) -> int:
     """Return the length of a row, in uint16 values."""
-    return SCALED + vocab_size + vocab_size % 2
+    return HEADER_VALUES + vocab_size + vocab_size % 2
 
 
 def count_scored_tokens(size: int) -> int:
@@ -33,26 +33,26 @@ def count_scored_tokens(size: int) -> int:
     return size - 1 - size // 2
 
 
-def pack(logits: np.ndarray, log_sum: float, row: np.ndarray, scratch: np.ndarray) -> None:
+def quantize_logits(logits: np.ndarray, log_sum: float, row: np.ndarray, scratch: np.ndarray) -> None:
     """Quantize one token's logits, float32 [vocab], to `row`, uint16 [row_width(vocab)].
 
     log_sum: log(sum(exp(logits))).  scratch: float32 [vocab], overwritten.
     """
     top = logits.max()
-    bottom = max(logits.min(), top - FLOOR)
+    bottom = max(logits.min(), top - MAX_DISTANCE)
     scale = (top - bottom) / np.float32(65535)
-    row[:SCALED] = np.array([scale, np.float32(bottom - log_sum)], "<f4").view("<u2")
+    row[:HEADER_VALUES] = np.array([scale, np.float32(bottom - log_sum)], "<f4").view("<u2")
     np.maximum(logits, bottom, out=scratch)
     scratch -= bottom
     scratch *= 1 / scale if scale > 0 else np.float32(0)
     np.rint(scratch, out=scratch)
-    row[SCALED : SCALED + len(logits)] = np.minimum(scratch, np.float32(65535), out=scratch)
+    row[HEADER_VALUES : HEADER_VALUES + len(logits)] = np.minimum(scratch, np.float32(65535), out=scratch)
 
 
-def unpack(row: np.ndarray, out: np.ndarray) -> np.ndarray:
+def dequantize_logits(row: np.ndarray, out: np.ndarray) -> np.ndarray:
     """Decode a row's log-probabilities to float32 [vocab]."""
-    scale, minimum = row[:SCALED].view("<f4")
-    np.multiply(row[SCALED : SCALED + len(out)], scale, out=out)
+    scale, minimum = row[:HEADER_VALUES].view("<f4")
+    np.multiply(row[HEADER_VALUES : HEADER_VALUES + len(out)], scale, out=out)
     out += minimum
     return out
 
@@ -68,7 +68,7 @@ class LogitsWriter:
         count, size = chunks.shape
         self._file = SafeFile(resolve_target(path))
         self._header = MAGIC + struct.pack("<3i", size, vocab_size, count) + chunks.astype("<i4").tobytes()
-        nbytes = count * count_scored_tokens(size) * row_width(vocab_size) * 2
+        nbytes = count * count_scored_tokens(size) * compute_row_width(vocab_size) * 2
         free = shutil.disk_usage(self._file.folder).free
         if nbytes > free:
             sizes = f"{nbytes / 1e9:.1f} GB, but only {free / 1e9:.1f} GB are free"
@@ -109,7 +109,7 @@ class LogitsFile(NamedTuple):
         size, vocab_size, count = struct.unpack("<3i", beginning[8:])
         if min(size - 3, vocab_size, count) < 1:
             raise ModelError(f"{name}: the logits file is damaged")
-        start, numbers = 20 + 4 * count * size, row_width(vocab_size)
+        start, numbers = 20 + 4 * count * size, compute_row_width(vocab_size)
         if length != start + count * count_scored_tokens(size) * numbers * 2:
             raise ModelError(f"{name}: the logits file is incomplete")
         chunks = np.fromfile(path, "<i4", count * size, offset=20).reshape(count, size)

@@ -12,12 +12,12 @@ from pathlib import Path, PurePosixPath
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.frozen import frozen
-from localllm.system.files import folder_of, variable_of
+from localllm.system.files import get_folder_variable, get_user_folder
 
 FOLDER_VARIABLE = "LOCALLLM_MODELS"  # in the environment: the folder
 ENDING, PARTIAL = ".gguf", ".partial"
 SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
-NO_MODELS = "mmproj", "imatrix"  # in the names of vision projectors and importance matrices
+OTHER_FILE_MARKS = "mmproj", "imatrix"  # in the names of vision projectors and importance matrices
 DRAFT_HEADS = "mtp-", "eagle3-", "dflash-"  # in the names of draft heads, which belong to another model
 WEIGHTED = "I1-"  # before a quantization: made with an importance matrix (a naming habit of some publishers)
 # The type within a file name: Q4_K_M, IQ4_XS, UD-Q4_K_XL, BF16, MXFP4, ..., with no letter or digit next to it.
@@ -63,7 +63,7 @@ def normalize_quantization(quantization: str) -> str:
     return quantization.upper().replace("FP", "F") if "MXFP" not in quantization.upper() else quantization.upper()
 
 
-def model_files(names: Iterable[str]) -> list[ModelFile]:
+def group_models(names: Iterable[str]) -> list[ModelFile]:
     """Group the files of a repository or folder into models, sorted by name.
 
     Projectors and importance matrices are omitted. So are draft heads, unless there is nothing else.
@@ -83,7 +83,7 @@ def model_files(names: Iterable[str]) -> list[ModelFile]:
 def is_model(name: str) -> bool:
     """Return whether a file is a model, or one split of it, by its name."""
     base = PurePosixPath(name).name.lower()
-    return base.endswith(ENDING) and not base.startswith(".") and not any(mark in base for mark in NO_MODELS)
+    return base.endswith(ENDING) and not base.startswith(".") and not any(mark in base for mark in OTHER_FILE_MARKS)
 
 
 def is_draft_head(name: str) -> bool:
@@ -91,7 +91,7 @@ def is_draft_head(name: str) -> bool:
     return any(mark in PurePosixPath(name).name.lower() for mark in DRAFT_HEADS)
 
 
-def models_folder() -> Path:
+def get_models_folder() -> Path:
     """Return the folder of models. Raises UsageError as find_models_folder does."""
     return find_models_folder()[0]
 
@@ -106,7 +106,7 @@ def find_models_folder() -> tuple[Path, str]:
         if not os.path.isabs(folder):
             raise UsageError(f"{FOLDER_VARIABLE} must be an absolute path, not {folder!r}")
         return Path(folder), FOLDER_VARIABLE
-    return folder_of("data") / "models", variable_of("data")
+    return get_user_folder("data") / "models", get_folder_variable("data")
 
 
 def list_files(folder: Path) -> list[str]:
@@ -134,7 +134,7 @@ def list_readable(folder: Path) -> tuple[list[str], dict[str, str]]:
     return [(Path(place) / name).relative_to(folder).as_posix() for place, _, names in walk for name in names], errors
 
 
-def size_of(path: Path) -> int:
+def get_size(path: Path) -> int:
     """Return a file's size in bytes; 0 if it does not exist."""
     try:
         return path.stat().st_size
@@ -142,18 +142,18 @@ def size_of(path: Path) -> int:
         return 0
 
 
-def split_bytes(path: str) -> int:
+def get_split_size(path: str) -> int:
     """Return the size in bytes of a model's file, or of all files of a split model."""
     split = SPLIT.fullmatch(path)
     if split is None:
-        return size_of(Path(path))
+        return get_size(Path(path))
     names = (f"{split['stem']}-{number:05d}-of-{split['count']}.gguf" for number in range(1, int(split["count"]) + 1))
-    return sum(size_of(Path(name)) for name in names)
+    return sum(get_size(Path(name)) for name in names)
 
 
 def remove_empty_folders(folder: Path) -> None:
     """Remove a folder of models and its parents, as long as they are empty."""
-    while models_folder() in folder.parents:
+    while get_models_folder() in folder.parents:
         try:
             folder.rmdir()
         except FileNotFoundError:
@@ -163,7 +163,12 @@ def remove_empty_folders(folder: Path) -> None:
         folder = folder.parent
 
 
-USUAL = "F16", "BF16", "Q8_0", "F32"  # in order of preference, for the projector that is downloaded with a model
+PROJECTOR_FORMATS = (
+    "F16",
+    "BF16",
+    "Q8_0",
+    "F32",
+)  # in order of preference, for the projector that is downloaded with a model
 
 
 def find_projector(path: str) -> str:
@@ -172,9 +177,9 @@ def find_projector(path: str) -> str:
     Raises UsageError if there is none, or more than one.
     """
     folder = os.path.dirname(os.path.abspath(path))
-    names = sorted(projector_names(folder))
+    names = sorted(list_projectors(folder))
     if len(names) > 1:
-        same_stem = [name for name in names if stem_of(path).startswith(stem_of(name))]
+        same_stem = [name for name in names if get_stem(path).startswith(get_stem(name))]
         names = same_stem or names
     if not names:
         name = os.path.basename(path)
@@ -188,7 +193,7 @@ def find_projector(path: str) -> str:
     return os.path.join(folder, names[0])
 
 
-def projector_bytes(path: str) -> int:
+def get_projector_size(path: str) -> int:
     """Return the size in bytes of the projector next to a model; 0 if it is missing or ambiguous."""
     try:
         return os.stat(find_projector(path)).st_size
@@ -196,7 +201,7 @@ def projector_bytes(path: str) -> int:
         return 0
 
 
-def projector_names(folder: str) -> Iterator[str]:
+def list_projectors(folder: str) -> Iterator[str]:
     """Yield the names of a folder's files that are projectors by their names."""
     with os.scandir(folder) as entries:
         yield from (entry.name for entry in entries if is_projector(entry.name))
@@ -214,17 +219,17 @@ def choose_projector(names: Iterable[str], model: str) -> str | None:
     same_stem = [
         name
         for name in candidates_here
-        if stem_of(PurePosixPath(model).name).startswith(stem_of(PurePosixPath(name).name))
+        if get_stem(PurePosixPath(model).name).startswith(get_stem(PurePosixPath(name).name))
     ]
 
     def rank(name: str) -> int:
         format = ModelFile(name, (name,), True).quantization
-        return USUAL.index(format) if format in USUAL else len(USUAL)
+        return PROJECTOR_FORMATS.index(format) if format in PROJECTOR_FORMATS else len(PROJECTOR_FORMATS)
 
     return min(same_stem or candidates_here, key=rank, default=None)
 
 
-def stem_of(path: str) -> str:
+def get_stem(path: str) -> str:
     """Return a file's name in lower case without its extension, its format and "mmproj"."""
     name = os.path.basename(path).lower().removesuffix(".gguf").replace("mmproj", "").strip("-_.")
     stem, _, end = name.rpartition("-")

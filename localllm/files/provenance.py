@@ -39,20 +39,20 @@ class Provenance:
 
         data: all of it, or its first bytes.  path: "" for stdin.
         """
-        return cls(os.path.abspath(path) if path else "", len(data), digest(data), by or {})
+        return cls(os.path.abspath(path) if path else "", len(data), hash_beginning(data), by or {})
 
     def __str__(self) -> str:
         return f"{self.path or 'stdin'} ({self.size} bytes)"
 
 
-def digest(data: bytes) -> str:
+def hash_beginning(data: bytes) -> str:
     """Hash the first bytes, BEGINNING at most, in hexadecimal."""
     import hashlib
 
     return hashlib.blake2b(data[:BEGINNING], digest_size=8).hexdigest()
 
 
-def continues(earlier: Provenance, data: bytes, current: Provenance) -> bool:
+def is_same_input(earlier: Provenance, data: bytes, current: Provenance) -> bool:
     """Return whether the input `data` is the recorded one; a file under the same path may have grown.
 
     A pipe that was answered line by line is recorded as empty and matches any input: its records are compared
@@ -60,11 +60,11 @@ def continues(earlier: Provenance, data: bytes, current: Provenance) -> bool:
     """
     if not (earlier.path or earlier.size):
         return True
-    same_beginning = len(data) >= earlier.size and digest(data[: earlier.size]) == earlier.beginning
+    same_beginning = len(data) >= earlier.size and hash_beginning(data[: earlier.size]) == earlier.beginning
     return same_beginning and (current.path == earlier.path or current.size == earlier.size)
 
 
-def record_path(output: str) -> str:
+def get_record_path(output: str) -> str:
     folder, name = os.path.split(os.path.realpath(output))
     return os.path.join(folder, f".{name}.localllm")
 
@@ -73,7 +73,7 @@ def read_record(output: str) -> Provenance | None:
     """Read the record of an output; None if the output is empty or has no record."""
     with suppress(OSError, ValueError, TypeError):
         if os.path.getsize(output):
-            with open(record_path(output), "rb") as file:
+            with open(get_record_path(output), "rb") as file:
                 return Provenance(**json.load(file))
     return None
 
@@ -86,7 +86,7 @@ def require_same_input(output: str, data: bytes | None, current: Provenance, any
     earlier = read_record(output)
     if earlier is None:
         return
-    if data is not None and not continues(earlier, data, current):
+    if data is not None and not is_same_input(earlier, data, current):
         if earlier.path == current.path:
             raise UsageError(
                 f"{current.path or 'stdin'} has changed since {output} was started; --redo replaces its answers, or use"
@@ -107,7 +107,7 @@ def require_same_input(output: str, data: bytes | None, current: Provenance, any
 def write_record(output: str, current: Provenance) -> None:
     """Write the record of an output, unless it exists. Raises LocalllmError if the disk is full or a write fails."""
     if read_record(output) != current:
-        with SafeFile(record_path(output)) as file:
+        with SafeFile(get_record_path(output)) as file:
             file.write(json.dumps(asdict(current)).encode() + b"\n")
 
 
@@ -115,4 +115,4 @@ def remove_record(output: str) -> None:
     """Remove the record of an output file that no longer exists."""
     if not os.path.lexists(output):
         with suppress(OSError):
-            os.unlink(record_path(output))
+            os.unlink(get_record_path(output))

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Self
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.system.files import (
-    give_name,
-    name_problem,
-    nameless_file,
-    open_own,
-    replace,
-    sync,
+    create_temporary_file,
+    find_name_problem,
+    link_nameless_file,
+    open_nameless_file,
+    open_without_links,
+    replace_file,
+    sync_file,
     sync_folder,
-    temporary_file,
 )
-from localllm.system.locks import Claim, lock
+from localllm.system.locks import NameLock, lock_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,7 +41,7 @@ def resolve_target(path: str | os.PathLike[str], inputs: tuple[str, ...] = ()) -
         raise UsageError("the output needs a file name" if not path else f"{path!r} is not a valid file name")
     target = os.path.realpath(path)
     folder = os.path.dirname(target)
-    if problem := name_problem(os.path.basename(target)):
+    if problem := find_name_problem(os.path.basename(target)):
         raise UsageError(f"{path if len(path) < 100 else path[:100] + '…'}: {problem}")
     if not os.path.isdir(folder):
         raise UsageError(f"{path}: there is no folder {folder}")
@@ -73,15 +73,15 @@ class SafeFile:
     def __enter__(self) -> Self:
         remove_abandoned(self.folder)
         try:
-            self._descriptor = nameless_file(self.folder)
+            self._descriptor = open_nameless_file(self.folder)
         except OSError:  # this system or file system has no nameless files
             self._descriptor = -1
         try:
             if self._descriptor < 0:
-                self._descriptor, self.temporary = temporary_file(self.folder, temporary_prefix())
-            lock(self._descriptor)
+                self._descriptor, self.temporary = create_temporary_file(self.folder, get_temporary_prefix())
+            lock_file(self._descriptor)
         except OSError as error:
-            raise self.failure(error) from None
+            raise self.make_error(error) from None
         return self
 
     def write(self, data: "bytes | memoryview | np.ndarray") -> None:
@@ -93,14 +93,14 @@ class SafeFile:
                 self.position += count
                 remaining = remaining[count:]
         except OSError as error:
-            raise self.failure(error) from None
+            raise self.make_error(error) from None
 
     def sync(self) -> None:
         """Wait until all written bytes are on disk."""
         try:
-            sync(self._descriptor)
+            sync_file(self._descriptor)
         except OSError as error:
-            raise self.failure(error) from None
+            raise self.make_error(error) from None
 
     def finish(self) -> None:
         """Replace the target now instead of at the end of the block."""
@@ -108,16 +108,16 @@ class SafeFile:
         try:
             if not self.temporary:
                 self._link()
-            replace(self.temporary, self.path)
+            replace_file(self.temporary, self.path)
             self.temporary, self.finished = "", True
             sync_folder(self.folder)
         except OSError as error:
-            raise self.failure(error) from None
+            raise self.make_error(error) from None
 
     def _link(self) -> None:
         """Give the nameless file a temporary name, because a link cannot replace the target directly."""
-        self.temporary = os.path.join(self.folder, f"{temporary_prefix()}{id(self):x}.tmp")
-        give_name(self._descriptor, self.temporary)
+        self.temporary = os.path.join(self.folder, f"{get_temporary_prefix()}{id(self):x}.tmp")
+        link_nameless_file(self._descriptor, self.temporary)
 
     def __exit__(self, *error: object) -> None:
         try:
@@ -136,12 +136,12 @@ class SafeFile:
                 os.unlink(self.temporary)
             self.temporary = ""
 
-    def failure(self, error: OSError) -> LocalllmError:
+    def make_error(self, error: OSError) -> LocalllmError:
         """Make the error for a failed write."""
         return LocalllmError(f"{self.path}: cannot be written: {error.strerror or error}; nothing was changed")
 
 
-def temporary_prefix() -> str:
+def get_temporary_prefix() -> str:
     return f".localllm-{os.getpid()}-"
 
 
@@ -155,9 +155,9 @@ def remove_abandoned(folder: str) -> None:
 def remove_unlocked(path: str | os.PathLike[str]) -> None:
     """Remove a file unless a process has it open and locked."""
     with suppress(OSError):
-        descriptor = open_own(path, os.O_RDWR)
+        descriptor = open_without_links(path, os.O_RDWR)
         try:
-            if lock(descriptor):
+            if lock_file(descriptor):
                 os.unlink(path)
         finally:
             os.close(descriptor)
@@ -177,7 +177,7 @@ class ExclusiveWriter:
 
         name = hashlib.sha256(os.fsencode(os.path.realpath(self._path))).hexdigest()
         try:
-            self._claim = Claim(f"localllm-writes-{name}")
+            self._claim = NameLock(f"localllm-writes-{name}")
         except FileExistsError:
             raise UsageError(f"{self._path}: another localllm is writing this file") from None
 
@@ -185,7 +185,7 @@ class ExclusiveWriter:
         self._claim.close()
 
 
-def make_private(folder: Path) -> Path:
+def create_private_folder(folder: Path) -> Path:
     """Create a folder that only its user can read, and return its path. Raises LocalllmError."""
     try:
         folder.mkdir(0o700, parents=True, exist_ok=True)

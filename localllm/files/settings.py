@@ -27,7 +27,7 @@ from pathlib import Path
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
-from localllm.system.files import folder_of
+from localllm.system.files import get_user_folder
 
 TABLES = ("aliases", "defaults", "command", "model")
 CACHE_SIZE = "cache_gb"
@@ -56,17 +56,17 @@ class Settings:
 
     def line(self, *keys: str) -> int:
         """Return the line of a key, counted from 1."""
-        return line_of(self.text, keys)
+        return find_line(self.text, keys)
 
 
-def config_path() -> Path:
+def get_config_path() -> Path:
     """Return the path of config.toml, which may not exist."""
-    return folder_of("config") / "config.toml"
+    return get_user_folder("config") / "config.toml"
 
 
 def load_settings() -> Settings:
     """Read config.toml; empty if it does not exist. Raises UsageError if it is invalid or unreadable."""
-    path = config_path()
+    path = get_config_path()
     try:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
@@ -76,10 +76,10 @@ def load_settings() -> Settings:
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise UsageError(f"{path}, line {line}: this is not UTF-8") from None
-    return parse(path, text)
+    return parse_settings(path, text)
 
 
-def parse(path: Path, text: str) -> Settings:
+def parse_settings(path: Path, text: str) -> Settings:
     """Parse and validate a file's content. Raises UsageError."""
     import tomllib
 
@@ -110,7 +110,7 @@ def parse(path: Path, text: str) -> Settings:
     return Settings(path, text, **(content | {"aliases": aliases}))
 
 
-def line_of(text: str, keys: tuple[str, ...]) -> int:
+def find_line(text: str, keys: tuple[str, ...]) -> int:
     """Return the line of a key, or of the innermost of its tables that exists.
 
     keys: the path through tables.

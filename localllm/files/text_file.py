@@ -76,7 +76,7 @@ def decode_with_replacement(data: bytes, name: str) -> tuple[str, str]:
         if b"\0" in data or data.startswith(UTF16_MARKS):
             raise
         text, count = replace_invalid(data)
-        return text.removeprefix("\ufeff"), replacement_warning(str(error), count)
+        return text.removeprefix("\ufeff"), describe_replacement(str(error), count)
 
 
 def replace_invalid(data: bytes) -> tuple[str, int]:
@@ -85,7 +85,7 @@ def replace_invalid(data: bytes) -> tuple[str, int]:
     return data.decode(errors="replace"), sum("\udc80" <= letter <= "\udcff" for letter in escaped)
 
 
-def replacement_warning(problem: str, count: int) -> str:
+def describe_replacement(problem: str, count: int) -> str:
     """Describe the first invalid byte, and how many bytes were replaced."""
     return f"{problem}; replaced {'1 byte' if count == 1 else f'{count} bytes'} in all"
 

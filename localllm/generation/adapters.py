@@ -11,21 +11,21 @@ if TYPE_CHECKING:
     from localllm.generation.options import GenerationOptions
 
 
-def scales_for(engine: "Engine", options: "GenerationOptions", prompt: Sequence[int]) -> AdapterScales:
+def resolve_scales(engine: "Engine", options: "GenerationOptions", prompt: Sequence[int]) -> AdapterScales:
     """Return the scales of an engine's adapters for the tokens of a prompt and its answer.
 
     An activated adapter (aLoRA) has a scale of 0 before the last occurrence of its invocation tokens, so that the
     prefix is that of the base model; without them it is not active. Raises UsageError.
     """
-    scales = engine.adapter_scales if options.lora is None else scales_by_name(engine, options.lora)
+    scales = engine.adapter_scales if options.lora is None else order_scales(engine, options.lora)
     starts = {0}
     for adapter, scale in zip(engine.adapters, scales, strict=False):
         if adapter.invocation and scale:
-            starts.add(last_occurrence(prompt, adapter.invocation))
+            starts.add(find_last(prompt, adapter.invocation))
     result = AdapterScales()
     for start in sorted(starts - {len(prompt)}):
         result.set(start, [
-            scale if not adapter.invocation or start >= last_occurrence(prompt, adapter.invocation) else 0.0
+            scale if not adapter.invocation or start >= find_last(prompt, adapter.invocation) else 0.0
             for adapter, scale in zip(engine.adapters, scales, strict=False)
         ])  # fmt: skip
     if len(result.changes) > 1 and options.on_overflow == "shift":
@@ -33,7 +33,7 @@ def scales_for(engine: "Engine", options: "GenerationOptions", prompt: Sequence[
     return result
 
 
-def scales_by_name(engine: "Engine", lora: Mapping[str, float]) -> Scales:
+def order_scales(engine: "Engine", lora: Mapping[str, float]) -> Scales:
     """Return the scale of each adapter, by its name or index. Raises UsageError for one that the model lacks."""
     names = [adapter.name for adapter in engine.adapters]
     lora = {names[int(name)] if is_index(name, len(names)) else name: scale for name, scale in lora.items()}
@@ -49,7 +49,7 @@ def is_index(name: str, count: int) -> bool:
     return name.isdecimal() and len(name) < 4 and int(name) < count
 
 
-def last_occurrence(tokens: Sequence[int], wanted: Sequence[int]) -> int:
+def find_last(tokens: Sequence[int], wanted: Sequence[int]) -> int:
     """Return the position where `wanted` begins for the last time; the number of tokens if it does not occur."""
     count = len(wanted)
     starts = (start for start in range(len(tokens) - count, -1, -1) if tuple(tokens[start : start + count]) == wanted)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from localllm.generation.tools.tool_call_parser import ToolCall
 
 # Attributes that a record keeps, besides those that `parsed` is computed from.
-KEPT = (
+RECORDED_ATTRIBUTES = (
     "prompt", "ids", "tokens", "text", "thinking", "calls", "logprobs", "logprob", "seed", "finish_reason",
     "prompt_tokens", "completion_tokens", "cached_tokens", "prefill_s", "ttft_s", "decode_s", "dropped", "skipped",
     "kept", "is_full", "steps", "drafted", "accepted",
@@ -55,14 +55,16 @@ class AnswerRecord:
     @property
     def parsed(self) -> Any:
         """The answer converted to its schema's type; see Completion.parsed."""
-        return parsed(self.text, self.finish_reason, self.__dict__["has_schema"], self.__dict__["result_type"])
+        return parse_with_schema(
+            self.text, self.finish_reason, self.__dict__["has_schema"], self.__dict__["result_type"]
+        )
 
     def message(self) -> Message:
         """Return the answer as an assistant message; see Generation.message."""
-        return as_message(self)
+        return to_message(self)
 
 
-class Recordable:
+class PicklableAnswer:
     """Base of Completion: parsing, pickling and copying an answer."""
 
     finish_reason: str
@@ -78,10 +80,10 @@ class Recordable:
 
         Raises UsageError without a schema, and the errors of parse_answer.
         """
-        return parsed(self.text, self.finish_reason, has_schema(self.options), self.options.result_type)
+        return parse_with_schema(self.text, self.finish_reason, has_schema(self.options), self.options.result_type)
 
     def __reduce__(self) -> tuple[type[AnswerRecord], tuple[dict[str, Any]]]:
-        return record_of(self)
+        return reduce_answer(self)
 
     def __copy__(self) -> Self:
         twin = type(self).__new__(type(self))
@@ -93,13 +95,13 @@ def has_schema(options: "GenerationOptions") -> bool:
     return options.constraint is not None and options.constraint.kind == "schema"
 
 
-def record_of(answer: Any) -> tuple[type[AnswerRecord], tuple[dict[str, Any]]]:
-    values = {name: getattr(answer, name) for name in KEPT}
+def reduce_answer(answer: Any) -> tuple[type[AnswerRecord], tuple[dict[str, Any]]]:
+    values = {name: getattr(answer, name) for name in RECORDED_ATTRIBUTES}
     values |= {"has_schema": has_schema(answer.options), "result_type": answer.options.result_type}
     return AnswerRecord, (values,)
 
 
-def parsed(text: str, finish_reason: str, has_schema: bool, result_type: object) -> Any:
+def parse_with_schema(text: str, finish_reason: str, has_schema: bool, result_type: object) -> Any:
     """Parse the text of an answer with a schema.
 
     Raises UsageError without a schema, and the errors of parse_answer.
@@ -111,7 +113,7 @@ def parsed(text: str, finish_reason: str, has_schema: bool, result_type: object)
     return parse_answer(text, finish_reason, result_type)
 
 
-def as_message(answer: Any) -> Message:
+def to_message(answer: Any) -> Message:
     """Return an answer as an assistant message, with its reasoning and tool calls."""
     reasoning: Message = {"reasoning_content": answer.thinking} if answer.thinking else {}
     if answer.calls:
@@ -131,7 +133,7 @@ class TextIterator:
     def __iter__(self) -> Self:
         return self
 
-    def finish_unread(self) -> None:
+    def generate_rest(self) -> None:
         """Generate the whole answer if iteration has not begun. Raises the errors of iterating."""
         if getgeneratorstate(self.parts) == GEN_CREATED:
             for _ in self.parts:

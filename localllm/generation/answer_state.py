@@ -13,7 +13,7 @@ import numpy as np
 
 from localllm.generation.constraints.distinct_items import DistinctItems
 from localllm.generation.constraints.json_text import JsonCompactor
-from localllm.generation.reasoning import ANSWER, ESCAPE, REASONING, ReasoningParser, TextPart, Thinking, overlap
+from localllm.generation.reasoning import ANSWER, ESCAPE, REASONING, ReasoningParser, TextPart, Thinking, count_overlap
 from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
 from localllm.text.tokenizer import StreamDecoder
 
@@ -28,7 +28,7 @@ class StopFilter:
     """Passes text up to the first stop string; holds back text that may become one."""
 
     def __init__(self, stops: Sequence[str]):
-        self.found, self.which = False, ""
+        self.found, self.matched_stop = False, ""
         self._stops = tuple(stops)
         self._buffer = ""
 
@@ -43,9 +43,9 @@ class StopFilter:
             if index >= 0:
                 ends.append((index, stop))
             else:
-                held = max(held, overlap(self._buffer, stop))
+                held = max(held, count_overlap(self._buffer, stop))
         if ends:
-            self.found, (end, self.which) = True, min(ends)
+            self.found, (end, self.matched_stop) = True, min(ends)
             output, self._buffer = self._buffer[:end], ""
             return output
         safe = len(self._buffer) - held
@@ -76,7 +76,7 @@ class Transcript:
         """
         self._thinking = thinking or Thinking()
         self.reader = calls.reader() if calls else None
-        self._json_reader = calls.json_reader() if calls and form is None else None
+        self._json_reader = calls.make_json_parser() if calls and form is None else None
         self._token_texts = {**self._thinking.shown, **(calls.shown if calls else {})}
         self._plain = {**self._thinking.plain, **(calls.plain if calls else {})}
         interrupts = self._thinking.format and self.reader and self.reader.is_marked
@@ -109,7 +109,7 @@ class Transcript:
     @property
     def stopped_by(self) -> str:
         """The stop string that was found, or ""."""
-        return self._stops.which
+        return self._stops.matched_stop
 
     @property
     def kind(self) -> str | None:
@@ -117,9 +117,9 @@ class Transcript:
         return self._splitter.kind
 
     @property
-    def is_between(self) -> bool:
+    def is_between_parts(self) -> bool:
         """Return whether no part, nor the header of one, has begun."""
-        return self._splitter.is_between
+        return self._splitter.is_between_parts
 
     @property
     def interruption(self) -> str:
@@ -130,7 +130,7 @@ class Transcript:
         """Treat all text from now on as answer, and keep its leading white space."""
         self._splitter.begin_answer()
 
-    def go_on_from(self, text: str) -> None:
+    def seed_answer(self, text: str) -> None:
         """Start the answer with a given text, which `push` does not return again."""
         if self._answer_json:
             self._answer_json.push(text)
@@ -138,10 +138,10 @@ class Transcript:
     def push(self, token: int) -> list[TextPart]:
         text = self._decoder.push(token)
         parts = self._splitter.push(self._token_texts.get(token, text))
-        return self._without_marks(self._parse_calls(self.reader, parts) if self.reader else parts)
+        return self._filter_parts(self._parse_calls(self.reader, parts) if self.reader else parts)
 
-    def give_up_call(self) -> list[TextPart]:
-        return self._without_marks(self._with_json(self.reader.give_up())) if self.reader else []
+    def abandon_call(self) -> list[TextPart]:
+        return self._filter_parts(self._parse_json_calls(self.reader.abandon_call())) if self.reader else []
 
     def flush(self, is_end: bool = False) -> list[TextPart]:
         """Return the held-back text at the end; nothing after a stop string.
@@ -151,11 +151,11 @@ class Transcript:
         if self.has_stopped:
             return []
         parts = [*self._splitter.push(self._decoder.flush()), *self._splitter.flush()]
-        parts = self._without_marks(self._parse_calls(self.reader, parts) if self.reader else parts)
+        parts = self._filter_parts(self._parse_calls(self.reader, parts) if self.reader else parts)
         if self.reader:
-            parts += self._without_marks(self._with_json(self.reader.flush(is_end)))
+            parts += self._filter_parts(self._parse_json_calls(self.reader.flush(is_end)))
         if self._json_reader:
-            parts += self._without_marks(self._json_reader.flush(is_end))
+            parts += self._filter_parts(self._json_reader.flush(is_end))
         return parts + self._record(ANSWER, self._stops.flush())
 
     def _parse_calls(self, reader: "ToolCallParser", parts: list[TextPart]) -> list[TextPart]:
@@ -163,14 +163,14 @@ class Transcript:
         parsed = list[TextPart]()
         for part in parts:
             parsed += reader.push(part.text) if part.kind == ANSWER else [part]
-        return self._with_json(parsed)
+        return self._parse_json_calls(parsed)
 
-    def _with_json(self, parts: list[TextPart]) -> list[TextPart]:
+    def _parse_json_calls(self, parts: list[TextPart]) -> list[TextPart]:
         """Parse tool calls that the parts contain as plain JSON."""
         reader = self._json_reader
         return parts if reader is None else [each for part in parts for each in reader.push(part)]
 
-    def _without_marks(self, parts: list[TextPart]) -> list[TextPart]:
+    def _filter_parts(self, parts: list[TextPart]) -> list[TextPart]:
         """Return the parts up to a stop string, without ESCAPE characters and with compacted JSON."""
         output = list[TextPart]()
         for kind, text in parts:
@@ -196,7 +196,7 @@ class Transcript:
 
             if kind == CALL:
                 self._call_json = self._call_json and JsonCompactor()
-                self._call_distinct = self._calls.distinct_items(text) if self._calls else None
+                self._call_distinct = self._calls.make_distinct_items(text) if self._calls else None
             append_part(self.calls, TextPart(kind, text))
         return [TextPart(kind, text)] if text else []
 
@@ -227,7 +227,7 @@ class UnionMatcher:
         self._first = form
 
     @property
-    def _both(self) -> "list[Matcher]":
+    def _matchers(self) -> "list[Matcher]":
         return [matcher for matcher in (self.form, self.calls) if matcher]
 
     def copy(self) -> "UnionMatcher":
@@ -237,7 +237,7 @@ class UnionMatcher:
 
     def allowed_mask(self) -> np.ndarray:
         """Compute the mask of tokens that either matcher allows, bool [vocab]. Raises ConstraintError."""
-        first, *rest = self._both
+        first, *rest = self._matchers
         return first.allowed_mask() | rest[0].allowed_mask() if rest else first.allowed_mask()
 
     def accept(self, token: int) -> None:
@@ -245,7 +245,7 @@ class UnionMatcher:
             self.form, self.calls = (
                 matcher if matcher.allowed_mask()[token] else None for matcher in (self.form, self.calls)
             )
-        for matcher in self._both:
+        for matcher in self._matchers:
             matcher.accept(token)
 
     def unfinished_mask(self, thinking: "Thinking") -> np.ndarray:
@@ -254,11 +254,11 @@ class UnionMatcher:
 
     @property
     def is_complete(self) -> bool:
-        return all(matcher.is_complete for matcher in self._both)
+        return all(matcher.is_complete for matcher in self._matchers)
 
     def expected_tokens(self) -> list[int]:
         """Return the forced tokens; none while both matchers remain."""
-        first, *rest = self._both
+        first, *rest = self._matchers
         return [] if rest else first.expected_tokens()
 
 
@@ -285,16 +285,16 @@ class AnswerState:
         self._forced: tuple[int, ...] = ()  # the next tokens, whatever the logits
         if matcher and not is_whole and transcript.kind is None and not self._may_think:
             transcript.begin_answer()
-        self._limit_thoughts()
+        self._limit_reasoning()
 
     @property
     def _may_think(self) -> bool:
         """Return whether reasoning may begin, or, in formats with headers, any part with a header."""
         thinking = self._thinking
-        return bool(thinking.starts) and (self._has_heads or thinking.budget != 0)
+        return bool(thinking.starts) and (self._has_headers or thinking.budget != 0)
 
     @property
-    def _has_heads(self) -> bool:
+    def _has_headers(self) -> bool:
         return self._thinking.format is not None and self._thinking.format.repeats
 
     def copy(self) -> "AnswerState":
@@ -324,7 +324,7 @@ class AnswerState:
         Raises ConstraintError.
         """
         if self._forced:
-            return _only(self._forced[:1], vocab)
+            return mask_only(self._forced[:1], vocab)
         matcher, transcript = self._matcher, self.transcript
         if matcher is None:
             return None
@@ -334,10 +334,10 @@ class AnswerState:
             allowed = matcher.allowed_mask()
             if self.transcript.reader is None:  # otherwise the grammar of calls handles these tokens
                 allowed[list(self._thinking.shown)] = False
-        elif not transcript.is_between:
+        elif not transcript.is_between_parts:
             allowed = matcher.unfinished_mask(self._thinking)
-        elif self._has_heads:
-            allowed = _only(self._thinking.starts, vocab)
+        elif self._has_headers:
+            allowed = mask_only(self._thinking.starts, vocab)
         else:
             allowed = matcher.allowed_mask()
             allowed[list(self._thinking.starts)] = True
@@ -354,9 +354,9 @@ class AnswerState:
             self.thoughts += 1
         elif self._is_whole:
             pass
-        elif self._matcher and kind is None and self.transcript.is_between and token in self._thinking.starts:
+        elif self._matcher and kind is None and self.transcript.is_between_parts and token in self._thinking.starts:
             self._forced = self._thinking.continuing
-        elif self._matcher and (kind == ANSWER or not self._has_heads):
+        elif self._matcher and (kind == ANSWER or not self._has_headers):
             self.transcript.begin_answer()
             self._matcher.accept(token)
         parts = self.transcript.push(token)
@@ -367,8 +367,8 @@ class AnswerState:
         if self._calls and self.transcript.reader and self.transcript.reader.in_call:
             parts += self._begin_call(self._calls, self.transcript.reader.pending)
         elif getattr(self._matcher, "calls", self) is None:  # a UnionMatcher that has excluded calls
-            parts += self.transcript.give_up_call()
-        self._limit_thoughts()
+            parts += self.transcript.abandon_call()
+        self._limit_reasoning()
         return parts
 
     def _interrupt(self, token: int, text: str) -> None:
@@ -390,7 +390,7 @@ class AnswerState:
         if calls.accept_text(pending):
             self._matcher = calls
             return []
-        return self.transcript.give_up_call()
+        return self.transcript.abandon_call()
 
     def expected_tokens(self) -> Sequence[int]:
         """Return tokens that are almost certain to follow, as a draft."""
@@ -398,14 +398,14 @@ class AnswerState:
             return self._forced
         return self._matcher.expected_tokens()
 
-    def _limit_thoughts(self) -> None:
+    def _limit_reasoning(self) -> None:
         """Force the end of reasoning that has used up its budget."""
         budget = self._thinking.budget
         if budget is not None and self.thoughts >= budget and self.transcript.kind == REASONING and not self._forced:
             self._forced = self._thinking.closing
 
 
-def _only(tokens: Sequence[int], vocab: int) -> np.ndarray:
+def mask_only(tokens: Sequence[int], vocab: int) -> np.ndarray:
     allowed = np.zeros(vocab, bool)
     allowed[list(tokens)] = True
     return allowed

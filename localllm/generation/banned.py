@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from localllm.generation.sampling.sampler import Sampler
     from localllm.text.tokenizer import Tokenizer
 
-_MANY = 2000  # tokens, more than a vocabulary has of white space
+MAX_WHITE_SPACE_TOKENS = 2000  # tokens, more than a vocabulary has of white space
 Spellings = tuple[frozenset[bytes], ...]  # of each character of a string, in UTF-8
 
 
-def spellings(text: str) -> Spellings:
+def spell_cases(text: str) -> Spellings:
     """Return the spellings of each character of a string: unchanged, lower case and upper case."""
     return tuple(frozenset(spelling.encode(errors="replace") for spelling in (c, c.lower(), c.upper())) for c in text)
 
 
-def match_at(data: bytes, place: int, string: Spellings) -> bool | None:
+def match_string(data: bytes, place: int, string: Spellings) -> bool | None:
     """Return whether a string begins at an offset of `data`; None if later bytes decide."""
     for character in string:
         following = data[place:]
@@ -78,7 +78,7 @@ class BannedStrings:
     def __init__(self, strings: Sequence[str], tokenizer: "Tokenizer"):
         self._strings, self._tokenizer = strings, tokenizer
         self._by_first: dict[int, list[Spellings]] = {}
-        for string in map(spellings, strings):
+        for string in map(spell_cases, strings):
             for first in {spelling[0] for spelling in string[0]}:
                 self._by_first.setdefault(first, []).append(string)
         self.held: list[HeldToken] = []
@@ -90,34 +90,34 @@ class BannedStrings:
         return twin
 
     @property
-    def barred(self) -> set[int]:
+    def barred_tokens(self) -> set[int]:
         """The tokens that must not come next."""
         return self._barred.get(len(self.held), set())
 
-    def require_choice(self, vocab: int, allowed: np.ndarray | None) -> np.ndarray:
+    def mask_barred(self, vocab: int, allowed: np.ndarray | None) -> np.ndarray:
         """Return the mask of the next tokens without barred ones, bool [vocab].
 
         allowed: the mask of a constraint, or None. Raises UsageError if no token remains, or only white space, which
         the model would repeat until the limit.
         """
         mask = np.ones(vocab, bool) if allowed is None else allowed.copy()
-        mask[[*self.barred]] = False
-        if not self._leaves_text(mask):
+        mask[[*self.barred_tokens]] = False
+        if not self._allows_text(mask):
             raise UsageError("the constraint allows only banned strings to follow: ban fewer, or change the constraint")
         return mask
 
-    def _leaves_text(self, mask: np.ndarray) -> bool:
+    def _allows_text(self, mask: np.ndarray) -> bool:
         """Return whether a mask allows a token that is not white space."""
         tokens = np.flatnonzero(mask)
-        if len(tokens) > _MANY:
+        if len(tokens) > MAX_WHITE_SPACE_TOKENS:
             return True
         texts = ((token, self._tokenizer.token_bytes(token, False)) for token in tokens.tolist())
         return any(text.strip() or token in self._tokenizer.end_ids for token, text in texts)
 
-    def may_begin(self, token: int) -> bool:
+    def may_be_undone(self, token: int) -> bool:
         """Return whether a token may have to be undone: a banned string may begin in it, or has begun before."""
         data = self._tokenizer.token_bytes(token, False)
-        return bool(self.held) or any(self._matches_in(data))
+        return bool(self.held) or any(self._find_in_bytes(data))
 
     def push(
         self, token: int, snapshot: AnswerSnapshot | None, row: np.ndarray, parts: "list[TextPart]"
@@ -128,10 +128,10 @@ class BannedStrings:
         """
         data = self._tokenizer.token_bytes(token, False)
         self.held.append(HeldToken(token, data, snapshot, row.copy() if snapshot else row, parts))
-        place = next((place for place, match in self._matches(len(self.held)) if match), None)
+        place = next((place for place, match in self._find_matches(len(self.held)) if match), None)
         if place is None:
             return None
-        number = self._token_at(place)
+        number = self._find_token(place)
         first = self.held[number]
         del self.held[number:]
         self._barred = {place: tokens for place, tokens in self._barred.items() if place <= number}
@@ -144,8 +144,8 @@ class BannedStrings:
         Text before a token that may be undone can still become a banned string in another way, so it stays held.
         """
         count = len(self.held)
-        while (place := next((place for place, match in self._matches(count) if match is None), None)) is not None:
-            count = self._token_at(place)
+        while (place := next((place for place, match in self._find_matches(count) if match is None), None)) is not None:
+            count = self._find_token(place)
         return self._release(count)
 
     def flush(self) -> list[HeldToken]:
@@ -157,21 +157,21 @@ class BannedStrings:
         self._barred = {place - count: tokens for place, tokens in self._barred.items() if place >= count}
         return released
 
-    def _matches(self, count: int) -> Iterator[tuple[int, bool | None]]:
+    def _find_matches(self, count: int) -> Iterator[tuple[int, bool | None]]:
         """Yield the byte offsets in the first `count` held tokens where a banned string begins.
 
         Each comes with True, or with None if later bytes decide.
         """
-        return self._matches_in(b"".join(token.data for token in self.held[:count]))
+        return self._find_in_bytes(b"".join(token.data for token in self.held[:count]))
 
-    def _matches_in(self, data: bytes) -> Iterator[tuple[int, bool | None]]:
+    def _find_in_bytes(self, data: bytes) -> Iterator[tuple[int, bool | None]]:
         """Yield the byte offsets where a banned string begins, with True, or None if later bytes decide."""
         for place, byte in enumerate(data):
-            results = [match_at(data, place, string) for string in self._by_first.get(byte, ())]
+            results = [match_string(data, place, string) for string in self._by_first.get(byte, ())]
             if True in results or None in results:
                 yield place, True if True in results else None
 
-    def _token_at(self, place: int) -> int:
+    def _find_token(self, place: int) -> int:
         for number, token in enumerate(self.held):
             place -= len(token.data)
             if place < 0:

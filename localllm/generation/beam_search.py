@@ -16,13 +16,13 @@ from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.generation.options import CALLABLES
 from localllm.generation.prefix_cache import PrefixCache
-from localllm.generation.request import Completion, Request, Task
+from localllm.generation.request import Completion, PromptTask, Request
 from localllm.generation.sampling.candidates import Candidates
-from localllm.generation.sampling.sampler import log_total
-from localllm.generation.sampling.steps import only, top_k
+from localllm.generation.sampling.sampler import log_sum_exp
+from localllm.generation.sampling.steps import keep_allowed, top_k
 from localllm.generation.scheduler import Scheduler
 from localllm.text.tokenizer import Tokenizer
-from localllm.values import whole_number
+from localllm.values import require_integer
 
 
 @frozen
@@ -49,13 +49,15 @@ Found = TypeVar("Found", bound=Answer | Completion)
 
 
 def require_counts(n: int, beams: int) -> None:
-    whole_number("n", n, 1)
-    whole_number("beams", beams)
+    require_integer("n", n, 1)
+    require_integer("beams", beams)
     if beams and n > beams:
         raise UsageError(f"{n} answers need at least as many beams, not {beams}")
 
 
-def answers(cache: PrefixCache, tokenizer: Tokenizer, task: Task, n: int = 1, beams: int = 0) -> list[Answer]:
+def generate_answers(
+    cache: PrefixCache, tokenizer: Tokenizer, task: PromptTask, n: int = 1, beams: int = 0
+) -> list[Answer]:
     """Return n answers, best first: sampled ones, or, with `beams`, the n likeliest of a beam search.
 
     Sampled answers are compared by their log probability per token, beams by their log probability. Raises UsageError
@@ -105,7 +107,7 @@ class BeamSearch:
         self._beams, self._tokenizer, self.results = beams, tokenizer, list[Completion]()
 
     def expand(self, answers: list[Completion], rows: list[np.ndarray]) -> list[tuple[Completion, Completion]]:
-        going, ended = self._grow(answers, rows)
+        going, ended = self._extend_beams(answers, rows)
         self._add(ended)
         first = going[0][0] if going else None
         is_full = len(self.results) == self._beams
@@ -117,9 +119,9 @@ class BeamSearch:
     def _add(self, answers: list[Completion]) -> None:
         for answer in answers:
             answer.finish()
-        self.results = best([*self.results, *answers], self._beams)
+        self.results = select_best([*self.results, *answers], self._beams)
 
-    def _grow(
+    def _extend_beams(
         self, answers: list[Completion], rows: list[np.ndarray]
     ) -> tuple[list[tuple[Completion, Completion]], list[Completion]]:
         """Extend answers by a token; return at most `beams` unfinished ones, likeliest first, and the finished ones.
@@ -129,7 +131,7 @@ class BeamSearch:
         """
         going, finished = dict[bytes, tuple[Completion, Completion]](), list[Completion]()
         count = self._beams * (2 + len(answers[0].end_ids))
-        for rank, (logprob, token, parent) in enumerate(continuations(answers, rows, count)):
+        for rank, (logprob, token, parent) in enumerate(rank_continuations(answers, rows, count)):
             child = parent.extend(token, logprob)
             if not child.has_ended:
                 text = b"".join(self._tokenizer.token_bytes(each, True) for each in child.tokens)
@@ -141,7 +143,7 @@ class BeamSearch:
         return [*going.values()], finished
 
 
-def best(answers: Sequence[Found], count: int) -> list[Found]:
+def select_best(answers: Sequence[Found], count: int) -> list[Found]:
     """Return the `count` likeliest answers, best first, and of several with the same text only the best."""
     by_text: dict[str, Found] = {}
     for answer in sorted(answers, key=lambda answer: -answer.logprob):
@@ -149,7 +151,9 @@ def best(answers: Sequence[Found], count: int) -> list[Found]:
     return [*by_text.values()][:count]
 
 
-def continuations(answers: list[Completion], rows: list[np.ndarray], count: int) -> list[tuple[float, int, Completion]]:
+def rank_continuations(
+    answers: list[Completion], rows: list[np.ndarray], count: int
+) -> list[tuple[float, int, Completion]]:
     """Return the `count` likeliest continuations, best first: (log probability, token, answer).
 
     Of equally likely ones, the lower token comes first, then the better answer. Raises LocalllmError for NaN logits.
@@ -158,8 +162,8 @@ def continuations(answers: list[Completion], rows: list[np.ndarray], count: int)
     ids = np.arange(len(rows[0]))
     for number, (answer, row) in enumerate(zip(answers, rows, strict=True)):
         candidates, allowed = Candidates(ids, row), answer.guide.allowed_mask(len(ids))
-        candidates = top_k(candidates if allowed is None else only(candidates, allowed), count)
-        total = log_total(row)
+        candidates = top_k(candidates if allowed is None else keep_allowed(candidates, allowed), count)
+        total = log_sum_exp(row)
         for token, logit in zip(candidates.ids.tolist(), candidates.logits.tolist(), strict=True):
             if logit > -math.inf:
                 extended.append((-(answer.logprob + (logit - total)), token, number, logit - total))

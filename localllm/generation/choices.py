@@ -18,7 +18,7 @@ from localllm.generation.logprobs import TokenLogprob
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.request import Completion, Request
 from localllm.generation.sampling.options import SamplingOptions
-from localllm.generation.sampling.sampler import log_total
+from localllm.generation.sampling.sampler import log_sum_exp
 from localllm.generation.scheduler import Scheduler
 from localllm.text.tokenizer import Tokenizer
 
@@ -68,7 +68,7 @@ def rank_choices(texts: Sequence[str], tokens: Sequence[Sequence[TokenLogprob]])
     return sorted(choices, key=lambda choice: -choice.logprob)
 
 
-def require_texts(texts: Sequence[str]) -> list[str]:
+def require_choices(texts: Sequence[str]) -> list[str]:
     """Return a list of different, non-empty strings. Raises UsageError for other values."""
     if isinstance(texts, str) or not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         raise UsageError("choices must be a list of strings")
@@ -77,7 +77,7 @@ def require_texts(texts: Sequence[str]) -> list[str]:
     return [*texts]
 
 
-class TextTree:
+class TokenTrie:
     """A trie of texts as tokens, and the paths to read after a prompt to score them.
 
     Attributes:
@@ -88,7 +88,7 @@ class TextTree:
     def __init__(self, texts: Sequence[list[int]], end_ids: Collection[int] = ()):
         self.texts, self.end_ids, self.longest = texts, end_ids, max(map(len, texts))
         self._following = collect_wanted_tokens(texts, end_ids)
-        self.paths = maximal(self._following)
+        self.paths = drop_prefixes(self._following)
 
     def logprobs(self, path: Path, row: np.ndarray) -> dict[int, float]:
         """Return log probabilities of the tokens that may follow a path.
@@ -96,7 +96,7 @@ class TextTree:
         row: logits after the path, float32 [vocab].
         """
         following = self._following.get(path)
-        total = log_total(row) if following else 0
+        total = log_sum_exp(row) if following else 0
         return {token: float(row[token]) - total for token in following or () if token < len(row)}
 
     def require_fit(self, request: Request, engine: "Engine") -> None:
@@ -119,7 +119,7 @@ class ScoredPrompt:
         tree: the texts to score.  sequence: holds the prompt; None if no text has to be read.
     """
 
-    def __init__(self, tree: TextTree, sequence: "Tokens | None", row: np.ndarray):
+    def __init__(self, tree: TokenTrie, sequence: "Tokens | None", row: np.ndarray):
         """Score the first tokens.
 
         row: logits after the prompt, float32 [vocab].
@@ -161,7 +161,7 @@ class Branch(NamedTuple):
     paths: list[Path]
 
 
-def branches(prompt: ScoredPrompt, sequence: "Tokens", begin: Path, paths: list[Path]) -> Iterator[Branch]:
+def split_branches(prompt: ScoredPrompt, sequence: "Tokens", begin: Path, paths: list[Path]) -> Iterator[Branch]:
     """Split sorted paths with the common prefix `begin` into branches.
 
     Paths share the tokens of a branch where that pays, see STEM.
@@ -179,13 +179,13 @@ def branches(prompt: ScoredPrompt, sequence: "Tokens", begin: Path, paths: list[
             yield from (Branch(prompt, prompt.fork(sequence), begin, path[len(begin) :], [path]) for path in group)
 
 
-def read_texts(engine: "Engine", prompts: Sequence[ScoredPrompt], precise: bool) -> None:
+def score_texts(engine: "Engine", prompts: Sequence[ScoredPrompt], precise: bool) -> None:
     """Score the texts of several prompts, in runs that are short enough for 16-bit activations."""
     waiting = [
         each_branch
         for each in prompts
         if each.sequence
-        for each_branch in branches(each, each.sequence, (), each.tree.paths)
+        for each_branch in split_branches(each, each.sequence, (), each.tree.paths)
     ]
     while waiting:
         tokens = np.cumsum([len(branch.ids) for branch in waiting])
@@ -195,19 +195,19 @@ def read_texts(engine: "Engine", prompts: Sequence[ScoredPrompt], precise: bool)
         rows = engine.run(spans, "all", precise, [PRECISE_TOKENS] * len(spans) if precise else ())
         for (prompt, sequence, begin, ids, paths), of_branch in zip(batch, rows, strict=True):
             prompt.learn(begin, ids, of_branch)
-            waiting += branches(prompt, sequence, (*begin, *ids), paths)
+            waiting += split_branches(prompt, sequence, (*begin, *ids), paths)
 
 
 T = TypeVar("T")
 
 
-class ManyScores(Generic[T]):
+class BatchScorer(Generic[T]):
     """Scores texts after many prompts, which a scheduler prefills in batches.
 
     Give `requests` to the scheduler, and iterate over `results`, which follow the order of the prompts.
     """
 
-    def __init__(self, engine: "Engine", prepare: Callable[[T], tuple[Request, TextTree]], precise: bool):
+    def __init__(self, engine: "Engine", prepare: Callable[[T], tuple[Request, TokenTrie]], precise: bool):
         """Store what scoring needs.
 
         prepare: converts a prompt to a request and the texts to score, or raises LocalllmError.
@@ -215,7 +215,7 @@ class ManyScores(Generic[T]):
         self._engine, self._prepare, self._precise = engine, prepare, precise
         self._results = dict[int, list[list[TokenLogprob]] | LocalllmError]()
         self._read = dict[int, ScoredPrompt]()
-        self._trees = dict[int, TextTree]()
+        self._trees = dict[int, TokenTrie]()
 
     def requests(self, prompts: Iterable[T]) -> Iterator[Request]:
         """Yield a request for each prompt; if `prepare` fails, its error becomes the prompt's result."""
@@ -228,9 +228,9 @@ class ManyScores(Generic[T]):
                 continue
             options = replace(request.task.options, max_tokens=1, sampling=GREEDY, speculate="off")
             task = replace(request.task, options=options)
-            yield Request(task, key=number, listener=self._take, is_measured=self._precise)
+            yield Request(task, key=number, listener=self._record_prompt, is_measured=self._precise)
 
-    def _take(self, answer: Completion, token: int | None, parts: "list[TextPart]", row: np.ndarray) -> None:
+    def _record_prompt(self, answer: Completion, token: int | None, parts: "list[TextPart]", row: np.ndarray) -> None:
         """Record the logits after a prompt, and fork its sequence if texts remain to be read."""
         tree = self._trees.pop(answer.request.key)
         fork = answer.sequence.fork() if tree.paths and answer.sequence else None
@@ -258,21 +258,21 @@ class ManyScores(Generic[T]):
                 if each.sequence:
                     stack.enter_context(closing(each.sequence))
             try:
-                read_texts(self._engine, [*read.values()], self._precise)
+                score_texts(self._engine, [*read.values()], self._precise)
                 self._results |= {number: each.result() for number, each in read.items()}
             except LocalllmError as error:
                 self._results |= dict.fromkeys(read, error)
 
 
-def text_logprobs(
-    cache: PrefixCache, tokenizer: Tokenizer, request: Request, tree: TextTree, precise: bool = True
+def score_request(
+    cache: PrefixCache, tokenizer: Tokenizer, request: Request, tree: TokenTrie, precise: bool = True
 ) -> list[list[TokenLogprob]]:
     """Return the log probability of each token of each text after a prompt.
 
     precise: use 16-bit activations, however long the prompt is; otherwise prefill it as for an answer. Raises
     ContextError for a text that does not fit, UsageError, MemoryLimitError.
     """
-    scores = ManyScores(cache.engine, lambda prompt: (prompt, tree), precise)
+    scores = BatchScorer(cache.engine, lambda prompt: (prompt, tree), precise)
     requests = scores.requests([request])
     with closing(Scheduler(cache.engine, tokenizer, requests, cache=cache)) as scheduler:
         (result,) = scores.results(scheduler)
@@ -291,7 +291,7 @@ def collect_wanted_tokens(texts: Sequence[list[int]], end_ids: Collection[int]) 
     return following
 
 
-def maximal(paths: Collection[Path]) -> list[Path]:
+def drop_prefixes(paths: Collection[Path]) -> list[Path]:
     """Return the paths that are not a prefix of another one; reading these covers all."""
     ordered = sorted(path for path in paths if path)
     following = [*ordered[1:], ()]

@@ -51,7 +51,7 @@ def find_chunks(cached: Ids[int], prompt: Ids[int], begin: int, least: int) -> l
     chunks, place, free = list[Chunk](), begin, begin
     while place + block <= len(ours):
         starts = places.get(ours[place : place + block].tobytes(), [])
-        extended = [extend(ours, cached_ids, Chunk(place, first, block), free) for first in starts]
+        extended = [extend_chunk(ours, cached_ids, Chunk(place, first, block), free) for first in starts]
         best = max(extended, key=lambda chunk: chunk.length, default=None)
         if best is None or best.length < least:
             place += 1
@@ -62,20 +62,20 @@ def find_chunks(cached: Ids[int], prompt: Ids[int], begin: int, least: int) -> l
     return chunks
 
 
-def extend(ours: np.ndarray, cached_ids: np.ndarray, chunk: Chunk, free: int) -> Chunk:
+def extend_chunk(ours: np.ndarray, cached_ids: np.ndarray, chunk: Chunk, free: int) -> Chunk:
     """Extend a chunk in both directions, to the left at most to position `free`.
 
     ours, cached_ids: tokens, int64.
     """
     place, first, _ = chunk
     back = min(place - free, first)
-    matched_before = same(ours[place - back : place][::-1], cached_ids[first - back : first][::-1])
+    matched_before = count_equal(ours[place - back : place][::-1], cached_ids[first - back : first][::-1])
     after = min(len(ours) - place, len(cached_ids) - first)
-    count = same(ours[place : place + after], cached_ids[first : first + after])
+    count = count_equal(ours[place : place + after], cached_ids[first : first + after])
     return Chunk(place - matched_before, first - matched_before, matched_before + count)
 
 
-def same(ours: np.ndarray, cached_ids: np.ndarray) -> int:
+def count_equal(ours: np.ndarray, cached_ids: np.ndarray) -> int:
     differences = np.flatnonzero(ours != cached_ids)
     return int(differences[0]) if len(differences) else len(ours)
 
@@ -100,7 +100,7 @@ class ChunkReuse:
             _, first, count = chunk = self._chunks.pop(0)
             try:
                 if chunk.place == len(sequence.tokens):
-                    self._engine.append_from(sequence, self._source, first, count)
+                    self._engine.append_copies(sequence, self._source, first, count)
             except MemoryLimitError:
                 self._chunks = []
         if not self._chunks:

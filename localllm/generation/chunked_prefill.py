@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from localllm.engine.image_tokens import end_outside_images, has_images, passages
+from localllm.engine.image_tokens import has_images, skip_image_rows, split_images
 from localllm.engine.runs import BATCH, PRECISE_TOKENS, Runs
 from localllm.kernels.machine import has_tiles
 from localllm.kernels.table import PAGE
@@ -53,7 +53,7 @@ class PrefillSegments:
 
     def __init__(self, prompt: Ids[int], runs: Runs):
         self._length, self.runs = len(prompt), runs
-        self._listed = [*around_images(prompt, runs)] if has_images(prompt) else []
+        self._listed = [*split_around_images(prompt, runs)] if has_images(prompt) else []
 
     def at(self, place: int) -> PrefillSegment:
         """Return the segment of the token at a position in the prompt or after it."""
@@ -61,8 +61,8 @@ class PrefillSegments:
             return PrefillSegment(place, place + PRECISE_TOKENS, True, kernel_tokens=1)  # of an answer
         if self._listed:
             return self._listed[bisect_right(self._listed, place, key=lambda segment: segment.begin) - 1]
-        begin, end = self.runs.last_end(place), min(self.runs.next_end(place), self._length)
-        return next(each for each in segments_of(begin, end, self._length, self.runs) if place < each.end)
+        begin, end = self.runs.find_last_end(place), min(self.runs.find_next_end(place), self._length)
+        return next(each for each in split_run(begin, end, self._length, self.runs) if place < each.end)
 
     def kernel_tokens(self, begin: int, end: int) -> int:
         """Return the token count that selects kernels for a run of a prompt; 0 if the engine splits the run."""
@@ -70,40 +70,40 @@ class PrefillSegments:
         return segment.kernel_tokens if segment.precise and segment.end >= end else 0
 
 
-def segments_of(begin: int, end: int, length: int, runs: Runs) -> list[PrefillSegment]:
+def split_run(begin: int, end: int, length: int, runs: Runs) -> list[PrefillSegment]:
     """List the segments of one run of text in a prompt of `length` tokens.
 
     Both ends of a long prompt are precise.
     """
     if runs.is_measuring:
         return [PrefillSegment(begin, end, True, kernel_tokens=PRECISE_TOKENS)]
-    exact = runs.exact_tokens(end - begin)
+    exact = runs.count_exact_tokens(end - begin)
     first, last = begin + (exact if begin == 0 else 0), end - (exact if end == length else 0)
     parts = ((begin, first, True), (first, last, last - first <= PRECISE_TOKENS), (last, end, True))
     return [PrefillSegment(*part, kernel_tokens=part[1] - part[0]) for part in parts if part[0] < part[1]]
 
 
-def around_images(prompt: Ids[int], runs: Runs) -> Iterator[PrefillSegment]:
+def split_around_images(prompt: Ids[int], runs: Runs) -> Iterator[PrefillSegment]:
     """Yield all segments of a prompt with images, as `read_prompt` and the engine split it."""
     start = 0
     while start < len(prompt):
-        end = end_outside_images(prompt, min(runs.next_end(start), len(prompt)))
-        for first, last, key in passages(np.array(prompt[start:end], np.int64)):
+        end = skip_image_rows(prompt, min(runs.find_next_end(start), len(prompt)))
+        for first, last, key in split_images(np.array(prompt[start:end], np.int64)):
             for begin in range(start + first, start + last, BATCH):
                 stop = min(begin + BATCH, start + last)
                 if key is None:
-                    yield from segments_of(begin, stop, len(prompt), runs)
+                    yield from split_run(begin, stop, len(prompt), runs)
                 else:
                     yield PrefillSegment(begin, stop, stop - begin <= PRECISE_TOKENS, True)
         start = end
 
 
-def end_of_run(prompt: Ids[int], start: int, runs: Runs) -> int:
+def find_run_end(prompt: Ids[int], start: int, runs: Runs) -> int:
     """Return the end of the run that begins at `start` when a single Generation prefills the prompt."""
-    return end_outside_images(prompt, min(runs.next_end(start), len(prompt)))
+    return skip_image_rows(prompt, min(runs.find_next_end(start), len(prompt)))
 
 
-def read_prompt(
+def prefill_prompt(
     sequence: "Sequence | ShiftedSequence", prompt: list[int], on_progress: Callable[[int, int], None] | None
 ) -> np.ndarray:
     """Prefill the tokens of a prompt that the sequence does not hold.
@@ -114,13 +114,13 @@ def read_prompt(
     start = begin
     while start < len(prompt):  # progress is reported, and Ctrl-C handled, between runs
         progress(start - begin, len(prompt) - begin)
-        end = end_of_run(prompt, start, sequence.engine.runs)
+        end = find_run_end(prompt, start, sequence.engine.runs)
         logits = sequence.append(prompt[start:end], "last" if end == len(prompt) else "none")
         start = end
     return logits
 
 
-def most_between_steps(parameters: int) -> int:
+def max_prefill_tokens(parameters: int) -> int:
     """Return the maximum number of prompt tokens between two decode steps of a model of this size.
 
     It does not depend on measured times, so that the same input always gives the same runs and answers.
@@ -128,7 +128,7 @@ def most_between_steps(parameters: int) -> int:
     return max(PAGE, min(BATCH, int(OPERATIONS / (2 * parameters))))
 
 
-def chunk_size(place: int, segment: PrefillSegment, room: int) -> int:
+def compute_chunk_size(place: int, segment: PrefillSegment, room: int) -> int:
     """Return how many tokens of a segment to prefill from a position in a run with room for `room` tokens."""
     remaining = segment.end - place
     if remaining <= room:
@@ -139,12 +139,12 @@ def chunk_size(place: int, segment: PrefillSegment, room: int) -> int:
     return max(0, (place + limit) // step * step - place)
 
 
-def reusable_prefix(common: int, ours: PrefillSegments, cached: PrefillSegments) -> int:
+def count_reusable_tokens(common: int, ours: PrefillSegments, cached: PrefillSegments) -> int:
     """Return how many of the first `common` tokens, equal in two prompts, are computed alike in both."""
     place, is_whole = 0, True
     while place < common:
         our, their = ours.at(place), cached.at(place)
-        if our.precise != their.precise or not ours.runs.compute_alike(our.kernel_tokens, their.kernel_tokens):
+        if our.precise != their.precise or not ours.runs.select_same_kernels(our.kernel_tokens, their.kernel_tokens):
             break
         place, is_whole = min(our.end, their.end), our.end == their.end
     if is_whole and place <= common:

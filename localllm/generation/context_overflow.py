@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from localllm.engine.image_tokens import end_outside_images, is_within
+from localllm.engine.image_tokens import cuts_image, skip_image_rows
 from localllm.errors import ContextError
 from localllm.kernels.table import PAGE
 
@@ -78,8 +78,8 @@ class ShiftedSequence:
         places = self._sequence.context - self.keep
         pages = -((places - places // 8 + self.keep - len(prompt)) // PAGE)
         start = self.keep + pages * PAGE
-        end = end_outside_images(prompt, start)
-        while is_within(prompt, start):
+        end = skip_image_rows(prompt, start)
+        while cuts_image(prompt, start):
             start -= 1
         fits = end - start <= places  # `append` raises an error for an image that does not
         if fits and len(prompt) >= self._sequence.context and len(self.tokens) < end < len(prompt):
@@ -94,11 +94,11 @@ class ShiftedSequence:
             if place in unneeded:
                 ids = self._skip(ids, unneeded.stop - place)
                 continue
-            least = end_outside_images(ids, 1)
+            least = skip_image_rows(ids, 1)
             while (room := self.room) < least:
                 self._forget(least)
             room = min(room, len(ids), unneeded.start - place if place < unneeded.start else room)
-            while is_within(ids, room):  # an image is read as a whole
+            while cuts_image(ids, room):  # an image is read as a whole
                 room -= 1
             piece, ids = ids[:room], ids[room:]
             wanted = "none" if ids and logits == "last" else logits
@@ -159,12 +159,12 @@ def count_droppable(cached: Ids[int], keep: int) -> int:
     """Return how many tokens after `keep` to drop: half of them, in whole pages, and no image in part."""
     droppable = len(cached) - keep
     for count in range(max(droppable // 2 // PAGE, 1) * PAGE, droppable, PAGE):
-        if not is_within(cached, keep + count):
+        if not cuts_image(cached, keep + count):
             return count
     return droppable
 
 
-def rolling(sequence: "Sequence | ShiftedSequence", keep: int | None) -> "Sequence | ShiftedSequence":
+def wrap_sequence(sequence: "Sequence | ShiftedSequence", keep: int | None) -> "Sequence | ShiftedSequence":
     """Return the sequence as a ShiftedSequence with this `keep`, or unwrapped if it is None."""
     if isinstance(sequence, ShiftedSequence):
         if sequence.keep == keep:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, NoReturn, Protocol, TypeV
 from localllm.errors import ContextError, ModelError, UsageError
 from localllm.frozen import frozen
 from localllm.generation.options import OPTIONS, THINK, GenerationOptions
-from localllm.generation.reasoning import Tags, format_of, template_variables
-from localllm.generation.sampling.options import names_for
-from localllm.images.parts import texts_of
+from localllm.generation.reasoning import TagFormat, detect_format, make_template_variables
+from localllm.generation.sampling.options import map_names
+from localllm.images.parts import get_text
+from localllm.renamed import RenamedAttribute
 from localllm.text.messages import Message
 from localllm.text.special_tokens import BREAK
 
@@ -88,7 +89,7 @@ class Conversation(Generic[A]):
         """
         raise NotImplementedError
 
-    def hold(self) -> None:
+    def park(self) -> None:
         """Park this conversation's cache, because another conversation begins."""
 
     def leave(self) -> None:
@@ -100,7 +101,7 @@ class Conversation(Generic[A]):
         return None
 
     @property
-    def answers_one_text(self) -> bool:
+    def is_single_turn(self) -> bool:
         return False
 
     def count(self, text: str) -> int:
@@ -130,9 +131,9 @@ class Conversation(Generic[A]):
         does not fit, and leaves the conversation unchanged.
         """
         image_fields = {"images": list(images)} if images else {}
-        return self.go_on([{"role": "user", "content": text, **image_fields}], options)
+        return self.continue_with([{"role": "user", "content": text, **image_fields}], options)
 
-    def go_on(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> A:
+    def continue_with(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> A:
         """Continue with the next messages: a question, or results of the latest answer's tool calls."""
         options = options or GenerationOptions()
         history = [*self._stop(), *messages]
@@ -149,7 +150,7 @@ class Conversation(Generic[A]):
         question_at = next((place for place in reversed(range(len(history))) if history[place]["role"] == "user"), None)
         if question_at is None:
             return None
-        question = texts_of(history[question_at]["content"])
+        question = get_text(history[question_at]["content"])
         self._history, self._answer, self._earlier_part = history[:question_at], None, NOTHING
         return question
 
@@ -180,6 +181,9 @@ class Conversation(Generic[A]):
             self._answer.close()
         return self._history_with_answer()
 
+    if not TYPE_CHECKING:  # names of 0.3
+        hold, go_on, answers_one_text = map(RenamedAttribute, ("park", "continue_with", "is_single_turn"))
+
 
 def is_conversation(prompt: "str | list[int] | Sequence[Message]") -> bool:
     return isinstance(prompt, Sequence) and any(isinstance(item, dict) for item in prompt)
@@ -189,14 +193,14 @@ def has_calls(message: Message) -> bool:
     return isinstance(message, dict) and bool(message.get("role") == "tool" or message.get("tool_calls"))
 
 
-def blind(image: object) -> NoReturn:
+def refuse_image(image: object) -> NoReturn:
     """Raise UsageError, because the model has no image encoder."""
     raise UsageError("this model does not accept images")
 
 
 # Unset values of the options that a model's name may set, besides sampling and template variables.
-UNSET = {name: OPTIONS[name].default for name in names_for("name", OPTIONS)}
-INSTRUCTION = ("system", "developer")  # roles of a message that replaces the default system message
+UNSET_VALUES = {name: OPTIONS[name].default for name in map_names("name", OPTIONS)}
+INSTRUCTION_ROLES = ("system", "developer")  # roles of a message that replaces the default system message
 
 
 @frozen
@@ -224,7 +228,7 @@ class AnswerDefaults:
         first = sum(map(is_instruction, messages[:1]))
         return [*self.head(messages[:first]), *messages[first:]]
 
-    def over(self, defaults: "AnswerDefaults") -> "AnswerDefaults":
+    def fill_unset(self, defaults: "AnswerDefaults") -> "AnswerDefaults":
         """Return these defaults, completed by those of another."""
         return replace(self, options=defaults.complete(self.options))
 
@@ -232,15 +236,17 @@ class AnswerDefaults:
         if options is None:
             return self.options
         changes = {
-            name: getattr(self.options, name) for name, unset in UNSET.items() if getattr(options, name) in (unset, [])
+            name: getattr(self.options, name)
+            for name, unset in UNSET_VALUES.items()
+            if getattr(options, name) in (unset, [])
         }
         variables = {**self.options.template_variables, **options.template_variables}
-        sampling = options.sampling.over(self.options.sampling)
+        sampling = options.sampling.fill_unset(self.options.sampling)
         return replace(options, **{**changes, "template_variables": variables, "sampling": sampling})
 
 
 def is_instruction(message: Message) -> bool:
-    return isinstance(message, dict) and message.get("role") in INSTRUCTION
+    return isinstance(message, dict) and message.get("role") in INSTRUCTION_ROLES
 
 
 MARK, THOUGHT_MARK = "\ufdd4", "\ufdd5"  # noncharacters, put after the content and before the reasoning
@@ -255,12 +261,12 @@ class ChatFormat:
     @cached_property
     def thoughts(self) -> "ThinkingFormat | None":
         """The format of the model's reasoning; None if it has none."""
-        return format_of(self.template.source, self._tokenizer)
+        return detect_format(self.template.source, self._tokenizer)
 
     @cached_property
     def has_thinking_choice(self) -> bool:
         """Return whether the choice of thinking changes the rendered prompt; True if rendering fails."""
-        choices = (template_variables(self.template.source, think, None) for think in THINK if think != "auto")
+        choices = (make_template_variables(self.template.source, think, None) for think in THINK if think != "auto")
         try:
             question = [{"role": "user", "content": "?"}]
             return len({self._tokenizer.markers.render(self.template, question, **each) for each in choices}) > 1
@@ -269,20 +275,20 @@ class ChatFormat:
 
     @cached_property
     def calls(self) -> "ToolCallFormat":
-        from localllm.generation.tools.tool_messages import format_of_template
+        from localllm.generation.tools.tool_messages import derive_template_format
 
-        return format_of_template(self.template, self._tokenizer)
+        return derive_template_format(self.template, self._tokenizer)
 
     @cached_property
     def result_marks(self) -> tuple[str, ...]:
         """The tags that the template writes after a call's result, if they could occur in a result."""
-        from localllm.generation.tools.tool_messages import marks_of_results
+        from localllm.generation.tools.tool_messages import find_result_marks
 
-        return marks_of_results(self.template, self._tokenizer)
+        return find_result_marks(self.template, self._tokenizer)
 
 
 @contextmanager
-def naming_long_prompts(messages: Sequence[Message], tokenizer: "Tokenizer", context: int) -> Iterator[None]:
+def report_long_prompts(messages: Sequence[Message], tokenizer: "Tokenizer", context: int) -> Iterator[None]:
     """Raise ContextError instead of a template's error if the messages alone exceed the context."""
     try:
         yield
@@ -312,13 +318,13 @@ def find_partial_answer(
         return None
     reasoning = next((final[name] for name in ("reasoning_content", "thinking", "reasoning") if final.get(name)), "")
     text = final["content"] or ""
-    if isinstance(format, Tags) and text.lstrip().startswith(format.opens):
+    if isinstance(format, TagFormat) and text.lstrip().startswith(format.opens):
         inner, closing, after = text.lstrip()[len(format.opens) :].partition(format.closes)
         reasoning, text = inner.strip() if closing else inner.lstrip(), after.lstrip()
     return PartialAnswer(text if text.strip() else "", reasoning if format else "")
 
 
-def render_up_to(
+def render_partial_answer(
     render: "Callable[[Sequence[Message]], str]", messages: Sequence[Message], partial: PartialAnswer
 ) -> tuple[str, bool] | None:
     """Render a conversation up to the end of its partial answer.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from localllm.engine.engine import Engine
 
 ORIGIN, ENTROPY, MARGIN, RANDOM, CONFIDENCE = range(5)  # order of filling, by llama.cpp's numbers
-MOST_STEPS = 10_000
+MAX_STEPS = 10_000
 Read = Callable[[Sequence[int]], np.ndarray]  # returns the logits at each position, float32 [tokens, vocab]
 
 
@@ -51,8 +51,8 @@ class DiffusionOptions:
     def require_valid(self) -> None:
         if not ORIGIN <= self.algorithm <= CONFIDENCE:
             raise UsageError(f"the algorithm must be an integer from 0 to 4, not {self.algorithm}")
-        if self.length < 1 or not 1 <= self.steps <= MOST_STEPS:
-            raise UsageError(f"diffusion needs a length of at least 1, and from 1 to {MOST_STEPS} steps")
+        if self.length < 1 or not 1 <= self.steps <= MAX_STEPS:
+            raise UsageError(f"diffusion needs a length of at least 1, and from 1 to {MAX_STEPS} steps")
         if (self.epsilon > 0) == (self.block_length > 0) or self.epsilon >= 1 or self.block_length < 0:
             raise UsageError("diffusion needs either an epsilon between 0 and 1 or a block length")
         blocks = self.length / self.block_length if self.block_length else 1
@@ -85,16 +85,18 @@ def denoise(model: DiffusionModel, prompt: Sequence[int], options: DiffusionOpti
         raise UsageError("the prompt is empty")
     tokens, first = np.array([*prompt, *[model.mask] * options.length], np.int64), len(prompt)
     random = np.random.default_rng(options.seed)
-    for begin, end, step, count in plan(options):
+    for begin, end, step, count in plan_steps(options):
         inside = np.arange(first + begin, first + end)
         places = inside[tokens[inside] == model.mask]
         if len(places):
-            rows = logits_for(model, tokens, first, options)[places]
-            fill(tokens, places, rows, how_many(options, step, count, len(places), end - begin), options, random)
+            rows = compute_logits(model, tokens, first, options)[places]
+            fill_positions(
+                tokens, places, rows, count_filled(options, step, count, len(places), end - begin), options, random
+            )
         yield tokens[first:].tolist()
 
 
-def plan(options: DiffusionOptions) -> Iterator[tuple[int, int, int, int]]:
+def plan_steps(options: DiffusionOptions) -> Iterator[tuple[int, int, int, int]]:
     """Plan the steps.
 
     Yields for each: begin and end of the positions it may unmask, its index in its block, and the steps per block.
@@ -106,7 +108,7 @@ def plan(options: DiffusionOptions) -> Iterator[tuple[int, int, int, int]]:
             yield block * length, (block + 1) * length, step, options.steps // blocks
 
 
-def how_many(options: DiffusionOptions, step: int, steps: int, masked: int, length: int) -> int:
+def count_filled(options: DiffusionOptions, step: int, steps: int, masked: int, length: int) -> int:
     """Return the number of positions that a step fills."""
     if options.block_length:
         return length // steps + (step < length % steps)
@@ -114,7 +116,7 @@ def how_many(options: DiffusionOptions, step: int, steps: int, masked: int, leng
     return int(masked * (1 - next_share / share)) if step < steps - 1 else masked
 
 
-def logits_for(model: DiffusionModel, tokens: np.ndarray, first: int, options: DiffusionOptions) -> np.ndarray:
+def compute_logits(model: DiffusionModel, tokens: np.ndarray, first: int, options: DiffusionOptions) -> np.ndarray:
     """Compute the logits at each position with classifier-free guidance, float64 [tokens, vocab]."""
     rows = model.read(tokens.tolist()).astype(np.float64)
     if options.guidance:
@@ -125,7 +127,7 @@ def logits_for(model: DiffusionModel, tokens: np.ndarray, first: int, options: D
     return rows[np.maximum(np.arange(len(tokens)) - 1, 0)] if model.is_shifted else rows
 
 
-def fill(
+def fill_positions(
     tokens: np.ndarray, places: np.ndarray, rows: np.ndarray, count: int, options: DiffusionOptions,
     random: np.random.Generator,
 ) -> None:  # fmt: skip
@@ -136,7 +138,7 @@ def fill(
     if options.has_noise and options.temperature > 0:  # (Zheng et al. 2024, arXiv 2409.02908)
         noise = np.maximum(random.random(rows.shape), 1e-20)
         rows = rows - options.temperature * np.log(-np.log(noise))
-    tokens_drawn, sure = draw(rows, options, random)
+    tokens_drawn, sure = sample_tokens(rows, options, random)
     if options.algorithm == ORIGIN:
         unmasked = random.random(len(places)) < count / len(places)
         tokens[places[unmasked]] = tokens_drawn[unmasked]
@@ -147,12 +149,14 @@ def fill(
     tokens[places[best]] = tokens_drawn[best]
 
 
-def draw(rows: np.ndarray, options: DiffusionOptions, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def sample_tokens(
+    rows: np.ndarray, options: DiffusionOptions, random: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
     """Sample a token for each row.
 
     Returns the tokens, int64 [rows], and the model's confidence in each, float64 [rows].
     """
-    chances = probabilities(rows, options)
+    chances = compute_probabilities(rows, options)
     if options.temperature > 0:
         sums = chances.cumsum(axis=1)
         tokens_drawn = (sums > random.random((len(rows), 1)) * sums[:, -1:]).argmax(axis=1)
@@ -168,7 +172,7 @@ def draw(rows: np.ndarray, options: DiffusionOptions, random: np.random.Generato
     return tokens_drawn, np.take_along_axis(chances, tokens_drawn[:, None], axis=1)[:, 0]
 
 
-def probabilities(rows: np.ndarray, options: DiffusionOptions) -> np.ndarray:
+def compute_probabilities(rows: np.ndarray, options: DiffusionOptions) -> np.ndarray:
     """Compute sampling probabilities, float64 [rows, vocab], after top_k, top_p and temperature."""
     if 0 < options.top_k < rows.shape[1]:
         least = np.partition(rows, -options.top_k, axis=1)[:, -options.top_k, None]
@@ -188,7 +192,7 @@ def softmax(rows: np.ndarray) -> np.ndarray:
     return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
 
-def diffusion_model(engine: "Engine", metadata: Mapping[str, object]) -> DiffusionModel:
+def make_diffusion_model(engine: "Engine", metadata: Mapping[str, object]) -> DiffusionModel:
     """Return the diffusion model of an engine.
 
     Raises UsageError for a model that is not a diffusion model, or without a mask token.

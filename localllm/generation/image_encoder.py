@@ -9,7 +9,7 @@ import numpy as np
 
 from localllm import images
 from localllm.arch import vision
-from localllm.engine.image_cache import EncodedImageCache, projector_fingerprint
+from localllm.engine.image_cache import EncodedImageCache, compute_projector_fingerprint
 from localllm.engine.image_tokens import ImageEmbedding
 from localllm.engine.options import EngineOptions
 from localllm.engine.vision_encoder import VisionEncoder
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from localllm.text.tokenizer import Tokenizer
 
 # Cached encoded images: the latest 64, and more up to 256 MB.
-LEAST, MOST_BYTES = 64, 256 << 20
+MIN_CACHED, MAX_BYTES = 64, 256 << 20
 
 
 class EncodedImage(NamedTuple):
@@ -59,12 +59,12 @@ class ImageEncoder:
         if h.row_width != width:
             problem = f"it makes rows of {h.row_width} numbers, the model reads {width}"
             raise ModelError(f"{path}: the projector of another model: {problem}")
-        missing = [mark for mark in family.MARKS if tokenizer.special_id(mark) is None]
+        missing = [mark for mark in family.MARKS if tokenizer.get_special_id(mark) is None]
         if missing:
             raise ModelError(f"{path}: the projector of another model: this model lacks the token {missing[0]}")
-        if pan_and_scan and not hasattr(family, "panned"):
+        if pan_and_scan and not hasattr(family, "prepare_crops"):
             raise UsageError(f"{path}: pan-and-scan is for Gemma 3's projectors, this one's type is {h.kind}")
-        self._prepared = family.panned if pan_and_scan else family.prepare
+        self._prepared = family.prepare_crops if pan_and_scan else family.prepare
         engine.register_image(
             ImageEmbedding(b"", np.zeros((1, width), np.float32))
         )  # refuses models that images cannot be read by
@@ -89,7 +89,7 @@ class ImageEncoder:
     def _fingerprint(self) -> bytes:
         """Return the disk cache's key of the projector and of the code that prepares images."""
         try:
-            return projector_fingerprint(self._file, self._reader.operations, (vision, images))
+            return compute_projector_fingerprint(self._file, self._reader.operations, (vision, images))
         except OSError:  # the file is gone
             self._files = None
             return self.path.encode()
@@ -100,7 +100,7 @@ class ImageEncoder:
         rows = self._files.find(digest) if self._files else None
         if rows is None:
             self.encoded += 1
-            rows = self._reader.read_all(prepared.pictures, image.size)
+            rows = self._reader.encode_crops(prepared.pictures, image.size)
             if self._files:
                 self._files.keep(digest, rows)
         embeddings = [
@@ -118,12 +118,12 @@ class ImageEncoder:
         return EncodedImage(ids, embeddings)
 
     def _forget(self) -> None:
-        while len(self._cache) > LEAST and sum(map(size_of, self._cache.values())) > MOST_BYTES:
+        while len(self._cache) > MIN_CACHED and sum(map(count_bytes, self._cache.values())) > MAX_BYTES:
             self._cache.popitem(last=False)
 
     def close(self) -> None:
         self._reader.close()
 
 
-def size_of(look: EncodedImage) -> int:
+def count_bytes(look: EncodedImage) -> int:
     return sum(embedding.rows.nbytes for embedding in look.seen)

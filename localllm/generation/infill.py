@@ -12,12 +12,12 @@ from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.text.tokenizer import Tokenizer
 from localllm.text.vocabulary import InfillTokens
-from localllm.values import require_text
+from localllm.values import require_string
 
 # llama-server's names for the repository and the file with the gap: its clients send none.
 REPOSITORY, FILE = "myproject", "filename"
-MOST = 2048  # maximum tokens of prefix and suffix if is_cut: llama-server's batch size
-MARKS = 8  # positions for the special tokens of a prompt, and one free position
+MAX_TOKENS = 2048  # maximum tokens of prefix and suffix if is_cut: llama-server's batch size
+RESERVED_TOKENS = 8  # positions for the special tokens of a prompt, and one free position
 
 
 @frozen
@@ -43,9 +43,9 @@ class Infill:
         """Return the token ids of a prompt that leaves enough context for the answer. Raises UsageError."""
         if not self.is_cut:
             return self.encode(tokenizer)
-        limit = min(MOST, context // 2)
+        limit = min(MAX_TOKENS, context // 2)
         room = min(context // 4, context // 8 if max_tokens is None else max_tokens)
-        return self.encode(tokenizer, limit, context - limit - room - MARKS)
+        return self.encode(tokenizer, limit, context - limit - room - RESERVED_TOKENS)
 
     def encode(self, tokenizer: Tokenizer, limit: int | None = None, most_files: int = 0) -> list[int]:
         """Return the token ids of the prompt.
@@ -55,7 +55,7 @@ class Infill:
         Raises UsageError for a model without fill-in-the-middle tokens.
         """
         marks, encode = require_infill_tokens(tokenizer), tokenizer.encode
-        text, suffix_text = require_text("prefix", self.prefix), require_text("suffix", self.suffix)
+        text, suffix_text = require_string("prefix", self.prefix), require_string("suffix", self.suffix)
         if limit is not None:  # longer texts need not be tokenized
             size = tokenizer.most_bytes(limit)
             text, suffix_text = text[max(0, len(text) - size) :], suffix_text[:size]

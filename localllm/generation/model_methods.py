@@ -13,13 +13,13 @@ from localllm.generation.sampling.options import SamplingArguments, SamplingOpti
 from localllm.generation.scheduler import Generation
 from localllm.generation.session import Session
 from localllm.text.messages import Message
-from localllm.values import plain, require_several, require_text, whole_number
+from localllm.values import require_integer, require_iterable, require_string, to_python_number
 
 if TYPE_CHECKING:
     import numpy as np
 
     from localllm.generation.beam_search import Answer
-    from localllm.generation.choices import Choice, Score, TextTree
+    from localllm.generation.choices import Choice, Score, TokenTrie
     from localllm.generation.scheduler import Scheduler
     from localllm.generation.speculation.acceptance import Drafter
     from localllm.generation.tool_run import ToolRun
@@ -36,7 +36,8 @@ class AnswerArguments(SamplingArguments, total=False):
     probabilities, or, like top_logprobs, with how many alternatives to each token.  logits_processor: called before
     each token is drawn with all token ids and a copy of the logits, float32 [vocab]; returns the logits to draw from.
     stopping_criteria: called in the same way; returns whether the answer ends.  ban: strings that must not occur in the
-    answer, in upper or lower case; their tokens are undone and drawn again.
+    answer, in upper or lower case; their tokens are undone and drawn again.  lora: the scales of adapters by name;
+    None: those that the model was opened with.
     """
 
     on_overflow: str | None
@@ -55,6 +56,7 @@ class AnswerArguments(SamplingArguments, total=False):
     logits_processor: Callable[[list[int], "np.ndarray"], "np.ndarray"] | None
     stopping_criteria: Callable[[list[int], "np.ndarray"], bool] | None
     ban: Sequence[str]
+    lora: Mapping[str, float] | None
 
 
 class CallArguments(AnswerArguments, total=False):
@@ -80,18 +82,18 @@ class ChatArguments(CallArguments, total=False):
 
 _CONSTRAINTS = ("schema", "grammar", "regex")
 _JSON = ("json_whitespace", "additional_properties")
-_TRUTHS = {*_JSON, "continue_final", "parallel_tool_calls", "json_calls"}
+_BOOLEANS = {*_JSON, "continue_final", "parallel_tool_calls", "json_calls"}
 _TOOLS = {"tool_choice": "choice", "parallel_tool_calls": "parallel", "json_calls": "json_calls"}
 
 
-def _no_option(name: str) -> str:
+def describe_unknown_option(name: str) -> str:
     from difflib import get_close_matches  # seldom needed
 
     close = get_close_matches(name.lower(), sorted(ChatArguments.__annotations__), n=1)
     return f"there is no option {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
 
 
-def alternatives(logprobs: object, top_logprobs: object) -> int | None:
+def count_alternatives(logprobs: object, top_logprobs: object) -> int | None:
     """Return how many alternatives to each token to report; None for no log probabilities.
 
     logprobs: True or False as in OpenAI's chat API, or a count as in its completions API.  top_logprobs: a count, or
@@ -100,10 +102,10 @@ def alternatives(logprobs: object, top_logprobs: object) -> int | None:
     if logprobs is None or isinstance(logprobs, bool):
         is_asked, count = bool(logprobs), None
     else:
-        is_asked, count = True, whole_number("logprobs", logprobs)
+        is_asked, count = True, require_integer("logprobs", logprobs)
     if top_logprobs is None:
         return (count or 0) if is_asked else None
-    top = whole_number("top_logprobs", top_logprobs)
+    top = require_integer("top_logprobs", top_logprobs)
     if count not in (None, top):
         raise UsageError(f"logprobs and top_logprobs must not differ: {count} and {top}")
     return top
@@ -113,31 +115,33 @@ def gather_options(
     max_tokens: int | None, stop: Sequence[str], arguments: AnswerArguments, speculate: "str | Drafter" = "auto"
 ) -> GenerationOptions:
     """Convert a method's keyword arguments to options. Raises UsageError for an unknown name."""
-    remaining = {name: plain(value) for name, value in cast("dict[str, Any]", arguments).items()}
+    remaining = {name: to_python_number(value) for name, value in cast("dict[str, Any]", arguments).items()}
     sampling = {name: remaining.pop(name) for name in SamplingArguments.__annotations__ if name in remaining}
     constraint = {name: remaining.pop(name) for name in _CONSTRAINTS if remaining.get(name) is not None}
     style = {name: remaining.pop(name) for name in _JSON if name in remaining}
     use = {name: remaining.pop(argument) for argument, name in _TOOLS.items() if argument in remaining}
-    for name in _TRUTHS & arguments.keys():
-        if not isinstance(value := plain(cast("dict[str, Any]", arguments)[name]), bool | None):
+    for name in _BOOLEANS & arguments.keys():
+        if not isinstance(value := to_python_number(cast("dict[str, Any]", arguments)[name]), bool | None):
             raise UsageError(f"{name} must be True or False, not {value!r:.60}")
     if unknown := remaining.keys() - ChatArguments.__annotations__.keys():
-        raise UsageError(_no_option(sorted(unknown)[0]))
+        raise UsageError(describe_unknown_option(sorted(unknown)[0]))
     answer_options = {name: value for name, value in remaining.items() if name not in _CONSTRAINTS}
     if answer_options.get("tools"):
-        from localllm.generation.tools.python_tools import tool_use  # seldom needed
+        from localllm.generation.tools.python_tools import make_tool_use  # seldom needed
 
-        answer_options["tools"] = tool_use(answer_options["tools"], **use, **style)
-    answer_options["top_logprobs"] = alternatives(
+        answer_options["tools"] = make_tool_use(answer_options["tools"], **use, **style)
+    answer_options["top_logprobs"] = count_alternatives(
         answer_options.pop("logprobs", None), answer_options.get("top_logprobs")
     )
     if constraint:
-        from localllm.generation.constraints.constraint import constraint_of  # llguidance takes 30 ms to import
+        from localllm.generation.constraints.constraint import make_constraint  # llguidance takes 30 ms to import
         from localllm.generation.constraints.json_text import is_type
 
-        answer_options["constraint"] = constraint_of(**constraint, **style)
+        answer_options["constraint"] = make_constraint(**constraint, **style)
         answer_options["result_type"] = schema if is_type(schema := constraint.get("schema")) else None
-    return GenerationOptions(plain(max_tokens), stop, SamplingOptions(**sampling), None, speculate, **answer_options)
+    return GenerationOptions(
+        to_python_number(max_tokens), stop, SamplingOptions(**sampling), None, speculate, **answer_options
+    )
 
 
 Prompt = str | list[int] | list[Message]  # a string or token ids to continue, or messages to answer
@@ -303,8 +307,8 @@ class GenerationMixin:
         generation = gather_options(max_tokens, stop, options)
         if errors not in ("raise", "return"):
             raise UsageError(f"errors must be raise or return, not {errors!r}")
-        parallel = None if parallel is None else whole_number("parallel", parallel, 1)
-        return self._map(require_several("prompts", prompts), generation, parallel, precise, errors == "return")
+        parallel = None if parallel is None else require_integer("parallel", parallel, 1)
+        return self._map(require_iterable("prompts", prompts), generation, parallel, precise, errors == "return")
 
     def _map(
         self, prompts: Iterable[Prompt], options: GenerationOptions, parallel: int | None, precise: bool, returns: bool
@@ -347,10 +351,10 @@ class GenerationMixin:
         answer counts, too. precise: use 16-bit activations; otherwise a long prompt is prefilled with 8 bits, as for an
         answer. Raises ContextError, UsageError.
         """
-        from localllm.generation.choices import rank_choices, require_texts, text_logprobs
+        from localllm.generation.choices import rank_choices, require_choices, score_request
 
-        request, tree = self._to_choose(require_texts(choices), options)(prompt)
-        return rank_choices(choices, text_logprobs(self.session.cache, self.session.tokenizer, request, tree, precise))
+        request, tree = self._prepare_choices(require_choices(choices), options)(prompt)
+        return rank_choices(choices, score_request(self.session.cache, self.session.tokenizer, request, tree, precise))
 
     def choose_many(
         self, prompts: Iterable[Prompt], choices: Sequence[str], precise: bool = True,
@@ -360,37 +364,39 @@ class GenerationMixin:
 
         Yields the choices of each prompt, or its error, in order. precise: see `choose`.
         """
-        from localllm.generation.choices import PARALLEL, ManyScores, rank_choices, require_texts
+        from localllm.generation.choices import PARALLEL, BatchScorer, rank_choices, require_choices
 
-        scores = ManyScores(self.session.cache.engine, self._to_choose(require_texts(choices), options), precise)
+        scores = BatchScorer(
+            self.session.cache.engine, self._prepare_choices(require_choices(choices), options), precise
+        )
         with closing(self.batch(scores.requests(prompts), PARALLEL, precise)) as batch:
             for result in scores.results(batch):
                 yield result if isinstance(result, LocalllmError) else rank_choices(choices, result)
 
-    def _to_choose(
+    def _prepare_choices(
         self, texts: Sequence[str], options: AnswerArguments
-    ) -> "Callable[[Prompt], tuple[Request, TextTree]]":
+    ) -> "Callable[[Prompt], tuple[Request, TokenTrie]]":
         arguments: AnswerArguments = {"think": "off", **options}
         generation = gather_options(None, (), arguments)
         with_end = any(text.startswith(longer) for text in texts for longer in texts if text is not longer)
 
         @cache
-        def tree(is_chat: bool) -> "TextTree":
+        def build_tree(is_chat: bool) -> "TokenTrie":
             return self.session.tree(texts, is_chat, with_end)
 
-        return lambda prompt: (self.session.request(prompt, generation), tree(is_conversation(prompt)))
+        return lambda prompt: (self.session.request(prompt, generation), build_tree(is_conversation(prompt)))
 
     def score(self, prompt: Prompt, text: str, precise: bool = True, **options: Unpack[AnswerArguments]) -> "Score":
         """Return the log probability of a continuation, and of each of its tokens.
 
         After messages, the end of the answer counts as one more token. precise: see `choose`.
         """
-        from localllm.generation.choices import Score, text_logprobs
+        from localllm.generation.choices import Score, score_request
 
         arguments: AnswerArguments = {"think": "off", **options}
         request = self.session.request(prompt, gather_options(None, (), arguments))
-        tree = self.session.tree([require_text("text", text)], is_conversation(prompt), with_end=True)
-        (tokens,) = text_logprobs(self.session.cache, self.session.tokenizer, request, tree, precise)
+        tree = self.session.tree([require_string("text", text)], is_conversation(prompt), with_end=True)
+        (tokens,) = score_request(self.session.cache, self.session.tokenizer, request, tree, precise)
         return Score(sum(token.logprob for token in tokens), tokens)
 
     def count_tokens(self, prompt: Prompt, **options: Unpack[ChatArguments]) -> int:

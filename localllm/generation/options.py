@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
-from localllm.generation.sampling.options import COUNT, SamplingOptions, declared_in, setting
-from localllm.values import require_text, whole_number
+from localllm.generation.sampling.options import COUNT, SamplingOptions, collect_options, declare_setting
+from localllm.values import require_integer, require_string
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,12 +30,12 @@ class GenerationOptions:
 
     # fmt: off
     # None: until the model ends or the context is full
-    max_tokens: int | None = setting(
+    max_tokens: int | None = declare_setting(
         None, COUNT, "-n --max-tokens --n-predict --predict", "Maximum number of tokens to generate; -1: no limit.",
         "chat name llm ollama:num_predict", shown="-1",
     )
     # Ignored in answers with a constraint.
-    stop: Sequence[str] = setting(
+    stop: Sequence[str] = declare_setting(
         (), None, "-r --stop --reverse-prompt", "Stop generating at this text; it is not printed.", "chat name ollama",
         metavar="TEXT", is_repeatable=True,
     )
@@ -45,14 +45,14 @@ class GenerationOptions:
     # Source of drafts: the text ("ngram"), also the model's MTP layer ("mtp", or "auto" if it has one), also a smaller
     # model (a Drafter), or none ("off").
     # fmt: off
-    speculate: "str | Drafter" = setting(
+    speculate: "str | Drafter" = declare_setting(
         "auto", None, "--speculate",
         "Speculative decoding, which changes the speed, not the answer: ngram (repeated text), mtp (also the "
         "model's own MTP layer), draft:MODEL (also a smaller model or an EAGLE-3 head), off, or auto (mtp if "
         "the model has such a layer, else ngram).", shown="auto", metavar="HOW",
     )
     # See generation.context_overflow; None: drop-turns in a Session's conversation, else error.
-    on_overflow: str | None = setting(
+    on_overflow: str | None = declare_setting(
         None, None, "--on-overflow",
         "When the context is full: error (stop), drop-turns (drop the oldest turns), or shift (drop tokens "
         "from the middle). In `run`, if files and stdin do not fit: head or tail (read only the first or the last "
@@ -60,7 +60,7 @@ class GenerationOptions:
         "relevant ones), or chunks (ask about each part, then about these answers).", "chat",
         shown="error in run, drop-turns in chat", metavar="HOW",
     )
-    keep: int | None = setting(
+    keep: int | None = declare_setting(
         None, COUNT, "--keep", "With --on-overflow shift: tokens to keep at the start.", "chat",
         shown="the system message, at least 4",
     )
@@ -69,12 +69,12 @@ class GenerationOptions:
     # generation.chunk_reuse. 0 or None: off.
     cache_reuse: int | None = None
     # fmt: off
-    think: str = setting(
+    think: str = declare_setting(
         "auto", None, "--think --reasoning -rea",
         "Thinking: on, off, low, medium, high, or auto (the chat template's default).", "chat name llm",
         shown="auto", metavar="HOW",
     )
-    think_budget: int | None = setting(
+    think_budget: int | None = declare_setting(
         None, COUNT, "--think-budget --reasoning-budget", "Maximum number of thinking tokens; -1: no limit.",
         "chat name", shown="-1",
     )
@@ -90,7 +90,7 @@ class GenerationOptions:
     logits_processor: "Callable[[list[int], np.ndarray], np.ndarray] | None" = None
     stopping_criteria: "Callable[[list[int], np.ndarray], bool] | None" = None
     # fmt: off
-    ban: Sequence[str] = setting(
+    ban: Sequence[str] = declare_setting(
         (), None, "--ban",
         "Never generate this text, in upper or lower case: go back to its beginning and continue differently.",
         "chat name", metavar="TEXT", is_repeatable=True,
@@ -102,15 +102,15 @@ class GenerationOptions:
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
-            whole_number("max_tokens", self.max_tokens)
+            require_integer("max_tokens", self.max_tokens)
         if self.cache_reuse is not None:
-            whole_number("cache_reuse", self.cache_reuse)
-        if not hasattr(self.speculate, "proposer") and self.speculate not in SPECULATE:
+            require_integer("cache_reuse", self.cache_reuse)
+        if not hasattr(self.speculate, "open_proposer") and self.speculate not in SPECULATE:
             raise UsageError(f"speculate must be {' or '.join(SPECULATE)}, not {self.speculate!r}")
         if self.speculate == "mtp" and self.on_overflow == "shift":
             raise UsageError("MTP (mtp) cannot be combined with on_overflow=shift")
         if self.top_logprobs is not None:
-            whole_number("top_logprobs", self.top_logprobs)
+            require_integer("top_logprobs", self.top_logprobs)
         for name in CALLABLES:
             if not (getattr(self, name) is None or callable(getattr(self, name))):
                 raise UsageError(f"{name} must be a function, not {getattr(self, name)!r:.60}")
@@ -118,7 +118,7 @@ class GenerationOptions:
             raise UsageError(f"stopping_criteria cannot be combined with {'tools' if self.tools else 'a constraint'}")
         self._require_choices()
         for name in ("stop", "ban"):
-            self._require_texts(name)
+            self._normalize_strings(name)
 
     def _require_choices(self) -> None:
         """Raise UsageError for invalid values of on_overflow, keep, think and think_budget."""
@@ -128,12 +128,12 @@ class GenerationOptions:
         if self.keep is not None and self.on_overflow != "shift":
             raise UsageError("keep needs on_overflow=shift: it is the number of tokens to keep at the start")
         if self.keep is not None:
-            whole_number("keep", self.keep)
+            require_integer("keep", self.keep)
         budget = self.think_budget
         if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
             raise UsageError(f"think_budget must be an integer, 0 or greater, not {budget!r}")
 
-    def _require_texts(self, name: str) -> None:
+    def _normalize_strings(self, name: str) -> None:
         """Replace a single string by a tuple. Raises UsageError for other values and empty strings."""
         texts = getattr(self, name)
         if isinstance(texts, str | bytes):
@@ -142,7 +142,7 @@ class GenerationOptions:
         if not isinstance(texts, Iterable):
             raise UsageError(f"{name} must be a list of strings, not {texts!r}")
         for text in texts:
-            if not require_text(name, text):
+            if not require_string(name, text):
                 raise UsageError(f"{name} must not be empty")
 
     @property
@@ -159,7 +159,7 @@ class GenerationOptions:
         criterion = self.stopping_criteria
         return criterion is not None and bool(criterion([*ids], row.copy()))
 
-    def processed_logits(self, ids: list[int], row: "np.ndarray") -> "np.ndarray":
+    def process_logits(self, ids: list[int], row: "np.ndarray") -> "np.ndarray":
         """Return the logits to draw from, float32 [vocab], after logits_processor if there is one.
 
         It is called like stopping_criteria. Raises UsageError for invalid logits.
@@ -182,4 +182,4 @@ class GenerationOptions:
         return room if self.max_tokens is None else min(room, self.max_tokens)
 
 
-OPTIONS = declared_in(GenerationOptions)
+OPTIONS = collect_options(GenerationOptions)

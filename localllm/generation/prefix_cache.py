@@ -21,12 +21,12 @@ from weakref import WeakKeyDictionary, WeakSet
 import numpy as np
 
 from localllm.engine.adapter_scales import AdapterScales
-from localllm.engine.forks import lock_for
-from localllm.engine.image_tokens import has_images, is_worth_caching, last_end
+from localllm.engine.forks import create_lock
+from localllm.engine.image_tokens import find_last_end, has_images, is_worth_caching
 from localllm.engine.memory.sequence_state import StoredPrefix
-from localllm.engine.runs import LONG, PRECISE_TOKENS, Runs
-from localllm.generation.chunked_prefill import PrefillSegments, reusable_prefix
-from localllm.generation.context_overflow import ShiftedSequence, rolling
+from localllm.engine.runs import MIN_CACHED_TOKENS, PRECISE_TOKENS, Runs
+from localllm.generation.chunked_prefill import PrefillSegments, count_reusable_tokens
+from localllm.generation.context_overflow import ShiftedSequence, wrap_sequence
 from localllm.generation.run_queue import RunQueue
 
 if TYPE_CHECKING:
@@ -83,24 +83,26 @@ class PrefixMatch(NamedTuple):
 NOTHING = PrefixMatch(None, 0)
 
 
-def longest_match(
+def find_longest_match(
     candidates: Iterable[ReuseCandidate], ids: Ids[int], runs: Runs, segments: PrefillSegments | None = None
 ) -> PrefixMatch:
     """Return the longest reusable prefix, the first of equal ones; NOTHING if there is none.
 
     segments: segments of the prompt, if it is prefilled in a batch.
     """
-    matches = (match(candidate, ids, runs, segments) for candidate in candidates)
+    matches = (match_prefix(candidate, ids, runs, segments) for candidate in candidates)
     best = max(matches, key=lambda match_here: match_here.length, default=NOTHING)
     return best if best.length else NOTHING
 
 
-def match(candidate: ReuseCandidate, ids: Ids[int], runs: Runs, segments: PrefillSegments | None = None) -> PrefixMatch:
+def match_prefix(
+    candidate: ReuseCandidate, ids: Ids[int], runs: Runs, segments: PrefillSegments | None = None
+) -> PrefixMatch:
     """Return how much of a candidate's prefix a prompt can reuse; the length may be 0."""
     source, tokens, turns, aligned, has_logits, read_in = candidate
-    common_length = common(tokens, ids)
+    common_length = count_common(tokens, ids)
     if read_in and segments:
-        return PrefixMatch(source, reusable_prefix(common_length, segments, read_in) if common_length else 0)
+        return PrefixMatch(source, count_reusable_tokens(common_length, segments, read_in) if common_length else 0)
     if has_logits and len(tokens) == len(ids) == common_length + 1 and tokens[-1] == ids[-1]:
         return PrefixMatch(source, len(ids))
     if aligned is None:
@@ -109,15 +111,15 @@ def match(candidate: ReuseCandidate, ids: Ids[int], runs: Runs, segments: Prefil
         (common_length if end is None else min(end, common_length) for prompt, end in turns if prompt <= common_length),
         default=0,
     )
-    length = max(ended, last_end(ids, min(common_length, aligned), runs))
+    length = max(ended, find_last_end(ids, min(common_length, aligned), runs))
     left = next((turn.prompt for turn in turns if turn.prompt > common_length), 0)  # the prompt that differs
-    if left and max(len(ids), left) <= PRECISE_TOKENS and runs.compute_alike(len(ids), left):
+    if left and max(len(ids), left) <= PRECISE_TOKENS and runs.select_same_kernels(len(ids), left):
         length = common_length
-    is_run = length < common_length and length == last_end(ids, min(length, aligned), runs)
+    is_run = length < common_length and length == find_last_end(ids, min(length, aligned), runs)
     return PrefixMatch(source, length, is_run)
 
 
-def common(tokens: Ids[int], ids: Ids[int]) -> int:
+def count_common(tokens: Ids[int], ids: Ids[int]) -> int:
     """Return the length of the common prefix, at most len(ids) - 1."""
     count = 0
     for ours, cached in zip(tokens, ids[:-1], strict=False):
@@ -201,13 +203,13 @@ class PrefixCache:
         self._end: PromptEnd | None = None  # of the latest prompt of more than PRECISE_TOKENS
         self._is_new = False  # whether _end is not in a file yet
         self._released: deque[Sequence | ShiftedSequence] = deque()  # returned by answers: see `collect`
-        self.lock = lock_for(self)
+        self.lock = create_lock(self)
 
     # ---- lookup ----
 
     def acquire(self, answer: "Completion") -> None:
         """Give an answer the sequence with the longest cached prefix, and its prompt's logits if cached."""
-        query = self._query(answer)
+        query = self._make_query(answer)
         acquired = self.begin(query)
         sequence = acquired.sequence
         self._segments[sequence] = answer.segments
@@ -215,7 +217,7 @@ class PrefixCache:
             sequence.begin(query.ids)
         elif query.reuse and len(query.ids) - len(sequence.tokens) > query.reuse:
             answer.reuse = self._find_reuse(sequence, query)
-        answer.sequence, answer.known = acquired  # type: ignore[assignment]
+        answer.sequence, answer.cached_logits = acquired  # type: ignore[assignment]
         answer.request.cached = len(sequence.tokens)
 
     def _find_reuse(self, sequence: "Sequence", query: PrefixQuery) -> "ChunkReuse | None":
@@ -230,28 +232,30 @@ class PrefixCache:
             plain = (e for e in latest if not isinstance(e, ShiftedSequence) and not e.adapter_scales.changes)
             return find_reuse(self.engine, sequence, query.ids, plain, query.reuse)
 
-    def longest_match(self, answer: "Completion") -> PrefixMatch:
+    def find_match(self, answer: "Completion") -> PrefixMatch:
         with self.lock:
-            return self._longest_match(self._query(answer)._replace(most=0))
+            return self._find_match(self._make_query(answer)._replace(most=0))
 
     def begin(self, query: PrefixQuery) -> CachedSequence:
         """Return a sequence with the longest cached prefix, from memory, or from files if theirs is longer."""
         with self.lock:
             self._collect()
-            self._leave_end(query.ids)
-            while (acquired := self._acquire_from(best := self._longest_match(query), query)) is None:
+            self._drop_end(query.ids)
+            while (acquired := self._acquire_from(best := self._find_match(query), query)) is None:
                 query = query._replace(most=best.length - 1)
             acquired.sequence.adapter_scales = AdapterScales(query.adapter_scales.changes)
             while self.idle and not self.is_shared:  # a single answer may need all memory
                 self.idle.popleft().close()
             self._busy.add(acquired.sequence)
             turns = [
-                turn for turn in self._turn_ends(acquired.sequence) if turn.prompt <= len(acquired.sequence.tokens)
+                turn
+                for turn in self._list_boundaries(acquired.sequence)
+                if turn.prompt <= len(acquired.sequence.tokens)
             ]
             self._turns[acquired.sequence] = [*turns, TurnBoundary(len(query.ids))]
             return acquired
 
-    def _query(self, answer: "Completion") -> PrefixQuery:
+    def _make_query(self, answer: "Completion") -> PrefixQuery:
         """Return an answer's query; a preempted one only matches sequences in memory."""
         is_measured = answer.segments.runs.is_measuring
         in_pieces = self.is_shared or answer.has_begun or is_measured
@@ -263,16 +267,16 @@ class PrefixCache:
             answer.adapter_scales,
         )  # fmt: skip
 
-    def _longest_match(self, query: PrefixQuery) -> PrefixMatch:
-        candidates = [*self._in_memory(query), *self._find_stored(query)]
-        return longest_match(candidates, query.ids, self.engine.runs, query.segments)
+    def _find_match(self, query: PrefixQuery) -> PrefixMatch:
+        candidates = [*self._list_in_memory(query), *self._find_stored(query)]
+        return find_longest_match(candidates, query.ids, self.engine.runs, query.segments)
 
-    def _in_memory(self, query: PrefixQuery) -> Iterator[ReuseCandidate]:
+    def _list_in_memory(self, query: PrefixQuery) -> Iterator[ReuseCandidate]:
         """Yield the sequences in memory: the latest long prompt, and those idle, in use or parked."""
         if self._end and query.keep is None and not query.segments:
-            yield self._candidate(self._end.sequence, query)._replace(has_logits=True)
+            yield self._make_candidate(self._end.sequence, query)._replace(has_logits=True)
         for sequence in (*self.idle, *self._busy, *self._parked):
-            candidate = self._candidate(sequence, query, query.reuse)
+            candidate = self._make_candidate(sequence, query, query.reuse)
             is_alike = candidate.segments if query.segments else not self._is_measured(sequence)
             if not sequence.closed and (query.reuse or is_alike):
                 yield candidate
@@ -282,7 +286,9 @@ class PrefixCache:
         segments = self._segments.get(sequence)
         return segments is not None and segments.runs.is_measuring
 
-    def _candidate(self, sequence: "Sequence | ShiftedSequence", query: PrefixQuery, reuse: int = 0) -> ReuseCandidate:
+    def _make_candidate(
+        self, sequence: "Sequence | ShiftedSequence", query: PrefixQuery, reuse: int = 0
+    ) -> ReuseCandidate:
         """Make the candidate of a sequence for a query; reuse: see PrefixQuery."""
         tokens, scales = sequence.tokens, sequence.adapter_scales
         if scales.changes or query.adapter_scales.changes:
@@ -308,7 +314,7 @@ class PrefixCache:
             if length < len(ids) and (
                 talk := self.store.find_prefix(beginning, limit, is_conversation=True, scales=scales)
             ):
-                yield ReuseCandidate(talk, talk.ids, turns_of_stored_end(talk), 0)
+                yield ReuseCandidate(talk, talk.ids, restore_turns(talk), 0)
 
     def _acquire_from(self, best: PrefixMatch, query: PrefixQuery) -> CachedSequence | None:
         """Acquire the sequence of a match for one answer; None if its files are gone."""
@@ -317,7 +323,7 @@ class PrefixCache:
             assert self.store is not None
             loaded = self.store.load(source)
             if loaded and source.is_conversation:
-                self._turns[loaded.sequence] = turns_of_stored_end(source)
+                self._turns[loaded.sequence] = restore_turns(source)
             return loaded and CachedSequence(*loaded)
         if source is None:
             new = self.engine.sequence()
@@ -330,10 +336,12 @@ class PrefixCache:
             source = self._fork(source)
         if best.length == len(query.ids):
             return CachedSequence(source, self._end and self._end.logits)
-        sequence = rolling(source, query.keep)
-        again = match(self._candidate(sequence, query, query.reuse), query.ids, self.engine.runs, query.segments)
+        sequence = wrap_sequence(source, query.keep)
+        again = match_prefix(
+            self._make_candidate(sequence, query, query.reuse), query.ids, self.engine.runs, query.segments
+        )
         if query.reuse and not isinstance(sequence, ShiftedSequence):
-            exact = match(self._candidate(sequence, query), query.ids, self.engine.runs, query.segments)
+            exact = match_prefix(self._make_candidate(sequence, query), query.ids, self.engine.runs, query.segments)
             if exact.length < again.length:
                 sequence.exact = min(sequence.exact, exact.length)
         if again.is_run and not isinstance(sequence, ShiftedSequence):
@@ -344,12 +352,12 @@ class PrefixCache:
 
     def _fork(self, sequence: "Sequence | ShiftedSequence") -> "Sequence | ShiftedSequence":
         twin = sequence.fork()
-        self._turns[twin] = self._turn_ends(sequence)
+        self._turns[twin] = self._list_boundaries(sequence)
         if sequence in self._segments:
             self._segments[twin] = self._segments[sequence]
         return twin
 
-    def _turn_ends(self, sequence: "Sequence | ShiftedSequence") -> list[TurnBoundary]:
+    def _list_boundaries(self, sequence: "Sequence | ShiftedSequence") -> list[TurnBoundary]:
         cached, turns = len(sequence.tokens), self._turns.get(sequence, [])
         return [TurnBoundary(prompt, cached if end is None else min(end, cached)) for prompt, end in turns]
 
@@ -366,7 +374,7 @@ class PrefixCache:
             return
         if self._is_measured(sequence):
             return
-        if begin != last_end(tokens, begin, runs) or sequence.aligned != last_end(tokens, len(tokens), runs):
+        if begin != find_last_end(tokens, begin, runs) or sequence.aligned != find_last_end(tokens, len(tokens), runs):
             return
         with self.lock:
             previous, self._end, self._is_new = self._end, PromptEnd(sequence.fork(), logits.copy()), True
@@ -384,12 +392,12 @@ class PrefixCache:
         if isinstance(sequence, ShiftedSequence):
             answer.dropped, answer.skipped = sequence.dropped, sequence.skipped
         if self.ngrams and answer.options.speculate != "off":
-            self.ngrams.add(answer.ids, answer.cached_tokens, len(answer.prompt) > LONG)
+            self.ngrams.add(answer.ids, answer.cached_tokens, len(answer.prompt) > MIN_CACHED_TOKENS)
         self._segments[sequence] = answer.segments
         if answer.number and not self.is_shared:  # a fork of the first answer's
             sequence.release()
         else:
-            self.put_back(sequence)
+            self.queue_release(sequence)
         if self.is_shared:
             self.collect()
         answer.sequence = None  # last: after Ctrl-C in any line above, this method is called again
@@ -411,7 +419,7 @@ class PrefixCache:
         while self.is_shared and self.idle:
             self.idle.popleft().release()
 
-    def put_back(self, sequence: "Sequence | ShiftedSequence") -> None:
+    def queue_release(self, sequence: "Sequence | ShiftedSequence") -> None:
         """Queue a sequence that no answer uses any more.
 
         Takes no lock: the garbage collector may call it anywhere, even while this thread holds one.
@@ -475,7 +483,7 @@ class PrefixCache:
             if sequence.closed or sequence in self.idle:  # collected with its answer, or put back twice after Ctrl-C
                 continue
             self._busy.discard(sequence)
-            self._turns[sequence] = self._turn_ends(sequence)
+            self._turns[sequence] = self._list_boundaries(sequence)
             self._write_end()
             self._retain(sequence)
 
@@ -491,7 +499,7 @@ class PrefixCache:
         while self.evict(LIVE_IDLE if self.is_live else 1):
             pass
 
-    def _leave_end(self, ids: Ids[int]) -> None:
+    def _drop_end(self, ids: Ids[int]) -> None:
         """Store and close the fork of the latest long prompt, unless this prompt continues it."""
         if self._end and self._end.sequence.tokens != list(ids[: len(self._end.sequence.tokens)]):
             self._write_end()
@@ -505,6 +513,6 @@ class PrefixCache:
         self._is_new = False
 
 
-def turns_of_stored_end(conversation: StoredPrefix) -> list[TurnBoundary]:
+def restore_turns(conversation: StoredPrefix) -> list[TurnBoundary]:
     """Return the turns of a stored conversation: only the last one, since only its end is stored."""
     return [TurnBoundary(len(conversation.ids), len(conversation.ids))]

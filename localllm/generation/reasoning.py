@@ -16,7 +16,7 @@ from copy import copy
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
-from localllm.engine.image_tokens import without_images
+from localllm.engine.image_tokens import remove_images
 from localllm.frozen import frozen
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class TextPart(NamedTuple):
     text: str
 
 
-class MarkBegun(NamedTuple):
+class PartStart(NamedTuple):
     """The type of a part that begins, and the length of its opening marks."""
 
     kind: str
@@ -59,7 +59,7 @@ class ThinkingFormat(Protocol):
     @property
     def repeats(self) -> bool: ...
 
-    def detect_open(self, text: str) -> MarkBegun | None:
+    def detect_open(self, text: str) -> PartStart | None:
         """Return the part that begins with this text; None if more of the text is needed."""
 
     def end(self, kind: str) -> str:
@@ -70,13 +70,13 @@ class ThinkingFormat(Protocol):
         """Return the held-back text that belongs to the answer, at the end of generation."""
         ...
 
-    def with_escapes(self) -> Self:
+    def escape_marks(self) -> Self:
         """Return a copy with the ESCAPE character before all marks."""
         ...
 
 
 @frozen
-class Tags:
+class TagFormat:
     """A format with one reasoning part, between two marks, before the answer."""
 
     opens: str
@@ -91,11 +91,11 @@ class Tags:
     def closing(self) -> str:
         return f"\n{self.closes}\n\n"
 
-    def detect_open(self, text: str) -> MarkBegun | None:
+    def detect_open(self, text: str) -> PartStart | None:
         bare = text.lstrip()
         if bare.startswith(self.opens):
-            return MarkBegun(REASONING, len(text) - len(bare) + len(self.opens))
-        return None if self.opens.startswith(bare) else MarkBegun(ANSWER, 0)
+            return PartStart(REASONING, len(text) - len(bare) + len(self.opens))
+        return None if self.opens.startswith(bare) else PartStart(ANSWER, 0)
 
     def end(self, kind: str) -> str:
         return self.closes if kind == REASONING else ""
@@ -103,12 +103,12 @@ class Tags:
     def rest(self, text: str) -> str:
         return text
 
-    def with_escapes(self) -> "Tags":
-        return Tags(ESCAPE + self.opens, ESCAPE + self.closes)
+    def escape_marks(self) -> "TagFormat":
+        return TagFormat(ESCAPE + self.opens, ESCAPE + self.closes)
 
 
 @frozen
-class Channels:
+class ChannelFormat:
     """A format of several messages, each with a header that says whether it is reasoning.
 
     Attributes:
@@ -132,32 +132,32 @@ class Channels:
     def closing(self) -> str:
         return self.closes + self.answer
 
-    def detect_open(self, text: str) -> MarkBegun | None:
+    def detect_open(self, text: str) -> PartStart | None:
         if self.calls and self.calls in text:
-            return MarkBegun(ANSWER, 0)
+            return PartStart(ANSWER, 0)
         ends = [place + len(head) for head in self.heads if (place := text.find(head)) >= 0]
         if ends:
-            return MarkBegun(REASONING if self.thought in text[: min(ends)] else ANSWER, min(ends))
-        return None if self._is_head(text) else MarkBegun(ANSWER, 0)
+            return PartStart(REASONING if self.thought in text[: min(ends)] else ANSWER, min(ends))
+        return None if self._may_be_header(text) else PartStart(ANSWER, 0)
 
     def end(self, kind: str) -> str:
         return self.closes
 
     def rest(self, text: str) -> str:
-        return "" if self._is_head(text) else text
+        return "" if self._may_be_header(text) else text
 
-    def with_escapes(self) -> "Channels":
+    def escape_marks(self) -> "ChannelFormat":
         heads, other_marks = (tuple(ESCAPE + mark for mark in marks) for marks in (self.heads, self.others))
         return replace(self, heads=heads, others=other_marks, closes=ESCAPE + self.closes)
 
-    def _is_head(self, text: str) -> bool:
+    def _may_be_header(self, text: str) -> bool:
         """Return whether a string may begin with a mark: all marks begin with the same two characters."""
         begin, bare = self.closes[:2], text.lstrip()
         return bare.startswith(begin) or begin.startswith(bare)
 
 
 FORMATS: tuple[ThinkingFormat, ...] = (
-    Channels(  # gpt-oss
+    ChannelFormat(  # gpt-oss
         ("<|message|>",),
         "analysis",
         "<|end|>",
@@ -165,7 +165,7 @@ FORMATS: tuple[ThinkingFormat, ...] = (
         "<|channel|>analysis<|message|>",
         "<|start|>assistant<|channel|>final<|message|>",
     ),
-    Channels(  # Solar
+    ChannelFormat(  # Solar
         ("<|think|>", "<|content|>"),
         "<|think|>",
         "<|end|>",
@@ -173,36 +173,36 @@ FORMATS: tuple[ThinkingFormat, ...] = (
         "<|think|>",
         "<|begin|>assistant<|content|>",
     ),
-    Tags("<seed:think>", "</seed:think>"),
-    Tags("<mm:think>", "</mm:think>"),
-    Tags("<think:opensource>", "</think:opensource>"),  # Hunyuan 3
-    Tags("<|START_THINKING|>", "<|END_THINKING|>"),  # Command R7B and A
-    Tags("<|channel>thought", "<channel|>"),  # Gemma 4
-    Tags("[THINK]", "[/THINK]"),  # Magistral, Ministral
-    Tags("◁think▷", "◁/think▷"),  # Kimi-VL
-    Tags("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
-    Tags("<thought>", "</thought>"),  # EXAONE Deep
-    Tags("<think>", "</think>"),  # DeepSeek R1, Qwen 3, GLM 4.5 and most others
-    Tags("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),  # Apriel
+    TagFormat("<seed:think>", "</seed:think>"),
+    TagFormat("<mm:think>", "</mm:think>"),
+    TagFormat("<think:opensource>", "</think:opensource>"),  # Hunyuan 3
+    TagFormat("<|START_THINKING|>", "<|END_THINKING|>"),  # Command R7B and A
+    TagFormat("<|channel>thought", "<channel|>"),  # Gemma 4
+    TagFormat("[THINK]", "[/THINK]"),  # Magistral, Ministral
+    TagFormat("◁think▷", "◁/think▷"),  # Kimi-VL
+    TagFormat("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
+    TagFormat("<thought>", "</thought>"),  # EXAONE Deep
+    TagFormat("<think>", "</think>"),  # DeepSeek R1, Qwen 3, GLM 4.5 and most others
+    TagFormat("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),  # Apriel
 )
 
 
-def format_of(template: str, tokenizer: "Tokenizer") -> ThinkingFormat | None:
+def detect_format(template: str, tokenizer: "Tokenizer") -> ThinkingFormat | None:
     """Return the reasoning format of a chat template (its source), else of the vocabulary, or None."""
     for format in FORMATS:
-        if _is_in(format, template):
+        if _is_in_template(format, template):
             return format
-    return next((format for format in FORMATS if _are_tokens(format, tokenizer)), None)
+    return next((format for format in FORMATS if _has_mark_tokens(format, tokenizer)), None)
 
 
-def _is_in(format: ThinkingFormat, template: str) -> bool:
-    if isinstance(format, Channels):
+def _is_in_template(format: ThinkingFormat, template: str) -> bool:
+    if isinstance(format, ChannelFormat):
         return all(mark in template for mark in (*format.heads, format.closes, *format.others[:1], format.thought))
     return format.marks[-1] in template
 
 
-def _are_tokens(format: ThinkingFormat, tokenizer: "Tokenizer") -> bool:
-    return all(tokenizer.special_id(mark) is not None for mark in format.marks)
+def _has_mark_tokens(format: ThinkingFormat, tokenizer: "Tokenizer") -> bool:
+    return all(tokenizer.get_special_id(mark) is not None for mark in format.marks)
 
 
 @frozen
@@ -237,9 +237,9 @@ class Thinking:
         """Detect the reasoning state after a rendered prompt (token ids)."""
         if format is None:
             return cls()
-        is_open = tokenizer.decode(without_images(prompt[-_TAIL:]), special=True).rstrip().endswith(format.opens)
+        is_open = tokenizer.decode(remove_images(prompt[-_TAIL:]), special=True).rstrip().endswith(format.opens)
         closing = tuple(tokenizer.encode(format.closing, special=True))
-        tokens = {token: mark for mark in format.marks if (token := tokenizer.special_id(mark)) is not None}
+        tokens = {token: mark for mark in format.marks if (token := tokenizer.get_special_id(mark)) is not None}
         if len(tokens) < len(format.marks):
             return cls(format, is_open, shown=tokens, closing=closing, budget=budget)
         escaped = {token: ESCAPE + mark for token, mark in tokens.items()}
@@ -250,7 +250,7 @@ class Thinking:
             first, *continuing = tokenizer.encode(format.opens, special=True)
             starts = [first]
         return cls(
-            format.with_escapes(), is_open, False, escaped, plain, tuple(starts), tuple(continuing), closing, budget
+            format.escape_marks(), is_open, False, escaped, plain, tuple(starts), tuple(continuing), closing, budget
         )
 
     def inside(self) -> Self:
@@ -279,7 +279,7 @@ class ReasoningParser:
         self.kind, self._trims = ANSWER, False
 
     @property
-    def is_between(self) -> bool:
+    def is_between_parts(self) -> bool:
         """Return whether neither a part nor its header has begun."""
         return self.kind is None and not self._buffer
 
@@ -292,7 +292,7 @@ class ReasoningParser:
             return [TextPart(ANSWER, text)] if text else []
         self._buffer += text
         parts = list[TextPart]()
-        while self._passes_mark(self._format, parts):
+        while self._consume_mark(self._format, parts):
             pass
         return parts
 
@@ -305,7 +305,7 @@ class ReasoningParser:
         self._add(parts, self.kind or ANSWER, text.rstrip() if self.kind == REASONING else text)
         return parts
 
-    def _passes_mark(self, format: ThinkingFormat, parts: list[TextPart]) -> bool:
+    def _consume_mark(self, format: ThinkingFormat, parts: list[TextPart]) -> bool:
         """Add the certain text to `parts`; return whether it ended at a mark, so that more may follow."""
         if self.kind is None:
             if (block := format.detect_open(self._buffer)) is None:
@@ -325,9 +325,9 @@ class ReasoningParser:
             self._add(parts, kind, text.rstrip() if kind == REASONING else text)
             self.kind, self._trims = None if format.repeats else ANSWER, True
             return True
-        safe = len(self._buffer) - overlap(self._buffer, mark)
+        safe = len(self._buffer) - count_overlap(self._buffer, mark)
         if kind == REASONING:
-            safe = len(self._buffer[: min(safe, len(self._buffer) - overlap(self._buffer, self.call))].rstrip())
+            safe = len(self._buffer[: min(safe, len(self._buffer) - count_overlap(self._buffer, self.call))].rstrip())
             self._is_first_line = self._is_first_line and not safe
         self._add(parts, kind, self._buffer[:safe])
         self._buffer = self._buffer[safe:]
@@ -350,13 +350,13 @@ class ReasoningParser:
             parts.append(TextPart(kind, text))
 
 
-def overlap(text: str, mark: str) -> int:
+def count_overlap(text: str, mark: str) -> int:
     """Return the length of the longest suffix of `text` that is a proper prefix of `mark`."""
     longest = min(len(mark) - 1, len(text))
     return next((size for size in range(longest, 0, -1) if text.endswith(mark[:size])), 0)
 
 
-def template_variables(template: str, think: str, budget: int | None) -> dict[str, object]:
+def make_template_variables(template: str, think: str, budget: int | None) -> dict[str, object]:
     """Return the template variables for a choice; those that the template does not use have no effect.
 
     template: its source. Each family has its own names: enable_thinking (Qwen, GLM, Gemma), thinking (DeepSeek,
@@ -373,11 +373,11 @@ def template_variables(template: str, think: str, budget: int | None) -> dict[st
         variables["reasoning_effort"] = think
     elif not thinks:
         efforts = ("no_think", "none", "minimal", "low")
-        variables["reasoning_effort"] = next((name for name in efforts if _names(template, name)), "low")
-    elif _names(template, "no_think"):  # there it is off unless another effort is named
+        variables["reasoning_effort"] = next((name for name in efforts if _mentions(template, name)), "low")
+    elif _mentions(template, "no_think"):  # there it is off unless another effort is named
         variables["reasoning_effort"] = "high"
     return variables
 
 
-def _names(template: str, value: str) -> bool:
+def _mentions(template: str, value: str) -> bool:
     return f"'{value}'" in template or f'"{value}"' in template

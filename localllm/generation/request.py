@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from localllm.engine.adapter_scales import AdapterScales
-from localllm.engine.image_tokens import end_outside_images
+from localllm.engine.image_tokens import skip_image_rows
 from localllm.engine.runs import PRECISE_TOKENS
 from localllm.errors import ContextError, LocalllmError, UsageError
 from localllm.frozen import frozen
-from localllm.generation.answer_record import Recordable
+from localllm.generation.answer_record import PicklableAnswer
 from localllm.generation.answer_state import AnswerState, Transcript
 from localllm.generation.chunked_prefill import PrefillSegment, PrefillSegments
 from localllm.generation.context_overflow import SINK_TOKENS, ShiftedSequence, require_shift
-from localllm.generation.logprobs import LikelyToken, token_logprobs
+from localllm.generation.logprobs import LikelyToken, compute_token_logprobs
 from localllm.generation.options import GenerationOptions
 from localllm.generation.reasoning import ANSWER, REASONING, TextPart, Thinking
-from localllm.generation.sampling.sampler import Sampler, log_total, make_samplers
+from localllm.generation.sampling.sampler import Sampler, log_sum_exp, make_samplers
+from localllm.renamed import RenamedAttribute
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
 
 if TYPE_CHECKING:
@@ -32,13 +33,13 @@ if TYPE_CHECKING:
     from localllm.engine.sequence import Sequence
     from localllm.generation.banned import AnswerSnapshot, BannedStrings
     from localllm.generation.chunk_reuse import ChunkReuse
-    from localllm.generation.speculation.acceptance import Guesses
+    from localllm.generation.speculation.acceptance import DraftSelector
     from localllm.generation.tools.tool_call_parser import ToolCall
     from localllm.generation.tools.tool_grammar import ToolGrammar
 
 
 @frozen
-class Task:
+class PromptTask:
     """A prompt, as token ids, and how to answer it.
 
     Attributes:
@@ -74,7 +75,7 @@ class Task:
         if self.options.on_overflow != "shift":
             self.require_room(context)
             return None
-        count = end_outside_images(self.prompt, SINK_TOKENS if self.options.keep is None else self.options.keep)
+        count = skip_image_rows(self.prompt, SINK_TOKENS if self.options.keep is None else self.options.keep)
         require_shift(count, context)
         self.require_room(sys.maxsize)
         return count
@@ -85,9 +86,9 @@ class Task:
             if self.options.lora:
                 raise UsageError(f"unknown adapter {next(iter(self.options.lora))!r}: the model was opened without one")
             return AdapterScales()
-        from localllm.generation.adapters import scales_for  # seldom needed
+        from localllm.generation.adapters import resolve_scales  # seldom needed
 
-        return scales_for(engine, self.options, self.prompt)
+        return resolve_scales(engine, self.options, self.prompt)
 
     def guide(self, tokenizer: Tokenizer, vocab: int) -> AnswerState:
         """Make the state of an answer before its first token. Raises UsageError.
@@ -96,25 +97,25 @@ class Task:
         """
         matcher, calls = None, self.calls
         if self.options.constraint:
-            from localllm.generation.constraints.constraint import matcher_of  # imports llguidance if it is needed
+            from localllm.generation.constraints.constraint import get_matcher  # imports llguidance if it is needed
 
-            matcher = matcher_of(self.options.constraint, tokenizer, vocab)
+            matcher = get_matcher(self.options.constraint, tokenizer, vocab)
         form = self.options.constraint
         transcript = Transcript(self.decoder, () if form else self.options.stop, self.thinking, calls, form)
         if self.begun and matcher and (advanced := matcher.copy()).accept_text(self.begun):
             matcher = advanced  # otherwise the beginning does not match, and the constraint starts after it
-            transcript.go_on_from(self.begun)
+            transcript.seed_answer(self.begun)
         if calls is None:
-            if matcher and matcher.names_any(self.thinking.shown):  # a grammar that covers the reasoning, too
+            if matcher and matcher.names_any_token(self.thinking.shown):  # a grammar that covers the reasoning, too
                 return AnswerState(transcript, replace(self.thinking, budget=None), matcher, is_whole=True)
             return AnswerState(transcript, self.thinking, matcher)
-        if calls.must:
-            return AnswerState(transcript, self.thinking, calls.matcher(vocab), is_whole=calls.wraps_whole_message)
+        if calls.requires_call:
+            return AnswerState(transcript, self.thinking, calls.make_matcher(vocab), is_whole=calls.wraps_whole_message)
         if matcher is None or calls.wraps_whole_message:  # the grammar of calls covers whole messages
-            return AnswerState(transcript, self.thinking, matcher, calls.matcher(vocab))
+            return AnswerState(transcript, self.thinking, matcher, calls.make_matcher(vocab))
         from localllm.generation.answer_state import UnionMatcher
 
-        return AnswerState(transcript, self.thinking, UnionMatcher(matcher, calls.matcher(vocab, whole=True)))
+        return AnswerState(transcript, self.thinking, UnionMatcher(matcher, calls.make_matcher(vocab, whole=True)))
 
 
 # Called for each token with the answer, the token (None for one that ended it), the text parts that it completes, and
@@ -122,7 +123,7 @@ class Task:
 Listener = Callable[["Completion", int | None, list[TextPart], np.ndarray], None]
 
 
-class Search(Protocol):
+class AnswerSearch(Protocol):
     """Extends a request's answers together, instead of sampling each.
 
     Attributes:
@@ -153,7 +154,7 @@ class Request:
         search: extends the answers instead of sampling, or None.
     """
 
-    task: Task
+    task: PromptTask
     n: int = 1
     key: Any = None
     answers: list["Completion"] = field(default_factory=list)
@@ -163,7 +164,7 @@ class Request:
     cached: int = 0
     is_scored: bool = False
     is_measured: bool = False
-    search: Search | None = None
+    search: AnswerSearch | None = None
 
     @property
     def prompt(self) -> list[int]:
@@ -212,7 +213,7 @@ class Output(NamedTuple):
     logits: np.ndarray
 
 
-class Completion(Recordable):
+class Completion(PicklableAnswer):
     """An answer in progress, with its statistics.
 
     Attributes:
@@ -245,8 +246,8 @@ class Completion(Recordable):
         self.seed, self.number, self.options, self.seen = sampler.seed, number, request.task.options, request.task.seen
         self.finish_reason, self.logprob = "", 0.0
         self.sequence: Sequence | None = None
-        self.guesses: Guesses | None = None
-        self.known: np.ndarray | None = None
+        self.guesses: DraftSelector | None = None
+        self.cached_logits: np.ndarray | None = None
         self.reuse: ChunkReuse | None = None
         self.sampler, self.guide, self.segments = sampler, guide, segments
         self.kept: int | None = None
@@ -264,13 +265,13 @@ class Completion(Recordable):
 
     @property
     def text(self) -> str:
-        return self._without_held(self.guide.transcript.text, ANSWER)
+        return self._remove_held(self.guide.transcript.text, ANSWER)
 
     @property
     def thinking(self) -> str:
-        return self._without_held(self.guide.transcript.thinking, REASONING)
+        return self._remove_held(self.guide.transcript.thinking, REASONING)
 
-    def _without_held(self, text: str, kind: str) -> str:
+    def _remove_held(self, text: str, kind: str) -> str:
         """Remove the end of a text of one type, if that may become a banned string."""
         held_tokens = self.banned.held if self.banned else ()
         return text[
@@ -279,9 +280,9 @@ class Completion(Recordable):
 
     @property
     def calls(self) -> "list[ToolCall]":
-        from localllm.generation.tools.tool_call_parser import complete_calls
+        from localllm.generation.tools.tool_call_parser import select_complete_calls
 
-        return complete_calls(self.guide.transcript.calls) if self.guide.transcript.calls else []
+        return select_complete_calls(self.guide.transcript.calls) if self.guide.transcript.calls else []
 
     @property
     def tokens(self) -> list[int]:
@@ -374,25 +375,25 @@ class Completion(Recordable):
         processed: float32 [vocab], after logits_processor.  row: the model's logits, float32 [vocab].
         """
         logprob, allowed = self.logprob, self.guide.allowed_mask(self.sampler.vocab)
-        if self.banned and self.banned.barred:
-            allowed = self.banned.require_choice(self.sampler.vocab, allowed)
+        if self.banned and self.banned.barred_tokens:
+            allowed = self.banned.mask_barred(self.sampler.vocab, allowed)
         token = self.sampler.sample(processed, allowed)
         elapsed = perf_counter() - self.started
         self.ttft_s = self.ttft_s or elapsed
         self.decode_s = elapsed - self.ttft_s
         self._drawn_count += 1
         if self.request.n > 1 or self.request.is_scored:
-            self.logprob += float(row[token]) - log_total(row)
+            self.logprob += float(row[token]) - log_sum_exp(row)
         if token in self.end_ids:
             self.has_ended = True
             return Output(self, None, [], row)
         self._snapshot = None
-        if self.banned and self.banned.may_begin(token):
+        if self.banned and self.banned.may_be_undone(token):
             self._snapshot = self._take_snapshot(logprob, None if processed is row else processed)
         self.sampler.accept(token)
         self.ids.append(token)
         if (count := self.options.top_logprobs) is not None:
-            self.logprobs.append(token_logprobs(row, token, min(count, len(row))))
+            self.logprobs.append(compute_token_logprobs(row, token, min(count, len(row))))
         parts = self.guide.accept(token)
         self.has_ended = self.guide.has_ended
         return Output(self, token, parts, row)
@@ -406,7 +407,7 @@ class Completion(Recordable):
         if options.stopping_criteria and options.ends_answer(self.ids, row):
             self.has_ended = True
             return [*self._released(), Output(self, None, [], row)]
-        processed = options.processed_logits(self.ids, row) if options.logits_processor else row
+        processed = options.process_logits(self.ids, row) if options.logits_processor else row
         if self.banned is None:
             return [self._draw(row, processed)]
         while True:
@@ -427,7 +428,7 @@ class Completion(Recordable):
         """
         from localllm.generation.banned import AnswerSnapshot  # loaded already, see Request.begin
 
-        return AnswerSnapshot(len(self.ids), self.sampler.undrawn(), self.guide.copy(), logprob, row)
+        return AnswerSnapshot(len(self.ids), self.sampler.undo_draw(), self.guide.copy(), logprob, row)
 
     def _released(self) -> list[Output]:
         """Return the tokens that can no longer become a banned string: all if the answer is complete."""
@@ -475,7 +476,7 @@ class Completion(Recordable):
             self.accepted += is_right
             is_last = self.is_complete or not is_right
             if is_last:
-                self._end_draft(draft, length_before)
+                self._drop_rejected(draft, length_before)
             for output in outputs:
                 if self.is_complete and output is outputs[-1]:
                     output.parts.extend(self.finish())
@@ -483,7 +484,7 @@ class Completion(Recordable):
             if is_last:
                 return
 
-    def _end_draft(self, draft: Ids[int], length_before: int) -> None:
+    def _drop_rejected(self, draft: Ids[int], length_before: int) -> None:
         """Drop rejected and undone tokens from the sequence.
 
         length_before: number of ids before the step.
@@ -519,3 +520,6 @@ class Completion(Recordable):
         """Set the finish reason, and return the held-back text."""
         self.finish_reason = "stop" if self.has_ended else "length"
         return self.guide.transcript.flush(is_end=self.has_ended)
+
+    if not TYPE_CHECKING:  # a name of 0.3
+        known = RenamedAttribute("cached_logits")

@@ -13,7 +13,7 @@ from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from localllm.engine.forks import lock_for
+from localllm.engine.forks import create_lock
 from localllm.engine.image_tokens import has_images
 from localllm.engine.runs import PRECISE_TOKENS
 from localllm.generation.context_overflow import ShiftedSequence
@@ -71,7 +71,7 @@ class Step:
         selected = [count or len(ids) for count, (_, ids) in zip(self.kernel_tokens, self.spans, strict=True)]
         return self.spans[0][0].engine.runs.kernel_class(max(selected))
 
-    def joins(self, steps: "list[Step]") -> bool:
+    def can_join(self, steps: "list[Step]") -> bool:
         """Return whether it can share a run with these steps.
 
         They must have 16-bit activations, the same kernels, and ask for the same logits.
@@ -109,7 +109,7 @@ class RunQueue:
     """The steps that the schedulers of one engine have submitted."""
 
     def __init__(self) -> None:
-        self.lock = lock_for(self)
+        self.lock = create_lock(self)
         self._condition = threading.Condition(self.lock)  # type: ignore[arg-type]
         self._schedulers = set[object]()  # those that have run a step and have not left
         self._queue, self._running = list[Step](), list[Step]()
@@ -139,7 +139,7 @@ class RunQueue:
                         if not self._wait() and not self._running:
                             self._due.clear()
                     if not step.is_done:
-                        batch = self._running = self._take()
+                        batch = self._running = self._take_batch()
                 self._run_batch(batch)
             finally:
                 with self.lock:
@@ -168,7 +168,7 @@ class RunQueue:
         active = {*self._latest, *(step.scheduler for step in [*self._queue])}
         return len((active & self._schedulers) - {scheduler})
 
-    def settle(self, scheduler: object) -> None:
+    def stop_waiting(self, scheduler: object) -> None:
         """Stop waiting for the next step of a scheduler."""
         if scheduler in self._due:
             with self.lock:
@@ -181,7 +181,7 @@ class RunQueue:
         Takes no lock between two tokens: finalizers may call it.
         """
         self._schedulers.discard(scheduler)
-        self.settle(scheduler)
+        self.stop_waiting(scheduler)
 
     def withdraw(self, sequence: "Sequence | ShiftedSequence") -> None:
         """Remove the steps of a sequence from the queue; wait for a run that is using it."""
@@ -190,12 +190,12 @@ class RunQueue:
             while any(each is sequence for step in self._running for each, _ in step.spans):
                 self._wait()
 
-    def _take(self) -> list[Step]:
+    def _take_batch(self) -> list[Step]:
         """Remove the steps of the next run from the queue: the first, and all that can share its run."""
         queue = [step for step in self._queue if step.scheduler in self._schedulers]
         batch = queue[:1]
         for step in queue[1:]:
-            if step.joins(batch):
+            if step.can_join(batch):
                 batch.append(step)
         self._queue = [step for step in queue if step not in batch]
         return batch

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from localllm.engine.runs import BATCH, PRECISE_TOKENS
 from localllm.errors import LocalllmError, MemoryLimitError
-from localllm.generation.answer_record import AnswerRecord, TextIterator, as_message, record_of
-from localllm.generation.chunked_prefill import LIVE_CHUNK, chunk_size, end_of_run
-from localllm.generation.prefix_cache import PrefixCache, ReuseCandidate, longest_match
+from localllm.generation.answer_record import AnswerRecord, TextIterator, reduce_answer, to_message
+from localllm.generation.chunked_prefill import LIVE_CHUNK, compute_chunk_size, find_run_end
+from localllm.generation.prefix_cache import PrefixCache, ReuseCandidate, find_longest_match
 from localllm.generation.reasoning import TextPart
-from localllm.generation.request import Completion, Output, Request, Task
+from localllm.generation.request import Completion, Output, PromptTask, Request
 from localllm.generation.run_queue import Step
 from localllm.generation.speculation.acceptance import Drafter
-from localllm.generation.speculation.speculator import FEW, AnswerSpan, Speculator, span_of
+from localllm.generation.speculation.speculator import MAX_OTHERS, AnswerSpan, Speculator, make_span
 from localllm.kernels.table import PAGE
 from localllm.text.messages import Message
 from localllm.text.tokenizer import Tokenizer
@@ -96,13 +96,13 @@ class Scheduler:
         for answer in [*self.running]:
             if answer.is_stopped:
                 self.drop(answer.request)
-            elif answer.known is not None:
-                row, answer.known = answer.known[-1:], None
-                yield from self._begin(answer, row)
+            elif answer.cached_logits is not None:
+                row, answer.cached_logits = answer.cached_logits[-1:], None
+                yield from self._begin_answers(answer, row)
         prefill: list[AnswerSpan] = []
         if not self._precise:
-            writing = self._writing()
-            prefill, _ = self._reading(max(PAGE, self._chunk - len(writing)), 0)
+            writing = self._select_decode()
+            prefill, _ = self._select_prefill(max(PAGE, self._chunk - len(writing)), 0)
             yield from self._run([*prefill, *writing], precise=False)
             return
         is_busy = bool(self.running) and not self.waiting
@@ -112,13 +112,13 @@ class Scheduler:
             # Short chunks while clients wait for the next tokens of their answers.
             is_streaming = self._cache.is_live and any(answer.has_begun for answer in self.running)
             rooms = (PAGE, LIVE_CHUNK) if is_streaming else (self._chunk, PRECISE_TOKENS)
-            prefill, precise = self._reading(*rooms)
+            prefill, precise = self._select_prefill(*rooms)
             if prefill and not (
                 is_streaming and precise and self._kernels(prefill[0].kernel_tokens) == self._kernels(1)
             ):
                 yield from self._run(prefill, precise)
                 prefill = []
-        yield from self._run(self._submitted or [*prefill, *self._writing(with_drafts=not prefill)])
+        yield from self._run(self._submitted or [*prefill, *self._select_decode(with_drafts=not prefill)])
 
     def stop(self) -> None:
         """Start no new requests; finish the running ones. A signal handler may call this."""
@@ -154,7 +154,7 @@ class Scheduler:
                 self._finished.append(request)
         return self.waiting[0]
 
-    def _readers(self) -> Iterator[Completion]:
+    def _list_prefilling(self) -> Iterator[Completion]:
         """Yield the answers with pending prefill, the oldest first; then those that can join."""
         yield from [answer for answer in self.running if answer.pending_tokens]
         while (completion := self._next()) and self._may_join(completion):
@@ -172,21 +172,25 @@ class Scheduler:
         if sum(answer.width for answer in self.running) + completion.width > self._parallel:
             return False
         progress = [(answer, answer.pending_tokens) for answer in self.running]
-        if self._refused and self._refused[:2] == (completion, progress) and self._free_places() <= self._refused[2]:
+        if (
+            self._refused
+            and self._refused[:2] == (completion, progress)
+            and self._count_free_positions() <= self._refused[2]
+        ):
             return False
-        best = self._cache.longest_match(completion)
+        best = self._cache.find_match(completion)
         prefilling = [answer for answer in self.running if answer.pending_tokens]
         unread = [ReuseCandidate(None, answer.ids, segments=answer.segments) for answer in prefilling]
-        soon = longest_match(unread, completion.ids, self._engine.runs, completion.segments)
+        soon = find_longest_match(unread, completion.ids, self._engine.runs, completion.segments)
         if soon.length >= best.length + PAGE:
-            self._refused = (completion, progress, self._free_places())
+            self._refused = (completion, progress, self._count_free_positions())
             return False
         needed_places = len(completion.ids) - best.length + sum(answer.pending_tokens for answer in prefilling)
         needed_places += PAGE * (completion.width + len(self.running))
         self._cache.touch(best.source)
-        while needed_places > self._free_places() and self._cache.evict(spare=1):
+        while needed_places > self._count_free_positions() and self._cache.evict(spare=1):
             pass
-        self._refused = (completion, progress, self._free_places())
+        self._refused = (completion, progress, self._count_free_positions())
         return needed_places <= self._refused[2]
 
     def _join(self, completion: Completion) -> None:
@@ -196,21 +200,23 @@ class Scheduler:
         if self._precise and completion.remaining_tokens > 1:
             self._speculator.listen(completion, len(self.running) - 1)
 
-    def _reading(self, room: int, precise_room: int) -> tuple[list[AnswerSpan], bool]:
+    def _select_prefill(self, room: int, precise_room: int) -> tuple[list[AnswerSpan], bool]:
         """Return the prompt tokens to prefill next, at most `room`, and whether with 16-bit activations.
 
         The tokens of one run have the same precision and select the same kernels. A single request is prefilled in
         whole runs, and the engine chooses their precision.
         """
         work, exact, kernels = list[AnswerSpan](), False, 0
-        for completion in self._readers():
+        for completion in self._list_prefilling():
             completion.prepare_prefill()
             cached = completion.computed_tokens
             if not self._cache.is_shared:
-                end = min(end_of_run(completion.prompt, cached, self._engine.runs), cached + completion.pending_tokens)
+                end = min(
+                    find_run_end(completion.prompt, cached, self._engine.runs), cached + completion.pending_tokens
+                )
                 is_read = cached == end or completion.is_stopped
                 kernel_tokens = completion.segments.kernel_tokens(cached, end)
-                return [] if is_read else [span_of(completion, end - cached, kernel_tokens)], True
+                return [] if is_read else [make_span(completion, end - cached, kernel_tokens)], True
             segment = completion.next_segment()
             end, precise = min(segment.end, cached + completion.pending_tokens), segment.precise and self._precise
             kernel_tokens = segment.kernel_tokens if self._precise else 0
@@ -218,18 +224,18 @@ class Scheduler:
                 exact, room = precise, min(room, precise_room) if precise else room
                 kernels = self._kernels(kernel_tokens)
             is_alike = precise == exact and self._kernels(kernel_tokens) == kernels
-            count = chunk_size(cached, segment._replace(end=end, precise=precise), room) if is_alike else 0
+            count = compute_chunk_size(cached, segment._replace(end=end, precise=precise), room) if is_alike else 0
             if not work and not count:
                 count = end - cached  # an image, or less than two pages, which are read at once
             if not count:
                 break
-            work.append(span_of(completion, count, kernel_tokens))
+            work.append(make_span(completion, count, kernel_tokens))
             room -= count
             if room <= 0:
                 break
         return work, exact
 
-    def _writing(self, with_drafts: bool = False) -> list[AnswerSpan]:
+    def _select_decode(self, with_drafts: bool = False) -> list[AnswerSpan]:
         """Return the newest token of every decoding answer, followed by a draft in small batches."""
         writing = [answer for answer in self.running if answer.is_decoding]
         if with_drafts and len(writing) == len(self.running):
@@ -258,20 +264,22 @@ class Scheduler:
         self._submitted, self._step = [], None
         if not work:
             return iter(())
-        if len(work) <= FEW and work[0].completion.has_begun:
+        if len(work) <= MAX_OTHERS and work[0].completion.has_begun:
             self._speculator.costs.record(step.tokens, step.seconds)
         if step.logits == "none":
             return iter(())
-        outputs = self._outputs(work, rows)
+        outputs = self._sample_outputs(work, rows)
         if not is_shared:
             return outputs
         if self._queue.count_others(self):
             outputs = iter([*outputs])
-            writing = [] if any(answer.pending_tokens for answer in self.running) else self._writing(with_drafts=True)
+            writing = (
+                [] if any(answer.pending_tokens for answer in self.running) else self._select_decode(with_drafts=True)
+            )
             if writing:
                 self._submitted, self._step = writing, self._make_step(writing, precise=True)
                 self._queue.submit(self._step)
-        self._queue.settle(self)
+        self._queue.stop_waiting(self)
         return outputs
 
     def _make_step(self, work: list[AnswerSpan], precise: bool) -> Step:
@@ -279,7 +287,7 @@ class Scheduler:
         if self._places < sys.maxsize:
             cached = [each.completion.computed_tokens for each in work]
             pages = sum(-n // PAGE - (-n - len(each.ids)) // PAGE for n, each in zip(cached, work, strict=True))
-            if pages and PAGE * pages > self._free_places():
+            if pages and PAGE * pages > self._count_free_positions():
                 raise MemoryLimitError(
                     "not enough memory for the prompt and its answer: shorten the prompt, lower --ctx-size, or use "
                     "--kv-type q8_0"
@@ -295,7 +303,7 @@ class Scheduler:
                 logits = "last"
         return Step(self, spans, logits, precise, kernel_tokens if self._precise else ())
 
-    def _outputs(self, work: list[AnswerSpan], logits: "list[np.ndarray]") -> Iterator[Output]:
+    def _sample_outputs(self, work: list[AnswerSpan], logits: "list[np.ndarray]") -> Iterator[Output]:
         """Sample the next token of each answer whose prompt is complete."""
         searched: dict[Request, list[tuple[Completion, np.ndarray]]] = {}
         for (completion, _, draft, is_end, _), rows in zip(work, logits, strict=True):
@@ -308,11 +316,11 @@ class Scheduler:
                 yield from self._accept(completion, draft, rows[-1 - len(draft) :])
             elif completion.sequence:
                 self._cache.record_prefill(completion.sequence, completion.cached_tokens, rows)
-                yield from self._begin(completion, rows[-1:])
+                yield from self._begin_answers(completion, rows[-1:])
         for request, group in searched.items():
             self._expand(request, group)
 
-    def _begin(self, first: Completion, row: "np.ndarray") -> Iterator[Output]:
+    def _begin_answers(self, first: Completion, row: "np.ndarray") -> Iterator[Output]:
         """Begin the answers to a prefilled prompt: each gets its first token and a sequence of its own."""
         request, place = first.request, self.running.index(first) + 1
         request.begun, first.prefill_s = True, perf_counter() - first.started
@@ -368,14 +376,14 @@ class Scheduler:
         try:
             if completion.is_complete:  # max_tokens is 0
                 completion.finish()
-                self._leave(completion)
+                self._remove_finished(completion)
                 return
             for output in completion.accept_draft(draft, rows[:, : self._vocab]):
                 self.written += output.token is not None
                 if request.listener:
                     request.listener(*output)
                 if completion.finish_reason:
-                    self._leave(completion)
+                    self._remove_finished(completion)
                 yield output
         except LocalllmError as error:
             self._fail(request, error)
@@ -384,7 +392,7 @@ class Scheduler:
                 raise
             self._fail(request, LocalllmError(f"internal error: {type(error).__name__}"))
 
-    def _leave(self, completion: Completion) -> None:
+    def _remove_finished(self, completion: Completion) -> None:
         """Remove a finished answer; its request is finished with its last answer."""
         request = completion.request
         self._cache.give_back(completion)
@@ -393,7 +401,7 @@ class Scheduler:
             request.answers.sort(key=lambda answer: -answer.score)
             self._finished.append(request)
 
-    def _free_places(self) -> int:
+    def _count_free_positions(self) -> int:
         used_places, count = self._engine.cache_usage()
         return min(count, self._places) - used_places
 
@@ -424,7 +432,7 @@ class Scheduler:
         self.waiting = deque(answer for answer in self.waiting if answer.request is not request)
 
 
-def text_parts(scheduler: Scheduler, cache: PrefixCache, answer: Completion) -> Generator[TextPart]:
+def generate_parts(scheduler: Scheduler, cache: PrefixCache, answer: Completion) -> Generator[TextPart]:
     """Yield the text of an answer as its tokens are drawn.
 
     This function has no reference to the Generation, so that an abandoned answer releases its sequence immediately, and
@@ -446,7 +454,7 @@ def text_parts(scheduler: Scheduler, cache: PrefixCache, answer: Completion) -> 
 
 
 # Attributes of a Generation that exist before its first step.
-KNOWN_BEFORE = frozenset(("prompt", "seen", "prompt_tokens", "seed", "kept"))
+INITIAL_ATTRIBUTES = frozenset(("prompt", "seen", "prompt_tokens", "seed", "kept"))
 
 
 class Generation(TextIterator):
@@ -496,25 +504,25 @@ class Generation(TextIterator):
     drafted: int
     accepted: int
 
-    def __init__(self, cache: PrefixCache, tokenizer: Tokenizer, task: Task):
+    def __init__(self, cache: PrefixCache, tokenizer: Tokenizer, task: PromptTask):
         """Check the prompt. Raises UsageError if it is empty and ContextError if it leaves no room for an answer."""
         request = Request(task)
         (self._answer,) = request.begin(cache.engine, tokenizer)
         scheduler = Scheduler(cache.engine, tokenizer, [request], cache=cache)
-        self._cache, self.parts = cache, text_parts(scheduler, cache, self._answer)
+        self._cache, self.parts = cache, generate_parts(scheduler, cache, self._answer)
 
     if not TYPE_CHECKING:  # type checkers see the attributes above, and report every other name
 
         def __getattr__(self, name: str) -> object:
             if name not in Generation.__annotations__:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-            if name not in KNOWN_BEFORE:
-                self.finish_unread()
+            if name not in INITIAL_ATTRIBUTES:
+                self.generate_rest()
             return getattr(self._answer, name)
 
     @property
     def finish_reason(self) -> str:
-        self.finish_unread()
+        self.generate_rest()
         return self._answer.finish_reason or "interrupted"
 
     @property
@@ -529,12 +537,12 @@ class Generation(TextIterator):
 
     def message(self) -> Message:
         """Return the answer as an assistant message, with its reasoning and tool calls."""
-        return as_message(self)
+        return to_message(self)
 
     def __reduce__(self) -> tuple[type[AnswerRecord], tuple[dict[str, Any]]]:
         """Pickle and deepcopy as plain data; generate the answer first if iteration has not begun."""
-        self.finish_unread()
-        return record_of(self._answer)
+        self.generate_rest()
+        return reduce_answer(self._answer)
 
     def stop(self) -> None:
         """End the answer, and its iterator, before the model's next step. Any thread may call it."""

@@ -13,29 +13,29 @@ from localllm.generation.conversation import (
     ChatFormat,
     Conversation,
     PartialAnswer,
-    blind,
     find_partial_answer,
     has_calls,
     is_conversation,
     is_instruction,
-    naming_long_prompts,
-    render_up_to,
+    refuse_image,
+    render_partial_answer,
+    report_long_prompts,
 )
 from localllm.generation.options import GenerationOptions
-from localllm.generation.prefix_cache import PrefixCache, common
-from localllm.generation.reasoning import Tags, Thinking, template_variables
-from localllm.generation.request import Request, Task
+from localllm.generation.prefix_cache import PrefixCache, count_common
+from localllm.generation.reasoning import TagFormat, Thinking, make_template_variables
+from localllm.generation.request import PromptTask, Request
 from localllm.generation.sampling.sampler import Sampler
 from localllm.generation.scheduler import Generation
 from localllm.images.parts import extract_images
 from localllm.text.messages import Message, validate_messages
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
-from localllm.values import require_text, token_ids
+from localllm.values import require_string, to_token_ids
 
 if TYPE_CHECKING:
     from localllm.engine.image_tokens import ImageEmbedding
     from localllm.generation.beam_search import Answer
-    from localllm.generation.choices import TextTree
+    from localllm.generation.choices import TokenTrie
     from localllm.generation.image_encoder import EncodedImage
     from localllm.generation.reasoning import ThinkingFormat
     from localllm.generation.tool_run import Permission, ToolRun
@@ -71,7 +71,7 @@ class Session(Conversation[Generation]):
         """
         super().__init__()
         self.cache, self.tokenizer, self._choice = cache, tokenizer, chat_template
-        self.encode_image: Callable[[object], EncodedImage] = blind
+        self.encode_image: Callable[[object], EncodedImage] = refuse_image
         self.defaults = defaults or AnswerDefaults()
         self.on_warning: Callable[[str], object] = str  # called with a line about the chat template
 
@@ -90,7 +90,7 @@ class Session(Conversation[Generation]):
             raise UsageError("an answer with a tool call cannot be continued")
         final_answer = PartialAnswer(history[-1]["content"], history[-1].get("reasoning_content", ""))
         if options.on_overflow == "shift" and options.keep is None:
-            options = replace(options, keep=self._standing(self.defaults.head(self._system()), options))
+            options = replace(options, keep=self._count_shared_prefix(self.defaults.head(self._system()), options))
         if latest and latest.tokens and self._is_exact_text(latest):
             prompt, is_thought = [*latest.prompt, *latest.tokens], not final_answer.text and bool(final_answer.thinking)
             images = latest.seen
@@ -101,12 +101,14 @@ class Session(Conversation[Generation]):
             is_thought = partial_answer is not None and not partial_answer.text
         thinking = Thinking.of(self._format(options).thoughts, self.tokenizer, prompt, None).inside()
         decoder, generation = self.tokenizer.stream(continued=True), self._stopping(options)
-        task = Task(prompt, decoder, generation, thinking if is_thought else Thinking(), self.earlier, seen=images)
+        task = PromptTask(
+            prompt, decoder, generation, thinking if is_thought else Thinking(), self.earlier, seen=images
+        )
         answer = Generation(self.cache, self.tokenizer, task)
         self._history, self._answer, self._earlier_part, self.forgotten = history[:-1], answer, final_answer, 0
         return answer
 
-    def hold(self) -> None:
+    def park(self) -> None:
         self.cache.park()
 
     def leave(self) -> None:
@@ -135,19 +137,19 @@ class Session(Conversation[Generation]):
     ) -> "ToolRun":  # fmt: skip
         """Ask a question in this conversation with tools; see GenerationMixin.run_tools."""
         from localllm.generation.tool_run import ToolRun
-        from localllm.generation.tools.python_tools import tool_use
+        from localllm.generation.tools.python_tools import make_tool_use
 
-        generation = replace(options or GenerationOptions(), tools=tool_use(tools))
+        generation = replace(options or GenerationOptions(), tools=make_tool_use(tools))
 
         def reply(messages: Sequence[Message]) -> Generation:
             latest = next((place for place in reversed(range(len(messages))) if messages[place]["role"] != "tool"), -1)
-            return self.go_on(messages[latest + 1 :], generation) if messages else self.ask(text, generation)
+            return self.continue_with(messages[latest + 1 :], generation) if messages else self.ask(text, generation)
 
         return ToolRun(reply, tools, max_turns, permission)
 
     def complete(self, prompt: str | list[int], options: GenerationOptions | None = None) -> Generation:
         """Continue a string, or token ids, without a chat template."""
-        task = Task(self._ids(prompt), self.tokenizer.stream(continued=True), self.with_defaults(options))
+        task = PromptTask(self._ids(prompt), self.tokenizer.stream(continued=True), self.with_defaults(options))
         return Generation(self.cache, self.tokenizer, task)
 
     def candidates(
@@ -155,9 +157,9 @@ class Session(Conversation[Generation]):
         beams: int = 0,
     ) -> "list[Answer]":  # fmt: skip
         """Return the n best of several answers to a conversation, or of several continuations."""
-        from localllm.generation.beam_search import answers
+        from localllm.generation.beam_search import generate_answers
 
-        return answers(self.cache, self.tokenizer, self._prepare_task(prompt, options), n, beams)
+        return generate_answers(self.cache, self.tokenizer, self._prepare_task(prompt, options), n, beams)
 
     def request(
         self, prompt: "str | list[int] | Sequence[Message]", options: GenerationOptions | None = None, n: int = 1,
@@ -169,31 +171,33 @@ class Session(Conversation[Generation]):
         """
         return Request(self._prepare_task(prompt, options), n, key)
 
-    def tree(self, texts: Sequence[str], is_chat: bool, with_end: bool) -> "TextTree":
+    def tree(self, texts: Sequence[str], is_chat: bool, with_end: bool) -> "TokenTrie":
         """Return the trie of texts to score after a prompt.
 
         with_end: whether an end token must follow each text.
         """
-        from localllm.generation.choices import TextTree
+        from localllm.generation.choices import TokenTrie
 
         encode = self.tokenizer.encode if is_chat else self.tokenizer.encode_inside
-        return TextTree([encode(text) for text in texts], self.tokenizer.end_ids if is_chat and with_end else ())
+        return TokenTrie([encode(text) for text in texts], self.tokenizer.end_ids if is_chat and with_end else ())
 
     def validate_combination(self, options: GenerationOptions) -> None:
         """Raise UsageError for sampling options that are invalid with this model."""
         Sampler(self.with_defaults(options).sampling, self.tokenizer.vocab_size, self.tokenizer)
 
     @property
-    def answers_one_text(self) -> bool:
+    def is_single_turn(self) -> bool:
         return self.cache.engine.hyperparameters.start_token is not None
 
     def require_conversation(self) -> None:
         """Raise UsageError for a model that does not chat."""
-        if self.answers_one_text:
+        if self.is_single_turn:
             arch = self.cache.engine.hyperparameters.arch
             raise UsageError(f"{arch} models have no chat format: use localllm run")
 
-    def _prepare_task(self, prompt: "str | list[int] | Sequence[Message]", options: GenerationOptions | None) -> Task:
+    def _prepare_task(
+        self, prompt: "str | list[int] | Sequence[Message]", options: GenerationOptions | None
+    ) -> PromptTask:
         """Make the task of a prompt or conversation outside of this session's history."""
         is_chat = is_conversation(prompt)
         if options and options.on_overflow not in (None, "error"):
@@ -201,7 +205,7 @@ class Session(Conversation[Generation]):
         generation = self.with_defaults(options)
         decoder = self._decoder(generation) if is_chat else self.tokenizer.stream(continued=True)
         if not is_chat:
-            return Task(self._ids(prompt), decoder, generation)  # type: ignore[arg-type]
+            return PromptTask(self._ids(prompt), decoder, generation)  # type: ignore[arg-type]
         messages = self.defaults.conversation(prompt)  # type: ignore[arg-type]
         return self._task(self._read(messages, generation), generation, decoder)
 
@@ -212,10 +216,10 @@ class Session(Conversation[Generation]):
         messages = validate_messages(messages)
         if not (use and use.tools) and not any(has_calls(message) for message in messages):
             return self._encode(messages, images, options)
-        from localllm.generation.tools.tool_messages import convert_calls, parse_arguments
+        from localllm.generation.tools.tool_messages import convert_calls, escape_results
 
         format = self._format(options)
-        converted = convert_calls(parse_arguments(messages, format.result_marks), format.calls, use)
+        converted = convert_calls(escape_results(messages, format.result_marks), format.calls, use)
         # `convert_calls` may have turned calls into text.
         if find_partial_answer(messages, options.continue_final, None) is None:
             options = replace(options, continue_final=False)
@@ -226,9 +230,9 @@ class Session(Conversation[Generation]):
 
     def _task(
         self, prompt: Prompt, options: GenerationOptions, decoder: StreamDecoder, earlier_tokens: int = 0
-    ) -> Task:
+    ) -> PromptTask:
         """Make the task of answering an encoded conversation."""
-        (ids, thinking), partial_text = self._thinking(prompt.ids, options), ""
+        (ids, thinking), partial_text = self._apply_thinking(prompt.ids, options), ""
         if prompt.begun:
             ids, partial_text, decoder = prompt.ids, prompt.begun.text, self.tokenizer.stream(continued=True)
             thinking = Thinking() if partial_text else thinking.inside()
@@ -237,7 +241,9 @@ class Session(Conversation[Generation]):
             from localllm.generation.tools.tool_messages import prepare_calls
 
             calls, thinking = prepare_calls(use, self._format(options).calls, self.tokenizer, thinking)
-        return Task(ids, decoder, self._stopping(options), thinking, earlier_tokens, calls, prompt.seen, partial_text)
+        return PromptTask(
+            ids, decoder, self._stopping(options), thinking, earlier_tokens, calls, prompt.seen, partial_text
+        )
 
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:
         start = self.cache.engine.hyperparameters.start_token
@@ -246,8 +252,8 @@ class Session(Conversation[Generation]):
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt, special=True, bos=True)
         if isinstance(prompt, bytes | bytearray | memoryview) or not isinstance(prompt, Iterable):
-            require_text("the prompt", prompt)
-        return token_ids(prompt)
+            require_string("the prompt", prompt)
+        return to_token_ids(prompt)
 
     def encode_chat(self, messages: Sequence[Message], options: GenerationOptions | None = None) -> list[int]:
         """Return the token ids of a conversation up to where the answer begins or continues.
@@ -267,16 +273,16 @@ class Session(Conversation[Generation]):
         format = self._format(generation)
         answer = find_partial_answer(messages, generation.continue_final, format.thoughts)
         is_thought = answer is not None and bool(answer.thinking) and not answer.text
-        variables = template_variables(
+        variables = make_template_variables(
             format.template.source, "on" if is_thought else generation.think, generation.think_budget
         )
         variables |= generation.template_variables
-        marks = (format.thoughts.opens, format.thoughts.closes) if isinstance(format.thoughts, Tags) else None
+        marks = (format.thoughts.opens, format.thoughts.closes) if isinstance(format.thoughts, TagFormat) else None
 
         def render(messages: Sequence[Message], **fields: object) -> str:
             return self.tokenizer.markers.render(format.template, messages, marks, **{**variables, **fields})
 
-        with naming_long_prompts(messages, self.tokenizer, self.cache.engine.context):
+        with report_long_prompts(messages, self.tokenizer, self.cache.engine.context):
             partial_prompt = answer and self._render_partial(render, messages, answer, format.thoughts)
             text, rest_ids = partial_prompt or (render(messages), ())
         encoded = [self.encode_image(image) for image in images]
@@ -293,7 +299,11 @@ class Session(Conversation[Generation]):
         The tokens repeat reasoning that the template drops from answers: they follow the generation prompt.
         """
         encode = self.tokenizer.encode
-        rendered = render_up_to(partial(render, add_generation_prompt=False), messages, answer) if answer.text else None
+        rendered = (
+            render_partial_answer(partial(render, add_generation_prompt=False), messages, answer)
+            if answer.text
+            else None
+        )
         if rendered and rendered[1]:
             return rendered[0], ()
         text = render(messages[:-1])
@@ -305,10 +315,10 @@ class Session(Conversation[Generation]):
             return text, [*closed, *encode(answer.text)]
         if format is None or not answer.thinking:
             return text, ()
-        opening = "" if is_open else format.opens + "\n" * isinstance(format, Tags)
+        opening = "" if is_open else format.opens + "\n" * isinstance(format, TagFormat)
         return text, [*encode(opening, special=True), *encode(answer.thinking)]
 
-    def _thinking(self, prompt: list[int], options: GenerationOptions) -> tuple[list[int], Thinking]:
+    def _apply_thinking(self, prompt: list[int], options: GenerationOptions) -> tuple[list[int], Thinking]:
         """Return a conversation's tokens and its reasoning marks; think "off" closes open reasoning."""
         budget = 0 if options.think == "off" else options.think_budget
         thinking = Thinking.of(self._format(options).thoughts, self.tokenizer, prompt, budget)
@@ -351,16 +361,16 @@ class Session(Conversation[Generation]):
         else:
             history_left, prompt = history, self._read(system + history, options)
         if on_overflow == "shift" and options.keep is None:
-            options = replace(options, keep=self._standing(system, options))
+            options = replace(options, keep=self._count_shared_prefix(system, options))
         task = self._task(prompt, options, self._decoder(options), self.earlier if is_own else 0)
         answer = Generation(self.cache, self.tokenizer, task)
         self.forgotten = sum(message["role"] == "user" for message in history[: len(history) - len(history_left)])
         return history_left, answer
 
-    def _standing(self, system: list[Message], options: GenerationOptions) -> int:
+    def _count_shared_prefix(self, system: list[Message], options: GenerationOptions) -> int:
         """Return how many tokens all conversations with this system message share, at least SINK_TOKENS."""
         first, second = (self._read([*system, {"role": "user", "content": text}], options).ids for text in ("a", "b"))
-        return max(common(first, second), SINK_TOKENS)
+        return max(count_common(first, second), SINK_TOKENS)
 
     def _decoder(self, options: GenerationOptions) -> StreamDecoder:
         """Make the decoder of an answer; with a constraint, it keeps a leading space."""

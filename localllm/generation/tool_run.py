@@ -9,10 +9,10 @@ from localllm.errors import LocalllmError, UsageError
 from localllm.frozen import frozen
 from localllm.generation.answer_record import TextIterator
 from localllm.generation.reasoning import TextPart
-from localllm.generation.tools.python_tools import name_of, perform, run_alone, wait_for
+from localllm.generation.tools.python_tools import await_value, get_tool_name, perform, run_in_new_loop
 from localllm.generation.tools.tool_call_parser import ToolCall
 from localllm.text.messages import Message
-from localllm.values import whole_number
+from localllm.values import require_integer
 
 if TYPE_CHECKING:
     from localllm.generation.answer_record import AnswerRecord
@@ -61,8 +61,10 @@ class ToolRun(TextIterator):
         """
         if no_function := next((tool for tool in tools if not callable(tool)), None):
             raise UsageError(f"run_tools needs functions as tools, not {no_function!r:.60}")
-        self._functions: dict[str, Callable[..., object]] = {name_of(each): each for each in tools if callable(each)}
-        self._begin, self._permission, self._most = begin, permission, whole_number("max_turns", max_turns)
+        self._functions: dict[str, Callable[..., object]] = {
+            get_tool_name(each): each for each in tools if callable(each)
+        }
+        self._begin, self._permission, self._most = begin, permission, require_integer("max_turns", max_turns)
         self._loop, self._is_stopped = loop, False
         self._running: Future[object] | None = None
         self._messages, self._calls = list[Message](), list[ToolCall]()
@@ -72,19 +74,19 @@ class ToolRun(TextIterator):
     @property
     def messages(self) -> list[Message]:
         """The answers and results so far."""
-        self.finish_unread()
+        self.generate_rest()
         return self._messages
 
     @property
     def calls(self) -> list[ToolCall]:
         """The calls so far, performed or refused."""
-        self.finish_unread()
+        self.generate_rest()
         return self._calls
 
     @property
     def answer(self) -> "Generation":
         """The latest answer."""
-        self.finish_unread()
+        self.generate_rest()
         return self._answer
 
     @property
@@ -115,13 +117,13 @@ class ToolRun(TextIterator):
             if turns > self._most:
                 raise LocalllmError(f"the model called tools {self._most} times without answering; raise max_turns")
             for call in self._answer.calls:
-                self._messages.append(self._result(call))
+                self._messages.append(self._perform(call))
                 if self._is_stopped:
                     return
                 yield TextPart(RESULT, self._messages[-1]["content"])
             self._answer = self._begin(self._messages)
 
-    def _result(self, call: ToolCall) -> Message:
+    def _perform(self, call: ToolCall) -> Message:
         """Perform a call and return its result; an error becomes the result."""
         self._calls.append(call)
         if self._permission and not self._permission(call):
@@ -138,8 +140,8 @@ class ToolRun(TextIterator):
     def _wait(self, value: Awaitable[object]) -> object:
         """Await the result of an asynchronous function; `stop` cancels it."""
         if self._loop is None:
-            return run_alone(value)
-        self._running = asyncio.run_coroutine_threadsafe(wait_for(value), self._loop)
+            return run_in_new_loop(value)
+        self._running = asyncio.run_coroutine_threadsafe(await_value(value), self._loop)
         if self._is_stopped:
             self._running.cancel()
         return self._running.result()

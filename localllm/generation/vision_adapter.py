@@ -3,7 +3,7 @@
 import os
 from typing import TYPE_CHECKING
 
-from localllm.engine.forks import lock_for
+from localllm.engine.forks import create_lock
 from localllm.engine.options import EngineOptions
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class VisionAdapter:
         path: path of the model.  threads: number of threads for encoding.  keeps: cache encoded images on disk.
         """
         self._path, self._engine, self._tokenizer, self._threads, self._keeps = path, engine, tokenizer, threads, keeps
-        self.lock = lock_for(self)
+        self.lock = create_lock(self)
         self.encoder: ImageEncoder | None = None
 
     def use(self, projector: str | os.PathLike[str] | None = None, pan_and_scan: bool = False) -> "ImageEncoder":
@@ -56,9 +56,9 @@ class VisionAdapter:
     @property
     def nbytes(self) -> int:
         """The size in bytes of the projector in use, or of the default one; 0 if there is none."""
-        from localllm.files.models_folder import projector_bytes
+        from localllm.files.models_folder import get_projector_size
 
-        return os.stat(self.encoder.path).st_size if self.encoder else projector_bytes(self._path)
+        return os.stat(self.encoder.path).st_size if self.encoder else get_projector_size(self._path)
 
     def close(self) -> None:
         if self.encoder:

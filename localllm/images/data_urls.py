@@ -10,8 +10,8 @@ from urllib.parse import unquote
 
 from localllm.errors import UsageError
 
-MOST_CHARACTERS = 400 << 20  # more than the largest allowed file needs, line breaks included
-HEAD = "an image's URL must begin with data:image/...;base64,"
+MAX_CHARACTERS = 400 << 20  # more than the largest allowed file needs, line breaks included
+PREFIX_ERROR = "an image's URL must begin with data:image/...;base64,"
 # First bytes of PNG, JPEG, GIF, BMP, WebP and TIFF (either byte order); AVIF and HEIF have "ftyp" at byte 4.
 SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM", b"RIFF", b"II*\0", b"MM\0*")
 _DATA = re.compile(r"\s*data:", re.IGNORECASE)
@@ -41,7 +41,7 @@ def decode_data_url(url: str) -> bytes:
         return decode_base64(url)
     head, comma, body = url.partition(",")
     if not comma or not _SPACE.sub("", head).lower().endswith(";base64"):
-        raise UsageError(HEAD)
+        raise UsageError(PREFIX_ERROR)
     return decode_base64(body)
 
 
@@ -50,8 +50,8 @@ def decode_base64(text: str) -> bytes:
 
     Raises UsageError.
     """
-    if len(text) > MOST_CHARACTERS:
-        raise UsageError(f"an image URL must have at most {MOST_CHARACTERS >> 20} million characters, not {len(text)}")
+    if len(text) > MAX_CHARACTERS:
+        raise UsageError(f"an image URL must have at most {MAX_CHARACTERS >> 20} million characters, not {len(text)}")
     if "%" in text:
         text = unquote(text)
     text = _SPACE.sub("", text).replace("-", "+").replace("_", "/").rstrip("=")

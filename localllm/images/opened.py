@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 # Only those that the installed Pillow supports are used.
 FORMATS = "JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "MPO", "AVIF", "HEIF"
 PLUGINS = "Jpeg", "Png", "WebP", "Gif", "Tiff", "Bmp", "Mpo", "Avif"  # HEIF is in a separate package
-MOST_BYTES = 256 << 20
-MOST_PIXELS = 100_000_000  # 400 MB while loading
-MOST_RATIO = 200  # of the longer side to the shorter one
+MAX_BYTES = 256 << 20
+MAX_PIXELS = 100_000_000  # 400 MB while loading
+MAX_RATIO = 200  # of the longer side to the shorter one
 MISSING = "images need Pillow: pip install 'localllm[images]'"
 WHITE = 255, 255, 255
 
@@ -66,7 +66,7 @@ def read_source(source: object) -> tuple[str, bytes]:
         raise UsageError(f"{source[:200]}: images are not downloaded; use a pipe, e.g. `curl -s URL | ... --image -`")
     try:
         with open(source, "rb") as file:
-            data = file.read(MOST_BYTES + 1)
+            data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # a name with a NUL in it is a ValueError
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"cannot read the image {os.fsdecode(source)}: {reason}") from None
@@ -75,8 +75,8 @@ def read_source(source: object) -> tuple[str, bytes]:
 
 def decode_image(pillow: ModuleType, data: bytes, name: str) -> "Image.Image":
     """Decode the first image in a file's bytes; pillow: PIL.Image. Raises UsageError."""
-    if len(data) > MOST_BYTES:
-        raise UsageError(f"{name}: the image exceeds the limit of {MOST_BYTES >> 20} MB")
+    if len(data) > MAX_BYTES:
+        raise UsageError(f"{name}: the image exceeds the limit of {MAX_BYTES >> 20} MB")
     for plugin in PLUGINS:  # only a few of Pillow's more than 40
         with suppress(ImportError):
             import_module(f"PIL.{plugin}ImagePlugin")
@@ -91,7 +91,7 @@ def decode_image(pillow: ModuleType, data: bytes, name: str) -> "Image.Image":
     except UsageError:
         raise
     except pillow.DecompressionBombError:
-        raise UsageError(f"{name}: the image exceeds the limit of {MOST_PIXELS} pixels") from None
+        raise UsageError(f"{name}: the image exceeds the limit of {MAX_PIXELS} pixels") from None
     except MemoryError:
         raise UsageError(f"{name}: not enough memory to load the image; use a smaller one") from None
     except Exception as error:  # Pillow's readers may raise any error
@@ -103,11 +103,11 @@ def require_size(size: tuple[int, int], name: str) -> None:
     columns, rows = size
     if columns < 1 or rows < 1:
         raise UsageError(f"{name}: the image has no pixels")
-    if columns * rows > MOST_PIXELS:
-        raise UsageError(f"{name}: the image has {columns} x {rows} pixels, but the limit is {MOST_PIXELS}")
-    if max(size) > MOST_RATIO * min(size):
+    if columns * rows > MAX_PIXELS:
+        raise UsageError(f"{name}: the image has {columns} x {rows} pixels, but the limit is {MAX_PIXELS}")
+    if max(size) > MAX_RATIO * min(size):
         raise UsageError(
-            f"{name}: the image has {columns} x {rows} pixels, but one side may be at most {MOST_RATIO} times the other"
+            f"{name}: the image has {columns} x {rows} pixels, but one side may be at most {MAX_RATIO} times the other"
         )
 
 

@@ -23,21 +23,21 @@ def extract_images(messages: Sequence[Message]) -> tuple[list[Message], list[obj
     if not any(has_image(message) for message in messages):
         return list(messages), []
     images = list[object]()
-    return [_with_markers(message, images) for message in messages], images
+    return [_insert_placeholders(message, images) for message in messages], images
 
 
 def has_image(message: object) -> bool:
     """Return whether a message has "images", or image parts in its content."""
-    return isinstance(message, dict) and (bool(message.get("images")) or bool(images_of(message)))
+    return isinstance(message, dict) and (bool(message.get("images")) or bool(list_image_parts(message)))
 
 
-def images_of(message: Message) -> list[Message]:
+def list_image_parts(message: Message) -> list[Message]:
     """List the image parts of a message."""
     content = message.get("content")
     return [part for part in content if is_image(part)] if isinstance(content, list) else []
 
 
-def texts_of(content: str | list[str | Message]) -> str:
+def get_text(content: str | list[str | Message]) -> str:
     """Return a content's text without images, its parts joined by line breaks."""
     if not isinstance(content, list):
         return content
@@ -50,13 +50,16 @@ def is_image(part: object) -> bool:
     return isinstance(part, dict) and part.get("type") in ("image", "image_url")
 
 
-def _with_markers(message: Message, images: list[object]) -> Message:
+def _insert_placeholders(message: Message, images: list[object]) -> Message:
     content = message.get("content") if isinstance(message, dict) else None
     if not isinstance(content, str | list):
         return message
     parts = [content] if isinstance(content, str) else content
     if not has_image(message):
-        return {**message, "content": [*map(_without_marks, parts)] if content is parts else _without_marks(content)}
+        return {
+            **message,
+            "content": [*map(_escape_placeholders, parts)] if content is parts else _escape_placeholders(content),
+        }
     attached, message = message.get("images") or (), {key: message[key] for key in message if key != "images"}
     if isinstance(attached, str | bytes) or not isinstance(attached, Sequence):
         raise UsageError(f"a message's images must be a list, not {type(attached).__name__}")
@@ -64,7 +67,7 @@ def _with_markers(message: Message, images: list[object]) -> Message:
     text, follows_image = IMAGE * len(attached), bool(attached)
     for part in parts:
         if isinstance(part, dict) and is_image(part):
-            images.append(source_of(part))
+            images.append(get_source(part))
             text, follows_image = text + IMAGE, True
             continue
         texts = part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
@@ -75,7 +78,7 @@ def _with_markers(message: Message, images: list[object]) -> Message:
     return {**message, "content": text}
 
 
-def _without_marks(part: object) -> object:
+def _escape_placeholders(part: object) -> object:
     """Replace IMAGE in a content part's text, so that a user cannot inject the placeholder."""
     if isinstance(part, str):
         return part.replace(IMAGE, "�")
@@ -84,7 +87,7 @@ def _without_marks(part: object) -> object:
     return part
 
 
-def source_of(part: Message) -> object:
+def get_source(part: Message) -> object:
     """Return the path, bytes, Pillow image or data URL of an image part. Raises UsageError."""
     if part["type"] == "image":
         if "image" not in part:
@@ -107,21 +110,21 @@ ORIENTATION = 0x0112  # EXIF tag
 
 def to_data_urls(messages: Sequence[Message]) -> list[Message]:
     """Convert every image of messages to a part of type image_url. Raises UsageError for an invalid image."""
-    return [_with_urls(message) if has_image(message) else message for message in messages]
+    return [_convert_images(message) if has_image(message) else message for message in messages]
 
 
-def _with_urls(message: Message) -> Message:
+def _convert_images(message: Message) -> Message:
     content = message["content"]
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     images = [{"type": "image", "image": source} for source in message.get("images") or ()]
     converted = [
-        {"type": "image_url", "image_url": {"url": data_url(source_of(part))}} if is_image(part) else part
+        {"type": "image_url", "image_url": {"url": to_data_url(get_source(part))}} if is_image(part) else part
         for part in (*images, *parts)
     ]
     return {**{key: value for key, value in message.items() if key != "images"}, "content": converted}
 
 
-def data_url(source: object) -> str:
+def to_data_url(source: object) -> str:
     """Convert an image to a data URL; source: see load_image. Raises UsageError.
 
     A file that every program displays alike is encoded unchanged, any other image as PNG.

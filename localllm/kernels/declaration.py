@@ -6,13 +6,13 @@ This module does not import Numba.
 from typing import Any, ClassVar, NamedTuple
 
 
-class Arguments(tuple[int, ...]):
+class ArgumentIndices(tuple[int, ...]):
     """The names of a kernel's arguments, each an attribute whose value is its index in the argument array.
 
     Numba treats it as a named tuple. Real named tuples for all kernels would take 4 ms to create.
 
-        Attributes:
-            _fields: the names, in order.
+    Attributes:
+        _fields: the names, in order.
     """
 
     __slots__ = ()
@@ -46,17 +46,17 @@ class Kernel(NamedTuple):
 KERNELS: dict[str, Kernel] = {}
 
 
-def arguments(names: str) -> Any:
+def declare_arguments(names: str) -> Any:
     """Declare a kernel's arguments, or the fields of a record that kernels share.
 
     names: separated by spaces, in the order of the array.
     """
     fields = tuple(names.split())
     indices = {name: index for index, name in enumerate(fields)}
-    return type("Arguments", (Arguments,), {"__slots__": (), "_fields": fields, **indices})(indices.values())
+    return type("Arguments", (ArgumentIndices,), {"__slots__": (), "_fields": fields, **indices})(indices.values())
 
 
-def kernel(
+def declare_kernel(
     name: str, names: Any, cpu: str, on_cuda: str = "", inputs: str | None = None, in_place: bool = False
 ) -> Any:
     """Add a row and return its arguments.
@@ -64,7 +64,7 @@ def kernel(
     names: names of its arguments, or the arguments of another row; cpu: its module; on_cuda: its module and its grid
     there, separated by a space; without a module: the same as on CPUs. inputs, in_place: see Kernel.
     """
-    indices = arguments(names) if isinstance(names, str) else names
+    indices = declare_arguments(names) if isinstance(names, str) else names
     cuda, _, grid = on_cuda.rpartition(" ")
     KERNELS[name] = Kernel(
         indices, cpu, cuda or (grid and cpu), grid, inputs if inputs is None else tuple(inputs.split()), in_place

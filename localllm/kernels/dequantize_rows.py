@@ -6,39 +6,39 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from localllm.kernels.build.library import Library
+from localllm.kernels.build.library import KernelLibrary
 from localllm.kernels.build.objects import Progress
-from localllm.kernels.table import in_order
+from localllm.kernels.table import order_arguments
 from localllm.quant.formats import Format
 
 KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
-NUMBERS = ("F32", "I8", "I16", "I32", "I64", "F64")  # F32 needs no kernel, the others have none
+UNQUANTIZED_TYPES = ("F32", "I8", "I16", "I32", "I64", "F64")  # F32 needs no kernel, the others have none
 
 
-def can_widen(format: Format) -> bool:
+def can_dequantize(format: Format) -> bool:
     """Return whether weights of the format can be dequantized to float32."""
-    return format.name == "F32" or format.name not in NUMBERS
+    return format.name == "F32" or format.name not in UNQUANTIZED_TYPES
 
 
-class Widener:
+class RowDequantizer:
     """The dequantization kernels of some formats.
 
     Threads may share it; it computes without holding the GIL.
 
-        Attributes:
-            warning: one line that says why the compiled kernels could not be cached, or None.
+    Attributes:
+        warning: one line that says why the compiled kernels could not be cached, or None.
     """
 
     def __init__(self, formats: Iterable[Format], progress: Progress | None = None):
-        names = {format: f"embed-{format.name}" for format in formats if format.name not in NUMBERS}
+        names = {format: f"embed-{format.name}" for format in formats if format.name not in UNQUANTIZED_TYPES}
         self._local = threading.local()
-        self._library = Library(sorted(names.values()), progress) if names else None
+        self._library = KernelLibrary(sorted(names.values()), progress) if names else None
         self.warning = self._library.warning if self._library else None
         self._kernels = {
             format: KERNEL(self._library.addresses[name]) for format, name in names.items() if self._library
         }
 
-    def widen(self, format: Format, rows: np.ndarray, columns: int) -> np.ndarray:
+    def dequantize(self, format: Format, rows: np.ndarray, columns: int) -> np.ndarray:
         """Dequantize rows as stored in a file, uint8 [rows, bytes], to float32 [rows, columns].
 
         The result may be a view of `rows`. It is valid until the same thread calls this method again.
@@ -57,7 +57,7 @@ class Widener:
             "x": weights.ctypes.data,
             "stride": weights.strides[0],
         }
-        arguments = np.array(in_order("embed", values), np.int64)
+        arguments = np.array(order_arguments("embed", values), np.int64)
         self._kernels[format](arguments.ctypes.data, 0, 1, 0)
         return weights
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Annotated, Any, TypeAlias, cast
 
-from localllm.kernels.declaration import kernel
+from localllm.kernels.declaration import declare_kernel
 
 Strided: TypeAlias = Annotated[Any, "strided"]
 Row: TypeAlias = Annotated[Any, "row"]
@@ -26,19 +26,19 @@ reciprocal = smaller = sqrt = tanh = where_above_zero = cast(Any, None)
 SQRT_2_BY_PI, SQRT_HALF = 0.7978845608028654, 0.7071067811865476
 
 
-def rowwise(formula: Any) -> Any:
+def declare_formula(formula: Any) -> Any:
     """Add a formula to the table of kernels."""
-    kinds = kinds_of(formula)
+    kinds = get_annotations(formula)
     names = " ".join(f"{name} {name}_stride" if kind is Strided else name for name, kind in kinds.items())
     inputs = " ".join(name for name, kind in kinds.items() if kind not in (Row, Number))
-    kernel(
+    declare_kernel(
         formula.__name__, f"count {names} y stride columns", "elementwise.formulas", "by_four", inputs, in_place=True
     )
     FORMULAS[formula.__name__] = formula
     return formula
 
 
-def kinds_of(formula: FunctionType) -> dict[str, Any]:
+def get_annotations(formula: FunctionType) -> dict[str, Any]:
     """Return the annotation of each parameter, None for activations without one."""
     return {
         name: formula.__annotations__.get(name) for name in formula.__code__.co_varnames[: formula.__code__.co_argcount]
@@ -52,113 +52,113 @@ def bind(name: str, words: Mapping[str, Any], compiled: Callable[[Any], Any]) ->
     return compiled(FunctionType(code, {**globals(), **words, **inner}, name))
 
 
-def tuple_of(functions: Sequence[Callable[..., Any]], compiled: Callable[[Any], Any]) -> Any:
+def build_tuple_function(functions: Sequence[Callable[..., Any]], compiled: Callable[[Any], Any]) -> Any:
     """Build a function (a, b) of all functions' results, which Numba compiles to registers.
 
     compiled: see `bind`.
     """
     if not functions:
         return compiled(lambda a, b: ())
-    first, others = functions[0], tuple_of(functions[1:], compiled)
+    first, others = functions[0], build_tuple_function(functions[1:], compiled)
     return compiled(lambda a, b: (first(a, b), *others(a, b)))
 
 
-@rowwise
+@declare_formula
 def add(x, z: Strided):
     return x + z
 
 
-@rowwise
+@declare_formula
 def multiply(x, z):
     return x * z
 
 
-@rowwise
+@declare_formula
 def scale(x, factor: Number):
     return x * factor
 
 
-@rowwise
+@declare_formula
 def scale_columns(x, weight: Row):
     return x * weight
 
 
-@rowwise
+@declare_formula
 def add_scalar(x, number: Number):
     return x + number
 
 
-@rowwise
+@declare_formula
 def lerp(x, z, weight: Row):
     return fma(z - x, weight, x)
 
 
-@rowwise
+@declare_formula
 def relu(x):
     return if_finite(larger(number(0.0), x), x)
 
 
-@rowwise
+@declare_formula
 def reglu(gate, up):
     return relu(gate) * up
 
 
-@rowwise
+@declare_formula
 def relu_squared(x):
     above = relu(x)
     return above * above
 
 
-@rowwise
+@declare_formula
 def clamp(x, limit: Number):
     return if_finite(smaller(limit, larger(-limit, x)), x)
 
 
-@rowwise
+@declare_formula
 def exponential(x):
     return if_finite(exp(x), x)
 
 
-@rowwise
+@declare_formula
 def sigmoid(x):
     return if_finite(reciprocal(number(1.0) + exp(-x)), x)
 
 
-@rowwise
+@declare_formula
 def softplus(x, bias: Row):
     return log_one_plus_exp(x + bias)
 
 
-@rowwise
+@declare_formula
 def softcap(x, cap: Number):
     inner = x * reciprocal(cap)
     return if_finite(tanh(inner) * cap, inner)
 
 
-@rowwise
+@declare_formula
 def gelu(x):
     """Compute x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))."""
     inner = fma(x * x * x, number(0.044715), x) * number(SQRT_2_BY_PI)
     return x * number(0.5) * (number(1.0) + tanh(inner))
 
 
-@rowwise
+@declare_formula
 def gelu_erf(x):
     """Compute x / 2 * (1 + erf(x / sqrt(2)))."""
     return x * number(0.5) * (number(1.0) + erf(x * number(SQRT_HALF)))
 
 
-@rowwise
+@declare_formula
 def geglu(gate, up):
     return gelu(gate) * up
 
 
-@rowwise
+@declare_formula
 def swiglu(gate, up):
     return gate * reciprocal(number(1.0) + exp(-gate)) * up
 
 
-@rowwise
+@declare_formula
 def swiglu_limited(gate, up, sharpness: Number, limit: Number):
     """Compute gate * sigmoid(sharpness * gate) * (up + 1), with limited inputs.
 
@@ -168,14 +168,14 @@ def swiglu_limited(gate, up, sharpness: Number, limit: Number):
     return gate * reciprocal(number(1.0) + exp(gate * -sharpness)) * (clamp(up, limit) + number(1.0))
 
 
-@rowwise
+@declare_formula
 def signed_root(x, least: Number):
     """Compute sqrt(max(|x|, least)) with the sign of x, 0 for 0."""
     root = sqrt(larger(absolute(x), least))
     return if_finite(where_above_zero(x, root, where_above_zero(-x, -root, x * number(0.0))), x)
 
 
-@rowwise
+@declare_formula
 def xielu(x, alpha_p: Number, alpha_n: Number, beta: Number, epsilon: Number):
     """Compute alpha_p x^2 + beta x above 0, alpha_n (e^min(x, epsilon) - 1 - x) + beta x below.
 

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from localllm.files.cache.checksummed_cache import read_checksummed, write_checksummed
 from localllm.system import cpu
-from localllm.system.files import cache_folder
+from localllm.system.files import get_cache_folder
 
 # The features that select instructions in these sources; the others matter to LLVM only.
-CHOSEN_BY = frozenset(("neon", "dotprod", "i8mm", "sse2", "ssse3", "sse4.1", "avx2", "f16c", "fma", "avxvnni"))
-CHOSEN_BY |= {"avx512f", "avx512bw", "avx512vnni", "avx512bf16", "amx-tile", "amx-bf16"}
+SELECTING_FEATURES = frozenset(("neon", "dotprod", "i8mm", "sse2", "ssse3", "sse4.1", "avx2", "f16c", "fma", "avxvnni"))
+SELECTING_FEATURES |= {"avx512f", "avx512bw", "avx512vnni", "avx512bf16", "amx-tile", "amx-bf16"}
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Lane:
         preferred.
         """
         superseded = {"avxvnni"} if {"avx512vnni", "avx512bw"} <= self.features else set[str]()
-        return (self.features & CHOSEN_BY) - superseded
+        return (self.features & SELECTING_FEATURES) - superseded
 
     @property
     def has_512_bits(self) -> bool:
@@ -78,14 +78,14 @@ class Lane:
 
 
 @cache
-def this_lane() -> Lane:
+def get_lane() -> Lane:
     """Return the lane that this process compiles for: this computer's, unless the environment sets one."""
     features = os.environ.get("NUMBA_CPU_FEATURES")
-    features = without_slow_512_bits(processor()[1] if features is None else features)
-    return Lane(os.environ.get("NUMBA_CPU_NAME") or processor()[0], features)
+    features = disable_slow_512_bits(detect_processor()[1] if features is None else features)
+    return Lane(os.environ.get("NUMBA_CPU_NAME") or detect_processor()[0], features)
 
 
-def without_slow_512_bits(features: str) -> str:
+def disable_slow_512_bits(features: str) -> str:
     """Turn AVX-512 off in a list of features without VNNI (Skylake), so that the CPU counts as AVX2.
 
     On such a CPU 512 bits multiply bytes no faster than AVX2 kernels do, and lower the clock.
@@ -96,53 +96,53 @@ def without_slow_512_bits(features: str) -> str:
     return ",".join(f"-{name[1:]}" if name.startswith("+avx512") else name for name in names)
 
 
-def lane_name() -> str:
+def get_lane_name() -> str:
     """Return the instruction set of prefill: amx-bf16, avx512-vnni, avx-vnni, avx2, ssse3 or portable."""
     if has_tiles():
         return "amx-bf16"
-    if this_lane().has_vnni:
+    if get_lane().has_vnni:
         return "avx512-vnni"
     names = {"avxvnni": "avx-vnni", "avx2": "avx2", "ssse3": "ssse3"}
-    return next((name for feature, name in names.items() if feature in this_lane().features), "portable")
+    return next((name for feature, name in names.items() if feature in get_lane().features), "portable")
 
 
 def has_tiles() -> bool:
     """Return whether the CPU has AMX tiles in BF16 and the operating system lets this process use them."""
-    return this_lane().has_tiles and allow_tiles()
+    return get_lane().has_tiles and request_tiles()
 
 
 @cache
-def allow_tiles() -> bool:
+def request_tiles() -> bool:
     """Ask the operating system for permission to use AMX tiles, once per process; return its answer."""
-    return cpu.allow_tiles()
+    return cpu.request_amx()
 
 
 @cache
-def processor() -> tuple[str, str]:
+def detect_processor() -> tuple[str, str]:
     """Return this computer's CPU name and feature list as LLVM reports them, from the cache if possible."""
-    identity = cpu.processor_information()
+    identity = cpu.get_processor_key()
     if identity is None:
-        return processor_by_llvm()
-    key = sha256(version_file("llvmlite") + b"\0" + identity).hexdigest()[:20]
-    path = cache_folder() / "kernels" / "processors" / key
+        return detect_by_llvm()
+    key = sha256(read_version_file("llvmlite") + b"\0" + identity).hexdigest()[:20]
+    path = get_cache_folder() / "kernels" / "processors" / key
     if cached := read_checksummed(path):
         name, _, features = cached.decode().partition("\n")
         return name, features
-    detected = processor_by_llvm()
+    detected = detect_by_llvm()
     with suppress(OSError):  # compiling kernels warns about an unwritable cache
         write_checksummed(path, "\n".join(detected).encode())
     return detected
 
 
-def processor_by_llvm() -> tuple[str, str]:
+def detect_by_llvm() -> tuple[str, str]:
     import llvmlite.binding as llvm
 
     features = llvm.get_host_cpu_features().flatten()
-    of_arm = [f"+{name}" for name in cpu.arm_features()] if cpu.is_arm() else []
+    of_arm = [f"+{name}" for name in cpu.read_arm_features()] if cpu.is_arm() else []
     return llvm.get_host_cpu_name(), ",".join([*filter(None, [features]), *of_arm])
 
 
-def version_file(package: str) -> bytes:
+def read_version_file(package: str) -> bytes:
     """Read the file with the version of Numba or llvmlite.
 
     Importing Numba takes 300 ms, importlib.metadata 12.

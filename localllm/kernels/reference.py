@@ -16,7 +16,7 @@ def dequantize(tensor) -> np.ndarray:
 
     data = np.asarray(tensor.data)
     if tensor.format.name in UNKNOWN_TO_GGUF:
-        return dequantized_bits(data, tensor.format.name).reshape(tensor.shape)
+        return dequantize_bits(data, tensor.format.name).reshape(tensor.shape)
     try:
         values = gguf.dequantize(data, gguf.GGMLQuantizationType(tensor.format.id))
     except (NotImplementedError, ValueError):
@@ -24,7 +24,7 @@ def dequantize(tensor) -> np.ndarray:
     return values.astype(np.float32).reshape(tensor.shape)
 
 
-def dequantized_bits(data: np.ndarray, format: str) -> np.ndarray:
+def dequantize_bits(data: np.ndarray, format: str) -> np.ndarray:
     """Dequantize blocks of Q1_0 or Q2_0.
 
     A block has a float16 d, then 16 bytes of codes, the lowest bits of a byte first. Q1_0 has 128 codes of one bit,
@@ -56,8 +56,8 @@ class ReferenceCache:
         old = self._layers.get(state, [x[:0] for x in new])
         missing = max(position - len(old[0]), 0)  # tokens of an encoder, which store nothing in this layer
         old = [np.pad(x, ((0, missing), *[(0, 0)] * (x.ndim - 1))) for x in old] if missing else old
-        self._rotations[state] = rotations = state.rotations(self._kv_type)
-        rounded_new = [rounded(x, *how) for x, *how in zip(new, self._kv_type, rotations, strict=False)]
+        self._rotations[state] = rotations = state.find_rotation_sizes(self._kv_type)
+        rounded_new = [round_heads(x, *how) for x, *how in zip(new, self._kv_type, rotations, strict=False)]
         self._layers[state] = [np.concatenate((x[:position], y)) for x, y in zip(old, rounded_new, strict=True)]
         return self._layers[state]
 
@@ -101,7 +101,7 @@ class ReferenceCache:
         self._length -= count
         return self._length
 
-    def append_from(self, source: "ReferenceCache", first: int, length: int, count: int) -> bool:
+    def append_copies(self, source: "ReferenceCache", first: int, length: int, count: int) -> bool:
         """Append tokens of another cache, from `first` on, to the first `length` of this one; return True."""
         self._layers = {
             layer: [
@@ -122,7 +122,7 @@ class ReferenceCache:
         rotated = keys.copy()
         rotated[first:end, :, u] = keys[first:end, :, u] * cos - keys[first:end, :, v] * sin
         rotated[first:end, :, v] = keys[first:end, :, u] * sin + keys[first:end, :, v] * cos
-        rotated[first:end] = rounded(rotated[first:end], self._kv_type[0], self._rotations[state][0])
+        rotated[first:end] = round_heads(rotated[first:end], self._kv_type[0], self._rotations[state][0])
         self._layers[state] = [rotated, *values]
 
     def close(self) -> None:
@@ -141,69 +141,69 @@ def hadamard(x: np.ndarray, block: int) -> np.ndarray:
     return (blocks @ (matrix * block**-0.5).astype(np.float32)).reshape(x.shape)
 
 
-def rounded(x: np.ndarray, kind: str, rotation: int) -> np.ndarray:
+def round_heads(x: np.ndarray, kind: str, rotation: int) -> np.ndarray:
     """Round heads, [..., head dimension], as a cache of type `kind` does.
 
     rotation: if above 1, the block size of a Hadamard rotation that is applied before rounding and undone afterwards.
     """
     if rotation > 1:
-        return hadamard(rounded(hadamard(x, rotation), kind, 1), rotation)
+        return hadamard(round_heads(hadamard(x, rotation), kind, 1), rotation)
     with np.errstate(over="ignore"):
-        return KEEP[kind](x).astype(np.float32)
+        return ROUNDING[kind](x).astype(np.float32)
 
 
-def by_blocks(make: Callable[[np.ndarray], np.ndarray], repeat: int = 1) -> Callable[[np.ndarray], np.ndarray]:
+def apply_to_blocks(make: Callable[[np.ndarray], np.ndarray], repeat: int = 1) -> Callable[[np.ndarray], np.ndarray]:
     """Build a function of heads, [..., head dimension], from `make`, a function of blocks, [..., 32].
 
     A head that does not end with a whole block is padded with the block's first value times `repeat` (0 or 1).
     """
 
-    def over_heads(x: np.ndarray) -> np.ndarray:
+    def round_blocks(x: np.ndarray) -> np.ndarray:
         *outer_shape, columns = x.shape
         padding = repeat * np.repeat(x[..., columns // 32 * 32 :][..., :1], -columns % 32, axis=-1)
         blocks = np.concatenate((x, padding), axis=-1).reshape(*outer_shape, -1, 32)
         return make(blocks).reshape(*outer_shape, -1)[..., :columns]
 
-    return over_heads
+    return round_blocks
 
 
 SMALLEST = np.float32(2**-24)  # the smallest float16 above zero
 
 
-def half(x: np.ndarray) -> np.ndarray:
+def round_to_half(x: np.ndarray) -> np.ndarray:
     """Round to float16, to infinity where x is too large, and convert back to float32."""
     with np.errstate(over="ignore"):
         return x.astype(np.float16).astype(np.float32)
 
 
-def rounded_to_q8_0(x: np.ndarray) -> np.ndarray:
+def round_to_q8_0(x: np.ndarray) -> np.ndarray:
     """Round blocks, [..., 32], to Q8_0: a float16 scale times signed bytes."""
-    scales = half(np.abs(x).max(axis=-1, keepdims=True) / np.float32(127))
+    scales = round_to_half(np.abs(x).max(axis=-1, keepdims=True) / np.float32(127))
     return np.clip(np.rint(x / np.maximum(scales, SMALLEST)), -127, 127) * scales
 
 
-def symmetric(x: np.ndarray, centre: int) -> np.ndarray:
+def round_symmetric(x: np.ndarray, centre: int) -> np.ndarray:
     """Round blocks, [..., 32], to a float16 scale times codes from -centre to centre - 1 (Q4_0, Q5_0).
 
     The value of largest magnitude gets the code -centre, so the scale has the opposite sign of that value.
     """
     size, top = np.abs(x).max(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
-    scales = half(size / np.where(top == size, np.float32(-centre), np.float32(centre)))
+    scales = round_to_half(size / np.where(top == size, np.float32(-centre), np.float32(centre)))
     codes = np.clip(np.rint(x / np.copysign(np.maximum(np.abs(scales), SMALLEST), scales)), -centre, centre - 1)
     return codes * scales
 
 
-def with_minimum(x: np.ndarray, most: int) -> np.ndarray:
+def round_with_minimum(x: np.ndarray, most: int) -> np.ndarray:
     """Round blocks, [..., 32], to a float16 scale times codes from 0 to `most`, plus a float16 minimum.
 
     The formats are Q4_1 and Q5_1.
     """
     least, top = x.min(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
-    scales, minimums = half((top - least) / np.float32(most)), half(least)
+    scales, minimums = round_to_half((top - least) / np.float32(most)), round_to_half(least)
     return np.clip(np.rint((x - minimums) / np.maximum(scales, SMALLEST)), 0, most) * scales + minimums
 
 
-def rounded_to_iq4_nl(x: np.ndarray) -> np.ndarray:
+def round_to_iq4_nl(x: np.ndarray) -> np.ndarray:
     """Round blocks, [..., 32], to IQ4_NL: a float16 scale times one of IQ4_VALUES.
 
     The nearest values are found for the scale that makes the value of largest magnitude -127. Then the scale is fitted
@@ -216,23 +216,23 @@ def rounded_to_iq4_nl(x: np.ndarray) -> np.ndarray:
     nearest = values[np.searchsorted((values[1:] + values[:-1]) / 2, y, side="right")]
     products, squares = (y * y * nearest * other for other in (y, nearest))
     ratio = products.sum(axis=-1, keepdims=True) / np.maximum(squares.sum(axis=-1, keepdims=True), SMALLEST)
-    return nearest * half(first * ratio)
+    return nearest * round_to_half(first * ratio)
 
 
-def rounded_to_bf16(x: np.ndarray) -> np.ndarray:
+def round_to_bf16(x: np.ndarray) -> np.ndarray:
     """Round to the nearest bfloat16, ties to even, as float32. All values must be finite."""
     bits = np.asarray(x, np.float32).view(np.uint32)
     return ((bits + (bits >> 16 & 1) + np.uint32(0x7FFF)) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
-KEEP: dict[str, Callable] = {
+ROUNDING: dict[str, Callable] = {
     "f32": np.float32,
     "f16": np.float16,
-    "bf16": rounded_to_bf16,
-    "q8_0": by_blocks(rounded_to_q8_0),
-    "q5_1": by_blocks(partial(with_minimum, most=31)),
-    "q5_0": by_blocks(partial(symmetric, centre=16)),
-    "q4_1": by_blocks(partial(with_minimum, most=15)),
-    "q4_0": by_blocks(partial(symmetric, centre=8)),
-    "iq4_nl": by_blocks(rounded_to_iq4_nl, repeat=0),
+    "bf16": round_to_bf16,
+    "q8_0": apply_to_blocks(round_to_q8_0),
+    "q5_1": apply_to_blocks(partial(round_with_minimum, most=31)),
+    "q5_0": apply_to_blocks(partial(round_symmetric, centre=16)),
+    "q4_1": apply_to_blocks(partial(round_with_minimum, most=15)),
+    "q4_0": apply_to_blocks(partial(round_symmetric, centre=8)),
+    "iq4_nl": apply_to_blocks(round_to_iq4_nl, repeat=0),
 }

@@ -13,7 +13,7 @@ from localllm.files.gguf.file import Tensor
 from localllm.files.gguf.header import printable
 from localllm.files.gguf.tensor_source import Source, SourceTensor
 from localllm.files.gguf.writer import OutputTensor, pack_value, write_gguf
-from localllm.kernels.dequantize_rows import Widener
+from localllm.kernels.dequantize_rows import RowDequantizer
 from localllm.kernels.reference import dequantize
 from localllm.quant.encode import encode
 from localllm.quant.formats import BY_NAME
@@ -27,7 +27,7 @@ class MergedTensor:
 
     format = BY_NAME["F32"]
 
-    def __init__(self, tensor: SourceTensor, updates: Sequence[tuple[LowRank, float]], widener: Widener):
+    def __init__(self, tensor: SourceTensor, updates: Sequence[tuple[LowRank, float]], widener: RowDequantizer):
         self._tensor, self._widener = tensor, widener
         self.name, self.shape = tensor.name, tensor.shape
         pairs = [(scale * each.factor * dequantize(each.a), dequantize(each.b)) for each, scale in updates]
@@ -36,7 +36,7 @@ class MergedTensor:
         self._pairs = [(a.reshape(-1, *a.shape[-2:]), b.reshape(-1, b.shape[-1])) for a, b in pairs]
 
     def rows(self, first: int, last: int) -> np.ndarray:
-        stored = self._widener.widen(self._tensor.format, self._tensor.rows(first, last), self.shape[-1])
+        stored = self._widener.dequantize(self._tensor.format, self._tensor.rows(first, last), self.shape[-1])
         weights = np.array(stored, np.float32).reshape(last - first, self.shape[-1])
         height = self.shape[-2]
         for a, b in self._pairs:
@@ -56,7 +56,7 @@ class MergedSource:
         inner: the original source.
     """
 
-    def __init__(self, inner: Source, adapters: Sequence[tuple[Adapter, float]], widener: Widener):
+    def __init__(self, inner: Source, adapters: Sequence[tuple[Adapter, float]], widener: RowDequantizer):
         """Merge adapters with these scales. Raises ModelError if one does not fit, UnsupportedError."""
         tensors = {tensor.name: tensor for tensor in inner.tensors}
         arch = str(inner.metadata.get("general.architecture", ""))
@@ -67,7 +67,7 @@ class MergedSource:
                 updates.setdefault(name, []).append((low_rank, scale))
         if EMBEDDING in updates and "output.weight" not in tensors:
             raise UnsupportedError(f"an adapter of {EMBEDDING} cannot be merged: it is also the model's output matrix")
-        self.inner, self.path, self.files = inner, inner.path, [*inner.files, *paths_of(adapters)]
+        self.inner, self.path, self.files = inner, inner.path, [*inner.files, *list_paths(adapters)]
         self.parts, self.warnings, self.ignored = inner.parts, inner.warnings, inner.ignored
         self.metadata, self.packed = inner.metadata, inner.packed
         self.tensors: list[SourceTensor] = [
@@ -76,7 +76,7 @@ class MergedSource:
         ]
 
 
-def paths_of(adapters: Sequence[tuple[Adapter, float]]) -> list[str]:
+def list_paths(adapters: Sequence[tuple[Adapter, float]]) -> list[str]:
     """Return the paths of the adapters' files."""
     files = list[str]()
     for adapter, _ in adapters:
@@ -87,11 +87,11 @@ def paths_of(adapters: Sequence[tuple[Adapter, float]]) -> list[str]:
 
 def merge(source: Source, lora: Sequence[tuple[str, float]]) -> Source:
     """Return a source with adapters merged; lora: their paths and scales. Raises ModelError, UsageError."""
-    adapters = open_adapters(lora, *base_of(source))
-    return MergedSource(source, adapters, Widener({tensor.format for tensor in source.tensors}))
+    adapters = open_adapters(lora, *describe_base(source))
+    return MergedSource(source, adapters, RowDequantizer({tensor.format for tensor in source.tensors}))
 
 
-def base_of(source: Source) -> tuple[Mapping[str, object], dict[str, SourceTensor]]:
+def describe_base(source: Source) -> tuple[Mapping[str, object], dict[str, SourceTensor]]:
     """Return a base model's metadata and tensors, as `open_adapter` takes them."""
     return source.metadata, {tensor.name: tensor for tensor in source.tensors}
 
@@ -112,7 +112,7 @@ def write_adapter(adapter: Adapter, path: str | os.PathLike[str], type: str) -> 
     tensors = list[OutputTensor]()
     for each in adapter.low_ranks.values():
         scale = 1.0 if alpha is not None else each.factor  # without one alpha for all, B is scaled
-        tensors += [encoded(each.a, 1.0, type), encoded(each.b, scale, type)]
+        tensors += [encode_matrix(each.a, 1.0, type), encode_matrix(each.b, scale, type)]
     metadata: dict[str, object] = {
         "general.type": "adapter", "adapter.type": "lora", "general.architecture": adapter.arch,
         "general.name": adapter.name, "adapter.lora.alpha": float(alpha or 0.0),
@@ -123,7 +123,7 @@ def write_adapter(adapter: Adapter, path: str | os.PathLike[str], type: str) -> 
     return sum(tensor.nbytes for tensor in tensors)
 
 
-def encoded(tensor: Tensor, scale: float, type: str) -> OutputTensor:
+def encode_matrix(tensor: Tensor, scale: float, type: str) -> OutputTensor:
     """Return a matrix in another format, multiplied by a scale."""
     name = "F16" if type == "Q8_0" and tensor.shape[-1] % 32 else type
     numbers = (np.float32(scale) * dequantize(tensor)).reshape(prod(tensor.shape[:-1]), -1)

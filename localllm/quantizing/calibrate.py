@@ -19,30 +19,30 @@ from typing import Any
 
 import numpy as np
 
-from localllm.arch import architecture
+from localllm.arch import load_architecture
 from localllm.arch.weights import Weight, Weights
 from localllm.engine.operations.attention import Attend
 from localllm.engine.operations.operation import Operation
 from localllm.engine.trace.recorder import trace_model
-from localllm.engine.trace.scale_folding import ScaleFold, folds
+from localllm.engine.trace.scale_folding import ScaleFold, find_folds
 from localllm.errors import ModelError, UsageError
 from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf.file import GGUFFile, Tensor
 from localllm.files.gguf.header import printable
-from localllm.files.gguf.metadata import Metadata, Oddities
-from localllm.files.gguf.tensor_source import GGUFSource, Source, SourceTensor, row_count
+from localllm.files.gguf.metadata import Irregularities, Metadata
+from localllm.files.gguf.tensor_source import GGUFSource, Source, SourceTensor, count_rows
 from localllm.files.gguf.writer import pack_value
 from localllm.files.text_file import read_text
-from localllm.kernels.dequantize_rows import Widener
+from localllm.kernels.dequantize_rows import RowDequantizer
 from localllm.quant.block_codes import dequantize
 from localllm.quant.encode import encode
-from localllm.quant.hessian import SAMPLE, Hessian
+from localllm.quant.hessian import SAMPLE_ROWS, Hessian
 from localllm.quantizing.layerwise_runner import (
     BatchedActivations,
-    Inputs,
-    LastReads,
+    LastUseRecorder,
     LayerwiseRunner,
     Matrices,
+    MatrixInputs,
     MatrixRows,
     RecordedActivations,
     StopCalibrationError,
@@ -51,56 +51,58 @@ from localllm.quantizing.layerwise_runner import (
 from localllm.quantizing.original_weights import OriginalWeights
 from localllm.quantizing.plan import OnProgress, QuantizePlan, TensorJob
 from localllm.quantizing.sources import FoldedSource
-from localllm.services.evaluation.scores import split_chunks, with_bos
-from localllm.services.inspection.inspect import calibration
-from localllm.system.memory import return_freed_from
+from localllm.services.evaluation.scores import add_bos, split_chunks
+from localllm.services.inspection.inspect import make_calibration_metadata
+from localllm.system.memory import lower_mmap_threshold
 from localllm.text.templates import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
 
-SUFFIX = ".calibration"
+LOG_SUFFIX = ".calibration"
 EMBEDDING = "token_embd.weight"
-LOGITS = ("output.weight", EMBEDDING)  # possible names of the output matrix
-LARGE = 4 << 20  # bytes of an activation: glibc would keep 1.7 GB of them between layers of a model with 1.2b weights
+OUTPUT_NAMES = ("output.weight", EMBEDDING)  # possible names of the output matrix
+FREED_BYTES = (
+    4 << 20
+)  # bytes of an activation: glibc would keep 1.7 GB of them between layers of a model with 1.2b weights
 VERSION = 6  # of the procedure; part of the key by which interrupted work is found
-CHUNK, CHUNKS = 512, 64  # tokens per chunk; maximum number of chunks
+CHUNK_TOKENS, MAX_CHUNKS = 512, 64  # tokens per chunk; maximum number of chunks
 DATA = Path(__file__).resolve().parent.parent / "data" / "calibration"
 # In an order that gives each half prose, code and other texts, see localllm.quant.hessian.
-KINDS = (
+SAMPLE_TEXTS = (
     "prose.txt", "code.txt", "mathematics.txt", "languages.txt", "documentation.txt", "python.txt", "encyclopedia.txt",
     "chat.toml",
 )  # fmt: skip
 
 
-def as_file(source: Source) -> GGUFFile:
+def view_as_gguf(source: Source) -> GGUFFile:
     """View a source as a GGUF file; for a checkpoint, load vectors and replace matrices by zeros."""
     if isinstance(source, FoldedSource):
-        file = as_file(source.inner)
-        vectors = {name: as_vector(tensor) for name, tensor in source.folded.items() if len(tensor.shape) == 1}
-        return HeaderOnlyFile(source.path, source.metadata, {**file.tensors, **vectors})
+        file = view_as_gguf(source.inner)
+        vectors = {name: load_vector(tensor) for name, tensor in source.folded.items() if len(tensor.shape) == 1}
+        return UnwrittenFile(source.path, source.metadata, {**file.tensors, **vectors})
     if isinstance(source, GGUFSource):
         return source.file
     tensors = {}
     for tensor in source.tensors:
         width = tensor.format.row_bytes(tensor.shape[-1])
         if len(tensor.shape) == 1:
-            tensors[tensor.name] = as_vector(tensor)
+            tensors[tensor.name] = load_vector(tensor)
         else:
             data = np.broadcast_to(np.uint8(0), (*tensor.shape[:-1], width))
             tensors[tensor.name] = Tensor(tensor.name, tensor.format, tensor.shape, data)
-    return HeaderOnlyFile(source.path, source.metadata, tensors)
+    return UnwrittenFile(source.path, source.metadata, tensors)
 
 
-def as_vector(tensor: SourceTensor) -> Tensor:
+def load_vector(tensor: SourceTensor) -> Tensor:
     return Tensor(tensor.name, tensor.format, tensor.shape, tensor.rows(0, 1).reshape(-1))
 
 
-class HeaderOnlyFile(GGUFFile):
+class UnwrittenFile(GGUFFile):
     """A file's metadata and tensors before it is written."""
 
     def __init__(self, path: str, metadata: Mapping[str, object], tensors: dict[str, Tensor]):
         self.path, self.metadata, self.tensors = path, Metadata(metadata), tensors
         self.packed, self.parts = {}, {}
-        self.oddities = Oddities()
+        self.oddities = Irregularities()
 
 
 class Calibration:
@@ -113,9 +115,9 @@ class Calibration:
 
     def __init__(self, plan: QuantizePlan, texts: Sequence[str]):
         """Tokenize the documents and find the architecture. Raises ModelError, UsageError."""
-        return_freed_from(LARGE)
-        self._file, self.jobs = as_file(plan.source), {job.tensor.name: job for job in plan.jobs}
-        self._model, self._hyperparameters = architecture(self._file)
+        lower_mmap_threshold(FREED_BYTES)
+        self._file, self.jobs = view_as_gguf(plan.source), {job.tensor.name: job for job in plan.jobs}
+        self._model, self._hyperparameters = load_architecture(self._file)
         self.chunks = load_chunks(Tokenizer.from_metadata(plan.source.metadata), texts, self._hyperparameters.context)
         formats = [(job.tensor.name, job.tensor.shape, job.format.name) for job in plan.jobs]
         key = hashlib.sha256(repr((VERSION, plan.files[0][0].get("general.file_type"), formats)).encode())
@@ -127,16 +129,16 @@ class Calibration:
             key.update(chunk.astype("<i4").tobytes())
         self.key = key.hexdigest()
         names = [os.path.basename(text) for text in texts]
-        metadata = calibration(names, sum(map(len, self.chunks)), version("localllm"))
+        metadata = make_calibration_metadata(names, sum(map(len, self.chunks)), version("localllm"))
         self._metadata = {name: pack_value(value) for name, value in metadata.items()}
 
-    def for_plan(self, plan: QuantizePlan) -> "Calibration":
+    def copy_for_plan(self, plan: QuantizePlan) -> "Calibration":
         """Copy this calibration for another plan of the same model."""
         copied = copy(self)
-        copied._file, copied.jobs = as_file(plan.source), {job.tensor.name: job for job in plan.jobs}
+        copied._file, copied.jobs = view_as_gguf(plan.source), {job.tensor.name: job for job in plan.jobs}
         return copied
 
-    def with_metadata(self, plan: QuantizePlan) -> QuantizePlan:
+    def add_metadata(self, plan: QuantizePlan) -> QuantizePlan:
         """Add a description of the calibration to the metadata of the plan's first file."""
         (metadata, jobs), *other_files = plan.files
         return replace(plan, files=[({**metadata, **self._metadata}, jobs), *other_files])
@@ -146,21 +148,21 @@ class Calibration:
         places = np.unique(np.linspace(0, len(self.chunks) - 1, count).round().astype(int))
         return [self.chunks[place][:tokens] for place in places]
 
-    def folds(self) -> list[ScaleFold]:
+    def find_folds(self) -> list[ScaleFold]:
         """Find where scales can be folded into the model without changing its outputs."""
         h = self._hyperparameters
         if h.encode:
             return []
         weights, context = Weights(self._file.tensors), max(map(len, self.chunks))
         traced = trace_model(self._file, self._model.forward, weights, h, context)
-        return folds(traced.operations, self._file.tensors, LOGITS if h.mtp_layers else (EMBEDDING,))
+        return find_folds(traced.operations, self._file.tensors, OUTPUT_NAMES if h.mtp_layers else (EMBEDDING,))
 
-    def encoded_jobs(self) -> list[TensorJob]:
+    def list_encoded_jobs(self) -> list[TensorJob]:
         """List the matrices that `run` encodes: those that are multiplied, not only looked up."""
         multiplied = self._analyze(self.chunks)[0].multiplied
         return [job for name, job in self.jobs.items() if is_calibrated(job) and name in multiplied]
 
-    def run(self, results: ArrayLog, widener: Widener, threads: int, on_progress: OnProgress) -> None:
+    def run(self, results: ArrayLog, widener: RowDequantizer, threads: int, on_progress: OnProgress) -> None:
         """Encode the matrices that `results` lacks. Raises ModelError for inputs that are not finite."""
         matrices = CalibratedMatrices(self.jobs, results, widener, threads, on_progress)
         self.forward(matrices, self.chunks, threads)
@@ -196,14 +198,14 @@ class Calibration:
     ) -> tuple[RecordedActivations, list[RecordedActivations]]:
         return plan_reuse(*self._analyze(chunks), groups)
 
-    def _analyze(self, chunks: Sequence[np.ndarray]) -> tuple[LastReads, set[object]]:
+    def _analyze(self, chunks: Sequence[np.ndarray]) -> tuple[LastUseRecorder, set[object]]:
         """Record the model's verbs, and find the states whose keys and values several layers read."""
-        last, weights, context = LastReads(), Weights(self._file.tensors), max(map(len, chunks))
+        last, weights, context = LastUseRecorder(), Weights(self._file.tensors), max(map(len, chunks))
         traced = trace_model(self._file, last.record(self._model.forward), weights, self._hyperparameters, context)
-        return last, shared_states(traced.operations)
+        return last, find_shared_states(traced.operations)
 
 
-def shared_states(operations: Sequence[Operation]) -> set[object]:
+def find_shared_states(operations: Sequence[Operation]) -> set[object]:
     """Find the states whose keys and values several layers read."""
     states = [operation.state for operation in operations if isinstance(operation, Attend)]
     return {state for state in states if states.count(state) > 1}
@@ -213,7 +215,12 @@ class CalibratedMatrices(OriginalWeights):
     """Matrices that are encoded as soon as their inputs are known."""
 
     def __init__(
-        self, jobs: Mapping[str, TensorJob], done: ArrayLog, widener: Widener, threads: int, on_progress: OnProgress
+        self,
+        jobs: Mapping[str, TensorJob],
+        done: ArrayLog,
+        widener: RowDequantizer,
+        threads: int,
+        on_progress: OnProgress,
     ):
         super().__init__(jobs, widener)
         self._results, self._threads, self._on_progress = done, threads, on_progress
@@ -226,25 +233,25 @@ class CalibratedMatrices(OriginalWeights):
         is_encoded = is_calibrated(job) and not job.makes_logits
         return dequantize(job.format.name, encode(job.format.name, rows)) if is_encoded else rows
 
-    def resolve(self, weight: Weight, inputs: Inputs) -> MatrixRows:
+    def resolve(self, weight: Weight, inputs: MatrixInputs) -> MatrixRows:
         job = self.jobs[weight.name]
         if is_calibrated(job) and weight.name not in self._weight_counts:
             if weight.name not in self._results:
                 self._encode(job, inputs)
             self._weight_counts[weight.name] = prod(job.tensor.shape)
             self._on_progress(sum(self._weight_counts.values()), weight.name)
-        if weight.name in LOGITS:
+        if weight.name in OUTPUT_NAMES:
             raise StopCalibrationError
-        return self.matrix_rows(weight, lambda first, end: self._current_rows(job, first, end))
+        return self.build_matrix_rows(weight, lambda first, end: self._read_current_rows(job, first, end))
 
-    def _encode(self, job: TensorJob, inputs: Inputs) -> None:
+    def _encode(self, job: TensorJob, inputs: MatrixInputs) -> None:
         """Encode a matrix, or each matrix of a stack, by its inputs."""
         (rows, columns), pieces = (1, *job.tensor.shape)[-2:], []
-        for n in range(row_count(job.tensor.shape) // rows):
+        for n in range(count_rows(job.tensor.shape) // rows):
             if inputs.shared is None or inputs.shared is not self._shared:
                 self._moments = self._measure_hessian(job.tensor.name, list(inputs.of(n)), columns)
                 self._shared = inputs.shared
-            feedback = self._moments.feedback(job.format.name, self.sample_rows(job.tensor, n, SAMPLE))
+            feedback = self._moments.feedback(job.format.name, self.sample_rows(job.tensor, n, SAMPLE_ROWS))
             pieces += [feedback.encode(job.format.name, weights) for weights in self.iterate_rows(job.tensor, n)]
         self._results.add(job.tensor.name, np.concatenate(pieces))
 
@@ -254,13 +261,13 @@ class CalibratedMatrices(OriginalWeights):
             raise ModelError(f"the input of tensor {printable(name)} is not finite")
         return moments
 
-    def _current_rows(self, job: TensorJob, first: int, end: int) -> np.ndarray:
+    def _read_current_rows(self, job: TensorJob, first: int, end: int) -> np.ndarray:
         """Read rows of a tensor, encoded ones if there are any, float32; valid until this thread's next call."""
         tensor, width = job.tensor, job.format.row_bytes(job.tensor.shape[-1])
         if tensor.name not in self._results:
             return self.read(tensor, first, end)
         rows = self._results.read(tensor.name, first * width, end * width).reshape(end - first, width)
-        return self._widener.widen(job.format, rows, tensor.shape[-1])
+        return self._widener.dequantize(job.format, rows, tensor.shape[-1])
 
 
 def is_calibrated(job: TensorJob) -> bool:
@@ -276,18 +283,18 @@ def load_chunks(tokenizer: Tokenizer, texts: Sequence[str], context: int) -> lis
 
     If there are more than CHUNKS chunks, evenly spaced ones are used. Raises UsageError.
     """
-    size = min(CHUNK, context)
+    size = min(CHUNK_TOKENS, context)
     chunks: list[np.ndarray] = []
-    for name in texts or KINDS:
+    for name in texts or SAMPLE_TEXTS:
         tokens = tokenizer.encode(read_text(name), bos=True) if texts else tokenize_sample(name, tokenizer)
         try:
-            chunks.extend(np.array(with_bos(chunk, tokenizer)) for chunk in split_chunks(tokens, size))
+            chunks.extend(np.array(add_bos(chunk, tokenizer)) for chunk in split_chunks(tokens, size))
         except UsageError as error:
             if texts:
                 raise UsageError(f"{name}: {error}") from None
     if not chunks:
         raise UsageError(f"every document has fewer than {size} tokens")
-    places = np.unique(np.linspace(0, len(chunks) - 1, min(len(chunks), CHUNKS)).round().astype(int))
+    places = np.unique(np.linspace(0, len(chunks) - 1, min(len(chunks), MAX_CHUNKS)).round().astype(int))
     return [chunks[place] for place in places]
 
 

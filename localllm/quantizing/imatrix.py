@@ -16,41 +16,41 @@ from typing import Self
 import numpy as np
 
 from localllm.api import open_with_options
-from localllm.arch import architecture
+from localllm.arch import load_architecture
 from localllm.arch.hyperparameters import RANK
 from localllm.engine.embedding_runner import EmbeddingRunner
 from localllm.engine.options import EngineOptions
 from localllm.engine.trace.imatrix_collector import ImatrixCollector as Observer
 from localllm.errors import ModelError, UnsupportedError, UsageError
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.imatrix_file import ImportanceMatrix, Squares, read_imatrix, write_imatrix
+from localllm.files.imatrix_file import ImportanceMatrix, SquaredActivations, read_imatrix, write_imatrix
 from localllm.files.safe_file import resolve_target
 from localllm.files.text_file import read_text
 from localllm.kernels.build.objects import Progress
-from localllm.quant.recipes import EMBEDDING, KEPT, OUTPUT, role_of
-from localllm.services.bench import makes_no_text
-from localllm.services.evaluation.scores import split_chunks, with_bos
+from localllm.quant.recipes import EMBEDDING, OUTPUT, UNQUANTIZED, get_role
+from localllm.services.bench import is_embedding_only
+from localllm.services.evaluation.scores import add_bos, split_chunks
 from localllm.text.tokenizer import Tokenizer
 
 SAVE_EVERY = 10  # seconds
 VERSION = 2  # of the collected data; part of the key by which interrupted work is found
-SIZE = 512  # tokens of a chunk
-LAYER = "blk."  # prefix of a layer's tensors, after "enc." in an encoder of an encoder-decoder model
+CHUNK_TOKENS = 512  # tokens of a chunk
+LAYER_PREFIX = "blk."  # prefix of a layer's tensors, after "enc." in an encoder of an encoder-decoder model
 
 
-def merge(paths: Sequence[str | os.PathLike[str]]) -> ImportanceMatrix:
+def merge_files(paths: Sequence[str | os.PathLike[str]]) -> ImportanceMatrix:
     """Merge several files. Raises ModelError, and UsageError if they do not fit together."""
     return reduce(ImportanceMatrix.merge, map(read_imatrix, paths))
 
 
-def default_size(path: str | os.PathLike[str]) -> int:
+def get_default_chunk_size(path: str | os.PathLike[str]) -> int:
     """Return the default tokens of a chunk: 512, or an embedding model's context if shorter.
 
     Raises ModelError.
     """
-    if not makes_no_text(str(path)):
-        return SIZE
-    return min(SIZE, architecture(GGUFFile.open(path))[1].context)
+    if not is_embedding_only(str(path)):
+        return CHUNK_TOKENS
+    return min(CHUNK_TOKENS, load_architecture(GGUFFile.open(path))[1].context)
 
 
 def is_collected(name: str) -> bool:
@@ -58,17 +58,17 @@ def is_collected(name: str) -> bool:
 
     Matrices in layers always do, as in llama-imatrix; others do if they are quantized.
     """
-    return name.startswith(LAYER) or not (role_of(name) in (OUTPUT, EMBEDDING) or KEPT.search(name))
+    return name.startswith(LAYER_PREFIX) or not (get_role(name) in (OUTPUT, EMBEDDING) or UNQUANTIZED.search(name))
 
 
-class DecoderReader:
+class DecoderCollector:
     """Collects the sums of a model that generates text."""
 
     def __init__(self, path: str | os.PathLike[str], options: EngineOptions):
         """Open the model. Raises the errors of api.open_model; UnsupportedError for a model with an encoder."""
         self._observer = Observer()
         with GGUFFile.open(path) as file:
-            h = architecture(file)[1]
+            h = load_architecture(file)[1]
         if h.start_token is not None:
             raise UnsupportedError(
                 f"{os.fsdecode(path)}: importance matrices of {h.arch} models, which have an encoder and a decoder, "
@@ -79,21 +79,21 @@ class DecoderReader:
         self.tokenizer, self._sequence = self._model.tokenizer, self._model.sequence()
         self.tensors = [*self._model.file.tensors.values()]
 
-    def read(self, ids: Sequence[int], makes_logits: bool) -> dict[str, Squares]:
+    def read(self, ids: Sequence[int], makes_logits: bool) -> dict[str, SquaredActivations]:
         """Run a chunk, and return the sums of its matrices' inputs.
 
         makes_logits: compute the logits of all tokens.
         """
-        discard(self._observer)
+        discard_sums(self._observer)
         self._sequence.truncate(0)
         self._sequence.append(ids, "all" if makes_logits else "none")
-        return take_squares(self._observer, lambda name: len(ids))
+        return pop_squares(self._observer, lambda name: len(ids))
 
     def close(self) -> None:
         self._model.close()
 
 
-class EncoderReader:
+class EncoderCollector:
     """Collects the sums of a model for embeddings or scores.
 
     Matrices after pooling get one row for each chunk. A reranker's head runs separately, because its pooling reads only
@@ -103,7 +103,7 @@ class EncoderReader:
     def __init__(self, path: str | os.PathLike[str], options: EngineOptions):
         """Open the model. Raises ModelError, MemoryLimitError, UsageError."""
         file = GGUFFile.open(path)
-        h = architecture(file)[1]
+        h = load_architecture(file)[1]
         context = h.context
         if options.context is not None and options.context > context:
             raise UsageError(f"context must be {context} or below for this model, not {options.context}")
@@ -116,12 +116,12 @@ class EncoderReader:
         ]
         self.warnings = [warning for warning in (*self.tokenizer.warnings, self._runners[0].warning) if warning]
 
-    def read(self, ids: Sequence[int], makes_logits: bool) -> dict[str, Squares]:
-        squares = dict[str, Squares]()
+    def read(self, ids: Sequence[int], makes_logits: bool) -> dict[str, SquaredActivations]:
+        squares = dict[str, SquaredActivations]()
         for runner, observer in zip(self._runners, self._observers.values(), strict=True):
-            discard(observer)
+            discard_sums(observer)
             runner.read([ids])
-            squares = take_squares(observer, lambda name: len(ids) if LAYER in name else 1) | squares
+            squares = pop_squares(observer, lambda name: len(ids) if LAYER_PREFIX in name else 1) | squares
         return squares
 
     def close(self) -> None:
@@ -129,15 +129,15 @@ class EncoderReader:
             runner.close()
 
 
-def discard(observer: Observer) -> None:
-    observer.take(), observer.take_counts()  # the sums of an interrupted chunk
+def discard_sums(observer: Observer) -> None:
+    observer.take(), observer.pop_counts()  # the sums of an interrupted chunk
 
 
-def take_squares(observer: Observer, rows: Callable[[str], int]) -> dict[str, Squares]:
+def pop_squares(observer: Observer, rows: Callable[[str], int]) -> dict[str, SquaredActivations]:
     """Return and reset the sums of all matrices; rows: number of input rows of a matrix outside mixtures."""
-    squares, counts = observer.take(), observer.take_counts()
+    squares, counts = observer.take(), observer.pop_counts()
     return {
-        name: Squares(
+        name: SquaredActivations(
             sums.reshape(-1, sums.shape[-1]),
             counts[name].astype(float) if name in counts else np.array([rows(name)], float),
         )
@@ -145,7 +145,7 @@ def take_squares(observer: Observer, rows: Callable[[str], int]) -> dict[str, Sq
     }
 
 
-class Collector:
+class ImportanceCollector:
     """Collects an importance matrix from documents. Use it in a `with` statement.
 
     Attributes:
@@ -175,7 +175,9 @@ class Collector:
             resolve_target(target, tuple(map(os.fsdecode, (path, *texts))))
         contents = [read_text(text) for text in texts]
         options = EngineOptions(threads, size, "f16", "cpu", "auto", progress)
-        self._model = EncoderReader(path, options) if makes_no_text(str(path)) else DecoderReader(path, options)
+        self._model = (
+            EncoderCollector(path, options) if is_embedding_only(str(path)) else DecoderCollector(path, options)
+        )
         resolve_target(out, tuple(self._model.files))
         self.path, self.warnings, self._tokenizer = self._model.path, self._model.warnings, self._model.tokenizer
         tokens = [token for text in contents for token in self._tokenizer.encode(text, special, bos=True)]
@@ -209,7 +211,7 @@ class Collector:
         saved = self.done, monotonic()
         try:
             for chunk in self._chunks[self.done :]:
-                squares = self._squares(chunk)
+                squares = self._sum_squares(chunk)
                 self._matrix = self._matrix.merge(ImportanceMatrix(squares, (), 1, self._matrix.chunk_size))
                 yield self.done
                 if monotonic() - saved[1] > SAVE_EVERY:
@@ -219,9 +221,9 @@ class Collector:
             if self.done > saved[0]:
                 write_imatrix(self._part, self._matrix)
 
-    def _squares(self, chunk: np.ndarray) -> dict[str, Squares]:
+    def _sum_squares(self, chunk: np.ndarray) -> dict[str, SquaredActivations]:
         """Sum the squares of the matrices' inputs over one chunk. Raises ModelError if they are not finite."""
-        squares = self._model.read(with_bos(chunk, self._tokenizer), self._output)
+        squares = self._model.read(add_bos(chunk, self._tokenizer), self._output)
         for name, sums in squares.items():
             if not np.isfinite(sums.sums).all():
                 raise ModelError(f"{self.path}: the input of tensor {name} is not finite")

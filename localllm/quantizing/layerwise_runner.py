@@ -16,17 +16,17 @@ import numpy as np
 from localllm.arch.layer_state import KVType
 from localllm.arch.weights import Weight
 from localllm.engine.lower.activation import Activation
-from localllm.engine.lower.header import Span
+from localllm.engine.lower.header import SequenceSpan
 from localllm.engine.operations.linear import add_scale_and_bias
-from localllm.engine.operations.registry import Reference
+from localllm.engine.operations.registry import ReferenceBuilder
 from localllm.kernels.reference import ReferenceCache
 
-KEPT_AS = KVType.of("f16")  # storage type of keys and values
-AT_ONCE = 3 << 17  # weights that are dequantized and multiplied together: 1.5 MB
-SHARES = 4  # row ranges into which a small matrix is divided
-TOGETHER = 512  # texts of fewer tokens are concatenated for a product
+KV_TYPE = KVType.of("f16")  # storage type of keys and values
+RANGE_WEIGHTS = 3 << 17  # weights that are dequantized and multiplied together: 1.5 MB
+MATRIX_RANGES = 4  # row ranges into which a small matrix is divided
+MAX_CONCATENATED_TOKENS = 512  # texts of fewer tokens are concatenated for a product
 # Verbs that return no new activation.
-WITHOUT = ("embed_inputs", "add_deepstack", "tap_layer_input", "ignore", "by_context")
+VERBS_WITHOUT_RESULT = ("embed_inputs", "add_deepstack", "tap_layer_input", "ignore", "by_context")
 PRODUCTS = ("linear", "head_linear", "expert_linear")
 
 
@@ -45,7 +45,7 @@ class Matrices(Protocol):
     def rows(self, weight: Weight, ids: np.ndarray) -> np.ndarray:
         """Return rows of an embedding matrix, float32 [ids, columns]."""
 
-    def resolve(self, weight: Weight, inputs: "Inputs") -> "MatrixRows":
+    def resolve(self, weight: Weight, inputs: "MatrixInputs") -> "MatrixRows":
         """Return the matrix or stack that multiplies `inputs`. Raises StopCalibrationError."""
 
 
@@ -60,10 +60,10 @@ class MatrixRows(NamedTuple):
     shape: tuple[int, ...]
     of: Callable[[int, int, int], np.ndarray]
 
-    def row_ranges(self) -> Iterator[tuple[int, int, int]]:
+    def list_row_ranges(self) -> Iterator[tuple[int, int, int]]:
         """Divide the matrices into (n, first, end), each small enough for a core's cache, several per matrix."""
         stack, rows = (1, *self.shape)[-3:-1]
-        step = max(min(AT_ONCE // self.shape[-1], -(-rows // SHARES)), 1)
+        step = max(min(RANGE_WEIGHTS // self.shape[-1], -(-rows // MATRIX_RANGES)), 1)
         return ((n, first, min(first + step, rows)) for n in range(stack) for first in range(0, rows, step))
 
     def load(self, pool: ThreadPoolExecutor) -> np.ndarray:
@@ -74,11 +74,11 @@ class MatrixRows(NamedTuple):
             n, first, end = place
             by_matrix[n, first:end] = self.of(n, first, end)
 
-        list(pool.map(put, self.row_ranges()))
+        list(pool.map(put, self.list_row_ranges()))
         return out
 
 
-class Inputs:
+class MatrixInputs:
     """The inputs of a matrix, or of each matrix of a stack.
 
     of(n): the inputs of matrix n, float32 [rows, columns] for each document.
@@ -89,7 +89,7 @@ class Inputs:
         self.of, self.shared = of, shared
 
 
-class LastReads:
+class LastUseRecorder:
     """A builder that counts verbs and forwards them to a recorder, to find when activations can be freed.
 
     Attributes:
@@ -106,15 +106,19 @@ class LastReads:
     def record(self, forward: Callable[..., Activation]) -> Callable[..., Activation]:
         """Wrap an architecture's `forward` so that its verbs are counted."""
 
-        def watched(recorder: object, *arguments: object) -> Activation:
+        def record_forward(recorder: object, *arguments: object) -> Activation:
             self._recorder = recorder
             return forward(self, *arguments)
 
-        return watched
+        return record_forward
 
     def __getattr__(self, name: str) -> object:
         attribute = getattr(self._recorder, name)
-        return partial(self._record_verb, name, attribute) if callable(attribute) and name not in WITHOUT else attribute
+        return (
+            partial(self._record_verb, name, attribute)
+            if callable(attribute) and name not in VERBS_WITHOUT_RESULT
+            else attribute
+        )
 
     def _record_verb(self, name: str, verb: Callable[..., object], *arguments: object, **named: object) -> object:
         for place, x in (*enumerate(arguments), *named.items()):
@@ -130,17 +134,17 @@ class LastReads:
             self._producers.setdefault(result, []).append(len(self.verbs) - 1)  # some verbs return their argument
         return result
 
-    def last_read_arguments(self) -> list[set[object]]:
+    def list_last_arguments(self) -> list[set[object]]:
         """Return for each verb the arguments (indices or names) that it is the last to read."""
         arguments_read: list[set[object]] = [set() for _ in self.verbs]
         for number, place in self._last.values():
             arguments_read[number].add(place)
         return arguments_read
 
-    def first_verb_with(self, names: Iterable[str]) -> int:
+    def find_first_verb(self, names: Iterable[str]) -> int:
         return min(self._met[name] for name in names)
 
-    def read_from(self, number: int) -> set[int]:
+    def find_needed_verbs(self, number: int) -> set[int]:
         """Return the verbs before index `number` whose results that verb or a later one reads."""
         read = [activation for activation, (last, _) in self._last.items() if last >= number]
         return {verb for activation in read for verb in self._producers.get(activation, ()) if verb < number}
@@ -161,7 +165,7 @@ class RecordedActivations:
 
 
 def plan_reuse(
-    last: LastReads, shared: Container[object], groups: Sequence[Collection[str]]
+    last: LastUseRecorder, shared: Container[object], groups: Sequence[Collection[str]]
 ) -> tuple[RecordedActivations, list[RecordedActivations]]:
     """Prepare a run that records results, and one run per group of replaced matrices that reuses them.
 
@@ -169,8 +173,8 @@ def plan_reuse(
     stored.
     """
     is_alone = not shared and "write_kv" not in last.verbs
-    starts = [last.first_verb_with(names) if is_alone else 0 for names in groups]
-    filled = RecordedActivations(set[int]().union(*map(last.read_from, starts)))
+    starts = [last.find_first_verb(names) if is_alone else 0 for names in groups]
+    filled = RecordedActivations(set[int]().union(*map(last.find_needed_verbs, starts)))
     return filled, [RecordedActivations((), filled.made, start) for start in starts]
 
 
@@ -179,7 +183,7 @@ class StreamingKvStore(ReferenceCache):
 
     def __init__(self, shared: Container[object]):
         """Keep the keys and values of the states in `shared` until the end."""
-        super().__init__(KEPT_AS)
+        super().__init__(KV_TYPE)
         self._shared = shared
 
     def keep(self, state: object, position: int, *new: np.ndarray) -> list[np.ndarray]:
@@ -199,7 +203,7 @@ class LayerwiseRunner:
         shared: Container[object],
         matrices: Matrices,
         threads: int,
-        last: LastReads | None = None,
+        last: LastUseRecorder | None = None,
         past: RecordedActivations | None = None,
     ):
         """Prepare documents, int [tokens] each; shared: states whose keys and values several layers read.
@@ -209,11 +213,11 @@ class LayerwiseRunner:
         """
         context = max(map(len, texts))
         self._matrices, self._loaded = matrices, dict[tuple[str, int], np.ndarray]()
-        self._last, self._places = last, last.last_read_arguments() if last else []
-        self._past, self._number = past or RecordedActivations(), 0
+        self._last, self._places = last, last.list_last_arguments() if last else []
+        self._recorded, self._number = past or RecordedActivations(), 0
         self._pool = ThreadPoolExecutor(threads)
-        spans = [Span(StreamingKvStore(shared), 0, ids.astype(np.int64), len(ids)) for ids in texts]
-        self._references = [Reference([span], self._loaded, context) for span in spans]
+        spans = [SequenceSpan(StreamingKvStore(shared), 0, ids.astype(np.int64), len(ids)) for ids in texts]
+        self._references = [ReferenceBuilder([span], self._loaded, context) for span in spans]
         self.ids, self.positions, self.kinds, self.wanted = (
             BatchedActivations(getattr(each, name) for each in self._references)
             for name in ("ids", "positions", "kinds", "wanted")
@@ -226,13 +230,13 @@ class LayerwiseRunner:
         """Run a verb for every document, unless its result is reused or not needed."""
         number = self._number
         self._number += 1
-        if number < self._past.first:
-            return BatchedActivations(self._past.made.get(number, SKIPPED))
-        ended = self._read_last(number, verb, arguments, named)
+        if number < self._recorded.first:
+            return BatchedActivations(self._recorded.made.get(number, SKIPPED))
+        ended = self._find_ended(number, verb, arguments, named)
         special = getattr(type(self), f"_{verb}", None)
         result = special(self, ended, *arguments, **named) if special else self._each(ended, verb, *arguments, **named)
-        if number in self._past.wanted:
-            self._past.made[number] = BatchedActivations(result)
+        if number in self._recorded.wanted:
+            self._recorded.made[number] = BatchedActivations(result)
         return result
 
     def _each(
@@ -240,18 +244,18 @@ class LayerwiseRunner:
     ) -> BatchedActivations:
         """Run a verb document by document; ended: arguments that are freed afterwards."""
 
-        def one(n: int) -> object:
-            own_parts = [text_part(x, n) for x in arguments]
+        def run_text(n: int) -> object:
+            own_parts = [select_text(x, n) for x in arguments]
             result = getattr(self._references[n], verb)(
-                *own_parts, **{name: text_part(x, n) for name, x in named.items()}
+                *own_parts, **{name: select_text(x, n) for name, x in named.items()}
             )
             for parts in ended:
                 parts[n] = None
             return result
 
-        return BatchedActivations(self._pool.map(one, range(len(self._references))))
+        return BatchedActivations(self._pool.map(run_text, range(len(self._references))))
 
-    def _read_last(
+    def _find_ended(
         self, number: int, verb: str, arguments: Sequence[object], named: Mapping[str, object]
     ) -> list[BatchedActivations]:
         """Return the arguments that this verb is the last to read."""
@@ -291,9 +295,9 @@ class LayerwiseRunner:
 
         Each range is dequantized once. ended: arguments that are freed afterwards.
         """
-        met = self._matrices.resolve(weight, Inputs(lambda n: iter(x), x))
+        met = self._matrices.resolve(weight, MatrixInputs(lambda n: iter(x), x))
         lengths = [len(part) for part in x]
-        parts = [np.concatenate(x)] if max(lengths) < TOGETHER else x
+        parts = [np.concatenate(x)] if max(lengths) < MAX_CONCATENATED_TOKENS else x
         outputs = [np.empty((len(part), weight.shape[-2]), np.float32) for part in parts]
 
         def multiply(place: tuple[int, int, int]) -> None:
@@ -302,7 +306,7 @@ class LayerwiseRunner:
             for part, y in zip(parts, outputs, strict=True):
                 y[:, first:end] = part @ rows.T
 
-        list(self._pool.map(multiply, met.row_ranges()))
+        list(self._pool.map(multiply, met.list_row_ranges()))
         for each in ended:
             each[:] = [None] * len(lengths)
         with_biases = [add_scale_and_bias(y, weight) for y in outputs]
@@ -314,8 +318,8 @@ class LayerwiseRunner:
         self, ended: Sequence[BatchedActivations], x: BatchedActivations, weight: Weight
     ) -> BatchedActivations:
         columns = weight.shape[-1]
-        inputs = Inputs(lambda n: (part[:, n * columns : (n + 1) * columns] for part in x))
-        return self._product(ended, "head_linear", weight, inputs, x, weight)
+        inputs = MatrixInputs(lambda n: (part[:, n * columns : (n + 1) * columns] for part in x))
+        return self._run_product(ended, "head_linear", weight, inputs, x, weight)
 
     def _expert_linear(
         self, ended: Sequence[BatchedActivations], x: BatchedActivations, weight: Weight, choice: BatchedActivations
@@ -324,10 +328,10 @@ class LayerwiseRunner:
             for part, chosen_experts in zip(x, choice, strict=True):
                 yield part[chosen_experts.experts.reshape(-1) == n]
 
-        return self._product(ended, "expert_linear", weight, Inputs(of), x, weight, choice)
+        return self._run_product(ended, "expert_linear", weight, MatrixInputs(of), x, weight, choice)
 
-    def _product(
-        self, ended: Sequence[BatchedActivations], verb: str, weight: Weight, inputs: Inputs, *arguments: object
+    def _run_product(
+        self, ended: Sequence[BatchedActivations], verb: str, weight: Weight, inputs: MatrixInputs, *arguments: object
     ) -> BatchedActivations:
         key = weight.name, weight.first_row
         self._loaded[key] = self._matrices.resolve(weight, inputs).load(self._pool)
@@ -340,7 +344,7 @@ class LayerwiseRunner:
         self._pool.shutdown()
 
 
-def text_part(x: Any, n: int) -> Any:
+def select_text(x: Any, n: int) -> Any:
     if isinstance(x, BatchedActivations):
         return x[n]
     selected = getattr(x, "chosen", None)  # the selected keys of Scores

@@ -10,9 +10,9 @@ from typing import TypeVar
 import numpy as np
 
 from localllm.errors import ModelError, UsageError
-from localllm.files.gguf.header import ALIGNMENT, ARRAY, MAX_KEY_BYTES, MOST_ALIGNMENT, SCALARS, STRING, printable
-from localllm.files.gguf.metadata_reader import is_whole, show
-from localllm.files.gguf.writer import Packed, pack_value
+from localllm.files.gguf.header import ALIGNMENT, ARRAY, MAX_ALIGNMENT, MAX_KEY_BYTES, SCALARS, STRING, printable
+from localllm.files.gguf.metadata_reader import format_value, is_integer
+from localllm.files.gguf.writer import PackedValue, pack_value
 from localllm.files.text_file import read_exact_text
 from localllm.frozen import frozen
 from localllm.quantizing.splitting import SPLIT_KEYS
@@ -22,7 +22,7 @@ DTYPES = {
     "u8": "u1", "i8": "i1", "u16": "u2", "i16": "i2", "u32": "u4", "i32": "i4", "u64": "u8", "i64": "i8", "f32": "f4",
     "f64": "f8", "bool": "?", "int": "i4", "float": "f4",
 }  # fmt: skip
-TYPED = re.compile(rf"({'|'.join([*DTYPES, 'str'])})(\[\])?:(.*)", re.DOTALL)
+TYPED_VALUE = re.compile(rf"({'|'.join([*DTYPES, 'str'])})(\[\])?:(.*)", re.DOTALL)
 Number = TypeVar("Number", int, float)
 BOOLS = {"true": True, "false": False}
 
@@ -31,7 +31,7 @@ BOOLS = {"true": True, "false": False}
 class MetadataEdits:
     """Changes of metadata, and lines that describe them."""
 
-    values: Mapping[str, Packed]
+    values: Mapping[str, PackedValue]
     removed: Sequence[str] = ()
     warnings: Sequence[str] = ()  # errors with --strict
 
@@ -73,12 +73,12 @@ def resolve_edits(
             raise UsageError(f"{printable(key)}: give either --set-metadata or --remove-metadata")
     if template is not None:
         text = read_exact_text(template)
-        warnings += template_problem(text, template)
+        warnings += check_template(text, template)
         values[TEMPLATE] = pack_value(text)
     return MetadataEdits(values, removed, warnings)
 
 
-def template_problem(text: str, path: str) -> list[str]:
+def check_template(text: str, path: str) -> list[str]:
     """Return a warning if a chat template does not parse."""
     from localllm.text.templates import ChatTemplate  # importing Jinja takes 40 ms
 
@@ -89,7 +89,7 @@ def template_problem(text: str, path: str) -> list[str]:
     return []
 
 
-def parse_setting(text: str, packed: Mapping[str, object]) -> tuple[str, Packed]:
+def parse_setting(text: str, packed: Mapping[str, object]) -> tuple[str, PackedValue]:
     """Parse KEY=VALUE or KEY=TYPE:VALUE. Raises UsageError.
 
     Without TYPE, an existing key keeps its type; a new key gets the type of the JSON value, or else string.
@@ -97,12 +97,12 @@ def parse_setting(text: str, packed: Mapping[str, object]) -> tuple[str, Packed]
     key, separator, text_value = text.partition("=")
     if not separator:
         raise UsageError(f"--set-metadata {printable(text)}: expected KEY=VALUE or KEY=TYPE:VALUE")
-    typed = TYPED.fullmatch(text_value)
+    typed = TYPED_VALUE.fullmatch(text_value)
     try:
         if typed:
-            value = typed_value(typed[1], bool(typed[2]), typed[3])
+            value = parse_typed(typed[1], bool(typed[2]), typed[3])
         else:
-            value = value_like(pack_value(packed[key]), text_value) if key in packed else json_value(text_value)
+            value = parse_like(pack_value(packed[key]), text_value) if key in packed else parse_new_value(text_value)
         packed_value = pack_value(value)
     except (ValueError, TypeError, OverflowError) as error:
         raise UsageError(f"--set-metadata {printable(key)}: {printable(str(error))}") from None
@@ -110,15 +110,15 @@ def parse_setting(text: str, packed: Mapping[str, object]) -> tuple[str, Packed]
     return key, packed_value
 
 
-def value_like(packed: bytes, text: str) -> object:
+def parse_like(packed: bytes, text: str) -> object:
     """Parse a value of the same type as a packed one. Raises ValueError."""
     kind = int.from_bytes(packed[:4], "little")
     is_array = kind == ARRAY
     kind = int.from_bytes(packed[4:8], "little") if is_array else kind
-    return typed_value(type_name(kind), is_array, text)
+    return parse_typed(get_type_name(kind), is_array, text)
 
 
-def type_name(kind: int) -> str:
+def get_type_name(kind: int) -> str:
     """Return the name of a packed value's GGUF type. Raises ValueError for arrays of arrays."""
     if kind == STRING:
         return "str"
@@ -128,17 +128,17 @@ def type_name(kind: int) -> str:
     return next(name for name, code in DTYPES.items() if np.dtype(code) == dtype)
 
 
-def typed_value(name: str, is_array: bool, text: str) -> object:
+def parse_typed(name: str, is_array: bool, text: str) -> object:
     """Parse a value, or an array as JSON or separated by commas. Raises ValueError."""
     if not is_array:
-        return text if name == "str" else scalar(name, text.strip())
-    items = array_items(text)
+        return text if name == "str" else parse_scalar(name, text.strip())
+    items = split_array(text)
     if name == "str":
         return [item if isinstance(item, str) else json.dumps(item) for item in items]
-    return np.array([scalar(name, str(item).strip()) for item in items], DTYPES[name])
+    return np.array([parse_scalar(name, str(item).strip()) for item in items], DTYPES[name])
 
 
-def array_items(text: str) -> list[str | float]:
+def split_array(text: str) -> list[str | float]:
     """Split a JSON array, or items separated by commas. Raises ValueError."""
     if text.lstrip().startswith("["):
         items = json.loads(text)
@@ -148,18 +148,18 @@ def array_items(text: str) -> list[str | float]:
     return [item.strip() for item in text.split(",")] if text.strip() else []
 
 
-def scalar(name: str, text: str) -> object:
+def parse_scalar(name: str, text: str) -> object:
     """Parse a number or bool within the range of its type. Raises ValueError."""
     if name == "bool":
         if text.lower() not in BOOLS:
             raise ValueError(f"expected true or false, not {text}")
         return np.bool_(BOOLS[text.lower()])
     if name in ("float", "f32", "f64"):
-        number = parse(float, text, "a number")
+        number = parse_as(float, text, "a number")
         if not math.isfinite(number):
             raise ValueError(f"{number} is not a number")
         return number if name == "float" else np.dtype(DTYPES[name]).type(number)
-    parsed = parse(int, text, "a whole number")
+    parsed = parse_as(int, text, "a whole number")
     if name == "int":
         return parsed
     dtype = np.dtype(DTYPES[name])
@@ -168,7 +168,7 @@ def scalar(name: str, text: str) -> object:
     return dtype.type(parsed)
 
 
-def parse(kind: Callable[[str], Number], text: str, expected: str) -> Number:
+def parse_as(kind: Callable[[str], Number], text: str, expected: str) -> Number:
     """Parse a string by a conversion function. Raises ValueError, which names the expected form."""
     try:
         return kind(text)
@@ -176,7 +176,7 @@ def parse(kind: Callable[[str], Number], text: str, expected: str) -> Number:
         raise ValueError(f"expected {expected}, not {text}") from None
 
 
-def json_value(text: str) -> object:
+def parse_new_value(text: str) -> object:
     """Parse a new key's value: a JSON number, bool or array, otherwise the string itself.
 
     Raises ValueError.
@@ -186,7 +186,7 @@ def json_value(text: str) -> object:
     except ValueError:
         return text
     if isinstance(value, list):
-        items = array_items(text)
+        items = split_array(text)
         kinds = {type(item) for item in items}
         if kinds == {int, float}:
             return [float(item) for item in items]
@@ -204,23 +204,25 @@ def require_settable(key: str, value: object, option: str) -> None:
         raise UsageError(f"{option} {key}: this key cannot be set, because it follows from how the output is split")
     if key == ARCHITECTURE and not (isinstance(value, str) and value):
         raise UsageError(f"{option} {key}: expected the name of an architecture")
-    if key == ALIGNMENT and (not is_whole(value) or not 8 <= value <= MOST_ALIGNMENT or value & (value - 1)):
-        raise UsageError(f"{option} {key}: expected a power of two from 8 to {MOST_ALIGNMENT}, not {show(value)}")
+    if key == ALIGNMENT and (not is_integer(value) or not 8 <= value <= MAX_ALIGNMENT or value & (value - 1)):
+        raise UsageError(
+            f"{option} {key}: expected a power of two from 8 to {MAX_ALIGNMENT}, not {format_value(value)}"
+        )
     if isinstance(value, float | np.floating) and not math.isfinite(value):
         raise UsageError(f"{option} {key}: {value} is not a number")
 
 
-def plain_values(edits: MetadataEdits) -> dict[str, object]:
+def unpack_edits(edits: MetadataEdits) -> dict[str, object]:
     """Return the new values in the form of GGUFFile.metadata."""
-    return {key: unpack(value) for key, value in edits.values.items()}
+    return {key: unpack_value(value) for key, value in edits.values.items()}
 
 
 def format_packed(packed: bytes | np.ndarray) -> str:
-    value = unpack(bytes(packed))
-    return "an array of arrays" if value is None else show(value)
+    value = unpack_value(bytes(packed))
+    return "an array of arrays" if value is None else format_value(value)
 
 
-def unpack(packed: bytes) -> object:
+def unpack_value(packed: bytes) -> object:
     """Decode a packed scalar, string or array of them; None for arrays of arrays."""
     kind = int.from_bytes(packed[:4], "little")
     if kind == STRING:

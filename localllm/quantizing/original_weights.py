@@ -9,16 +9,16 @@ from localllm.arch.weights import Weight
 from localllm.errors import UnsupportedError
 from localllm.files.gguf.header import printable
 from localllm.files.gguf.tensor_source import SourceTensor
-from localllm.kernels.dequantize_rows import Widener
-from localllm.quantizing.layerwise_runner import Inputs, MatrixRows
+from localllm.kernels.dequantize_rows import RowDequantizer
+from localllm.quantizing.layerwise_runner import MatrixInputs, MatrixRows
 from localllm.quantizing.plan import TensorJob
 from localllm.services.inspection.validate import dequantize_finite
 
-AT_ONCE = 1 << 24  # weights of a matrix that are encoded at once: 64 MB each for weights, errors and targets
+ENCODED_WEIGHTS = 1 << 24  # weights of a matrix that are encoded at once: 64 MB each for weights, errors and targets
 
 
 class OriginalWeights:
-    def __init__(self, jobs: Mapping[str, TensorJob], widener: Widener):
+    def __init__(self, jobs: Mapping[str, TensorJob], widener: RowDequantizer):
         self.jobs, self._widener = jobs, widener
 
     def rows(self, weight: Weight, ids: np.ndarray) -> np.ndarray:
@@ -28,10 +28,10 @@ class OriginalWeights:
             places
         ]
 
-    def resolve(self, weight: Weight, inputs: Inputs) -> MatrixRows:
-        return self.matrix_rows(weight, partial(self.read, self.jobs[weight.name].tensor))
+    def resolve(self, weight: Weight, inputs: MatrixInputs) -> MatrixRows:
+        return self.build_matrix_rows(weight, partial(self.read, self.jobs[weight.name].tensor))
 
-    def matrix_rows(self, weight: Weight, rows: Callable[[int, int], np.ndarray]) -> MatrixRows:
+    def build_matrix_rows(self, weight: Weight, rows: Callable[[int, int], np.ndarray]) -> MatrixRows:
         """Address a weight's matrices within the rows of its tensor."""
         tensor, (*stack, _, _) = self.jobs[weight.name].tensor, weight.shape
         if len(stack) != len(tensor.shape[:-2]):
@@ -50,7 +50,7 @@ class OriginalWeights:
     def iterate_rows(self, tensor: SourceTensor, n: int) -> Iterator[np.ndarray]:
         """Yield all rows of matrix n, float32 [rows, columns], up to AT_ONCE weights at a time."""
         rows, columns = (1, *tensor.shape)[-2:]
-        for first in range(n * rows, (n + 1) * rows, step := max(AT_ONCE // columns, 1)):
+        for first in range(n * rows, (n + 1) * rows, step := max(ENCODED_WEIGHTS // columns, 1)):
             end = min(first + step, (n + 1) * rows)
             yield self.dequantize_finite(tensor, first, end)
             tensor.release_rows(first, end)

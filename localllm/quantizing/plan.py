@@ -9,27 +9,35 @@ from math import prod
 import numpy as np
 
 from localllm.arch.vision import CLIP
-from localllm.arch.weights import part_of
+from localllm.arch.weights import find_part
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.header import SCALARS, printable
-from localllm.files.gguf.tensor_source import Source, SourceTensor, row_count
-from localllm.files.gguf.writer import OutputTensor, Packed, alignment_of, build_header, pack_value
+from localllm.files.gguf.tensor_source import Source, SourceTensor, count_rows
+from localllm.files.gguf.writer import OutputTensor, PackedValue, build_header, get_alignment, pack_value
 from localllm.files.imatrix_file import ImportanceMatrix, read_imatrix
 from localllm.frozen import frozen
-from localllm.kernels.dequantize_rows import can_widen
+from localllm.kernels.dequantize_rows import can_dequantize
 from localllm.quant.encode import ENCODERS
 from localllm.quant.formats import BY_NAME, Format
 from localllm.quant.formats import Recipe as Recipe
-from localllm.quant.recipes import ModelFacts, Options, Planner, is_quantized, llama_order, needs_importance, role_of
+from localllm.quant.recipes import (
+    FormatPlanner,
+    ModelProperties,
+    RecipeOptions,
+    get_role,
+    is_quantized,
+    needs_importance,
+    sort_like_llama,
+)
 from localllm.quantizing import splitting
-from localllm.quantizing.metadata_edits import NO_EDITS, MetadataEdits, plain_values
+from localllm.quantizing.metadata_edits import NO_EDITS, MetadataEdits, unpack_edits
 from localllm.quantizing.sources import PrunedSource, RenamedTensor, SourceGuard
 
 # Architectures without logits. Their embedding is only looked up, so all of its columns have the same importance.
 ENCODERS_ONLY = ("bert", "eurobert", "gemma-embedding", "jina-bert-v2", "jina-bert-v3", "llama-embed", "modern-bert",
                  "neo-bert", "nomic-bert", "nomic-bert-moe", "t5encoder")  # fmt: skip
 COPY = Recipe(-1, "COPY", "")
-CHUNK = 1 << 20  # weights that are converted and encoded at once: 4 MB in float32
+CHUNK_WEIGHTS = 1 << 20  # weights that are converted and encoded at once: 4 MB in float32
 QUANTIZATION_VERSION = 2
 OnProgress = Callable[[int, str], None]  # (weights done so far, tensor)
 OnStage = Callable[[str, int, int, str], None]  # (stage, steps done so far, all of its steps, tensor)
@@ -38,7 +46,7 @@ OnStage = Callable[[str, int, int, str], None]  # (stage, steps done so far, all
 @frozen
 class QuantizeRequest:
     recipe: Recipe
-    options: Options = field(default_factory=Options)
+    options: RecipeOptions = field(default_factory=RecipeOptions)
     imatrix: str | None = None  # path of an importance matrix
     include: Sequence[str] = ()  # substrings of names of tensors that use the importance matrix; none: all
     exclude: Sequence[str] = ()  # substrings of names of tensors that do not use it
@@ -82,10 +90,10 @@ class TensorJob:
     def ranges(self) -> list[tuple[int, int]]:
         """Divide the rows into chunks (first, end), each within one matrix of a stack."""
         matrix = self.tensor.shape[-2] if len(self.tensor.shape) > 1 else 1
-        step = min(matrix, max(1, CHUNK // self.tensor.shape[-1]))
+        step = min(matrix, max(1, CHUNK_WEIGHTS // self.tensor.shape[-1]))
         return [
             (start + row, start + min(row + step, matrix))
-            for start in range(0, row_count(self.tensor.shape), matrix)
+            for start in range(0, count_rows(self.tensor.shape), matrix)
             for row in range(0, matrix, step)
         ]
 
@@ -111,15 +119,17 @@ class QuantizePlan:
     def nbytes(self) -> int:
         """Size of all files in bytes, with headers and padding."""
         return sum(
-            len(build_header(metadata, [job.output for job in jobs], alignment_of(metadata)))
-            + sum(-(-job.output.nbytes // alignment_of(metadata)) * alignment_of(metadata) for job in jobs)
+            len(build_header(metadata, [job.output for job in jobs], get_alignment(metadata)))
+            + sum(-(-job.output.nbytes // get_alignment(metadata)) * get_alignment(metadata) for job in jobs)
             for metadata, jobs in self.files
         )
 
     @property
     def nbytes_before(self) -> int:
         """Size of the source's tensors in bytes."""
-        return sum(row_count(job.tensor.shape) * job.tensor.format.row_bytes(job.tensor.shape[-1]) for job in self.jobs)
+        return sum(
+            count_rows(job.tensor.shape) * job.tensor.format.row_bytes(job.tensor.shape[-1]) for job in self.jobs
+        )
 
     @property
     def bits_per_weight(self) -> float:
@@ -131,7 +141,7 @@ class QuantizePlan:
 
     def paths(self, path: str) -> list[str]:
         """Return the paths of the files for an output path; split files are numbered."""
-        return splitting.split_paths(path, len(self.files))
+        return splitting.list_split_paths(path, len(self.files))
 
 
 def make_plan(source: Source, request: QuantizeRequest, guard: SourceGuard | None = None) -> QuantizePlan:
@@ -140,28 +150,28 @@ def make_plan(source: Source, request: QuantizeRequest, guard: SourceGuard | Non
     guard: that of an earlier plan, if the source has been read since then.
     """
     imatrix = load_importance(request)
-    overridden = ChainMap(plain_values(request.edits), dict(request.overrides), source.metadata)  # type: ignore[arg-type]
-    facts = ModelFacts.of(overridden, imatrix is not None or request.texts is not None)
+    overridden = ChainMap(unpack_edits(request.edits), dict(request.overrides), source.metadata)  # type: ignore[arg-type]
+    facts = ModelProperties.of(overridden, imatrix is not None or request.texts is not None)
     tensors = {tensor.name: tensor for tensor in source.tensors}
     if not tensors:
         raise ModelError(f"{printable(source.path, 4096)}: this file has no weights")
-    parts = source.parts if request.keep_split else [llama_order(tensors)]
-    planner = Planner(request.recipe, facts, tensors, request.options)
-    jobs = [[job_for(tensors[name], planner, request, imatrix) for name in names] for names in parts]
+    parts = source.parts if request.keep_split else [sort_like_llama(tensors)]
+    planner = FormatPlanner(request.recipe, facts, tensors, request.options)
+    jobs = [[plan_tensor(tensors[name], planner, request, imatrix) for name in names] for names in parts]
     flat, order = [job for part in jobs for job in part], splitting.SPLIT_KEYS
     sizes = {job.tensor.name: job.output.nbytes for job in flat}
     if request.split:
-        jobs, order = divide_jobs(flat, sizes, request.split), splitting.ORDER_OF_SPLIT
+        jobs, order = divide_jobs(flat, sizes, request.split), splitting.SPLIT_KEY_ORDER
     if request.strict and any(job.is_fallback for job in flat):
-        raise ModelError(f"--strict: {'; '.join(fallbacks(flat))}")
-    idle = [*idle_options(flat, planner, request), *request.edits.warnings]
+        raise ModelError(f"--strict: {'; '.join(describe_fallbacks(flat))}")
+    idle = [*find_idle_options(flat, planner, request), *request.edits.warnings]
     if request.strict and idle:
         raise UsageError(f"--strict: {'; '.join(idle)}")
-    metadata = new_metadata(source, request, imatrix)
+    metadata = build_metadata(source, request, imatrix)
     return QuantizePlan(
         source,
         [*zip(splitting.split_metadata(metadata, [len(part) for part in jobs], order), jobs, strict=True)],
-        [*source.warnings, *idle, *plan_warnings(flat, request), *splitting.oversized(sizes, request.split)],
+        [*source.warnings, *idle, *list_warnings(flat, request), *splitting.describe_oversized(sizes, request.split)],
         guard or SourceGuard(source.files),
     )
 
@@ -174,7 +184,7 @@ def divide_jobs(
     return [[by_name[name] for name in names] for names in splitting.divide_tensors(sizes, limits)]
 
 
-def idle_options(jobs: Sequence[TensorJob], planner: Planner, request: QuantizeRequest) -> list[str]:
+def find_idle_options(jobs: Sequence[TensorJob], planner: FormatPlanner, request: QuantizeRequest) -> list[str]:
     """Describe the options that choose tensors by name and match none."""
     tensors = [job.tensor for job in jobs]
     names = [tensor.name for tensor in tensors if is_quantized(tensor.name, tensor.shape, planner.model.arch)]
@@ -193,11 +203,11 @@ def idle_options(jobs: Sequence[TensorJob], planner: Planner, request: QuantizeR
     return lines
 
 
-def job_for(
-    tensor: SourceTensor, planner: Planner, request: QuantizeRequest, imatrix: ImportanceMatrix | None
+def plan_tensor(
+    tensor: SourceTensor, planner: FormatPlanner, request: QuantizeRequest, imatrix: ImportanceMatrix | None
 ) -> TensorJob:
     """Choose the format of a tensor. Raises ModelError, UsageError."""
-    is_other = planner.model.arch != CLIP and part_of(tensor.name) is not None  # it is copied
+    is_other = planner.model.arch != CLIP and find_part(tensor.name) is not None  # it is copied
     try:
         choice = None if request.recipe == COPY or is_other else planner.choose(tensor.name, tensor.shape)
     except ValueError as error:
@@ -210,12 +220,12 @@ def job_for(
         raise UsageError(
             f"{name} is {tensor.format.name} already; --allow-requantize converts it to {format.name} and loses quality"
         )
-    if not can_widen(tensor.format):
+    if not can_dequantize(tensor.format):
         raise ModelError(f"{name}: {tensor.format.name} cannot become {format.name}")
     if format.name not in ENCODERS:
         raise UsageError(f"{name} would become {format.name}, which localllm cannot encode yet")
     assert choice
-    importance = importance_of(tensor, imatrix, request.selects) if format.block > 1 else None
+    importance = find_importance(tensor, imatrix, request.selects) if format.block > 1 else None
     is_blind = importance is None and request.texts is None
     if is_blind and format.name.startswith("IQ") and needs_importance(request.recipe, tensor.name, format.name):
         raise UsageError(
@@ -242,24 +252,24 @@ def load_importance(request: QuantizeRequest) -> ImportanceMatrix | None:
     return ImportanceMatrix(squares, matrix.datasets, matrix.chunks, matrix.chunk_size)
 
 
-def importance_of(
+def find_importance(
     tensor: SourceTensor, imatrix: ImportanceMatrix | None, selects: Callable[[str], bool] = lambda name: True
 ) -> np.ndarray | None:
     """Look up a tensor's importance per column, float32 [matrices, columns].
 
     selects(name): whether a tensor's entry may be used. Raises ModelError if the shape differs.
     """
-    name = tensor.name_before if isinstance(tensor, RenamedTensor) else tensor.name
+    name = tensor.old_name if isinstance(tensor, RenamedTensor) else tensor.name
     if imatrix is None or not selects(name):
         return None
-    entry = next((each for each in (name, *same_inputs(name)) if each in imatrix.squares), None)
+    entry = next((each for each in (name, *list_same_inputs(name)) if each in imatrix.squares), None)
     if entry is None:
         return None
     mean = imatrix.squares[entry].mean()
     expected = (prod(tensor.shape[:-2]), tensor.shape[-1])
     if mean.size == prod(expected):
         return np.ascontiguousarray(mean, np.float32).reshape(expected)
-    if role_of(tensor.name) == "embedding":  # an entry belongs to a product, but rows are only looked up
+    if get_role(tensor.name) == "embedding":  # an entry belongs to a product, but rows are only looked up
         return None
     raise ModelError(
         f"tensor {printable(tensor.name)}: the importance matrix has the shape {list(mean.shape)}, "
@@ -267,7 +277,7 @@ def importance_of(
     )
 
 
-def same_inputs(name: str) -> Iterator[str]:
+def list_same_inputs(name: str) -> Iterator[str]:
     """Yield the names of matrices with the same inputs as the gate or up matrix of this name.
 
     Programs that compute both in one operation record the activations for one of them.
@@ -278,7 +288,7 @@ def same_inputs(name: str) -> Iterator[str]:
             yield from (name.replace(f".{one}", f".{each}", 1) for each in (other, "ffn_gate_up", "ffn_up_gate"))
 
 
-def fallbacks(jobs: Sequence[TensorJob]) -> list[str]:
+def describe_fallbacks(jobs: Sequence[TensorJob]) -> list[str]:
     """Describe each replaced format in one sentence."""
     by_formats: dict[tuple[str, str], list[str]] = {}
     for job in jobs:
@@ -291,13 +301,13 @@ def fallbacks(jobs: Sequence[TensorJob]) -> list[str]:
     ]
 
 
-def plan_warnings(jobs: Sequence[TensorJob], request: QuantizeRequest) -> list[str]:
-    lines = [f"fallback format: {line}" for line in fallbacks(jobs)]
+def list_warnings(jobs: Sequence[TensorJob], request: QuantizeRequest) -> list[str]:
+    lines = [f"fallback format: {line}" for line in describe_fallbacks(jobs)]
     blind = [job for job in jobs if not job.is_copied and job.format.block > 1 and job.importance is None]
     poor = [job for job in blind if needs_importance(request.recipe, job.tensor.name, job.format.name)]
     if poor and request.texts is None:
         lines.append(f"{request.recipe.name} is poor without an importance matrix: give --imatrix")
-    missing = [job.tensor.name for job in blind if role_of(job.tensor.name) not in ("embedding", "output")]
+    missing = [job.tensor.name for job in blind if get_role(job.tensor.name) not in ("embedding", "output")]
     if request.imatrix and not request.include and not request.exclude and missing:
         lines.append(f"the importance matrix does not have {printable(missing[0])} and {len(missing) - 1} more")
     return lines
@@ -306,7 +316,7 @@ def plan_warnings(jobs: Sequence[TensorJob], request: QuantizeRequest) -> list[s
 # ---- the new file's metadata
 
 
-def new_metadata(source: Source, request: QuantizeRequest, imatrix: ImportanceMatrix | None) -> dict[str, object]:
+def build_metadata(source: Source, request: QuantizeRequest, imatrix: ImportanceMatrix | None) -> dict[str, object]:
     """Build the metadata: the source's, and the keys that llama-quantize adds, in its order."""
     left_out = {*splitting.SPLIT_KEYS, *source.ignored}
     metadata = {key: value for key, value in source.packed.items() if key not in left_out}
@@ -336,6 +346,6 @@ def match_type(old: object, value: object) -> object:
     if kind not in SCALARS or kind == 7 or is_float != isinstance(value, float):
         return value
     try:
-        return Packed(old[:4] + SCALARS[kind].pack(value))
+        return PackedValue(old[:4] + SCALARS[kind].pack(value))
     except struct.error:
         return value

@@ -23,32 +23,35 @@ from localllm.errors import MemoryLimitError, ModelError, UsageError
 from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.header import printable
-from localllm.files.gguf.tensor_source import GGUFSource, Source, SourceTensor, row_count
+from localllm.files.gguf.tensor_source import GGUFSource, Source, SourceTensor, count_rows
 from localllm.files.gguf.writer import pack_value, write_body
 from localllm.files.models_folder import SPLIT
 from localllm.files.safe_file import ExclusiveWriter, SafeFile
 from localllm.kernels.build.objects import Progress
-from localllm.kernels.dequantize_rows import Widener, can_widen
+from localllm.kernels.dequantize_rows import RowDequantizer, can_dequantize
 from localllm.quant.block_codes import dequantize
 from localllm.quant.encode import encode
 from localllm.quant.formats import BY_NAME, RECIPES, Format, Recipe
-from localllm.quant.numba_cache import problems
+from localllm.quant.numba_cache import cache_problems
 from localllm.quant.recipes import find_recipe
-from localllm.quantizing.metadata_edits import NO_EDITS, MetadataEdits, plain_values, require_settable
+from localllm.quantizing.metadata_edits import NO_EDITS, MetadataEdits, require_settable, unpack_edits
 from localllm.quantizing.plan import COPY, OnProgress, OnStage, QuantizePlan, QuantizeRequest, TensorJob, make_plan
-from localllm.quantizing.rewrite import check_files, finish
+from localllm.quantizing.rewrite import check_files, finish_files
 from localllm.quantizing.sources import PrunedSource, parse_layers
 from localllm.quantizing.splitting import SplitLimits
 from localllm.services.inspection.validate import dequantize_finite, require_valid
-from localllm.system.memory import address_room, describe_limit
+from localllm.system.memory import describe_limit, get_address_room
 
 TYPE_IN_NAME = re.compile(rf"[-._](?:{'|'.join([*RECIPES, *BY_NAME])})$", re.IGNORECASE)
-SCALES, MATRICES, WRITING = ("measuring scales:", "calibrating", "writing")  # stages
-COMPILING, THREAD = 288 << 20, 16 << 20  # bytes of address space: for compiling the searches, and for each thread
+SCALES_STAGE, MATRICES_STAGE, WRITING_STAGE = ("measuring scales:", "calibrating", "writing")  # stages
+COMPILER_BYTES, THREAD_BYTES = (
+    288 << 20,
+    16 << 20,
+)  # bytes of address space: for compiling the searches, and for each thread
 SAMPLES, SAMPLE_ROWS = 256, 16  # samples of a matrix for computing column importance, and rows of a sample
-LARGEST = 65504.0  # the largest float16; scales of most blocks are float16, too
-BEYOND = {"F16": 65520.0, "BF16": 3.3961775e38}  # the smallest magnitude that rounds to infinity
-MOST_LOST = 0.25  # fraction of the largest weight; a larger loss is no rounding error
+MAX_FLOAT16 = 65504.0  # the largest float16; scales of most blocks are float16, too
+OVERFLOW_LIMITS = {"F16": 65520.0, "BF16": 3.3961775e38}  # the smallest magnitude that rounds to infinity
+MAX_ROUNDING_LOSS = 0.25  # fraction of the largest weight; a larger loss is no rounding error
 
 
 def open_source(path: str, projector: bool = False) -> Source:
@@ -57,10 +60,10 @@ def open_source(path: str, projector: bool = False) -> Source:
     projector: open the folder's vision projector instead of its language model; then raises UsageError for a file.
     """
     if os.path.isdir(path):
-        from localllm.convert import is_pair_folder, open_folder, open_pair, open_projector
+        from localllm.convert import is_clip_folder, open_clip, open_folder, open_projector
 
-        if is_pair_folder(path):
-            return open_pair(path)
+        if is_clip_folder(path):
+            return open_clip(path)
         return open_projector(path) if projector else open_folder(path)
     if projector:
         raise UsageError(f"{path}: --mmproj needs the folder of a Hugging Face checkpoint")
@@ -78,13 +81,13 @@ def require_valid_source(
 def require_valid_edits(file: GGUFFile, overrides: Sequence[tuple[str, object]], edits: MetadataEdits) -> None:
     """Raise ModelError if a file would be invalid with this metadata."""
     edited = copy(file)
-    edited.metadata = file.metadata | dict(overrides) | plain_values(edits)
+    edited.metadata = file.metadata | dict(overrides) | unpack_edits(edits)
     for key in edits.removed:
         edited.metadata.data.pop(key, None)
     require_valid(edited)
 
 
-def default_output(path: str, recipe: Recipe, projector: bool = False) -> str:
+def derive_output(path: str, recipe: Recipe, projector: bool = False) -> str:
     """Derive the output path from the input's name and the type, with mmproj- for a projector."""
     folder, name = os.path.split(os.path.realpath(path) if os.path.isdir(path) else path)
     match = SPLIT.fullmatch(name)
@@ -144,20 +147,20 @@ def split_patterns(text: str) -> list[str]:
     return parts if has_formats else [text]
 
 
-def prune(source: Source, layers: str) -> Source:
+def prune_layers(source: Source, layers: str) -> Source:
     """Remove layers, given as a comma-separated list.
 
     Raises UsageError, and ModelError if the remaining layers are no valid model.
     """
-    from localllm.quantizing.calibrate import as_file
+    from localllm.quantizing.calibrate import view_as_gguf
 
     pruned = PrunedSource(source, parse_layers(layers))
     if isinstance(source, GGUFSource):
-        require_valid(as_file(pruned))
+        require_valid(view_as_gguf(pruned))
     return pruned
 
 
-def require_parts(source: Source, keep_split: bool, limits: SplitLimits | None = None) -> None:
+def require_splittable(source: Source, keep_split: bool, limits: SplitLimits | None = None) -> None:
     """Raise UsageError for --keep-split with limits, or for a checkpoint whose shards it cannot keep."""
     if keep_split and limits:
         raise UsageError("give either --keep-split or a limit for split files, not both")
@@ -207,7 +210,7 @@ class ClampedWeights:
         Raises ModelError for a clamped weight if `is_strict`.
         """
         largest = max(float(weights.max()), -float(weights.min()))
-        if largest <= LARGEST or not (count := count_clamped(format, weights, rows, largest)):
+        if largest <= MAX_FLOAT16 or not (count := count_clamped(format, weights, rows, largest)):
             return
         with self._lock:
             count_before, largest_before = self._counts.get((name, format.name), (0, 0.0))
@@ -227,10 +230,10 @@ def count_clamped(format: Format, weights: np.ndarray, rows: np.ndarray, largest
     """Count the clamped weights; largest: the largest magnitude of all weights."""
     if format.name == "F32":
         return 0
-    if format.name in BEYOND:
-        return int((np.abs(weights) >= BEYOND[format.name]).sum())
+    if format.name in OVERFLOW_LIMITS:
+        return int((np.abs(weights) >= OVERFLOW_LIMITS[format.name]).sum())
     largest_code = float(np.abs(dequantize(format.name, rows)).max())
-    return int((np.abs(weights) > largest_code).sum()) if largest_code < (1 - MOST_LOST) * largest else 0
+    return int((np.abs(weights) > largest_code).sum()) if largest_code < (1 - MAX_ROUNDING_LOSS) * largest else 0
 
 
 # ---- writing
@@ -245,7 +248,7 @@ def check_output(plan: QuantizePlan, path: str, request: QuantizeRequest) -> lis
     return check_files(plan.paths(path), inputs, plan.nbytes)
 
 
-def run(
+def quantize_model(
     plan: QuantizePlan,
     path: str,
     request: QuantizeRequest,
@@ -266,14 +269,14 @@ def run(
         for target in targets:
             stack.enter_context(ExclusiveWriter(target))
         clamped = ClampedWeights(request.strict)
-        stages = on_stage or (lambda stage, done, total, name: on_progress(done if stage != SCALES else 0, name))
+        stages = on_stage or (lambda stage, done, total, name: on_progress(done if stage != SCALES_STAGE else 0, name))
         try:
             if request.texts is None:
-                trouble = write(plan, targets, threads, on_progress, compiling, clamped)
+                trouble = write_model(plan, targets, threads, on_progress, compiling, clamped)
             else:
                 trouble = write_calibrated(plan, targets, request, threads, stages, compiling, clamped)
         except ModelError as error:
-            raise with_path(error, plan.source.path) from None
+            raise add_path(error, plan.source.path) from None
     if warnings is not None:
         warnings += [*clamped.lines(), *([trouble] if trouble else [])]
     return targets
@@ -289,39 +292,42 @@ def write_calibrated(
     clamped: ClampedWeights,
 ) -> str | None:
     """Calibrate on the request's documents, then write as `write` does."""
-    from localllm.quantizing.calibrate import SUFFIX, Calibration
+    from localllm.quantizing.calibrate import LOG_SUFFIX, Calibration
     from localllm.quantizing.scale_folding import fold_scales
 
     calibration = Calibration(plan, request.texts or ())
-    with ArrayLog(f"{targets[0]}{SUFFIX}", calibration.key) as log:
-        source = fold_scales(plan.source, request, threads, partial(on_stage, SCALES), compiling, log)
-        plan = calibration.with_metadata(make_plan(source, request, plan.guard))
-        calibration = calibration.for_plan(plan)
-        total = sum(prod(job.tensor.shape) for job in calibration.encoded_jobs())
+    with ArrayLog(f"{targets[0]}{LOG_SUFFIX}", calibration.key) as log:
+        source = fold_scales(plan.source, request, threads, partial(on_stage, SCALES_STAGE), compiling, log)
+        plan = calibration.add_metadata(make_plan(source, request, plan.guard))
+        calibration = calibration.copy_for_plan(plan)
+        total = sum(prod(job.tensor.shape) for job in calibration.list_encoded_jobs())
         calibration.run(
-            log, widener_of(plan, compiling), threads, lambda count, name: on_stage(MATRICES, count, total, name)
+            log,
+            create_widener(plan, compiling),
+            threads,
+            lambda count, name: on_stage(MATRICES_STAGE, count, total, name),
         )
         encoded = sum(prod(job.tensor.shape) for job in plan.jobs if job.tensor.name in log)
 
         def on_written(count: int, name: str) -> None:
-            on_stage(WRITING, count - encoded, plan.weights - encoded, name)
+            on_stage(WRITING_STAGE, count - encoded, plan.weights - encoded, name)
 
-        trouble = write(plan, targets, threads, on_written, compiling, clamped, log)
+        trouble = write_model(plan, targets, threads, on_written, compiling, clamped, log)
     log.remove()
     return trouble
 
 
-def widener_of(plan: QuantizePlan, compiling: Progress | None, formats: Iterable[str] = ()) -> Widener:
+def create_widener(plan: QuantizePlan, compiling: Progress | None, formats: Iterable[str] = ()) -> RowDequantizer:
     """Compile the dequantizers for the old and new formats of a plan's tensors, and for the named formats."""
     formats_of_jobs = {job.format for job in plan.jobs} | {BY_NAME[name] for name in formats}
-    return Widener({job.tensor.format for job in plan.jobs} | formats_of_jobs, compiling)
+    return RowDequantizer({job.tensor.format for job in plan.jobs} | formats_of_jobs, compiling)
 
 
-def with_path(error: ModelError, path: str) -> ModelError:
+def add_path(error: ModelError, path: str) -> ModelError:
     return error if str(error).startswith(path) else type(error)(f"{path}: {error}")
 
 
-def write(
+def write_model(
     plan: QuantizePlan,
     targets: Sequence[str],
     threads: int,
@@ -334,28 +340,28 @@ def write(
 
     clamped: collects the tensors with weights too large for their format. log: the tensors that are already encoded.
     """
-    if address_room() < COMPILING + threads * THREAD:  # LLVM aborts the process when an allocation fails
+    if get_address_room() < COMPILER_BYTES + threads * THREAD_BYTES:  # LLVM aborts the process when an allocation fails
         reason = f"not enough memory to compile the quantization kernels: {describe_limit()}; raise this limit"
         raise MemoryLimitError(reason)
-    widener = Widener({job.tensor.format for job in plan.jobs}, compiling)
+    widener = RowDequantizer({job.tensor.format for job in plan.jobs}, compiling)
     with ExitStack() as stack:
-        pipeline = stack.enter_context(SearchAhead(plan.jobs, widener, threads, clamped, log))
+        pipeline = stack.enter_context(EncodingPipeline(plan.jobs, widener, threads, clamped, log))
         files = [stack.enter_context(SafeFile(target)) for target in targets]
         for file, (metadata, jobs) in zip(files, plan.files, strict=True):
             write_body(file, metadata, [replace(job.output, pieces=pipeline.pieces(job, on_progress)) for job in jobs])
             file.sync()
         plan.guard.check()
-        finish(files)
-    return widener.warning or next(iter(problems), None)
+        finish_files(files)
+    return widener.warning or next(iter(cache_problems), None)
 
 
-class SearchAhead:
+class EncodingPipeline:
     """Encodes chunks ahead of the writer, on several threads, across tensors."""
 
     def __init__(
         self,
         jobs: Sequence[TensorJob],
-        widener: Widener,
+        widener: RowDequantizer,
         threads: int,
         clamped: ClampedWeights,
         log: ArrayLog | None = None,
@@ -365,17 +371,17 @@ class SearchAhead:
         self._clamped = clamped
         self._executor = ThreadPoolExecutor(threads, "quantize")
         self._ahead = threads + 2  # chunks
-        self._tasks = (task for job in jobs for task in self._tasks_of(job, widener))
+        self._tasks = (task for job in jobs for task in self._list_tasks(job, widener))
         self._queue: deque[Future[np.ndarray]] = deque()
         self._done = sum(prod(job.tensor.shape) for job in jobs if job.tensor.name in self._known)
 
-    def _tasks_of(self, job: TensorJob, widener: Widener) -> Iterator[Callable[[], np.ndarray]]:
+    def _list_tasks(self, job: TensorJob, widener: RowDequantizer) -> Iterator[Callable[[], np.ndarray]]:
         importance, log = job.importance, self._known
         if isinstance(log, ArrayLog) and job.tensor.name in log:
             return (partial(read_stored_rows, log, job, *rows) for rows in job.ranges())
         if importance is None and job.makes_logits:
-            importance = mean_squares(widener, job.tensor)
-        return (partial(new_rows, widener, job, importance, self._clamped, *rows) for rows in job.ranges())
+            importance = compute_mean_squares(widener, job.tensor)
+        return (partial(encode_new_rows, widener, job, importance, self._clamped, *rows) for rows in job.ranges())
 
     def pieces(self, job: TensorJob, on_progress: OnProgress) -> Iterator[np.ndarray]:
         """Yield the bytes of a tensor. Must be called for all tensors in order."""
@@ -386,7 +392,7 @@ class SearchAhead:
             on_progress(self._done, job.tensor.name)
             job.tensor.release_rows(first, last)
 
-    def __enter__(self) -> "SearchAhead":
+    def __enter__(self) -> "EncodingPipeline":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -399,15 +405,20 @@ def read_stored_rows(log: ArrayLog, job: TensorJob, first: int, last: int) -> np
     return log.read(job.tensor.name, first * width, last * width)
 
 
-def new_rows(
-    widener: Widener, job: TensorJob, importance: np.ndarray | None, clamped: ClampedWeights, first: int, last: int
+def encode_new_rows(
+    widener: RowDequantizer,
+    job: TensorJob,
+    importance: np.ndarray | None,
+    clamped: ClampedWeights,
+    first: int,
+    last: int,
 ) -> np.ndarray:
     """Encode rows of the new tensor, uint8; importance: float32 [matrices, columns].
 
     Raises ModelError for a weight that is not finite.
     """
     tensor = job.tensor
-    if job.is_copied and not can_widen(tensor.format):
+    if job.is_copied and not can_dequantize(tensor.format):
         return tensor.rows(first, last)
     weights = dequantize_finite(widener, tensor, first, last)
     if job.is_copied:
@@ -417,14 +428,14 @@ def new_rows(
     return rows
 
 
-def mean_squares(widener: Widener, tensor: SourceTensor) -> np.ndarray:
+def compute_mean_squares(widener: RowDequantizer, tensor: SourceTensor) -> np.ndarray:
     """Compute a matrix's column importance from its own weights, float32 [1, columns].
 
     This is used only for the output matrix if its importance was not measured; its large weights are multiplied by
     large hidden states: for SmolLM2 with its embedding in IQ4_NL, the KL divergence is 0.052 instead of 0.102; for its
     other matrices it increases. A sample of rows suffices.
     """
-    rows, columns = row_count(tensor.shape), tensor.shape[-1]
+    rows, columns = count_rows(tensor.shape), tensor.shape[-1]
     sums = np.zeros(columns)
     step = max(SAMPLE_ROWS, rows // SAMPLES)
     for first in range(0, rows, step):

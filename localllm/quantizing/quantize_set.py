@@ -19,40 +19,40 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from localllm.errors import LocalllmError, ModelError, UsageError
-from localllm.files.gguf.writer import alignment_of, build_header
+from localllm.files.gguf.writer import build_header, get_alignment
 from localllm.files.safe_file import ExclusiveWriter, SafeFile
 from localllm.frozen import frozen
-from localllm.kernels.dequantize_rows import Widener, can_widen
+from localllm.kernels.dequantize_rows import RowDequantizer, can_dequantize
 from localllm.quant.encode import encode
 from localllm.quant.formats import BY_NAME, RECIPES, Recipe
 from localllm.quantizing.plan import OnProgress, QuantizePlan, TensorJob
-from localllm.quantizing.quantize import ClampedWeights, default_output, find_type, mean_squares, with_path
+from localllm.quantizing.quantize import ClampedWeights, add_path, compute_mean_squares, derive_output, find_type
 from localllm.quantizing.rewrite import check_files
 from localllm.quantizing.sources import SourceGuard
-from localllm.quantizing.verify import size_and_sha256
+from localllm.quantizing.verify import compute_sha256
 from localllm.services.inspection.validate import dequantize_finite
-from localllm.system.files import open_own, replace, sync
+from localllm.system.files import open_without_links, replace_file, sync_file
 
 if TYPE_CHECKING:
     import numpy as np
 
 BY_SIZE = sorted(RECIPES.values(), key=lambda recipe: -BY_NAME[recipe.base].bytes / BY_NAME[recipe.base].block)
-TYPES = [recipe.name for recipe in BY_SIZE if recipe.ladder == "always"]
-WITH_IMPORTANCE = [recipe.name for recipe in BY_SIZE if recipe.ladder == "imatrix"]
-NAME = "{type}"  # placeholder for the type in an output's name
+DEFAULT_TYPES = [recipe.name for recipe in BY_SIZE if recipe.ladder == "always"]
+IMPORTANCE_TYPES = [recipe.name for recipe in BY_SIZE if recipe.ladder == "imatrix"]
+TYPE_PLACEHOLDER = "{type}"  # placeholder for the type in an output's name
 SAVE_EVERY = 5  # seconds
 VERSION = 1  # of the procedure; part of the key by which interrupted work is found
-PART, STATE = ".part", ".ladder"  # suffixes of unfinished files and of the record
+PART_SUFFIX, STATE_SUFFIX = ".part", ".ladder"  # suffixes of unfinished files and of the record
 
 
-class Written(NamedTuple):
+class WrittenFile(NamedTuple):
     path: str
     nbytes: int
     sha256: str
 
 
 @frozen
-class Member:
+class SetMember:
     """One type of a set: its plan and the paths of its files."""
 
     recipe: Recipe
@@ -61,7 +61,7 @@ class Member:
 
 
 @frozen
-class Result:
+class TypeResult:
     """The result of one type.
 
     Attributes:
@@ -70,13 +70,13 @@ class Result:
 
     recipe: Recipe
     plan: QuantizePlan
-    files: Sequence[Written]
+    files: Sequence[WrittenFile]
     seconds: float
 
 
 def parse_types(text: str | None, has_importance: bool) -> list[Recipe]:
     """Parse a comma-separated list of types; None: the default ones. Raises UsageError."""
-    names = [*TYPES, *(WITH_IMPORTANCE if has_importance else ())] if text is None else text.split(",")
+    names = [*DEFAULT_TYPES, *(IMPORTANCE_TYPES if has_importance else ())] if text is None else text.split(",")
     recipes: dict[str, Recipe] = {}
     for name in filter(None, (name.strip() for name in names)):
         recipe = find_type(name)
@@ -88,19 +88,19 @@ def parse_types(text: str | None, has_importance: bool) -> list[Recipe]:
     return [*recipes.values()]
 
 
-def output_for(path: str, out: str | None, recipe: Recipe, projector: bool = False) -> str:
+def derive_set_output(path: str, out: str | None, recipe: Recipe, projector: bool = False) -> str:
     """Return the path of the file for one of several types. Raises UsageError.
 
     out: a path that contains {type}, or an existing folder; None: next to the input.
     """
-    usual = default_output(path, recipe, projector)
+    usual = derive_output(path, recipe, projector)
     if out is None:
         return usual
-    if NAME in out:
-        return out.replace(NAME, "copy" if recipe.base == "" else recipe.name)
+    if TYPE_PLACEHOLDER in out:
+        return out.replace(TYPE_PLACEHOLDER, "copy" if recipe.base == "" else recipe.name)
     if os.path.isdir(out):
         return os.path.join(out, os.path.basename(usual))
-    raise UsageError(f"{out}: expected a folder, or a name with {NAME} in it, for several types")
+    raise UsageError(f"{out}: expected a folder, or a name with {TYPE_PLACEHOLDER} in it, for several types")
 
 
 # ---- unfinished files
@@ -110,26 +110,26 @@ class PartFile:
     """A file that is written under another name, and renamed when it is complete."""
 
     def __init__(self, path: str, metadata: Mapping[str, object], tensors: Sequence[TensorJob]):
-        self.target, self._alignment = os.path.realpath(path), alignment_of(metadata)
-        self.path = self.target + PART
+        self.target, self._alignment = os.path.realpath(path), get_alignment(metadata)
+        self.path = self.target + PART_SUFFIX
         self._header = build_header(metadata, [job.output for job in tensors], self._alignment)
         self._sizes = {job.tensor.name: job.output.nbytes for job in tensors}
-        self.nbytes = len(self._header) + sum(map(self._padded, self._sizes.values()))
+        self.nbytes = len(self._header) + sum(map(self._pad_size, self._sizes.values()))
         self._digest, self._descriptor, self._position, self.is_named = hashlib.sha256(), -1, 0, False
 
-    def _padded(self, nbytes: int) -> int:
+    def _pad_size(self, nbytes: int) -> int:
         return -(-nbytes // self._alignment) * self._alignment
 
     def length(self, names: Sequence[str]) -> int:
         """Return the length of the file after the header and these tensors."""
-        return len(self._header) + sum(self._padded(self._sizes[name]) for name in names if name in self._sizes)
+        return len(self._header) + sum(self._pad_size(self._sizes[name]) for name in names if name in self._sizes)
 
     def open(self, kept_bytes: int) -> None:
         """Open the file with the first `kept_bytes` bytes of an earlier run, or 0. Raises LocalllmError."""
         self.is_named = kept_bytes == self.nbytes and not os.path.lexists(self.path)  # an earlier run had renamed it
         try:
             path, flags = (self.target, os.O_RDONLY) if self.is_named else (self.path, os.O_RDWR | os.O_CREAT)
-            self._descriptor = open_own(path, flags)
+            self._descriptor = open_without_links(path, flags)
             if not self.is_named:
                 os.ftruncate(self._descriptor, kept_bytes)
             while self._position < kept_bytes:
@@ -163,23 +163,23 @@ class PartFile:
             raise self._failure(error) from None
 
     def pad(self) -> None:
-        self.write(bytes(self._padded(self._position) - self._position))
+        self.write(bytes(self._pad_size(self._position) - self._position))
 
     def sync(self) -> None:
         if self.is_named:
             return
         try:
-            sync(self._descriptor)
+            sync_file(self._descriptor)
         except OSError as error:
             raise self._failure(error) from None
 
-    def finish(self) -> Written:
+    def finish(self) -> WrittenFile:
         try:
             if not self.is_named:
-                replace(self.path, self.target)
+                replace_file(self.path, self.target)
         except OSError as error:
             raise self._failure(error) from None
-        return Written(self.target, self.nbytes, self._digest.hexdigest())
+        return WrittenFile(self.target, self.nbytes, self._digest.hexdigest())
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -195,7 +195,7 @@ class PartFile:
         return LocalllmError(f"{self.target}: cannot be written: {error.strerror or error}")
 
 
-class State:
+class ProgressRecord:
     """A record on disk of the number of tensors that all files contain."""
 
     def __init__(self, path: str, key: str):
@@ -227,7 +227,7 @@ class QuantizeSet:
 
     def __init__(
         self,
-        members: Sequence[Member],
+        members: Sequence[SetMember],
         inputs: Sequence[str],
         threads: int,
         on_progress: OnProgress,
@@ -247,7 +247,7 @@ class QuantizeSet:
         self._jobs = [member.plan.jobs for member in members]
         self._names = [job.tensor.name for job in self._jobs[0]]
         self._guard = members[0].plan.guard
-        self._state = State(os.path.realpath(members[0].paths[0]) + STATE, self._key())
+        self._state = ProgressRecord(os.path.realpath(members[0].paths[0]) + STATE_SUFFIX, self._key())
         self._inputs = inputs
 
     @property
@@ -278,12 +278,12 @@ class QuantizeSet:
             for path, file in zip(member.paths, files, strict=True):
                 key.update(f"{os.path.realpath(path)}\0{file.nbytes}\0".encode())
             for metadata, jobs in member.plan.files:
-                key.update(build_header(metadata, [job.output for job in jobs], alignment_of(metadata)))
+                key.update(build_header(metadata, [job.output for job in jobs], get_alignment(metadata)))
                 for job in jobs:
                     key.update(b"" if job.importance is None else job.importance.tobytes())
         return key.hexdigest()
 
-    def run(self, widener: Widener) -> list[Result]:
+    def run(self, widener: RowDequantizer) -> list[TypeResult]:
         """Write all files. Raises ModelError for a weight that is not finite, LocalllmError."""
         files = [file for group in self._files for file in group]
         with ExitStack() as stack:
@@ -301,10 +301,12 @@ class QuantizeSet:
                 for file in files:
                     file.discard()
                 self._state.remove()
-                raise with_path(error, self._source.path) from None
+                raise add_path(error, self._source.path) from None
             self._save()
             results = [
-                Result(each.recipe, each.plan, [file.finish() for file in group], self._state.seconds[each.recipe.name])
+                TypeResult(
+                    each.recipe, each.plan, [file.finish() for file in group], self._state.seconds[each.recipe.name]
+                )
                 for each, group in zip(self._members, self._files, strict=True)
             ]
         self._state.remove()
@@ -315,14 +317,14 @@ class QuantizeSet:
             file.sync()
         self._state.save()
 
-    def _write(self, widener: Widener, finished: int) -> None:
+    def _write(self, widener: RowDequantizer, finished: int) -> None:
         """Write the tensors from index `finished` on."""
         count = sum(int(np.prod(job.tensor.shape)) for job in self._jobs[0][:finished])
         saved = monotonic()
-        places = [places_of(group, member) for group, member in zip(self._files, self._members, strict=True)]
+        places = [map_files(group, member) for group, member in zip(self._files, self._members, strict=True)]
         with ThreadPoolExecutor(self._threads, "quantize") as executor:
             tasks = self._tasks(widener, finished)
-            queue: deque[Future[Encoded]] = deque()
+            queue: deque[Future[EncodedRows]] = deque()
             try:
                 for number in range(finished, len(self._names)):
                     name, jobs = self._names[number], [member[number] for member in self._jobs]
@@ -344,7 +346,7 @@ class QuantizeSet:
             finally:
                 executor.shutdown(wait=True, cancel_futures=True)
 
-    def _account(self, encoded: "Encoded", jobs: Sequence[TensorJob]) -> None:
+    def _account(self, encoded: "EncodedRows", jobs: Sequence[TensorJob]) -> None:
         """Add the seconds of the searches to those of the types that use them, in equal shares."""
         names = [job.format.name for job in jobs]
         for member, name in zip(self._members, names, strict=True):
@@ -352,31 +354,31 @@ class QuantizeSet:
             share = encoded.seconds[name] / names.count(name) / self._threads  # threads that search at the same time
             self._state.seconds[member.recipe.name] = seconds + share
 
-    def _tasks(self, widener: Widener, finished: int) -> Iterator[Callable[[], "Encoded"]]:
+    def _tasks(self, widener: RowDequantizer, finished: int) -> Iterator[Callable[[], "EncodedRows"]]:
         for number in range(finished, len(self._names)):
             jobs = {member[number].format.name: member[number] for member in self._jobs}
-            importance = importance_for([*jobs.values()], widener)
+            importance = find_shared_importance([*jobs.values()], widener)
             for first, last in next(iter(jobs.values())).ranges():
                 yield partial(encode_rows, widener, jobs, importance, self._clamped, first, last)
 
 
-def places_of(files: Sequence[PartFile], member: Member) -> dict[str, PartFile]:
+def map_files(files: Sequence[PartFile], member: SetMember) -> dict[str, PartFile]:
     """Map the names of a type's tensors to their files."""
     parts = zip(files, member.plan.files, strict=True)
     return {job.tensor.name: file for file, (_, jobs) in parts for job in jobs}
 
 
-def importance_for(jobs: Sequence[TensorJob], widener: Widener) -> np.ndarray | None:
+def find_shared_importance(jobs: Sequence[TensorJob], widener: RowDequantizer) -> np.ndarray | None:
     """Return the importance of a tensor's columns, the same for all formats: float32 [matrices, columns]."""
     for job in jobs:
         if job.importance is not None:
             return job.importance
         if job.makes_logits and not job.is_copied:
-            return mean_squares(widener, job.tensor)
+            return compute_mean_squares(widener, job.tensor)
     return None
 
 
-class Encoded(NamedTuple):
+class EncodedRows(NamedTuple):
     """Rows of a tensor in several formats, uint8 [rows, bytes], and the seconds that each took."""
 
     rows: Mapping[str, np.ndarray]
@@ -384,17 +386,17 @@ class Encoded(NamedTuple):
 
 
 def encode_rows(
-    widener: Widener,
+    widener: RowDequantizer,
     jobs: Mapping[str, TensorJob],
     importance: np.ndarray | None,
     clamped: ClampedWeights,
     first: int,
     last: int,
-) -> Encoded:
+) -> EncodedRows:
     """Encode rows of a tensor in all its formats. Raises ModelError for a weight that is not finite."""
     tensor = next(iter(jobs.values())).tensor
     rows, seconds = dict[str, np.ndarray](), dict[str, float]()
-    weights = dequantize_finite(widener, tensor, first, last) if can_widen(tensor.format) else None
+    weights = dequantize_finite(widener, tensor, first, last) if can_dequantize(tensor.format) else None
     weight = None if importance is None else importance[first // tensor.shape[-2]]
     for name, job in jobs.items():
         start = perf_counter()
@@ -405,28 +407,28 @@ def encode_rows(
             rows[name] = encode(name, weights, weight if job.format.block > 1 else None)
             clamped.check(tensor.name, job.format, weights, rows[name])
         seconds[name] = perf_counter() - start
-    return Encoded(rows, seconds)
+    return EncodedRows(rows, seconds)
 
 
 # ---- one type after the other
 
 
-class Sequel:
+class SequentialSet:
     """Types that are quantized one after the other.
 
     An interrupted command resumes with the first missing one.
     """
 
-    def __init__(self, members: Sequence[Member], texts: Sequence[str]):
+    def __init__(self, members: Sequence[SetMember], texts: Sequence[str]):
         """Load the state of an interrupted run; texts: further files that the result depends on."""
         self._members, guard = members, SourceGuard([*members[0].plan.source.files, *texts])
         names = [(member.recipe.name, *map(os.path.realpath, member.paths)) for member in members]
         state_key = (VERSION, guard.identity, names)
-        self._state = State(
-            os.path.realpath(members[0].paths[0]) + STATE, hashlib.sha256(repr(state_key).encode()).hexdigest()
+        self._state = ProgressRecord(
+            os.path.realpath(members[0].paths[0]) + STATE_SUFFIX, hashlib.sha256(repr(state_key).encode()).hexdigest()
         )
 
-    def run(self, make: Callable[[Member], None]) -> list[Result]:
+    def run(self, make: Callable[[SetMember], None]) -> list[TypeResult]:
         """Quantize all types, each by `make`."""
         state, results = self._state, []
         for number, member in enumerate(self._members):
@@ -435,8 +437,8 @@ class Sequel:
                 make(member)
                 state.seconds[member.recipe.name], state.done = perf_counter() - start, number + 1
                 state.save()
-            files = [Written(path, *size_and_sha256(path)) for path in member.paths]
-            results.append(Result(member.recipe, member.plan, files, state.seconds[member.recipe.name]))
+            files = [WrittenFile(path, *compute_sha256(path)) for path in member.paths]
+            results.append(TypeResult(member.recipe, member.plan, files, state.seconds[member.recipe.name]))
         state.remove()
         return results
 
@@ -462,7 +464,7 @@ class Divergence(NamedTuple):
         return f"{self.mean:.4f} ± {self.error:.4f}", f"{100 * self.same_top:.1f} %"
 
 
-def report_rows(results: Sequence[Result], measured: Mapping[str, Divergence]) -> list[dict[str, object]]:
+def build_report(results: Sequence[TypeResult], measured: Mapping[str, Divergence]) -> list[dict[str, object]]:
     """Describe each type: name, size, bits per weight, seconds, divergence if measured, files and SHA-256."""
     return [
         {
@@ -477,19 +479,19 @@ def report_rows(results: Sequence[Result], measured: Mapping[str, Divergence]) -
     ]
 
 
-def markdown(results: Sequence[Result], measured: Mapping[str, Divergence]) -> str:
+def format_markdown(results: Sequence[TypeResult], measured: Mapping[str, Divergence]) -> str:
     """Format a table for a model card."""
     titles = ["file", "type", "size", "bits per weight", *(["KL divergence", "same top token"] if measured else [])]
-    lines = [table_line([*titles, "SHA-256"]), f"|---|---|{'--:|' * (len(titles) - 2)}---|"]
+    lines = [format_row([*titles, "SHA-256"]), f"|---|---|{'--:|' * (len(titles) - 2)}---|"]
     for result in results:
         of_model = measured[result.recipe.name].cells if measured else ()
         for file in result.files:
             name, size = os.path.basename(file.path), f"{file.nbytes / 1e9:.2f} GB"
             size = size if file.nbytes >= 1e9 else f"{file.nbytes / 1e6:.1f} MB"
             bits = f"{result.plan.bits_per_weight:.2f}"
-            lines.append(table_line([name, result.recipe.name, size, bits, *of_model, f"`{file.sha256}`"]))
+            lines.append(format_row([name, result.recipe.name, size, bits, *of_model, f"`{file.sha256}`"]))
     return "\n".join(lines) + "\n"
 
 
-def table_line(cells: Sequence[str]) -> str:
+def format_row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"

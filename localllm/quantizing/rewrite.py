@@ -11,22 +11,22 @@ import numpy as np
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.header import MAGIC
-from localllm.files.gguf.tensor_source import GGUFTensor, row_count
-from localllm.files.gguf.writer import OutputTensor, Packed, alignment_of, build_header, pack_value, write_body
+from localllm.files.gguf.tensor_source import GGUFTensor, count_rows
+from localllm.files.gguf.writer import OutputTensor, PackedValue, build_header, get_alignment, pack_value, write_body
 from localllm.files.safe_file import ExclusiveWriter, SafeFile, resolve_target
 from localllm.frozen import frozen
 from localllm.quantizing import splitting
 from localllm.quantizing.metadata_edits import MetadataEdits
 from localllm.quantizing.sources import SourceGuard
-from localllm.system.files import sync
+from localllm.system.files import sync_file
 
-CHUNK = 8 << 20  # bytes that are copied at once
-MOST_HEADER = 1 << 30  # bytes; the headers of the largest vocabularies have 20 MB
+CHUNK_BYTES = 8 << 20  # bytes that are copied at once
+MAX_HEADER_BYTES = 1 << 30  # bytes; the headers of the largest vocabularies have 20 MB
 OnBytes = Callable[[int, str], None]  # (bytes written so far, tensor)
 
 
 @frozen
-class NewFile:
+class OutputFile:
     """A file to write: its path, its metadata, and the names of its tensors."""
 
     path: str
@@ -34,29 +34,29 @@ class NewFile:
     names: Sequence[str]
 
     def nbytes(self, source: GGUFFile) -> int:
-        tensors, step = outputs(source, self.names), alignment_of(self.metadata)
+        tensors, step = list_outputs(source, self.names), get_alignment(self.metadata)
         return len(build_header(self.metadata, tensors, step)) + sum(-(-t.nbytes // step) * step for t in tensors)
 
 
-def outputs(source: GGUFFile, names: Sequence[str]) -> list[OutputTensor]:
+def list_outputs(source: GGUFFile, names: Sequence[str]) -> list[OutputTensor]:
     tensors = [source.tensors[name] for name in names]
     return [OutputTensor(tensor.name, tensor.format, tensor.shape) for tensor in tensors]
 
 
-def split_files(source: GGUFFile, out: str, limits: splitting.SplitLimits) -> tuple[list[NewFile], list[str]]:
+def plan_split(source: GGUFFile, out: str, limits: splitting.SplitLimits) -> tuple[list[OutputFile], list[str]]:
     """Divide a model among files, named as gguf-split does; also return warnings. Raises UsageError."""
     sizes = {tensor.name: tensor.nbytes for tensor in source.tensors.values()}
     parts = splitting.divide_tensors(sizes, limits)
     metadata = splitting.split_metadata(
-        packed_of(source), [len(part) for part in parts], splitting.ORDER_OF_SPLIT, always=True
+        get_packed_metadata(source), [len(part) for part in parts], splitting.SPLIT_KEY_ORDER, always=True
     )
-    paths = splitting.split_paths(out, len(parts), always=True)
-    files = [NewFile(*each) for each in zip(paths, metadata, parts, strict=True)]
-    return files, splitting.oversized(sizes, limits)
+    paths = splitting.list_split_paths(out, len(parts), always=True)
+    files = [OutputFile(*each) for each in zip(paths, metadata, parts, strict=True)]
+    return files, splitting.describe_oversized(sizes, limits)
 
 
-def merged_file(source: GGUFFile, out: str) -> NewFile:
-    return NewFile(out, splitting.merged_metadata(packed_of(source)), list(source.tensors))
+def plan_merge(source: GGUFFile, out: str) -> OutputFile:
+    return OutputFile(out, splitting.merge_metadata(get_packed_metadata(source)), list(source.tensors))
 
 
 def check_files(paths: Sequence[str], inputs: Sequence[str], nbytes: int) -> list[str]:
@@ -75,7 +75,7 @@ def check_files(paths: Sequence[str], inputs: Sequence[str], nbytes: int) -> lis
     return targets
 
 
-def write_files(source: GGUFFile, files: Sequence[NewFile], on_bytes: OnBytes, replaces: bool = False) -> list[str]:
+def write_files(source: GGUFFile, files: Sequence[OutputFile], on_bytes: OnBytes, replaces: bool = False) -> list[str]:
     """Write the files and return their paths. They appear when all are complete, or not at all.
 
     replaces: a file may replace one of the source.
@@ -85,7 +85,7 @@ def write_files(source: GGUFFile, files: Sequence[NewFile], on_bytes: OnBytes, r
     guard = SourceGuard(list(source.parts))
     bytes_written = 0
 
-    def pieces(name: str) -> Iterator[np.ndarray]:
+    def iterate_chunks(name: str) -> Iterator[np.ndarray]:
         nonlocal bytes_written
         for piece in iterate_bytes(GGUFTensor(source.tensors[name])):
             yield piece
@@ -98,27 +98,27 @@ def write_files(source: GGUFFile, files: Sequence[NewFile], on_bytes: OnBytes, r
         safe_files = [stack.enter_context(SafeFile(target)) for target in targets]
         for safe, file in zip(safe_files, files, strict=True):
             tensors = [
-                OutputTensor(each.name, each.format, each.shape, pieces(each.name))
-                for each in outputs(source, file.names)
+                OutputTensor(each.name, each.format, each.shape, iterate_chunks(each.name))
+                for each in list_outputs(source, file.names)
             ]
             write_body(safe, file.metadata, tensors)
             safe.sync()
         guard.check()
-        finish(safe_files)
+        finish_files(safe_files)
     return targets
 
 
 def iterate_bytes(tensor: GGUFTensor) -> Iterator[np.ndarray]:
     """Yield a tensor's bytes, some rows at a time, and release the file's pages."""
-    rows = row_count(tensor.shape)
-    step = max(CHUNK // tensor.format.row_bytes(tensor.shape[-1]), 1)
+    rows = count_rows(tensor.shape)
+    step = max(CHUNK_BYTES // tensor.format.row_bytes(tensor.shape[-1]), 1)
     for first in range(0, rows, step):
         last = min(first + step, rows)
         yield tensor.rows(first, last)
         tensor.release_rows(first, last)
 
 
-def finish(files: Sequence[SafeFile]) -> None:
+def finish_files(files: Sequence[SafeFile]) -> None:
     """Rename all files to their final names, or none: files of a split model did not exist before."""
     finished: list[str] = []
     try:
@@ -135,20 +135,20 @@ def finish(files: Sequence[SafeFile]) -> None:
 # ---- a changed header
 
 
-def edited_files(source: GGUFFile, out: str, edits: MetadataEdits) -> list[NewFile]:
+def plan_edit(source: GGUFFile, out: str, edits: MetadataEdits) -> list[OutputFile]:
     """Describe the model with other metadata, in the same number of files. Raises UsageError."""
     names = list(source.parts.values())
-    first: dict[str, object] = edits.apply(packed_of(source))
+    first: dict[str, object] = edits.apply(get_packed_metadata(source))
     other_parts = [{key: value for key, value in first.items() if key in splitting.SPLIT_KEYS} for _ in names[1:]]
     for number, metadata in enumerate(other_parts):
         metadata["split.no"] = pack_value(np.uint16(number + 1))
-    paths = splitting.split_paths(out, len(names))
-    return [NewFile(*each) for each in zip(paths, [first, *other_parts], names, strict=True)]
+    paths = splitting.list_split_paths(out, len(names))
+    return [OutputFile(*each) for each in zip(paths, [first, *other_parts], names, strict=True)]
 
 
-def packed_of(source: GGUFFile) -> dict[str, Packed]:
+def get_packed_metadata(source: GGUFFile) -> dict[str, PackedValue]:
     """Return the metadata values as stored in the file."""
-    return {key: Packed(value) for key, value in source.packed.items()}
+    return {key: PackedValue(value) for key, value in source.packed.items()}
 
 
 def edit_in_place(source: GGUFFile, edits: MetadataEdits, on_bytes: OnBytes) -> str | None:
@@ -158,19 +158,19 @@ def edit_in_place(source: GGUFFile, edits: MetadataEdits, on_bytes: OnBytes) -> 
     otherwise the whole file is rewritten, and None is returned. Raises LocalllmError, UsageError.
     """
     path, names = next(iter(source.parts.items()))
-    old_metadata, tensors = packed_of(source), outputs(source, names)
+    old_metadata, tensors = get_packed_metadata(source), list_outputs(source, names)
     after = edits.apply(old_metadata)
-    old, new = (build_header(packed, tensors, alignment_of(packed)) for packed in (old_metadata, after))
+    old, new = (build_header(packed, tensors, get_alignment(packed)) for packed in (old_metadata, after))
     resolve_target(path)
-    is_same_place = len(new) == len(old) and alignment_of(old_metadata) == alignment_of(after)
-    if is_same_place and read_start(path, len(old)) == old:
+    is_same_place = len(new) == len(old) and get_alignment(old_metadata) == get_alignment(after)
+    if is_same_place and read_first_bytes(path, len(old)) == old:
         with ExclusiveWriter(path):
             return replace_header(path, new)
-    write_files(source, [NewFile(path, after, names)], on_bytes, replaces=True)
+    write_files(source, [OutputFile(path, after, names)], on_bytes, replaces=True)
     return None
 
 
-def read_start(path: str, count: int) -> bytes:
+def read_first_bytes(path: str, count: int) -> bytes:
     """Read a file's first bytes. Raises UsageError."""
     try:
         with open(path, "rb") as file:
@@ -181,14 +181,14 @@ def read_start(path: str, count: int) -> bytes:
 
 def replace_header(path: str, header: bytes) -> str:
     """Overwrite a file's header; save the old one to a file first, and return its path."""
-    copy = next(name for name in header_copies(path) if not os.path.lexists(name))
+    copy = next(name for name in list_copy_names(path) if not os.path.lexists(name))
     with SafeFile(copy) as file:
-        file.write(read_start(path, len(header)))
+        file.write(read_first_bytes(path, len(header)))
     try:
         with open(path, "r+b") as file:
             file.write(header)
             file.flush()
-            sync(file.fileno())
+            sync_file(file.fileno())
     except OSError as error:
         raise LocalllmError(
             f"{path}: cannot be written: {error.strerror or error}; the old header is in {copy}"
@@ -196,7 +196,7 @@ def replace_header(path: str, header: bytes) -> str:
     return copy
 
 
-def header_copies(path: str) -> Iterator[str]:
+def list_copy_names(path: str) -> Iterator[str]:
     yield f"{path}.header"
     for number in count(2):
         yield f"{path}.header.{number}"
@@ -207,10 +207,10 @@ def restore_header(path: str, copy: str) -> str:
 
     Raises UsageError if it is not a header of this file, LocalllmError.
     """
-    source, header = GGUFFile.open(path, needed=()), read_start(copy, MOST_HEADER)
+    source, header = GGUFFile.open(path, needed=()), read_first_bytes(copy, MAX_HEADER_BYTES)
     first, names = next(iter(source.parts.items()))
-    packed, tensors = packed_of(source), outputs(source, names)
-    is_as_long = len(header) == len(build_header(packed, tensors, alignment_of(packed)))
+    packed, tensors = get_packed_metadata(source), list_outputs(source, names)
+    is_as_long = len(header) == len(build_header(packed, tensors, get_alignment(packed)))
     if not (header.startswith(MAGIC) and is_as_long and ends_with_table(header, build_header({}, tensors))):
         raise UsageError(f"{copy}: not a stored header of {path}")
     resolve_target(first, (copy,))

@@ -24,34 +24,34 @@ from localllm.engine.trace.scale_folding import ScaleFold
 from localllm.errors import ModelError
 from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf.header import printable
-from localllm.files.gguf.tensor_source import Source, row_count
+from localllm.files.gguf.tensor_source import Source, count_rows
 from localllm.kernels.build.objects import Progress
-from localllm.kernels.dequantize_rows import Widener, can_widen
+from localllm.kernels.dequantize_rows import RowDequantizer, can_dequantize
 from localllm.quant.activation_rounding import round_activations
 from localllm.quant.block_codes import dequantize
 from localllm.quant.encode import encode
 from localllm.quant.formats import BY_NAME
 from localllm.quant.hessian import limit_outliers
-from localllm.quantizing.calibrate import LOGITS, Calibration, is_calibrated
-from localllm.quantizing.layerwise_runner import Inputs, MatrixRows, StopCalibrationError
+from localllm.quantizing.calibrate import OUTPUT_NAMES, Calibration, is_calibrated
+from localllm.quantizing.layerwise_runner import MatrixInputs, MatrixRows, StopCalibrationError
 from localllm.quantizing.original_weights import OriginalWeights
 from localllm.quantizing.plan import QuantizeRequest, TensorJob, make_plan
 from localllm.quantizing.sources import FoldedSource
 
-READ, TOKENS = 12, 256  # chunks, and tokens of each
-SAMPLE = 64  # rows of a matrix for measuring errors
-EXPERTS = 3  # matrices of a stack for measuring errors
-INPUTS = 512  # input rows for measuring errors
+MEASURED_CHUNKS, CHUNK_TOKENS = 12, 256  # chunks, and tokens of each
+SAMPLE_ROWS = 64  # rows of a matrix for measuring errors
+SAMPLE_EXPERTS = 3  # matrices of a stack for measuring errors
+SAMPLE_INPUTS = 512  # input rows for measuring errors
 INPUT_POWERS, WEIGHT_POWERS = (0.25, 0.5, 0.75), (0.0, 0.25, 0.5)  # exponents of inputs' and of weights' mean squares
-WIDEST = 64.0  # scales are from 1 / WIDEST to WIDEST
-GAIN = 0.99  # scales are used if the error is below this fraction of the unscaled one
+MAX_SCALE = 64.0  # scales are from 1 / WIDEST to WIDEST
+MAX_ERROR_RATIO = 0.99  # scales are used if the error is below this fraction of the unscaled one
 
-RECORD = "scales folded away"  # the scales' key in the log; no tensor has this name
+LOG_KEY = "scales folded away"  # the scales' key in the log; no tensor has this name
 
 OnMatrix = Callable[[int, int, str], None]  # (done, total, name)
 
 
-class FoldReader(NamedTuple):
+class FoldSample(NamedTuple):
     """A matrix that reads scaled columns, or one of a stack, and its inputs.
 
     Attributes:
@@ -73,28 +73,28 @@ class FoldReader(NamedTuple):
         return float(((actual - expected) ** 2).sum(dtype=np.float64) / (expected**2).sum(dtype=np.float64))
 
 
-def search_scales(fold: ScaleFold, readers: Sequence[FoldReader], threads: int = 1) -> np.ndarray | None:
+def search_scales(fold: ScaleFold, readers: Sequence[FoldSample], threads: int = 1) -> np.ndarray | None:
     """Search for the best scales, float32 [width]; return None if scales do not help."""
     met = fold.mean(np.mean([reader.squares / reader.squares.mean() for reader in readers], axis=0))
     squares = [(reader.weights**2).mean(axis=0) for reader in readers]
     weighed = fold.mean(np.mean([each / each.mean() for each in squares], axis=0))
     ones = np.ones(fold.width, np.float32)
-    candidates = [power_scales(met, weighed, *powers) for powers in product(INPUT_POWERS, WEIGHT_POWERS)]
+    candidates = [compute_scales(met, weighed, *powers) for powers in product(INPUT_POWERS, WEIGHT_POWERS)]
     with ThreadPoolExecutor(threads) as pool:
         alone, *errors = pool.map(
             lambda scales: sum(reader.error(fold.read(scales)) for reader in readers), [ones, *candidates]
         )
     best = int(np.argmin(errors))
-    return candidates[best] if errors[best] < GAIN * alone else None
+    return candidates[best] if errors[best] < MAX_ERROR_RATIO * alone else None
 
 
-def power_scales(met: np.ndarray, weighed: np.ndarray, up: float, down: float) -> np.ndarray:
+def compute_scales(met: np.ndarray, weighed: np.ndarray, up: float, down: float) -> np.ndarray:
     """Compute scales of columns, float32, of geometric mean 1, from mean squares of inputs and of weights."""
     is_used = (met > 0) & (weighed > 0)
     logarithms = np.zeros(len(met))
     logarithms[is_used] = up / 2 * np.log(met[is_used]) - down / 2 * np.log(weighed[is_used])
     logarithms[is_used] -= logarithms[is_used].mean()
-    limit = np.log(WIDEST)
+    limit = np.log(MAX_SCALE)
     return np.exp(np.clip(logarithms, -limit, limit)).astype(np.float32)
 
 
@@ -108,7 +108,7 @@ class FoldMeasurer(OriginalWeights):
     def __init__(
         self,
         jobs: Mapping[str, TensorJob],
-        widener: Widener,
+        widener: RowDequantizer,
         folds: Sequence[ScaleFold],
         threads: int,
         on_fold: Callable[[int, str], None],
@@ -116,17 +116,17 @@ class FoldMeasurer(OriginalWeights):
         super().__init__(jobs, widener)
         self._threads, self.scales = threads, dict[ScaleFold, np.ndarray]()
         self._folds = {name: fold for fold in folds for name in fold.multiplied}
-        self._readers, self._met = dict[ScaleFold, list[FoldReader]](), set[str]()
+        self._readers, self._met = dict[ScaleFold, list[FoldSample]](), set[str]()
         self._on_fold = on_fold
 
-    def resolve(self, weight: Weight, inputs: Inputs) -> MatrixRows:
+    def resolve(self, weight: Weight, inputs: MatrixInputs) -> MatrixRows:
         name, fold = weight.name, self._folds.get(weight.name)
         if fold and name not in self._met:
             self._met.add(name)
             self._readers.setdefault(fold, []).extend(self._read(self.jobs[name], inputs))
             if self._met.issuperset(fold.multiplied):
                 self._measure(fold, name)
-        if name in LOGITS:
+        if name in OUTPUT_NAMES:
             raise StopCalibrationError
         return super().resolve(weight, inputs)
 
@@ -137,7 +137,7 @@ class FoldMeasurer(OriginalWeights):
             self.scales[fold] = scales
         self._on_fold(len(self._met), name)
 
-    def _read(self, job: TensorJob, inputs: Inputs) -> list[FoldReader]:
+    def _read(self, job: TensorJob, inputs: MatrixInputs) -> list[FoldSample]:
         """Sample a matrix, or some of a stack.
 
         Every second document contributes to the mean squares, the others provide the inputs.
@@ -145,19 +145,22 @@ class FoldMeasurer(OriginalWeights):
         if not is_calibrated(job):
             return []
         shape = job.tensor.shape
-        count = row_count(shape) // (1, *shape)[-2]
+        count = count_rows(shape) // (1, *shape)[-2]
         readers = []
-        for n in np.unique(np.linspace(0, count - 1, min(count, EXPERTS)).astype(int)):
+        for n in np.unique(np.linspace(0, count - 1, min(count, SAMPLE_EXPERTS)).astype(int)):
             pieces = list(limit_outliers(list(inputs.of(n))))
             search_rows, check_rows = (np.concatenate(pieces[half::2]) for half in (0, 1))
             if len(search_rows) and len(check_rows):
-                some, squares = check_rows[:: -(-len(check_rows) // INPUTS)], mean_squares(search_rows, job.tensor.name)
-                reader = FoldReader(job.format.name, self.sample_rows(job.tensor, n, SAMPLE), squares, some)
+                some, squares = (
+                    check_rows[:: -(-len(check_rows) // SAMPLE_INPUTS)],
+                    compute_input_squares(search_rows, job.tensor.name),
+                )
+                reader = FoldSample(job.format.name, self.sample_rows(job.tensor, n, SAMPLE_ROWS), squares, some)
                 readers += [reader] if (some @ reader.weights.T).any() else []
         return readers
 
 
-def mean_squares(x: np.ndarray, name: str) -> np.ndarray:
+def compute_input_squares(x: np.ndarray, name: str) -> np.ndarray:
     """Compute mean squares of a tensor's inputs, float32 [columns].
 
     Raises ModelError if they are not finite.
@@ -185,14 +188,14 @@ def fold_scales(
         return source
     plan = make_plan(source, replace(request, options=request.options._replace(formats={})))
     calibration = Calibration(plan, request.texts or ())
-    widener = Widener({job.tensor.format for job in plan.jobs if can_widen(job.tensor.format)}, compiling)
-    folds = foldable(calibration)
-    if log is not None and RECORD in log:
-        scales = log.read(RECORD, 0, 4 * sum(fold.width for fold in folds)).view(np.float32)
+    widener = RowDequantizer({job.tensor.format for job in plan.jobs if can_dequantize(job.tensor.format)}, compiling)
+    folds = find_foldable(calibration)
+    if log is not None and LOG_KEY in log:
+        scales = log.read(LOG_KEY, 0, 4 * sum(fold.width for fold in folds)).view(np.float32)
     else:
         scales = measure_scales(calibration, folds, widener, threads, on_matrix)
         if log is not None:
-            log.add(RECORD, scales)
+            log.add(LOG_KEY, scales)
     ends = np.cumsum([fold.width for fold in folds])
     parts = [scales[end - fold.width : end] for fold, end in zip(folds, ends, strict=True)]
     return FoldedSource(
@@ -200,19 +203,21 @@ def fold_scales(
     )
 
 
-def foldable(calibration: Calibration) -> list[ScaleFold]:
+def find_foldable(calibration: Calibration) -> list[ScaleFold]:
     """Find the folds whose tensors can be scaled and that have a matrix to encode."""
     jobs = calibration.jobs
     return [
         fold
-        for fold in calibration.folds()
-        if all(can_widen(jobs[name].tensor.format) for name in (*fold.multiplied, *(name for name, _ in fold.divided)))
+        for fold in calibration.find_folds()
+        if all(
+            can_dequantize(jobs[name].tensor.format) for name in (*fold.multiplied, *(name for name, _ in fold.divided))
+        )
         and any(is_calibrated(jobs[name]) for name in fold.multiplied)
     ]
 
 
 def measure_scales(
-    calibration: Calibration, folds: Sequence[ScaleFold], widener: Widener, threads: int, on_matrix: OnMatrix
+    calibration: Calibration, folds: Sequence[ScaleFold], widener: RowDequantizer, threads: int, on_matrix: OnMatrix
 ) -> np.ndarray:
     """Measure the scales of all folds, concatenated, float32; ones where folding does not help.
 
@@ -221,6 +226,6 @@ def measure_scales(
     total = sum(len(fold.multiplied) for fold in folds)
     watched = FoldMeasurer(calibration.jobs, widener, folds, threads, lambda done, name: on_matrix(done, total, name))
     if folds:
-        calibration.forward(watched, calibration.select_chunks(READ, TOKENS), threads)
+        calibration.forward(watched, calibration.select_chunks(MEASURED_CHUNKS, CHUNK_TOKENS), threads)
     scales = [watched.scales.get(fold, np.ones(fold.width, np.float32)) for fold in folds]
     return np.concatenate([np.zeros(0, np.float32), *scales])

@@ -10,9 +10,9 @@ import numpy as np
 from localllm.engine.trace.scale_folding import ScaleFold
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.header import ARRAY, SCALARS, printable
-from localllm.files.gguf.tensor_source import Source, SourceTensor, row_count
-from localllm.files.gguf.writer import Packed, pack_value
-from localllm.kernels.dequantize_rows import Widener
+from localllm.files.gguf.tensor_source import Source, SourceTensor, count_rows
+from localllm.files.gguf.writer import PackedValue, pack_value
+from localllm.kernels.dequantize_rows import RowDequantizer
 from localllm.quant.formats import BY_NAME
 from localllm.services.inspection.inspect import SCALED
 
@@ -24,11 +24,11 @@ class FoldedTensor:
 
     format = BY_NAME["F32"]
 
-    def __init__(self, tensor: SourceTensor, widener: Widener):
+    def __init__(self, tensor: SourceTensor, widener: RowDequantizer):
         self._tensor, self._widener = tensor, widener
         self.name, self.shape = tensor.name, tensor.shape
         self._of_columns = np.ones(self.shape[-1], np.float32)
-        self._of_rows = np.ones((row_count(self.shape), 1), np.float32)
+        self._of_rows = np.ones((count_rows(self.shape), 1), np.float32)
 
     def multiply(self, scales: np.ndarray) -> None:
         self._of_columns = self._of_columns * scales
@@ -42,7 +42,7 @@ class FoldedTensor:
             self._of_rows.reshape(prod(self.shape[:-2]), -1)[:, places] /= scales
 
     def rows(self, first: int, last: int) -> np.ndarray:
-        weights = self._widener.widen(self._tensor.format, self._tensor.rows(first, last), self.shape[-1])
+        weights = self._widener.dequantize(self._tensor.format, self._tensor.rows(first, last), self.shape[-1])
         return (weights * self._of_columns * self._of_rows[first:last]).view(np.uint8)
 
     def release_rows(self, first: int, last: int) -> None:
@@ -54,11 +54,11 @@ class FoldedSource:
 
     See engine.trace.scale_folding.
 
-        Attributes:
-            inner: the original source.  folded: the tensors that changed, by name.
+    Attributes:
+        inner: the original source.  folded: the tensors that changed, by name.
     """
 
-    def __init__(self, inner: Source, scales: Sequence[tuple[ScaleFold, np.ndarray]], widener: Widener):
+    def __init__(self, inner: Source, scales: Sequence[tuple[ScaleFold, np.ndarray]], widener: RowDequantizer):
         """Fold scales, float32 [width], all positive, into the tensors of `inner`."""
         tensors = {tensor.name: tensor for tensor in inner.tensors}
         self.folded = dict[str, FoldedTensor]()
@@ -88,7 +88,7 @@ def parse_layers(text: str) -> tuple[int, ...]:
 
 class RenamedTensor:
     def __init__(self, tensor: SourceTensor, name: str):
-        self._tensor, self.name, self.name_before = tensor, name, tensor.name
+        self._tensor, self.name, self.old_name = tensor, name, tensor.name
         self.format, self.shape = tensor.format, tensor.shape
 
     def rows(self, first: int, last: int) -> np.ndarray:
@@ -114,7 +114,7 @@ class PrunedSource:
         if not kept_layers:
             raise UsageError("--prune-layers: no layer is left")
         new = {number: place for place, number in enumerate(kept_layers)}
-        names = {tensor.name: renumbered(tensor.name, new) for tensor in inner.tensors}
+        names = {tensor.name: renumber_tensor(tensor.name, new) for tensor in inner.tensors}
         self.inner, self.layers = inner, len(kept_layers)
         self.path, self.files, self.warnings, self.ignored = inner.path, inner.files, inner.warnings, inner.ignored
         self.tensors: list[SourceTensor] = [
@@ -134,7 +134,7 @@ class PrunedSource:
         self.packed: Mapping[str, object] = {**inner.packed, **packed}
 
 
-def renumbered(name: str, new: Mapping[int, int]) -> str | None:
+def renumber_tensor(name: str, new: Mapping[int, int]) -> str | None:
     """Return a tensor's name with its layer's new index, or None if its layer is removed."""
     match = LAYER.match(name)
     if not match:
@@ -142,7 +142,7 @@ def renumbered(name: str, new: Mapping[int, int]) -> str | None:
     return f"blk.{new[int(match[1])]}.{name[match.end() :]}" if int(match[1]) in new else None
 
 
-def pack_like(old: object, values: Sequence[object]) -> Packed:
+def pack_like(old: object, values: Sequence[object]) -> PackedValue:
     """Pack an array of values in the type of an old one."""
     packed = pack_value(old)
     kind = int.from_bytes(packed[4:8], "little")
@@ -163,16 +163,16 @@ class SourceGuard:
 
     def __init__(self, files: Sequence[str]):
         self._files = [*files]
-        self.identity = [identity_of(path) for path in files]
+        self.identity = [compute_identity(path) for path in files]
 
     def check(self) -> None:
         """Raise ModelError if a file has changed."""
         for path, identity in zip(self._files, self.identity, strict=True):
-            if identity != identity_of(path):
+            if identity != compute_identity(path):
                 raise ModelError(f"{path}: this file changed while it was read; nothing was written")
 
 
-def identity_of(path: str) -> tuple[str, int, int] | None:
+def compute_identity(path: str) -> tuple[str, int, int] | None:
     """Return a file's identity, which changes with its content; None if the file is gone."""
     try:
         status = os.stat(path)

@@ -15,10 +15,10 @@ from localllm.files.models_folder import SPLIT
 from localllm.frozen import frozen
 
 SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
-ORDER_OF_SPLIT = ("split.no", "split.tensors.count", "split.count")  # the order of gguf-split
+SPLIT_KEY_ORDER = ("split.no", "split.tensors.count", "split.count")  # the order of gguf-split
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-MOST_FILES = 65535  # split.count has 16 bits, and names five digits
-TENSORS = 128  # gguf-split's default
+MAX_FILES = 65535  # split.count has 16 bits, and names five digits
+DEFAULT_MAX_TENSORS = 128  # gguf-split's default
 
 
 @frozen
@@ -56,12 +56,12 @@ def divide_tensors(sizes: Mapping[str, int], limits: SplitLimits) -> list[list[s
             part_bytes = 0
         files[-1].append(name)
         part_bytes += padded
-    if len(files) > MOST_FILES:
-        raise UsageError(f"these limits would make {len(files)} files; at most {MOST_FILES} are possible")
+    if len(files) > MAX_FILES:
+        raise UsageError(f"these limits would make {len(files)} files; at most {MAX_FILES} are possible")
     return files
 
 
-def oversized(sizes: Mapping[str, int], limits: SplitLimits | None) -> list[str]:
+def describe_oversized(sizes: Mapping[str, int], limits: SplitLimits | None) -> list[str]:
     """Warn of tensors that alone exceed the limit of a file."""
     names = [name for name, nbytes in sizes.items() if limits and limits.nbytes and nbytes > limits.nbytes]
     more_tensors = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -86,7 +86,7 @@ def split_metadata(
     ]
 
 
-def merged_metadata(metadata: Mapping[str, object]) -> dict[str, object]:
+def merge_metadata(metadata: Mapping[str, object]) -> dict[str, object]:
     """Return the metadata of a file with all tensors.
 
     It is the first file's, with a split.count of 0, as in gguf-split.
@@ -96,7 +96,7 @@ def merged_metadata(metadata: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def split_paths(path: str, count: int, always: bool = False) -> list[str]:
+def list_split_paths(path: str, count: int, always: bool = False) -> list[str]:
     """Return the paths of `count` files for an output path: numbered if there are several, or always."""
     if count == 1 and not always:
         return [path]

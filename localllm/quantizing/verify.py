@@ -13,20 +13,20 @@ import numpy as np
 from localllm.errors import LocalllmError, ModelError
 from localllm.files.gguf.file import GUESSED, GGUFFile
 from localllm.files.gguf.header import printable
-from localllm.files.gguf.tensor_source import GGUFTensor, Source, SourceTensor, row_count
+from localllm.files.gguf.tensor_source import GGUFTensor, Source, SourceTensor, count_rows
 from localllm.frozen import frozen
 from localllm.kernels.build.library import Progress
-from localllm.kernels.dequantize_rows import Widener, can_widen
+from localllm.kernels.dequantize_rows import RowDequantizer, can_dequantize
 from localllm.quant.formats import BY_NAME
 from localllm.quant.recipes import find_recipe
 from localllm.services.inspection.inspect import SCALED
 from localllm.services.inspection.validate import check_validity
 
-CHUNK = 1 << 20  # weights that are checked at once
-GROUP = 32  # weights of a group; its mean square is compared with those of other groups
-FAR = 1e4  # a group of more than this times its tensor's median has a damaged scale
-LARGE = 1e5  # larger than the weights of any real model
-WORSE = 4.0  # a tensor of more than this times its format's median error is badly encoded
+CHUNK_WEIGHTS = 1 << 20  # weights that are checked at once
+GROUP_WEIGHTS = 32  # weights of a group; its mean square is compared with those of other groups
+MAX_SPREAD = 1e4  # a group of more than this times its tensor's median has a damaged scale
+MAX_WEIGHT = 1e5  # larger than the weights of any real model
+MAX_ERROR_RATIO = 4.0  # a tensor of more than this times its format's median error is badly encoded
 
 OnTensor = Callable[[int, int, str], None]  # (tensors done, all, name)
 
@@ -80,9 +80,9 @@ class Verification:
     files: Sequence[FileChecksum]
     tensors: Sequence[TensorReport]
     problems: Sequence[str] = field(default_factory=list)
-    odd: Sequence[str] = field(default_factory=list)
+    warnings: Sequence[str] = field(default_factory=list)
 
-    def by_format(self) -> list[FormatSummary]:
+    def summarize_formats(self) -> list[FormatSummary]:
         """Summarize tensors by format: their count, their weights, and their errors if there is a source."""
         rows = []
         for name in sorted({tensor.format for tensor in self.tensors}):
@@ -99,7 +99,7 @@ class Verification:
         return rows
 
 
-def verify(
+def verify_file(
     path: str, against: Source | None, threads: int, on_tensor: OnTensor, compiling: Progress | None = None
 ) -> Verification:
     """Check a whole file, and compare it with its source if there is one.
@@ -112,31 +112,33 @@ def verify(
     problems = [str(validity.problem)] if validity.problem and not validity.is_valid else []
     against_tensors = {tensor.name: tensor for tensor in against.tensors} if against else {}
     tensors = [GGUFTensor(tensor) for tensor in file.tensors.values()]
-    formats = {each.format for each in (*tensors, *against_tensors.values()) if can_widen(each.format)}
-    widener = Widener(formats, compiling)
+    formats = {each.format for each in (*tensors, *against_tensors.values()) if can_dequantize(each.format)}
+    widener = RowDequantizer(formats, compiling)
     reports = list[TensorReport]()
     for number, tensor in enumerate(tensors):
-        reports.append(report_of(tensor, against_tensors.get(tensor.name), widener, threads))
+        reports.append(check_tensor(tensor, against_tensors.get(tensor.name), widener, threads))
         on_tensor(number + 1, len(tensors), tensor.name)
     problems += [f"tensor {printable(report.name)}: {report.problem}" for report in reports if report.problem]
-    odd += oddities(reports, file) + (differences(file, against_tensors) if against else [])
-    return Verification([checksum(part) for part in file.parts], reports, problems, odd)
+    odd += describe_oddities(reports, file) + (describe_differences(file, against_tensors) if against else [])
+    return Verification([compute_checksum(part) for part in file.parts], reports, problems, odd)
 
 
-def report_of(tensor: GGUFTensor, source: SourceTensor | None, widener: Widener, threads: int) -> TensorReport:
+def check_tensor(
+    tensor: GGUFTensor, source: SourceTensor | None, widener: RowDequantizer, threads: int
+) -> TensorReport:
     """Check a tensor, and compare it with the source's if there is one."""
     name, format, shape = tensor.name, tensor.format.name, tensor.shape
-    if not can_widen(tensor.format):
+    if not can_dequantize(tensor.format):
         return TensorReport(name, format, shape)
-    if source is not None and (source.shape != shape or not can_widen(source.format)):
+    if source is not None and (source.shape != shape or not can_dequantize(source.format)):
         if source.shape != shape:
             return TensorReport(name, format, shape, f"the shape {list(shape)}; the source has {list(source.shape)}")
         source = None
-    rows, step = row_count(shape), max(1, CHUNK // shape[-1])
+    rows, step = count_rows(shape), max(1, CHUNK_WEIGHTS // shape[-1])
     ranges = [(first, min(first + step, rows)) for first in range(0, rows, step)]
     try:
         with ThreadPoolExecutor(threads) as pool:
-            parts = list(pool.map(lambda place: part_of(tensor, source, widener, *place), ranges))
+            parts = list(pool.map(lambda place: check_rows(tensor, source, widener, *place), ranges))
     except ModelError as problem:
         return TensorReport(name, format, shape, str(problem).partition(": ")[2] or str(problem))
     groups = np.concatenate([part.groups for part in parts])
@@ -149,7 +151,7 @@ def report_of(tensor: GGUFTensor, source: SourceTensor | None, widener: Widener,
 
 
 @frozen
-class Part:
+class RowStatistics:
     """Sums over some rows.
 
     lost, whole: squared errors, and squared weights of the source. groups: mean squares. largest: the largest
@@ -162,56 +164,59 @@ class Part:
     largest: float
 
 
-def part_of(tensor: GGUFTensor, source_tensor: SourceTensor | None, widener: Widener, first: int, last: int) -> Part:
+def check_rows(
+    tensor: GGUFTensor, source_tensor: SourceTensor | None, widener: RowDequantizer, first: int, last: int
+) -> RowStatistics:
     """Compute the sums over rows of a tensor. Raises ModelError for a weight that is not finite."""
     columns = tensor.shape[-1]
-    weights = widener.widen(tensor.format, tensor.rows(first, last), columns).astype(np.float64)
+    weights = widener.dequantize(tensor.format, tensor.rows(first, last), columns).astype(np.float64)
     tensor.release_rows(first, last)
     if not np.isfinite(weights).all():
         row, column = np.argwhere(~np.isfinite(weights))[0]
         raise ModelError(f"{tensor.name}: the weight in row {first + row}, column {column} is {weights[row, column]}")
     squares = weights**2
-    each = GROUP if columns % GROUP == 0 else columns
+    each = GROUP_WEIGHTS if columns % GROUP_WEIGHTS == 0 else columns
     groups, error_square, square = squares.reshape(-1, each).mean(axis=1), 0.0, 0.0
     if source_tensor is not None:
-        source = widener.widen(source_tensor.format, source_tensor.rows(first, last), columns).astype(np.float64)
+        source = widener.dequantize(source_tensor.format, source_tensor.rows(first, last), columns).astype(np.float64)
         source_tensor.release_rows(first, last)
         error_square, square = float(((weights - source) ** 2).sum()), float((source**2).sum())
-    return Part(error_square, square, groups, float(np.abs(weights).max()))
+    return RowStatistics(error_square, square, groups, float(np.abs(weights).max()))
 
 
-def oddities(reports: Sequence[TensorReport], file: GGUFFile) -> list[str]:
+def describe_oddities(reports: Sequence[TensorReport], file: GGUFFile) -> list[str]:
     """Describe suspicious weights of tensors that can be read."""
     lines = []
     for report in reports:
         name, is_matrix = printable(report.name), len(report.shape) > 1
         if report.is_zero and is_matrix:
             lines.append(f"tensor {name}: all {prod(report.shape)} weights are zero")
-        if report.largest > LARGE:
+        if report.largest > MAX_WEIGHT:
             lines.append(f"tensor {name}: a weight of {report.largest:.3g}")
-        if is_matrix and report.spread > FAR:
+        if is_matrix and report.spread > MAX_SPREAD:
             lines.append(
-                f"tensor {name}: {GROUP} weights are {report.spread:.3g} times as large as others: a broken scale?"
+                f"tensor {name}: {GROUP_WEIGHTS} weights are {report.spread:.3g} times as large as others:"
+                " a broken scale?"
             )
-    lines += bad_errors(reports)
-    if (line := odd_type(file)) is not None:
+    lines += describe_large_errors(reports)
+    if (line := check_file_type(file)) is not None:
         lines.append(line)
     return lines
 
 
-def bad_errors(reports: Sequence[TensorReport]) -> Iterator[str]:
+def describe_large_errors(reports: Sequence[TensorReport]) -> Iterator[str]:
     """Describe tensors whose error is too large for their format."""
     compared = [report for report in reports if report.error is not None and len(report.shape) > 1]
     for report in compared:
         errors = [each.error for each in compared if each.format == report.format and each.error is not None]
         usual, error = float(np.median(errors)), report.error or 0.0
         limit = BY_NAME[report.format].limit
-        if error > limit or (len(errors) > 3 and error > WORSE * usual and error > limit / 3):
-            than = f"; {usual:.2g} is usual for {report.format} here" if error > WORSE * usual else ""
+        if error > limit or (len(errors) > 3 and error > MAX_ERROR_RATIO * usual and error > limit / 3):
+            than = f"; {usual:.2g} is usual for {report.format} here" if error > MAX_ERROR_RATIO * usual else ""
             yield f"tensor {printable(report.name)}: the error is {error:.2g} of the weights{than}"
 
 
-def odd_type(file: GGUFFile) -> str | None:
+def check_file_type(file: GGUFFile) -> str | None:
     """Return a warning if no tensor has the format of the file's type."""
     number = file.metadata.get("general.file_type")
     try:
@@ -224,14 +229,14 @@ def odd_type(file: GGUFFile) -> str | None:
     return f"general.file_type says {recipe.name}, but no matrix is in {recipe.base}"
 
 
-def differences(file: GGUFFile, against: dict[str, SourceTensor]) -> list[str]:
+def describe_differences(file: GGUFFile, against: dict[str, SourceTensor]) -> list[str]:
     """Describe tensors that only the file or only the source has, and scales that make both differ."""
     missing, extra = [name for name in against if name not in file.tensors], file.tensors.keys() - against.keys()
     lines = []
     if missing:
-        lines.append(f"the file has no {printable(missing[0])}{others(missing)}, which the source has")
+        lines.append(f"the file has no {printable(missing[0])}{format_others(missing)}, which the source has")
     if extra:
-        lines.append(f"the source has no {printable(min(extra))}{others(extra)}, which the file has")
+        lines.append(f"the source has no {printable(min(extra))}{format_others(extra)}, which the file has")
     if file.metadata.get(SCALED):
         lines.append(
             "scales were folded into tensors while calibrating: their weights differ, what they compute does not"
@@ -239,16 +244,16 @@ def differences(file: GGUFFile, against: dict[str, SourceTensor]) -> list[str]:
     return lines
 
 
-def others(names: Collection[str]) -> str:
+def format_others(names: Collection[str]) -> str:
     return f" and {len(names) - 1} more tensors" if len(names) > 1 else ""
 
 
-def checksum(path: str) -> FileChecksum:
-    size, sha256 = size_and_sha256(path)
+def compute_checksum(path: str) -> FileChecksum:
+    size, sha256 = compute_sha256(path)
     return {"path": path, "size": size, "sha256": sha256}
 
 
-def size_and_sha256(path: str) -> tuple[int, str]:
+def compute_sha256(path: str) -> tuple[int, str]:
     """Return a file's size in bytes and its SHA-256 in hexadecimal digits. Raises LocalllmError."""
     try:
         with open(path, "rb") as file:

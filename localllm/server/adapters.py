@@ -6,9 +6,9 @@ Source: https://github.com/ggml-org/llama.cpp/tree/master/tools/server
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localllm.engine.adapter_scales import without_zeros
+from localllm.engine.adapter_scales import trim_zeros
 from localllm.errors import UsageError
-from localllm.generation.adapters import scales_by_name
+from localllm.generation.adapters import order_scales
 from localllm.server import http
 from localllm.server.request_options import parse_lora
 from localllm.server.service import Service
@@ -23,7 +23,7 @@ async def list_adapters(service: Service, request: Request) -> Response:
             {"id": number, "name": adapter.name, "path": adapter.path, "scale": scales[number]}
             for number, adapter in enumerate(engine.adapters)
         ]
-    return http.json_response(adapters)
+    return http.make_json_response(adapters)
 
 
 async def set_scales(service: Service, request: Request) -> Response:
@@ -33,5 +33,5 @@ async def set_scales(service: Service, request: Request) -> Response:
         raise UsageError("the body must be an array of objects with id and scale")
     async with service.pool.use(request.query_params.get("model")) as worker:
         engine = worker.model.engine
-        engine.adapter_scales = without_zeros(scales_by_name(engine, scales))
-    return http.json_response({"success": True})
+        engine.adapter_scales = trim_zeros(order_scales(engine, scales))
+    return http.make_json_response({"success": True})

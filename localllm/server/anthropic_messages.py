@@ -18,17 +18,17 @@ from localllm.generation.reasoning import REASONING
 from localllm.generation.tools.tool_call_parser import CALL
 from localllm.server import http, request_options
 from localllm.server.attachments import IMAGE_TYPES, decode_text
-from localllm.server.content_blocks import CLOSE, OPEN, Block, Blocks, Change, collect_blocks
-from localllm.server.fields import Body, type_name
+from localllm.server.content_blocks import CLOSE, OPEN, Block, BlockChange, BlockList, collect_blocks
+from localllm.server.fields import Body, describe_type
 from localllm.server.messages import (
-    TEXTS,
+    TEXT_TYPES,
     name_tool_results,
     normalize_arguments,
     parse_content,
     parse_result,
     parse_text,
 )
-from localllm.server.openai_chat import extension_headers
+from localllm.server.openai_chat import make_extension_headers
 from localllm.server.service import GenerateRequest, ResponseStream, Service, Usage
 from localllm.text.messages import Message
 
@@ -37,18 +37,19 @@ if TYPE_CHECKING:
 
 # Lines that clients put first in a system message and change with every request: they would make the prefix cache
 # useless.
-CHANGING = ("x-anthropic-billing-header:",)
+VOLATILE_PREFIXES = ("x-anthropic-billing-header:",)
 IGNORED_FIELDS = ("metadata", "service_tier", "container", "inference_geo", "diagnostics", "cache_control", "speed",
                "user_profile_id", "workspace_id", "betas", "context_management")  # fmt: skip
 PING = http.format_event({"type": "ping"}, "ping")  # keep-alive during prefill
-THOUGHTS = ("thinking", "redacted_thinking")
+REASONING_TYPES = ("thinking", "redacted_thinking")
 TOOL_USE, TOOL_RESULT = "tool_use", "tool_result"  # suffixes of types: server_tool_use is a call, too
 ROLES = ("user", "assistant", "system")
 TEXT, LINE = {"type": "string"}, {"type": "integer", "minimum": 0}
 RANGE = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}
-EDITING = {"path": TEXT, "file_text": TEXT, "old_str": TEXT, "new_str": TEXT, "insert_line": LINE, "insert_text": TEXT,
+EDITOR_PROPERTIES = {"path": TEXT, "file_text": TEXT, "old_str": TEXT, "new_str": TEXT, "insert_line": LINE,
+"insert_text": TEXT,
            "view_range": RANGE}  # fmt: skip
-EDITS = ("view", "create", "str_replace", "insert")
+EDITOR_COMMANDS = ("view", "create", "str_replace", "insert")
 # By the prefix of the type, which a date follows.
 DESCRIPTIONS = {
     "bash_": "Run a command in a shell that keeps its state; restart begins a new one.",
@@ -59,10 +60,12 @@ DESCRIPTIONS = {
 }
 SCHEMAS: dict[str, dict[str, object]] = {
     "bash_": {"properties": {"command": TEXT, "restart": {"type": "boolean"}}},
-    "text_editor_": {"properties": {"command": {"enum": [*EDITS]}, **EDITING}, "required": ["command", "path"]},
+    "text_editor_": {"properties": {"command": {"enum": [*EDITOR_COMMANDS]}, **EDITOR_PROPERTIES},
+    "required": ["command", "path"]},
     "memory_": {
         "properties": {
-            "command": {"enum": [*EDITS, "delete", "rename"]}, **EDITING, "old_path": TEXT, "new_path": TEXT,
+            "command": {"enum": [*EDITOR_COMMANDS, "delete", "rename"]}, **EDITOR_PROPERTIES, "old_path": TEXT,
+            "new_path": TEXT,
         },
         "required": ["command"],
     },
@@ -76,7 +79,7 @@ async def create_message(service: Service, request: Request) -> Response:
     if body.get("max_tokens") is None:
         raise UsageError("max_tokens is missing")
     stream = await service.start(generate_request, request_options.parse_keep_alive(body))
-    headers = {"request-id": http.new_id("req_"), **extension_headers(body, stream)}
+    headers = {"request-id": http.generate_id("req_"), **make_extension_headers(body, stream)}
     if is_streaming:
         return http.EventStream(stream_events(stream, generate_request), service.limits, headers, stream.close, PING)
     return await http.respond_when_done(request, complete_response(stream, generate_request), headers, stream.close)
@@ -85,13 +88,13 @@ async def create_message(service: Service, request: Request) -> Response:
 async def count_tokens(service: Service, request: Request) -> Response:
     body = Body(await http.read_json(request, service.limits))
     count = await service.count(await asyncio.to_thread(parse_request, body, None))
-    return http.json_response({"input_tokens": count}, headers=extension_headers(body))
+    return http.make_json_response({"input_tokens": count}, headers=make_extension_headers(body))
 
 
 def parse_request(body: Body, max_tokens: int | None) -> GenerateRequest:
     for name in IGNORED_FIELDS:
         body.get(name)
-    stops = body.get_texts("stop_sequences")
+    stops = body.get_strings("stop_sequences")
     if len(stops) > request_options.MAX_STOPS:
         raise UsageError(f"stop_sequences must be at most {request_options.MAX_STOPS} strings, not {len(stops)}")
     think, budget = parse_thinking(body.get_object("thinking"))
@@ -101,15 +104,15 @@ def parse_request(body: Body, max_tokens: int | None) -> GenerateRequest:
         effort = output.get_choice("effort", tuple(request_options.EFFORTS))
         think = request_options.EFFORTS[effort] if effort and think == "auto" else think
         if format := output.get_object("format"):
-            from localllm.generation.constraints.constraint import constraint_of
+            from localllm.generation.constraints.constraint import make_constraint
 
-            constraint = constraint_of(format.get_mapping("schema"), **request_options.parse_json_options(body))
+            constraint = make_constraint(format.get_mapping("schema"), **request_options.parse_json_options(body))
     options = GenerationOptions(
         max_tokens, stops, request_options.parse_sampling(body), constraint=constraint, tools=parse_tools(body),
         think=think, think_budget=budget, ban=request_options.parse_banned(body),
     )  # fmt: skip
     system = parse_system(body.get("system"))
-    return GenerateRequest(body.get_text("model"), [system + parse_messages(body.require_list("messages"))], options)
+    return GenerateRequest(body.get_string("model"), [system + parse_messages(body.require_list("messages"))], options)
 
 
 def parse_thinking(thinking: Body | None) -> tuple[str, int | None]:
@@ -126,7 +129,7 @@ def parse_system(value: object) -> list[Message]:
     text = parse_text(value, "system")
     if text is None:
         return []
-    lines = [line for line in text.split("\n") if not line.startswith(CHANGING)]
+    lines = [line for line in text.split("\n") if not line.startswith(VOLATILE_PREFIXES)]
     return [{"role": "system", "content": "\n".join(lines)}]
 
 
@@ -137,9 +140,9 @@ def parse_tools(body: Body) -> "ToolUse | None":
     tool_list, choice = body.get_list("tools") or (), body.get_object("tool_choice")
     tools = list[Tool]()
     for number, tool in enumerate(Body.of(value, "tools") for value in tool_list):
-        if (kind := tool.get_text("type")) in (None, "custom"):
+        if (kind := tool.get_string("type")) in (None, "custom"):
             tools.append(parse_tool(tool))
-        elif client_tool := find_client_tool(kind, tool.require_text("name")):
+        elif client_tool := find_client_tool(kind, tool.require_string("name")):
             tools.append(client_tool)
         else:  # Anthropic's servers run it
             body.ignore(f"tools[{number}]:{kind}")
@@ -149,15 +152,15 @@ def parse_tools(body: Body) -> "ToolUse | None":
     if choice is None:
         return ToolUse(tools, **options)
     kind = choice.get_choice("type", ("auto", "any", "tool", "none")) or "auto"
-    tool_choice = choice.require_text("name") if kind == "tool" else {"any": "required"}.get(kind, kind)
+    tool_choice = choice.require_string("name") if kind == "tool" else {"any": "required"}.get(kind, kind)
     return ToolUse(tools, tool_choice, not choice.get_bool("disable_parallel_tool_use"), **options)
 
 
 def parse_tool(tool: Body) -> "Tool":
     from localllm.generation.tools.tool_grammar import NOTHING, Tool
 
-    schema, about = tool.get_mapping("input_schema"), tool.get_text("description") or ""
-    return Tool(tool.require_text("name"), about, dict(schema or NOTHING), tool.get_bool("strict"))
+    schema, about = tool.get_mapping("input_schema"), tool.get_string("description") or ""
+    return Tool(tool.require_string("name"), about, dict(schema or NOTHING), tool.get_bool("strict"))
 
 
 def find_client_tool(kind: str, name: str) -> "Tool | None":
@@ -172,7 +175,7 @@ async def complete_response(stream: ResponseStream, generate_request: GenerateRe
     blocks, reason = await collect_blocks(stream)
     stop, sequence = find_stop_reason(stream, generate_request, blocks, reason)
     return {
-        **response_head(stream),
+        **format_head(stream),
         "content": [
             format_block(block) for block in blocks.all if not block.is_truncated
         ],  # a truncated call has no valid input object
@@ -183,40 +186,40 @@ async def complete_response(stream: ResponseStream, generate_request: GenerateRe
 
 
 async def stream_events(stream: ResponseStream, generate_request: GenerateRequest) -> AsyncGenerator[bytes]:
-    blocks, reason = Blocks(), ""
+    blocks, reason = BlockList(), ""
     try:
-        yield typed_event({"type": "message_start", "message": {
-            **response_head(stream), "content": [], "stop_reason": None, "stop_sequence": None,
-            "usage": {**format_usage(stream.current_usage()), "output_tokens": 0}}})  # fmt: skip
+        yield format_typed_event({"type": "message_start", "message": {
+            **format_head(stream), "content": [], "stop_reason": None, "stop_sequence": None,
+            "usage": {**format_usage(stream.count_usage()), "output_tokens": 0}}})  # fmt: skip
         yield PING
         async for _, token_event in stream.events():
             for part in token_event.parts:
                 for change in blocks.take(part):
-                    yield typed_event(format_change(change))
+                    yield format_typed_event(format_change(change))
             reason = token_event.finish_reason or reason
         for change in blocks.end():
-            yield typed_event(format_change(change))
+            yield format_typed_event(format_change(change))
         stop, sequence = find_stop_reason(stream, generate_request, blocks, reason)
         usage = format_usage(stream.usage)
-        yield typed_event(
+        yield format_typed_event(
             {"type": "message_delta", "delta": {"stop_reason": stop, "stop_sequence": sequence}, "usage": usage}
         )
-        yield typed_event({"type": "message_stop"})
+        yield format_typed_event({"type": "message_stop"})
     except Exception as error:
-        yield typed_event(http.anthropic_error(error))
+        yield format_typed_event(http.format_anthropic_error(error))
     finally:
         await stream.close()
 
 
-def typed_event(value: dict[str, object]) -> bytes:
+def format_typed_event(value: dict[str, object]) -> bytes:
     return http.format_event(value, str(value["type"]))
 
 
-def response_head(stream: ResponseStream) -> dict[str, object]:
-    return {"id": http.new_id("msg_"), "type": "message", "role": "assistant", "model": stream.name}
+def format_head(stream: ResponseStream) -> dict[str, object]:
+    return {"id": http.generate_id("msg_"), "type": "message", "role": "assistant", "model": stream.name}
 
 
-def format_change(change: Change) -> dict[str, object]:
+def format_change(change: BlockChange) -> dict[str, object]:
     action, block, text = change
     if action == OPEN:
         return {"type": "content_block_start", "index": block.index, "content_block": format_block(block)}
@@ -240,7 +243,7 @@ def format_block(block: Block) -> dict[str, object]:
 
 
 def find_stop_reason(
-    stream: ResponseStream, generate_request: GenerateRequest, blocks: Blocks, reason: str
+    stream: ResponseStream, generate_request: GenerateRequest, blocks: BlockList, reason: str
 ) -> tuple[str, str | None]:
     """Return the stop reason, and the stop string if there is one."""
     stop_string = stream.stop_string()
@@ -274,7 +277,7 @@ def parse_messages(messages: Sequence[object]) -> list[Message]:
             raise UsageError(f"{name}.role must be user, assistant or system")
         content = "" if message.get("content") is None else message["content"]
         if not isinstance(content, str | list):
-            raise UsageError(f"{name}.content must be a string or an array of blocks, not {type_name(content)}")
+            raise UsageError(f"{name}.content must be a string or an array of blocks, not {describe_type(content)}")
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
         if not all(isinstance(block, dict) and isinstance(block.get("type"), str) for block in blocks):
             raise UsageError(f"{name}.content: a block must be an object with a type")
@@ -293,7 +296,7 @@ def parse_user_blocks(blocks: Sequence[Message], name: str, role: str) -> list[M
     parsed = [parse_tool_result(block, name) for block in results]
     if (other_blocks := [block for block in blocks if not block["type"].endswith(TOOL_RESULT)]) or not results:
         parse = parse_content if role == "user" else parse_text
-        parsed.append({"role": role, "content": parse(readable(other_blocks, name), name)})
+        parsed.append({"role": role, "content": parse(convert_blocks(other_blocks, name), name)})
     return parsed
 
 
@@ -305,18 +308,18 @@ def parse_assistant_blocks(blocks: Sequence[Message], name: str) -> list[Message
     parsed, part = list[Message](), list[Message]()
     for block in blocks:
         if block["type"].endswith(TOOL_RESULT):
-            parsed += [assistant_message(part, name)] if part else []
+            parsed += [parse_assistant_message(part, name)] if part else []
             parsed.append(parse_tool_result(block, name))
             part = []
         else:
             part.append(block)
-    return [*parsed, assistant_message(part, name)] if part or not parsed else parsed
+    return [*parsed, parse_assistant_message(part, name)] if part or not parsed else parsed
 
 
-def assistant_message(blocks: Sequence[Message], name: str) -> Message:
+def parse_assistant_message(blocks: Sequence[Message], name: str) -> Message:
     """Parse blocks without tool results into one message."""
-    texts = [block for block in blocks if block["type"] not in THOUGHTS and not block["type"].endswith(TOOL_USE)]
-    message: Message = {"role": "assistant", "content": parse_content(readable(texts, name), name) or ""}
+    texts = [block for block in blocks if block["type"] not in REASONING_TYPES and not block["type"].endswith(TOOL_USE)]
+    message: Message = {"role": "assistant", "content": parse_content(convert_blocks(texts, name), name) or ""}
     if reasoning := [str(block.get("thinking") or "") for block in blocks if block["type"] == "thinking"]:
         message["reasoning_content"] = "\n".join(reasoning)
     calls = []
@@ -333,13 +336,13 @@ def parse_tool_result(block: Mapping[str, object], name: str) -> Message:
     """Parse a tool result: a string, an array of blocks, or the single object of a tool on Anthropic's servers."""
     content = block.get("content")
     parts = [content] if isinstance(content, dict) else content
-    result = parse_result(readable(parts, name, is_result=True) if isinstance(parts, list) else parts, name)
+    result = parse_result(convert_blocks(parts, name, is_result=True) if isinstance(parts, list) else parts, name)
     if block.get("is_error"):
-        result = [text_part("Error:"), *result] if isinstance(result, list) else f"Error: {result}"
+        result = [make_text_part("Error:"), *result] if isinstance(result, list) else f"Error: {result}"
     return {"role": "tool", "tool_call_id": str(block.get("tool_use_id")), "content": result}
 
 
-def readable(blocks: Sequence[object], name: str, is_result: bool = False) -> list[object]:
+def convert_blocks(blocks: Sequence[object], name: str, is_result: bool = False) -> list[object]:
     """Convert blocks to parts of type text and image.
 
     is_result: convert blocks of unknown types to JSON text. Otherwise such blocks are left for parse_parts to check.
@@ -348,20 +351,20 @@ def readable(blocks: Sequence[object], name: str, is_result: bool = False) -> li
     parts = list[object]()
     for block in blocks:
         kind = block.get("type") if isinstance(block, Mapping) else None
-        if not isinstance(block, Mapping) or kind in TEXTS or kind in IMAGE_TYPES or not isinstance(kind, str):
+        if not isinstance(block, Mapping) or kind in TEXT_TYPES or kind in IMAGE_TYPES or not isinstance(kind, str):
             parts.append(block)
         elif kind == "document":
             parts += parse_document(Body(block, f"{name}: document"))
         elif kind == "search_result":
             head = [str(block[field]) for field in ("title", "source") if block.get(field)]
-            parts += [text_part("\n".join(head)), *readable(block.get("content") or (), name, is_result)]
+            parts += [make_text_part("\n".join(head)), *convert_blocks(block.get("content") or (), name, is_result)]
         elif kind == "tool_reference":
-            parts.append(text_part(str(block.get("tool_name"))))
+            parts.append(make_text_part(str(block.get("tool_name"))))
         elif kind == "compaction":
-            parts.append(text_part(str(block.get("content") or "")))
+            parts.append(make_text_part(str(block.get("content") or "")))
         elif is_result:
             fields = {key: value for key, value in block.items() if key != "type" and not key.startswith("encrypted_")}
-            parts.append(text_part(dumps(fields, ensure_ascii=False)))
+            parts.append(make_text_part(dumps(fields, ensure_ascii=False)))
         else:
             parts.append(block)
     return parts
@@ -370,21 +373,21 @@ def readable(blocks: Sequence[object], name: str, is_result: bool = False) -> li
 def parse_document(document: Body) -> list[object]:
     """Convert a document to parts: its title, its context and its text. Raises UsageError."""
     source = document.get_object("source") or Body({}, document.qualify("source"))
-    kind, media = source.get_text("type"), source.get_text("media_type") or "text/plain"
+    kind, media = source.get_string("type"), source.get_string("media_type") or "text/plain"
     if kind == "content":
         content = source.get("content")
         parts: list[object] = (
-            [text_part(content)] if isinstance(content, str) else [*(source.get_list("content") or ())]
+            [make_text_part(content)] if isinstance(content, str) else [*(source.get_list("content") or ())]
         )
     elif kind == "text":
-        parts = [text_part(source.require_text("data"))]
+        parts = [make_text_part(source.require_string("data"))]
     elif kind == "base64":
-        parts = [text_part(decode_text(source.require_text("data"), media, document.qualify("source")))]
+        parts = [make_text_part(decode_text(source.require_string("data"), media, document.qualify("source")))]
     else:
         raise UsageError(f"{source.qualify('type')}: {kind} is not supported; send the document's text")
-    head = [text for field in ("title", "context") if (text := document.get_text(field))]
-    return [*map(text_part, head), *parts]
+    head = [text for field in ("title", "context") if (text := document.get_string(field))]
+    return [*map(make_text_part, head), *parts]
 
 
-def text_part(text: str) -> dict[str, str]:
+def make_text_part(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}

@@ -20,12 +20,12 @@ from localllm.errors import LocalllmError
 from localllm.server import http, ollama_models
 from localllm.server.adapters import list_adapters, set_scales
 from localllm.server.anthropic_messages import count_tokens, create_message
-from localllm.server.embeddings import embeddings, rerank
-from localllm.server.guard import Guard, Rules
+from localllm.server.embeddings import create_embeddings, rerank
+from localllm.server.guard import AccessGuard, AccessRules
 from localllm.server.infill import infill
 from localllm.server.ollama_chat import chat, generate
-from localllm.server.openai_chat import chat_completions, list_models, retrieve_model
-from localllm.server.openai_completions import completions
+from localllm.server.openai_chat import create_chat_completion, list_models, retrieve_model
+from localllm.server.openai_completions import create_completion
 from localllm.server.openai_responses import create_response
 from localllm.server.page import list_sessions, read_session, serve_page, write_session
 from localllm.server.service import Service
@@ -37,17 +37,17 @@ _ID = re.compile(r"[\w.:+/=-]{1,128}", re.ASCII)
 MAX_PATH = 200  # characters of an address in a line
 ALIASES = {"/reranking": "/rerank", "/v1/reranking": "/v1/rerank", "/v2/rerank": "/v1/rerank"}
 PREFIX = "/v1"
-OUTER = ("/api", "/openai")  # prefixes of /v1 at other providers
+PROVIDER_PREFIXES = ("/api", "/openai")  # prefixes of /v1 at other providers
 Endpoint = Callable[[Service, Request], Awaitable[Response]]
 
 
-async def health(service: Service, request: Request) -> Response:
+async def report_health(service: Service, request: Request) -> Response:
     """Report that the server is up, and the number of running and waiting requests."""
     running, waiting = service.pool.count_requests()
-    return http.json_response({"status": "ok", "running": running, "waiting": waiting})
+    return http.make_json_response({"status": "ok", "running": running, "waiting": waiting})
 
 
-async def props(service: Service, request: Request) -> Response:
+async def report_props(service: Service, request: Request) -> Response:
     """Describe each model; only open models have details."""
     service.pool.refresh()
     descriptions = []
@@ -62,30 +62,30 @@ async def props(service: Service, request: Request) -> Response:
             }  # fmt: skip
         descriptions.append(facts)
     first = next(iter(service.pool.entries.values())).model
-    return http.json_response({"models": descriptions, "n_ctx": first and first.context})
+    return http.make_json_response({"models": descriptions, "n_ctx": first and first.context})
 
 
-async def metrics(service: Service, request: Request) -> Response:
+async def report_metrics(service: Service, request: Request) -> Response:
     running, waiting = service.pool.count_requests()
     text = service.metrics.text(running, waiting, await service.pool.measure_memory())
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-REFUSED = (("POST", "push"), ("POST", "create"), ("POST", "copy"), ("DELETE", "delete"))  # Ollama's
-ADDRESSES: tuple[tuple[str, str, Endpoint], ...] = (
+UNSUPPORTED_CHANGES = (("POST", "push"), ("POST", "create"), ("POST", "copy"), ("DELETE", "delete"))  # Ollama's
+ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("GET", "/", serve_page),
     ("GET", "/sessions", list_sessions),
     ("GET", "/sessions/{name}", read_session),
     ("PUT", "/sessions/{name}", write_session),
-    ("GET", "/health", health),
-    ("GET", "/props", props),
-    ("GET", "/metrics", metrics),
+    ("GET", "/health", report_health),
+    ("GET", "/props", report_props),
+    ("GET", "/metrics", report_metrics),
     ("GET", "/v1/models", list_models),
     ("GET", "/v1/models/{name:path}", retrieve_model),
-    ("POST", "/v1/chat/completions", chat_completions),
-    ("POST", "/v1/completions", completions),
+    ("POST", "/v1/chat/completions", create_chat_completion),
+    ("POST", "/v1/completions", create_completion),
     ("POST", "/v1/responses", create_response),
-    ("POST", "/v1/embeddings", embeddings),
+    ("POST", "/v1/embeddings", create_embeddings),
     ("POST", "/v1/rerank", rerank),
     ("POST", "/v1/messages", create_message),
     ("POST", "/v1/messages/count_tokens", count_tokens),
@@ -102,39 +102,39 @@ ADDRESSES: tuple[tuple[str, str, Endpoint], ...] = (
     ("GET", "/api/tags", ollama_models.list_tags),
     ("POST", "/api/show", ollama_models.show_model),
     ("GET", "/api/ps", ollama_models.list_running),
-    ("GET", "/api/version", ollama_models.version),
+    ("GET", "/api/version", ollama_models.report_version),
     ("POST", "/api/pull", ollama_models.pull_model),
-    *((method, f"/api/{name}", ollama_models.refuse_change) for method, name in REFUSED),
+    *((method, f"/api/{name}", ollama_models.refuse_change) for method, name in UNSUPPORTED_CHANGES),
 )
-PATHS = tuple(dict.fromkeys(path for _, path, _ in ADDRESSES))
+PATHS = tuple(dict.fromkeys(path for _, path, _ in ROUTES))
 
 
-def application(service: Service, rules: Rules, log: Callable[[str], None] | None = None) -> ASGIApp:
+def create_application(service: Service, rules: AccessRules, log: Callable[[str], None] | None = None) -> ASGIApp:
     """Build the ASGI application.
 
     log: called with one line for each request; None: no log.
     """
     routes = [
         Route(path, partial(call_endpoint, service, path, endpoint), methods=[method])
-        for method, path, endpoint in ADDRESSES
+        for method, path, endpoint in ROUTES
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: partial(respond_not_found, service)})
     app.router.redirect_slashes = False
-    return AccessLog(Guard(app, rules, lambda path: normalize_path(path, PATHS)), log)
+    return AccessLog(AccessGuard(app, rules, lambda path: normalize_path(path, PATHS)), log)
 
 
 async def call_endpoint(service: Service, path: str, endpoint: Endpoint, request: Request) -> Response:
     try:
         response = await endpoint(service, request)
     except LocalllmError as error:
-        response = http.error_response(error, http.error_format_of(path))
+        response = http.make_error_response(error, http.select_error_format(path))
     except http.ClientDisconnectedError:
         service.metrics.responses[path, 499] += 1
         raise
     except asyncio.CancelledError:  # by the listener at shutdown
-        response = http.error_response(StoppedError(STOPPING), http.error_format_of(path))
+        response = http.make_error_response(StoppedError(STOPPING), http.select_error_format(path))
     except Exception as error:
-        response = http.error_response(error, http.error_format_of(path))
+        response = http.make_error_response(error, http.select_error_format(path))
     service.metrics.responses[path, response.status_code] += 1
     return response
 
@@ -142,12 +142,12 @@ async def call_endpoint(service: Service, path: str, endpoint: Endpoint, request
 async def respond_not_found(service: Service, request: Request, error: Exception) -> Response:
     status, path = error.status_code if isinstance(error, HTTPException) else 500, request.url.path
     service.metrics.responses["other", status] += 1
-    methods = ", ".join(method for method, route, _ in ADDRESSES if matches_route(path, route))
+    methods = ", ".join(method for method, route, _ in ROUTES if matches_route(path, route))
     error = {
         404: http.RejectedRequestError(404, describe_unknown(path, PATHS), "unknown_url"),
         405: http.RejectedRequestError(405, f"method not allowed for this path; use {methods}", "method_not_supported"),
     }.get(status) or http.RejectedRequestError(status, "the request was rejected")
-    response = http.error_response(error, http.error_format_of(path))
+    response = http.make_error_response(error, http.select_error_format(path))
     if status == 405:
         response.headers["Allow"] = methods
     return response
@@ -208,7 +208,7 @@ def normalize_path(path: str, routes: Collection[str]) -> str:
     routes: the app's routes; {name} or {name:path} is a parameter.
     """
     path = re.sub("/{2,}", "/", path)
-    path = re.sub(rf"^(?:{'|'.join(OUTER)})+(?={PREFIX}(/|$))", "", path)
+    path = re.sub(rf"^(?:{'|'.join(PROVIDER_PREFIXES)})+(?={PREFIX}(/|$))", "", path)
     path = re.sub(rf"^(?:{PREFIX})+(?={PREFIX}(/|$))", "", path).rstrip("/") or "/"
     path = ALIASES.get(path, path)
     for candidate in (path, PREFIX + path, path.removeprefix(PREFIX)):

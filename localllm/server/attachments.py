@@ -11,7 +11,7 @@ from urllib.request import url2pathname
 
 from localllm.errors import UsageError
 from localllm.images.data_urls import decode_base64, is_bare_base64, is_data_url
-from localllm.images.parts import images_of
+from localllm.images.parts import list_image_parts
 from localllm.server.fields import Body
 from localllm.text.messages import Message
 
@@ -24,21 +24,21 @@ FILE_TYPES = ("file", "input_file")  # types of parts: Chat Completions, Respons
 TEXT_TYPES = ("text/", "application/json", "application/xml", "application/x-")  # prefixes
 
 
-def image_part(part: Mapping[str, object], name: str) -> dict[str, str]:
+def convert_image_part(part: Mapping[str, object], name: str) -> dict[str, str]:
     """Convert a part of one of IMAGE_TYPES to {"type": "image_url", "image_url": URL}. Raises UsageError."""
     body = Body(part, name)
     source = body.get_object("source")
     if body.get("file_id") or (source and source.get("file_id")):
         raise UsageError(f"{name}: file_id is not supported; send the image as data:image/...;base64,...")
     if source and source.get_choice("type", ("base64", "url")) == "base64":
-        data = source.require_text("data")
-        url = data if is_data_url(data) else f"data:{source.get_text('media_type') or 'image/png'};base64,{data}"
+        data = source.require_string("data")
+        url = data if is_data_url(data) else f"data:{source.get_string('media_type') or 'image/png'};base64,{data}"
     elif source:
-        url = source.require_text("url")
+        url = source.require_string("url")
     elif isinstance(inner := part.get("image_url"), dict):
-        url = Body(inner, f"{name}.image_url").require_text("url")
+        url = Body(inner, f"{name}.image_url").require_string("url")
     else:
-        url = body.require_text("image_url")
+        url = body.require_string("image_url")
     return {"type": "image_url", "image_url": url}
 
 
@@ -47,11 +47,11 @@ def resolve_images(messages: Sequence[Message], folders: Sequence[str]) -> list[
 
     Raises UsageError for files outside the folders, for other URLs, and for more than MAX_IMAGES images.
     """
-    if (count := sum(len(images_of(message)) for message in messages)) > MAX_IMAGES:
+    if (count := sum(len(list_image_parts(message)) for message in messages)) > MAX_IMAGES:
         raise UsageError(f"too many images: {count}, but at most {MAX_IMAGES} are allowed per request")
     return [
         {**message, "content": [_resolve_part(part, folders) for part in message["content"]]}
-        if images_of(message)
+        if list_image_parts(message)
         else message
         for message in messages
     ]
@@ -85,17 +85,17 @@ def resolve_file(url_path: str, folders: Sequence[str]) -> str:
     )
 
 
-def file_part(part: Mapping[str, object], name: str) -> dict[str, str]:
+def convert_file_part(part: Mapping[str, object], name: str) -> dict[str, str]:
     """Convert a part of FILE_TYPES to a text part that begins with the file's name. Raises UsageError."""
     outer = Body(part, name)
     file = outer.get_object("file") or outer
-    url = file.get_text("file_data")
+    url = file.get_string("file_data")
     if url is None:
         raise UsageError(f"{name}: files are not stored or fetched; send the text, or file_data with a text file")
     head, _, data = url.rpartition(",")
     media = head.strip().lower().removeprefix("data:").partition(";")[0]
     text = decode_text(data, media or "text/plain", name)
-    title = file.get_text("filename")
+    title = file.get_string("filename")
     return {"type": "text", "text": f"{title}\n{text}" if title else text}
 
 

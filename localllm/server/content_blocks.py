@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from localllm.generation.reasoning import TextPart
-from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL, ToolCall, call_id
+from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL, ToolCall, generate_call_id
 from localllm.server.service import ResponseStream
 
 OPEN, DELTA, CLOSE = "open", "delta", "close"
@@ -22,7 +22,7 @@ class Block:
     kind: str
     index: int
     name: str = ""
-    id: str = field(default_factory=call_id)
+    id: str = field(default_factory=generate_call_id)
     chunks: list[str] = field(default_factory=list)
 
     @property
@@ -36,7 +36,7 @@ class Block:
         return self.kind == CALL and ToolCall(self.name, self.chunks).arguments is None
 
 
-class Change(NamedTuple):
+class BlockChange(NamedTuple):
     """A change of one block: it opens, grows, or closes."""
 
     action: str
@@ -44,36 +44,36 @@ class Change(NamedTuple):
     text: str = ""
 
 
-class Blocks:
+class BlockList:
     def __init__(self) -> None:
         self.all = list[Block]()
         self._is_open = False
 
-    def take(self, part: TextPart) -> Iterator[Change]:
+    def take(self, part: TextPart) -> Iterator[BlockChange]:
         """Append a segment of the answer; yield the resulting changes."""
         kind = CALL if part.kind == ARGUMENTS else part.kind
         if not self._is_open or part.kind == CALL or self.all[-1].kind != kind:
             yield from self.end()
             self._is_open = True
             self.all.append(Block(kind, len(self.all), part.text if kind == CALL else ""))
-            yield Change(OPEN, self.all[-1])
+            yield BlockChange(OPEN, self.all[-1])
         if part.kind != CALL:
             self.all[-1].chunks.append(part.text)
-            yield Change(DELTA, self.all[-1], part.text)
+            yield BlockChange(DELTA, self.all[-1], part.text)
 
-    def end(self) -> Iterator[Change]:
+    def end(self) -> Iterator[BlockChange]:
         if self._is_open:
             self._is_open = False
-            yield Change(CLOSE, self.all[-1])
+            yield BlockChange(CLOSE, self.all[-1])
 
     @property
     def has_calls(self) -> bool:
         return any(block.kind == CALL for block in self.all)
 
 
-async def collect_blocks(stream: ResponseStream) -> tuple[Blocks, str]:
+async def collect_blocks(stream: ResponseStream) -> tuple[BlockList, str]:
     """Wait for the complete response, close it, and return its blocks and finish reason."""
-    blocks, reason = Blocks(), ""
+    blocks, reason = BlockList(), ""
     try:
         async for _, token_event in stream.events():
             for part in token_event.parts:

@@ -14,8 +14,8 @@ from starlette.responses import Response
 
 from localllm.errors import ContextError, UsageError
 from localllm.server.fields import Body
-from localllm.server.http import json_response, new_id, read_json, run_until_disconnect
-from localllm.server.openai_chat import extension_headers
+from localllm.server.http import generate_id, make_json_response, read_json, run_until_disconnect
+from localllm.server.openai_chat import make_extension_headers
 from localllm.server.request_options import IGNORED_FIELDS, parse_keep_alive
 from localllm.server.service import Service
 from localllm.server.tokens import require_token_ids
@@ -27,15 +27,15 @@ T = TypeVar("T")
 _COMPUTE_LOCK = threading.Lock()  # one request at a time: each uses all cores
 
 
-async def embeddings(service: Service, request: Request) -> Response:
+async def create_embeddings(service: Service, request: Request) -> Response:
     body = Body(await read_json(request, service.limits))
-    texts, dims, role = parse_inputs(body.get("input")), body.get_int("dimensions", 1), body.get_text("role")
+    texts, dims, role = parse_inputs(body.get("input")), body.get_int("dimensions", 1), body.get_string("role")
     limit = body.get_int("truncate_prompt_tokens", -1)  # vLLM's; -1: as many as the model reads
     overflow, limit = ("cut" if body.get_bool("truncate") or limit else "refuse"), None if limit == -1 else limit
     is_base64 = body.get_choice("encoding_format", ("float", "base64")) == "base64"
     for name in IGNORED_FIELDS:
         body.get(name)
-    model = body.get_text("model")
+    model = body.get_string("model")
     use = service.pool.use(model, parse_keep_alive(body))
     vectors, count = await embed_texts(use, request, texts, overflow=overflow, dims=dims, role=role, token_limit=limit)
     shown = [
@@ -44,7 +44,7 @@ async def embeddings(service: Service, request: Request) -> Response:
     data = [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(shown)]
     usage = {"prompt_tokens": count, "total_tokens": count}
     answer = {"object": "list", "data": data, "model": service.pool.resolve(model).name, "usage": usage}
-    return json_response(answer, headers=extension_headers(body))
+    return make_json_response(answer, headers=make_extension_headers(body))
 
 
 async def embed_texts(
@@ -77,8 +77,8 @@ async def embed_texts(
 async def rerank(service: Service, request: Request) -> Response:
     """Sort documents by relevance to a query, best first."""
     body = Body(await read_json(request, service.limits))
-    query, documents = body.require_text("query"), body.get_list("texts") or body.require_list("documents")
-    texts = parse_texts(
+    query, documents = body.require_string("query"), body.get_list("texts") or body.require_list("documents")
+    texts = parse_strings(
         [document.get("text") if isinstance(document, dict) else document for document in documents], "documents"
     )
     top = body.get_int("top_n", 1) or body.get_int("top_k", 1)
@@ -86,8 +86,8 @@ async def rerank(service: Service, request: Request) -> Response:
     truncate = body.get_bool("truncate")
     for name in IGNORED_FIELDS:
         body.get(name)
-    async with service.pool.use(body.get_text("model"), parse_keep_alive(body)) as worker:
-        model, name = worker.model, service.pool.resolve(body.get_text("model")).name
+    async with service.pool.use(body.get_string("model"), parse_keep_alive(body)) as worker:
+        model, name = worker.model, service.pool.resolve(body.get_string("model")).name
         scores = await run_until_disconnect(
             request.receive, run_exclusively(lambda: model.rerank(query, texts, truncate), "documents")
         )
@@ -100,8 +100,8 @@ async def rerank(service: Service, request: Request) -> Response:
         for index in order
     ]
     usage = {"prompt_tokens": count, "total_tokens": count}
-    answer = {"id": new_id("rerank-"), "object": "list", "model": name, "results": results, "usage": usage}
-    return json_response(answer, headers=extension_headers(body))
+    answer = {"id": generate_id("rerank-"), "object": "list", "model": name, "results": results, "usage": usage}
+    return make_json_response(answer, headers=make_extension_headers(body))
 
 
 async def run_exclusively(work: Callable[[], T], field: str) -> T:
@@ -123,7 +123,7 @@ async def run_exclusively(work: Callable[[], T], field: str) -> T:
     return await asyncio.to_thread(locked_work)
 
 
-def parse_texts(value: object, name: str) -> list[str]:
+def parse_strings(value: object, name: str) -> list[str]:
     texts = [value] if isinstance(value, str) else value
     if isinstance(texts, list) and not texts:
         raise UsageError(f"{name} must not be empty")
@@ -137,7 +137,7 @@ def parse_texts(value: object, name: str) -> list[str]:
 def parse_inputs(value: object) -> list[str] | list[list[int]]:
     """Parse a string, an array of token ids, or an array of either. Raises UsageError."""
     if not isinstance(value, list) or not value or not all(isinstance(item, int | list) for item in value):
-        return parse_texts(value, "input")
+        return parse_strings(value, "input")
     lists = value if isinstance(value[0], list) else [value]
     if not all(isinstance(ids, list) and ids for ids in lists):
         raise UsageError("input must be a string, an array of token ids, or an array of these")

@@ -25,7 +25,7 @@ class Body:
     @classmethod
     def of(cls, value: object, name: str) -> "Body":
         if not isinstance(value, Mapping):
-            raise UsageError(f"{name} must be an object, not {type_name(value)}")
+            raise UsageError(f"{name} must be an object, not {describe_type(value)}")
         return cls(value, name)
 
     def qualify(self, field: str) -> str:
@@ -41,13 +41,13 @@ class Body:
             isinstance(value, (kind, *other_kinds)) and not (isinstance(value, bool) and kind is not bool)
         ):
             return cast(T | None, value)
-        raise UsageError(f"{self.qualify(field)} must be {expected}, not {type_name(value)}")
+        raise UsageError(f"{self.qualify(field)} must be {expected}, not {describe_type(value)}")
 
-    def get_text(self, field: str) -> str | None:
+    def get_string(self, field: str) -> str | None:
         return self._get_typed(field, str, "a string")
 
-    def require_text(self, field: str) -> str:
-        return require(self.get_text(field), self.qualify(field))
+    def require_string(self, field: str) -> str:
+        return require_present(self.get_string(field), self.qualify(field))
 
     def get_bool(self, field: str) -> bool:
         return bool(self._get_typed(field, bool, "a boolean"))
@@ -76,7 +76,7 @@ class Body:
         return self._get_typed(field, list, "an array", tuple)
 
     def require_list(self, field: str) -> Sequence[object]:
-        return require(self.get_list(field), self.qualify(field))
+        return require_present(self.get_list(field), self.qualify(field))
 
     def get_object(self, field: str) -> "Body | None":
         value = self.get_mapping(field)
@@ -86,12 +86,12 @@ class Body:
         return self._get_typed(field, Mapping, "an object")  # type: ignore[type-abstract]
 
     def get_choice(self, field: str, choices: Sequence[str]) -> str | None:
-        value = self.get_text(field)
+        value = self.get_string(field)
         if value is not None and value not in choices:
             raise UsageError(f"{self.qualify(field)} must be {' or '.join(choices)}, not {value[:60]!r}")
         return value
 
-    def get_texts(self, field: str) -> tuple[str, ...]:
+    def get_strings(self, field: str) -> tuple[str, ...]:
         value = self.get(field)
         values = [value] if isinstance(value, str) else [] if value is None else value
         if not isinstance(values, list | tuple) or not all(isinstance(item, str | None) for item in values):
@@ -112,13 +112,13 @@ class Body:
         return [*(field for field in self._value if field not in self._read_names), *self._ignored]
 
 
-def require(value: T | None, name: str) -> T:
+def require_present(value: T | None, name: str) -> T:
     if value is None:
         raise UsageError(f"{name} is missing")
     return value
 
 
-def type_name(value: object) -> str:
+def describe_type(value: object) -> str:
     """Return a value's JSON type with its article, such as "a string"."""
     names = {
         str: "a string", bool: "a boolean", int: "an integer", float: "a number", list: "an array", dict: "an object",

@@ -15,11 +15,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
-from localllm.server.http import ClientDisconnectedError, RejectedRequestError, error_format_of, error_response
+from localllm.server.http import ClientDisconnectedError, RejectedRequestError, make_error_response, select_error_format
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 OPEN_PATHS = ("/", "/health")  # paths that need no key
-OWN_PATHS = "/sessions"  # not for pages of other sites, even allowed ones
+SAME_ORIGIN_PATHS = "/sessions"  # not for pages of other sites, even allowed ones
 _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
 _HEADER = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,80}")
 _ORIGIN = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>\[[0-9a-f:.]+\]|[^/?#@:*\s]+)(?::(?P<port>\d{1,5}))?/?")
@@ -38,7 +38,7 @@ HEADERS = {
 
 
 @frozen
-class Rules:
+class AccessRules:
     """Access rules of the server.
 
     Attributes:
@@ -67,10 +67,10 @@ class Rules:
         origin = headers.get("origin")
         server_origin = f"{scheme}://{headers['host']}"
         if origin is not None and origin != server_origin:
-            if path.startswith(OWN_PATHS):
+            if path.startswith(SAME_ORIGIN_PATHS):
                 raise RejectedRequestError(403, "saved conversations are available to this server's own page only")
             if origin not in self.origins:
-                raise RejectedRequestError(403, refuse_origin(origin))
+                raise RejectedRequestError(403, describe_rejected_origin(origin))
         if self.keys and path not in OPEN_PATHS and method != "OPTIONS" and not self.has_key(headers):
             raise RejectedRequestError(
                 401, "the API key is missing or wrong; send it as Authorization: Bearer KEY or x-api-key: KEY"
@@ -86,10 +86,10 @@ class Rules:
         return any(results)
 
 
-class Guard:
+class AccessGuard:
     """ASGI middleware that applies the access rules, adds security headers, and handles disconnects."""
 
-    def __init__(self, app: ASGIApp, rules: Rules, canonical: Callable[[str], str]):
+    def __init__(self, app: ASGIApp, rules: AccessRules, canonical: Callable[[str], str]):
         """Wrap an app.
 
         canonical: normalizes a path before the rules and the app see it.
@@ -103,7 +103,7 @@ class Guard:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
         origin = headers.get("origin", "")
         requested = headers.get("access-control-request-headers", "")
-        shared = self._cors_headers(origin, requested) if origin in self._rules.origins else {}
+        shared = self._make_cors_headers(origin, requested) if origin in self._rules.origins else {}
         own_headers = {"Date": formatdate(usegmt=True)} | HEADERS | shared
 
         async def send_with_headers(message: Message) -> None:
@@ -120,7 +120,7 @@ class Guard:
                 scope["method"], scope["path"], headers, address.removeprefix("::ffff:"), scope.get("scheme", "http")
             )
         except RejectedRequestError as error:
-            await error_response(error, error_format_of(scope["path"]))(scope, receive, send_with_headers)
+            await make_error_response(error, select_error_format(scope["path"]))(scope, receive, send_with_headers)
             return
         if scope["method"] == "OPTIONS":
             await Response(status_code=204)(scope, receive, send_with_headers)
@@ -130,7 +130,7 @@ class Guard:
         except ClientDisconnectedError:
             return
 
-    def _cors_headers(self, origin: str, requested: str) -> dict[str, str]:
+    def _make_cors_headers(self, origin: str, requested: str) -> dict[str, str]:
         """Return the CORS headers for an allowed site.
 
         requested: the request headers of the page. The official JavaScript clients send many of their own
@@ -150,7 +150,7 @@ class Guard:
         }
 
 
-def refuse_origin(origin: str) -> str:
+def describe_rejected_origin(origin: str) -> str:
     """Return the error message for a page of a disallowed site, with the option that allows it."""
     try:
         allowed = normalize_origin(origin[:100])

@@ -21,7 +21,7 @@ from localllm.server.worker import StoppedError
 
 T = TypeVar("T")
 Lines = AsyncIterator[bytes]
-Closing = Callable[[], Awaitable[None]]
+CloseCallback = Callable[[], Awaitable[None]]
 _FIELD = re.compile(r"([a-z_]+[\w.\[\]]*) (?:must|is missing|is not)")  # the beginning of a message about a field
 KEEP_ALIVE_SECONDS = 10.0  # seconds without an event after which a keep-alive line is sent
 COMMENT = b": still here\n"  # no empty line, which would end an event: simple clients would count one
@@ -81,7 +81,7 @@ class ClientDisconnectedError(Exception):
     """Raised when the client disconnects."""
 
 
-def status_of(error: BaseException) -> int:
+def get_status(error: BaseException) -> int:
     if isinstance(error, RejectedRequestError | CodingError):
         return error.status
     kinds: tuple[tuple[type[BaseException], int], ...] = (
@@ -91,13 +91,13 @@ def status_of(error: BaseException) -> int:
     return next((status for kind, status in kinds if isinstance(error, kind)), 500)
 
 
-def openai_error(error: BaseException) -> dict[str, object]:
-    return {"error": error_fields(error)}
+def format_openai_error(error: BaseException) -> dict[str, object]:
+    return {"error": format_error_fields(error)}
 
 
-def error_fields(error: BaseException) -> dict[str, str | None]:
+def format_error_fields(error: BaseException) -> dict[str, str | None]:
     """Return the fields of OpenAI's error object. Source: https://platform.openai.com/docs/guides/error-codes."""
-    status = status_of(error)
+    status = get_status(error)
     kind = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 503: "overloaded_error"}
     code = {401: "invalid_api_key", 404: "model_not_found", 503: "overloaded"}.get(status)
     if isinstance(error, RejectedRequestError) and error.code:
@@ -107,38 +107,38 @@ def error_fields(error: BaseException) -> dict[str, str | None]:
     usual = "invalid_request_error" if status < 500 else "server_error"
     match = _FIELD.match(str(error)) if isinstance(error, UsageError) else None
     param = match[1] if match else None
-    return {"message": public_message(error), "type": kind.get(status, usual), "param": param, "code": code}
+    return {"message": get_public_message(error), "type": kind.get(status, usual), "param": param, "code": code}
 
 
-def anthropic_error(error: BaseException) -> dict[str, object]:
+def format_anthropic_error(error: BaseException) -> dict[str, object]:
     """Format an error for Anthropic's clients. Source: https://docs.anthropic.com/en/api/errors."""
-    status = status_of(error)
+    status = get_status(error)
     kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
              503: "overloaded_error"}  # fmt: skip
     usual = "invalid_request_error" if status < 500 else "api_error"
-    return {"type": "error", "error": {"type": kinds.get(status, usual), "message": public_message(error)}}
+    return {"type": "error", "error": {"type": kinds.get(status, usual), "message": get_public_message(error)}}
 
 
-def public_message(error: BaseException) -> str:
+def get_public_message(error: BaseException) -> str:
     """Return an error's message; for an unexpected error, only its type."""
     return str(error) if isinstance(error, LocalllmError) else f"internal error: {type(error).__name__}"
 
 
-def ollama_error(error: BaseException) -> dict[str, object]:
+def format_ollama_error(error: BaseException) -> dict[str, object]:
     """Format an error for Ollama's clients. Source: https://github.com/ollama/ollama/blob/main/docs/api.md."""
-    return {"error": public_message(error)}
+    return {"error": get_public_message(error)}
 
 
 ErrorFormat = Callable[[BaseException], dict[str, object]]
 
 
-def error_format_of(path: str) -> ErrorFormat:
+def select_error_format(path: str) -> ErrorFormat:
     if path.startswith("/v1/messages"):
-        return anthropic_error
-    return ollama_error if path.startswith("/api/") else openai_error
+        return format_anthropic_error
+    return format_ollama_error if path.startswith("/api/") else format_openai_error
 
 
-def json_response(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def make_json_response(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(encode_json(value), status, headers, JSON)
 
 
@@ -147,9 +147,9 @@ def encode_json(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
 
 
-def error_response(error: BaseException, error_format: ErrorFormat) -> Response:
-    headers = {"Retry-After": "5"} if status_of(error) == 503 else None
-    return json_response(error_format(error), status_of(error), headers)
+def make_error_response(error: BaseException, error_format: ErrorFormat) -> Response:
+    headers = {"Retry-After": "5"} if get_status(error) == 503 else None
+    return make_json_response(error_format(error), get_status(error), headers)
 
 
 async def read_json(request: Request, limits: Limits, any_type: bool = False) -> dict[str, object]:
@@ -189,25 +189,25 @@ async def read_value(request: Request, limits: Limits, any_type: bool = False) -
                     raise RejectedRequestError(413, f"the body is larger than the limit of {limits.body} bytes")
     except TimeoutError:
         raise RejectedRequestError(408, f"the body did not arrive within {limits.seconds:g} seconds") from None
-    decoded = await asyncio.to_thread(decode, bytes(body), codings, limits.body) if codings else bytes(body)
+    decoded = await asyncio.to_thread(decode_body, bytes(body), codings, limits.body) if codings else bytes(body)
     return parse_json(decoded, limits.depth)
 
 
 def parse_json(body: bytes, depth: int) -> object:
     """Parse JSON of limited depth. Raises RejectedRequestError."""
-    if nesting_depth(body) > depth:
+    if measure_depth(body) > depth:
         raise RejectedRequestError(400, f"the body is nested deeper than {depth} levels")
     try:
-        return json.loads(body, parse_constant=_no_number)
+        return json.loads(body, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
         raise RejectedRequestError(400, f"the body is not valid JSON: {str(error)[:100]}") from None
 
 
-def _no_number(name: str) -> float:
+def _reject_constant(name: str) -> float:
     raise ValueError(f"{name} is not allowed in JSON")
 
 
-def nesting_depth(body: bytes) -> int:
+def measure_depth(body: bytes) -> int:
     deepest = depth = 0
     for byte in _BRACKETS.sub(b"", _TEXT.sub(b"", body)):
         depth += 1 if byte in b"[{" else -1
@@ -230,7 +230,7 @@ class EventStream(Response):
         chunks: Lines,
         limits: Limits,
         headers: dict[str, str],
-        close: Closing | None = None,
+        close: CloseCallback | None = None,
         keep_alive: bytes = COMMENT,
     ):
         """Stream the chunks.
@@ -257,7 +257,7 @@ class EventStream(Response):
             while True:
                 done, _ = await asyncio.wait([pending], timeout=KEEP_ALIVE_SECONDS)
                 chunk = pending.result() if done else self._keep_alive
-                await self._send_in_time(send(body(chunk or b"", chunk is not None)))
+                await self._send_in_time(send(make_body_message(chunk or b"", chunk is not None)))
                 if chunk is None:
                     return
                 if done:
@@ -276,20 +276,20 @@ class EventStream(Response):
 class JsonLines(EventStream):
     media_type = "application/x-ndjson"
 
-    def __init__(self, chunks: Lines, limits: Limits, headers: dict[str, str], close: Closing | None = None):
+    def __init__(self, chunks: Lines, limits: Limits, headers: dict[str, str], close: CloseCallback | None = None):
         super().__init__(chunks, limits, headers, close, keep_alive=b"")
 
 
-def body(chunk: bytes, has_more: bool) -> dict[str, object]:
+def make_body_message(chunk: bytes, has_more: bool) -> dict[str, object]:
     return {"type": "http.response.body", "body": chunk, "more_body": has_more}
 
 
 async def respond_when_done(
-    request: Request, work: Awaitable[object], headers: dict[str, str], close: Closing
+    request: Request, work: Awaitable[object], headers: dict[str, str], close: CloseCallback
 ) -> Response:
     """Await `work` and return its result as a JSON response. Raises ClientDisconnectedError."""
     try:
-        return json_response(await run_until_disconnect(request.receive, work), headers=headers)
+        return make_json_response(await run_until_disconnect(request.receive, work), headers=headers)
     finally:
         await close()
 
@@ -314,7 +314,7 @@ async def wait_for_disconnect(receive: Receive) -> None:
         pass
 
 
-def new_id(prefix: str) -> str:
+def generate_id(prefix: str) -> str:
     """Return the prefix followed by 24 random hexadecimal digits."""
     return f"{prefix}{secrets.token_hex(12)}"
 
@@ -333,7 +333,7 @@ class Decompressor(Protocol):
 
 
 @cache
-def decompressors() -> dict[str, tuple[Callable[[], Decompressor], type[Exception]]]:
+def load_decompressors() -> dict[str, tuple[Callable[[], Decompressor], type[Exception]]]:
     """Return, for each supported coding, the decompressor's factory and the exception it raises on bad data."""
     supported: dict[str, tuple[Callable[[], Decompressor], type[Exception]]] = {
         "gzip": (lambda: zlib.decompressobj(wbits=31), zlib.error)
@@ -353,7 +353,7 @@ def parse_codings(value: str) -> list[str]:
     """Return the codings of a Content-Encoding header, in the order applied. Raises CodingError."""
     names = [name for part in value.split(",") if (name := part.strip().lower())]
     codings = [name.removeprefix("x-") for name in names if name != "identity"]
-    supported = [*decompressors(), "identity"]
+    supported = [*load_decompressors(), "identity"]
     for name in codings:
         if name not in supported:
             expected = f"{', '.join(supported[:-1])} or {supported[-1]}"
@@ -363,16 +363,16 @@ def parse_codings(value: str) -> list[str]:
     return codings
 
 
-def decode(body: bytes, codings: list[str], limit: int) -> bytes:
+def decode_body(body: bytes, codings: list[str], limit: int) -> bytes:
     """Decode a body; call it outside the event loop. Raises CodingError for more than `limit` bytes."""
     for name in reversed(codings):
-        body = decode_one(body, name, limit)
+        body = undo_coding(body, name, limit)
     return body
 
 
-def decode_one(data: bytes, name: str, limit: int) -> bytes:
+def undo_coding(data: bytes, name: str, limit: int) -> bytes:
     """Undo one coding; the data may consist of several concatenated streams."""
-    begin, broken = decompressors()[name]
+    begin, broken = load_decompressors()[name]
     decoded = bytearray()
     try:
         while data:

@@ -13,14 +13,14 @@ from starlette.responses import Response
 from localllm.frozen import frozen
 from localllm.generation.infill import Infill
 from localllm.server.fields import Body
-from localllm.server.http import EventStream, format_event, openai_error, read_json, respond_when_done
-from localllm.server.openai_chat import extension_headers
+from localllm.server.http import EventStream, format_event, format_openai_error, read_json, respond_when_done
+from localllm.server.openai_chat import make_extension_headers
 from localllm.server.request_options import parse_constraint, parse_keep_alive, parse_options
 from localllm.server.service import GenerateRequest, ResponseStream, Service
 
 
 @frozen
-class Ending:
+class InfillStops:
     """Stop conditions of the generated text, and the fields of the response.
 
     Attributes:
@@ -40,36 +40,36 @@ async def infill(service: Service, request: Request) -> Response:
     is_streaming, ending = body.get_bool("stream"), parse_ending(body)
     query = await asyncio.to_thread(parse_request, body, service.limits.suffix_first)
     stream = await service.start(query, parse_keep_alive(body))
-    headers, middle = extension_headers(body), Middle(stream, ending)
+    headers, middle = make_extension_headers(body), InfillStream(stream, ending)
     if is_streaming:
         return EventStream(stream_chunks(middle), service.limits, headers, stream.close)
-    return await respond_when_done(request, complete(middle), headers, stream.close)
+    return await respond_when_done(request, complete_infill(middle), headers, stream.close)
 
 
 def parse_request(body: Body, suffix_first: bool = False) -> GenerateRequest:
     name = next((name for name in ("max_tokens", "max_completion_tokens") if body.get(name) is not None), "n_predict")
     chunks = [Body.of(chunk, "input_extra") for chunk in body.get_list("input_extra") or ()]
-    files = [(chunk.get_text("filename") or "tmp", chunk.require_text("text")) for chunk in chunks]
-    prefix, suffix = body.require_text("input_prefix"), body.require_text("input_suffix")
-    prompt = Infill(prefix, suffix, files, body.get_text("prompt") or "", is_cut=True, suffix_first=suffix_first)
+    files = [(chunk.get_string("filename") or "tmp", chunk.require_string("text")) for chunk in chunks]
+    prefix, suffix = body.require_string("input_prefix"), body.require_string("input_suffix")
+    prompt = Infill(prefix, suffix, files, body.get_string("prompt") or "", is_cut=True, suffix_first=suffix_first)
     options = parse_options(body, body.get_limit(name), parse_constraint(body))
-    return GenerateRequest(body.get_text("model"), [prompt], options)
+    return GenerateRequest(body.get_string("model"), [prompt], options)
 
 
-def parse_ending(body: Body) -> Ending:
+def parse_ending(body: Body) -> InfillStops:
     milliseconds = body.get_int("t_max_predict_ms", -1)
     seconds = milliseconds / 1000 if milliseconds is not None and milliseconds > 0 else None
-    return Ending(body.get_int("n_indent") or 0, seconds, body.get_texts("response_fields"))
+    return InfillStops(body.get_int("n_indent") or 0, seconds, body.get_strings("response_fields"))
 
 
-class Middle:
+class InfillStream:
     """The stream of text generated between prefix and suffix.
 
     Attributes:
         text: the text so far.  stop_type: why it ended, as in llama-server: "eos", "word" or "limit".
     """
 
-    def __init__(self, stream: ResponseStream, ending: Ending):
+    def __init__(self, stream: ResponseStream, ending: InfillStops):
         self.stream, self.text, self.stop_type = stream, "", "limit"
         self._ending, self._line = ending, 0  # begin of the latest line; the first line (0) is not checked
 
@@ -150,13 +150,13 @@ def select_fields(response: dict[str, object], paths: tuple[str, ...]) -> dict[s
     return selected if paths else response
 
 
-async def complete(middle: Middle) -> dict[str, object]:
+async def complete_infill(middle: InfillStream) -> dict[str, object]:
     async for _ in middle.parts():
         pass
     return middle.response()
 
 
-async def stream_chunks(middle: Middle) -> AsyncGenerator[bytes]:
+async def stream_chunks(middle: InfillStream) -> AsyncGenerator[bytes]:
     """Yield the response as server-sent events; the last one has the statistics and no text."""
     try:
         async for part in middle.parts():
@@ -164,6 +164,6 @@ async def stream_chunks(middle: Middle) -> AsyncGenerator[bytes]:
         response = middle.response()
         yield format_event({**response, "content": ""} if "content" in response else response)
     except Exception as error:
-        yield format_event(openai_error(error))
+        yield format_event(format_openai_error(error))
     finally:
         await middle.stream.close()

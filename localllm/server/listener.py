@@ -22,20 +22,20 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from localllm.errors import LocalllmError, UsageError
 from localllm.frozen import frozen
 from localllm.server.http import Limits
-from localllm.system.processes import can_handle_in_loop, ending_signals, may_reuse_address
+from localllm.system.processes import can_handle_in_loop, can_reuse_address, list_ending_signals
 
 # Seconds to keep a connection open for the rest of a body, so that the client still receives the response.
 LINGER_SECONDS = 1.0
 HEAD_BYTES = 64 << 10  # maximum size of request line and headers
 REPORT_SECONDS = 0.5  # seconds for telling clients that their responses are cut short
-FIRST = 3  # the first descriptor after stdin, stdout and stderr
+FIRST_DESCRIPTOR = 3  # the first descriptor after stdin, stdout and stderr
 LOOPBACK = ("127.", "::1", "::ffff:127.")
 
 logging.getLogger("uvicorn.error").addHandler(logging.NullHandler())  # its tracebacks and warnings are not for users
 
 
 @frozen
-class Ending:
+class ShutdownOptions:
     """Options of the server's shutdown.
 
     Attributes:
@@ -129,7 +129,7 @@ class Listener(uvicorn.Server):
     stopped_by: int | None = None
     is_hurried = False
 
-    def __init__(self, config: uvicorn.Config, ending: Ending):
+    def __init__(self, config: uvicorn.Config, ending: ShutdownOptions):
         super().__init__(config)
         self._ending, self._signal = ending, asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -139,7 +139,7 @@ class Listener(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, *ending_signals())}
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, *list_ending_signals())}
         loop = self._loop if can_handle_in_loop() else None
         for number in handlers:
             if loop:  # this wakes the loop even if another thread receives the signal
@@ -209,7 +209,7 @@ class Listener(uvicorn.Server):
         return True
 
 
-def create_listener(app: ASGIApp, limits: Limits, ending: Ending, tls: Tls | None = None) -> Listener:
+def create_listener(app: ASGIApp, limits: Limits, ending: ShutdownOptions, tls: Tls | None = None) -> Listener:
     """Create a server for an app."""
     config = uvicorn.Config(
         app,
@@ -234,7 +234,7 @@ def bind_tcp(host: str, port: int) -> socket.socket:
     # asyncio sets TCP_NODELAY only if IPPROTO_TCP is given; without it a kept-alive request waits 44 ms for an ACK.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        if may_reuse_address():
+        if can_reuse_address():
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
     except (OSError, OverflowError) as error:
@@ -294,7 +294,7 @@ def require_unused(path: str) -> None:
 # ---- socket activation by systemd and others (freedesktop.org, sd_listen_fds): LISTEN_FDS and LISTEN_PID
 
 
-def inherited_sockets() -> list[socket.socket]:
+def take_inherited_sockets() -> list[socket.socket]:
     """Return the sockets that this process inherited; its own children will not inherit them.
 
     Raises UsageError for descriptors that are not listening sockets.
@@ -303,7 +303,7 @@ def inherited_sockets() -> list[socket.socket]:
     if not count.isdecimal() or owner != str(os.getpid()):
         return []
     sockets = []
-    for descriptor in range(FIRST, FIRST + int(count)):
+    for descriptor in range(FIRST_DESCRIPTOR, FIRST_DESCRIPTOR + int(count)):
         try:
             listening = socket.socket(fileno=descriptor)
         except OSError as error:
@@ -320,10 +320,10 @@ def require_keys(sockets: Sequence[socket.socket], keys: Sequence[str]) -> None:
     for listening in sockets:
         is_open = isinstance(name := listening.getsockname(), tuple) and not str(name[0]).startswith(LOOPBACK)
         if is_open and not keys:
-            raise UsageError(f"{address_of(listening)} lets other computers connect: add --api-key-file FILE")
+            raise UsageError(f"{format_address(listening)} lets other computers connect: add --api-key-file FILE")
 
 
-def address_of(listening: socket.socket, scheme: str = "http") -> str:
+def format_address(listening: socket.socket, scheme: str = "http") -> str:
     """Return the URL of a TCP socket, or the path of a Unix socket."""
     name = listening.getsockname()
     if not isinstance(name, tuple):

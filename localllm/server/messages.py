@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from json import dumps
 
 from localllm.errors import UsageError
-from localllm.server.attachments import FILE_TYPES, IMAGE_TYPES, file_part, image_part
-from localllm.server.fields import type_name
+from localllm.server.attachments import FILE_TYPES, IMAGE_TYPES, convert_file_part, convert_image_part
+from localllm.server.fields import describe_type
 from localllm.text.messages import ROLES, Message, modernize
 
-THOUGHTS = ("thinking", "reasoning", "redacted_thinking")  # types of parts that are reasoning
-TEXTS = ("text", "input_text", "output_text", "refusal")  # types of parts that are text
+REASONING_TYPES = ("thinking", "reasoning", "redacted_thinking")  # types of parts that are reasoning
+TEXT_TYPES = ("text", "input_text", "output_text", "refusal")  # types of parts that are text
 IMAGE_ROLES = ("user", "tool", "assistant")  # roles whose messages may have images
 Content = str | list[dict[str, str]] | None  # a message's content: a string, or parts of type text and image_url
 
@@ -22,12 +22,12 @@ def parse_messages(messages: Sequence[object]) -> list[Message]:
 
 def _parse_message(message: object, number: int) -> Message:
     if not isinstance(message, dict):
-        raise UsageError(f"messages[{number}] must be an object, not {type_name(message)}")
+        raise UsageError(f"messages[{number}] must be an object, not {describe_type(message)}")
     if str(message.get("role")) not in ROLES:
         raise UsageError(f"messages[{number}].role must be one of {', '.join(ROLES)}")
     message = modernize(message)
     role, content, name = message["role"], message.get("content"), f"messages[{number}].content"
-    thoughts = thoughts_in(content) if role == "assistant" else []
+    thoughts = find_reasoning_parts(content) if role == "assistant" else []
     if isinstance(content, list) and thoughts:
         content = [part for part in content if part not in thoughts]
     parse = parse_result if role == "tool" else parse_content if role in IMAGE_ROLES else parse_text
@@ -35,7 +35,7 @@ def _parse_message(message: object, number: int) -> Message:
     if role == "assistant":
         if calls := message.get("tool_calls"):
             parsed["tool_calls"] = parse_tool_calls(calls, f"messages[{number}].tool_calls")
-        reasoning = message.get("reasoning_content") or message.get("reasoning") or reasoning_of(thoughts)
+        reasoning = message.get("reasoning_content") or message.get("reasoning") or join_reasoning(thoughts)
         if isinstance(reasoning, str):
             parsed["reasoning_content"] = reasoning
     elif parsed["content"] is None:
@@ -45,23 +45,23 @@ def _parse_message(message: object, number: int) -> Message:
     return parsed
 
 
-def thoughts_in(content: object) -> list[dict[str, object]]:
+def find_reasoning_parts(content: object) -> list[dict[str, object]]:
     """Return the parts of a content that are reasoning, as clients of other servers send them."""
     parts = content if isinstance(content, list) else []
-    return [part for part in parts if isinstance(part, dict) and part.get("type") in THOUGHTS]
+    return [part for part in parts if isinstance(part, dict) and part.get("type") in REASONING_TYPES]
 
 
-def reasoning_of(thoughts: Sequence[Mapping[str, object]]) -> str | None:
+def join_reasoning(thoughts: Sequence[Mapping[str, object]]) -> str | None:
     texts = [part.get("thinking") or part.get("text") or part.get("reasoning") for part in thoughts]
     return "\n".join(text for text in texts if isinstance(text, str)) or None
 
 
 def parse_tool_calls(calls: object, name: str) -> list[dict[str, object]]:
     if not isinstance(calls, list):
-        raise UsageError(f"{name} must be an array, not {type_name(calls)}")
+        raise UsageError(f"{name} must be an array, not {describe_type(calls)}")
     parsed = list[dict[str, object]]()
     for call in calls:
-        function = function_of(call) if isinstance(call, dict) else None
+        function = extract_function(call) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise UsageError(f"{name}: a tool call must have a function with a name")
         parsed_function = {"name": function["name"], "arguments": normalize_arguments(function.get("arguments"))}
@@ -69,7 +69,7 @@ def parse_tool_calls(calls: object, name: str) -> list[dict[str, object]]:
     return parsed
 
 
-def function_of(call: Mapping[str, object]) -> object:
+def extract_function(call: Mapping[str, object]) -> object:
     """Return a call's function; a custom tool's string becomes the argument `input`."""
     custom = call.get("custom")
     if isinstance(custom, dict):
@@ -118,7 +118,7 @@ def parse_content(content: object, name: str) -> Content:
 
 def parse_result(content: object, name: str) -> Content:
     """Parse a tool result: a string, parts, or another JSON value, which becomes JSON text."""
-    kinds = *TEXTS, *IMAGE_TYPES, *FILE_TYPES
+    kinds = *TEXT_TYPES, *IMAGE_TYPES, *FILE_TYPES
     is_parts = isinstance(content, list) and all(
         isinstance(part, str) or (isinstance(part, dict) and part.get("type") in kinds) for part in content
     )
@@ -132,7 +132,7 @@ def parse_parts(content: object, name: str) -> Content:
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise UsageError(f"{name} must be a string or an array of parts, not {type_name(content)}")
+        raise UsageError(f"{name} must be a string or an array of parts, not {describe_type(content)}")
     return [_parse_part(part, name) for part in content]
 
 
@@ -145,10 +145,10 @@ def _parse_part(part: object, name: str) -> dict[str, str]:
         raise UsageError(f"{name}: a part must be an object with a type")
     kind = part["type"]
     if kind in IMAGE_TYPES:
-        return image_part(part, name)
+        return convert_image_part(part, name)
     if kind in FILE_TYPES:
-        return file_part(part, name)
-    if kind not in TEXTS:
+        return convert_file_part(part, name)
+    if kind not in TEXT_TYPES:
         raise UsageError(f"{name}: unsupported part type {kind[:40]!r}; only text and images are supported")
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str | None):

@@ -69,7 +69,7 @@ class Metrics:
         def add(name: str, kind: str, help: str, values: Iterator[str] | list[str]) -> None:
             lines.extend([f"# HELP localllm_{name} {help}", f"# TYPE localllm_{name} {kind}", *values])
 
-        def number(name: str, kind: str, help: str, value: float) -> None:
+        def add_value(name: str, kind: str, help: str, value: float) -> None:
             add(name, kind, help, [f"localllm_{name} {value:g}"])
 
         add(
@@ -77,15 +77,17 @@ class Metrics:
             [f'localllm_http_requests_total{{path="{path}",status="{status}"}} {count}'
              for (path, status), count in sorted(self.responses.items())],
         )  # fmt: skip
-        number("answers_running", "gauge", "Completions being generated.", running)
-        number("requests_waiting", "gauge", "Requests waiting in the queue.", waiting)
-        number("requests_finished_total", "counter", "Requests completed or failed.", self._finished)
-        number("requests_left_total", "counter", "Requests cancelled by a disconnect.", self._cancelled)
-        number("prompt_tokens_read_total", "counter", "Prompt tokens computed.", self._prefilled)
-        number("prompt_tokens_cached_total", "counter", "Prompt tokens found in the prefix cache.", self._cached_tokens)
-        number("tokens_written_total", "counter", "Tokens generated.", self._generated)
+        add_value("answers_running", "gauge", "Completions being generated.", running)
+        add_value("requests_waiting", "gauge", "Requests waiting in the queue.", waiting)
+        add_value("requests_finished_total", "counter", "Requests completed or failed.", self._finished)
+        add_value("requests_left_total", "counter", "Requests cancelled by a disconnect.", self._cancelled)
+        add_value("prompt_tokens_read_total", "counter", "Prompt tokens computed.", self._prefilled)
+        add_value(
+            "prompt_tokens_cached_total", "counter", "Prompt tokens found in the prefix cache.", self._cached_tokens
+        )
+        add_value("tokens_written_total", "counter", "Tokens generated.", self._generated)
         for name, value in limits.items():
-            number(name, "gauge", name.replace("_", " ").capitalize() + ".", value)
+            add_value(name, "gauge", name.replace("_", " ").capitalize() + ".", value)
         for name, help, histogram in (
             ("first_token_seconds", "Time to first token.", self.first_token),
             ("between_tokens_seconds", "Time between tokens.", self.between_tokens),

@@ -82,10 +82,10 @@ class ModelEntry:
     def needed_bytes(self) -> int:
         """Minimum memory to open the model, in bytes."""
         from localllm.files.gguf.file import GGUFFile
-        from localllm.files.models_folder import projector_bytes
+        from localllm.files.models_folder import get_projector_size
 
         with GGUFFile.open(self.path) as file:
-            return file.nbytes + projector_bytes(self.path) + OVERHEAD_BYTES
+            return file.nbytes + get_projector_size(self.path) + OVERHEAD_BYTES
 
 
 class ModelPool:
@@ -132,7 +132,7 @@ class ModelPool:
         self._by_file.setdefault(file, self.entries[name])
 
     @property
-    def _is_single(self) -> bool:
+    def _has_single_model(self) -> bool:
         return len({file for file, _ in self._by_file}) == 1
 
     def refresh(self) -> None:
@@ -150,7 +150,7 @@ class ModelPool:
             self.refresh()
             base = name.rpartition(":")[0]
             name = base if base in self.entries else name  # base:adapter
-        is_any = not name or (self._is_single and not self._is_strict and name not in self.entries)
+        is_any = not name or (self._has_single_model and not self._is_strict and name not in self.entries)
         return next(iter(self.entries.values())) if is_any else self.get(name or "")
 
     def get(self, name: str) -> ModelEntry:
@@ -241,7 +241,7 @@ class ModelPool:
     async def _unload(self, entry: ModelEntry) -> None:
         worker, entry.worker = entry.worker, None
         if worker:
-            await asyncio.to_thread(close, worker)
+            await asyncio.to_thread(close_worker, worker)
             del worker
             await asyncio.to_thread(free_unused)
 
@@ -269,7 +269,7 @@ class ModelPool:
         return sum(worker.running for worker in workers), sum(worker.waiting for worker in workers)
 
 
-def close(worker: Worker) -> None:
+def close_worker(worker: Worker) -> None:
     worker.close()
     worker.model.close()
 

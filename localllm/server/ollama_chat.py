@@ -18,10 +18,17 @@ from localllm.frozen import frozen
 from localllm.generation.infill import Infill
 from localllm.generation.logprobs import LikelyToken
 from localllm.generation.tools.tool_call_parser import ToolCall
-from localllm.server.fields import Body, type_name
-from localllm.server.http import JsonLines, encode_json, json_response, ollama_error, read_json, respond_when_done
+from localllm.server.fields import Body, describe_type
+from localllm.server.http import (
+    JsonLines,
+    encode_json,
+    format_ollama_error,
+    make_json_response,
+    read_json,
+    respond_when_done,
+)
 from localllm.server.messages import parse_messages
-from localllm.server.openai_chat import Choice, extension_headers, format_logprobs
+from localllm.server.openai_chat import Choice, format_logprobs, make_extension_headers
 from localllm.server.request_options import MAX_LOGPROBS, parse_keep_alive, parse_options, parse_tools
 from localllm.server.service import GenerateRequest, Prompt, ResponseStream, Service
 from localllm.server.worker import TokenEvent
@@ -37,7 +44,7 @@ LATEST = ":latest"  # Ollama's tag of a name without a tag
 
 
 @frozen
-class Form:
+class ResponseFormat:
     """Format of the responses of one of the two endpoints.
 
     Attributes:
@@ -54,15 +61,15 @@ async def chat(service: Service, request: Request) -> Response:
     body, started = Body(await read_json(request, service.limits, any_type=True)), perf_counter()
     if not body.get_list("messages"):
         return await load_model(service, body, CHAT)
-    messages = parse_messages([openai_message(message) for message in body.require_list("messages")])
+    messages = parse_messages([to_openai_message(message) for message in body.require_list("messages")])
     return await respond(service, request, body, [messages], CHAT, started)
 
 
 async def generate(service: Service, request: Request) -> Response:
     """Answer a prompt: in the chat template, raw, or as the text before `suffix`; without a prompt, as `chat`."""
     body, started = Body(await read_json(request, service.limits, any_type=True)), perf_counter()
-    prompt, suffix, images = body.get_text("prompt"), body.get_text("suffix"), body.get_list("images")
-    system, is_raw = body.get_text("system"), body.get_bool("raw")
+    prompt, suffix, images = body.get_string("prompt"), body.get_string("suffix"), body.get_list("images")
+    system, is_raw = body.get_string("system"), body.get_bool("raw")
     body.reject("template", "the model's own template is used; set raw to true to send a finished prompt")
     if not prompt and not images and not suffix:
         return await load_model(service, body, GENERATE)
@@ -73,17 +80,17 @@ async def generate(service: Service, request: Request) -> Response:
             raise UsageError("raw cannot be combined with system or context: the prompt must be complete")
         return await respond(service, request, body, [prompt or ""], GENERATE_RAW, started)
     turns: list[object] = [{"role": "system", "content": system}] if system else []
-    turns.append(openai_message({"role": "user", "content": prompt or "", "images": images}))
+    turns.append(to_openai_message({"role": "user", "content": prompt or "", "images": images}))
     return await respond(service, request, body, [parse_messages(turns)], GENERATE, started)
 
 
-def model_name(body: Body) -> str | None:
+def parse_model_name(body: Body) -> str | None:
     """Return the model's name without ":latest", which Ollama adds to names without a tag."""
-    name = body.get_text("model") or body.get_text("name")
+    name = body.get_string("model") or body.get_string("name")
     return name.removesuffix(LATEST) if name else None
 
 
-def openai_message(message: object) -> object:
+def to_openai_message(message: object) -> object:
     """Convert a message from Ollama's format to OpenAI's.
 
     Ollama sends images as base64 next to the text, and arguments as objects.
@@ -117,57 +124,64 @@ def parse_request(body: Body, prompts: Sequence[Prompt | Infill]) -> GenerateReq
     top = body.get_int("top_logprobs", 0, MAX_LOGPROBS)
     has_logprobs = body.get_bool("logprobs") or bool(top)
     top_logprobs, context = (top or 0) if has_logprobs else None, body.get_list("context") or ()
-    return GenerateRequest(model_name(body), prompts, parsed, top_logprobs=top_logprobs, context=context)
+    return GenerateRequest(parse_model_name(body), prompts, parsed, top_logprobs=top_logprobs, context=context)
 
 
 def parse_think(value: object) -> str | None:
     if isinstance(value, bool):
         return "on" if value else "off"
     if value is not None and not isinstance(value, str):
-        raise UsageError(f"think must be a boolean, low, medium or high, not {type_name(value)}")
+        raise UsageError(f"think must be a boolean, low, medium or high, not {describe_type(value)}")
     return value or None
 
 
 def parse_format(body: Body) -> "Constraint | None":
     """Parse `format`: "json", or a JSON schema. Raises UsageError."""
-    from localllm.generation.constraints.constraint import constraint_of
+    from localllm.generation.constraints.constraint import make_constraint
 
     value = body.get("format")
     if value in (None, ""):
         return None
     if value == "json":
-        return constraint_of({"type": "object"}, None, None)
+        return make_constraint({"type": "object"}, None, None)
     if not isinstance(value, Mapping):
         raise UsageError('format must be "json" or a JSON schema')
-    return constraint_of(dict(value), None, None)
+    return make_constraint(dict(value), None, None)
 
 
-async def load_model(service: Service, body: Body, form: Form) -> Response:
+async def load_model(service: Service, body: Body, form: ResponseFormat) -> Response:
     """Load a model, or unload it at once if `keep_alive` is 0."""
-    name, keep = model_name(body), parse_keep_alive(body)
+    name, keep = parse_model_name(body), parse_keep_alive(body)
     async with service.pool.use(name, keep):
         reason = "unload" if keep == 0 else "load"
-    head = response_head(service.pool.resolve(name).name)
-    return json_response({**head, **form.part("", "", ()), "done": True, "done_reason": reason})
+    head = format_head(service.pool.resolve(name).name)
+    return make_json_response({**head, **form.part("", "", ()), "done": True, "done_reason": reason})
 
 
 async def respond(
-    service: Service, request: Request, body: Body, prompts: Sequence[Prompt | Infill], form: Form, started: float
+    service: Service,
+    request: Request,
+    body: Body,
+    prompts: Sequence[Prompt | Infill],
+    form: ResponseFormat,
+    started: float,
 ) -> Response:
     is_streaming = body.get_optional_bool("stream") is not False
     query = await asyncio.to_thread(parse_request, body, prompts)
     stream = await service.start(query, parse_keep_alive(body))
-    answer = Answer(stream, query, form, started, perf_counter() - started)
-    headers = extension_headers(body, stream)
+    answer = OllamaAnswer(stream, query, form, started, perf_counter() - started)
+    headers = make_extension_headers(body, stream)
     if is_streaming:
         return JsonLines(stream_lines(answer), service.limits, headers, stream.close)
-    return await respond_when_done(request, complete(answer), headers, stream.close)
+    return await respond_when_done(request, complete_answer(answer), headers, stream.close)
 
 
-class Answer:
+class OllamaAnswer:
     """An answer being generated, formatted for Ollama's clients."""
 
-    def __init__(self, stream: ResponseStream, query: GenerateRequest, form: Form, started: float, load_seconds: float):
+    def __init__(
+        self, stream: ResponseStream, query: GenerateRequest, form: ResponseFormat, started: float, load_seconds: float
+    ):
         self.stream = stream
         self._query, self._form, self._started, self._load_seconds = query, form, started, load_seconds
         self._choice = Choice()
@@ -186,27 +200,27 @@ class Answer:
                     "".join(self._choice.thinking[lengths_before[1] :]),
                 )
                 if text or thinking or event.logprob:
-                    yield self._response(text, thinking, event=event)
-        if calls := self._whole_calls():
-            yield self._response("", "", calls)
+                    yield self._format_response(text, thinking, event=event)
+        if calls := self._complete_calls():
+            yield self._format_response("", "", calls)
         yield self._last("", "", ())
 
     def whole(self) -> dict[str, object]:
         choice = self._choice
-        last = self._last("".join(choice.text), "".join(choice.thinking), self._whole_calls())
-        return last | self._logprobs(choice.logprobs)
+        last = self._last("".join(choice.text), "".join(choice.thinking), self._complete_calls())
+        return last | self._format_logprobs(choice.logprobs)
 
-    def _whole_calls(self) -> list[ToolCall]:
+    def _complete_calls(self) -> list[ToolCall]:
         return [call for call in self._choice.calls if call.arguments is not None]
 
-    def _response(
+    def _format_response(
         self, text: str, thinking: str, calls: Sequence[ToolCall] = (), event: TokenEvent | None = None
     ) -> dict[str, object]:
         tokens = [event.logprob] if event and event.logprob else []
-        head = response_head(self.stream.name)
-        return {**head, **self._form.part(text, thinking, calls), "done": False, **self._logprobs(tokens)}
+        head = format_head(self.stream.name)
+        return {**head, **self._form.part(text, thinking, calls), "done": False, **self._format_logprobs(tokens)}
 
-    def _logprobs(self, tokens: list[LikelyToken]) -> dict[str, object]:
+    def _format_logprobs(self, tokens: list[LikelyToken]) -> dict[str, object]:
         formatted = format_logprobs(tokens, self.stream, self._query) if tokens else None
         return {"logprobs": formatted["content"]} if formatted else {}
 
@@ -214,34 +228,34 @@ class Answer:
         """Return the last response: finish reason, token counts, and durations in nanoseconds."""
         completion = self.stream.completion()
         return {
-            **response_head(self.stream.name),
+            **format_head(self.stream.name),
             **self._form.part(text, thinking, calls),
             "done": True,
             "done_reason": self._choice.finish_reason or "length",
             **({"context": [*completion.ids]} if self._form.has_context else {}),
-            "total_duration": nanoseconds(perf_counter() - self._started),
-            "load_duration": nanoseconds(self._load_seconds),
+            "total_duration": to_nanoseconds(perf_counter() - self._started),
+            "load_duration": to_nanoseconds(self._load_seconds),
             "prompt_eval_count": completion.prompt_tokens,
-            "prompt_eval_duration": nanoseconds(completion.prefill_s),
+            "prompt_eval_duration": to_nanoseconds(completion.prefill_s),
             "eval_count": completion.completion_tokens,
-            "eval_duration": nanoseconds(completion.decode_s),
+            "eval_duration": to_nanoseconds(completion.decode_s),
         }
 
 
-def response_head(name: str) -> dict[str, object]:
+def format_head(name: str) -> dict[str, object]:
     """Return the fields that begin each object of a response."""
-    return {"model": name, "created_at": timestamp(datetime.now(UTC))}
+    return {"model": name, "created_at": format_timestamp(datetime.now(UTC))}
 
 
-def timestamp(time: datetime) -> str:
+def format_timestamp(time: datetime) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def nanoseconds(seconds: float) -> int:
+def to_nanoseconds(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def chat_part(text: str, thinking: str, calls: Sequence[ToolCall]) -> dict[str, object]:
+def format_chat_part(text: str, thinking: str, calls: Sequence[ToolCall]) -> dict[str, object]:
     message: dict[str, object] = {"role": "assistant", "content": text}
     if thinking:
         message["thinking"] = thinking
@@ -253,14 +267,18 @@ def chat_part(text: str, thinking: str, calls: Sequence[ToolCall]) -> dict[str, 
     return {"message": message}
 
 
-def generate_part(text: str, thinking: str, calls: Sequence[ToolCall]) -> dict[str, object]:
+def format_generate_part(text: str, thinking: str, calls: Sequence[ToolCall]) -> dict[str, object]:
     return {"response": text, **({"thinking": thinking} if thinking else {})}
 
 
-CHAT, GENERATE, GENERATE_RAW = Form(chat_part), Form(generate_part, has_context=True), Form(generate_part)
+CHAT, GENERATE, GENERATE_RAW = (
+    ResponseFormat(format_chat_part),
+    ResponseFormat(format_generate_part, has_context=True),
+    ResponseFormat(format_generate_part),
+)
 
 
-async def complete(answer: Answer) -> dict[str, object]:
+async def complete_answer(answer: OllamaAnswer) -> dict[str, object]:
     try:
         async for _ in answer.parts():
             pass
@@ -269,12 +287,12 @@ async def complete(answer: Answer) -> dict[str, object]:
         await answer.stream.close()
 
 
-async def stream_lines(answer: Answer) -> AsyncGenerator[bytes]:
+async def stream_lines(answer: OllamaAnswer) -> AsyncGenerator[bytes]:
     """Yield the responses as lines of JSON; an error becomes the last line."""
     try:
         async for part in answer.parts():
             yield encode_json(part) + b"\n"
     except Exception as error:
-        yield encode_json(ollama_error(error)) + b"\n"
+        yield encode_json(format_ollama_error(error)) + b"\n"
     finally:
         await answer.stream.close()

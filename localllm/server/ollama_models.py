@@ -15,17 +15,17 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localllm.arch import architecture
+from localllm.arch import load_architecture
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.models_folder import projector_bytes
+from localllm.files.models_folder import get_projector_size
 from localllm.frozen import frozen
-from localllm.server.embeddings import embed_texts, parse_texts
-from localllm.server.fields import Body, require
-from localllm.server.http import JsonLines, RejectedRequestError, encode_json, json_response, read_json
+from localllm.server.embeddings import embed_texts, parse_strings
+from localllm.server.fields import Body, require_present
+from localllm.server.http import JsonLines, RejectedRequestError, encode_json, make_json_response, read_json
 from localllm.server.model_pool import ModelEntry, UnknownModelError
-from localllm.server.ollama_chat import model_name, nanoseconds, timestamp
-from localllm.server.openai_chat import extension_headers
+from localllm.server.ollama_chat import format_timestamp, parse_model_name, to_nanoseconds
+from localllm.server.openai_chat import make_extension_headers
 from localllm.server.request_options import parse_keep_alive
 from localllm.server.service import Service
 from localllm.text.vocabulary import INFILL_TEXTS, read_infill_tokens
@@ -36,7 +36,7 @@ FOREVER = timedelta(days=36500)  # reported for a model that is never unloaded
 
 
 @frozen
-class Facts:
+class ModelFacts:
     """Facts about a model, from its file's header.
 
     Attributes:
@@ -58,7 +58,7 @@ class Facts:
     metadata: dict[str, object]
 
 
-def facts_of(entry: ModelEntry) -> Facts:
+def get_facts(entry: ModelEntry) -> ModelFacts:
     """Read a model's header, once for each state of the file. Raises ModelError."""
     try:
         state = os.stat(entry.path)
@@ -68,7 +68,7 @@ def facts_of(entry: ModelEntry) -> Facts:
 
 
 @lru_cache(maxsize=256)
-def read_facts(path: str, mtime_ns: int, size: int) -> Facts:
+def read_facts(path: str, mtime_ns: int, size: int) -> ModelFacts:
     """Read the header of a file; its time and size are part of the cache key."""
     digest = hashlib.sha256(f"{os.path.realpath(path)}\0{mtime_ns}\0{size}".encode()).hexdigest()
     with GGUFFile.open(path, needed=()) as file:
@@ -76,11 +76,11 @@ def read_facts(path: str, mtime_ns: int, size: int) -> Facts:
         template = metadata.get("tokenizer.chat_template")
         name = str(metadata.get("general.architecture", "unknown"))
         context = metadata.get(f"{name}.context_length")
-        return Facts(
+        return ModelFacts(
             name, file.parameters, file.type_name, context if isinstance(context, int) else None, size, digest,
             template if isinstance(template, str) else "",
-            capabilities(file, template if isinstance(template, str) else ""),
-            {key: plain_array(value) if is_brief(value) else [] for key, value in metadata.items()},
+            detect_capabilities(file, template if isinstance(template, str) else ""),
+            {key: to_list(value) if is_brief(value) else [] for key, value in metadata.items()},
         )  # fmt: skip
 
 
@@ -89,10 +89,10 @@ def is_brief(value: object) -> bool:
     return isinstance(value, str | int | float | bool) or (isinstance(value, list | np.ndarray) and len(value) <= BRIEF)
 
 
-def read_all(path: str) -> dict[str, object]:
+def read_verbose_fields(path: str) -> dict[str, object]:
     """Return the additional fields of `verbose`: complete metadata, and the tensors as in GGUF."""
     with GGUFFile.open(path, needed=()) as file:
-        metadata = {key: plain_array(value) for key, value in file.metadata.items()}
+        metadata = {key: to_list(value) for key, value in file.metadata.items()}
         tensors = [
             {"name": name, "type": tensor.format.name, "shape": [*reversed(tensor.shape)]}
             for name, tensor in file.tensors.items()
@@ -100,21 +100,21 @@ def read_all(path: str) -> dict[str, object]:
     return {"model_info": metadata | {"general.parameter_count": file.parameters}, "tensors": tensors}
 
 
-def plain_array(value: object) -> object:
+def to_list(value: object) -> object:
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
-def capabilities(file: GGUFFile, template: str) -> tuple[str, ...]:
+def detect_capabilities(file: GGUFFile, template: str) -> tuple[str, ...]:
     """Return a model's capabilities, derived from its template, vocabulary and projector."""
     try:
-        _, h = architecture(file)
+        _, h = load_architecture(file)
     except (ModelError, UnsupportedError):
         return ()
     if h.bidirectional and not h.fills:
         return ("embedding",)
     supported = {
         "completion": True, "tools": "tools" in template, "thinking": "think" in template,
-        "insert": has_infill_tokens(file.metadata), "vision": projector_bytes(file.path) > 0,
+        "insert": has_infill_tokens(file.metadata), "vision": get_projector_size(file.path) > 0,
     }  # fmt: skip
     return tuple(name for name, has in supported.items() if has)
 
@@ -128,15 +128,15 @@ def has_infill_tokens(metadata: Mapping[str, object]) -> bool:
     return read_infill_tokens(metadata, ids.get, len(pieces)) is not None
 
 
-def details(facts: Facts) -> dict[str, object]:
+def format_details(facts: ModelFacts) -> dict[str, object]:
     """Format the details that all of Ollama's responses about a model contain."""
     return {
         "parent_model": "", "format": "gguf", "family": facts.architecture, "families": [facts.architecture],
-        "parameter_size": human_count(facts.parameters), "quantization_level": facts.format,
+        "parameter_size": format_count(facts.parameters), "quantization_level": facts.format,
     }  # fmt: skip
 
 
-def human_count(number: int) -> str:
+def format_count(number: int) -> str:
     """Format a count as Ollama does: 494.03M, 1.5B."""
     for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
         if number >= size:
@@ -144,11 +144,11 @@ def human_count(number: int) -> str:
     return str(number)
 
 
-def describe(entry: ModelEntry, facts: Facts) -> dict[str, object]:
+def format_entry(entry: ModelEntry, facts: ModelFacts) -> dict[str, object]:
     """Format a model as an item of a list."""
     return {
         "name": entry.name, "model": entry.name, "size": facts.size, "digest": facts.digest,
-        "details": details(facts),
+        "details": format_details(facts),
     }  # fmt: skip
 
 
@@ -156,39 +156,39 @@ async def list_tags(service: Service, request: Request) -> Response:
     """List all models, except those whose file cannot be read."""
     service.pool.refresh()
 
-    def read() -> list[dict[str, object]]:
+    def read_entries() -> list[dict[str, object]]:
         models = []
         for entry in service.pool.entries.values():
             try:
-                models.append({**describe(entry, facts_of(entry)), "modified_at": modified_at(entry)})
+                models.append({**format_entry(entry, get_facts(entry)), "modified_at": format_modified_at(entry)})
             except ModelError:
                 continue
         return models
 
-    return json_response({"models": await asyncio.to_thread(read)})
+    return make_json_response({"models": await asyncio.to_thread(read_entries)})
 
 
-def modified_at(entry: ModelEntry) -> str:
-    return timestamp(datetime.fromtimestamp(entry.created, UTC))
+def format_modified_at(entry: ModelEntry) -> str:
+    return format_timestamp(datetime.fromtimestamp(entry.created, UTC))
 
 
 async def show_model(service: Service, request: Request) -> Response:
     """Describe one model: its template, metadata and capabilities."""
     body = Body(await read_json(request, service.limits, any_type=True))
-    entry = service.pool.resolve(model_name(body))
-    facts = await asyncio.to_thread(facts_of, entry)
-    everything = await asyncio.to_thread(read_all, entry.path) if body.get_bool("verbose") else {}
+    entry = service.pool.resolve(parse_model_name(body))
+    facts = await asyncio.to_thread(get_facts, entry)
+    everything = await asyncio.to_thread(read_verbose_fields, entry.path) if body.get_bool("verbose") else {}
     description = {
         "modelfile": f"# {entry.name}, a GGUF file\nFROM {os.path.basename(entry.path)}\n",
         "parameters": "",
         "template": facts.template,
-        "details": details(facts),
+        "details": format_details(facts),
         "model_info": facts.metadata | {"general.parameter_count": facts.parameters},
         "capabilities": [*facts.capabilities],
-        "modified_at": modified_at(entry),
+        "modified_at": format_modified_at(entry),
         **everything,
     }
-    return json_response(description, headers=extension_headers(body))
+    return make_json_response(description, headers=make_extension_headers(body))
 
 
 async def list_running(service: Service, request: Request) -> Response:
@@ -201,41 +201,41 @@ async def list_running(service: Service, request: Request) -> Response:
         seconds_left = timer.when() - asyncio.get_running_loop().time() if timer and not timer.cancelled() else None
         expires = datetime.now(UTC) + (FOREVER if seconds_left is None else timedelta(seconds=max(0.0, seconds_left)))
         try:
-            facts = await asyncio.to_thread(facts_of, entry)
+            facts = await asyncio.to_thread(get_facts, entry)
         except ModelError:  # the file is gone, or no longer one
             continue
         in_use = {"size": nbytes, "size_vram": 0 if model.device == "CPU" else nbytes}
-        times = {"expires_at": timestamp(expires), "context_length": model.context}
-        models.append({**describe(entry, facts), **in_use, **times})
-    return json_response({"models": models})
+        times = {"expires_at": format_timestamp(expires), "context_length": model.context}
+        models.append({**format_entry(entry, facts), **in_use, **times})
+    return make_json_response({"models": models})
 
 
-async def version(service: Service, request: Request) -> Response:
+async def report_version(service: Service, request: Request) -> Response:
     """Return the version of Ollama whose API this is."""
-    return json_response({"version": VERSION})
+    return make_json_response({"version": VERSION})
 
 
 async def embed(service: Service, request: Request) -> Response:
     """Return an embedding of each string of `input`; truncate longer ones unless `truncate` is false."""
     body, started = Body(await read_json(request, service.limits, any_type=True)), perf_counter()
-    texts, dims = parse_texts(body.get("input"), "input"), body.get_int("dimensions", 1)
-    overflow, name = "refuse" if body.get("truncate") is False else "cut", model_name(body)
+    texts, dims = parse_strings(body.get("input"), "input"), body.get_int("dimensions", 1)
+    overflow, name = "refuse" if body.get("truncate") is False else "cut", parse_model_name(body)
     use = service.pool.use(name, parse_keep_alive(body))
     vectors, count = await embed_texts(use, request, texts, overflow=overflow, dims=dims)
     body.get_mapping("options")
-    seconds = nanoseconds(perf_counter() - started)
+    seconds = to_nanoseconds(perf_counter() - started)
     answer = {"embeddings": vectors.tolist(), "total_duration": seconds, "load_duration": 0}
     answer |= {"model": service.pool.resolve(name).name, "prompt_eval_count": count}
-    return json_response(answer, headers=extension_headers(body))
+    return make_json_response(answer, headers=make_extension_headers(body))
 
 
 async def embed_prompt(service: Service, request: Request) -> Response:
     """Return the embedding of `prompt` (Ollama's legacy endpoint)."""
     body = Body(await read_json(request, service.limits, any_type=True))
-    texts, name = [body.require_text("prompt")], model_name(body)
+    texts, name = [body.require_string("prompt")], parse_model_name(body)
     vectors, _ = await embed_texts(service.pool.use(name, parse_keep_alive(body)), request, texts, overflow="cut")
     body.get_mapping("options")
-    return json_response({"embedding": vectors[0].tolist()}, headers=extension_headers(body))
+    return make_json_response({"embedding": vectors[0].tolist()}, headers=make_extension_headers(body))
 
 
 # Changes that Ollama makes on request, and localllm's way to make them.
@@ -258,11 +258,11 @@ async def pull_model(service: Service, request: Request) -> Response:
     body = Body(await read_json(request, service.limits, any_type=True))
     body.get_bool("insecure")
     try:
-        service.pool.get(require(model_name(body), "model"))
+        service.pool.get(require_present(parse_model_name(body), "model"))
     except UnknownModelError:
         raise RejectedRequestError(501, f"this server does not {CHANGES['pull']}") from None
     if body.get_optional_bool("stream") is False:
-        return json_response({"status": "success"})
+        return make_json_response({"status": "success"})
     statuses = ("pulling manifest", "success")
     lines = b"".join(encode_json({"status": status}) + b"\n" for status in statuses)
     return Response(lines, media_type=JsonLines.media_type)

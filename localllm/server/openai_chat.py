@@ -61,13 +61,13 @@ class Choice:
         return "tool_calls" if self.calls and self.finish_reason == "stop" else self.finish_reason or "length"
 
 
-async def chat_completions(service: Service, request: Request) -> Response:
+async def create_chat_completion(service: Service, request: Request) -> Response:
     body = Body(await http.read_json(request, service.limits))
     is_streaming, options = body.get_bool("stream"), body.get_object("stream_options")
     wants_usage = options is not None and options.get_bool("include_usage")
     query = await asyncio.to_thread(parse_request, body)
     stream = await service.start(query, request_options.parse_keep_alive(body))
-    headers = extension_headers(body, stream)
+    headers = make_extension_headers(body, stream)
 
     def format_choice(index: int, choice: Choice) -> dict[str, object]:
         logprobs = format_logprobs(choice.logprobs, stream, query)
@@ -96,11 +96,11 @@ def parse_request(body: Body) -> GenerateRequest:
     )
     n = body.get_int("n", 1, request_options.MAX_CHOICES) or 1
     return GenerateRequest(
-        body.get_text("model"), [messages], options, n, (top_logprobs or 0) if has_logprobs else None
+        body.get_string("model"), [messages], options, n, (top_logprobs or 0) if has_logprobs else None
     )
 
 
-def extension_headers(body: Body, stream: ResponseStream | None = None) -> dict[str, str]:
+def make_extension_headers(body: Body, stream: ResponseStream | None = None) -> dict[str, str]:
     names = [name[:40] for name in body.ignored if name.isascii() and name.isprintable() and "," not in name]
     headers = {IGNORED_HEADER: ", ".join(names[:20])} if names else {}
     return {**headers, DROPPED_HEADER: str(stream.dropped)} if stream and stream.dropped else headers
@@ -123,17 +123,19 @@ async def complete_response(
     finally:
         await stream.close()
     return {
-        **response_head(stream, *kind),
+        **format_head(stream, *kind),
         "choices": [format_choice(index, choice) for index, choice in enumerate(choices)],
         "usage": format_usage(stream.usage),
     }
 
 
 async def stream_chunks(stream: ResponseStream, query: GenerateRequest, wants_usage: bool) -> AsyncGenerator[bytes]:
-    base = response_head(stream, "chatcmpl", "chat.completion.chunk")
+    base = format_head(stream, "chatcmpl", "chat.completion.chunk")
     usage: dict[str, object] = {"usage": None} if wants_usage else {}
 
-    def chunk(index: int, delta: dict[str, object], finish_reason: str | None = None, logprobs: object = None) -> bytes:
+    def format_chunk(
+        index: int, delta: dict[str, object], finish_reason: str | None = None, logprobs: object = None
+    ) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         return http.format_event({**base, "choices": [choice], **usage})
 
@@ -142,24 +144,24 @@ async def stream_chunks(stream: ResponseStream, query: GenerateRequest, wants_us
         async for number, token_event in stream.events():
             if number not in choices:
                 choices[number] = Choice()
-                yield chunk(number, {"role": "assistant", "content": ""})
+                yield format_chunk(number, {"role": "assistant", "content": ""})
             logprobs = format_logprobs([token_event.logprob], stream, query) if token_event.logprob else None
             for part in token_event.parts:
-                yield chunk(number, format_delta(part, choices[number]), None, logprobs)
+                yield format_chunk(number, format_delta(part, choices[number]), None, logprobs)
                 logprobs = None
             if logprobs:
-                yield chunk(number, {}, None, logprobs)
+                yield format_chunk(number, {}, None, logprobs)
             if token_event.finish_reason:
                 choices[number].finish_reason = token_event.finish_reason
-                yield chunk(number, {}, choices[number].reason)
+                yield format_chunk(number, {}, choices[number].reason)
         for number in range(query.n * len(query.prompts)):
             if number not in choices:  # max_tokens is 0
-                yield chunk(number, {"role": "assistant", "content": ""}, "length")
+                yield format_chunk(number, {"role": "assistant", "content": ""}, "length")
         if wants_usage:
             yield http.format_event({**base, "choices": [], "usage": format_usage(stream.usage)})
         yield DONE
     except Exception as error:
-        yield http.format_event(http.openai_error(error))
+        yield http.format_event(http.format_openai_error(error))
     finally:
         await stream.close()
 
@@ -175,9 +177,9 @@ def format_delta(part: TextPart, choice: Choice) -> dict[str, object]:
     return {"reasoning_content" if part.kind == REASONING else "content": part.text}
 
 
-def response_head(stream: ResponseStream, prefix: str, kind: str) -> dict[str, object]:
+def format_head(stream: ResponseStream, prefix: str, kind: str) -> dict[str, object]:
     return {
-        "id": http.new_id(f"{prefix}-"), "object": kind, "created": int(time()), "model": stream.name,
+        "id": http.generate_id(f"{prefix}-"), "object": kind, "created": int(time()), "model": stream.name,
         "system_fingerprint": None,
     }  # fmt: skip
 
@@ -211,15 +213,15 @@ def format_logprobs(
 
 def format_logprob(token: TokenLogprob, tokenizer: Tokenizer) -> dict[str, object]:
     """Format a token with its bytes, and their text, which may be an incomplete character."""
-    data = token_bytes(token.token, tokenizer)
-    return {"token": data.decode(errors="replace"), "logprob": finite_logprob(token), "bytes": [*data]}
+    data = get_token_bytes(token.token, tokenizer)
+    return {"token": data.decode(errors="replace"), "logprob": clip_logprob(token), "bytes": [*data]}
 
 
-def token_bytes(token: int, tokenizer: Tokenizer) -> bytes:
+def get_token_bytes(token: int, tokenizer: Tokenizer) -> bytes:
     return tokenizer.token_bytes(token, special=True) if token < tokenizer.vocab_size else b""
 
 
-def finite_logprob(token: TokenLogprob) -> float:
+def clip_logprob(token: TokenLogprob) -> float:
     """Clip a log probability at -9999, as OpenAI does, since JSON has no infinity."""
     return max(token.logprob, -9999.0)
 
@@ -228,23 +230,25 @@ async def list_models(service: Service, request: Request) -> Response:
     service.pool.refresh()
     entries = service.pool.entries.values()
     if VERSION_HEADER in request.headers:
-        data = [anthropic_model(entry) for entry in entries]
+        data = [format_anthropic_model(entry) for entry in entries]
         page = {"first_id": data[0]["id"], "last_id": data[-1]["id"], "has_more": False} if data else {}
-        return http.json_response({"data": data, **page})
-    return http.json_response({"object": "list", "data": [openai_model(entry) for entry in entries]})
+        return http.make_json_response({"data": data, **page})
+    return http.make_json_response({"object": "list", "data": [format_openai_model(entry) for entry in entries]})
 
 
 async def retrieve_model(service: Service, request: Request) -> Response:
     entry = service.pool.get(request.path_params["name"])
-    return http.json_response((anthropic_model if VERSION_HEADER in request.headers else openai_model)(entry))
+    return http.make_json_response(
+        (format_anthropic_model if VERSION_HEADER in request.headers else format_openai_model)(entry)
+    )
 
 
-def openai_model(entry: ModelEntry) -> dict[str, object]:
+def format_openai_model(entry: ModelEntry) -> dict[str, object]:
     """Describe a model in the format of https://platform.openai.com/docs/api-reference/models."""
     return {"id": entry.name, "object": "model", "created": entry.created, "owned_by": "localllm"}
 
 
-def anthropic_model(entry: ModelEntry) -> dict[str, object]:
+def format_anthropic_model(entry: ModelEntry) -> dict[str, object]:
     """Describe a model in the format of https://docs.anthropic.com/en/api/models-list."""
     created = datetime.fromtimestamp(entry.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {"type": "model", "id": entry.name, "display_name": entry.name, "created_at": created}

@@ -15,10 +15,10 @@ from starlette.responses import Response
 from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.generation.infill import Infill
-from localllm.generation.logprobs import LikelyToken, TokenLogprob, prompt_logprobs, token_logprobs
+from localllm.generation.logprobs import LikelyToken, TokenLogprob, compute_prompt_logprobs, compute_token_logprobs
 from localllm.server import openai_chat
 from localllm.server.fields import Body
-from localllm.server.http import EventStream, format_event, openai_error, read_json, respond_when_done
+from localllm.server.http import EventStream, format_event, format_openai_error, read_json, respond_when_done
 from localllm.server.request_options import MAX_CHOICES, MAX_LOGPROBS, parse_constraint, parse_keep_alive, parse_options
 from localllm.server.service import GenerateRequest, Prompt, ResponseStream, Service
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from localllm.server.service import ResponseStream
 
 
-TEXT = "cmpl", "text_completion"
+COMPLETION_KIND = "cmpl", "text_completion"
 DEFAULT_MAX_TOKENS = 16  # the default in OpenAI's documentation
 MAX_PROMPTS = 64
 
 
-async def completions(service: Service, request: Request) -> Response:
+async def create_completion(service: Service, request: Request) -> Response:
     body = Body(await read_json(request, service.limits))
     is_streaming, options = body.get_bool("stream"), body.get_object("stream_options")
     wants_usage = options is not None and options.get_bool("include_usage")
     query, has_echo = await asyncio.to_thread(parse_request, body), body.get_bool("echo")
     stream = await service.start(query, parse_keep_alive(body))
-    headers = openai_chat.extension_headers(body)
+    headers = openai_chat.make_extension_headers(body)
     if is_streaming:
         return EventStream(stream_chunks(stream, query, wants_usage, has_echo), service.limits, headers, stream.close)
-    return await respond_when_done(request, complete(stream, query, has_echo), headers, stream.close)
+    return await respond_when_done(request, complete_choices(stream, query, has_echo), headers, stream.close)
 
 
 @frozen
@@ -72,11 +72,11 @@ async def echo_prompts(stream: ResponseStream, top_logprobs: int | None) -> list
         if top_logprobs is None:
             prompts.append(EchoedPrompt(text))
             continue
-        tokens, row = await asyncio.to_thread(prompt_logprobs, stream.model.sequence(), ids, top_logprobs)
+        tokens, row = await asyncio.to_thread(compute_prompt_logprobs, stream.model.sequence(), ids, top_logprobs)
         has_bos = isinstance(prompt, str) and ids[:1] == [tokenizer.bos_id]
         first = [] if has_bos or not ids else [LikelyToken(TokenLogprob(ids[0], 0.0), ())]
         end = max(tokenizer.end_ids, key=row.__getitem__, default=None) if len(row) else None
-        likeliest_end = None if end is None else token_logprobs(row, end, top_logprobs)
+        likeliest_end = None if end is None else compute_token_logprobs(row, end, top_logprobs)
         prompts.append(EchoedPrompt(text, (*first, *tokens), bool(first), likeliest_end))
     return prompts
 
@@ -97,7 +97,7 @@ class TextChoice(TypedDict):
     finish_reason: str | None
 
 
-async def complete(stream: ResponseStream, query: GenerateRequest, has_echo: bool) -> dict[str, object]:
+async def complete_choices(stream: ResponseStream, query: GenerateRequest, has_echo: bool) -> dict[str, object]:
     prompts = await echo_prompts(stream, query.top_logprobs) if has_echo else []
 
     def format_choice(index: int, choice: openai_chat.Choice) -> TextChoice:
@@ -111,7 +111,7 @@ async def complete(stream: ResponseStream, query: GenerateRequest, has_echo: boo
             add_prompt(formatted, prompts[index // query.n], stream, query)
         return formatted
 
-    return await openai_chat.complete_response(stream, query, TEXT, format_choice)
+    return await openai_chat.complete_response(stream, query, COMPLETION_KIND, format_choice)
 
 
 def add_prompt(choice: TextChoice, prompt: EchoedPrompt, stream: ResponseStream, query: GenerateRequest) -> None:
@@ -140,11 +140,11 @@ def parse_request(body: Body) -> GenerateRequest:
         raise UsageError(f"best_of must be equal to n, {n}, not {best}")
     max_tokens = DEFAULT_MAX_TOKENS if body.get("max_tokens") is None else body.get_limit("max_tokens")
     options = parse_options(body, max_tokens, parse_constraint(body))
-    suffix = body.get_text("suffix")
+    suffix = body.get_string("suffix")
     if suffix and body.get_bool("echo"):
         raise UsageError("echo cannot be combined with suffix")
     prompts = add_suffix(parse_prompts(body.get("prompt")), suffix)
-    return GenerateRequest(body.get_text("model"), prompts, options, n, parse_logprobs(body))
+    return GenerateRequest(body.get_string("model"), prompts, options, n, parse_logprobs(body))
 
 
 def parse_logprobs(body: Body) -> int | None:
@@ -189,11 +189,11 @@ def is_token(value: object) -> bool:
 async def stream_chunks(
     stream: ResponseStream, query: GenerateRequest, wants_usage: bool, has_echo: bool = False
 ) -> AsyncGenerator[bytes]:
-    base, usage = openai_chat.response_head(stream, *TEXT), {"usage": None} if wants_usage else {}
+    base, usage = openai_chat.format_head(stream, *COMPLETION_KIND), {"usage": None} if wants_usage else {}
     unfinished = dict.fromkeys(range(query.n * len(query.prompts)))
     lengths, has_text = Counter[int](), set[int]()
 
-    def chunk(index: int, text: str, tokens: list[LikelyToken], reason: str | None) -> bytes:
+    def format_chunk(index: int, text: str, tokens: list[LikelyToken], reason: str | None) -> bytes:
         logprobs = format_logprobs(tokens, stream, query, lengths[index])
         lengths[index] += sum(map(len, logprobs["tokens"])) if logprobs else 0
         choice: TextChoice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
@@ -217,14 +217,14 @@ async def stream_chunks(
             if reason == "stop" and has_echo and index not in has_text and (end := prompts[index // query.n].end):
                 tokens.append(end)  # as in `add_prompt`
             if text or tokens or reason:
-                yield chunk(index, text, tokens, reason)
+                yield format_chunk(index, text, tokens, reason)
         for index in unfinished:  # max_tokens is 0
-            yield chunk(index, "", [], "length")
+            yield format_chunk(index, "", [], "length")
         if wants_usage:
             yield format_event({**base, "choices": [], "usage": openai_chat.format_usage(stream.usage)})
         yield openai_chat.DONE
     except Exception as error:
-        yield format_event(openai_error(error))
+        yield format_event(format_openai_error(error))
     finally:
         await stream.close()
 
@@ -239,18 +239,18 @@ def format_logprobs(
     if query.top_logprobs is None:
         return None
     tokenizer, offsets = stream.model.tokenizer, list[int]()
-    texts = [openai_chat.token_bytes(token.chosen.token, tokenizer).decode(errors="replace") for token in tokens]
+    texts = [openai_chat.get_token_bytes(token.chosen.token, tokenizer).decode(errors="replace") for token in tokens]
     for text in texts:
         offsets.append(offset)
         offset += len(text)
     return {
         "tokens": texts,
-        "token_logprobs": [openai_chat.finite_logprob(token.chosen) for token in tokens],
+        "token_logprobs": [openai_chat.clip_logprob(token.chosen) for token in tokens],
         "top_logprobs": [
             {
-                openai_chat.token_bytes(alternative.token, tokenizer).decode(
+                openai_chat.get_token_bytes(alternative.token, tokenizer).decode(
                     errors="replace"
-                ): openai_chat.finite_logprob(alternative)
+                ): openai_chat.clip_logprob(alternative)
                 for alternative in token.likeliest
             }
             for token in tokens

@@ -22,8 +22,8 @@ from localllm.generation.options import GenerationOptions
 from localllm.generation.reasoning import REASONING, TextPart
 from localllm.generation.tools.tool_call_parser import CALL
 from localllm.server import http, request_options
-from localllm.server.content_blocks import CLOSE, OPEN, Block, Blocks, Change
-from localllm.server.fields import Body, type_name
+from localllm.server.content_blocks import CLOSE, OPEN, Block, BlockChange, BlockList
+from localllm.server.fields import Body, describe_type
 from localllm.server.messages import (
     IMAGE_ROLES,
     name_tool_results,
@@ -32,7 +32,7 @@ from localllm.server.messages import (
     parse_result,
     parse_text,
 )
-from localllm.server.openai_chat import extension_headers
+from localllm.server.openai_chat import make_extension_headers
 from localllm.server.service import GenerateRequest, ResponseStream, Service, Usage
 from localllm.text.messages import ROLES, Message
 
@@ -42,15 +42,23 @@ if TYPE_CHECKING:
 IGNORED_FIELDS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "include",
                "truncation", "prompt_cache_retention", "client_metadata", "stream_options", "background")  # fmt: skip
 CALL_SUFFIX, OUTPUT_SUFFIX = "_call", "_output"  # suffixes of item types
-RESULTS = ("output", "outputs", "results", "result", "error")  # fields of a call with its result
-ABOUT = ("type", "id", "status", "call_id", "name", "namespace", *RESULTS)  # fields that are not arguments
+RESULT_FIELDS = ("output", "outputs", "results", "result", "error")  # fields of a call with its result
+NON_ARGUMENT_FIELDS = (
+    "type",
+    "id",
+    "status",
+    "call_id",
+    "name",
+    "namespace",
+    *RESULT_FIELDS,
+)  # fields that are not arguments
 INPUT = "input"  # the parameter of a custom tool
-TEXT = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]}
+CUSTOM_SCHEMA = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]}
 Event = dict[str, object]
 
 
 @frozen
-class Origin:
+class ClientTool:
     """A tool's name and namespace as the client declared them; is_custom: whether it is a custom tool."""
 
     name: str
@@ -58,19 +66,19 @@ class Origin:
     is_custom: bool = False
 
 
-Origins = Mapping[str, Origin]  # the client's tools, by the model's names for them
+ClientTools = Mapping[str, ClientTool]  # the client's tools, by the model's names for them
 
 
 async def create_response(service: Service, request: Request) -> Response:
     body = Body(await http.read_json(request, service.limits))
-    is_streaming, origins = body.get_bool("stream"), {tool.name: origin for tool, origin in client_tools(body)}
+    is_streaming, origins = body.get_bool("stream"), {tool.name: origin for tool, origin in parse_client_tools(body)}
     generate_request = await asyncio.to_thread(parse_request, body)
-    settings, headers = echo_settings(body), extension_headers(body)
+    settings, headers = echo_settings(body), make_extension_headers(body)
     if generate_request is None:  # a client that only checks the connection
-        builder = ResponseBuilder(service.pool.resolve(body.get_text("model")).name, settings, origins)
-        return empty_response(builder, service, is_streaming, headers)
+        builder = ResponseBuilder(service.pool.resolve(body.get_string("model")).name, settings, origins)
+        return respond_to_empty_input(builder, service, is_streaming, headers)
     stream = await service.start(generate_request, request_options.parse_keep_alive(body))
-    builder, headers = ResponseBuilder(stream.name, settings, origins), extension_headers(body, stream)
+    builder, headers = ResponseBuilder(stream.name, settings, origins), make_extension_headers(body, stream)
     if is_streaming:
         return http.EventStream(stream_events(stream, builder), service.limits, headers, stream.close)
     return await http.respond_when_done(request, complete_response(stream, builder), headers, stream.close)
@@ -85,9 +93,9 @@ def parse_request(body: Body) -> GenerateRequest | None:
     text, reasoning = body.get_object("text"), body.get_object("reasoning")
     schema = request_options.parse_schema(text.get_object("format")) if text else None
     effort = reasoning.get_choice("effort", tuple(request_options.EFFORTS)) if reasoning else None
-    from localllm.generation.constraints.constraint import constraint_of
+    from localllm.generation.constraints.constraint import make_constraint
 
-    constraint = constraint_of(schema, **request_options.parse_json_options(body))
+    constraint = make_constraint(schema, **request_options.parse_json_options(body))
     options = GenerationOptions(
         body.get_limit("max_output_tokens"), (), request_options.parse_sampling(body), constraint=constraint,
         tools=parse_tools(body), think=request_options.EFFORTS[effort] if effort else "auto",
@@ -96,10 +104,10 @@ def parse_request(body: Body) -> GenerateRequest | None:
     messages = parse_input(body)
     if not messages:
         return None
-    if instructions := body.get_text("instructions"):
+    if instructions := body.get_string("instructions"):
         messages = [{"role": "system", "content": instructions}, *messages]
     body.reject("top_logprobs", "use /v1/chat/completions")
-    return GenerateRequest(body.get_text("model"), [messages], options)
+    return GenerateRequest(body.get_string("model"), [messages], options)
 
 
 def echo_settings(body: Body) -> dict[str, object]:
@@ -129,15 +137,15 @@ class ResponseBuilder:
         model: the model's name.
     """
 
-    def __init__(self, model: str, settings: Mapping[str, object], origins: Origins):
+    def __init__(self, model: str, settings: Mapping[str, object], origins: ClientTools):
         """Begin a response.
 
         settings: repeated in the response.  origins: the client's tools, by the model's names for them.
         """
         self.model = model
         self._settings, self._origins = settings, origins
-        self._id, self._created_at = http.new_id("resp_"), int(time())
-        self._blocks, self._names, self._items = Blocks(), list[str](), list[object]()
+        self._id, self._created_at = http.generate_id("resp_"), int(time())
+        self._blocks, self._names, self._items = BlockList(), list[str](), list[object]()
 
     def begin(self) -> Iterator[Event]:
         for event_type in ("response.created", "response.in_progress"):
@@ -146,17 +154,17 @@ class ResponseBuilder:
     def take(self, part: TextPart) -> Iterator[Event]:
         """Yield the events of one segment of the answer."""
         for change in self._blocks.take(part):
-            yield from self._events_of(change, "")
+            yield from self._format_change(change, "")
 
     def end(self, reason: str, usage: Usage) -> Iterator[Event]:
         """Yield the final events; reason: the finish reason."""
         for change in self._blocks.end():
-            yield from self._events_of(change, reason)
+            yield from self._format_change(change, reason)
         status = "incomplete" if reason == "length" else "completed"
         yield {"type": f"response.{status}", "response": self._format(status, usage)}
 
     def fail(self, error: Exception) -> Event:
-        fields = http.error_fields(error)
+        fields = http.format_error_fields(error)
         failed = self._format("failed") | {"error": {**fields, "code": fields["code"] or "server_error"}}
         return {"type": "response.failed", "response": failed}
 
@@ -168,11 +176,11 @@ class ResponseBuilder:
             "incomplete_details": incomplete_details, **self._settings,
         }  # fmt: skip
 
-    def _events_of(self, change: Change, reason: str) -> Iterator[Event]:
+    def _format_change(self, change: BlockChange, reason: str) -> Iterator[Event]:
         """Yield the events of a block's change; reason: the finish reason if the answer ends with it."""
         action, block, _ = change
         if action == OPEN:
-            self._names.append(http.new_id("item_"))
+            self._names.append(http.generate_id("item_"))
             item = format_item(block, self._names[-1], "in_progress", self._origins, has_content=False)
             yield {"type": "response.output_item.added", "output_index": block.index, "item": item}
         fields = {"item_id": self._names[block.index], "output_index": block.index}
@@ -186,24 +194,26 @@ class ResponseBuilder:
             yield {"type": "response.output_item.done", "output_index": block.index, "item": self._items[-1]}
 
 
-def empty_response(builder: ResponseBuilder, service: Service, is_streaming: bool, headers: dict[str, str]) -> Response:
+def respond_to_empty_input(
+    builder: ResponseBuilder, service: Service, is_streaming: bool, headers: dict[str, str]
+) -> Response:
     """Respond to a request with empty input, which clients send to check the connection."""
     events = [*builder.begin(), *builder.end("stop", Usage())]
     if not is_streaming:
-        return http.json_response(events[-1]["response"], headers=headers)
+        return http.make_json_response(events[-1]["response"], headers=headers)
 
-    async def lines() -> AsyncGenerator[bytes]:
+    async def format_lines() -> AsyncGenerator[bytes]:
         for number, event in enumerate(events):
             yield format_numbered(event, number)
 
-    return http.EventStream(lines(), service.limits, headers)
+    return http.EventStream(format_lines(), service.limits, headers)
 
 
 def format_numbered(event: Event, number: int) -> bytes:
     return http.format_event({**event, "sequence_number": number}, str(event["type"]))
 
 
-async def response_events(stream: ResponseStream, builder: ResponseBuilder) -> AsyncGenerator[Event]:
+async def build_events(stream: ResponseStream, builder: ResponseBuilder) -> AsyncGenerator[Event]:
     """Yield the events of a response, the complete one last, and close the stream. Raises LocalllmError."""
     reason = ""
     try:
@@ -221,12 +231,12 @@ async def response_events(stream: ResponseStream, builder: ResponseBuilder) -> A
 
 
 async def complete_response(stream: ResponseStream, builder: ResponseBuilder) -> object:
-    return [event async for event in response_events(stream, builder)][-1]["response"]
+    return [event async for event in build_events(stream, builder)][-1]["response"]
 
 
 async def stream_events(stream: ResponseStream, builder: ResponseBuilder) -> AsyncGenerator[bytes]:
     number = 0
-    async with aclosing(response_events(stream, builder)) as events:
+    async with aclosing(build_events(stream, builder)) as events:
         try:
             async for event in events:
                 yield format_numbered(event, number)
@@ -235,22 +245,22 @@ async def stream_events(stream: ResponseStream, builder: ResponseBuilder) -> Asy
             yield format_numbered(builder.fail(error), number)
 
 
-def format_call_events(change: Change, fields: Event, origins: Origins) -> Iterator[Event]:
+def format_call_events(change: BlockChange, fields: Event, origins: ClientTools) -> Iterator[Event]:
     """Yield the events of a call's arguments; a custom tool's string is sent when it is complete."""
     action, block, text = change
-    if origin_of(block, origins).is_custom:
+    if find_client_tool(block, origins).is_custom:
         if action == CLOSE:
-            input_value = input_text(block.text)
+            input_value = parse_custom_input(block.text)
             yield {"type": "response.custom_tool_call_input.delta", **fields, "delta": input_value}
             yield {"type": "response.custom_tool_call_input.done", **fields, "input": input_value}
     elif action == CLOSE:
-        done_fields = {"arguments": block.text, "name": origin_of(block, origins).name}
+        done_fields = {"arguments": block.text, "name": find_client_tool(block, origins).name}
         yield {"type": "response.function_call_arguments.done", **fields, **done_fields}
     elif action != OPEN:
         yield {"type": "response.function_call_arguments.delta", **fields, "delta": text}
 
 
-def format_text_events(change: Change, fields: Event) -> Iterator[Event]:
+def format_text_events(change: BlockChange, fields: Event) -> Iterator[Event]:
     """Yield the events of a text or reasoning block's single part."""
     action, block, text = change
     prefix = "response.reasoning_text" if block.kind == REASONING else "response.output_text"
@@ -270,16 +280,18 @@ def format_part(block: Block, text: str) -> dict[str, object]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def origin_of(block: Block, origins: Origins) -> Origin:
+def find_client_tool(block: Block, origins: ClientTools) -> ClientTool:
     """Return the tool of a call under the client's name."""
-    return origins.get(block.name) or Origin(block.name)
+    return origins.get(block.name) or ClientTool(block.name)
 
 
-def format_item(block: Block, id: str, status: str, origins: Origins, has_content: bool = True) -> dict[str, object]:
+def format_item(
+    block: Block, id: str, status: str, origins: ClientTools, has_content: bool = True
+) -> dict[str, object]:
     """Format a block as an output item; has_content: False for an item that was just opened."""
     if block.kind == CALL:
         arguments = block.text if has_content else ""
-        return format_call(origin_of(block, origins), id, f"call_{block.id}", arguments, status)
+        return format_call(find_client_tool(block, origins), id, f"call_{block.id}", arguments, status)
     content = [format_part(block, block.text)] if has_content else []
     if block.kind == REASONING:
         return {"type": "reasoning", "id": id, "summary": [], "content": content, "status": status}
@@ -304,11 +316,11 @@ def parse_input(body: Body) -> list[Message]:
     if isinstance(items, str):
         return [{"role": "user", "content": items}] if items else []
     if items is not None and not isinstance(items, list):
-        raise UsageError(f"input must be a string or an array of items, not {type_name(items)}")
+        raise UsageError(f"input must be a string or an array of items, not {describe_type(items)}")
     messages = list[Message]()
     for number, item in enumerate(items or ()):
         if not isinstance(item, dict):
-            raise UsageError(f"input[{number}] must be an object, not {type_name(item)}")
+            raise UsageError(f"input[{number}] must be an object, not {describe_type(item)}")
         if not add_item(messages, item, f"input[{number}]"):
             body.ignore(f"input[{number}]:{item['type']}")
     return name_tool_results(messages)
@@ -320,7 +332,7 @@ def add_item(messages: list[Message], item: dict[str, object], name: str) -> boo
     if kind == "message":
         add_message(messages, item, name)
     elif kind == "reasoning":
-        if texts := reasoning_texts(item.get("content")) or reasoning_texts(item.get("summary")):
+        if texts := parse_reasoning(item.get("content")) or parse_reasoning(item.get("summary")):
             messages.append({"role": "assistant", "content": "", "reasoning_content": "\n".join(texts)})
     elif kind.endswith(CALL_SUFFIX):
         add_call(messages, item, kind)
@@ -354,9 +366,11 @@ def add_call(messages: list[Message], item: dict[str, object], kind: str) -> Non
     elif isinstance(given_arguments := item.get("arguments"), str | dict):
         arguments = normalize_arguments(given_arguments)
     else:
-        arguments = dumps({key: value for key, value in item.items() if key not in ABOUT}, ensure_ascii=False)
+        arguments = dumps(
+            {key: value for key, value in item.items() if key not in NON_ARGUMENT_FIELDS}, ensure_ascii=False
+        )
     namespace = item.get("namespace")
-    called = request_options.flat_name(
+    called = request_options.flatten_name(
         namespace if isinstance(namespace, str) else None, str(item.get("name") or kind[: -len(CALL_SUFFIX)])
     )
     id = str(item.get("call_id") or item.get("id") or kind)
@@ -365,12 +379,12 @@ def add_call(messages: list[Message], item: dict[str, object], kind: str) -> Non
         messages.append({"role": "assistant", "content": ""})
     messages[-1].setdefault("tool_calls", []).append(call)
     if kind != "function_call" and item.get("call_id") is None:
-        results = [parse_result(item[field], field) for field in RESULTS if item.get(field)]
+        results = [parse_result(item[field], field) for field in RESULT_FIELDS if item.get(field)]
         content = "\n".join(text for text in results if isinstance(text, str)) or str(item.get("status") or "completed")
         messages.append({"role": "tool", "tool_call_id": id, "content": content})
 
 
-def reasoning_texts(value: object) -> list[str]:
+def parse_reasoning(value: object) -> list[str]:
     """Return the strings of reasoning: a string, or a list of strings and parts with a text."""
     parts = value if isinstance(value, list) else [value]
     texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
@@ -385,7 +399,7 @@ def parse_tools(body: Body) -> "ToolUse | None":
     from localllm.generation.tools.tool_grammar import ToolUse
 
     choice, parallel = body.get("tool_choice"), body.get("parallel_tool_calls") is not False
-    options, tools = request_options.parse_call_options(body), [tool for tool, _ in client_tools(body)]
+    options, tools = request_options.parse_call_options(body), [tool for tool, _ in parse_client_tools(body)]
     if not tools:
         return None
     if isinstance(choice, dict) and choice.get("type") not in ("function", "custom", "allowed_tools"):
@@ -394,41 +408,43 @@ def parse_tools(body: Body) -> "ToolUse | None":
     return ToolUse(tools, mode, parallel, allowed=allowed, **options)
 
 
-def client_tools(body: Body) -> Iterator[tuple["Tool", Origin]]:
+def parse_client_tools(body: Body) -> Iterator[tuple["Tool", ClientTool]]:
     """Yield the tools that the client runs. Raises UsageError."""
     for number, value in enumerate(body.get_list("tools") or ()):
         tool = Body.of(value, "tools")
-        kind = tool.get_text("type") or "function"
+        kind = tool.get_string("type") or "function"
         if kind == "function":
-            yield as_function(tool)
+            yield parse_function_tool(tool)
         elif kind == "custom":
-            yield as_text_function(tool)
+            yield parse_custom_tool(tool)
         elif kind == "namespace":
-            space = tool.require_text("name")
+            space = tool.require_string("name")
             for inner in tool.require_list("tools"):
                 function = Body.of(inner, "tools.tools")
-                yield (as_text_function if function.get("type") == "custom" else as_function)(function, space)
+                yield (parse_custom_tool if function.get("type") == "custom" else parse_function_tool)(function, space)
         else:
             body.ignore(f"tools[{number}]:{kind}")
 
 
-def as_function(tool: Body, namespace: str | None = None) -> tuple["Tool", Origin]:
+def parse_function_tool(tool: Body, namespace: str | None = None) -> tuple["Tool", ClientTool]:
     parsed = request_options.parse_function(tool, namespace)
-    return parsed, Origin(tool.require_text("name"), namespace)
+    return parsed, ClientTool(tool.require_string("name"), namespace)
 
 
-def as_text_function(tool: Body, namespace: str | None = None) -> tuple["Tool", Origin]:
+def parse_custom_tool(tool: Body, namespace: str | None = None) -> tuple["Tool", ClientTool]:
     """Parse a custom tool as a function with one parameter. Raises UsageError."""
     from localllm.generation.tools.tool_grammar import Tool
 
-    name, about = tool.require_text("name"), tool.get_text("description") or ""
+    name, about = tool.require_string("name"), tool.get_string("description") or ""
     format = tool.get_object("format")
-    if format and (grammar := format.get_text("definition")):
-        about += f"\n\nThe input must match this grammar ({format.get_text('syntax') or 'lark'}):\n{grammar}"
-    return Tool(request_options.flat_name(namespace, name), about, TEXT), Origin(name, namespace, is_custom=True)
+    if format and (grammar := format.get_string("definition")):
+        about += f"\n\nThe input must match this grammar ({format.get_string('syntax') or 'lark'}):\n{grammar}"
+    return Tool(request_options.flatten_name(namespace, name), about, CUSTOM_SCHEMA), ClientTool(
+        name, namespace, is_custom=True
+    )
 
 
-def input_text(arguments: str) -> str:
+def parse_custom_input(arguments: str) -> str:
     """Return the string argument of a custom tool's call; incomplete arguments are returned unchanged."""
     try:
         return str(loads(arguments)[INPUT])
@@ -436,9 +452,9 @@ def input_text(arguments: str) -> str:
         return arguments
 
 
-def format_call(origin: Origin, id: str, call_id: str, arguments: str, status: str) -> dict[str, object]:
+def format_call(origin: ClientTool, id: str, call_id: str, arguments: str, status: str) -> dict[str, object]:
     namespace = {"namespace": origin.namespace} if origin.namespace else {}
-    call_input = {"input": input_text(arguments)} if origin.is_custom else {"arguments": arguments}
+    call_input = {"input": parse_custom_input(arguments)} if origin.is_custom else {"arguments": arguments}
     kind = "custom_tool_call" if origin.is_custom else "function_call"
     return {
         "type": kind, "id": id, "call_id": call_id, "name": origin.name, **namespace, **call_input, "status": status,

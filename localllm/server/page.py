@@ -21,14 +21,14 @@ from localllm.errors import LocalllmError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.frozen import frozen
 from localllm.server.fields import Body
-from localllm.server.http import RejectedRequestError, encode_json, json_response, read_json
+from localllm.server.http import RejectedRequestError, encode_json, make_json_response, read_json
 from localllm.server.messages import parse_tool_calls
 from localllm.server.model_pool import ModelEntry
 from localllm.server.service import Service
 from localllm.services import sessions
 
 FILE = Path(__file__).with_name("page.html")
-MOST_MESSAGES = 10_000
+MAX_MESSAGES = 10_000
 WRITING = threading.Lock()  # a reloaded page may write while its older request is still running
 
 
@@ -40,12 +40,13 @@ def load_page() -> tuple[bytes, str]:
     """
     html = FILE.read_bytes()
 
-    def sources(tag: str) -> str:
+    def hash_elements(tag: str) -> str:
         elements = re.findall(rb"<%s>(.*?)</%s>" % (tag.encode(), tag.encode()), html, re.DOTALL)
         return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'" for text in elements)
 
     policy = (
-        f"default-src 'none'; script-src {sources('script')}; style-src {sources('style')}; connect-src 'self'; "
+        f"default-src 'none'; script-src {hash_elements('script')}; style-src {hash_elements('style')}; "
+        "connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     return html, policy
@@ -58,14 +59,14 @@ async def serve_page(service: Service, request: Request) -> Response:
 
 
 async def list_sessions(service: Service, request: Request) -> Response:
-    return json_response({"sessions": [{"name": name} for name in sessions.names()]})
+    return make_json_response({"sessions": [{"name": name} for name in sessions.list_names()]})
 
 
 async def read_session(service: Service, request: Request) -> Response:
     """Return a conversation's messages, revision, and model under its served name."""
-    chat = sessions.read(request.path_params["name"])
+    chat = sessions.read_session(request.path_params["name"])
     model = await asyncio.to_thread(find_served_name, [*service.pool.entries.values()], chat)
-    return json_response({"messages": chat.messages, "model": model, "revision": revision_of(chat.messages)})
+    return make_json_response({"messages": chat.messages, "model": model, "revision": compute_revision(chat.messages)})
 
 
 async def write_session(service: Service, request: Request) -> Response:
@@ -77,28 +78,30 @@ async def write_session(service: Service, request: Request) -> Response:
     """
     body = Body(await read_json(request, service.limits))
     messages = [parse_message(message) for message in body.require_list("messages")]
-    if len(messages) > MOST_MESSAGES:
-        raise UsageError(f"messages must be at most {MOST_MESSAGES}, not {len(messages)}")
+    if len(messages) > MAX_MESSAGES:
+        raise UsageError(f"messages must be at most {MAX_MESSAGES}, not {len(messages)}")
     if any(message["role"] == "system" for message in messages[1:]):
         raise UsageError("messages: only the first message may have the role system")
-    entry = service.pool.resolve(name) if (name := body.get_text("model")) else None
-    update = Update(request.path_params["name"], messages, entry, body.get_text("revision"), body.get_text("replaces"))
-    revision = await asyncio.to_thread(store, update)
-    return json_response({"name": update.name, "revision": revision})
+    entry = service.pool.resolve(name) if (name := body.get_string("model")) else None
+    update = SessionUpdate(
+        request.path_params["name"], messages, entry, body.get_string("revision"), body.get_string("replaces")
+    )
+    revision = await asyncio.to_thread(store_session, update)
+    return make_json_response({"name": update.name, "revision": revision})
 
 
 @frozen
-class Update:
+class SessionUpdate:
     """A request to store a conversation; see `write_session`."""
 
     name: str
-    messages: list[sessions.Line]
+    messages: list[sessions.SessionLine]
     entry: ModelEntry | None
     revision: str | None
     replaces: str | None
 
 
-def store(update: Update) -> str:
+def store_session(update: SessionUpdate) -> str:
     """Store a conversation; return its revision. Raises UsageError, LocalllmError, RejectedRequestError."""
     with WRITING, sessions.SessionFile(update.name) as file:
         if not (file.is_new or may_replace(file.chat.messages, update)):
@@ -114,25 +117,27 @@ def store(update: Update) -> str:
             file.rewrite()
     if update.replaces and update.replaces != update.name:
         with suppress(LocalllmError):
-            if revision_of(sessions.read(update.replaces).messages) == revision_of(lines):
-                sessions.remove(update.replaces)
-    return revision_of(lines)
+            if compute_revision(sessions.read_session(update.replaces).messages) == compute_revision(lines):
+                sessions.remove_session(update.replaces)
+    return compute_revision(lines)
 
 
-def may_replace(stored: list[sessions.Line], update: Update) -> bool:
+def may_replace(stored: list[sessions.SessionLine], update: SessionUpdate) -> bool:
     """Return whether an update's sender knows the stored messages, or sends the same update again."""
     head = update.messages if update.revision == "" else update.messages[: len(stored)]
-    return update.revision == revision_of(stored) or sessions.visible_fields(stored) == sessions.visible_fields(head)
+    return update.revision == compute_revision(stored) or sessions.select_visible_fields(
+        stored
+    ) == sessions.select_visible_fields(head)
 
 
-def revision_of(messages: Sequence[sessions.Line]) -> str:
+def compute_revision(messages: Sequence[sessions.SessionLine]) -> str:
     """Return a digest of the visible fields of a conversation's messages, without an unanswered last question.
 
     Reading a session also drops a last question without an answer.
     """
     if messages and messages[-1]["role"] == "user":
         messages = messages[:-1]
-    return hashlib.blake2b(encode_json(sessions.visible_fields(messages)), digest_size=8).hexdigest()
+    return hashlib.blake2b(encode_json(sessions.select_visible_fields(messages)), digest_size=8).hexdigest()
 
 
 def describe_model(entry: ModelEntry) -> sessions.SessionModel:
@@ -162,14 +167,14 @@ def find_served_name(entries: Sequence[ModelEntry], chat: sessions.SavedChat) ->
     return next(alike, chat.model.name)
 
 
-def keep_stored_details(old: list[sessions.Line], new: list[sessions.Line]) -> list[sessions.Line]:
+def keep_stored_details(old: list[sessions.SessionLine], new: list[sessions.SessionLine]) -> list[sessions.SessionLine]:
     """Return the new messages, with the stored form of unchanged leading ones.
 
     `localllm chat` stores more fields with a message than the page sends, such as its end time.
     """
-    lines = list[sessions.Line]()
+    lines = list[sessions.SessionLine]()
     for old_line, new_line in zip(old, new, strict=False):
-        if sessions.visible_fields([old_line]) != sessions.visible_fields([new_line]):
+        if sessions.select_visible_fields([old_line]) != sessions.select_visible_fields([new_line]):
             break
         lines.append(old_line)
     return lines + new[len(lines) :]
@@ -180,15 +185,15 @@ def parse_message(message: object) -> dict[str, object]:
     role = body.get_choice("role", sessions.ROLES)
     if role is None:
         raise UsageError("role is missing")
-    reasoning = body.get_text("reasoning_content")
-    text = body.require_text("content")
+    reasoning = body.get_string("reasoning_content")
+    text = body.require_string("content")
     parsed: dict[str, object] = {"role": role, "content": text}
     if reasoning:
         parsed["reasoning_content"] = reasoning
-    if role == "assistant" and (model := body.get_text("model")):
+    if role == "assistant" and (model := body.get_string("model")):
         parsed["model"] = model
     if calls := body.get_list("tool_calls"):
         parsed["tool_calls"] = parse_tool_calls(calls, "tool_calls")
     if role == "tool":
-        body.require_text("tool_call_id")
-    return parsed | {name: value for name in ("tool_call_id", "name") if (value := body.get_text(name))}
+        body.require_string("tool_call_id")
+    return parsed | {name: value for name in ("tool_call_id", "name") if (value := body.get_string(name))}

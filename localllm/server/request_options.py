@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from localllm.errors import UsageError
 from localllm.generation.options import GenerationOptions
-from localllm.generation.sampling.options import OPTIONS, SamplingOptions, names_for
-from localllm.server.fields import Body, type_name
+from localllm.generation.sampling.options import OPTIONS, SamplingOptions, map_names
+from localllm.server.fields import Body, describe_type
 from localllm.text.messages import Message
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from localllm.generation.tools.tool_grammar import Tool, ToolUse
 
 # Names of sampling options in requests: ours, vLLM's and llama-server's.
-SAMPLING_FIELDS = {name: name for name in OPTIONS} | names_for("vllm", OPTIONS) | names_for("llamacpp", OPTIONS)
+SAMPLING_FIELDS = {name: name for name in OPTIONS} | map_names("vllm", OPTIONS) | map_names("llamacpp", OPTIONS)
 EFFORTS = {"none": "off", "minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high",
            "max": "high", "default": "auto"}  # fmt: skip
 DURATION = re.compile(r"(?P<sign>-?)(?:(?P<h>\d{1,9})h)?(?:(?P<m>\d{1,9})m)?(?:(?P<s>\d{1,9}(?:\.\d*)?)s?)?")
@@ -53,7 +53,7 @@ def parse_sampling(body: Body) -> SamplingOptions:
     for field, name in SAMPLING_FIELDS.items():
         if (value := body.get(field)) is not None:
             # As in llama-server: top_k -1 keeps all tokens, top_p 0 the most likely one.
-            values[name] = OPTIONS[name].clamped(value) if OPTIONS[name].is_clamped else value
+            values[name] = OPTIONS[name].clamp(value) if OPTIONS[name].is_clamped else value
     seed = body.get_int("seed", -sys.maxsize)
     values["seed"] = None if seed in (None, -1) else seed % 2**64
     values["logit_bias"] = parse_biases(values.get("logit_bias"))
@@ -86,7 +86,7 @@ def parse_options(
     body: Body, max_tokens: int | None, constraint: "Constraint | None", tools: "ToolUse | None" = None
 ) -> GenerationOptions:
     """Parse the options that chat, completions and infill share. Raises UsageError."""
-    stop = body.get_texts("stop")
+    stop = body.get_strings("stop")
     if len(stop) > MAX_STOPS:
         raise UsageError(f"stop must be at most {MAX_STOPS} strings, not {len(stop)}")
     for name in IGNORED_FIELDS:
@@ -119,7 +119,7 @@ def parse_lora(value: object) -> dict[str, float] | None:
 
 
 def parse_banned(body: Body) -> tuple[str, ...]:
-    texts = body.get_texts("banned_strings")
+    texts = body.get_strings("banned_strings")
     if len(texts) > MAX_BANNED:
         raise UsageError(f"banned_strings must be at most {MAX_BANNED} strings, not {len(texts)}")
     return texts
@@ -146,16 +146,16 @@ def apply_continuation(body: Body, options: GenerationOptions, messages: list[Me
 def parse_think(body: Body) -> str:
     """Parse OpenAI's `reasoning_effort` or localllm's `think`."""
     effort = body.get_choice("reasoning_effort", tuple(EFFORTS))
-    think = body.get_text("think")
+    think = body.get_string("think")
     return think or (EFFORTS[effort] if effort else "auto")
 
 
 def parse_constraint(body: Body) -> "Constraint | None":
     """Parse response_format, or localllm's fields grammar (GBNF) and regex. Raises UsageError."""
-    from localllm.generation.constraints.constraint import constraint_of
+    from localllm.generation.constraints.constraint import make_constraint
 
     schema = parse_schema(body.get_object("response_format"))
-    return constraint_of(schema, body.get_text("grammar"), body.get_text("regex"), **parse_json_options(body))
+    return make_constraint(schema, body.get_string("grammar"), body.get_string("regex"), **parse_json_options(body))
 
 
 class JsonOptions(TypedDict):
@@ -190,7 +190,7 @@ def parse_schema(format: Body | None) -> object:
     inner = format.get_object("json_schema") or format  # /v1/responses has the fields at this level
     schema = inner.get("schema")
     if not isinstance(schema, Mapping):
-        raise UsageError(f"{inner.qualify('schema')} must be an object, not {type_name(schema)}")
+        raise UsageError(f"{inner.qualify('schema')} must be an object, not {describe_type(schema)}")
     return dict(schema)
 
 
@@ -202,7 +202,7 @@ def parse_tools(body: Body) -> "ToolUse | None":
     parallel, options = body.get("parallel_tool_calls") is not False, parse_call_options(body)
     tools = list[Tool]()
     for number, tool in enumerate(Body.of(value, "tools") for value in tool_list):
-        if (kind := tool.get_text("type")) in (None, "function"):
+        if (kind := tool.get_string("type")) in (None, "function"):
             tools.append(parse_function(tool))
         else:
             body.ignore(f"tools[{number}]:{kind}")
@@ -216,12 +216,12 @@ def parse_function(tool: Body, namespace: str | None = None) -> "Tool":
     from localllm.generation.tools.tool_grammar import NOTHING, Tool
 
     function = tool.get_object("function") or tool  # /v1/responses has the fields at this level
-    name, about = function.require_text("name"), function.get_text("description") or ""
+    name, about = function.require_string("name"), function.get_string("description") or ""
     parameters = function.get_mapping("parameters")
-    return Tool(flat_name(namespace, name), about, dict(parameters or NOTHING), function.get_bool("strict"))
+    return Tool(flatten_name(namespace, name), about, dict(parameters or NOTHING), function.get_bool("strict"))
 
 
-def flat_name(namespace: str | None, name: str) -> str:
+def flatten_name(namespace: str | None, name: str) -> str:
     """Return the model's name for a function of a namespace, such as mcp__files__read."""
     return f"{namespace.rstrip('_')}__{name}" if namespace else name
 
@@ -246,4 +246,4 @@ def parse_tool_choice(choice: object) -> tuple[str, tuple[str, ...] | None]:
 def parse_tool_name(body: Body) -> str:
     """Return the tool's name from an object of tool_choice. Raises UsageError."""
     function = body.get_object("function") or body.get_object("custom") or body
-    return flat_name(function.get_text("namespace"), function.require_text("name"))
+    return flatten_name(function.get_string("namespace"), function.require_string("name"))

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 from localllm.frozen import frozen
 from localllm.server import listener
-from localllm.server.app import application
-from localllm.server.guard import Rules
+from localllm.server.app import create_application
+from localllm.server.guard import AccessRules
 from localllm.server.http import Limits
 from localllm.server.metrics import Metrics
 from localllm.server.model_pool import Find, ModelPool, NameOptions
 from localllm.server.service import Service
-from localllm.system.memory import available_memory
+from localllm.system.memory import get_available_memory
 
 if TYPE_CHECKING:
     from localllm.api import Model
@@ -29,7 +29,7 @@ EXIT_SECONDS = 1.5  # seconds from cutting the responses short until the process
 
 
 @frozen
-class Setup:
+class ServerSettings:
     """The server's settings.
 
     Attributes:
@@ -72,7 +72,9 @@ class Setup:
     find: Find | None = None
 
 
-def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None], warn: Callable[[str], None]) -> None:
+def run_server(
+    setup: ServerSettings, stack: ExitStack, on_ready: Callable[[str], None], warn: Callable[[str], None]
+) -> None:
     """Serve until a signal arrives.
 
     on_ready: called with the address. Raises LocalllmError, and KeyboardInterrupt for Ctrl-C.
@@ -84,14 +86,14 @@ def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None], warn: C
         setup.body, answer_seconds=setup.answer_seconds, connections=setup.connections, drops_turns=setup.drops_turns,
         folders=setup.folders, cache_reuse=setup.cache_reuse, suffix_first=setup.suffix_first,
     )  # fmt: skip
-    local_names = [] if setup.host == "127.0.0.1" else local_host_names()
-    rules = Rules([host, *local_names, *setup.hosts], setup.origins, setup.keys)
+    local_names = [] if setup.host == "127.0.0.1" else get_host_names()
+    rules = AccessRules([host, *local_names, *setup.hosts], setup.origins, setup.keys)
 
     server: listener.Listener | None = None
     deadline = threading.Timer(EXIT_SECONDS, lambda: exit_now(server, stack))
     deadline.daemon = True
 
-    async def serve() -> listener.Listener:
+    async def serve_models() -> listener.Listener:
         nonlocal server
         metrics = Metrics()
 
@@ -99,14 +101,14 @@ def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None], warn: C
             pool.stop_responses()
             deadline.start()
 
-        memory = available_memory() if setup.memory is None else setup.memory
+        memory = get_available_memory() if setup.memory is None else setup.memory
         pool = ModelPool(
             setup.paths, setup.open_model, metrics, memory, setup.parallel, setup.strict_names, setup.idle_seconds,
             setup.names,
         )  # fmt: skip
         pool.find = setup.find
-        ending = listener.Ending(setup.grace, stop_responses, warn)
-        app = application(Service(pool, metrics, limits), rules, warn if setup.access_log else None)
+        ending = listener.ShutdownOptions(setup.grace, stop_responses, warn)
+        app = create_application(Service(pool, metrics, limits), rules, warn if setup.access_log else None)
         server = listener.create_listener(app, limits, ending, tls)
         if len(setup.paths) == 1:
             async with pool.use(None):  # report errors of a single model at the start
@@ -122,23 +124,23 @@ def run(setup: Setup, stack: ExitStack, on_ready: Callable[[str], None], warn: C
         return server
 
     try:
-        ended = asyncio.run(serve())
+        ended = asyncio.run(serve_models())
     finally:
         deadline.cancel()
     if ended.stopped_by == signal.SIGINT:
         raise KeyboardInterrupt
 
 
-def open_sockets(setup: Setup, stack: ExitStack, scheme: str) -> tuple[list[socket.socket], str]:
+def open_sockets(setup: ServerSettings, stack: ExitStack, scheme: str) -> tuple[list[socket.socket], str]:
     """Open the server's sockets, or take those of a service manager; return them and the first one's address.
 
     Raises LocalllmError.
     """
-    if inherited := listener.inherited_sockets():
+    if inherited := listener.take_inherited_sockets():
         for listening in inherited:
             stack.enter_context(listening)
         listener.require_keys(inherited, setup.keys)
-        return inherited, listener.address_of(inherited[0], scheme)
+        return inherited, listener.format_address(inherited[0], scheme)
     if setup.socket is not None:
         return [stack.enter_context(listener.bind_unix(setup.socket))], setup.socket
     main_socket = stack.enter_context(listener.bind_tcp(setup.host, setup.port))
@@ -149,7 +151,7 @@ def open_sockets(setup: Setup, stack: ExitStack, scheme: str) -> tuple[list[sock
     return sockets, f"{scheme}://{host}:{main_socket.getsockname()[1]}"
 
 
-def local_host_names() -> list[str]:
+def get_host_names() -> list[str]:
     """Return the host names by which other computers may reach this one."""
     name = socket.gethostname()
     return [name, f"{name.partition('.')[0]}.local"]

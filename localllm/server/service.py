@@ -13,7 +13,7 @@ from localllm.generation.conversation import AnswerDefaults
 from localllm.generation.infill import Infill
 from localllm.generation.options import GenerationOptions
 from localllm.generation.request import Completion, Request
-from localllm.images.parts import images_of, texts_of
+from localllm.images.parts import get_text, list_image_parts
 from localllm.server.attachments import resolve_images
 from localllm.server.http import Limits, RequestTimeoutError
 from localllm.server.metrics import Metrics
@@ -92,7 +92,7 @@ class ResponseStream:
         if self._defaults:
             options = self._defaults.complete(self._generate_request.options)
             self._generate_request = replace(self._generate_request, options=options)
-        self._generate_request = within_vocabulary(self._generate_request, self.model.engine.vocab_size)
+        self._generate_request = drop_unknown_biases(self._generate_request, self.model.engine.vocab_size)
         self._generate_request = with_named_adapter(self._generate_request, self.model)
         requests = await asyncio.to_thread(self._build_requests)
         for request in requests:
@@ -106,18 +106,18 @@ class ResponseStream:
         Templates, vocabularies and grammars take time.
         """
         generate_request, requests = self._generate_request, list[Request]()
-        self._generate_request = generate_request = self._with_reuse(generate_request)
+        self._generate_request = generate_request = self._set_cache_reuse(generate_request)
         self.model.session.validate_combination(generate_request.options)
-        prompts = encode_gaps(generate_request, self.model)
+        prompts = encode_infills(generate_request, self.model)
         for prompt in resolve_prompt_images(prompts, self._folders):
-            request = self._build_fitting(prompt) if self._drops else self._build_request(prompt)
+            request = self._build_truncated_request(prompt) if self._drops else self._build_request(prompt)
             request.task.require_room(self.model.context)
             request.task.guide(self.model.tokenizer, self._vocab)
             request.task.adapter_scales(self.model.engine)
             requests.append(request)
         return requests
 
-    def _with_reuse(self, generate_request: GenerateRequest) -> GenerateRequest:
+    def _set_cache_reuse(self, generate_request: GenerateRequest) -> GenerateRequest:
         """Return the request with its own cache_reuse, or the server's. Raises UsageError."""
         if (reuse := generate_request.options.cache_reuse) is not None:
             if reuse and not self.model.engine.can_shift:
@@ -141,7 +141,7 @@ class ResponseStream:
             require_known_tokens(prompt, vocab, "prompt")
         elif not self._drops:
             require_size(count_bytes(prompt), self.model)
-        prompt = with_defaults(prompt, self._defaults)
+        prompt = add_defaults(prompt, self._defaults)
         request = self.model.session.request(prompt, self._generate_request.options, self._generate_request.n)
         if context := require_known_tokens(self._generate_request.context, vocab, "context"):
             ids = request.prompt[request.prompt[:1] == [self.model.tokenizer.bos_id] :]
@@ -151,7 +151,7 @@ class ResponseStream:
             request.prompt.extend([each for each in (bos, eos) if each is not None][:1])
         return request
 
-    def _build_fitting(self, prompt: Prompt) -> Request:
+    def _build_truncated_request(self, prompt: Prompt) -> Request:
         """Drop the oldest turns until an eighth of the context is left for the answer."""
         request, limit = self._build_request(prompt), self.model.context - self.model.context // 8
         if isinstance(prompt, str) or len(request.prompt) <= limit or not is_chat(prompt):
@@ -176,10 +176,10 @@ class ResponseStream:
 
     async def events(self) -> AsyncGenerator[tuple[int, TokenEvent]]:
         """Yield all events, each with its choice's index over all prompts. Raises LocalllmError."""
-        source = merge([subscriber.events() for subscriber in self._subscribers])
+        source = merge_streams([subscriber.events() for subscriber in self._subscribers])
         end = None if self._seconds is None else asyncio.get_running_loop().time() + self._seconds
         try:
-            while (item := await next_before(source, end)) is not None:
+            while (item := await get_next_before(source, end)) is not None:
                 number, token_event = item
                 yield number * self._generate_request.n + token_event.number, token_event
         except TimeoutError:
@@ -194,7 +194,7 @@ class ResponseStream:
         request_prompts = self._generate_request.prompts
         return [(prompt, each.request.prompt) for prompt, each in zip(request_prompts, self._subscribers, strict=True)]
 
-    def current_usage(self) -> Usage:
+    def count_usage(self) -> Usage:
         usage = Usage()
         for subscriber in self._subscribers:
             usage.count(subscriber.request)
@@ -242,8 +242,8 @@ class Service:
             model, options = worker.model, defaults.complete(generate_request.options)
             return await asyncio.to_thread(
                 lambda: sum(
-                    len(model.session.request(with_defaults(prompt, defaults), options).prompt)
-                    for prompt in resolve_prompt_images(encode_gaps(generate_request, model), self.limits.folders)
+                    len(model.session.request(add_defaults(prompt, defaults), options).prompt)
+                    for prompt in resolve_prompt_images(encode_infills(generate_request, model), self.limits.folders)
                 )
             )
 
@@ -256,7 +256,7 @@ def with_named_adapter(generate_request: GenerateRequest, model: "Model") -> Gen
     return replace(generate_request, options=replace(options, lora={name: 1.0}))
 
 
-def within_vocabulary(generate_request: GenerateRequest, vocab: int) -> GenerateRequest:
+def drop_unknown_biases(generate_request: GenerateRequest, vocab: int) -> GenerateRequest:
     """Remove biases of unknown tokens; clients send biases for OpenAI's vocabularies."""
     sampling = generate_request.options.sampling
     if not sampling.logit_bias or max(sampling.logit_bias) < vocab:
@@ -266,7 +266,7 @@ def within_vocabulary(generate_request: GenerateRequest, vocab: int) -> Generate
     return replace(generate_request, options=options)
 
 
-def encode_gaps(generate_request: GenerateRequest, model: "Model") -> list[Prompt]:
+def encode_infills(generate_request: GenerateRequest, model: "Model") -> list[Prompt]:
     """Return the prompts; convert fill-in-the-middle prompts to token ids.
 
     Raises UsageError for a model without fill-in-the-middle tokens, and ContextError.
@@ -299,19 +299,19 @@ def require_size(size: int, model: "Model") -> None:
 
 def count_bytes(prompt: str | list[Message]) -> int:
     """Count the UTF-8 bytes of a prompt's text, a lower bound of the rendered prompt's size."""
-    texts = [prompt] if isinstance(prompt, str) else [texts_of(message.get("content") or "") for message in prompt]
+    texts = [prompt] if isinstance(prompt, str) else [get_text(message.get("content") or "") for message in prompt]
     return sum(len(text.encode(errors="replace")) for text in texts)
 
 
 def resolve_prompt_images(prompts: Sequence[Prompt], folders: Sequence[str]) -> list[Prompt]:
     """Replace the images of each conversation by files. Raises UsageError."""
     return [
-        resolve_images(prompt, folders) if is_chat(prompt) and any(map(images_of, prompt)) else prompt
+        resolve_images(prompt, folders) if is_chat(prompt) and any(map(list_image_parts, prompt)) else prompt
         for prompt in prompts
     ]
 
 
-def with_defaults(prompt: Prompt, defaults: AnswerDefaults | None) -> Prompt:
+def add_defaults(prompt: Prompt, defaults: AnswerDefaults | None) -> Prompt:
     """Add the default system and first messages of the model's name to a conversation."""
     return defaults.conversation(prompt) if defaults and is_chat(prompt) else prompt
 
@@ -320,13 +320,13 @@ def is_chat(prompt: Sequence[object]) -> TypeGuard[list[Message]]:
     return bool(prompt) and isinstance(prompt[0], dict)
 
 
-async def next_before(source: AsyncIterator[T], end: float | None) -> T | None:
+async def get_next_before(source: AsyncIterator[T], end: float | None) -> T | None:
     """Return the next item, or None at the end. Raises TimeoutError at time `end` of the event loop's clock."""
     async with asyncio.timeout_at(end):
         return await anext(source, None)
 
 
-async def merge(sources: Sequence[AsyncIterator[TokenEvent]]) -> AsyncGenerator[tuple[int, TokenEvent]]:
+async def merge_streams(sources: Sequence[AsyncIterator[TokenEvent]]) -> AsyncGenerator[tuple[int, TokenEvent]]:
     """Merge streams as their items arrive, each with its stream's index; close all at the end."""
     if len(sources) == 1:
         async for token_event in sources[0]:

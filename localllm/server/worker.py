@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from localllm.errors import ConstraintError, LocalllmError, MemoryLimitError, UsageError
-from localllm.generation.logprobs import LikelyToken, token_logprobs
+from localllm.generation.logprobs import LikelyToken, compute_token_logprobs
 from localllm.generation.reasoning import ANSWER, TextPart
 from localllm.generation.request import Completion, Request
 from localllm.server.metrics import Metrics
@@ -97,7 +97,7 @@ class Worker:
         self._events = list[tuple[Subscriber, TokenEvent | LocalllmError | None]]()
         self._token_times = dict[int, float]()  # of the latest token, by id(completion)
         self._batch = self._open_batch()
-        self._thread = threading.Thread(target=self._work, name="answers", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="answers", daemon=True)
         self._thread.start()
 
     def __iter__(self) -> "Worker":
@@ -156,7 +156,7 @@ class Worker:
 
     # ---- in the thread ----
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         while self._wait_for_work():
             try:
                 for finished in self._batch:
@@ -178,7 +178,7 @@ class Worker:
         """Record a completion's new token, with its log probability if requested."""
         logprob = None
         if subscriber.top_logprobs is not None and token is not None and completion.guide.transcript.kind == ANSWER:
-            logprob = token_logprobs(row, token, subscriber.top_logprobs)
+            logprob = compute_token_logprobs(row, token, subscriber.top_logprobs)
         self._events.append(
             (subscriber, TokenEvent(completion.number, tuple(parts), logprob, completion.finish_reason))
         )
@@ -195,7 +195,7 @@ class Worker:
     def _after_step(self, finished: list[Request]) -> None:
         for request in finished:
             if subscriber := self._subscribers.pop(id(request), None):
-                self._events.append((subscriber, request.error and with_text(request.error, request)))
+                self._events.append((subscriber, request.error and add_partial_text(request.error, request)))
                 self._metrics.record_finished(request)
                 request.listener = None  # breaks the cycle request - listener - subscriber
         with self._condition:
@@ -227,7 +227,7 @@ class Worker:
             self._batch = self._open_batch()
 
 
-def with_text(error: LocalllmError, request: Request) -> LocalllmError:
+def add_partial_text(error: LocalllmError, request: Request) -> LocalllmError:
     """Add the text generated so far to an error of a constraint that could not be satisfied."""
     if not isinstance(error, UsageError | ConstraintError):
         return error

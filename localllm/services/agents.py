@@ -9,7 +9,7 @@ from dataclasses import field
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
-from localllm.services.remote.http import Endpoint, EndpointError, json_count, json_objects
+from localllm.services.remote.http import Endpoint, EndpointError, as_count, as_objects
 
 NO_KEY = "localllm"  # for agents that require a key although the server needs none
 
@@ -29,7 +29,7 @@ class Provider:
 
 
 @frozen
-class Settings:
+class AgentSettings:
     """An agent's settings: environment variables, and arguments placed before the user's."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -42,13 +42,13 @@ class Agent:
 
     program: str
     install: str
-    configure: Callable[[Provider], Settings]
+    configure: Callable[[Provider], AgentSettings]
 
 
-def configure_claude(provider: Provider) -> Settings:
+def configure_claude(provider: Provider) -> AgentSettings:
     """Configure Claude Code. Source: https://docs.claude.com/en/docs/claude-code/settings (environment variables)."""
     names = ("MODEL", "DEFAULT_OPUS_MODEL", "DEFAULT_SONNET_MODEL", "DEFAULT_HAIKU_MODEL")
-    return Settings({
+    return AgentSettings({
         "ANTHROPIC_BASE_URL": provider.url, "ANTHROPIC_AUTH_TOKEN": provider.key, "ANTHROPIC_API_KEY": "",
         **{f"ANTHROPIC_{name}": provider.model for name in names},
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # a line of the system message that differs in each request
@@ -56,7 +56,7 @@ def configure_claude(provider: Provider) -> Settings:
     })  # fmt: skip
 
 
-def configure_codex(provider: Provider) -> Settings:
+def configure_codex(provider: Provider) -> AgentSettings:
     """Configure Codex. Source: https://github.com/openai/codex/blob/main/docs/config.md."""
     settings = {
         "name": "localllm",
@@ -69,10 +69,10 @@ def configure_codex(provider: Provider) -> Settings:
         arguments += ["-c", f"model_providers.localllm.{name}={json.dumps(value)}"]
     if provider.context:
         arguments += ["-c", f"model_context_window={provider.context}"]
-    return Settings({"LOCALLLM_API_KEY": provider.key}, arguments)
+    return AgentSettings({"LOCALLLM_API_KEY": provider.key}, arguments)
 
 
-def configure_opencode(provider: Provider) -> Settings:
+def configure_opencode(provider: Provider) -> AgentSettings:
     """Configure OpenCode. Source: https://opencode.ai/docs/config and /docs/providers."""
     limit = {"limit": {"context": provider.context, "output": provider.context // 4}} if provider.context else {}
     described = {
@@ -81,28 +81,28 @@ def configure_opencode(provider: Provider) -> Settings:
     }  # fmt: skip
     name = f"localllm/{provider.model}"
     config = {"provider": {"localllm": described}, "model": name, "small_model": name}
-    return Settings({"OPENCODE_CONFIG_CONTENT": json.dumps(config)})
+    return AgentSettings({"OPENCODE_CONFIG_CONTENT": json.dumps(config)})
 
 
-def configure_qwen(provider: Provider) -> Settings:
+def configure_qwen(provider: Provider) -> AgentSettings:
     """Configure Qwen Code. Source: https://github.com/QwenLM/qwen-code (README, authentication)."""
     variables = {"BASE_URL": f"{provider.url}/v1", "API_KEY": provider.key, "MODEL": provider.model}
-    return Settings({f"OPENAI_{name}": value for name, value in variables.items()}, ["--auth-type", "openai"])
+    return AgentSettings({f"OPENAI_{name}": value for name, value in variables.items()}, ["--auth-type", "openai"])
 
 
-def configure_aider(provider: Provider) -> Settings:
+def configure_aider(provider: Provider) -> AgentSettings:
     """Configure aider. Source: https://aider.chat/docs/llms/openai-compat.html."""
-    return Settings(
+    return AgentSettings(
         {"OPENAI_API_BASE": f"{provider.url}/v1", "OPENAI_API_KEY": provider.key},
         ["--model", f"openai/{provider.model}", "--no-show-model-warnings"],
     )
 
 
-def configure_mini(provider: Provider) -> Settings:
+def configure_mini(provider: Provider) -> AgentSettings:
     """Configure mini-SWE-agent. Source: https://mini-swe-agent.com/latest/models/local_models."""
     extra = {"MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors"}
     variables = {"OPENAI_API_BASE": f"{provider.url}/v1", "OPENAI_API_KEY": provider.key, **extra}
-    return Settings(variables, ["--model", f"openai/{provider.model}", "--cost-limit", "0"])
+    return AgentSettings(variables, ["--model", f"openai/{provider.model}", "--cost-limit", "0"])
 
 
 AGENTS = {
@@ -119,10 +119,10 @@ def find_provider(url: str, key: str | None, model: str | None) -> Provider:
     """Return a server's model; model: its name, None for the first. Raises EndpointError, UsageError if missing."""
     endpoint = Endpoint.of(url, key)
     try:
-        models = json_objects(endpoint.get("/props").get("models"))
+        models = as_objects(endpoint.get("/props").get("models"))
     except EndpointError as error:
         raise EndpointError(f"{error}; start a server with: localllm serve MODEL") from None
-    served = {str(each.get("name")): json_count(each.get("context")) or None for each in models}
+    served = {str(each.get("name")): as_count(each.get("context")) or None for each in models}
     name = model or next(iter(served), "")
     if name not in served:
         raise UsageError(f"{url} does not serve model {name}; available: {', '.join(served)}")

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, TypedDict
 import numpy as np
 
 from localllm.api import Model, open_model
-from localllm.arch import architecture
-from localllm.engine.cpu.limits import peak_operations, read_bandwidth
+from localllm.arch import load_architecture
+from localllm.engine.cpu.limits import measure_peak_operations, measure_read_bandwidth
 from localllm.engine.embedding_runner import EmbeddingRunner
 from localllm.engine.options import EngineOptions
 from localllm.engine.runs import BATCH
@@ -24,9 +24,9 @@ from localllm.errors import UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.frozen import frozen
 from localllm.kernels.build.objects import Progress
-from localllm.kernels.machine import lane_name, this_lane
-from localllm.services.inspection.inspect import MatrixCosts, is_reader
-from localllm.system.cpu import processor_name, usable_cores
+from localllm.kernels.machine import get_lane, get_lane_name
+from localllm.services.inspection.inspect import MatrixCosts, is_embedding_model
+from localllm.system.cpu import count_usable_cores, get_processor_name
 
 if TYPE_CHECKING:
     from localllm.arch.rope_scaling import RopeScaling
@@ -36,7 +36,7 @@ TOKENS = 8192  # tokens of all documents in one repetition, which has at least o
 
 
 @frozen
-class Test:
+class SpeedTestSpec:
     """A test: prefill `prompt` tokens, then decode `generated` tokens, after `depth` tokens in the cache."""
 
     prompt: int
@@ -58,22 +58,22 @@ class Test:
         return self.depth + self.tokens
 
 
-def plan(
+def plan_tests(
     prompts: Sequence[int], generated: Sequence[int], combined: Sequence[tuple[int, int]], depths: Sequence[int]
-) -> list[Test]:
+) -> list[SpeedTestSpec]:
     """List the tests in llama-bench's order; a 0 in `prompts` or `generated` means none.
 
     Raises UsageError if no test is left.
     """
     pairs = [*((count, 0) for count in prompts), *((0, count) for count in generated), *combined]
-    tests = [Test(*pair, depth) for depth in depths for pair in pairs if any(pair)]
+    tests = [SpeedTestSpec(*pair, depth) for depth in depths for pair in pairs if any(pair)]
     if not tests:
         raise UsageError("no tests selected; set -p, -n or -pg to a value above 0")
     return tests
 
 
 @frozen
-class Result:
+class BenchResult:
     """The measurement of one test.
 
     Attributes:
@@ -82,7 +82,7 @@ class Result:
             GPU's tensor cores, or of the CPU instructions used for prefill, with as many threads.
     """
 
-    test: Test
+    test: SpeedTestSpec
     threads: int
     samples: Sequence[float]
     costs: MatrixCosts
@@ -123,14 +123,14 @@ class Result:
         """The fraction of the peak that prefill reaches."""
         return self.gops * 1e9 / self.peak if self.gops and self.peak else None
 
-    def facts(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         numbers = {"tokens_per_s": self.speed, "deviation": self.deviation, "samples": list(self.samples)}
         derived = {"gb_per_s": self.gb_per_s, "share": self.share, "gops": self.gops}
         derived |= {"share_of_peak": self.share_of_peak} if self.peak else {}
         return {"name": self.test.name, "depth": self.test.depth, "threads": self.threads} | numbers | derived
 
 
-class SpeedTest:
+class SpeedTestRunner:
     """Runs tests on a sequence; each position always has the same token, so that the KV cache stays valid."""
 
     def __init__(
@@ -145,7 +145,7 @@ class SpeedTest:
         self._sequence, self._threads, self._costs, self._on_step = sequence, threads, costs, on_step
         self._ids = np.random.default_rng(0).integers(0, sequence.vocab_size, sequence.context).tolist()
 
-    def measure(self, test: Test, repetitions: int) -> Result:
+    def measure(self, test: SpeedTestSpec, repetitions: int) -> BenchResult:
         """Run one test.
 
         The memory bandwidth is measured before every repetition, because a virtual machine's share of it changes
@@ -155,29 +155,29 @@ class SpeedTest:
         def report(step: str) -> None:
             self._on_step(f"{test.name} (threads: {self._threads}): {step}")
 
-        self._fill(test.depth, report)
+        self._fill_cache(test.depth, report)
         report("warming up")
-        warm_up = Test(test.prompt, min(test.generated, 1), test.depth)
-        self._seconds(warm_up)
+        warm_up = SpeedTestSpec(test.prompt, min(test.generated, 1), test.depth)
+        self._time_test(warm_up)
         speeds, bandwidths = list[float](), list[float]()
-        bandwidth, peak = self._limits or (None, None if test.generated else peak_operations(self._threads))
+        bandwidth, peak = self._limits or (None, None if test.generated else measure_peak_operations(self._threads))
         for number in range(repetitions):
             report(f"run {number + 1} of {repetitions}")
             if not test.prompt and not self._limits:
-                bandwidths.append(read_bandwidth(self._threads))
-                self._seconds(warm_up)  # the measurement has replaced the weights in the CPU caches
-            speeds.append(test.tokens / self._seconds(test))
+                bandwidths.append(measure_read_bandwidth(self._threads))
+                self._time_test(warm_up)  # the measurement has replaced the weights in the CPU caches
+            speeds.append(test.tokens / self._time_test(test))
         bandwidth = mean(bandwidths) if bandwidths else bandwidth
-        return Result(test, self._threads, speeds, self._costs, None if test.prompt else bandwidth, peak)
+        return BenchResult(test, self._threads, speeds, self._costs, None if test.prompt else bandwidth, peak)
 
-    def _fill(self, depth: int, report: OnStep) -> None:
+    def _fill_cache(self, depth: int, report: OnStep) -> None:
         """Fill the KV cache with `depth` tokens."""
         self._sequence.truncate(depth)
         for start in range(len(self._sequence.tokens), depth, BATCH):
             report(f"filling the cache, {start} of {depth} tokens")
             self._sequence.append(self._ids[start : min(start + BATCH, depth)], "none")
 
-    def _seconds(self, test: Test) -> float:
+    def _time_test(self, test: SpeedTestSpec) -> float:
         """Run the test once after the tokens in the cache; return its duration in seconds."""
         sequence, ids, end = self._sequence.fork(), self._ids, test.depth + test.prompt
         start = perf_counter()
@@ -217,9 +217,9 @@ class Bench:
         self.model: ModelFacts = {}
 
     def run(
-        self, tests: Sequence[Test], threads: Sequence[int] | None, repetitions: int, kv_type: str,
+        self, tests: Sequence[SpeedTestSpec], threads: Sequence[int] | None, repetitions: int, kv_type: str,
         device: str = "cpu", gpu_layers: int | str = "auto", rope: "RopeScaling | None" = None,
-    ) -> Iterator[Result]:  # fmt: skip
+    ) -> Iterator[BenchResult]:  # fmt: skip
         """Yield the results of all tests with each thread count (None: the default).
 
         Raises the errors of open_model.
@@ -227,53 +227,53 @@ class Bench:
         if repetitions < 1:
             raise UsageError(f"repetitions must be 1 or greater, not {repetitions}")
         context = max(test.end for test in tests)
-        for count in threads or [usable_cores()]:
+        for count in threads or [count_usable_cores()]:
             with open_model(
                 self._path, count, context, kv_type, device, self._on_compile, gpu_layers=gpu_layers, rope=rope
             ) as model:
                 model.engine.prepare_all()
-                self.model = facts(model)
+                self.model = describe_model(model)
                 costs = MatrixCosts.of_file(model.file)
-                runner = SpeedTest(model.sequence(), count, costs, self._on_step, model.engine.limits)
+                runner = SpeedTestRunner(model.sequence(), count, costs, self._on_step, model.engine.limits)
                 for test in tests:
                     yield runner.measure(test, repetitions)
 
     @property
     def lane(self) -> str:
-        return lane_name() if self.model.get("device", "CPU") == "CPU" else "cuBLAS"
+        return get_lane_name() if self.model.get("device", "CPU") == "CPU" else "cuBLAS"
 
-    def report(self, results: Sequence[Result]) -> dict[str, object]:
+    def report(self, results: Sequence[BenchResult]) -> dict[str, object]:
         measured = [result.bandwidth / 1e9 for result in results if result.bandwidth]
         machine = {
-            "cpu": processor(),
+            "cpu": describe_processor(),
             "lane": self.lane,
-            "threads": usable_cores(),
+            "threads": count_usable_cores(),
             "bandwidth_gbs": max(measured, default=None),
         }
-        return {"machine": machine, "model": self.model, "tests": [result.facts() for result in results]}
+        return {"machine": machine, "model": self.model, "tests": [result.to_dict() for result in results]}
 
 
-def facts(model: Model) -> ModelFacts:
+def describe_model(model: Model) -> ModelFacts:
     return {
         "path": model.path, "arch": model.arch, "format": model.format, "device": model.engine.device,
         "size": model.file.nbytes, "parameters": model.file.parameters,
     }  # fmt: skip
 
 
-def processor() -> str:
-    return f"{processor_name()} ({this_lane().cpu})"
+def describe_processor() -> str:
+    return f"{get_processor_name()} ({get_lane().cpu})"
 
 
 # ---- models that only compute embeddings or scores
 
 
-def makes_no_text(path: str) -> bool:
+def is_embedding_only(path: str) -> bool:
     """Return whether a model only computes embeddings or scores. Raises ModelError."""
     with GGUFFile.open(path) as file:
-        return is_reader(architecture(file)[1])
+        return is_embedding_model(load_architecture(file)[1])
 
 
-def measure(
+def measure_embedding(
     path: str, lengths: Sequence[int], threads: int | None, repetitions: int, on_step: Callable[[str], object],
     progress: Progress | None = None, device: str = "auto",
 ) -> list[dict[str, float]]:  # fmt: skip
@@ -282,7 +282,7 @@ def measure(
     lengths: in tokens.  on_step: called before each test. Raises ModelError, MemoryLimitError, UsageError.
     """
     file = GGUFFile.open(path)
-    _, hyperparameters = architecture(file)
+    _, hyperparameters = load_architecture(file)
     reader = EmbeddingRunner(
         file, str(hyperparameters.pooling), EngineOptions(threads, backend=device, progress=progress)
     )
@@ -293,7 +293,7 @@ def measure(
         count = max(TOKENS // length, 1)
         texts = np.random.default_rng(0).integers(0, reader.vocab_size, (count, length))
         reader.read(list(texts[:8]))
-        speeds = [count * length / time_once(reader, texts) for _ in range(max(repetitions, 1))]
+        speeds = [count * length / time_documents(reader, texts) for _ in range(max(repetitions, 1))]
         spread = stdev(speeds) if len(speeds) > 1 else 0.0
         speed = {"tokens_per_second": fmean(speeds), "deviation": spread, "texts_per_second": fmean(speeds) / length}
         results.append({"length": length, "texts": count, **speed})
@@ -301,7 +301,7 @@ def measure(
     return results
 
 
-def time_once(reader: EmbeddingRunner, texts: np.ndarray) -> float:
+def time_documents(reader: EmbeddingRunner, texts: np.ndarray) -> float:
     """Process the documents, int [documents, tokens], once; return the duration in seconds."""
     start = perf_counter()
     reader.read(list(texts))

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localllm.errors import LocalllmError
-from localllm.files.safe_file import make_private
-from localllm.system.files import folder_of, replace
+from localllm.files.safe_file import create_private_folder
+from localllm.system.files import get_user_folder, replace_file
 
 if TYPE_CHECKING:
     from localllm.api import Model
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from localllm.services.remote.model import RemoteGeneration, RemoteModel
     from localllm.text.messages import Message
 
-MOST_BYTES = 16 << 20  # longer conversations are not saved
+MAX_BYTES = 16 << 20  # longer conversations are not saved
 VERSION = 1  # of the session format
 AT_ENDPOINT = "endpoint "  # prefix of the fingerprint of a server's model
 
 
-def path() -> Path:
-    return folder_of("state") / "last-answer.jsonl"
+def get_path() -> Path:
+    return get_user_folder("state") / "last-answer.jsonl"
 
 
-def save(model: "Model | RemoteModel", messages: "Sequence[Message]") -> str:
+def save_conversation(model: "Model | RemoteModel", messages: "Sequence[Message]") -> str:
     """Replace the saved conversation (without fsync), unless a message's content is not a string.
 
     Return a warning if writing fails while an older file exists, since --continue would continue that one.
@@ -42,16 +42,16 @@ def save(model: "Model | RemoteModel", messages: "Sequence[Message]") -> str:
     about = {"name": model.name or os.path.basename(location), "path": location, "fingerprint": fingerprint}
     header = {"session": VERSION, "created": time.strftime("%Y-%m-%d %H:%M"), "model": about, "settings": {}}
     data = b"".join(json.dumps(line).encode() + b"\n" for line in (header, *messages))
-    target = path()
-    if len(data) > MOST_BYTES:
+    target = get_path()
+    if len(data) > MAX_BYTES:
         return ""
     partial = target.with_name(f"{target.name}.{os.getpid()}")
     try:
-        make_private(target.parent)
+        create_private_folder(target.parent)
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
-        replace(str(partial), str(target))
+        replace_file(str(partial), str(target))
     except (OSError, LocalllmError) as error:
         with suppress(OSError):
             partial.unlink()
@@ -61,7 +61,7 @@ def save(model: "Model | RemoteModel", messages: "Sequence[Message]") -> str:
     return ""
 
 
-def with_answer(
+def append_answer(
     question: "Sequence[Message]", between: "Sequence[Message]", answer: "Generation | RemoteGeneration"
 ) -> "list[Message]":
     """Return a conversation's messages including the answer, as a session stores them.
@@ -70,10 +70,10 @@ def with_answer(
     """
     tokens = answer.prompt_tokens + answer.completion_tokens
     last = {**answer.message(), "finish": answer.finish_reason, "tokens": tokens}
-    return [with_paths(message) for message in (*question, *between, last)]
+    return [make_image_paths_absolute(message) for message in (*question, *between, last)]
 
 
-def with_paths(message: "Message") -> "Message":
+def make_image_paths_absolute(message: "Message") -> "Message":
     images = message.get("images")
     if not isinstance(images, Sequence):
         return message

@@ -22,7 +22,7 @@ def is_imatrix(path: str) -> bool:
     return bool(read_imatrix(path).squares)
 
 
-def are_logits(path: str) -> bool:
+def is_logits_file(path: str) -> bool:
     """Return whether a file was written by --save-logits."""
     from localllm.files.logits_file import LogitsFile
 
@@ -31,12 +31,12 @@ def are_logits(path: str) -> bool:
 
 def is_receipt(path: str) -> bool:
     """Return whether a file was written by --receipt."""
-    from localllm.services.receipts import read
+    from localllm.services.receipts import read_receipt
 
-    return bool(read(path))
+    return bool(read_receipt(path))
 
 
-def require_kind(path: str, is_kind: Callable[[str], bool], kind: str, force: bool) -> None:
+def require_replaceable(path: str, is_kind: Callable[[str], bool], kind: str, force: bool) -> None:
     """Raise UsageError for a non-empty file of another type, unless forced; kind: the type for the message."""
     if force or not os.path.isfile(path) or not os.path.getsize(path):
         return

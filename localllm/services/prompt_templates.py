@@ -19,7 +19,7 @@ from pathlib import Path
 from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.services.records.lines import BRACES
-from localllm.system.files import folder_of
+from localllm.system.files import get_user_folder
 
 NAME = re.compile(r"\w[\w.-]*")
 ENDING, INPUT, DESCRIPTION = ".md", "input", "description"
@@ -52,11 +52,11 @@ class PromptTemplate:
         for name, value in self.options:
             if name == DESCRIPTION or name in excluded or value == "false":
                 continue
-            for each in values_of(value):
-                arguments += [f"--{name}"] if each == "true" else [f"--{name}={self._located(name, each)}"]
+            for each in split_values(value):
+                arguments += [f"--{name}"] if each == "true" else [f"--{name}={self._resolve_file(name, each)}"]
         return arguments
 
-    def _located(self, name: str, value: str) -> str:
+    def _resolve_file(self, name: str, value: str) -> str:
         """Return a value; for an option that takes a file, the path of that file if it is next to the template."""
         neighbour = self.path.parent / value
         takes_file = name.endswith("file") or name in ("json-schema", "grammar")
@@ -65,7 +65,7 @@ class PromptTemplate:
     def fill(self, input: str, fields: Mapping[str, str]) -> str:
         """Return the prompt with its fields filled in. Raises UsageError for a field without a value."""
 
-        def value(match: re.Match[str]) -> str:
+        def get_value(match: re.Match[str]) -> str:
             name = match[1]
             if name == INPUT:
                 return input
@@ -73,7 +73,7 @@ class PromptTemplate:
                 raise UsageError(f"template {self.name} needs a value for {name}: add --field {name}=TEXT")
             return fields.get(name, match[0])
 
-        return BRACES.sub(value, self.body)
+        return BRACES.sub(get_value, self.body)
 
     @property
     def has_input(self) -> bool:
@@ -87,7 +87,7 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def values_of(value: str) -> list[str]:
+def split_values(value: str) -> list[str]:
     """Return the values of an option: the items of a JSON list of strings, or the value itself."""
     if value.startswith('["'):
         try:
@@ -98,44 +98,44 @@ def values_of(value: str) -> list[str]:
 
 
 def own_folder() -> Path:
-    return folder_of("config") / "templates"
+    return get_user_folder("config") / "templates"
 
 
-def builtin_folder() -> Path:
+def get_builtin_folder() -> Path:
     return Path(__file__).parent.parent / "data" / "templates"
 
 
-def names() -> list[str]:
+def list_names() -> list[str]:
     stems = set[str]()
-    for folder in (own_folder(), builtin_folder()):
+    for folder in (own_folder(), get_builtin_folder()):
         if folder.is_dir():
             stems |= {each.stem for each in folder.iterdir() if each.suffix == ENDING and NAME.fullmatch(each.stem)}
     return sorted(stems)
 
 
-def load(name: str) -> PromptTemplate:
+def load_template(name: str) -> PromptTemplate:
     """Read a template by name, or by the path of its file. Raises UsageError."""
-    path = path_of(name)
+    path = find_path(name)
     try:
-        return parse(path.stem, path, path.read_text(encoding="utf-8-sig"))
+        return parse_template(path.stem, path, path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"cannot read the template {path}: {getattr(error, 'strerror', None) or 'not UTF-8'}"
         ) from None
 
 
-def path_of(name: str) -> Path:
+def find_path(name: str) -> Path:
     """Return a template's path; the user's templates take precedence. Raises UsageError for an unknown name."""
     if os.sep in name or name.endswith(ENDING):
         return Path(name)
     if NAME.fullmatch(name):
-        for folder in (own_folder(), builtin_folder()):
+        for folder in (own_folder(), get_builtin_folder()):
             if (path := folder / f"{name}{ENDING}").is_file():
                 return path
     raise UsageError(f"unknown template {name!r}; `localllm templates` lists the available ones")
 
 
-def parse(name: str, path: Path, text: str) -> PromptTemplate:
+def parse_template(name: str, path: Path, text: str) -> PromptTemplate:
     """Parse a template file's content. Raises UsageError for an invalid header."""
     lines, options = text.splitlines(), list[tuple[str, str]]()
     if not lines or lines[0].rstrip() != "---":
@@ -156,7 +156,7 @@ def unquote(value: str) -> str:
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
 
 
-def fields_of(settings: Sequence[str]) -> dict[str, str]:
+def parse_fields(settings: Sequence[str]) -> dict[str, str]:
     """Parse the values of --field, NAME=TEXT; the last value of a name has priority. Raises UsageError."""
     fields = dict[str, str]()
     for each in settings:

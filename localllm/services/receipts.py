@@ -22,22 +22,22 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from localllm.errors import UsageError
-from localllm.files.cache.checksummed_cache import OnProgress, sha256_of
+from localllm.files.cache.checksummed_cache import OnProgress, get_sha256
 from localllm.files.gguf.header import printable
 from localllm.files.safe_file import SafeFile
 from localllm.generation.options import CALLABLES, GenerationOptions
 from localllm.generation.sampling.options import DEFAULTS, SamplingOptions
 from localllm.generation.speculation.acceptance import Drafter
 from localllm.kernels.build.objects import object_folder
-from localllm.kernels.machine import this_lane
-from localllm.services.bench import processor
-from localllm.system.cpu import system_name
+from localllm.kernels.machine import get_lane
+from localllm.services.bench import describe_processor
+from localllm.system.cpu import get_system_name
 from localllm.text.messages import Message
 
 if TYPE_CHECKING:
     from localllm.api import Model
 
-LAYOUT = 1  # version of the file format; others are rejected
+FORMAT_VERSION = 1  # version of the file format; others are rejected
 PACKAGES = "localllm", "numpy", "numba", "llvmlite"
 SEEDS = 1 << 32
 # CPU features that determine the choice of kernels.
@@ -64,7 +64,7 @@ REMOTE_ANSWER: dict[str, object] = {"text": str}
 ANSWER: dict[str, object] = {**REMOTE_ANSWER, "tokens": list}
 SHOWN = 40  # characters to show of a difference
 
-Asked = str | list[Message]
+ReceiptPrompt = str | list[Message]
 Receipt = dict[str, Any]
 
 
@@ -76,7 +76,7 @@ class ReceiptFile(TypedDict):
     sha256: str
 
 
-class Choices(TypedDict):
+class AnswerSettings(TypedDict):
     """Settings of a response that are not in GenerationOptions.
 
     speculate: with the path of a draft model, if there is one.  chat_template: the user's, or None.
@@ -88,19 +88,19 @@ class Choices(TypedDict):
     chat_template: str | None
 
 
-def fully_specified(model: "Model", options: GenerationOptions) -> GenerationOptions:
+def fill_options(model: "Model", options: GenerationOptions) -> GenerationOptions:
     """Fill in the options: the file's recommendations, the defaults and a random seed."""
-    sampling = model.session.with_defaults(options).sampling.over(SamplingOptions(**DEFAULTS))
+    sampling = model.session.with_defaults(options).sampling.fill_unset(SamplingOptions(**DEFAULTS))
     if sampling.seed is None:
         sampling = replace(sampling, seed=secrets.randbelow(SEEDS))
     return replace(options, sampling=sampling)
 
 
-def make(
+def make_receipt(
     model: "Model",
-    prompt: Asked,
+    prompt: ReceiptPrompt,
     options: GenerationOptions,
-    choices: Choices,
+    choices: AnswerSettings,
     result: Mapping[str, object],
     on_progress: OnProgress | None = None,
 ) -> Receipt:
@@ -110,12 +110,12 @@ def make(
     files are hashed. Raises UsageError for options that cannot be recorded, OSError.
     """
     return {
-        "receipt": LAYOUT,
+        "receipt": FORMAT_VERSION,
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "model": {"arch": model.arch, "format": model.format, "files": identify_files(model, on_progress)},
         "prompt": {"asked": prompt, "sha256": sha256(json.dumps(prompt).encode()).hexdigest()},
-        "opening": open_arguments(model, choices["chat_template"]),
-        "options": plain_options(options) | {k: value for k, value in choices.items() if k != "chat_template"},
+        "opening": get_open_arguments(model, choices["chat_template"]),
+        "options": serialize_options(options) | {k: value for k, value in choices.items() if k != "chat_template"},
         "made_by": describe_environment(model),
         "result": {name: value for name, value in result.items() if name != "model"},
     }
@@ -123,10 +123,10 @@ def make(
 
 def identify_files(model: "Model", on_progress: OnProgress | None = None) -> list[ReceiptFile]:
     paths = [os.path.realpath(path) for path in model.file.parts]
-    return [{"path": path, "size": os.stat(path).st_size, "sha256": sha256_of(path, on_progress)} for path in paths]
+    return [{"path": path, "size": os.stat(path).st_size, "sha256": get_sha256(path, on_progress)} for path in paths]
 
 
-def open_arguments(model: "Model", chat_template: str | None) -> dict[str, object]:
+def get_open_arguments(model: "Model", chat_template: str | None) -> dict[str, object]:
     """Return arguments for api.open_model that open the model in the same way."""
     kv_type = model.engine.kv_type
     return {
@@ -149,13 +149,13 @@ def adapters_of(model: "Model") -> list[dict[str, object]]:
 def describe_environment(model: "Model") -> dict[str, object]:
     """Describe the environment; responses are equal in equal environments."""
     return {
-        **{name: version(name) for name in PACKAGES}, "python": sys.version.split()[0], "system": system_name(),
-        "processor": processor(), "device": model.engine.device,
-        "instructions": " ".join(sorted(INSTRUCTIONS & this_lane().features)), "kernels": object_folder().name,
+        **{name: version(name) for name in PACKAGES}, "python": sys.version.split()[0], "system": get_system_name(),
+        "processor": describe_processor(), "device": model.engine.device,
+        "instructions": " ".join(sorted(INSTRUCTIONS & get_lane().features)), "kernels": object_folder().name,
     }  # fmt: skip
 
 
-def plain_options(options: GenerationOptions) -> dict[str, object]:
+def serialize_options(options: GenerationOptions) -> dict[str, object]:
     """Convert the options to JSON. Raises UsageError for an option that cannot be converted."""
     plain: dict[str, object] = {}
     for field in fields(options):
@@ -176,7 +176,7 @@ def plain_options(options: GenerationOptions) -> dict[str, object]:
     return plain
 
 
-def options_of(receipt: Receipt) -> GenerationOptions:
+def restore_options(receipt: Receipt) -> GenerationOptions:
     """Restore the options of a receipt; limit an interrupted response to its tokens. Raises UsageError."""
     other_fields = ("n", "beams", "speculate", "form")
     field_values = {name: value for name, value in receipt["options"].items() if name not in other_fields}
@@ -197,7 +197,7 @@ def options_of(receipt: Receipt) -> GenerationOptions:
         raise UsageError(f"the receipt was written by another version of localllm: {error}") from None
 
 
-def write(path: str | os.PathLike[str], receipt: Receipt) -> None:
+def write_receipt(path: str | os.PathLike[str], receipt: Receipt) -> None:
     """Write a receipt atomically. Raises LocalllmError."""
     text = json.dumps(receipt, ensure_ascii=False, indent=1)
     text = LIST_OF_NUMBERS.sub(lambda match: " ".join(match[0].split()), text)
@@ -205,7 +205,7 @@ def write(path: str | os.PathLike[str], receipt: Receipt) -> None:
         file.write(text.encode(errors="replace") + b"\n")
 
 
-def read(path: str | os.PathLike[str]) -> Receipt:
+def read_receipt(path: str | os.PathLike[str]) -> Receipt:
     """Read a receipt. Raises UsageError for any other file."""
     name = printable(os.fsdecode(path), 4096)
     try:
@@ -216,9 +216,9 @@ def read(path: str | os.PathLike[str]) -> Receipt:
         receipt = {}
     is_known = has_shape(receipt, SHAPE) or has_shape(receipt, REMOTE)
     answer = ANSWER if has_shape(receipt, SHAPE) else REMOTE_ANSWER
-    if not is_known or not has_shape(answers_of(receipt["result"]), [answer]):
+    if not is_known or not has_shape(get_answers(receipt["result"]), [answer]):
         raise UsageError(f"{name}: not a receipt; `localllm run --receipt FILE` writes one")
-    if receipt["receipt"] != LAYOUT:
+    if receipt["receipt"] != FORMAT_VERSION:
         raise UsageError(f"{name}: the receipt was written by another version of localllm")
     return receipt
 
@@ -250,7 +250,7 @@ def regenerate(
     return {"text": answer.text, "tokens": answer.tokens}
 
 
-def changes(receipt: Receipt, model: "Model", on_progress: OnProgress | None = None) -> list[str]:
+def list_changes(receipt: Receipt, model: "Model", on_progress: OnProgress | None = None) -> list[str]:
     """List how environment and model differ from those of the receipt. Raises OSError."""
     old, new = receipt["made_by"], describe_environment(model)
     lines = [f"{name} was {old.get(name)}, is now {new[name]}" for name in new if old.get(name) != new[name]]
@@ -262,20 +262,20 @@ def changes(receipt: Receipt, model: "Model", on_progress: OnProgress | None = N
     return lines
 
 
-def difference(old_result: Receipt, new_result: Receipt) -> str | None:
+def find_difference(old_result: Receipt, new_result: Receipt) -> str | None:
     """Describe where the text of two results first differs; return None if they are equal.
 
     An interrupted response is compared up to its end; its last character may be incomplete.
     """
     if old_result.get("finish_reason") == "interrupted":
         new_result = {**new_result, "text": new_result["text"][: len(old_result["text"])]}
-    old, new = answers_of(old_result), answers_of(new_result)
+    old, new = get_answers(old_result), get_answers(new_result)
     if len(old) != len(new):
         return f"there were {len(old)} answers, and now {len(new)}"
     for number, (old_answer, new_answer) in enumerate(zip(old, new, strict=True), 1):
         if old_answer["text"] != new_answer["text"]:
             character, token = (
-                common_length(old_answer.get(name, ()), new_answer[name]) for name in ("text", "tokens")
+                common_prefix_length(old_answer.get(name, ()), new_answer[name]) for name in ("text", "tokens")
             )
             texts = (repr(answer["text"][character : character + SHOWN]) for answer in (old_answer, new_answer))
             place = f"answer {number}, " if len(old) > 1 else ""
@@ -284,10 +284,10 @@ def difference(old_result: Receipt, new_result: Receipt) -> str | None:
     return None
 
 
-def answers_of(result: Receipt) -> list[Receipt]:
+def get_answers(result: Receipt) -> list[Receipt]:
     answers: list[Receipt] = result.get("answers", [result])
     return answers
 
 
-def common_length(first: Sequence[object], second: Sequence[object]) -> int:
+def common_prefix_length(first: Sequence[object], second: Sequence[object]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))

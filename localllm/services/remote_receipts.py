@@ -9,8 +9,16 @@ from hashlib import sha256
 from importlib.metadata import version
 
 from localllm.generation.options import GenerationOptions
-from localllm.services.receipts import LAYOUT, REMOTE, SEEDS, Asked, Receipt, has_shape, plain_options
-from localllm.services.remote.dialect import Form
+from localllm.services.receipts import (
+    FORMAT_VERSION,
+    REMOTE,
+    SEEDS,
+    Receipt,
+    ReceiptPrompt,
+    has_shape,
+    serialize_options,
+)
+from localllm.services.remote.dialect import OutputFormat
 from localllm.services.remote.model import RemoteModel
 
 
@@ -18,20 +26,20 @@ def is_remote(receipt: Receipt) -> bool:
     return has_shape(receipt, REMOTE)
 
 
-def fully_specified(options: GenerationOptions) -> GenerationOptions:
+def add_seed(options: GenerationOptions) -> GenerationOptions:
     """Return the options with a seed; the server fills in the other defaults."""
     if options.sampling.seed is not None:
         return options
     return replace(options, sampling=replace(options.sampling, seed=secrets.randbelow(SEEDS)))
 
 
-def make(
-    model: RemoteModel, prompt: Asked, options: GenerationOptions, n: int, result: Mapping[str, object]
+def make_receipt(
+    model: RemoteModel, prompt: ReceiptPrompt, options: GenerationOptions, n: int, result: Mapping[str, object]
 ) -> Receipt:
     """Create the receipt. Raises UsageError for options that cannot be recorded."""
-    plain = plain_options(replace(options, constraint=None))
+    plain = serialize_options(replace(options, constraint=None))
     return {
-        "receipt": LAYOUT,
+        "receipt": FORMAT_VERSION,
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "model": {"endpoint": model.endpoint.url, "name": model.name, "server": model.dialect.name},
         "prompt": {"asked": prompt, "sha256": sha256(json.dumps(prompt).encode()).hexdigest()},
@@ -41,8 +49,8 @@ def make(
     }
 
 
-def form_of(receipt: Receipt) -> Form:
-    return Form(**{name: receipt["options"]["form"].get(name) for name in ("schema", "grammar", "regex")})
+def restore_output_format(receipt: Receipt) -> OutputFormat:
+    return OutputFormat(**{name: receipt["options"]["form"].get(name) for name in ("schema", "grammar", "regex")})
 
 
 def regenerate(model: RemoteModel, receipt: Receipt, options: GenerationOptions) -> Receipt:

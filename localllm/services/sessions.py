@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localllm.errors import LocalllmError, UsageError
-from localllm.files.jsonl_file import json_line
-from localllm.files.safe_file import ExclusiveWriter, SafeFile, make_private
+from localllm.files.jsonl_file import encode_line
+from localllm.files.safe_file import ExclusiveWriter, SafeFile, create_private_folder
 from localllm.frozen import frozen
 from localllm.services.last_answer import VERSION
-from localllm.system.files import folder_of, name_problem, open_file, sync
+from localllm.system.files import find_name_problem, get_user_folder, open_file, sync_file
 from localllm.text.messages import Message
 
 if TYPE_CHECKING:
     from localllm.files.gguf.file import GGUFFile
 
-Line = Message  # may also have `finish` (the finish_reason) and `tokens` (of the context so far)
+SessionLine = Message  # may also have `finish` (the finish_reason) and `tokens` (of the context so far)
 NAME = re.compile(r"\w(?:[\w .-]{0,58}\w)?")  # without slashes; in UTF-8 below the limit of 255 bytes for file names
 ENDING = ".jsonl"
 ROLES = ("system", "user", "assistant", "tool")
@@ -63,17 +63,17 @@ class SavedChat:
     model: SessionModel = field(default_factory=SessionModel)
     settings: dict[str, object] = field(default_factory=dict)
     created: str = field(default_factory=lambda: time.strftime("%Y-%m-%d %H:%M"))
-    messages: list[Line] = field(default_factory=list)
+    messages: list[SessionLine] = field(default_factory=list)
     trunk: str = ""
 
     def lines(self) -> bytes:
         header = {"session": VERSION, "created": self.created, "model": asdict(self.model), "settings": self.settings}
         trunk = {"trunk": self.trunk} if self.trunk else {}
-        return b"".join(json_line(line) for line in ({**header, **trunk}, *self.messages))
+        return b"".join(encode_line(line) for line in ({**header, **trunk}, *self.messages))
 
 
 @frozen
-class Listed:
+class ListedSession:
     """A session in a list; damage: why it cannot be read, or ""."""
 
     name: str
@@ -82,31 +82,31 @@ class Listed:
     damage: str = ""
 
 
-def folder() -> Path:
-    return folder_of("data") / "sessions"
+def get_folder() -> Path:
+    return get_user_folder("data") / "sessions"
 
 
-def path_of(name: str) -> Path:
+def get_path(name: str) -> Path:
     if not NAME.fullmatch(name):
         raise UsageError(f"{name[:80]!r} is not a valid session name; use up to 60 letters, digits, spaces and . _ -")
-    if problem := name_problem(name + ENDING):
+    if problem := find_name_problem(name + ENDING):
         raise UsageError(f"{name!r} is not a valid session name: {problem}")
-    return folder() / (name + ENDING)
+    return get_folder() / (name + ENDING)
 
 
-def exists(name: str) -> bool:
-    return path_of(name).is_file()
+def session_exists(name: str) -> bool:
+    return get_path(name).is_file()
 
 
-def read(name: str) -> SavedChat:
+def read_session(name: str) -> SavedChat:
     """Read a session, without an incomplete last turn.
 
     Raises UsageError, which names the damaged line, and LocalllmError.
     """
-    return parse(_content(path_of(name), name), f"the session {name!r}")[0]
+    return parse_session(_read_content(get_path(name), name), f"the session {name!r}")[0]
 
 
-def _content(path: Path, name: str) -> bytes:
+def _read_content(path: Path, name: str) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -115,23 +115,23 @@ def _content(path: Path, name: str) -> bytes:
         raise LocalllmError(f"the session {name!r} cannot be read: {error.strerror}") from None
 
 
-def parse(data: bytes, subject: str) -> tuple[SavedChat, int]:
+def parse_session(data: bytes, subject: str) -> tuple[SavedChat, int]:
     """Parse a file; return the conversation and the length of its complete turns in bytes.
 
     Raises UsageError, which names the line. A line without its end, and a question without an answer, belong to an
     incomplete turn.
     """
     *lines, torn = data.split(b"\n")
-    if torn and _json(torn) is not None:  # complete, for example after manual editing
+    if torn and _parse_object(torn) is not None:  # complete, for example after manual editing
         lines.append(torn)
-    header = _json(lines[0]) if lines else None
+    header = _parse_object(lines[0]) if lines else None
     if header is None or header.get("session") != VERSION:
         raise UsageError(f"{subject} is damaged: line 1 is not a session header")
-    chat, length, complete = _with_header(header, subject), 0, 0
+    chat, length, complete = _parse_header(header, subject), 0, 0
     for number, line in enumerate(lines, 1):
         length = min(length + len(line) + 1, len(data))
         if number > 1:
-            chat.messages.append(_message(line, number, subject))
+            chat.messages.append(_parse_message(line, number, subject))
         if number == 1 or chat.messages[-1]["role"] != "user":
             complete = length
     if chat.messages and chat.messages[-1]["role"] == "user":
@@ -139,7 +139,7 @@ def parse(data: bytes, subject: str) -> tuple[SavedChat, int]:
     return chat, complete
 
 
-def _with_header(header: Line, subject: str) -> SavedChat:
+def _parse_header(header: SessionLine, subject: str) -> SavedChat:
     try:
         settings = dict(header["settings"])
         model, created, trunk = SessionModel(**header["model"]), str(header["created"]), str(header.get("trunk", ""))
@@ -148,8 +148,8 @@ def _with_header(header: Line, subject: str) -> SavedChat:
         raise UsageError(f"{subject} is damaged: line 1 is not a session header") from None
 
 
-def _message(line: bytes, number: int, subject: str) -> Line:
-    message = _json(line)
+def _parse_message(line: bytes, number: int, subject: str) -> SessionLine:
+    message = _parse_object(line)
     is_text = message is not None and isinstance(message.get("content"), str) and are_paths(message.get("images", []))
     roles = ROLES if number == 2 else ROLES[1:]
     if message is None or not is_text or message.get("role") not in roles:
@@ -162,7 +162,7 @@ def are_paths(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(path, str) for path in value)
 
 
-def _json(line: bytes) -> Line | None:
+def _parse_object(line: bytes) -> SessionLine | None:
     """Parse the object in a line; return None for anything else."""
     with suppress(ValueError, RecursionError):
         value = json.loads(line)
@@ -183,9 +183,9 @@ class SessionFile:
 
         Raises UsageError for an invalid name, a damaged file or one that is open in another chat; LocalllmError.
         """
-        self.name, self._path = name, path_of(name)
+        self.name, self._path = name, get_path(name)
         self.is_written = True
-        make_private(folder())
+        create_private_folder(get_folder())
         self._only = ExclusiveWriter(str(self._path))
         try:
             self._only.__enter__()
@@ -195,8 +195,8 @@ class SessionFile:
             self.is_new = not self._path.exists()
             self.chat, self.lost = SavedChat(), False
             if not self.is_new:
-                data = _content(self._path, name)
-                self.chat, complete = parse(data, f"the session {name!r}")
+                data = _read_content(self._path, name)
+                self.chat, complete = parse_session(data, f"the session {name!r}")
                 self.lost = complete < len(data)
                 if self.lost or not data.endswith(b"\n"):
                     self.rewrite()
@@ -206,7 +206,7 @@ class SessionFile:
             self.close()
             raise
 
-    def write(self, messages: Sequence[Line]) -> None:
+    def write(self, messages: Sequence[SessionLine]) -> None:
         """Save the conversation: append new messages, or replace the file if old ones changed.
 
         Raises LocalllmError if writing fails; the file is then unchanged.
@@ -214,7 +214,7 @@ class SessionFile:
         old, self.chat.messages = self.chat.messages, list(messages)
         if not self.is_written or not self._path.exists() or old != self.chat.messages[: len(old)]:
             return self.rewrite()
-        new = b"".join(json_line(message) for message in messages[len(old) :])
+        new = b"".join(encode_line(message) for message in messages[len(old) :])
         self.is_written = not new
         try:
             if new:
@@ -226,7 +226,7 @@ class SessionFile:
     def rewrite(self) -> None:
         """Replace the whole file atomically. Raises LocalllmError."""
         self.is_written = False
-        make_private(folder())
+        create_private_folder(get_folder())
         with SafeFile(self._path) as file:
             file.write(self.chat.lines())
         self.is_written = True
@@ -249,7 +249,7 @@ def _append(path: Path, data: bytes) -> None:
         try:
             while remaining:
                 remaining = remaining[os.write(descriptor, remaining) :]
-            sync(descriptor)
+            sync_file(descriptor)
         except OSError:
             os.ftruncate(descriptor, size)
             raise
@@ -257,29 +257,29 @@ def _append(path: Path, data: bytes) -> None:
         os.close(descriptor)
 
 
-def names() -> list[str]:
+def list_names() -> list[str]:
     """List the names of all sessions, most recent first."""
-    return [name for _, name in sorted(_find(), reverse=True)]
+    return [name for _, name in sorted(_iter_files(), reverse=True)]
 
 
-def branches(name: str) -> list[str]:
+def list_branches(name: str) -> list[str]:
     """List the names of all sessions with the same trunk as this one, including itself."""
-    trunks = {each: _trunk(each) for each in names()}
+    trunks = {each: _read_trunk(each) for each in list_names()}
     trunk_here = trunks.get(name, name)
     return sorted({name, *(each for each, trunk in trunks.items() if trunk == trunk_here)})
 
 
-def _trunk(name: str) -> str:
+def _read_trunk(name: str) -> str:
     """Read the trunk from a session's first line, or return its own name."""
-    with suppress(OSError), open(path_of(name), "rb") as file:
-        return str((_json(file.readline()) or {}).get("trunk") or name)
+    with suppress(OSError), open(get_path(name), "rb") as file:
+        return str((_parse_object(file.readline()) or {}).get("trunk") or name)
     return name
 
 
-def _find() -> Iterable[tuple[float, str]]:
+def _iter_files() -> Iterable[tuple[float, str]]:
     """Yield the modification time and name of each session."""
     try:
-        items = list(os.scandir(folder()))
+        items = list(os.scandir(get_folder()))
     except OSError:
         return
     for item in items:
@@ -289,29 +289,29 @@ def _find() -> Iterable[tuple[float, str]]:
                 yield item.stat().st_mtime, name
 
 
-def list_sessions() -> list[Listed]:
+def list_sessions() -> list[ListedSession]:
     """List all sessions, most recent first."""
     listed = []
-    for last_used, name in sorted(_find(), reverse=True):
+    for last_used, name in sorted(_iter_files(), reverse=True):
         try:
-            listed.append(Listed(name, last_used, read(name)))
+            listed.append(ListedSession(name, last_used, read_session(name)))
         except LocalllmError as error:
-            listed.append(Listed(name, last_used, SavedChat(), str(error)))
+            listed.append(ListedSession(name, last_used, SavedChat(), str(error)))
     return listed
 
 
 def latest_name() -> str:
     """Return the name of the most recent session. Raises UsageError without sessions."""
-    recent = names()
+    recent = list_names()
     if not recent:
         raise UsageError("there are no sessions yet; start one with `localllm chat --session NAME` or /save NAME")
     return recent[0]
 
 
-def remove(name: str) -> None:
+def remove_session(name: str) -> None:
     """Delete a session. Raises UsageError if it does not exist or is open in a chat; LocalllmError."""
-    path = path_of(name)
-    _content(path, name)
+    path = get_path(name)
+    _read_content(path, name)
     try:
         with ExclusiveWriter(str(path)):
             path.unlink()
@@ -321,13 +321,13 @@ def remove(name: str) -> None:
         raise LocalllmError(f"the session {name!r} cannot be removed: {error.strerror}") from None
 
 
-def visible_fields(messages: Sequence[Line]) -> list[Line]:
+def select_visible_fields(messages: Sequence[SessionLine]) -> list[SessionLine]:
     """Return messages with only the fields that chat templates may use."""
     field_names = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "images")
     return [{name: message[name] for name in field_names if name in message} for message in messages]
 
 
-def format_message(message: Line) -> str:
+def format_message(message: SessionLine) -> str:
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     calls = [f"{function['name']} {function['arguments']}" for function in functions]
     return f"{message['role']}: " + "\n".join(filter(None, [message["content"], *calls]))
@@ -337,16 +337,18 @@ def describe_model(file: "GGUFFile") -> SessionModel:
     """Describe a model for a session file: its own name, or else its file's."""
     name = file.metadata.get("general.name")
     stem = Path(file.path).name.removesuffix(".gguf")
-    return SessionModel(name if isinstance(name, str) and name else stem, os.path.abspath(file.path), fingerprint(file))
+    return SessionModel(
+        name if isinstance(name, str) and name else stem, os.path.abspath(file.path), compute_fingerprint(file)
+    )
 
 
-def fingerprint(file: "GGUFFile") -> str:
+def compute_fingerprint(file: "GGUFFile") -> str:
     """Hash a model's tensors: shapes, formats and samples of the data. Return 16 hexadecimal digits."""
     import hashlib
 
-    from localllm.engine.prefix_store import sample
+    from localllm.engine.prefix_store import sample_bytes
 
     key = hashlib.blake2b(digest_size=8)
     for name, tensor in file.tensors.items():
-        key.update(f"{name} {tensor.format.name} {tensor.shape} ".encode() + sample(tensor.data.reshape(-1)))
+        key.update(f"{name} {tensor.format.name} {tensor.shape} ".encode() + sample_bytes(tensor.data.reshape(-1)))
     return key.hexdigest()

@@ -7,7 +7,7 @@ from contextlib import closing
 from localllm import api
 
 
-def warmup(path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None) -> None:
+def compile_kernels(path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None) -> None:
     """Compile all kernels that a model needs, so that its first start is as fast as later ones."""
     with api.open_model(path, progress=progress) as model:
         model.engine.prepare_all()

@@ -11,39 +11,40 @@ NO_LIMIT = 1 << 60  # bytes; v1 reports "no limit" as a value above this
 NO_QUOTA = 1e6  # processors
 
 
-def cgroup_quota() -> float:
+def read_cpu_quota() -> float:
     """Return the CPU quota in processors; NO_QUOTA without a limit."""
-    limits = [read_two_numbers(folder, "cpu.max") for folder in group_folders("")]
+    limits = [read_integer_pair(folder, "cpu.max") for folder in iter_group_folders("")]
     limits += [
-        (read_number(f"{folder}/cpu.cfs_quota_us"), read_number(f"{folder}/cpu.cfs_period_us"))
-        for folder in group_folders("cpu")
+        (read_integer(f"{folder}/cpu.cfs_quota_us"), read_integer(f"{folder}/cpu.cfs_period_us"))
+        for folder in iter_group_folders("cpu")
     ]
     shares = [quota / period for quota, period in limits if quota and period and quota > 0 and period > 0]
     return min(shares, default=NO_QUOTA)
 
 
-def memory_left() -> int:
+def read_memory_left() -> int:
     """Return the bytes below the lowest memory limit, not counting the file cache; sys.maxsize without a limit."""
     remaining = [
-        limit - (read_number(f"{folder}/memory.stat", "anon") or 0)
-        for folder in group_folders("")
+        limit - (read_integer(f"{folder}/memory.stat", "anon") or 0)
+        for folder in iter_group_folders("")
         for name in ("memory.max", "memory.high")  # above memory.high the kernel slows the process down
-        if (limit := read_number(f"{folder}/{name}")) is not None
+        if (limit := read_integer(f"{folder}/{name}")) is not None
     ]
     remaining += [
-        limit - (read_number(f"{folder}/memory.stat", "total_rss") or read_number(f"{folder}/memory.stat", "rss") or 0)
-        for folder in group_folders("memory")
-        if (limit := read_number(f"{folder}/memory.limit_in_bytes")) is not None and limit < NO_LIMIT
+        limit
+        - (read_integer(f"{folder}/memory.stat", "total_rss") or read_integer(f"{folder}/memory.stat", "rss") or 0)
+        for folder in iter_group_folders("memory")
+        if (limit := read_integer(f"{folder}/memory.limit_in_bytes")) is not None and limit < NO_LIMIT
     ]
     return max(0, min(remaining, default=sys.maxsize))
 
 
-def group_folders(controller: str) -> Iterator[str]:
+def iter_group_folders(controller: str) -> Iterator[str]:
     """Yield the folders of this process's group and its visible parents; controller: of v1, "" for v2."""
-    group = own_group(controller)
+    group = read_own_group(controller)
     if group is None:
         return
-    for root, place in mounts(controller):
+    for root, place in iter_mounts(controller):
         is_mounted = is_below(group, root) and ".." not in group.split("/")
         inner = group.removeprefix(root.rstrip("/")) if is_mounted else ""
         folder = os.path.normpath(f"{place}/{inner}")
@@ -53,7 +54,7 @@ def group_folders(controller: str) -> Iterator[str]:
         return
 
 
-def own_group(controller: str) -> str | None:
+def read_own_group(controller: str) -> str | None:
     """Return the path of this process's group, or None."""
     for line in read_lines("proc/self/cgroup"):
         _, names, path = (line.split(":", 2) + ["", ""])[:3]
@@ -62,7 +63,7 @@ def own_group(controller: str) -> str | None:
     return None
 
 
-def mounts(controller: str) -> Iterator[tuple[str, str]]:
+def iter_mounts(controller: str) -> Iterator[tuple[str, str]]:
     """Yield the mounts of this hierarchy: the group at the mount's root, and its folder (proc_pid_mountinfo(5))."""
     for line in read_lines("proc/self/mountinfo"):
         mount, _, filesystem = line.partition(" - ")
@@ -91,7 +92,7 @@ def read_lines(path: str) -> list[str]:
         return []
 
 
-def read_number(path: str, name: str = "") -> int | None:
+def read_integer(path: str, name: str = "") -> int | None:
     """Read the integer after `name` at the beginning of a line, or a file's only integer.
 
     Returns None for "max" or without a file.
@@ -103,7 +104,7 @@ def read_number(path: str, name: str = "") -> int | None:
     return int(match[1]) if match else None
 
 
-def read_two_numbers(folder: str, name: str) -> tuple[int | None, int | None]:
+def read_integer_pair(folder: str, name: str) -> tuple[int | None, int | None]:
     """Read a file of two integers; (None, None) if it is missing or has other content, such as "max 100000"."""
     try:
         words = Path(f"{folder}/{name}").read_text().split()

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from localllm.system.control_groups import cgroup_quota
+from localllm.system.control_groups import read_cpu_quota
 
 # Linux: entry of the auxiliary vector (AT_HWCAP, AT_HWCAP2) and bit in it (HWCAP_ASIMDDP, HWCAP2_I8MM).
 LINUX = {"dotprod": (16, 20), "i8mm": (26, 13)}
@@ -33,19 +33,19 @@ def is_arm() -> bool:
 
 
 # Bytes of a cache line: threads that write to the same line slow each other down. Apple's have 128.
-LINE = 128 if sys.platform == "darwin" and is_arm() else 64
+CACHE_LINE = 128 if sys.platform == "darwin" and is_arm() else 64
 
 
-def arm_features() -> list[str]:
+def read_arm_features() -> list[str]:
     """Return LLVM's names of this ARM processor's features."""
     if sys.platform == "darwin":
-        return ["neon", *(feature for feature, name in MACOS.items() if system_number(name))]
+        return ["neon", *(feature for feature, name in MACOS.items() if read_sysctl(name))]
     if sys.platform == "win32":
         return ["neon", *(feature for feature, number in WINDOWS.items() if has_feature(number))]
-    return ["neon", *(feature for feature, (word, bit) in LINUX.items() if auxiliary_value(word) >> bit & 1)]
+    return ["neon", *(feature for feature, (word, bit) in LINUX.items() if read_auxiliary_value(word) >> bit & 1)]
 
 
-def auxiliary_value(word: int) -> int:
+def read_auxiliary_value(word: int) -> int:
     """Read an entry of Linux's auxiliary vector; 0 without it."""
     try:
         getauxval = ctypes.CDLL(None).getauxval
@@ -55,7 +55,7 @@ def auxiliary_value(word: int) -> int:
     return int(getauxval(word))
 
 
-def system_number(name: str) -> int:
+def read_sysctl(name: str) -> int:
     """Read an integer from macOS's sysctl; 0 if it is unknown."""
     value = ctypes.c_int64()  # sysctl writes 4 or 8 bytes
     size = ctypes.c_size_t(ctypes.sizeof(value))
@@ -68,7 +68,7 @@ def has_feature(number: int) -> bool:
     return bool(ctypes.windll.kernel32.IsProcessorFeaturePresent(number))  # type: ignore[attr-defined]
 
 
-def allow_tiles() -> bool:
+def request_amx() -> bool:
     """Request AMX tiles for all threads from Linux; return False elsewhere.
 
     They add 8 KB of registers to each context switch.
@@ -79,7 +79,7 @@ def allow_tiles() -> bool:
     return result
 
 
-def processor_information(path: str = "/proc/cpuinfo") -> bytes | None:
+def get_processor_key(path: str = "/proc/cpuinfo") -> bytes | None:
     """Return a key that identifies the x86-64 processor, or None.
 
     It is read from /proc/cpuinfo, or from Windows' registry.
@@ -96,12 +96,12 @@ def processor_information(path: str = "/proc/cpuinfo") -> bytes | None:
     return b"\n".join(lines) if end and len(lines) == len(IDENTITY) else None
 
 
-def system_name() -> str:
+def get_system_name() -> str:
     """Return the operating system and processor type, such as "Linux x86_64"."""
     return f"{platform.system()} {platform.machine()}"
 
 
-def processor_name() -> str:
+def get_processor_name() -> str:
     """Return the processor's brand string."""
     if sys.platform == "win32":
         return read_registry("ProcessorNameString").strip() or platform.machine()
@@ -121,7 +121,7 @@ def read_registry(name: str) -> str:
         return ""
 
 
-def object_triple(triple: str) -> str:
+def get_object_triple(triple: str) -> str:
     """Return LLVM's target triple for object files: ELF also on Windows, with Windows' calling convention."""
     return f"{triple}-elf" if sys.platform == "win32" and not triple.endswith("elf") else triple
 
@@ -129,33 +129,33 @@ def object_triple(triple: str) -> str:
 # ---- cores
 
 
-def usable_cores() -> int:
+def count_usable_cores() -> int:
     """Return how many physical cores this process may use, by affinity and CPU quota; at least 1."""
-    return max(1, min(physical_cores(), int(cgroup_quota())))
+    return max(1, min(count_physical_cores(), int(read_cpu_quota())))
 
 
-def logical_cores() -> int:
+def count_logical_cores() -> int:
     """Return how many logical processors this process may use, for sizing process pools; at least 1."""
-    return max(1, min(affinity_processors(), int(cgroup_quota())))
+    return max(1, min(count_affinity_processors(), int(read_cpu_quota())))
 
 
-def affinity_processors() -> int:
+def count_affinity_processors() -> int:
     """Return how many logical processors are in this process's affinity mask."""
     if sys.platform == "win32":
-        return windows_affinity().bit_count() or os.cpu_count() or 1
+        return read_windows_affinity().bit_count() or os.cpu_count() or 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def physical_cores() -> int:
+def count_physical_cores() -> int:
     """Return how many cores are in this process's affinity mask, fast and slow; on macOS only the fast ones.
 
     Slow cores help because threads claim shares of the work dynamically (docs/decisions/unequal-cores.md). A Mac's slow
     cores are left to other programs.
     """
     if sys.platform == "darwin":
-        return system_number("hw.perflevel0.physicalcpu") or system_number("hw.physicalcpu")
+        return read_sysctl("hw.perflevel0.physicalcpu") or read_sysctl("hw.physicalcpu")
     if sys.platform == "win32":
-        return count_cores(windows_cores(), windows_affinity()) or os.cpu_count() or 1
+        return count_cores(read_windows_cores(), read_windows_affinity()) or os.cpu_count() or 1
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     siblings = (f"/sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list" for i in os.sched_getaffinity(0))
@@ -175,10 +175,10 @@ def count_cores(content: bytes, affinity: int) -> int:
 
     content: from `windows_cores`.  affinity: one bit per processor of the first group.
     """
-    return sum(not affinity or any(mask & affinity for mask in masks) for _, masks in core_records(content))
+    return sum(not affinity or any(mask & affinity for mask in masks) for _, masks in iter_core_records(content))
 
 
-def core_records(content: bytes) -> Iterator[tuple[int, list[int]]]:
+def iter_core_records(content: bytes) -> Iterator[tuple[int, list[int]]]:
     """Yield each core's EfficiencyClass (higher is faster) and its processors in the first group, as bits.
 
     Source: SYSTEM_LOGICAL_PROCESSOR_INFORMATION_EX, PROCESSOR_RELATIONSHIP, GROUP_AFFINITY in winnt.h.
@@ -192,7 +192,7 @@ def core_records(content: bytes) -> Iterator[tuple[int, list[int]]]:
         start += size
 
 
-def windows_cores() -> bytes:
+def read_windows_cores() -> bytes:
     """Return GetLogicalProcessorInformationEx's core records; b"" if the call fails."""
     ask = ctypes.windll.kernel32.GetLogicalProcessorInformationEx  # type: ignore[attr-defined]
     size = ctypes.c_uint32(0)
@@ -201,7 +201,7 @@ def windows_cores() -> bytes:
     return content.raw[: size.value] if size.value and ask(CORES, content, ctypes.byref(size)) else b""
 
 
-def windows_affinity() -> int:
+def read_windows_affinity() -> int:
     """Return Windows' affinity mask; 0 if it spans several groups of 64 processors."""
     kernel32 = ctypes.windll.kernel32  # type: ignore[attr-defined]
     process, system = ctypes.c_size_t(), ctypes.c_size_t()

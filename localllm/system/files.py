@@ -15,7 +15,7 @@ NAME_UNITS = 255  # maximum length of a file name on almost all systems: in byte
 # Windows: names of devices, with any suffix, and characters that are not allowed in names.
 DEVICES = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[1-9¹²³])\s*(\.|:|$)", re.IGNORECASE)
 FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
-REPLACE_FOR = 1.0  # seconds to retry on Windows: a virus scanner may have the file open
+REPLACE_SECONDS = 1.0  # seconds to retry on Windows: a virus scanner may have the file open
 # Windows: CreateFileW's access and sharing flags.
 READ, WRITE, SHARE_ALL = 0x80000000, 0x40000000, 1 | 2 | 4
 
@@ -23,37 +23,37 @@ READ, WRITE, SHARE_ALL = 0x80000000, 0x40000000, 1 | 2 | 4
 # ---- folders and names
 
 
-def folder_of(kind: str) -> Path:
+def get_user_folder(kind: str) -> Path:
     """Return the user's folder for "data", "state", "config" or "cache".
 
     The XDG variable has priority if it is an absolute path; otherwise it is the operating system's convention.
     """
-    if variable := variable_of(kind):
+    if variable := get_folder_variable(kind):
         return Path(os.environ[variable]) / "localllm"
-    usual = usual_folder(kind) / "localllm"
+    usual = get_default_folder(kind) / "localllm"
     return usual / "cache" if kind == "cache" and sys.platform == "win32" else usual
 
 
-def variable_of(kind: str) -> str:
+def get_folder_variable(kind: str) -> str:
     """Return the environment variable that sets a folder, or "" if it is unset or relative."""
     name = f"XDG_{kind.upper()}_HOME"
-    return name if absolute(os.environ.get(name)) else ""
+    return name if to_absolute_path(os.environ.get(name)) else ""
 
 
-def usual_folder(kind: str) -> Path:
+def get_default_folder(kind: str) -> Path:
     """Return the operating system's conventional folder; kind: see `folder_of`."""
-    home = absolute(os.path.expanduser("~")) or Path("/")
+    home = to_absolute_path(os.path.expanduser("~")) or Path("/")
     if sys.platform == "win32":  # APPDATA roams with the user to other computers, LOCALAPPDATA does not
         if kind == "config":
-            return absolute(os.environ.get("APPDATA")) or home / "AppData" / "Roaming"
-        return absolute(os.environ.get("LOCALAPPDATA")) or home / "AppData" / "Local"
+            return to_absolute_path(os.environ.get("APPDATA")) or home / "AppData" / "Roaming"
+        return to_absolute_path(os.environ.get("LOCALAPPDATA")) or home / "AppData" / "Local"
     if sys.platform == "darwin" and kind != "config":
         return home / "Library" / ("Caches" if kind == "cache" else "Application Support")
     usual = {"data": (".local", "share"), "state": (".local", "state"), "config": (".config",), "cache": (".cache",)}
     return home.joinpath(*usual[kind])
 
 
-def absolute(folder: str | None) -> Path | None:
+def to_absolute_path(folder: str | None) -> Path | None:
     """Return the folder as a path; None if it is empty or relative, which the XDG specification says to ignore."""
     return Path(folder) if folder and os.path.isabs(folder) else None
 
@@ -72,15 +72,15 @@ def is_private(place: Path | int) -> bool:
     return status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
 
 
-def cache_folder() -> Path:
+def get_cache_folder() -> Path:
     """Return the folder for files that can be recreated; the variable LOCALLLM_CACHE overrides it.
 
     The path is always absolute, so that no machine code from the current directory is run.
     """
-    return absolute(os.environ.get("LOCALLLM_CACHE")) or folder_of("cache")
+    return to_absolute_path(os.environ.get("LOCALLLM_CACHE")) or get_user_folder("cache")
 
 
-def make_private(folder: Path) -> None:
+def make_private_folder(folder: Path) -> None:
     """Create a folder, and its parent, that only this user can write to. Raises OSError if others can."""
     for each in (folder.parent, folder):
         each.mkdir(0o700, parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ def make_private(folder: Path) -> None:
             raise PermissionError(errno.EACCES, "other users can write to this folder")
 
 
-def name_problem(name: str) -> str | None:
+def find_name_problem(name: str) -> str | None:
     """Return why no file can have this name on this operating system; None for a valid name."""
     if sys.platform != "win32":
         units = len(os.fsencode(name))
@@ -104,14 +104,14 @@ def name_problem(name: str) -> str | None:
     return f"a file name has at most {NAME_UNITS} {kind}" if units > NAME_UNITS else None
 
 
-def version_of(place: str | os.PathLike[str] | int) -> tuple[int, int, int]:
+def get_file_version(place: str | os.PathLike[str] | int) -> tuple[int, int, int]:
     """Return a file's size, mtime and ctime, one of which changes with its content. Raises OSError.
 
     place: a path or a descriptor. Times are in nanoseconds. Programs can set mtime, but not ctime, the time of the last
     change of content or name; ctime is 0 on Windows file systems that do not store it.
     """
     state = os.stat(place)
-    return state.st_size, state.st_mtime_ns, state.st_ctime_ns if sys.platform != "win32" else change_time(place)
+    return state.st_size, state.st_mtime_ns, state.st_ctime_ns if sys.platform != "win32" else get_change_time(place)
 
 
 class BasicInfo(ctypes.Structure):
@@ -126,7 +126,7 @@ class BasicInfo(ctypes.Structure):
     )
 
 
-def change_time(place: str | os.PathLike[str] | int) -> int:
+def get_change_time(place: str | os.PathLike[str] | int) -> int:
     """Return when a file or its name changed, in nanoseconds, on Windows. Raises OSError.
 
     There, os.stat's st_ctime is the creation time.
@@ -136,17 +136,17 @@ def change_time(place: str | os.PathLike[str] | int) -> int:
     if not isinstance(place, int):
         descriptor = open_file(place, os.O_RDONLY)
         try:
-            return change_time(descriptor)
+            return get_change_time(descriptor)
         finally:
             os.close(descriptor)
-    info, ask = BasicInfo(), kernel32().GetFileInformationByHandleEx
+    info, ask = BasicInfo(), load_kernel32().GetFileInformationByHandleEx
     ask.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_uint32]
     if not ask(msvcrt.get_osfhandle(place), 0, ctypes.byref(info), ctypes.sizeof(info)):  # type: ignore[attr-defined]
         raise ctypes.WinError(ctypes.get_last_error())  # type: ignore[attr-defined]
     return int(info.changed) * 100
 
 
-def free_bytes(folder: Path) -> int:
+def get_free_bytes(folder: Path) -> int:
     """Return the bytes that an ordinary user may still write to a folder's disk. Raises OSError."""
     if sys.platform == "win32":
         import shutil  # slow to import
@@ -169,7 +169,7 @@ def open_file(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> in
     return os.open(path, flags | os.O_CLOEXEC, mode)
 
 
-def open_own(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> int:
+def open_without_links(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> int:
     """Open a file without following a symbolic link (except on Windows) and without blocking. Raises OSError."""
     return open_file(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), mode)
 
@@ -182,11 +182,11 @@ def open_shared(path: str, flags: int) -> int:
     access = (WRITE if write else 0) | (READ if flags & os.O_RDWR or not write else 0)
     # OPEN_EXISTING, CREATE_NEW, OPEN_ALWAYS
     disposition = 3 if not flags & os.O_CREAT else 1 if flags & os.O_EXCL else 4
-    create = kernel32().CreateFileW
+    create = load_kernel32().CreateFileW
     create.restype = ctypes.c_void_p
     numbers = [ctypes.c_uint32] * 2
     create.argtypes = [ctypes.c_wchar_p, *numbers, ctypes.c_void_p, *numbers, ctypes.c_void_p]
-    handle = create(long_path(path), access, SHARE_ALL, None, disposition, 0x80, None)
+    handle = create(to_long_path(path), access, SHARE_ALL, None, disposition, 0x80, None)
     if handle in (None, ctypes.c_void_p(-1).value):
         error = ctypes.WinError(ctypes.get_last_error())  # type: ignore[attr-defined]
         raise type(error)(error.errno, error.strerror, path, error.winerror)
@@ -207,7 +207,7 @@ def allow_long_paths() -> None:
         ctypes.c_uint8.from_address(find() + 3).value |= 0x80
 
 
-def long_path(path: str) -> str:
+def to_long_path(path: str) -> str:
     r"""Prefix a long Windows path with \\\\?\\, which allows over 260 characters."""
     path = os.path.abspath(path)
     if path.startswith("\\\\?\\") or len(path) < 248:
@@ -215,7 +215,7 @@ def long_path(path: str) -> str:
     return "\\\\?\\UNC\\" + path[2:] if path.startswith("\\\\") else "\\\\?\\" + path
 
 
-def kernel32() -> ctypes.CDLL:
+def load_kernel32() -> ctypes.CDLL:
     """Load Windows' kernel32 library so that ctypes keeps GetLastError."""
     loaded: ctypes.CDLL = ctypes.WinDLL("kernel32", use_last_error=True)  # type: ignore[attr-defined]
     return loaded
@@ -240,7 +240,7 @@ def write_at(descriptor: int, data: memoryview, position: int) -> int:
 # ---- atomic writing
 
 
-def nameless_file(folder: str) -> int:
+def open_nameless_file(folder: str) -> int:
     """Create a file that disappears when closed, unless `give_name` is called; return its descriptor.
 
     Raises OSError where the operating system does not support this.
@@ -250,7 +250,7 @@ def nameless_file(folder: str) -> int:
     return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
 
 
-def give_name(descriptor: int, path: str) -> None:
+def link_nameless_file(descriptor: int, path: str) -> None:
     """Link a nameless file to a path. Raises OSError."""
     folder = os.open(os.path.dirname(path), os.O_RDONLY)
     try:
@@ -259,7 +259,7 @@ def give_name(descriptor: int, path: str) -> None:
         os.close(folder)
 
 
-def temporary_file(folder: str, prefix: str) -> tuple[int, str]:
+def create_temporary_file(folder: str, prefix: str) -> tuple[int, str]:
     """Create a file with a unique name and default permissions; return descriptor and path. Raises OSError."""
     if sys.platform == "win32":
         while True:
@@ -276,7 +276,7 @@ def temporary_file(folder: str, prefix: str) -> tuple[int, str]:
 
 
 @contextmanager
-def file_with_path() -> Iterator[tuple[FileIO, str]]:
+def open_temporary_file() -> Iterator[tuple[FileIO, str]]:
     """Yield an empty file, open for writing, and a path to open it by; remove it after the block."""
     import tempfile
 
@@ -284,7 +284,7 @@ def file_with_path() -> Iterator[tuple[FileIO, str]]:
         with tempfile.TemporaryFile(buffering=0) as file:
             yield file, f"/dev/fd/{file.fileno()}"
         return
-    descriptor, path = temporary_file(tempfile.gettempdir(), "localllm-")
+    descriptor, path = create_temporary_file(tempfile.gettempdir(), "localllm-")
     try:
         with os.fdopen(descriptor, "r+b", buffering=0) as file:
             yield file, path
@@ -293,12 +293,12 @@ def file_with_path() -> Iterator[tuple[FileIO, str]]:
             os.unlink(path)
 
 
-def replace(path: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+def replace_file(path: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
     """Rename a file over another one, atomically. Raises OSError.
 
     Windows refuses to replace a file that is mapped, or that most programs have open: retry for REPLACE_FOR seconds.
     """
-    end = time.monotonic() + (REPLACE_FOR if sys.platform == "win32" else 0)
+    end = time.monotonic() + (REPLACE_SECONDS if sys.platform == "win32" else 0)
     while True:
         try:
             os.replace(path, target)
@@ -317,7 +317,7 @@ def can_replace_open_files() -> bool:
     return sys.platform != "win32"
 
 
-def sync(descriptor: int) -> None:
+def sync_file(descriptor: int) -> None:
     """Wait until written data is on the disk. Raises OSError.
 
     On macOS, fsync leaves data in the disk's cache; F_FULLFSYNC flushes it, if the file system supports that.

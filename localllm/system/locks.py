@@ -5,20 +5,20 @@ import os
 import sys
 from collections.abc import Callable
 
-from localllm.system.files import folder_of, kernel32, open_own
+from localllm.system.files import get_user_folder, load_kernel32, open_without_links
 
 # Windows: LockFileEx's flags and the offset's high half (beyond the end of all files), and error codes.
 LOCK_NOW, LOCK_ALONE, LOCK_PLACE = 1, 2, 0x7FFFFFFF
 IS_LOCKED, ALREADY_EXISTS = 33, 183
 
 
-def lock(descriptor: int) -> bool:
+def lock_file(descriptor: int) -> bool:
     """Lock a file while this process has it open; return False if another process holds the lock.
 
     Returns True without locking if the file system does not support locks.
     """
     if sys.platform == "win32":
-        return lock_by_windows(descriptor)
+        return lock_windows_file(descriptor)
     import fcntl
 
     try:
@@ -41,11 +41,11 @@ class Overlapped(ctypes.Structure):
     )
 
 
-def lock_by_windows(descriptor: int) -> bool:
+def lock_windows_file(descriptor: int) -> bool:
     """Lock a byte beyond the end of all files, since Windows keeps others from reading and writing locked bytes."""
     import msvcrt
 
-    ask = kernel32().LockFileEx
+    ask = load_kernel32().LockFileEx
     ask.argtypes = [ctypes.c_void_p, *[ctypes.c_uint32] * 4, ctypes.c_void_p]
     handle = msvcrt.get_osfhandle(descriptor)  # type: ignore[attr-defined]
     if ask(handle, LOCK_NOW | LOCK_ALONE, 0, 1, 0, ctypes.byref(Overlapped(high=LOCK_PLACE))):
@@ -54,7 +54,7 @@ def lock_by_windows(descriptor: int) -> bool:
     return result
 
 
-class Claim:
+class NameLock:
     """A name that only one process on this computer holds, until it is closed or the process ends.
 
     Implemented as an abstract socket on Linux and a mutex on Windows, which leave nothing on the disk, and a locked
@@ -78,7 +78,7 @@ class Claim:
                 if error.errno == errno.EADDRINUSE:
                     raise FileExistsError(name) from None
         elif sys.platform == "win32":
-            system = kernel32()
+            system = load_kernel32()
             system.CreateMutexW.restype = ctypes.c_void_p
             handle = system.CreateMutexW(None, 0, f"Local\\{name}")
             problem = ctypes.get_last_error()
@@ -87,14 +87,14 @@ class Claim:
                 self.close()
                 raise FileExistsError(name)
         else:
-            place = folder_of("cache") / "locks"
+            place = get_user_folder("cache") / "locks"
             try:
                 place.mkdir(0o700, parents=True, exist_ok=True)
-                descriptor = open_own(place / name, os.O_RDWR | os.O_CREAT, 0o600)
+                descriptor = open_without_links(place / name, os.O_RDWR | os.O_CREAT, 0o600)
             except OSError:  # the folder is not writable: continue without a lock
                 return
             self._close = lambda: os.close(descriptor)
-            if not lock(descriptor):
+            if not lock_file(descriptor):
                 self.close()
                 raise FileExistsError(name)
 

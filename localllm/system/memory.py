@@ -9,21 +9,21 @@ import sys
 import weakref
 from pathlib import Path
 
-from localllm.system.control_groups import memory_left
-from localllm.system.cpu import system_number
-from localllm.system.files import kernel32
+from localllm.system.control_groups import read_memory_left
+from localllm.system.cpu import read_sysctl
+from localllm.system.files import load_kernel32
 
 PAGE = mmap.PAGESIZE
 NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # MAP_NORESERVE: do not count it against the commit limit
 FIXED = 0x10  # MAP_FIXED: replace the pages at this address
-MAPPED_FROM = -3  # glibc's M_MMAP_THRESHOLD
+MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
 POPULATE_READ = 22  # Linux's MADV_POPULATE_READ, since 5.14
 SAMPLES = 64  # bytes of a file to probe whether the operating system has cached it
 # Windows: flags of VirtualAlloc, VirtualFree and VirtualProtect.
 COMMIT, RESERVE, DECOMMIT, RELEASE, READ_WRITE, EXECUTE_READ = 0x1000, 0x2000, 0x4000, 0x8000, 0x04, 0x20
 
 
-class Region:
+class MemoryRegion:
     """`size` zero bytes that take memory only once they are touched.
 
     On Windows, unless `whole`, call `use` before touching any.
@@ -83,7 +83,7 @@ def replace_pages(address: int, size: int) -> None:
 
 def virtual_alloc(address: int, size: int, kind: int) -> int:
     """Reserve or commit memory on Windows, readable and writable. Raises OSError."""
-    allocate = kernel32().VirtualAlloc
+    allocate = load_kernel32().VirtualAlloc
     allocate.restype = ctypes.c_void_p
     allocate.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint32, ctypes.c_uint32]
     allocated = allocate(address or None, size, kind, READ_WRITE)
@@ -94,18 +94,18 @@ def virtual_alloc(address: int, size: int, kind: int) -> int:
 
 def virtual_free(address: int, size: int, kind: int) -> None:
     """Decommit or release memory on Windows."""
-    free = kernel32().VirtualFree
+    free = load_kernel32().VirtualFree
     free.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint32]
     free(address, size, kind)
 
 
-def return_freed_from(size: int) -> None:
+def lower_mmap_threshold(size: int) -> None:
     """Make glibc return freed blocks of `size` bytes or more to the operating system at once.
 
     By default glibc keeps blocks of up to 32 MB for reuse. Other C libraries are not changed.
     """
     if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
-        mallopt(MAPPED_FROM, size)
+        mallopt(MMAP_THRESHOLD, size)
 
 
 def return_free_memory() -> None:
@@ -117,21 +117,21 @@ def return_free_memory() -> None:
 # ---- machine code
 
 
-def code_region(size: int) -> mmap.mmap | ctypes.Array[ctypes.c_uint8]:
+def allocate_code(size: int) -> mmap.mmap | ctypes.Array[ctypes.c_uint8]:
     """Allocate a writable buffer of zero bytes for machine code. Raises OSError."""
     if sys.platform == "win32":
-        return Region(size).buffer
+        return MemoryRegion(size).buffer
     return mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
-def protect(address: int, size: int) -> None:
+def make_executable(address: int, size: int) -> None:
     """Make memory executable and read-only. Raises OSError."""
     if sys.platform == "win32":
-        change, old_protection = kernel32().VirtualProtect, ctypes.c_uint32()
+        change, old_protection = load_kernel32().VirtualProtect, ctypes.c_uint32()
         change.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint32, ctypes.c_void_p]
         if not change(address, size, EXECUTE_READ, ctypes.byref(old_protection)):
             raise ctypes.WinError(ctypes.get_last_error())
-        kernel32().FlushInstructionCache(ctypes.c_void_p(-1), ctypes.c_void_p(address), ctypes.c_size_t(size))
+        load_kernel32().FlushInstructionCache(ctypes.c_void_p(-1), ctypes.c_void_p(address), ctypes.c_size_t(size))
         return
     system = ctypes.CDLL(None, use_errno=True).mprotect
     system.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -179,19 +179,19 @@ def prefault(path: str, address: int, size: int, at_once: int) -> None:
     the background.
     """
     if sys.platform == "win32":
-        prefetch = getattr(kernel32(), "PrefetchVirtualMemory", None)  # since Windows 8
+        prefetch = getattr(load_kernel32(), "PrefetchVirtualMemory", None)  # since Windows 8
         span = AddressRange(address, size)
         if prefetch:
             prefetch(ctypes.c_void_p(-1), ctypes.c_size_t(1), ctypes.byref(span), 0)
         return
     advise = ctypes.CDLL(None).madvise
     advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    for first in range(0, size if is_in_memory(path, size) else 0, at_once):
+    for first in range(0, size if is_cached(path, size) else 0, at_once):
         if advise(address + first, min(at_once, size - first), POPULATE_READ):
             return  # an older Linux, or the file was truncated
 
 
-def is_in_memory(path: str, size: int) -> bool:
+def is_cached(path: str, size: int) -> bool:
     """Return whether Linux has cached the file, judged by SAMPLES of its bytes."""
     try:
         file = os.open(path, os.O_RDONLY)
@@ -210,19 +210,19 @@ def is_in_memory(path: str, size: int) -> bool:
 # ---- available memory
 
 
-def available_memory(mapped: int = 0) -> int:
+def get_available_memory(mapped: int = 0) -> int:
     """Return the bytes available to this process, within its limits; sys.maxsize if unknown.
 
     mapped: bytes of mapped files among them, which `ulimit -d` does not count.
     """
     if sys.platform == "darwin":  # the level is the percentage of free memory
-        return system_number("hw.memsize") * system_number("kern.memorystatus_level") // 100 or sys.maxsize
+        return read_sysctl("hw.memsize") * read_sysctl("kern.memorystatus_level") // 100 or sys.maxsize
     if sys.platform == "win32":
-        status = windows_status()
+        status = get_windows_status()
         return min(status.available, status.available_commit)
-    system = read_number_after("MemAvailable:", "/proc/meminfo")
+    system = read_integer_after("MemAvailable:", "/proc/meminfo")
     total = sys.maxsize if system is None else 1024 * system
-    return max(0, min(total, memory_left(), address_room(), data_room() + mapped))
+    return max(0, min(total, read_memory_left(), get_address_room(), get_data_room() + mapped))
 
 
 class MemoryStatus(ctypes.Structure):
@@ -236,14 +236,14 @@ class MemoryStatus(ctypes.Structure):
     )
 
 
-def windows_status() -> MemoryStatus:
+def get_windows_status() -> MemoryStatus:
     """Return Windows' memory status."""
     status = MemoryStatus(length=ctypes.sizeof(MemoryStatus))
-    kernel32().GlobalMemoryStatusEx(ctypes.byref(status))
+    load_kernel32().GlobalMemoryStatusEx(ctypes.byref(status))
     return status
 
 
-def read_number_after(name: str, path: str) -> int | None:
+def read_integer_after(name: str, path: str) -> int | None:
     """Read the integer after `name` at the beginning of a line of a system file, or None."""
     try:
         match = re.search(rf"^{name} *(\d+)", Path(path).read_text(encoding="ascii"), re.MULTILINE)
@@ -252,12 +252,12 @@ def read_number_after(name: str, path: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def address_limit() -> int:
+def get_address_limit() -> int:
     """Return the address space limit of this process in bytes (`ulimit -v`); sys.maxsize without one."""
-    return resource_limit("RLIMIT_AS")
+    return get_resource_limit("RLIMIT_AS")
 
 
-def resource_limit(name: str) -> int:
+def get_resource_limit(name: str) -> int:
     """Return a limit of this process; sys.maxsize without one."""
     try:
         import resource
@@ -267,22 +267,24 @@ def resource_limit(name: str) -> int:
     return sys.maxsize if limit == resource.RLIM_INFINITY else limit
 
 
-def address_room() -> int:
+def get_address_room() -> int:
     """Return the bytes left below the address space limit; sys.maxsize without one."""
-    return room_below(address_limit(), "VmSize")
+    return get_room_below(get_address_limit(), "VmSize")
 
 
-def data_room() -> int:
+def get_data_room() -> int:
     """Return the bytes left below the data limit (`ulimit -d`); sys.maxsize without one.
 
     Mapped files do not count as data.
     """
-    return room_below(resource_limit("RLIMIT_DATA"), "VmData")
+    return get_room_below(get_resource_limit("RLIMIT_DATA"), "VmData")
 
 
-def room_below(limit: int, used: str) -> int:
+def get_room_below(limit: int, used: str) -> int:
     """Return the bytes left below a limit on a field of /proc/self/status; sys.maxsize without a limit."""
-    return limit if limit == sys.maxsize else limit - 1024 * (read_number_after(f"{used}:\t", "/proc/self/status") or 0)
+    return (
+        limit if limit == sys.maxsize else limit - 1024 * (read_integer_after(f"{used}:\t", "/proc/self/status") or 0)
+    )
 
 
 def describe_limit(size: int | None = None) -> str:
@@ -290,7 +292,7 @@ def describe_limit(size: int | None = None) -> str:
 
     size: None means any limit.
     """
-    for option, room in (("-v", address_room()), ("-d", data_room())):
+    for option, room in (("-v", get_address_room()), ("-d", get_data_room())):
         if room < (sys.maxsize if size is None else size):
             return f"`ulimit {option}` leaves only {max(room, 0) / 1e9:.2f} GB"
     return ""

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 BACKGROUND = 10  # niceness of background processes
 BELOW_NORMAL = 0x4000  # Windows: BELOW_NORMAL_PRIORITY_CLASS
-OUT_OF_TIME = 1816  # Windows: exit code of a process that exceeded its job's time limit, ERROR_NOT_ENOUGH_QUOTA
+TIME_LIMIT_EXIT_CODE = (
+    1816  # Windows: exit code of a process that exceeded its job's time limit, ERROR_NOT_ENOUGH_QUOTA
+)
 PAGE_ERROR = 0xC0000006  # Windows: EXCEPTION_IN_PAGE_ERROR
 
 # LLVM IR of the handler for `on_bad_page`, which writes @length bytes of @message to stderr and ends the process.
@@ -81,7 +83,7 @@ BAD_PAGE_HANDLER = WINDOWS_HANDLER if sys.platform == "win32" else POSIX_HANDLER
 # ---- threads
 
 
-def waiting_functions() -> list[int]:
+def get_waiting_functions() -> list[int]:
     """Return the addresses of five system functions.
 
     They yield the processor; lock a mutex; unlock it; wait(condition, mutex, -1, 0); wake all waiters of a condition.
@@ -97,7 +99,7 @@ def waiting_functions() -> list[int]:
     return [ctypes.cast(getattr(system, name), ctypes.c_void_p).value or 0 for name in names]
 
 
-def prepare_waiting(mutexes: Iterable[int], condition: int) -> None:
+def init_waiting(mutexes: Iterable[int], condition: int) -> None:
     """Initialize mutexes and a condition variable in zeroed memory at these addresses; Windows needs none."""
     if sys.platform == "win32":
         return
@@ -108,7 +110,7 @@ def prepare_waiting(mutexes: Iterable[int], condition: int) -> None:
 
 
 @cache
-def function_address(name: str) -> int | None:
+def find_function_address(name: str) -> int | None:
     """Return the address of a C, math or compiler runtime function, or None."""
     libraries = ("ucrtbase", "ntdll", "kernel32", "vcruntime140") if sys.platform == "win32" else (None, "libm.so.6")
     for library in libraries:  # not every Python links libm
@@ -117,7 +119,7 @@ def function_address(name: str) -> int | None:
     return None
 
 
-def library(linux: str, windows: str) -> ctypes.CDLL:
+def load_library(linux: str, windows: str) -> ctypes.CDLL:
     """Load a system library by its name on Linux or Windows. Raises OSError."""
     return ctypes.CDLL(windows if sys.platform == "win32" else linux)
 
@@ -125,7 +127,7 @@ def library(linux: str, windows: str) -> ctypes.CDLL:
 def has_driver() -> bool:
     """Return whether NVIDIA's driver is installed; takes 0.1 ms if it is not."""
     try:
-        library("libcuda.so.1", "nvcuda.dll")
+        load_library("libcuda.so.1", "nvcuda.dll")
     except OSError:
         return False
     return True
@@ -134,23 +136,23 @@ def has_driver() -> bool:
 # ---- signals
 
 
-def on_termination(handler: "Callable[[int, FrameType | None], object]") -> None:
+def handle_termination(handler: "Callable[[int, FrameType | None], object]") -> None:
     """Install a handler for all signals that would end the process; it replaces earlier ones."""
-    for number in fatal_signals():
+    for number in list_fatal_signals():
         signal.signal(number, handler)
 
 
 def restore_termination() -> None:
     """Let the signals of `on_termination` end the process at once again."""
-    for number in fatal_signals():
+    for number in list_fatal_signals():
         signal.signal(number, signal.SIG_DFL)
 
 
 @cache
-def fatal_signals() -> list[int]:
+def list_fatal_signals() -> list[int]:
     """Return the signals that end a process, except faults and ignored or handled signals."""
     if sys.platform == "win32":
-        return ending_signals()
+        return list_ending_signals()
     harmless = ("CHLD", "CONT", "INFO", "URG", "WINCH", "STOP", "TSTP", "TTIN", "TTOU")
     others = (*harmless, "KILL", "SEGV", "BUS", "FPE", "ILL")  # a fault would recur after its handler
     left_out = {getattr(signal, f"SIG{name}", None) for name in others}
@@ -159,7 +161,7 @@ def fatal_signals() -> list[int]:
     ]
 
 
-def ending_signals() -> list[int]:
+def list_ending_signals() -> list[int]:
     """Return the signals that ask a process to end: SIGTERM, and Ctrl-Break on Windows."""
     if sys.platform == "win32":
         return [signal.SIGTERM, signal.SIGBREAK]
@@ -167,7 +169,7 @@ def ending_signals() -> list[int]:
 
 
 @contextmanager
-def around_stops(leave: Callable[[], None], come_back: Callable[[], None]) -> Iterator[None]:
+def handle_stops(leave: Callable[[], None], come_back: Callable[[], None]) -> Iterator[None]:
     """Call `leave` before Ctrl-Z stops the process in the block, and `come_back` when it continues."""
     is_main = threading.current_thread() is threading.main_thread()  # only the main thread may install handlers
     if sys.platform == "win32" or not is_main or signal.getsignal(signal.SIGTSTP) is signal.SIG_IGN:
@@ -196,7 +198,7 @@ def interrupt_main() -> None:
         _thread.interrupt_main()
 
 
-def may_reuse_address() -> bool:
+def can_reuse_address() -> bool:
     """Return whether SO_REUSEADDR lets a server restart at once; on Windows it would share the port."""
     return sys.platform != "win32"
 
@@ -206,7 +208,7 @@ def can_handle_in_loop() -> bool:
     return sys.platform != "win32"
 
 
-def on_bad_page(handler: int) -> None:
+def handle_bad_pages(handler: int) -> None:
     """Install native code to handle unreadable pages of a mapped file: SIGBUS, or an exception on Windows.
 
     handler: the address of BAD_PAGE_HANDLER's machine code.
@@ -231,7 +233,7 @@ class DetachedOptions(TypedDict, total=False):
     process_group: int
 
 
-def detached_options() -> DetachedOptions:
+def get_detached_options() -> DetachedOptions:
     """Return subprocess.Popen's arguments for a process that does not receive this one's Ctrl-C."""
     if sys.platform == "win32":
         return {"creationflags": 0x200}  # CREATE_NEW_PROCESS_GROUP
@@ -247,7 +249,7 @@ def lower_priority(process: "Popen[bytes]") -> None:
             os.setpriority(os.PRIO_PROCESS, process.pid, BACKGROUND)
 
 
-def shell(command: str) -> list[str] | str:
+def make_shell_arguments(command: str) -> list[str] | str:
     """Return subprocess.Popen's arguments to run a command in the system's shell.
 
     On Windows this is a single string, because cmd.exe parses quotes differently from other programs.
@@ -281,7 +283,7 @@ def kill_with_children(process: "Popen[bytes]") -> None:
     process.wait()
 
 
-def after_fork(call: Callable[[], None]) -> None:
+def register_after_fork(call: Callable[[], None]) -> None:
     """Register a function to call in every forked process."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=call)
@@ -353,7 +355,7 @@ def run_limited(command: list[str], stdin: bytes, seconds: int, size: int, timeo
         system.SetInformationJobObject(job, 9, ctypes.byref(limits), ctypes.sizeof(limits))
         system.AssignProcessToJobObject(job, ctypes.c_void_p(int(process._handle)))  # type: ignore[attr-defined]
         try:
-            return process.communicate(stdin, timeout)[0], process.returncode == OUT_OF_TIME
+            return process.communicate(stdin, timeout)[0], process.returncode == TIME_LIMIT_EXIT_CODE
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
@@ -398,6 +400,6 @@ class PipeReader:
         note = f"\n[cut: of {self.size} bytes]" if self.size > len(self._data) and not self._keeps_end else ""
         return bytes(self._data).decode(errors="replace") + note
 
-    def last_line(self) -> str:
+    def get_last_line(self) -> str:
         """Return the last line that is not empty, or ""."""
         return next((line.strip() for line in reversed(self.text().splitlines()) if line.strip()), "")

@@ -7,11 +7,11 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Protocol, TextIO
 
-from localllm.system.processes import around_stops
+from localllm.system.processes import handle_stops
 
 UTF_8 = 65001  # Windows' code page
 # Paths of the terminal's keyboard and screen, independent of redirected standard streams.
-KEYS, SCREEN = ("CONIN$", "CONOUT$") if sys.platform == "win32" else ("/dev/tty", "/dev/tty")
+KEYBOARD_PATH, SCREEN_PATH = ("CONIN$", "CONOUT$") if sys.platform == "win32" else ("/dev/tty", "/dev/tty")
 ECHO_AND_LINES, VT_OUTPUT = 0x2 | 0x4, 0x4  # Windows: bits of the modes of a console's input and output
 # Functions that leave each entered block of raw_keys, and re-enter it.
 _blocks: list[tuple[Callable[[], None], Callable[[], None]]] = []
@@ -23,7 +23,7 @@ class Stream(Protocol):
     def fileno(self) -> int: ...
 
 
-def prepare(*streams: TextIO | None) -> None:
+def set_up_streams(*streams: TextIO | None) -> None:
     """Set the standard streams (input first) to UTF-8 on Windows, and enable escape sequences."""
     if sys.platform != "win32":
         return
@@ -31,7 +31,7 @@ def prepare(*streams: TextIO | None) -> None:
 
     for stream in filter(None, streams):
         with suppress(OSError, ValueError, AttributeError):
-            if (mode := console_mode(stream)) is None:
+            if (mode := get_console_mode(stream)) is None:
                 stream.reconfigure(encoding="utf-8")
             elif stream is not streams[0]:
                 set_console_mode(stream, mode | VT_OUTPUT)
@@ -42,19 +42,19 @@ def is_console(stream: Stream) -> bool:
     """Return whether a stream whose isatty is true is a terminal; on Windows, isatty is true for NUL, too."""
     if sys.platform != "win32":
         return True
-    return console_mode(stream) is not None
+    return get_console_mode(stream) is not None
 
 
 @cache
-def understands_escapes(*streams: Stream) -> bool:
+def supports_escapes(*streams: Stream) -> bool:
     """Return whether all consoles among the streams interpret escape sequences, unlike Windows' before 2016."""
     if sys.platform != "win32":
         return True
-    modes = [mode for stream in streams if (mode := console_mode(stream)) is not None]
+    modes = [mode for stream in streams if (mode := get_console_mode(stream)) is not None]
     return all(mode & VT_OUTPUT for mode in modes)
 
 
-def console_mode(stream: Stream) -> int | None:
+def get_console_mode(stream: Stream) -> int | None:
     """Return the mode of a Windows console, or None for another stream."""
     import ctypes
     import msvcrt
@@ -77,7 +77,7 @@ def set_console_mode(stream: Stream, mode: int) -> None:
     ctypes.WinDLL("kernel32").SetConsoleMode(handle, mode)  # type: ignore[attr-defined]
 
 
-def is_unread(error: OSError) -> bool:
+def is_reader_gone(error: OSError) -> bool:
     """Return whether an error means that the stream's reader has closed it, which Windows reports as EINVAL."""
     is_windows = sys.platform == "win32" and error.errno == errno.EINVAL and error.filename is None
     return isinstance(error, BrokenPipeError) or is_windows
@@ -130,7 +130,7 @@ def discard_input(keys: Stream) -> None:
         termios.tcflush(keys, termios.TCIFLUSH)
 
 
-def shows_keys(stream: Stream) -> bool:
+def echoes_keys(stream: Stream) -> bool:
     """Return whether the terminal echoes typed keys; editors and shells that host programs may do so instead."""
     if sys.platform == "win32":
         return True
@@ -143,7 +143,7 @@ def shows_keys(stream: Stream) -> bool:
 
 
 @contextmanager
-def raw_keys(
+def use_raw_keys(
     stream: Stream, leave: Callable[[], None] = lambda: None, come_back: Callable[[], None] = lambda: None
 ) -> Iterator[bool]:
     """Turn off echo and line editing in the block; yield whether that worked.
@@ -152,7 +152,7 @@ def raw_keys(
     `come_back` afterwards.
     """
     if sys.platform == "win32":
-        with raw_console_keys(stream) as can:
+        with use_raw_console_keys(stream) as can:
             yield can
         return
     import termios
@@ -171,20 +171,20 @@ def raw_keys(
         with suppress(termios.error, OSError):  # the terminal is gone
             termios.tcsetattr(keyboard, termios.TCSANOW, saved)
 
-    def left() -> None:
+    def leave_raw_mode() -> None:
         leave()
         termios.tcsetattr(keyboard, termios.TCSADRAIN, saved)
 
-    def give_up() -> None:
+    def abandon_raw_mode() -> None:
         restore()
         leave()
 
-    def came_back() -> None:
+    def enter_raw_mode() -> None:
         termios.tcsetattr(keyboard, termios.TCSADRAIN, quiet)
         come_back()
 
-    with around_stops(left, came_back):
-        _blocks.append((give_up, came_back))
+    with handle_stops(leave_raw_mode, enter_raw_mode):
+        _blocks.append((abandon_raw_mode, enter_raw_mode))
         try:
             termios.tcsetattr(keyboard, termios.TCSANOW, quiet)
             yield True
@@ -200,7 +200,7 @@ def restore_terminal() -> None:
 
 
 @contextmanager
-def usual_keys() -> Iterator[None]:
+def use_normal_keys() -> Iterator[None]:
     """Restore the terminal's mode in the block, to ask a question within blocks of raw_keys."""
     restore_terminal()
     try:
@@ -211,9 +211,9 @@ def usual_keys() -> Iterator[None]:
 
 
 @contextmanager
-def raw_console_keys(stream: Stream) -> Iterator[bool]:
+def use_raw_console_keys(stream: Stream) -> Iterator[bool]:
     """Turn off echo and line editing of a Windows console in the block; yield whether that worked."""
-    if (mode := console_mode(stream)) is None:
+    if (mode := get_console_mode(stream)) is None:
         yield False
         return
     quiet = mode & ~ECHO_AND_LINES

@@ -25,14 +25,14 @@ def _format_jinja(layout: str) -> str:
     Line breaks go into string literals, where Jinja does not trim them.
     """
     parts = [part for part in re.split(r"(\{text\}|\{trimmed\}|\{role\})", layout) if part]
-    return "".join(f"{{{{ {_EXPRESSIONS.get(part) or _string(part)} }}}}" for part in parts)
+    return "".join(f"{{{{ {_EXPRESSIONS.get(part) or _quote_string(part)} }}}}" for part in parts)
 
 
-def _string(text: str) -> str:
+def _quote_string(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n") + "'"
 
 
-def _template(
+def _make_template(
     prompt: str, others: str = "", roles: Mapping[str, str] | None = None, begin: str = "", before: str = ""
 ) -> str:
     """Create a template.
@@ -50,22 +50,22 @@ def _template(
     return _MACRO + _format_jinja(begin) + loop + end
 
 
-def _three(prompt: str, system: str, user: str, assistant: str, begin: str = "") -> str:
-    return _template(prompt, "", {"system": system, "user": user, "assistant": assistant}, begin)
+def _make_three_role_template(prompt: str, system: str, user: str, assistant: str, begin: str = "") -> str:
+    return _make_template(prompt, "", {"system": system, "user": user, "assistant": assistant}, begin)
 
 
-def _instructions(begin: str, again: str, system: str, user: str, assistant: str) -> str:
+def _make_instruction_template(begin: str, again: str, system: str, user: str, assistant: str) -> str:
     """Create a template like Llama 2's or Mistral's, with an instruction block before every answer."""
     answered = "loop.previtem.role not in ('system', 'user')"
     before = f"{{% if loop.first %}}{_format_jinja(begin)}{{% elif {answered} %}}{_format_jinja(again)}{{% endif %}}"
-    return _template("", assistant, {"system": system, "user": user}, before=before)
+    return _make_template("", assistant, {"system": system, "user": user}, before=before)
 
 
-def _llama2(system: str, content: str = "{text}", again: str = "[INST] ") -> str:
-    return _instructions("[INST] ", again, system, f"{content} [/INST]", f"{content}</s>")
+def _make_llama2_template(system: str, content: str = "{text}", again: str = "[INST] ") -> str:
+    return _make_instruction_template("[INST] ", again, system, f"{content} [/INST]", f"{content}</s>")
 
 
-def _folding(prompt: str, user: str, assistant: str, content: str = "{text}") -> str:
+def _make_folding_template(prompt: str, user: str, assistant: str, content: str = "{text}") -> str:
     """Create a template that writes the content of system messages before the next user message."""
     keep = f"{{% set kept.text = kept.text ~ {_EXPRESSIONS[content]} %}}"
     give = "{{ kept.text ~ ('\\n\\n' if kept.text else '') }}{% set kept.text = '' %}"
@@ -80,7 +80,7 @@ def _folding(prompt: str, user: str, assistant: str, content: str = "{text}") ->
 
 
 _BAILING_ROLE = "<role>{{ 'HUMAN' if message.role == 'user' else message.role.upper() }}</role>"
-_GRANITE = _template(
+_GRANITE = _make_template(
     "<|start_of_role|>assistant<|end_of_role|>", "<|start_of_role|>{role}<|end_of_role|>{text}<|end_of_text|>\n"
 )
 _EXAONE = {
@@ -94,86 +94,94 @@ _PANGU_NAMES = {"system": "系统", "user": "用户", "assistant": "助手", "to
 _PANGU = {role: f"[unused9]{name}：{{text}}[unused10]" for role, name in _PANGU_NAMES.items()}
 
 BUILTIN_TEMPLATES: dict[str, str] = {
-    "bailing": _template("<role>ASSISTANT</role>", "{text}", before=_BAILING_ROLE),
-    "bailing-think": _template("<role>ASSISTANT</role><think>", "{text}", before=_BAILING_ROLE),
-    "bailing2": _template("<role>ASSISTANT</role>", "{text}<|role_end|>",
+    "bailing": _make_template("<role>ASSISTANT</role>", "{text}", before=_BAILING_ROLE),
+    "bailing-think": _make_template("<role>ASSISTANT</role><think>", "{text}", before=_BAILING_ROLE),
+    "bailing2": _make_template("<role>ASSISTANT</role>", "{text}<|role_end|>",
         before="{% if loop.first and message.role != 'system' %}"
         f"{_format_jinja('<role>SYSTEM</role>detailed thinking off<|role_end|>')}{{% endif %}}{_BAILING_ROLE}"),
-    "chatglm3": _template("<|assistant|>", "<|{role}|>\n {text}", begin="[gMASK]sop"),
-    "chatglm4": _template("<|assistant|>\n", "<|{role}|>\n{text}", begin="[gMASK]<sop>"),
-    "chatml": _template("<|im_start|>assistant\n", "<|im_start|>{role}\n{text}<|im_end|>\n"),
-    "command-r": _three("<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
+    "chatglm3": _make_template("<|assistant|>", "<|{role}|>\n {text}", begin="[gMASK]sop"),
+    "chatglm4": _make_template("<|assistant|>\n", "<|{role}|>\n{text}", begin="[gMASK]<sop>"),
+    "chatml": _make_template("<|im_start|>assistant\n", "<|im_start|>{role}\n{text}<|im_end|>\n"),
+    "command-r": _make_three_role_template("<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
         "<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>{trimmed}<|END_OF_TURN_TOKEN|>",
         "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>{trimmed}<|END_OF_TURN_TOKEN|>",
         "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>{trimmed}<|END_OF_TURN_TOKEN|>"),
-    "deepseek": _three("### Response:\n", "{text}", "### Instruction:\n{text}\n", "### Response:\n{text}\n<|EOT|>\n"),
-    "deepseek-ocr": _template("", "{text}"),
-    "deepseek2": _three("Assistant:", "{text}\n\n", "User: {text}\n\n", "Assistant: {text}<｜end▁of▁sentence｜>"),
-    "deepseek3": _three("<｜Assistant｜>", "{text}\n\n", "<｜User｜>{text}",
+    "deepseek": _make_three_role_template("### Response:\n", "{text}", "### Instruction:\n{text}\n",
+    "### Response:\n{text}\n<|EOT|>\n"),
+    "deepseek-ocr": _make_template("", "{text}"),
+    "deepseek2": _make_three_role_template("Assistant:", "{text}\n\n", "User: {text}\n\n",
+    "Assistant: {text}<｜end▁of▁sentence｜>"),
+    "deepseek3": _make_three_role_template("<｜Assistant｜>", "{text}\n\n", "<｜User｜>{text}",
         "<｜Assistant｜>{text}<｜end▁of▁sentence｜>"),
-    "exaone-moe": _template("<|assistant|>\n", "<|{role}|>\n{trimmed}<|endofturn|>\n"),
-    "exaone3": _template("[|assistant|]", "", _EXAONE),
-    "exaone4": _template("[|assistant|]", "", {**_EXAONE, "tool": "[|tool|]{trimmed}[|endofturn|]\n"}),
-    "falcon3": _template("<|assistant|>\n", "<|{role}|>\n{text}\n"),
-    "gemma": _folding("<start_of_turn>model\n", "<start_of_turn>{role}\n{trimmed}<end_of_turn>\n",
+    "exaone-moe": _make_template("<|assistant|>\n", "<|{role}|>\n{trimmed}<|endofturn|>\n"),
+    "exaone3": _make_template("[|assistant|]", "", _EXAONE),
+    "exaone4": _make_template("[|assistant|]", "", {**_EXAONE, "tool": "[|tool|]{trimmed}[|endofturn|]\n"}),
+    "falcon3": _make_template("<|assistant|>\n", "<|{role}|>\n{text}\n"),
+    "gemma": _make_folding_template("<start_of_turn>model\n", "<start_of_turn>{role}\n{trimmed}<end_of_turn>\n",
         "<start_of_turn>model\n{trimmed}<end_of_turn>\n", content="{trimmed}"),
-    "gigachat": _three("assistant<|role_sep|>", "{text}<|message_sep|>",
+    "gigachat": _make_three_role_template("assistant<|role_sep|>", "{text}<|message_sep|>",
         "user<|role_sep|>{text}<|message_sep|>available functions<|role_sep|>[]<|message_sep|>",
         "assistant<|role_sep|>{text}<|message_sep|>", begin="<s>"),
-    "glmedge": _template("<|assistant|>", "<|{role}|>\n{text}"),
-    "gpt-oss": _template("<|start|>assistant", "<|start|>{role}<|message|>{text}<|end|>",
+    "glmedge": _make_template("<|assistant|>", "<|{role}|>\n{text}"),
+    "gpt-oss": _make_template("<|start|>assistant", "<|start|>{role}<|message|>{text}<|end|>",
         {"assistant": "<|start|>assistant<|message|>{text}<|return|>"}),
     "granite": _GRANITE,
     "granite-4.0": _GRANITE,
     "granite-4.1": _GRANITE,
-    "grok-2": _three("Assistant:", "System: {trimmed}<|separator|>\n\n", "Human: {trimmed}<|separator|>\n\n",
+    "grok-2": _make_three_role_template("Assistant:", "System: {trimmed}<|separator|>\n\n",
+    "Human: {trimmed}<|separator|>\n\n",
         "Assistant: {text}<|separator|>\n\n"),
-    "hunyuan-dense": _three("", "{text}<｜hy_place▁holder▁no▁3｜>", "<｜hy_User｜>{text}<｜hy_Assistant｜>",
+    "hunyuan-dense": _make_three_role_template("", "{text}<｜hy_place▁holder▁no▁3｜>",
+    "<｜hy_User｜>{text}<｜hy_Assistant｜>",
         "<｜hy_Assistant｜>{text}<｜hy_place▁holder▁no▁2｜>"),
-    "hunyuan-moe": _template("", "<|startoftext|>{text}<|extra_0|>",
+    "hunyuan-moe": _make_template("", "<|startoftext|>{text}<|extra_0|>",
         {"system": "<|startoftext|>{text}<|extra_4|>", "assistant": "{text}<|eos|>"}),
-    "hunyuan-vl": _template("", "{text}<｜hy_User｜>",
+    "hunyuan-vl": _make_template("", "{text}<｜hy_User｜>",
         {"system": "{text}<｜hy_place▁holder▁no▁3｜>", "assistant": "{text}<｜hy_Assistant｜>"},
         begin="<｜hy_begin▁of▁sentence｜>"),
-    "kimi-k2": _template("<|im_assistant|>assistant<|im_middle|>", "{text}<|im_end|>", _KIMI),
-    "llama2": _llama2("{text}\n"),
-    "llama2-sys": _llama2("<<SYS>>\n{text}\n<</SYS>>\n\n"),
-    "llama2-sys-bos": _llama2("<<SYS>>\n{text}\n<</SYS>>\n\n", again="<s>[INST] "),
-    "llama2-sys-strip": _llama2("<<SYS>>\n{trimmed}\n<</SYS>>\n\n", content="{trimmed}"),
-    "llama3": _template("<|start_header_id|>assistant<|end_header_id|>\n\n",
+    "kimi-k2": _make_template("<|im_assistant|>assistant<|im_middle|>", "{text}<|im_end|>", _KIMI),
+    "llama2": _make_llama2_template("{text}\n"),
+    "llama2-sys": _make_llama2_template("<<SYS>>\n{text}\n<</SYS>>\n\n"),
+    "llama2-sys-bos": _make_llama2_template("<<SYS>>\n{text}\n<</SYS>>\n\n", again="<s>[INST] "),
+    "llama2-sys-strip": _make_llama2_template("<<SYS>>\n{trimmed}\n<</SYS>>\n\n", content="{trimmed}"),
+    "llama3": _make_template("<|start_header_id|>assistant<|end_header_id|>\n\n",
         "<|start_header_id|>{role}<|end_header_id|>\n\n{trimmed}<|eot_id|>"),
-    "llama4": _template("<|header_start|>assistant<|header_end|>\n\n",
+    "llama4": _make_template("<|header_start|>assistant<|header_end|>\n\n",
         "<|header_start|>{role}<|header_end|>\n\n{trimmed}<|eot|>"),
-    "megrez": _template("<|role_start|>assistant<|role_end|>", "<|role_start|>{role}<|role_end|>{text}<|turn_end|>"),
-    "minicpm": _template("", "{trimmed}", {"user": "<用户>{trimmed}<AI>"}),
-    "mistral-v1": _instructions(" [INST] ", " [INST] ", "{text}\n\n", "{text} [/INST]", " {text}</s>"),
-    "mistral-v3": _instructions("[INST] ", "[INST] ", "{text}\n\n", "{text}[/INST]", " {trimmed}</s>"),
-    "mistral-v3-tekken": _instructions("[INST]", "[INST]", "{text}\n\n", "{text}[/INST]", "{text}</s>"),
-    "mistral-v7": _template("", " {text}</s>",
+    "megrez": _make_template("<|role_start|>assistant<|role_end|>",
+    "<|role_start|>{role}<|role_end|>{text}<|turn_end|>"),
+    "minicpm": _make_template("", "{trimmed}", {"user": "<用户>{trimmed}<AI>"}),
+    "mistral-v1": _make_instruction_template(" [INST] ", " [INST] ", "{text}\n\n", "{text} [/INST]", " {text}</s>"),
+    "mistral-v3": _make_instruction_template("[INST] ", "[INST] ", "{text}\n\n", "{text}[/INST]", " {trimmed}</s>"),
+    "mistral-v3-tekken": _make_instruction_template("[INST]", "[INST]", "{text}\n\n", "{text}[/INST]", "{text}</s>"),
+    "mistral-v7": _make_template("", " {text}</s>",
         {"system": "[SYSTEM_PROMPT] {text}[/SYSTEM_PROMPT]", "user": "[INST] {text}[/INST]"}),
-    "mistral-v7-tekken": _template("", "{text}</s>",
+    "mistral-v7-tekken": _make_template("", "{text}</s>",
         {"system": "[SYSTEM_PROMPT]{text}[/SYSTEM_PROMPT]", "user": "[INST]{text}[/INST]"}),
-    "monarch": _template("<s>assistant\n", "{role}\n{text}</s>\n", before="{% if not loop.first %}<s>{% endif %}"),
-    "openchat": _template("GPT4 Correct Assistant:", ": {text}<|end_of_turn|>", {"system": "{text}<|end_of_turn|>"},
+    "monarch": _make_template("<s>assistant\n", "{role}\n{text}</s>\n", before="{% if not loop.first %}<s>{% endif %}"),
+    "openchat": _make_template("GPT4 Correct Assistant:", ": {text}<|end_of_turn|>",
+    {"system": "{text}<|end_of_turn|>"},
         before="{% if message.role != 'system' %}GPT4 Correct {{ message.role.capitalize() }}{% endif %}"),
-    "orion": _folding("", "Human: {text}\n\nAssistant: </s>", "{text}</s>"),
-    "pangu-embedded": _template("[unused9]助手：", "", _PANGU,
+    "orion": _make_folding_template("", "Human: {text}\n\nAssistant: </s>", "{text}</s>"),
+    "pangu-embedded": _make_template("[unused9]助手：", "", _PANGU,
         before="{% if loop.first and message.role != 'system' %}[unused9]系统：[unused10]{% endif %}"),
-    "phi3": _template("<|assistant|>\n", "<|{role}|>\n{text}<|end|>\n"),
-    "phi4": _template("<|im_start|>assistant<|im_sep|>", "<|im_start|>{role}<|im_sep|>{text}<|im_end|>"),
-    "plain": _template("Assistant:", "{text}\n", {"system": "{text}\n\n"},
+    "phi3": _make_template("<|assistant|>\n", "<|{role}|>\n{text}<|end|>\n"),
+    "phi4": _make_template("<|im_start|>assistant<|im_sep|>", "<|im_start|>{role}<|im_sep|>{text}<|im_end|>"),
+    "plain": _make_template("Assistant:", "{text}\n", {"system": "{text}\n\n"},
         before="{% if message.role != 'system' %}{{ message.role.capitalize() }}: {% endif %}"),
-    "rwkv-world": _three("", "System: {trimmed}\n\n", "User: {trimmed}\n\n", "Assistant: {trimmed}\n\n")
+    "rwkv-world": _make_three_role_template("", "System: {trimmed}\n\n", "User: {trimmed}\n\n",
+    "Assistant: {trimmed}\n\n")
     + "{% if messages and messages[-1].role == 'user' %}Assistant:{% endif %}",
-    "seed_oss": _template("<seed:bos>assistant\n", "<seed:bos>{role}\n{text}<seed:eos>",
+    "seed_oss": _make_template("<seed:bos>assistant\n", "<seed:bos>{role}\n{text}<seed:eos>",
         {"assistant": "<seed:bos>assistant\n{trimmed}<seed:eos>"}),
-    "smolvlm": _template("Assistant:", "Assistant: {text}<end_of_utterance>\n",
+    "smolvlm": _make_template("Assistant:", "Assistant: {text}<end_of_utterance>\n",
         {"system": "{text}\n\n", "user": "User: {text}<end_of_utterance>\n"}, begin="<|im_start|>"),
-    "solar-open": _template("<|begin|>assistant", "<|begin|>{role}<|content|>{text}<|end|>"),
-    "vicuna": _three("ASSISTANT:", "{text}\n\n", "USER: {text}\n", "ASSISTANT: {text}</s>\n"),
-    "vicuna-orca": _three("ASSISTANT:", "SYSTEM: {text}\n", "USER: {text}\n", "ASSISTANT: {text}</s>\n"),
-    "yandex": _three(" Ассистент:[SEP]", "", " Пользователь: {text}\n\n", " Ассистент: {text}\n\n"),
-    "zephyr": _template("<|assistant|>\n", "<|{role}|>\n{text}<|endoftext|>\n"),
+    "solar-open": _make_template("<|begin|>assistant", "<|begin|>{role}<|content|>{text}<|end|>"),
+    "vicuna": _make_three_role_template("ASSISTANT:", "{text}\n\n", "USER: {text}\n", "ASSISTANT: {text}</s>\n"),
+    "vicuna-orca": _make_three_role_template("ASSISTANT:", "SYSTEM: {text}\n", "USER: {text}\n",
+    "ASSISTANT: {text}</s>\n"),
+    "yandex": _make_three_role_template(" Ассистент:[SEP]", "", " Пользователь: {text}\n\n", " Ассистент: {text}\n\n"),
+    "zephyr": _make_template("<|assistant|>\n", "<|{role}|>\n{text}<|endoftext|>\n"),
 }  # fmt: skip
 
 

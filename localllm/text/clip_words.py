@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from localllm.errors import ModelError
-from localllm.files.gguf.metadata_reader import Checked
-from localllm.text.subwords import merge
+from localllm.files.gguf.metadata_reader import MetadataReader
+from localllm.text.subwords import merge_symbols
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -19,7 +19,7 @@ START, END, END_OF_WORD = "<|startoftext|>", "<|endoftext|>", "</w>"
 WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 
 
-class ClipWords:
+class ClipTokenizer:
     """The CLIP tokenizer of a file.
 
     Attributes:
@@ -28,13 +28,13 @@ class ClipWords:
 
     def __init__(self, metadata: Mapping[str, object], path: str = ""):
         """Read the vocabulary. Raises ModelError if it is not CLIP's."""
-        keys = Checked(metadata, "tokenizer.ggml.", path)
+        keys = MetadataReader(metadata, "tokenizer.ggml.", path)
         self.pieces = keys.strings("tokens")
         ids = {piece: number for number, piece in enumerate(self.pieces)}
         if len(ids) < len(self.pieces) or START not in ids or END not in ids:
             raise keys.error(f"tokenizer.ggml.tokens must be distinct and contain {START} and {END}")
         merges = keys.strings("merges") if keys.has("merges") else None
-        pairs = derive_merges(self.pieces) if merges is None else [split(keys, each) for each in merges]
+        pairs = derive_merges(self.pieces) if merges is None else [split_merge(keys, each) for each in merges]
         if any(part not in ids for pair in pairs for part in (*pair, "".join(pair))):
             raise keys.error("tokenizer.ggml.merges: every merge must join two tokens into a token")
         self._start, self._end, self._tokenizer = ids[START], ids[END], build_bpe(ids, pairs)
@@ -44,11 +44,11 @@ class ClipWords:
         return [self._start, *self._tokenizer.encode(text).ids, self._end]
 
 
-def split(keys: Checked, merge: str) -> tuple[str, str]:
+def split_merge(keys: MetadataReader, merge: str) -> tuple[str, str]:
     """Split a merge into its two subwords. Raises ModelError."""
     left, _, right = merge.partition(" ")
     if not left or not right:
-        raise keys.error("tokenizer.ggml.merges: a merge must be two tokens separated by a space, not {merge[:40]!r}")
+        raise keys.error(f"tokenizer.ggml.merges: a merge must be two tokens separated by a space, not {merge[:40]!r}")
     return left, right
 
 
@@ -59,7 +59,7 @@ def derive_merges(pieces: Sequence[str]) -> list[tuple[str, str]]:
         symbols = split_symbols(piece)
         if piece in (START, END) or len(symbols) < 2:
             continue
-        left, *rest = merge(symbols, ranks, " ")
+        left, *rest = merge_symbols(symbols, ranks, " ")
         if len(rest) != 1:
             raise ModelError(f"tokenizer.ggml.tokens: no merge of earlier tokens yields {piece[:40]!r}")
         ranks[f"{left} {rest[0]}"] = len(ranks)

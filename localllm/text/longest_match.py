@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from unicodedata import category, normalize
 
 from localllm.errors import ModelError
-from localllm.text.subwords import Subwords, lengths_by_start
+from localllm.text.subwords import SubwordTokenizer, index_lengths
 from localllm.text.vocabulary import NORMAL, Vocabulary
 
-LONGEST = 100  # maximum characters of a word
+MAX_WORD = 100  # maximum characters of a word
 SPACE = re.compile("[\t\n\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")
 CHINESE = re.compile(
     "([一-\u9fff㐀-䶿\U00020000-\U0002a6df\U0002a700-\U0002b81f\U0002b920-\U0002ceaf\uf900-\ufaff\U0002f800-\U0002fa1f])"
@@ -26,7 +26,7 @@ ASCII_WORD = re.compile("[A-Za-z0-9]+")
 ASCII_PUNCTUATION = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 
 
-class WordPiece(Subwords):
+class WordPieceTokenizer(SubwordTokenizer):
     """A WordPiece tokenizer; tokens that begin a word have the prefix "▁"."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -34,7 +34,7 @@ class WordPiece(Subwords):
         self._unknown = [] if vocabulary.unknown_id is None else [vocabulary.unknown_id]
         self._lower, self._strips = vocabulary.lowers, vocabulary.strips_accents
 
-    def _words_of(self, text: str) -> Iterable[str]:
+    def _split_words(self, text: str) -> Iterable[str]:
         """Split at white space."""
         return [chunk for chunk in SPACE.split(text) if chunk]
 
@@ -64,7 +64,7 @@ class WordPiece(Subwords):
 
     def _pieces(self, word: str) -> list[int]:
         """Encode a normalized word."""
-        if len(word) > LONGEST:
+        if len(word) > MAX_WORD:
             return self._unknown
         ids, tokens, remaining = self.vocabulary.ids, list[int](), "▁" + word
         while remaining:
@@ -100,7 +100,7 @@ def unescape(piece: str) -> bytes:
     return data + piece[end:].encode(errors="replace")
 
 
-class RwkvVocab(Subwords):
+class RwkvTokenizer(SubwordTokenizer):
     """RWKV's tokenizer."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -110,7 +110,7 @@ class RwkvVocab(Subwords):
         tokens = [token for token in vocabulary.ids.values() if kinds[token] == NORMAL]
         self._bytes = {token: unescape(vocabulary.pieces[token]) for token in tokens}
         self._ids = {piece: token for token, piece in self._bytes.items()}
-        self._lengths = lengths_by_start(self._ids, 2)
+        self._lengths = index_lengths(self._ids, 2)
         if missing := [byte for byte in range(256) if bytes([byte]) not in self._ids]:
             more_bytes = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise ModelError(f"tokenizer.ggml.tokens must contain every byte, but lacks {missing[0]:#04x}{more_bytes}")
@@ -129,5 +129,5 @@ class RwkvVocab(Subwords):
             at += length
         return tokens
 
-    def _piece_bytes(self, piece: str) -> bytes:
+    def _decode_piece(self, piece: str) -> bytes:
         return unescape(piece)

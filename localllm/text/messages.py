@@ -30,10 +30,10 @@ def validate_messages(messages: Sequence[Message]) -> list[Message]:
     """
     if isinstance(messages, str | bytes | Mapping):
         raise UsageError(f"messages must be a list of messages, not {type(messages).__name__}")
-    return [_check(message) for message in messages]
+    return [_validate_message(message) for message in messages]
 
 
-def _check(message: object) -> Message:
+def _validate_message(message: object) -> Message:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise UsageError('a message must be {"role": ..., "content": ...}' + f", not {message!r}")
     modern: Message = modernize(message)
@@ -43,7 +43,7 @@ def _check(message: object) -> Message:
     if isinstance(content, str):
         return modern
     if isinstance(content, list):
-        return {**modern, "content": "\n".join(map(_text_of_part, content))}
+        return {**modern, "content": "\n".join(map(_get_part_text, content))}
     raise UsageError(f"the content of a message must be a string, not {type(content).__name__}")
 
 
@@ -58,20 +58,20 @@ def modernize(message: Message) -> Message:
     fields["role"] = ROLES.get(role, role) if isinstance(role, str) else role
     call, refusal = message.get("function_call"), message.get("refusal")
     if isinstance(call, dict) and not message.get("tool_calls"):
-        fields["tool_calls"] = [{"id": short_id(str(call.get("name"))), "type": "function", "function": call}]
+        fields["tool_calls"] = [{"id": make_short_id(str(call.get("name"))), "type": "function", "function": call}]
     if isinstance(refusal, str) and not message.get("content"):
         fields["content"] = refusal
     if role == "function":
-        fields["tool_call_id"] = short_id(str(message.get("name")))
+        fields["tool_call_id"] = make_short_id(str(message.get("name")))
     return fields
 
 
-def short_id(text: str) -> str:
+def make_short_id(text: str) -> str:
     """Derive a call id of nine letters and digits, which some templates require, from a string."""
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:9]
 
 
-def _text_of_part(part: object) -> str:
+def _get_part_text(part: object) -> str:
     """Return the text of a content part. Raises UsageError."""
     if isinstance(part, str):
         return part
@@ -92,18 +92,26 @@ NO_ANSWER = " "  # content of an inserted answer, since Ministral's template ref
 KeepsSystem = Callable[[int, str], bool]
 
 
-def arrangements(messages: Sequence[Message], keeps_system: KeepsSystem) -> Iterator[Sequence[Message]]:
+def iter_arrangements(messages: Sequence[Message], keeps_system: KeepsSystem) -> Iterator[Sequence[Message]]:
     """Yield arrangements of a conversation, closest to the original first.
 
     keeps_system: see ChatTemplate.keeps_system.
     """
     if not messages:
         return
-    latest = place_systems(messages, keeps_system)
+    latest = arrange_systems(messages, keeps_system)
     yield latest
     if (single := split_calls(latest)) != latest:
         yield single
-    for change in (fill_contents, shorten_ids, merge_neighbours, take_turns, lead_systems, take_turns, ensure_user):
+    for change in (
+        fill_contents,
+        shorten_ids,
+        merge_neighbours,
+        alternate_roles,
+        lead_systems,
+        alternate_roles,
+        ensure_user,
+    ):
         previous, latest = latest, change(latest)
         if latest != previous:
             yield latest
@@ -111,7 +119,7 @@ def arrangements(messages: Sequence[Message], keeps_system: KeepsSystem) -> Iter
         yield single
 
 
-def system_probe(at_head: int, later: str) -> tuple[list[Message], list[str]]:
+def make_system_probe(at_head: int, later: str) -> tuple[list[Message], list[str]]:
     """Return a conversation with system messages at the given positions, and their unique contents."""
     texts_of_marks = {"user": "Hi", "assistant": "Hello"}
     following = {"": [], BETWEEN: ["assistant", "system", "user"], LAST: ["system"], ANSWERED: ["assistant"]}
@@ -121,16 +129,16 @@ def system_probe(at_head: int, later: str) -> tuple[list[Message], list[str]]:
     return probe, [message["content"] for message in probe if message["role"] == "system"]
 
 
-def place_systems(messages: Sequence[Message], keeps_system: KeepsSystem) -> Sequence[Message]:
+def arrange_systems(messages: Sequence[Message], keeps_system: KeepsSystem) -> Sequence[Message]:
     """Return the conversation with system messages only at positions where the template keeps them."""
-    count = count_head(messages)
+    count = count_leading_systems(messages)
     head, turns = list(messages[:count]), list(messages[count:])
     if not count and not any(is_system(message) for message in turns):
         return messages
     if not turns:
-        return messages if keeps_system(count, ALONE) else without_systems(messages)
+        return messages if keeps_system(count, ALONE) else move_systems_to_users(messages)
     if not keeps_system(1, ""):
-        return without_systems(messages)
+        return move_systems_to_users(messages)
     if count and turns[-1]["role"] in ("assistant", "tool") and not keeps_system(1, ANSWERED):
         head, turns = [], move_systems_to_latest(head, turns)
     if len(head) > 1 and not keeps_system(count, ""):
@@ -143,8 +151,8 @@ def place_systems(messages: Sequence[Message], keeps_system: KeepsSystem) -> Seq
 
 def lead_systems(messages: Sequence[Message]) -> list[Message]:
     """Return the conversation with all system messages at its beginning."""
-    count = count_head(messages)
-    leading, moved = move_to_users(messages[count:])
+    count = count_leading_systems(messages)
+    leading, moved = move_systems(messages[count:])
     return [*([join_messages([*messages[:count], *leading])] if leading else messages[:count]), *moved]
 
 
@@ -157,27 +165,27 @@ def move_systems_to_latest(head: Sequence[Message], turns: Sequence[Message]) ->
     index = next((index for index in reversed(range(len(turns))) if turns[index]["role"] == "user"), None)
     if index is None:
         return [{**join_messages(head), "role": "user"}, *turns]
-    return [*turns[:index], with_texts(turns[index], before=texts(head)), *turns[index + 1 :]]
+    return [*turns[:index], extend_content(turns[index], before=get_contents(head)), *turns[index + 1 :]]
 
 
-def without_systems(messages: Sequence[Message]) -> list[Message]:
+def move_systems_to_users(messages: Sequence[Message]) -> list[Message]:
     """Move all system messages into user messages."""
-    leading, moved = move_to_users(messages)
+    leading, moved = move_systems(messages)
     for text in reversed(leading):
         place = next((place for place, message in enumerate(moved) if message["role"] == "user"), None)
         if place is None:
             moved.insert(0, {**text, "role": "user"})
         else:
-            moved[place] = with_texts(moved[place], before=[text["content"]])
+            moved[place] = extend_content(moved[place], before=[text["content"]])
     return moved
 
 
 def ensure_user(messages: Sequence[Message]) -> Sequence[Message]:
     """Convert the system messages of a conversation without user messages to one."""
-    return messages if any(message["role"] == "user" for message in messages) else without_systems(messages)
+    return messages if any(message["role"] == "user" for message in messages) else move_systems_to_users(messages)
 
 
-def move_to_users(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
+def move_systems(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
     """Move system messages into user messages; return the remaining system messages, and all others.
 
     A system message goes into the user message directly after it. After an answer at the end of the conversation, it
@@ -187,7 +195,7 @@ def move_to_users(messages: Sequence[Message]) -> tuple[list[Message], list[Mess
     for place, message in enumerate(messages):
         if not is_system(message):
             if waiting and message["role"] == "user":
-                message, waiting = with_texts(message, before=texts(waiting)), []
+                message, waiting = extend_content(message, before=get_contents(waiting)), []
             moved.append(message)
             continue
         following = next((each["role"] for each in messages[place:] if not is_system(each)), None)
@@ -197,7 +205,7 @@ def move_to_users(messages: Sequence[Message]) -> tuple[list[Message], list[Mess
         elif following is None and (not moved or moved[-1]["role"] == "assistant"):
             moved.append({**message, "role": "user"})
         elif user_place is not None:
-            moved[user_place] = with_texts(moved[user_place], after=[message["content"]])
+            moved[user_place] = extend_content(moved[user_place], after=[message["content"]])
         else:
             leading.append(message)
     return leading, moved
@@ -233,7 +241,7 @@ def shorten_ids(messages: Sequence[Message]) -> list[Message]:
     """Return the conversation with call ids of nine letters and digits, as Mistral's templates require."""
 
     def short(id: object) -> object:
-        return short_id(id) if isinstance(id, str) and not (len(id) == 9 and id.isalnum()) else id
+        return make_short_id(id) if isinstance(id, str) and not (len(id) == 9 and id.isalnum()) else id
 
     ids = list[Message]()
     for message in messages:
@@ -256,7 +264,7 @@ def merge_neighbours(messages: Sequence[Message]) -> list[Message]:
     return merged
 
 
-def take_turns(messages: Sequence[Message]) -> list[Message]:
+def alternate_roles(messages: Sequence[Message]) -> list[Message]:
     """Return the conversation with alternating roles, beginning with a user.
 
     Empty answers are dropped. An empty user message is inserted before an answer at the beginning, and an empty answer
@@ -279,7 +287,7 @@ def join_messages(messages: Sequence[Message]) -> Message:
     together: Message = {}
     for message in messages:
         together |= message
-    together["content"] = join_contents(texts(messages))
+    together["content"] = join_contents(get_contents(messages))
     for name in ("reasoning_content", "reasoning", "thinking"):
         if any(message.get(name) for message in messages):
             together[name] = join_contents([message.get(name) for message in messages])
@@ -298,16 +306,16 @@ def join_contents(contents: Sequence[object]) -> str | list[object]:
     return [part for content in as_lists if isinstance(content, list) for part in content]
 
 
-def with_texts(message: Message, before: Sequence[object] = (), after: Sequence[object] = ()) -> Message:
+def extend_content(message: Message, before: Sequence[object] = (), after: Sequence[object] = ()) -> Message:
     """Return a message with contents added before and after its own."""
     return {**message, "content": join_contents([*before, message["content"], *after])}
 
 
-def texts(messages: Sequence[Message]) -> list[object]:
+def get_contents(messages: Sequence[Message]) -> list[object]:
     return [message.get("content") for message in messages]
 
 
-def count_head(messages: Sequence[Message]) -> int:
+def count_leading_systems(messages: Sequence[Message]) -> int:
     """Count the leading system messages."""
     return next((place for place, message in enumerate(messages) if not is_system(message)), len(messages))
 

@@ -24,7 +24,7 @@ from localllm.frozen import frozen
 
 
 @frozen
-class Threes:
+class DigitGroups:
     """A step that splits runs of digits into threes, counted from the right.
 
     A regular expression would scan the rest of the run for every three digits, which takes quadratic time.
@@ -38,7 +38,7 @@ class Threes:
 class PreTokenizer:
     """A pre-tokenizer, and further properties that llama.cpp derives from its name."""
 
-    patterns: tuple[str | Threes, ...]
+    patterns: tuple[str | DigitGroups, ...]
     ignore_merges: bool = False  # a word that is a whole token becomes that token, regardless of merges
     adds_bos: bool = False  # the default of tokenizer.ggml.add_bos_token
     marks_spaces: bool = False  # SentencePiece style: "▁" for a space, raw UTF-8 instead of byte-level characters
@@ -52,7 +52,7 @@ _SYMBOLS = r" ?[^\s\p{L}\p{N}]+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
 
-def _words(digits: str, letters: str = r"[^\r\n\p{L}\p{N}]?\p{L}+", symbols: str = _SYMBOLS + r"[\r\n]*") -> str:
+def _build_words(digits: str, letters: str = r"[^\r\n\p{L}\p{N}]?\p{L}+", symbols: str = _SYMBOLS + r"[\r\n]*") -> str:
     """Build an expression in the structure of GPT-4's cl100k: contractions, words, digits, symbols, spaces.
 
     A word may have one leading character.
@@ -60,7 +60,7 @@ def _words(digits: str, letters: str = r"[^\r\n\p{L}\p{N}]?\p{L}+", symbols: str
     return rf"{_CONTRACTION}|{letters}|{digits}|{symbols}|{_LINES_AND_SPACES}"
 
 
-def _cased_words(
+def _build_cased_words(
     digits: str, ending: str, upper: str = _UPPER, lower: str = _LOWER, symbol_tail: str = r"[\r\n/]*"
 ) -> str:
     """Build an expression in the structure of GPT-4o's o200k: a word also ends between lower and upper case."""
@@ -70,9 +70,9 @@ def _cased_words(
 
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3 = _words(r"\p{N}{1,3}")
-_QWEN2 = _words(r"\p{N}")
-_GPT4O = _cased_words(r"\p{N}{1,3}", rf"(?:{_CONTRACTION})?")
+_LLAMA3 = _build_words(r"\p{N}{1,3}")
+_QWEN2 = _build_words(r"\p{N}")
+_GPT4O = _build_cased_words(r"\p{N}{1,3}", rf"(?:{_CONTRACTION})?")
 _LINES = r"[^\n]+|\n+"
 _WORDS_OF_BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _KANA_AND_HAN = "[一-龥぀-ゟ゠-ヿ]+"
@@ -80,7 +80,7 @@ _ASCII_WORDS = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p
 _DEEPSEEK3 = rf"{_ASCII_WORDS}| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_LINES_AND_SPACES}"
 _SPARK = rf"{_ASCII_WORDS}| ?[\p{{P}}\p{{S}}]+|[\r\n]|\s+(?!\S)|\s+"
 _NOT_HAN_UPPER, _NOT_HAN_LOWER = rf"[{_UPPER[1:-1]}&&[^\p{{Han}}]]", rf"[{_LOWER[1:-1]}&&[^\p{{Han}}]]"
-_KIMI_WORDS = _cased_words(
+_KIMI_WORDS = _build_cased_words(
     r"\p{N}{1,3}", rf"(?:{_CONTRACTION})?", _NOT_HAN_UPPER, _NOT_HAN_LOWER, symbol_tail=r"[\r\n]*"
 )
 # The cased letters as listed in DeepSeek's first tokenizer: no Unicode property gives the same set.
@@ -93,12 +93,12 @@ _AFMOE_SCRIPTS = "[一-鿿㐀-䶿\uf900-﫿぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿�
 _YOUTU_SCRIPTS = "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+"
 _SPACES_BY_POWERS_OF_TWO = "|".join(rf"\s{{{2**n}}}(?!\S)" for n in range(9, 1, -1)) + r"|\s{1,2}(?!\S)|\s"
 
-_QWEN35 = _words(r"\p{N}", r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*")
+_QWEN35 = _build_words(r"\p{N}", r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*")
 # The lookbehind keeps the time linear: without it, every space of a long run would start a search for a newline.
 _JAIS2 = _LLAMA3.replace(_LINES_AND_SPACES, rf"(?<![^\S\r\n])\s*[\r\n]+|{_SPACES_BY_POWERS_OF_TWO}")
 _BAILING = _QWEN2.replace(r"\s*[\r\n]+", r"\s*[\r\n]")
 _EXAONE_WORDS = r"[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+"
-_EXAONE_MOE = _words(r"\p{N}", _EXAONE_WORDS, rf"{_SYMBOLS}[\r\n/]?").replace(r"\s*[\r\n]+", r"\s*[\r\n]")
+_EXAONE_MOE = _build_words(r"\p{N}", _EXAONE_WORDS, rf"{_SYMBOLS}[\r\n/]?").replace(r"\s*[\r\n]+", r"\s*[\r\n]")
 _CHAMELEON_IMAGES = ("<sentinel:[0-9]+>", "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z")
 _CHAMELEON = (*_CHAMELEON_IMAGES, r"([\t\n]|    |  )", r"\p{N}", r"[\p{P}!-/:-@\[-`{-~]", _GPT2)
 _DEEPSEEK_PUNCTUATION = r"\s?[!-/:-~！-／：-～‘-‟\u3000-。]+"
@@ -123,7 +123,7 @@ _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
     ),
     ("dbrx smaug-bpe glm4 chatglm-bpe", PreTokenizer((_LLAMA3,))),
     ("jais-2", PreTokenizer((_JAIS2,))),
-    ("minicpm5", PreTokenizer((r"\p{N}{1,3}", _words(r"\p{N}+")), ignore_merges=True)),
+    ("minicpm5", PreTokenizer((r"\p{N}{1,3}", _build_words(r"\p{N}+")), ignore_merges=True)),
     (
         "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2",
         PreTokenizer((_QWEN2,)),
@@ -131,26 +131,26 @@ _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
     ("qwen35", PreTokenizer((_QWEN35,))),
     ("laguna", PreTokenizer((_LINES, _QWEN2))),
     ("ufakzeka", PreTokenizer((_QWEN2.removeprefix(f"{_CONTRACTION}|"),))),
-    ("seed-coder", PreTokenizer((_words(r"\p{N}", symbols=r" ?[^\s\p{L}\p{N}\r\n]+"),))),
+    ("seed-coder", PreTokenizer((_build_words(r"\p{N}", symbols=r" ?[^\s\p{L}\p{N}\r\n]+"),))),
     ("bailingmoe bailingmoe2 llada-moe", PreTokenizer((_BAILING,))),
     ("exaone-moe", PreTokenizer((_EXAONE_MOE,))),
     ("gpt-4o llama4 kanana2 talkie minimax-m2", PreTokenizer((_GPT4O,))),
     ("granite-embed-multi-97m", PreTokenizer((_GPT4O,), ignore_merges=True)),
-    ("tiny_aya cohere2moe", PreTokenizer((Threes(r"(?<!\d)\d++\b"), _GPT4O))),
-    ("tekken", PreTokenizer((_cased_words(r"\p{N}", ""),), ignore_merges=True, adds_bos=True)),
+    ("tiny_aya cohere2moe", PreTokenizer((DigitGroups(r"(?<!\d)\d++\b"), _GPT4O))),
+    ("tekken", PreTokenizer((_build_cased_words(r"\p{N}", ""),), ignore_merges=True, adds_bos=True)),
     (
         "youtu",
-        PreTokenizer((_YOUTU_SCRIPTS, _cased_words(r"\p{N}", rf"(?:{_CONTRACTION})?")), ignore_merges=True),
+        PreTokenizer((_YOUTU_SCRIPTS, _build_cased_words(r"\p{N}", rf"(?:{_CONTRACTION})?")), ignore_merges=True),
     ),
     ("kimi-k2", PreTokenizer((rf"\p{{Han}}+|{_KIMI_WORDS}",), needs_merges=False)),
     ("deepseek-llm", PreTokenizer(_DEEPSEEK)),
     ("deepseek-coder", PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_HAN, r"\p{N}"))),
     ("deepseek-v3 hunyuan-dense hy_v4 joyai-llm", PreTokenizer((r"\p{N}{1,3}", _KANA_AND_HAN, _DEEPSEEK3))),
     ("spark2_5", PreTokenizer((r"\p{N}{1,3}", _KANA_AND_HAN, _SPARK, r"\p{N}"))),
-    ("afmoe", PreTokenizer((Threes(r"\p{N}+", decimal=False), _AFMOE_SCRIPTS, _DEEPSEEK3))),
+    ("afmoe", PreTokenizer((DigitGroups(r"\p{N}+", decimal=False), _AFMOE_SCRIPTS, _DEEPSEEK3))),
     ("bloom poro-chat gpt3-finnish", PreTokenizer((_WORDS_OF_BLOOM,))),
     ("viking", PreTokenizer((_WORDS_OF_BLOOM, r"\p{N}"))),
-    ("superbpe", PreTokenizer((r"\p{N}+", Threes(r"\d+")))),
+    ("superbpe", PreTokenizer((r"\p{N}+", DigitGroups(r"\d+")))),
     ("gemma4 granite-embed-multi-311m", PreTokenizer((_LINES,), adds_bos=True, marks_spaces=True, joins_lines=True)),
     ("sarvam-moe", PreTokenizer((_LINES,), marks_spaces=True)),
 )
@@ -158,18 +158,20 @@ _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
 PRETOKENIZERS: dict[str, PreTokenizer] = {name: family for names, family in _FAMILIES for name in names.split()}
 
 
-Cut = Callable[[str], list[str]]
+Splitter = Callable[[str], list[str]]
 WINDOW, MARGIN = 1 << 18, 1 << 12  # characters: see `in_windows`
 
 
-def make_splitter(steps: Iterable[str | Threes]) -> Cut:
+def make_splitter(steps: Iterable[str | DigitGroups]) -> Splitter:
     """Create a function that splits a text into words, whose concatenation is the text."""
-    cuts: list[Cut] = []
+    cuts: list[Splitter] = []
     for _, equal_steps in groupby(steps, type):
         group = list(equal_steps)
-        cuts += [_in_threes(step) for step in group if isinstance(step, Threes)]
+        cuts += [_make_digit_splitter(step) for step in group if isinstance(step, DigitGroups)]
         cuts += (
-            [_by_expressions(expressions)] if (expressions := [step for step in group if isinstance(step, str)]) else []
+            [_make_regex_splitter(expressions)]
+            if (expressions := [step for step in group if isinstance(step, str)])
+            else []
         )
 
     def words(text: str) -> list[str]:
@@ -178,10 +180,10 @@ def make_splitter(steps: Iterable[str | Threes]) -> Cut:
             pieces = [word for piece in pieces for word in cut(piece)]
         return pieces
 
-    return lambda text: words(text) if len(text) <= WINDOW else in_windows(words, text)
+    return lambda text: words(text) if len(text) <= WINDOW else split_in_windows(words, text)
 
 
-def _by_expressions(expressions: list[str]) -> Cut:
+def _make_regex_splitter(expressions: list[str]) -> Splitter:
     """Create a function that splits by Oniguruma expressions, into matches and the text between them."""
     from tokenizers import Regex, pre_tokenizers  # takes 15 ms, and SentencePiece does not need it
 
@@ -194,7 +196,7 @@ def _by_expressions(expressions: list[str]) -> Cut:
     return pieces
 
 
-def in_windows(cut: Cut, text: str) -> list[str]:
+def split_in_windows(cut: Splitter, text: str) -> list[str]:
     """Apply `cut` to a text, WINDOW characters at a time.
 
     Oniguruma fails, and the tokenizers library panics, on a match of several million characters. The words in the last
@@ -206,13 +208,13 @@ def in_windows(cut: Cut, text: str) -> list[str]:
     at = 0
     while len(text) - at > WINDOW:
         words = cut(text[at : at + WINDOW])
-        finished = _far_from_end(words)
+        finished = _count_kept(words)
         window_words += words[:finished]
         at += sum(map(len, words[:finished]))
     return window_words + cut(text[at:])
 
 
-def _far_from_end(words: list[str]) -> int:
+def _count_kept(words: list[str]) -> int:
     """Return how many words of a window to keep, at least one.
 
     If possible, the last one ends with a letter and is followed by a space or newline: no expression matches across
@@ -225,13 +227,13 @@ def _far_from_end(words: list[str]) -> int:
     return next(best, count)
 
 
-def _in_threes(step: Threes) -> Cut:
+def _make_digit_splitter(step: DigitGroups) -> Splitter:
     """Create a function that splits runs of digits into threes, counted from the right."""
-    runs = _by_expressions([step.runs])
+    runs = _make_regex_splitter([step.runs])
     is_run = str.isdecimal if step.decimal else _is_number
 
     def cut(text: str) -> list[str]:
-        return [part for word in runs(text) for part in (_threes(word) if is_run(word) else [word])]
+        return [part for word in runs(text) for part in (_split_threes(word) if is_run(word) else [word])]
 
     return cut
 
@@ -240,7 +242,7 @@ def _is_number(word: str) -> bool:
     return all(category(character)[0] == "N" for character in word)
 
 
-def _threes(digits: str) -> list[str]:
+def _split_threes(digits: str) -> list[str]:
     first = len(digits) % 3
     groups = [digits[at : at + 3] for at in range(first, len(digits), 3)]
     return [digits[:first], *groups] if first else groups

@@ -29,11 +29,11 @@ from jinja2.visitor import NodeTransformer
 from localllm.text.special_tokens import BREAK
 
 SECONDS = 2.0  # CPU seconds of one rendering; released templates take milliseconds
-LENGTH = 8_000_000  # maximum characters of a string
-MADE = 256_000_000  # maximum bytes of all strings that one rendering creates
-ITEMS = 200_000  # maximum items of a list, including nested lists
-BITS = 10_000  # maximum bits of an integer
-WIDTH = 1000  # maximum width of a format's field, or of an indentation
+MAX_LENGTH = 8_000_000  # maximum characters of a string
+MAX_CREATED = 256_000_000  # maximum bytes of all strings that one rendering creates
+MAX_ITEMS = 200_000  # maximum items of a list, including nested lists
+MAX_BITS = 10_000  # maximum bits of an integer
+MAX_WIDTH = 1000  # maximum width of a format's field, or of an indentation
 _METHODS = frozenset([
     *["get", "keys", "values", "items", "copy", "count", "index", "find", "rfind", "rindex"],
     *["split", "rsplit", "splitlines", "partition", "rpartition", "strip", "lstrip", "rstrip"],
@@ -53,26 +53,26 @@ class LimitError(Exception):
     """The template runs too long or creates too large a value."""
 
 
-def begin() -> None:
+def reset_limits() -> None:
     """Reset this thread's limits, before compiling or rendering a template."""
     _rendering.deadline, _rendering.made = time.thread_time() + SECONDS, 0
 
 
-def tick(nbytes: int = 0) -> None:
+def count_step(nbytes: int = 0) -> None:
     """Count an iteration of a loop, or a new value of `nbytes` bytes. Raises LimitError."""
     _rendering.made += nbytes
     if time.thread_time() > _rendering.deadline:
         raise LimitError(f"it ran for more than {SECONDS:g} seconds")
-    if _rendering.made > MADE:
-        raise LimitError(f"it created more than {MADE} bytes of text")
+    if _rendering.made > MAX_CREATED:
+        raise LimitError(f"it created more than {MAX_CREATED} bytes of text")
 
 
-def bits(value: object) -> int:
+def get_bits(value: object) -> int:
     """Return the bit length of an integer; 0 for other values."""
     return value.bit_length() if isinstance(value, int) else 0
 
 
-def repetitions(value: object) -> float:
+def get_repetitions(value: object) -> float:
     """Return the factor by which an operand of * can multiply the length of the other one."""
     return abs(value) if isinstance(value, int | float) else len(value) if isinstance(value, str | list | tuple) else 1
 
@@ -80,16 +80,16 @@ def repetitions(value: object) -> float:
 def require_limited(value: object) -> object:
     """Return the value if it is not too large; count the items of an iterator later. Raises LimitError."""
     if isinstance(value, str):
-        if len(value) > LENGTH:
-            raise LimitError(f"a value exceeds {LENGTH} characters")
-        tick(sys.getsizeof(value))
+        if len(value) > MAX_LENGTH:
+            raise LimitError(f"a value exceeds {MAX_LENGTH} characters")
+        count_step(sys.getsizeof(value))
     elif isinstance(value, list | tuple | dict):
-        tick(8 * len(value))
+        count_step(8 * len(value))
         return require_light(value)
     elif isinstance(value, KeysView | ValuesView | ItemsView):  # their str() has no limit
         return require_limited(list(value))
-    elif isinstance(value, int) and value.bit_length() > BITS:
-        raise LimitError(f"a number exceeds {BITS} bits")
+    elif isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise LimitError(f"a number exceeds {MAX_BITS} bits")
     elif isinstance(value, Iterator):
         return count_items(value)
     return value
@@ -98,9 +98,9 @@ def require_limited(value: object) -> object:
 def count_items(items: Iterator[object]) -> Iterator[object]:
     """Yield the items; count each like an iteration of a loop."""
     for number, item in enumerate(items):
-        if number > ITEMS:
-            raise LimitError(f"a value has more than {ITEMS} items")
-        tick(8)
+        if number > MAX_ITEMS:
+            raise LimitError(f"a value has more than {MAX_ITEMS} items")
+        count_step(8)
         yield item
 
 
@@ -121,30 +121,30 @@ def require_light(value: object, written: bool = False) -> object:
             raise LimitError("the variable `loop` cannot be stored in a list")
         container = container._Namespace__attrs if isinstance(container, Namespace) else container
         parts += len(container)
-        if parts > ITEMS:
-            raise LimitError(f"a value has more than {ITEMS} items")
+        if parts > MAX_ITEMS:
+            raise LimitError(f"a value has more than {MAX_ITEMS} items")
         inner = container.values() if isinstance(container, dict) else container
         if written:
             length += sum(len(text) for text in inner if isinstance(text, str))
             length += sum(len(key) for key in container if isinstance(key, str)) if isinstance(container, dict) else 0
-            if length > LENGTH:
-                raise LimitError(f"a value exceeds {LENGTH} characters")
+            if length > MAX_LENGTH:
+                raise LimitError(f"a value exceeds {MAX_LENGTH} characters")
         waiting += [item for item in inner if isinstance(item, list | tuple | dict | Namespace | LoopContext)]
     return value
 
 
-def as_text(value: object) -> str:
+def to_text(value: object) -> str:
     """Convert a value to str. Raises LimitError if it is too large."""
     if isinstance(value, str):
         return value
     return str(require_light(value, written=True) if isinstance(value, list | tuple | dict) else value)
 
 
-def check_parts(values: tuple[object, ...]) -> None:
+def check_values(values: tuple[object, ...]) -> None:
     """Check values that a format or a filter converts to text."""
     for value in values:
-        if isinstance(value, int) and value.bit_length() > BITS:
-            raise LimitError(f"a number exceeds {BITS} bits")
+        if isinstance(value, int) and value.bit_length() > MAX_BITS:
+            raise LimitError(f"a number exceeds {MAX_BITS} bits")
         if isinstance(value, list | tuple | dict | LoopContext):
             require_light(value, written=True)
 
@@ -153,17 +153,17 @@ def check_method(owner: object, name: str, arguments: tuple[object, ...], named:
     """Check that a method call on a string, number or container is allowed, and its result not too long."""
     if name not in _METHODS:
         raise LimitError(f"{type(owner).__name__}.{name} is not supported in templates")
-    if name in ("ljust", "rjust", "zfill") and any(isinstance(n, int) and n > WIDTH for n in arguments):
-        raise LimitError(f"a width exceeds {WIDTH}")
+    if name in ("ljust", "rjust", "zfill") and any(isinstance(n, int) and n > MAX_WIDTH for n in arguments):
+        raise LimitError(f"a width exceeds {MAX_WIDTH}")
     if isinstance(owner, str) and name == "replace" and len(arguments) > 1:
         old, new = arguments[:2]
         growth = owner.count(old) * (len(new) - len(old)) if isinstance(old, str) and isinstance(new, str) else 0
-        if len(owner) + growth > LENGTH:
-            raise LimitError(f"a value exceeds {LENGTH} characters")
-    if isinstance(owner, str) and name in ("split", "rsplit", "splitlines") and len(owner) > ITEMS:
+        if len(owner) + growth > MAX_LENGTH:
+            raise LimitError(f"a value exceeds {MAX_LENGTH} characters")
+    if isinstance(owner, str) and name in ("split", "rsplit", "splitlines") and len(owner) > MAX_ITEMS:
         separators = [argument for argument in (*arguments, *named.values()) if isinstance(argument, str) and argument]
-        if (owner.count(separators[0]) if separators else len(owner) // 2) > ITEMS:
-            raise LimitError(f"a value has more than {ITEMS} items")
+        if (owner.count(separators[0]) if separators else len(owner) // 2) > MAX_ITEMS:
+            raise LimitError(f"a value has more than {MAX_ITEMS} items")
     if isinstance(owner, str) and name == "join" and arguments:
         check_join(owner, arguments[0])
 
@@ -173,8 +173,8 @@ def check_join(separator: str, items: object) -> None:
     if isinstance(items, list | tuple | dict | str):
         texts = items.values() if isinstance(items, dict) else items
         length = sum(len(item) if isinstance(item, str) else 1 for item in texts) if not isinstance(items, str) else 1
-        if length + len(separator) * len(items) + len(items) > LENGTH:
-            raise LimitError(f"a value exceeds {LENGTH} characters")
+        if length + len(separator) * len(items) + len(items) > MAX_LENGTH:
+            raise LimitError(f"a value exceeds {MAX_LENGTH} characters")
 
 
 def check_layout(layout: str) -> None:
@@ -183,7 +183,7 @@ def check_layout(layout: str) -> None:
     Fields like {0.name} or {0[1]} are rejected: they would access values that no check has seen.
     """
     if re.search(r"[0-9]{4}|%[^a-zA-Z%]*\*|{[^{}]*{", layout):
-        raise LimitError(f"a width exceeds {WIDTH - 1}")
+        raise LimitError(f"a width exceeds {MAX_WIDTH - 1}")
     if re.search(r"{[^{}:!]*[.\[]", layout):
         raise LimitError("attributes and items in format fields are not supported in templates")
 
@@ -194,27 +194,27 @@ def check_filtered(name: str, text: str, arguments: tuple[object, ...], other_ar
         check_method(text, "replace", tuple(map(str, arguments)), {})
     widths = [len(each) if isinstance(each, str) else each or 0 for each in other_arguments]
     width = max(widths, default=4)
-    if name == "indent" and (text.count("\n") + 1) * width > LENGTH:
-        raise LimitError(f"a value exceeds {LENGTH} characters")
-    if name in (*GATHERING, "batch", "items", "title", "urlencode") and name != "join" and len(text) > ITEMS:
-        raise LimitError(f"a value has more than {ITEMS} items")
+    if name == "indent" and (text.count("\n") + 1) * width > MAX_LENGTH:
+        raise LimitError(f"a value exceeds {MAX_LENGTH} characters")
+    if name in (*GATHERING, "batch", "items", "title", "urlencode") and name != "join" and len(text) > MAX_ITEMS:
+        raise LimitError(f"a value has more than {MAX_ITEMS} items")
 
 
 def check_filled(layout: str, values: tuple[object, ...]) -> None:
     """Check the length of a filled format; every field counts as the longest value."""
-    check_parts(values)
-    longest = max(map(written_length, values), default=0)
-    if len(layout) + (layout.count("%") + layout.count("{")) * longest > LENGTH:
-        raise LimitError(f"a value exceeds {LENGTH} characters")
+    check_values(values)
+    longest = max(map(estimate_length, values), default=0)
+    if len(layout) + (layout.count("%") + layout.count("{")) * longest > MAX_LENGTH:
+        raise LimitError(f"a value exceeds {MAX_LENGTH} characters")
 
 
-def written_length(value: object) -> int:
+def estimate_length(value: object) -> int:
     """Estimate the length of a value as text, after require_light has checked it."""
     if isinstance(value, dict):
-        return written_length((*value, *value.values()))
+        return estimate_length((*value, *value.values()))
     if isinstance(value, list | tuple):
-        return sum(4 + written_length(item) for item in value)
-    return len(value) if isinstance(value, str) else BITS // 3 if isinstance(value, int) else 20
+        return sum(4 + estimate_length(item) for item in value)
+    return len(value) if isinstance(value, str) else MAX_BITS // 3 if isinstance(value, int) else 20
 
 
 def check_indented(value: object, indent: int) -> None:
@@ -223,19 +223,20 @@ def check_indented(value: object, indent: int) -> None:
     while layer := [item for item in layer if isinstance(item, list | tuple | dict)]:
         depth += 1
         length += depth * indent * sum(len(parts) + 1 for parts in layer)
-        if length > LENGTH:
-            raise LimitError(f"a value exceeds {LENGTH} characters")
+        if length > MAX_LENGTH:
+            raise LimitError(f"a value exceeds {MAX_LENGTH} characters")
         layer = [item for parts in layer for item in (parts.values() if isinstance(parts, dict) else parts)]
 
 
-SOURCE = 500_000  # maximum characters of a template; released ones have up to 30 000
-BRANCHES = 1000  # maximum branches of an `if`; Python's parser raises MemoryError for several thousand
+MAX_SOURCE = 500_000  # maximum characters of a template; released ones have up to 30 000
+MAX_BRANCHES = 1000  # maximum branches of an `if`; Python's parser raises MemoryError for several thousand
 
-_NOT_HERE = ("center", "filesizeformat", "pprint", "random", "slice", "striptags", "urlize", "wordcount", "wordwrap",
+_REMOVED_FILTERS = ("center", "filesizeformat", "pprint", "random", "slice", "striptags", "urlize", "wordcount",
+"wordwrap",
              "xmlattr")  # fmt: skip
 
 
-class RefusalError(TemplateError):
+class TemplateRefusalError(TemplateError):
     """The template called raise_exception, since it does not support this conversation."""
 
 
@@ -246,12 +247,12 @@ def compile_template(source: str, strict: bool = False) -> Template:
     Jinja
     and Python for invalid source.
     """
-    if len(source) > SOURCE:
-        raise LimitError(f"it has {len(source)} characters, but the limit is {SOURCE}")
-    begin()
+    if len(source) > MAX_SOURCE:
+        raise LimitError(f"it has {len(source)} characters, but the limit is {MAX_SOURCE}")
+    reset_limits()
     environment = _Environment()
     environment.undefined = StrictUndefined if strict else Undefined
-    return environment.from_string(_Guards().visit(environment.parse(source)))
+    return environment.from_string(_GuardInserter().visit(environment.parse(source)))
 
 
 def render_template(template: Template, variables: dict[str, object]) -> str:
@@ -259,13 +260,13 @@ def render_template(template: Template, variables: dict[str, object]) -> str:
 
     Raises RefusalError, LimitError, and any error that the code in a template can raise.
     """
-    begin()
+    reset_limits()
     pieces, length = [], 0
     for piece in template.generate(variables):
         pieces.append(piece)
         length += len(piece)
-        if length > LENGTH:
-            raise LimitError(f"the output exceeds {LENGTH} characters")
+        if length > MAX_LENGTH:
+            raise LimitError(f"the output exceeds {MAX_LENGTH} characters")
     return "".join(pieces)
 
 
@@ -281,17 +282,17 @@ class _Extension(Extension):
 
     def tick(self, length: int) -> str:
         """Count an iteration of a loop, or a call of a macro, whose own text has `length` characters."""
-        tick(length)
+        count_step(length)
         return ""
 
     def count_and_pass(self) -> bool:
         """Count an iteration in the condition of a filtered loop."""
-        tick()
+        count_step()
         return True
 
     def concat(self, *parts: object) -> str:
         """Apply the operator ~, which a Jinja environment cannot intercept."""
-        text = "".join([as_text(part) for part in parts])
+        text = "".join([to_text(part) for part in parts])
         require_limited(text)
         return text
 
@@ -304,14 +305,14 @@ class _Extension(Extension):
         return require_light(value)
 
 
-class _Guards(NodeTransformer):
+class _GuardInserter(NodeTransformer):
     """Inserts calls of `tick`, `concat` and `check_literal` into a template's syntax tree."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
         self.generic_visit(node)
         node.body.insert(0, _make_tick(node))
         if node.test is not None:
-            node.test = nodes.And(_guard("count_and_pass", [], node.lineno), node.test, lineno=node.lineno)
+            node.test = nodes.And(_make_guard("count_and_pass", [], node.lineno), node.test, lineno=node.lineno)
         return node
 
     def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:  # noqa: N802
@@ -320,41 +321,41 @@ class _Guards(NodeTransformer):
         return node
 
     def visit_If(self, node: nodes.If) -> nodes.If:  # noqa: N802
-        if len(node.elif_) >= BRANCHES:
-            raise LimitError(f"an `if` has more than {BRANCHES} branches")
+        if len(node.elif_) >= MAX_BRANCHES:
+            raise LimitError(f"an `if` has more than {MAX_BRANCHES} branches")
         self.generic_visit(node)
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Call:  # noqa: N802
         self.generic_visit(node)
-        return _guard("concat", node.nodes, node.lineno)
+        return _make_guard("concat", node.nodes, node.lineno)
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:  # noqa: N802
         self.generic_visit(node)
-        return _guard("check_slice", [node], node.lineno) if isinstance(node.arg, nodes.Slice) else node
+        return _make_guard("check_slice", [node], node.lineno) if isinstance(node.arg, nodes.Slice) else node
 
     def visit_List(self, node: nodes.List) -> nodes.Expr:  # noqa: N802
         self.generic_visit(node)
-        return _guard("check_literal", [node], node.lineno) if node.items else node
+        return _make_guard("check_literal", [node], node.lineno) if node.items else node
 
     def visit_Dict(self, node: nodes.Dict) -> nodes.Expr:  # noqa: N802
         self.generic_visit(node)
-        return _guard("check_literal", [node], node.lineno) if node.items else node
+        return _make_guard("check_literal", [node], node.lineno) if node.items else node
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:  # noqa: N802
         self.generic_visit(node)
-        return _guard("check_literal", [node], node.lineno) if node.items and node.ctx == "load" else node
+        return _make_guard("check_literal", [node], node.lineno) if node.items and node.ctx == "load" else node
 
 
 def _make_tick(node: nodes.For | nodes.Macro) -> nodes.Output:
     """Create a call of `tick` for an iteration of a loop or a call of a macro."""
     size = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
     size += sum(len(text.value) for text in node.find_all(nodes.Const) if isinstance(text.value, str))
-    tick = _guard("tick", [nodes.Const(size, lineno=node.lineno)], node.lineno)
+    tick = _make_guard("tick", [nodes.Const(size, lineno=node.lineno)], node.lineno)
     return nodes.Output([tick], lineno=node.lineno)
 
 
-def _guard(name: str, arguments: list[nodes.Expr], line: int) -> nodes.Call:
+def _make_guard(name: str, arguments: list[nodes.Expr], line: int) -> nodes.Call:
     """Create a call of a method of _Extension."""
     function = nodes.ExtensionAttribute(_Extension.identifier, name, lineno=line)
     return nodes.Call(function, arguments, [], None, None, lineno=line)
@@ -404,11 +405,13 @@ class _Environment(ImmutableSandboxedEnvironment):
         return formatted
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> object:
-        if operator in "**" and bits(left) and bits(right):
-            if (bits(left) + bits(right) if operator == "*" else bits(left) * min(abs(right), BITS)) > BITS:
-                raise LimitError(f"a number exceeds {BITS} bits")
-        elif operator == "*" and repetitions(left) * repetitions(right) > LENGTH:
-            raise LimitError(f"a value exceeds {LENGTH} characters")
+        if operator in "**" and get_bits(left) and get_bits(right):
+            if (
+                get_bits(left) + get_bits(right) if operator == "*" else get_bits(left) * min(abs(right), MAX_BITS)
+            ) > MAX_BITS:
+                raise LimitError(f"a number exceeds {MAX_BITS} bits")
+        elif operator == "*" and get_repetitions(left) * get_repetitions(right) > MAX_LENGTH:
+            raise LimitError(f"a value exceeds {MAX_LENGTH} characters")
         elif operator == "%" and isinstance(left, str):
             check_layout(left)
             values = right.values() if isinstance(right, dict) else right if isinstance(right, tuple) else (right,)
@@ -421,7 +424,7 @@ def _count_test(test: Callable[..., object]) -> Callable[..., object]:
 
     @functools.wraps(test)
     def ticked(*arguments: object, **named: object) -> object:
-        tick()
+        count_step()
         return test(*arguments, **named)
 
     return ticked
@@ -429,8 +432,8 @@ def _count_test(test: Callable[..., object]) -> Callable[..., object]:
 
 def _finalize(value: object) -> object:
     """Convert an expression's value to the text to output."""
-    text = as_text(value)
-    tick(len(text))
+    text = to_text(value)
+    count_step(len(text))
     return text
 
 
@@ -440,19 +443,19 @@ def _limit_filter(name: str, function: Callable[..., object]) -> Callable[..., o
 
     @functools.wraps(function)
     def checked(*arguments: object, **named: object) -> object:
-        if name in _NOT_HERE:
+        if name in _REMOVED_FILTERS:
             raise LimitError(f"the filter {name} is not supported in templates")
         own_arguments = arguments[first:]
         value, other_arguments = own_arguments[0] if own_arguments else None, (*own_arguments[1:], *named.values())
-        if any(isinstance(number, int) and abs(number) > WIDTH for number in other_arguments):
-            raise LimitError(f"an argument of the filter {name} exceeds {WIDTH}")
-        tick()
-        check_parts(own_arguments)
+        if any(isinstance(number, int) and abs(number) > MAX_WIDTH for number in other_arguments):
+            raise LimitError(f"an argument of the filter {name} exceeds {MAX_WIDTH}")
+        count_step()
+        check_values(own_arguments)
         if isinstance(value, str):
             check_filtered(name, value, own_arguments[1:], other_arguments)
         if name in GATHERING and isinstance(value, Iterator | range):
             value = to_sequence(value)
-            check_parts((value,))
+            check_values((value,))
             arguments = (*arguments[:first], value, *own_arguments[1:])
         if name == "join":
             check_join(next((text for text in other_arguments if isinstance(text, str)), ""), value)
@@ -470,12 +473,12 @@ def _format(layout: str, *arguments: object, **named: object) -> str:
 
 
 def _raise_exception(message: str) -> NoReturn:
-    raise RefusalError(message)
+    raise TemplateRefusalError(message)
 
 
 def _strftime_now(layout: str) -> str:
-    if len(layout) > WIDTH:
-        raise LimitError(f"the format of strftime_now exceeds {WIDTH} characters")
+    if len(layout) > MAX_WIDTH:
+        raise LimitError(f"the format of strftime_now exceeds {MAX_WIDTH} characters")
     check_layout(layout)
     return datetime.now().strftime(layout)
 
@@ -498,6 +501,6 @@ def _to_json(
     if indent:
         check_indented(value, len(indent) if isinstance(indent, str) else indent)
     text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
-    if ensure_ascii and len(text) > ITEMS and not text.isascii():
-        raise LimitError(f"the text of tojson with ensure_ascii exceeds {ITEMS} characters")
+    if ensure_ascii and len(text) > MAX_ITEMS and not text.isascii():
+        raise LimitError(f"the text of tojson with ensure_ascii exceeds {MAX_ITEMS} characters")
     return re.sub(rf"[^\0-~{BREAK}]", lambda match: json.dumps(match[0])[1:-1], text) if ensure_ascii else text

@@ -18,7 +18,7 @@ BREAK = "\ufdd0"  # a noncharacter: no text has it, templates do not trim it, an
 _WHITE_SPACE = " \t\n\v\f\r"
 
 
-class SpecialTokens:
+class SpecialTokenSplitter:
     """Splits a text at special tokens as llama.cpp does, the longest first.
 
     The time is proportional to the text, regardless of the number of tokens.
@@ -43,7 +43,7 @@ class SpecialTokens:
         self._places = re.compile(build_prefix_regex(self._ids))
         self._strips_before, self._strips_after = strips_before, strips_after
 
-    def cut(self, text: str) -> list[str | int]:
+    def split(self, text: str) -> list[str | int]:
         """Split a text into strings and ids of special tokens, in order, without empty strings."""
         cuts, position = [], 0
         fragments: list[str | int] = []
@@ -55,9 +55,9 @@ class SpecialTokens:
                 continue
             token = self._ids[text[start:end]]
             if token in self._strips_before:
-                start = _spread(text, is_taken, start, -1)
+                start = _extend_edge(text, is_taken, start, -1)
             if token in self._strips_after:
-                end = _spread(text, is_taken, end, 1)
+                end = _extend_edge(text, is_taken, end, 1)
             is_taken[start:end] = b"\1" * (end - start)
             cuts.append((start, end, token))
         for start, end, token in sorted(cuts):
@@ -75,7 +75,7 @@ class SpecialTokens:
                         yield rank, start, start + length
 
 
-def _spread(text: str, is_taken: bytearray, edge: int, step: int) -> int:
+def _extend_edge(text: str, is_taken: bytearray, edge: int, step: int) -> int:
     """Extend one edge of a token's match over white space that belongs to no other token."""
     at = edge if step > 0 else edge - 1
     while 0 <= at < len(text) and text[at] in _WHITE_SPACE and not is_taken[at]:
@@ -93,17 +93,20 @@ def build_prefix_regex(strings: Iterable[str]) -> str:
     It tests the first LENGTH characters only, so callers compare the rest; without strings it matches nothing.
     """
     first_ones = {string[:LENGTH] for string in strings}
-    return "|".join(f"(?<={re.escape(first)})(?={_tree(rest)})" for first, rest in _by_first(first_ones)) or "(?!)"
+    return (
+        "|".join(f"(?<={re.escape(first)})(?={_build_tree(rest)})" for first, rest in _group_by_first(first_ones))
+        or "(?!)"
+    )
 
 
-def _tree(strings: Collection[str]) -> str:
+def _build_tree(strings: Collection[str]) -> str:
     """Build an expression that matches any of the strings without testing a character twice."""
     if "" in strings:
         return ""
-    return "(?:" + "|".join(re.escape(first) + _tree(rest) for first, rest in _by_first(strings)) + ")"
+    return "(?:" + "|".join(re.escape(first) + _build_tree(rest) for first, rest in _group_by_first(strings)) + ")"
 
 
-def _by_first(strings: Collection[str]) -> list[tuple[str, set[str]]]:
+def _group_by_first(strings: Collection[str]) -> list[tuple[str, set[str]]]:
     """Group the strings by first character: (character, remainders)."""
     rests: dict[str, set[str]] = {}
     for string in strings:
@@ -111,7 +114,7 @@ def _by_first(strings: Collection[str]) -> list[tuple[str, set[str]]]:
     return sorted(rests.items())
 
 
-class Renders(Protocol):
+class Renderer(Protocol):
     """An object that renders a conversation as ChatTemplate does; tags: see ChatTemplate."""
 
     @property
@@ -120,7 +123,7 @@ class Renders(Protocol):
     def render(self, messages: Sequence[Message], **variables: Any) -> str: ...
 
 
-class Markers:
+class MarkerEscaper:
     """The texts of a vocabulary's control tokens, except single characters, which have no room for a BREAK."""
 
     def __init__(self, pieces: Iterable[str]) -> None:
@@ -135,7 +138,7 @@ class Markers:
 
     def render(
         self,
-        template: Renders,
+        template: Renderer,
         messages: Sequence[Mapping[str, object]],
         reasoning: tuple[str, str] | None = None,
         /,
@@ -154,7 +157,7 @@ class Markers:
         Otherwise the
         first is, because the additional BREAKs hide tags such as </think> from templates that look for them.
         """
-        clean, variables = _change_texts(messages, _without_breaks), _change_texts(variables, _without_breaks)
+        clean, variables = _change_texts(messages, _remove_breaks), _change_texts(variables, _remove_breaks)
         messages = [_hide_tags(message, template.tags, reasoning) for message in clean]
         changes = self._break_markers, self._break_all_edges
         broken, shattered = (_change_texts([messages, variables], change) for change in changes)
@@ -186,9 +189,9 @@ class Markers:
         return text.replace(inner, BREAK + inner + BREAK, 1) if inner else text
 
 
-def _without_breaks(text: str) -> str:
+def _remove_breaks(text: str) -> str:
     """Replace lone surrogates and BREAKs in a text."""
-    return without_surrogates(text).replace(BREAK, "�")
+    return replace_surrogates(text).replace(BREAK, "�")
 
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
@@ -210,7 +213,7 @@ def _hide_tags(message: Any, tags: re.Pattern[str], reasoning: tuple[str, str] |
     return {**message, "content": content[:start] + tags.sub(lambda tag: BREAK.join(tag[0]), content[start:])}
 
 
-def without_surrogates(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """Join surrogate pairs, and replace lone surrogates, which UTF-8 cannot encode, by U+FFFD."""
     try:
         text.encode()
@@ -227,11 +230,13 @@ def _change_texts(value: Any, change: Callable[[str], str]) -> Any:
         return [_change_texts(item, change) for item in value]
     if isinstance(value, Mapping):
         return {
-            _unless_word(key, change): _unless_word(item, change) if key == "role" else _change_texts(item, change)
+            _change_unless_identifier(key, change): _change_unless_identifier(item, change)
+            if key == "role"
+            else _change_texts(item, change)
             for key, item in value.items()
         }
     return value
 
 
-def _unless_word(value: object, change: Callable[[str], str]) -> object:
+def _change_unless_identifier(value: object, change: Callable[[str], str]) -> object:
     return change(value) if isinstance(value, str) and not value.isidentifier() else value

@@ -35,7 +35,7 @@ _CACHED_WORDS = 100_000
 _CACHED_LENGTH = 64  # characters; longer words rarely occur twice
 
 
-def merge(symbols: list[str], ranks: Mapping[str, float], joint: str) -> list[str]:
+def merge_symbols(symbols: list[str], ranks: Mapping[str, float], joint: str) -> list[str]:
     """Join neighbouring symbols, lowest rank first (leftmost of equals), until no pair has a rank.
 
     The rank of a pair is that of left + joint + right. O(n log n) in the count of symbols.
@@ -66,7 +66,7 @@ def merge(symbols: list[str], ranks: Mapping[str, float], joint: str) -> list[st
     return [symbol for symbol in symbols if symbol]
 
 
-def merge_long(text: str, ranks: Mapping[str, float], joint: str) -> list[str]:
+def merge_in_windows(text: str, ranks: Mapping[str, float], joint: str) -> list[str]:
     """Apply `merge` to a text's characters, WINDOW of them at a time.
 
     The symbols in the last MARGIN characters of a window are dropped, and the next window begins where the kept ones
@@ -81,21 +81,21 @@ def merge_long(text: str, ranks: Mapping[str, float], joint: str) -> list[str]:
     while len(text) - at > WINDOW:
         window = text[at : at + WINDOW]
         if window not in cached:
-            cached[window] = _far_from_end(merge(list(window), ranks, joint))
+            cached[window] = _select_kept(merge_symbols(list(window), ranks, joint))
         symbols, length = cached[window]
         merged += symbols
         at += length
-    return merged + merge(list(text[at:]), ranks, joint)
+    return merged + merge_symbols(list(text[at:]), ranks, joint)
 
 
-def _far_from_end(symbols: list[str]) -> tuple[list[str], int]:
+def _select_kept(symbols: list[str]) -> tuple[list[str], int]:
     """Return the symbols of a window to keep, at least one, and their length in characters."""
     ends = list(accumulate(map(len, symbols)))
     count = max(1, bisect_right(ends, WINDOW - MARGIN))
     return symbols[:count], ends[count - 1]
 
 
-class Subwords:
+class SubwordTokenizer:
     """Base class of tokenizers: a subclass splits text into words, and words into tokens."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -106,7 +106,7 @@ class Subwords:
         """Encode a text without special tokens."""
         tokens: list[int] = []
         cached = self._words
-        for word in self._words_of(text):
+        for word in self._split_words(text):
             tokens += cached.get(word) or self._encode_word(word)
         return tokens
 
@@ -114,7 +114,7 @@ class Subwords:
         """Return the bytes of a token; b"" for a control token unless `special`."""
         piece, kind = self.vocabulary.pieces[token], self.vocabulary.types[token]
         if kind == NORMAL:
-            return self._piece_bytes(piece)
+            return self._decode_piece(piece)
         if kind == BYTE:
             return bytes([int(piece[3:5], 16)])
         if kind == USER_DEFINED or (special and kind in (CONTROL, UNKNOWN)):
@@ -129,17 +129,17 @@ class Subwords:
             self._words[word] = tokens
         return tokens
 
-    def _words_of(self, text: str) -> Iterable[str]:
+    def _split_words(self, text: str) -> Iterable[str]:
         return [text] if text else []
 
     def _tokens(self, word: str) -> list[int]:
         raise NotImplementedError
 
-    def _piece_bytes(self, piece: str) -> bytes:
+    def _decode_piece(self, piece: str) -> bytes:
         return piece.replace("▁", " ").encode(errors="replace")
 
 
-class ByteLevel(Subwords):
+class ByteLevelTokenizer(SubwordTokenizer):
     """Byte-level BPE."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -148,7 +148,7 @@ class ByteLevel(Subwords):
         self._cut = make_splitter(vocabulary.pretokenizer.patterns)
         self._ignore_merges = vocabulary.pretokenizer.ignore_merges
 
-    def _words_of(self, text: str) -> Iterable[str]:
+    def _split_words(self, text: str) -> Iterable[str]:
         return self._cut(text)
 
     def _tokens(self, word: str) -> list[int]:
@@ -157,21 +157,21 @@ class ByteLevel(Subwords):
         if self._ignore_merges and (token := ids.get(characters)) is not None:
             return [token]
         tokens = []
-        for symbol in merge_long(characters, self.vocabulary.ranks, " "):
+        for symbol in merge_in_windows(characters, self.vocabulary.ranks, " "):
             if (token := ids.get(symbol)) is not None:
                 tokens.append(token)
             else:  # tokens of the single bytes; bytes without a token are dropped, as in llama.cpp
                 tokens += [ids[character] for character in symbol if character in ids]
         return tokens
 
-    def _piece_bytes(self, piece: str) -> bytes:
+    def _decode_piece(self, piece: str) -> bytes:
         try:
             return bytes(map(_BYTE_OF_CHARACTER.__getitem__, piece))
         except KeyError:  # a token with characters other than the byte-level ones is plain text
             return piece.encode(errors="replace")
 
 
-class SentencePiece(Subwords):
+class SentencePieceTokenizer(SubwordTokenizer):
     """SentencePiece's BPE by scores, and Gemma 4's by merges over the same characters."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -180,9 +180,9 @@ class SentencePiece(Subwords):
         self._by_merges = pretokenizer is not None
         self._joins_lines = pretokenizer is not None and pretokenizer.joins_lines
         self._unknown = [] if vocabulary.unknown_id is None else [vocabulary.unknown_id]
-        self._boundary = word_boundary(vocabulary.pieces)
+        self._boundary = build_word_boundary(vocabulary.pieces)
 
-    def _words_of(self, text: str) -> Iterable[str]:
+    def _split_words(self, text: str) -> Iterable[str]:
         """Split into words that merge as in the whole text; for Gemma 4, also at newlines."""
         text = text.replace(" ", "▁")
         lines = re.findall(r"[^\n]+|\n+", text) if self._by_merges else [text]
@@ -193,19 +193,19 @@ class SentencePiece(Subwords):
         if self._joins_lines and word.startswith("\n") and (token := ids.get(word)) is not None:
             return [token]
         tokens: list[int] = []
-        for symbol in merge_long(word, self.vocabulary.ranks, " " if self._by_merges else ""):
+        for symbol in merge_in_windows(word, self.vocabulary.ranks, " " if self._by_merges else ""):
             token = ids.get(symbol)
-            tokens += self._byte_tokens(symbol) if token is None else [token]
+            tokens += self._encode_bytes(symbol) if token is None else [token]
         return tokens
 
-    def _byte_tokens(self, symbol: str) -> list[int]:
+    def _encode_bytes(self, symbol: str) -> list[int]:
         """Return the byte tokens of a symbol, such as <0xE2>, or the unknown token if one is missing."""
         ids = self.vocabulary.ids
         names = [f"<0x{byte:02X}>" for byte in symbol.encode()]
         return [ids[name] for name in names] if all(name in ids for name in names) else self._unknown
 
 
-def lengths_by_start(pieces: Iterable[S], count: int) -> dict[S, list[int]]:
+def index_lengths(pieces: Iterable[S], count: int) -> dict[S, list[int]]:
     """List the lengths of tokens, longest first, by their first `count` characters or bytes."""
     lengths: dict[S, set[int]] = {}
     for piece in pieces:
@@ -213,7 +213,7 @@ def lengths_by_start(pieces: Iterable[S], count: int) -> dict[S, list[int]]:
     return {start: sorted(values, reverse=True) for start, values in lengths.items()}
 
 
-def word_boundary(pieces: Sequence[str]) -> re.Pattern[str]:
+def build_word_boundary(pieces: Sequence[str]) -> re.Pattern[str]:
     """Build a pattern for positions before "▁" where splitting a text changes no token.
 
     No token has the character before such a position directly before a "▁". Most vocabularies have "▁" only at the

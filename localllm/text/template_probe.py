@@ -16,8 +16,8 @@ from localllm.system.processes import can_fork, fork, limit_process, run_limited
 from localllm.text.sandbox import LimitError, compile_template, render_template
 
 SECONDS, BYTES = 2, 256 << 20  # limits: CPU seconds, and memory beyond that of the program
-MOST = 1 << 12  # maximum bytes read of the process's message
-PATIENCE = 20.0  # limit of elapsed seconds, enough for a busy computer
+MAX_MESSAGE = 1 << 12  # maximum bytes read of the process's message
+TIMEOUT_SECONDS = 20.0  # limit of elapsed seconds, enough for a busy computer
 PROGRAM = 128 << 20  # memory of a new Python process that renders, without fork
 TOO_MUCH = f"it takes more than {BYTES >> 20} MB"
 NO_MEMORY = "no memory"  # message of the process if memory cannot be limited, which is not the template's fault
@@ -33,7 +33,7 @@ def probe_template(source: str) -> str | None:
     """
     if not can_fork():
         outcome, was_ended = run_limited([sys.executable, "-P", "-m", __name__], source.encode(errors="replace"),
-                                  SECONDS + 1, BYTES + PROGRAM, PATIENCE)  # fmt: skip
+                                  SECONDS + 1, BYTES + PROGRAM, TIMEOUT_SECONDS)  # fmt: skip
         return _explain_outcome(outcome, was_ended)
     reader, writer = os.pipe()
     child = fork()
@@ -49,9 +49,9 @@ def probe_template(source: str) -> str | None:
 def _read_outcome(reader: int, child: int) -> str | None:
     """Read the child's message and end the child; return the problem, see probe_template."""
     outcome, status = b"", None
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     try:
-        while len(outcome) < MOST and select.select([reader], [], [], max(0, deadline - time.monotonic()))[0]:
+        while len(outcome) < MAX_MESSAGE and select.select([reader], [], [], max(0, deadline - time.monotonic()))[0]:
             if not (piece := os.read(reader, 4096)):
                 break
             outcome += piece

@@ -16,24 +16,24 @@ from typing import TYPE_CHECKING, Any, Self
 from jinja2 import TemplateSyntaxError
 
 from localllm.errors import ModelError, UsageError
-from localllm.files.cache.checksummed_cache import is_known, remember
+from localllm.files.cache.checksummed_cache import is_recorded, record_check
 from localllm.text.builtin_templates import BUILTIN_TEMPLATES, choose_template
-from localllm.text.messages import ANSWERED, Message, arrangements, system_probe
-from localllm.text.sandbox import LimitError, RefusalError, compile_template, render_template
+from localllm.text.messages import ANSWERED, Message, iter_arrangements, make_system_probe
+from localllm.text.sandbox import LimitError, TemplateRefusalError, compile_template, render_template
 
 if TYPE_CHECKING:
     from localllm.text.tokenizer import Tokenizer
 
 
 # Calls with which a template splits a content at a string or variable; a bracketed tag.
-CUTS = r"(?:\.(?:r?split|r?partition|replace|removeprefix|removesuffix|r?find|r?index)|\|\s*replace)\(\s*"
+SPLIT_CALLS = r"(?:\.(?:r?split|r?partition|replace|removeprefix|removesuffix|r?find|r?index)|\|\s*replace)\(\s*"
 TAG = r"""(["'])([<\[◁](?:(?!\1).)*[>\]▷])\1"""
 
 
 def find_tags(source: str) -> re.Pattern[str]:
     """Return an expression for the bracketed tags, such as </think>, at which a template splits contents."""
-    names = "|".join(map(re.escape, {name for name in re.findall(CUTS + r"([A-Za-z_]\w*)\s*[,)]", source)}))
-    places = [CUTS + TAG, TAG + r"\s+(?:not\s+)?in\s", *([rf"\b(?:{names})\s*=\s*{TAG}"] if names else [])]
+    names = "|".join(map(re.escape, {name for name in re.findall(SPLIT_CALLS + r"([A-Za-z_]\w*)\s*[,)]", source)}))
+    places = [SPLIT_CALLS + TAG, TAG + r"\s+(?:not\s+)?in\s", *([rf"\b(?:{names})\s*=\s*{TAG}"] if names else [])]
     tags = {tag for place in places for _, tag in re.findall(place, source)}
     return re.compile("|".join(re.escape(tag) for tag in sorted(tags, key=len, reverse=True)) or "(?!)")
 
@@ -67,7 +67,7 @@ class ChatTemplate:
         except MemoryError:
             raise
         except Exception as error:  # Jinja's parser and Python's compiler raise many errors
-            raise ModelError(f"the chat template is invalid{_place(error)}: {_reason(error)}") from None
+            raise ModelError(f"the chat template is invalid{_describe_line(error)}: {_describe_error(error)}") from None
 
     @classmethod
     def of(cls, tokenizer: "Tokenizer", choice: str | None = None) -> Self:
@@ -106,16 +106,18 @@ class ChatTemplate:
         """
         variables = {**variables, "add_generation_prompt": add_generation_prompt}
         refusal = None
-        for arranged in arrangements(messages, self.keeps_system):
+        for arranged in iter_arrangements(messages, self.keeps_system):
             try:
                 return self._render(arranged, variables)
-            except (RefusalError, ModelError) as error:
+            except (TemplateRefusalError, ModelError) as error:
                 if isinstance(error, StoppedTemplateError):
                     raise
                 refusal = refusal or error
-        if not isinstance(refusal, RefusalError):
+        if not isinstance(refusal, TemplateRefusalError):
             raise refusal or UsageError("messages must contain at least one message")
-        raise ModelError(f"the chat template refuses the conversation{_place(refusal)}: {_reason(refusal)}") from None
+        raise ModelError(
+            f"the chat template refuses the conversation{_describe_line(refusal)}: {_describe_error(refusal)}"
+        ) from None
 
     def keeps_system(self, at_head: int, later: str) -> bool:
         """Return whether the template renders all system messages at the given positions; cached.
@@ -124,16 +126,16 @@ class ChatTemplate:
         later: position of another one, BETWEEN, LAST, ... of messages.py; "" for none.
         """
         if (at_head, later) not in self._kept_systems:
-            probe, marks = system_probe(at_head, later)
+            probe, marks = make_system_probe(at_head, later)
             try:
                 text = self._render(probe, {"add_generation_prompt": True})
                 self._kept_systems[at_head, later] = all(mark in text for mark in marks)
-            except (RefusalError, ModelError):  # the probe itself fails
+            except (TemplateRefusalError, ModelError):  # the probe itself fails
                 self._kept_systems[at_head, later] = later == ANSWERED
         return self._kept_systems[at_head, later]
 
     @cached_property
-    def _wants_parts(self) -> bool:
+    def _needs_parts(self) -> bool:
         """Whether contents must be lists of parts: vision models' templates may drop plain strings (SmolVLM)."""
         if "type" not in self.source:
             return False
@@ -142,35 +144,35 @@ class ChatTemplate:
             try:
                 probe = [{"role": "user", "content": content}]
                 return "xyzzy" in self._render_messages(probe, {"add_generation_prompt": True})
-            except (RefusalError, ModelError):
+            except (TemplateRefusalError, ModelError):
                 return False
 
         return not shows("xyzzy") and shows([{"type": "text", "text": "xyzzy"}])
 
     @cached_property
-    def _knows_functions(self) -> bool:
+    def _uses_functions(self) -> bool:
         """Whether the template reads tools from a JSON string named `functions`, as Firefunction's does."""
         return bool(re.search(r"\bfunctions\b", self.source)) and not re.search(r"\btools\b", self.source)
 
-    def _function_variables(self, tools: Any) -> dict[str, str]:
+    def _make_function_variables(self, tools: Any) -> dict[str, str]:
         """Return the variables `functions` and `datetime` of such a template.
 
         The date has no time, which would change every prompt.
         """
-        if not self._knows_functions:
+        if not self._uses_functions:
             return {}
         functions = json.dumps([tool["function"] for tool in tools], indent=4, ensure_ascii=False)
         return {"functions": functions, "datetime": datetime.now().strftime("%b %d %Y")}
 
     def _render(self, messages: Sequence[Message], variables: dict[str, object]) -> str:
         """Render once. Raises ModelError, and RefusalError, which the caller handles."""
-        return self._render_messages([*map(_to_parts, messages)] if self._wants_parts else messages, variables)
+        return self._render_messages([*map(_to_parts, messages)] if self._needs_parts else messages, variables)
 
     def _render_messages(self, messages: Sequence[Message], variables: dict[str, object]) -> str:
         """Render once, with contents in the format that the template expects."""
         context = {
             **self._tokens,
-            **self._function_variables(variables.get("tools") or ()),
+            **self._make_function_variables(variables.get("tools") or ()),
             **variables,
             "messages": [_to_hugging_face(message) for message in messages],
         }
@@ -179,12 +181,14 @@ class ChatTemplate:
                 return render_template(self._template, {"tools": None, "documents": None, **context})
             except TypeError:  # a template that iterates over `tools` fails for None, but not for an undefined variable
                 return render_template(self._template, context)
-        except (RefusalError, MemoryError):
+        except (TemplateRefusalError, MemoryError):
             raise
         except LimitError as error:
-            raise StoppedTemplateError(f"the chat template was stopped{_place(error)}: {_reason(error)}") from None
+            raise StoppedTemplateError(
+                f"the chat template was stopped{_describe_line(error)}: {_describe_error(error)}"
+            ) from None
         except Exception as error:  # a template's code can raise any error
-            raise ModelError(f"the chat template failed{_place(error)}: {_reason(error)}") from None
+            raise ModelError(f"the chat template failed{_describe_line(error)}: {_describe_error(error)}") from None
 
 
 def require_safe_template(source: str) -> None:
@@ -194,13 +198,13 @@ def require_safe_template(source: str) -> None:
     it is probed only once. Raises the errors of `probe_template`.
     """
     mark = hashlib.sha256(source.encode(errors="replace")).hexdigest()
-    if is_known("template", mark):
+    if is_recorded("template", mark):
         return
     from localllm.text.template_probe import probe_template  # once per template
 
     if (problem := probe_template(source)) is not None:
         raise ModelError(f"the chat template was stopped: {problem}")
-    remember("template", mark)
+    record_check("template", mark)
 
 
 def _to_parts(message: Message) -> Message:
@@ -220,7 +224,7 @@ def _to_hugging_face(message: Message) -> Message:
     return fields if reasoning is None else {"thinking": reasoning, **fields, "reasoning_content": reasoning}
 
 
-def _place(error: Exception) -> str:
+def _describe_line(error: Exception) -> str:
     """Return " in line N" for the template's line of an error; "" if Jinja does not report it."""
     if isinstance(error, TemplateSyntaxError):
         return f" in line {error.lineno}"
@@ -228,7 +232,7 @@ def _place(error: Exception) -> str:
     return f" in line {lines[-1]}" if lines else ""
 
 
-def _reason(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """Return an error's message as one short line of printable characters."""
     text = " ".join(str(error).split())[:200] or type(error).__name__
     return "".join(character if character.isprintable() else "�" for character in text)

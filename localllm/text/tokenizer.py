@@ -10,15 +10,16 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from os import PathLike
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.gguf.metadata import Metadata, Oddities
-from localllm.files.gguf.metadata_reader import Checked
+from localllm.files.gguf.metadata import Irregularities, Metadata
+from localllm.files.gguf.metadata_reader import MetadataReader
+from localllm.renamed import RenamedAttribute
 from localllm.text.pretokenize import GROWTH, to_nfc, uses_nfc
-from localllm.text.special_tokens import BREAK, IMAGE, Markers, SpecialTokens, without_surrogates
-from localllm.text.subwords import ByteLevel, SentencePiece, Subwords
+from localllm.text.special_tokens import BREAK, IMAGE, MarkerEscaper, SpecialTokenSplitter, replace_surrogates
+from localllm.text.subwords import ByteLevelTokenizer, SentencePieceTokenizer, SubwordTokenizer
 from localllm.text.vocabulary import (
     CONTROL,
     MARK_TEXTS,
@@ -26,14 +27,14 @@ from localllm.text.vocabulary import (
     USER_DEFINED,
     InfillTokens,
     Vocabulary,
-    end_texts,
+    list_tokens_of_types,
+    read_end_texts,
     read_infill_tokens,
     read_vocabulary,
-    tokens_of_types,
 )
-from localllm.values import require_text, token_ids
+from localllm.values import require_string, to_token_ids
 
-MOST_UTF8 = 4  # maximum bytes of a character, which an unknown token can stand for
+MAX_UTF8_BYTES = 4  # maximum bytes of a character, which an unknown token can stand for
 
 
 class Tokenizer:
@@ -52,14 +53,14 @@ class Tokenizer:
         path: absolute path of its file, None for a tokenizer from metadata only.
     """
 
-    def __init__(self, metadata: Mapping[str, object], oddities: Oddities | None = None) -> None:
+    def __init__(self, metadata: Mapping[str, object], oddities: Irregularities | None = None) -> None:
         """Build the tokenizer.
 
         oddities: collects harmless irregularities of the file. Raises ModelError for a vocabulary that is missing,
         inconsistent
         or not supported.
         """
-        oddities = Oddities() if oddities is None else oddities
+        oddities = Irregularities() if oddities is None else oddities
         vocabulary = read_vocabulary(metadata, oddities)
         self.pieces = vocabulary.pieces
         self.vocab_size = len(vocabulary.pieces)
@@ -67,19 +68,21 @@ class Tokenizer:
         self.adds_bos, self.adds_eos = vocabulary.adds_bos, vocabulary.adds_eos
         self._oddities, self._warning, self._metadata = oddities, vocabulary.warning, metadata
         self.path: str | None = None
-        self.chat_template = _chat_template(Checked(metadata, "tokenizer."))
-        self.chat_templates = _named_templates(Checked(metadata, "tokenizer."))
-        self._subwords = _dialect(vocabulary)(vocabulary)
+        self.chat_template = _read_chat_template(MetadataReader(metadata, "tokenizer."))
+        self.chat_templates = _read_named_templates(MetadataReader(metadata, "tokenizer."))
+        self._subwords = _select_tokenizer_class(vocabulary)(vocabulary)
         # A unigram model adds the leading space itself, after normalizing the text.
         self._puts_space = vocabulary.adds_space and vocabulary.model != "t5"
         self._strips_space = vocabulary.adds_space or vocabulary.merges_spaces or vocabulary.model == "bert"
         self._strips_before, self._strips_after = vocabulary.strips_before, vocabulary.strips_after
         self.marks_pairs = vocabulary.model == "bert"
         self._composes = uses_nfc(metadata) and vocabulary.model == "gpt2"
-        self.end_texts = end_texts(metadata)
+        self.end_texts = read_end_texts(metadata)
         self._swallows = vocabulary.model in ("t5", "bert") or bool(self._strips_before or self._strips_after)
         types = vocabulary.types
-        self._special_types = {token: types[token] for token in tokens_of_types(types, USER_DEFINED, CONTROL, UNKNOWN)}
+        self._special_types = {
+            token: types[token] for token in list_tokens_of_types(types, USER_DEFINED, CONTROL, UNKNOWN)
+        }
         control = [token for token, kind in self._special_types.items() if kind != USER_DEFINED]
         self.control_ids = frozenset(control)
         marks = {token for token in self._special_types if self.pieces[token] in MARK_TEXTS}
@@ -98,7 +101,7 @@ class Tokenizer:
 
     @classmethod
     def from_metadata(
-        cls, metadata: Mapping[str, object], oddities: Oddities | None = None, path: str | None = None
+        cls, metadata: Mapping[str, object], oddities: Irregularities | None = None, path: str | None = None
     ) -> Self:
         """Build the tokenizer that a GGUF file's metadata describes; path: of the file, needed for pickling."""
         tokenizer = cls(metadata, oddities)
@@ -109,7 +112,7 @@ class Tokenizer:
         """Pickle as the path of the file, which is opened again, and a hash of its vocabulary. Raises TypeError."""
         if self.path is None:
             raise TypeError("only a tokenizer from a file can be pickled: use Tokenizer.from_file")
-        return open_again, (self.path, hash_vocabulary(self._metadata))
+        return reopen_tokenizer, (self.path, hash_vocabulary(self._metadata))
 
     def __copy__(self) -> Self:
         return self
@@ -125,12 +128,12 @@ class Tokenizer:
         an EOS
         token if the file requests one; do not use it for prompts that the model continues.
         """
-        require_text("text", text)
+        require_string("text", text)
         fragments = self._special if special else self._special_in_plain
-        tokens = self._encode_fragments(fragments.cut(without_surrogates(text)))
+        tokens = self._encode_fragments(fragments.split(replace_surrogates(text)))
         if eos and self.adds_eos and self.eos_id is not None:
             tokens.append(self.eos_id)
-        return self._with_bos(tokens) if bos and not (special and tokens[:1] == [self.bos_id]) else tokens
+        return self._prepend_bos(tokens) if bos and not (special and tokens[:1] == [self.bos_id]) else tokens
 
     def encode_rendered(self, text: str, images: Sequence[Sequence[int]] = ()) -> list[int]:
         """Encode the output of Markers.render, with a BOS token if the file requests one.
@@ -138,20 +141,20 @@ class Tokenizer:
         A control token's text with a BREAK in it is plain text. images: the token ids of each image, which replace the
         IMAGE characters in order. Raises UsageError if their counts differ.
         """
-        pieces = without_surrogates(text).split(IMAGE) if images else [without_surrogates(text)]
+        pieces = replace_surrogates(text).split(IMAGE) if images else [replace_surrogates(text)]
         if len(pieces) != len(images) + 1:
             raise UsageError(f"the chat template rendered {len(pieces) - 1} of {len(images)} images")
         fragments: list[str | int] = []
         for piece, image in zip(pieces, [*images, ()], strict=True):
             fragments += [*self._render(piece), *image]
         tokens = self._encode_fragments(fragments)
-        return tokens if tokens[:1] == [self.bos_id] else self._with_bos(tokens)
+        return tokens if tokens[:1] == [self.bos_id] else self._prepend_bos(tokens)
 
     def _render(self, text: str) -> Iterator[str | int]:
         """Split a rendered text at its control tokens."""
-        for fragment in self._breakable.cut(text):
+        for fragment in self._breakable.split(text):
             if isinstance(fragment, str) and BREAK in fragment:
-                yield from self._special_in_plain.cut(fragment.replace(BREAK, ""))
+                yield from self._special_in_plain.split(fragment.replace(BREAK, ""))
             else:
                 yield fragment
 
@@ -159,42 +162,42 @@ class Tokenizer:
         """Encode plain text from the middle of a longer text, without BOS token and leading space."""
         return self._subwords.encode(text)
 
-    def fragments(self, text: str) -> list[str | int]:
+    def split_special(self, text: str) -> list[str | int]:
         """Split a text at its control and other special tokens, into strings and ids in order."""
-        return self._special.cut(text)
+        return self._special.split(text)
 
-    def special_id(self, text: str) -> int | None:
+    def get_special_id(self, text: str) -> int | None:
         """Return the control or other special token with exactly this text, or None."""
         return self._special_ids.get(text)
 
     @cached_property
     def infill_tokens(self) -> InfillTokens | None:
         """The fill-in-the-middle tokens, or None."""
-        return read_infill_tokens(self._metadata, self.special_id, self.vocab_size)
+        return read_infill_tokens(self._metadata, self.get_special_id, self.vocab_size)
 
     @cached_property
     def _special_ids(self) -> dict[str, int]:
-        return dict(self._first_of_texts(self._special_types))
+        return dict(self._unique_by_text(self._special_types))
 
     @cached_property
-    def _special(self) -> SpecialTokens:
-        return self._special_tokens(self._special_types)
+    def _special(self) -> SpecialTokenSplitter:
+        return self._make_splitter(self._special_types)
 
     @cached_property
-    def _special_in_plain(self) -> SpecialTokens:
+    def _special_in_plain(self) -> SpecialTokenSplitter:
         """The user-defined tokens, which are recognized in plain text, too."""
-        return self._special_tokens(token for token, kind in self._special_types.items() if kind == USER_DEFINED)
+        return self._make_splitter(token for token, kind in self._special_types.items() if kind == USER_DEFINED)
 
     @cached_property
-    def _breakable(self) -> SpecialTokens:
+    def _breakable(self) -> SpecialTokenSplitter:
         """All special tokens, except control tokens of a single character, which have no room for a BREAK."""
         single = {piece for piece in self._control_pieces if len(piece) == 1}
-        return self._special_tokens(token for token in self._special_types if self.pieces[token] not in single)
+        return self._make_splitter(token for token in self._special_types if self.pieces[token] not in single)
 
-    def _special_tokens(self, tokens: Iterable[int]) -> SpecialTokens:
-        return SpecialTokens(self._first_of_texts(tokens), self._strips_before, self._strips_after)
+    def _make_splitter(self, tokens: Iterable[int]) -> SpecialTokenSplitter:
+        return SpecialTokenSplitter(self._unique_by_text(tokens), self._strips_before, self._strips_after)
 
-    def _first_of_texts(self, tokens: Iterable[int]) -> Iterable[tuple[str, int]]:
+    def _unique_by_text(self, tokens: Iterable[int]) -> Iterable[tuple[str, int]]:
         """Yield pairs of text and token, the first of several with the same text."""
         first: dict[str, int] = {}
         for token in tokens:
@@ -202,14 +205,14 @@ class Tokenizer:
         return first.items()
 
     @cached_property
-    def markers(self) -> Markers:
+    def markers(self) -> MarkerEscaper:
         """The control tokens' texts, which are plain text in a message."""
-        return Markers(self._control_pieces)
+        return MarkerEscaper(self._control_pieces)
 
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
         """Decode token ids; control tokens only with `special`. Raises UsageError for an unknown id."""
         stream = self.stream(special)
-        return "".join([stream.push(token) for token in token_ids(ids)]) + stream.flush()
+        return "".join([stream.push(token) for token in to_token_ids(ids)]) + stream.flush()
 
     def stream(self, special: bool = False, continued: bool = False) -> "StreamDecoder":
         """Create a decoder for streamed tokens.
@@ -230,7 +233,7 @@ class Tokenizer:
         Returns sys.maxsize if encoding strips white space (by normalization or special tokens), since there is no bound
         then.
         """
-        longest = max(self._longest_piece, MOST_UTF8)
+        longest = max(self._longest_piece, MAX_UTF8_BYTES)
         return sys.maxsize if self._swallows else tokens * longest * (GROWTH if self._composes else 1)
 
     @cached_property
@@ -250,35 +253,38 @@ class Tokenizer:
             after_special = isinstance(fragment, int)
         return tokens
 
-    def _with_bos(self, tokens: list[int]) -> list[int]:
+    if not TYPE_CHECKING:  # names of 0.3
+        fragments, special_id = map(RenamedAttribute, ("split_special", "get_special_id"))
+
+    def _prepend_bos(self, tokens: list[int]) -> list[int]:
         return [self.bos_id, *tokens] if self.adds_bos and self.bos_id is not None else tokens
 
 
-def _chat_template(keys: Checked) -> str | None:
+def _read_chat_template(keys: MetadataReader) -> str | None:
     """Return the file's default template. Raises ModelError."""
     if keys.has("chat_templates"):
         keys.strings("chat_templates")
-    return keys.text("chat_template", "") or _named_templates(keys).get("default")
+    return keys.text("chat_template", "") or _read_named_templates(keys).get("default")
 
 
-def _named_templates(keys: Checked) -> dict[str, str]:
+def _read_named_templates(keys: MetadataReader) -> dict[str, str]:
     """Return the file's other templates by name. Raises ModelError if one is not a string."""
     prefix = "tokenizer.chat_template."
     names = [key.removeprefix(prefix) for key in keys.metadata if key.startswith(prefix)]
     return {name: text for name in names if (text := keys.text(f"chat_template.{name}"))}
 
 
-def _dialect(vocabulary: Vocabulary) -> type[Subwords]:
+def _select_tokenizer_class(vocabulary: Vocabulary) -> type[SubwordTokenizer]:
     if vocabulary.model in ("t5", "plamo2"):
-        from localllm.text.unigram import Plamo, Unigram  # seldom needed
+        from localllm.text.unigram import PlamoTokenizer, UnigramTokenizer  # seldom needed
 
-        return Unigram if vocabulary.model == "t5" else Plamo
+        return UnigramTokenizer if vocabulary.model == "t5" else PlamoTokenizer
     if vocabulary.model in ("bert", "rwkv"):
-        from localllm.text.longest_match import RwkvVocab, WordPiece
+        from localllm.text.longest_match import RwkvTokenizer, WordPieceTokenizer
 
-        return WordPiece if vocabulary.model == "bert" else RwkvVocab
+        return WordPieceTokenizer if vocabulary.model == "bert" else RwkvTokenizer
     pretokenizer = vocabulary.pretokenizer
-    return SentencePiece if pretokenizer is None or pretokenizer.marks_spaces else ByteLevel
+    return SentencePieceTokenizer if pretokenizer is None or pretokenizer.marks_spaces else ByteLevelTokenizer
 
 
 class StreamDecoder:
@@ -321,7 +327,7 @@ def hash_vocabulary(metadata: Mapping[str, object]) -> str:
     return as_stored or hashlib.sha256(repr([(key, metadata[key]) for key in keys]).encode()).hexdigest()
 
 
-def open_again(path: str, vocabulary: str) -> Tokenizer:
+def reopen_tokenizer(path: str, vocabulary: str) -> Tokenizer:
     """Open the file of a pickled tokenizer.
 
     Raises ModelError if the file no longer exists or its vocabulary has changed.
@@ -332,3 +338,6 @@ def open_again(path: str, vocabulary: str) -> Tokenizer:
     if hash_vocabulary(tokenizer._metadata) != vocabulary:
         raise ModelError(f"{path}: the vocabulary has changed since the tokenizer was pickled")
     return tokenizer
+
+
+open_again = reopen_tokenizer  # the name in pickles of 0.3

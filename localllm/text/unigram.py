@@ -12,13 +12,13 @@ from math import inf
 import numpy as np
 
 from localllm.errors import ModelError
-from localllm.text.subwords import SentencePiece, Subwords, lengths_by_start, word_boundary
+from localllm.text.subwords import SentencePieceTokenizer, SubwordTokenizer, build_word_boundary, index_lengths
 from localllm.text.vocabulary import NORMAL, UNUSED, USER_DEFINED, Vocabulary
 
 _PENALTY = 10.0  # a character without a token has the lowest token score minus this
 
 
-class Unigram(Subwords):
+class UnigramTokenizer(SubwordTokenizer):
     """A unigram tokenizer."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -30,8 +30,8 @@ class Unigram(Subwords):
         self._scores = scores
         normal = [score for piece, score in scores.items() if kinds[vocabulary.ids[piece]] == NORMAL]
         self._unknown_score = min(normal, default=0.0) - _PENALTY
-        self._lengths = lengths_by_start(scores, 1)
-        self._boundary = word_boundary(list(scores))
+        self._lengths = index_lengths(scores, 1)
+        self._boundary = build_word_boundary(list(scores))
         self._unknown = [] if vocabulary.unknown_id is None else [vocabulary.unknown_id]
 
     def encode(self, text: str) -> list[int]:
@@ -41,7 +41,7 @@ class Unigram(Subwords):
             return tokens
         return tokens[:1] + [token for last, token in pairwise(tokens) if not last == token == self._unknown[0]]
 
-    def _words_of(self, text: str) -> Iterable[str]:
+    def _split_words(self, text: str) -> Iterable[str]:
         """Split into words whose joined best segmentations are that of the whole text, with "▁" for a space."""
         text = self._normalized(text)
         if self.vocabulary.merges_spaces:
@@ -53,7 +53,7 @@ class Unigram(Subwords):
 
     def _tokens(self, word: str) -> list[int]:
         tokens, end = [], len(word)
-        starts = self._best_starts(word)
+        starts = self._find_best_starts(word)
         while end > 0:
             start = starts[end]
             token = self.vocabulary.ids.get(word[start:end]) if word[start:end] in self._scores else None
@@ -61,7 +61,7 @@ class Unigram(Subwords):
             end = start
         return tokens[::-1]
 
-    def _best_starts(self, word: str) -> list[int]:
+    def _find_best_starts(self, word: str) -> list[int]:
         """Return the start of the last token in each prefix's best segmentation, by Viterbi's algorithm."""
         count, scores, lengths = len(word), self._scores, self._lengths
         best, starts = [0.0] + [-inf] * count, [0] * (count + 1)
@@ -98,7 +98,9 @@ class Charsmap:
         self._texts = data[4 + size :]
         self._inert: set[str] = set()  # characters that begin no mapped sequence
         ascii_ones = [chr(code) for code in range(128)]
-        quiet = [character for character in ascii_ones if self._is_quiet(character, ascii_ones)] if self._nodes else []
+        quiet = (
+            [character for character in ascii_ones if self._is_unchanged(character, ascii_ones)] if self._nodes else []
+        )
         # Runs of ASCII characters that no sequence changes, the bulk of most text.
         self._quiet = re.compile(f"[{re.escape(''.join(quiet))}]+(?![^\\x00-\\x7f])" if quiet else "(?!)")
 
@@ -112,19 +114,19 @@ class Charsmap:
                 parts.append(run[0])
                 at = run.end()
                 continue
-            end, place = self._longest(text, at) if text[at] not in self._inert else (at, 0)
-            parts.append(self._replacement(place) if end > at else text[at])
+            end, place = self._find_longest(text, at) if text[at] not in self._inert else (at, 0)
+            parts.append(self._read_replacement(place) if end > at else text[at])
             at = max(end, at + 1)
         return "".join(parts)
 
-    def _is_quiet(self, character: str, characters: list[str]) -> bool:
-        return all(self._longest(character + second, 0)[0] == 0 for second in characters)
+    def _is_unchanged(self, character: str, characters: list[str]) -> bool:
+        return all(self._find_longest(character + second, 0)[0] == 0 for second in characters)
 
-    def _longest(self, text: str, start: int) -> tuple[int, int]:
+    def _find_longest(self, text: str, start: int) -> tuple[int, int]:
         """Return the end of the longest sequence at a position, and its replacement's offset, or (start, 0)."""
         nodes, count = self._nodes, len(self._nodes)
         best, place = start, 0
-        inner = _offset(nodes[0])
+        inner = _get_offset(nodes[0])
         for at in range(start, min(start + _LONGEST, len(text))):
             for byte in text[at].encode(errors="replace"):
                 child = inner ^ byte
@@ -132,18 +134,18 @@ class Charsmap:
                     if at == start:
                         self._inert.add(text[start])
                     return best, place
-                inner = child ^ _offset(nodes[child])
+                inner = child ^ _get_offset(nodes[child])
             if nodes[child] & 256 and inner < count:
                 best, place = at + 1, nodes[inner] & 0x7FFFFFFF
         return best, place
 
-    def _replacement(self, place: int) -> str:
+    def _read_replacement(self, place: int) -> str:
         if place >= len(self._texts):
             raise ModelError("the charsmap refers to bytes beyond its end")
         return self._texts[place : self._texts.index(b"\0", place)].decode(errors="replace")
 
 
-def _offset(node: int) -> int:
+def _get_offset(node: int) -> int:
     return node >> 10 << ((node & 512) >> 6)
 
 
@@ -151,7 +153,7 @@ _UNITS = 10_000  # units of a score of 1.0
 _UNKNOWN, _INVALID = -10_000_000, -20_000_000  # scores of a character without a token, and of tokens to ignore
 
 
-class Plamo(SentencePiece):
+class PlamoTokenizer(SentencePieceTokenizer):
     """PLaMo 2's tokenizer.
 
     Scores are integers in units of 1/10,000; of equally good segmentations, the one with the longer first token is
@@ -164,25 +166,25 @@ class Plamo(SentencePiece):
         pieces = [vocabulary.pieces[token] for token in tokens]
         scores = {piece: round_half_up(-vocabulary.ranks[piece] * _UNITS) for piece in pieces}
         self._scores = {piece: score for piece, score in scores.items() if score > _INVALID}
-        self._lengths = lengths_by_start(self._scores, 1)
+        self._lengths = index_lengths(self._scores, 1)
 
     def encode(self, text: str) -> list[int]:
         """Encode a text without special tokens; drop a leading byte order mark."""
         return super().encode(text.removeprefix("\ufeff"))
 
-    def _words_of(self, text: str) -> Iterable[str]:
+    def _split_words(self, text: str) -> Iterable[str]:
         return [text] if text else []
 
     def _tokens(self, word: str) -> list[int]:
-        ends, tokens, at = self._best_ends(word), [], 0
+        ends, tokens, at = self._find_best_ends(word), [], 0
         while at < len(word):
             end = abs(ends[at])
             piece = word[at:end]
-            tokens += [self.vocabulary.ids[piece]] if ends[at] > 0 else self._byte_tokens(piece)
+            tokens += [self.vocabulary.ids[piece]] if ends[at] > 0 else self._encode_bytes(piece)
             at = end
         return tokens
 
-    def _best_ends(self, word: str) -> list[int]:
+    def _find_best_ends(self, word: str) -> list[int]:
         """Return, for each position, the end of the first token in the best segmentation of the rest.
 
         The end is negative if that token is a single character that becomes byte tokens.
@@ -199,7 +201,7 @@ class Plamo(SentencePiece):
             best[start], ends[start] = max(pairs, key=lambda pair: pair[0])
         return ends
 
-    def _piece_bytes(self, piece: str) -> bytes:
+    def _decode_piece(self, piece: str) -> bytes:
         return piece.encode(errors="replace")
 
 

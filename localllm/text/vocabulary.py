@@ -11,21 +11,21 @@ from typing import NamedTuple
 import numpy as np
 
 from localllm.errors import ModelError, UnsupportedError
-from localllm.files.cache.checksummed_cache import is_known, remember
-from localllm.files.gguf.metadata import MappedStrings, Metadata, Oddities, StringIndex
-from localllm.files.gguf.metadata_reader import Checked, is_whole, show
+from localllm.files.cache.checksummed_cache import is_recorded, record_check
+from localllm.files.gguf.metadata import Irregularities, MappedStrings, Metadata, StringIndex
+from localllm.files.gguf.metadata_reader import MetadataReader, format_value, is_integer
 from localllm.frozen import frozen
 from localllm.text.pretokenize import PRETOKENIZERS, PreTokenizer
 
 UNDEFINED, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(7)
 PREFIX, ID = "tokenizer.ggml.", "_token_id"
 NO_ID = -1, 0xFFFFFFFF  # values that mean "no such token" in some files
-Twins = Mapping[str, Sequence[int]]  # texts shared by several tokens, with these tokens
+DuplicateTokens = Mapping[str, Sequence[int]]  # texts shared by several tokens, with these tokens
 # Of several tokens with the same text, encoding uses the type of lowest order, with which models were trained.
 ORDER = {BYTE: 0, NORMAL: 1, USER_DEFINED: 1, UNUSED: 2, CONTROL: 3, UNKNOWN: 4}
 
 
-def tokens_of_types(types: bytearray, *kinds: int) -> list[int]:
+def list_tokens_of_types(types: bytearray, *kinds: int) -> list[int]:
     """List the tokens of these types.
 
     This takes 0.1 ms for 128256 tokens, a loop over them 10 ms.
@@ -33,13 +33,13 @@ def tokens_of_types(types: bytearray, *kinds: int) -> list[int]:
     return np.flatnonzero(np.isin(np.frombuffer(types, np.uint8), kinds)).tolist()
 
 
-def special_id(keys: Checked, name: str, count: int) -> int | None:
+def read_special_id(keys: MetadataReader, name: str, count: int) -> int | None:
     """Read the id of a special token; None if it is missing or invalid.
 
     An invalid id is noted in `oddities`.
     """
     token = keys.raw(name + ID)
-    if token is None or (is_whole(token) and token in NO_ID):
+    if token is None or (is_integer(token) and token in NO_ID):
         return None
     if has_invalid_id(keys, name, count):
         keys.oddities.note(
@@ -49,13 +49,15 @@ def special_id(keys: Checked, name: str, count: int) -> int | None:
     return keys.whole(name + ID, None, 0, count - 1)
 
 
-def has_invalid_id(keys: Checked, name: str, count: int) -> bool:
+def has_invalid_id(keys: MetadataReader, name: str, count: int) -> bool:
     """Return whether the file's id of a special token, which is then ignored, exceeds the vocabulary."""
     token = keys.raw(name + ID)
-    return is_whole(token) and token >= count and token not in NO_ID
+    return is_integer(token) and token >= count and token not in NO_ID
 
 
-def index_duplicates(pieces: Sequence[str], types: bytearray, oddities: Oddities) -> tuple[dict[str, int], Twins]:
+def index_duplicates(
+    pieces: Sequence[str], types: bytearray, oddities: Irregularities
+) -> tuple[dict[str, int], DuplicateTokens]:
     """Map each text to one token, the first in ORDER, and each text shared by several tokens to all of them."""
     all_tokens: dict[str, list[int]] = {}
     for token, piece in enumerate(pieces):
@@ -70,7 +72,7 @@ def index_duplicates(pieces: Sequence[str], types: bytearray, oddities: Oddities
     return ids, twins
 
 
-def all_tokens(text: str, ids: Mapping[str, int], twins: Twins) -> Sequence[int]:
+def list_tokens_with_text(text: str, ids: Mapping[str, int], twins: DuplicateTokens) -> Sequence[int]:
     """List all tokens with this text, usually one or none."""
     return twins.get(text) or ([ids[text]] if text in ids else [])
 
@@ -106,13 +108,13 @@ END_TEXTS_KEY = "localllm.end_texts"  # a key that localllm writes: texts of end
 MORE_ENDS = "eos_token_ids"  # a key of Ollama's: all tokens that end an answer
 
 
-def end_texts(metadata: Mapping[str, object]) -> tuple[str, ...]:
+def read_end_texts(metadata: Mapping[str, object]) -> tuple[str, ...]:
     """Return the strings that end an answer although no token has them."""
     texts = metadata.get(END_TEXTS_KEY)
     return tuple(text for text in texts if isinstance(text, str) and text) if isinstance(texts, list) else ()
 
 
-def read_more_ends(keys: Checked, count: int) -> set[int]:
+def read_more_ends(keys: MetadataReader, count: int) -> set[int]:
     """Read the additional end tokens; note ids beyond the vocabulary in `oddities`."""
     if not keys.has(MORE_ENDS):
         return set()
@@ -122,19 +124,21 @@ def read_more_ends(keys: Checked, count: int) -> set[int]:
     return {token for token in ids_found if 0 <= token < count}
 
 
-def correct_types(keys: Checked, ids: Mapping[str, int], types: bytearray, twins: Twins) -> set[int]:
+def correct_types(keys: MetadataReader, ids: Mapping[str, int], types: bytearray, twins: DuplicateTokens) -> set[int]:
     """Correct the types of tokens with well-known texts, in place; return those that end an answer."""
-    end_ids = {token for text in END_TEXTS for token in all_tokens(text, ids, twins)}
-    ends = {token for token in end_ids if token not in all_tokens("</s>", ids, twins) or types[token] != NORMAL}
+    end_ids = {token for text in END_TEXTS for token in list_tokens_with_text(text, ids, twins)}
+    ends = {
+        token for token in end_ids if token not in list_tokens_with_text("</s>", ids, twins) or types[token] != NORMAL
+    }
     for name, texts in FILL_END_TEXTS.items():
-        named = special_id(keys, name, len(types))
-        by_text = {token for text in texts for token in all_tokens(text, ids, twins)}
+        named = read_special_id(keys, name, len(types))
+        by_text = {token for text in texts for token in list_tokens_with_text(text, ids, twins)}
         ends |= by_text if named is None else {named}
     fill_texts = [text for texts in FILL_TEXTS.values() for text in texts]
-    for token in ends | {token for text in fill_texts for token in all_tokens(text, ids, twins)}:
+    for token in ends | {token for text in fill_texts for token in list_tokens_with_text(text, ids, twins)}:
         types[token] = CONTROL
     for text in SHOWN_TEXTS:
-        for token in all_tokens(text, ids, twins):
+        for token in list_tokens_with_text(text, ids, twins):
             types[token] = USER_DEFINED
     return ends
 
@@ -161,18 +165,18 @@ def find_stripping(
 
     GGUF does not store this: llama.cpp derives it from the model's name, pre-tokenizer and architecture.
     """
-    general = Checked(metadata, "general.")
+    general = MetadataReader(metadata, "general.")
     name, architecture = str(general.raw("name", "")).lower(), general.text("architecture", "")
-    pre = Checked(metadata, PREFIX).text("pre", "")
+    pre = MetadataReader(metadata, PREFIX).text("pre", "")
     none: frozenset[int] = frozenset()
     special = UNKNOWN, CONTROL, USER_DEFINED
     if any(names in pre for names in _STRIPPING_PRE) or any(names in architecture for names in _STRIPPING_ARCH):
-        return frozenset(token for token in tokens_of_types(types, *special) if token == ids.get("<mask>")), none
+        return frozenset(token for token in list_tokens_of_types(types, *special) if token == ids.get("<mask>")), none
     if "phi-3" in name or "phi3" in name:
         exceptions = {ids.get(text) for text in ("<unk>", "<s>", "<|endoftext|>")}
-        return none, frozenset(tokens_of_types(types, *special)) - exceptions
+        return none, frozenset(list_tokens_of_types(types, *special)) - exceptions
     if "modern-bert" in name:
-        return frozenset(token for token in tokens_of_types(types, *special) if token == ids.get("[MASK]")), none
+        return frozenset(token for token in list_tokens_of_types(types, *special) if token == ids.get("[MASK]")), none
     return none, none
 
 
@@ -201,11 +205,11 @@ def read_infill_tokens(
 
     find: returns the special token with a text, or None.  count: vocabulary size.
     """
-    keys = Checked(metadata, PREFIX)
+    keys = MetadataReader(metadata, PREFIX)
 
     def read(name: str) -> int | None:
         for key in filter(None, (name, OLDER_NAMES.get(name))):
-            if (token := special_id(keys, key, count)) is not None:
+            if (token := read_special_id(keys, key, count)) is not None:
                 return token
         return next((token for text in INFILL_TEXTS[name] if (token := find(text)) is not None), None)
 
@@ -265,25 +269,25 @@ class Vocabulary:
     warning: str | None  # one line for the user, or None
 
 
-def read_vocabulary(metadata: Mapping[str, object], oddities: Oddities | None = None) -> Vocabulary:
+def read_vocabulary(metadata: Mapping[str, object], oddities: Irregularities | None = None) -> Vocabulary:
     """Read the vocabulary. Raises ModelError if it is missing, inconsistent or not supported.
 
     oddities: collects harmless irregularities of the file.
     """
-    keys = Checked(metadata, PREFIX, oddities=oddities)
-    model = _model(keys)
-    cached = _cached_strings(keys, "tokens")
-    pieces = cached or _pieces(keys)
-    types = _types(keys, len(pieces))
-    ids, twins = _ids(keys, pieces, types, cached)
+    keys = MetadataReader(metadata, PREFIX, oddities=oddities)
+    model = _read_model(keys)
+    cached = _get_cached_strings(keys, "tokens")
+    pieces = cached or _read_pieces(keys)
+    types = _read_types(keys, len(pieces))
+    ids, twins = _index_pieces(keys, pieces, types, cached)
     _check_flags_and_ids(keys, len(pieces))
-    pretokenizer, warning = _pretokenizer(keys, model)
-    special = _special_ids(keys, model, len(pieces))
+    pretokenizer, warning = _select_pretokenizer(keys, model)
+    special = _read_special_ids(keys, model, len(pieces))
     if model == "bert" and special["unknown"] is None:
         raise ModelError(f"{PREFIX}unknown_token_id must be set: unknown words would be dropped")
     _check_bytes(pieces, types)
     lack = _check_all_bytes(ids, model, pretokenizer, special["unknown"])
-    scores = _scores(keys, len(pieces), needed=model in _SCORED)
+    scores = _read_scores(keys, len(pieces), needed=model in _SCORED)
     ranks: dict[str, float] | StringIndex
     if model == "bert":
         ranks = {}
@@ -291,17 +295,17 @@ def read_vocabulary(metadata: Mapping[str, object], oddities: Oddities | None = 
     elif pretokenizer is None:
         ranks = dict(zip(pieces, (-scores).tolist(), strict=True))
         ranks |= {piece: -float(scores[ids[piece]]) for piece in twins}
-    elif merges := _cached_strings(keys, "merges"):
+    elif merges := _get_cached_strings(keys, "merges"):
         ranks = StringIndex(merges)
     else:
-        ranks, is_usual = merge_ranks(keys, ids, pretokenizer.needs_merges)
+        ranks, is_usual = rank_merges(keys, ids, pretokenizer.needs_merges)
         if not pretokenizer.marks_spaces and is_usual:
             _cache_strings(metadata, cached, twins, "tokens", "merges")
     ends = correct_types(keys, ids, types, twins)
     ends |= {end for name in ("eos", "eot", "eom") if (end := special[name]) is not None}
     ends = remove_exceptions(ends, ids, types) | read_more_ends(keys, len(pieces))
     strips_left, strips_right = find_stripping(metadata, ids, types)
-    for token in tokens_of_types(types, CONTROL, UNKNOWN):
+    for token in list_tokens_of_types(types, CONTROL, UNKNOWN):
         if not twins or ids.get(pieces[token]) == token:
             del ids[pieces[token]]
             if pretokenizer is None and model != "bert":
@@ -321,7 +325,7 @@ def read_vocabulary(metadata: Mapping[str, object], oddities: Oddities | None = 
         adds_eos=_adds(keys, "eos", special["eos"], model in ("t5", "bert")),
         adds_space=pretokenizer is None and model != "bert" and keys.flag("add_space_prefix", model == "llama"),
         merges_spaces=model == "t5" and keys.flag("remove_extra_whitespaces", False),
-        charsmap=_charsmap(keys) if model == "t5" else b"",
+        charsmap=_read_charsmap(keys) if model == "t5" else b"",
         lowers=keys.flag("normalizer.lowercase", True),
         strips_accents=keys.flag("normalizer.strip_accents", keys.flag("normalizer.lowercase", True)),
         strips_before=strips_left,
@@ -330,18 +334,20 @@ def read_vocabulary(metadata: Mapping[str, object], oddities: Oddities | None = 
     )
 
 
-def _cached_strings(keys: Checked, name: str) -> MappedStrings | None:
+def _get_cached_strings(keys: MetadataReader, name: str) -> MappedStrings | None:
     """Return a cached array of strings that an earlier start has validated."""
     return keys.metadata.kept.get(PREFIX + name) if isinstance(keys.metadata, Metadata) else None
 
 
-def _cache_strings(metadata: Mapping[str, object], cached: MappedStrings | None, twins: Twins, *names: str) -> None:
+def _cache_strings(
+    metadata: Mapping[str, object], cached: MappedStrings | None, twins: DuplicateTokens, *names: str
+) -> None:
     """Cache arrays of strings, unless they are cached already or must be validated every time."""
     if isinstance(metadata, Metadata) and not cached and not twins:
         metadata.keep(*(PREFIX + name for name in names))
 
 
-def _model(keys: Checked) -> str:
+def _read_model(keys: MetadataReader) -> str:
     """Read the tokenizer model."""
     model = keys.text("model")
     if not _NAME.fullmatch(model):
@@ -349,11 +355,11 @@ def _model(keys: Checked) -> str:
     if model in _UNSUPPORTED:
         raise UnsupportedError(f"the model's tokenizer ({model}, {_UNSUPPORTED[model]}) is not supported")
     if model not in _DEFAULTS:
-        raise UnsupportedError(f"{PREFIX}model: expected {', '.join(_DEFAULTS)}, found {show(model)}")
+        raise UnsupportedError(f"{PREFIX}model: expected {', '.join(_DEFAULTS)}, found {format_value(model)}")
     return model
 
 
-def _pieces(keys: Checked) -> list[str]:
+def _read_pieces(keys: MetadataReader) -> list[str]:
     """Read the text of every token; an empty text, which cannot occur, gets a name."""
     pieces = keys.strings("tokens")
     if not pieces:
@@ -361,9 +367,9 @@ def _pieces(keys: Checked) -> list[str]:
     return [piece or f"[EMPTY_{token}]" for token, piece in enumerate(pieces)] if "" in pieces else pieces
 
 
-def _ids(
-    keys: Checked, pieces: Sequence[str], types: bytearray, cached: MappedStrings | None
-) -> tuple[dict[str, int] | StringIndex, Twins]:
+def _index_pieces(
+    keys: MetadataReader, pieces: Sequence[str], types: bytearray, cached: MappedStrings | None
+) -> tuple[dict[str, int] | StringIndex, DuplicateTokens]:
     """Map texts to tokens, and list texts shared by several tokens; a cached vocabulary has none."""
     if cached:
         return StringIndex(cached), {}
@@ -371,11 +377,11 @@ def _ids(
     return (ids, {}) if len(ids) == len(pieces) else index_duplicates(pieces, types, keys.oddities)
 
 
-def _types(keys: Checked, count: int) -> bytearray:
+def _read_types(keys: MetadataReader, count: int) -> bytearray:
     """Read each token's type; by default all are normal."""
     if not keys.has("token_type"):
         return bytearray([NORMAL]) * count
-    types = _of_every_token(keys, "token_type", "iu", count)
+    types = _read_token_array(keys, "token_type", "iu", count)
     if not (types.min() >= UNDEFINED and types.max() <= BYTE):
         token = int(((types < UNDEFINED) | (types > BYTE)).argmax())
         raise ModelError(f"{keys.key('token_type')}: expected {NORMAL} to {BYTE}, found {types[token]} (token {token})")
@@ -388,18 +394,18 @@ def _types(keys: Checked, count: int) -> bytearray:
     return bytearray(types.astype(np.uint8).tobytes())
 
 
-def _scores(keys: Checked, count: int, needed: bool) -> np.ndarray:
+def _read_scores(keys: MetadataReader, count: int, needed: bool) -> np.ndarray:
     """Read each token's score, float [count]."""
     if not needed and not keys.has("scores"):
         return np.zeros(count)
-    scores = _of_every_token(keys, "scores", "f", count)
+    scores = _read_token_array(keys, "scores", "f", count)
     if not np.isfinite(scores).all():
         token = int((~np.isfinite(scores)).argmax())
         raise ModelError(f"{keys.key('scores')}: expected a finite number, found {scores[token]} (token {token})")
     return scores
 
 
-def _of_every_token(keys: Checked, name: str, kinds: str, count: int) -> np.ndarray:
+def _read_token_array(keys: MetadataReader, name: str, kinds: str, count: int) -> np.ndarray:
     """Read an array with one value per token, [count], of these NumPy kinds."""
     values = keys.array(name, kinds, f"an array of {'scores' if kinds == 'f' else 'integers'}")
     if len(values) != count:
@@ -408,7 +414,7 @@ def _of_every_token(keys: Checked, name: str, kinds: str, count: int) -> np.ndar
 
 
 def _check_bytes(pieces: Sequence[str], types: bytearray) -> None:
-    for token in tokens_of_types(types, BYTE):
+    for token in list_tokens_of_types(types, BYTE):
         if not re.fullmatch("<0x[0-9A-F]{2}>", pieces[token]):
             tokens = repr(pieces[token][:40])
             raise ModelError(f"{PREFIX}tokens: token {token}: expected a byte such as <0x0A>, found {tokens}")
@@ -437,7 +443,7 @@ def _check_all_bytes(
     return f"the vocabulary lacks {first}{more}: the model cannot read it" if is_few else None
 
 
-def _check_flags_and_ids(keys: Checked, count: int) -> None:
+def _check_flags_and_ids(keys: MetadataReader, count: int) -> None:
     """Check flags and ids, including unused ones."""
     for name in _FLAGS:
         if keys.has(name):
@@ -446,10 +452,10 @@ def _check_flags_and_ids(keys: Checked, count: int) -> None:
         keys.whole("token_type_count", None, 0, (1 << 31) - 1)
     for key in keys.metadata:
         if key.startswith(PREFIX) and key.endswith(ID):
-            special_id(keys, key[len(PREFIX) : -len(ID)], count)
+            read_special_id(keys, key[len(PREFIX) : -len(ID)], count)
 
 
-def _pretokenizer(keys: Checked, model: str) -> tuple[PreTokenizer | None, str | None]:
+def _select_pretokenizer(keys: MetadataReader, model: str) -> tuple[PreTokenizer | None, str | None]:
     """Return the pre-tokenizer of a BPE vocabulary, and a warning if its name is missing or unknown."""
     name = keys.text("pre", "")
     if name and not _NAME.fullmatch(name):
@@ -463,11 +469,11 @@ def _pretokenizer(keys: Checked, model: str) -> tuple[PreTokenizer | None, str |
     return PRETOKENIZERS["default"], f"the model's pre-tokenizer is {state}: using the default one, answers may suffer"
 
 
-def _special_ids(keys: Checked, model: str, count: int) -> dict[str, int | None]:
+def _read_special_ids(keys: MetadataReader, model: str, count: int) -> dict[str, int | None]:
     """Read the special ids, with llama.cpp's defaults for missing keys."""
     names = {name: name for name in ("bos", "eos", "unknown", "eot", "eom")}
     names |= {name: name_here for name, name_here in _NAMED.get(model, {}).items() if not keys.has(name + ID)}
-    special = {name: special_id(keys, name_here, count) for name, name_here in names.items()}
+    special = {name: read_special_id(keys, name_here, count) for name, name_here in names.items()}
     usual = {name: token for name, token in _DEFAULTS[model].items() if token < count}
     is_silent = {
         name: not keys.has(name_here + ID) or has_invalid_id(keys, name_here, count)
@@ -476,7 +482,7 @@ def _special_ids(keys: Checked, model: str, count: int) -> dict[str, int | None]
     return special | {name: token for name, token in usual.items() if is_silent[name]}
 
 
-def _adds_bos(keys: Checked, model: str, token: int | None, pretokenizer: PreTokenizer | None) -> bool:
+def _adds_bos(keys: MetadataReader, model: str, token: int | None, pretokenizer: PreTokenizer | None) -> bool:
     """Return whether a BOS token comes first.
 
     Gemma 4's files deny this by mistake, which is overridden, as in llama.cpp.
@@ -486,7 +492,7 @@ def _adds_bos(keys: Checked, model: str, token: int | None, pretokenizer: PreTok
     return _adds(keys, "bos", token, pretokenizer.adds_bos) or (pretokenizer.joins_lines and token is not None)
 
 
-def _adds(keys: Checked, name: str, token: int | None, default: bool) -> bool:
+def _adds(keys: MetadataReader, name: str, token: int | None, default: bool) -> bool:
     """Return whether the file requests a BOS or EOS token, and has one."""
     flag = keys.flag(f"add_{name}_token", default)
     if flag and token is None and keys.has(key := f"add_{name}_token"):
@@ -494,7 +500,7 @@ def _adds(keys: Checked, name: str, token: int | None, default: bool) -> bool:
     return flag and token is not None
 
 
-def _charsmap(keys: Checked) -> bytes:
+def _read_charsmap(keys: MetadataReader) -> bytes:
     """Read the bytes of the precompiled charsmap; b"" without one."""
     if not keys.has("precompiled_charsmap"):
         return b""
@@ -504,14 +510,14 @@ def _charsmap(keys: Checked) -> bytes:
     return data.tobytes()
 
 
-def merge_ranks(keys: Checked, ids: Mapping[str, int], needed: bool) -> tuple[dict[str, float], bool]:
+def rank_merges(keys: MetadataReader, ids: Mapping[str, int], needed: bool) -> tuple[dict[str, float], bool]:
     """Rank each "left right" pair by its first position in the file; return the ranks, and check_merges."""
     merges = keys.strings("merges") if needed or keys.has("merges") else []
     is_usual = check_merges(keys, merges, ids)
     return dict(zip(reversed(merges), range(len(merges) - 1, -1, -1), strict=True)), is_usual
 
 
-def check_merges(keys: Checked, merges: list[str], ids: Mapping[str, int]) -> bool:
+def check_merges(keys: MetadataReader, merges: list[str], ids: Mapping[str, int]) -> bool:
     """Return whether all merges join two tokens to a token.
 
     Checking 280k takes 0.1 s, so the result is cached. Others are noted in `oddities`: as in llama.cpp, a merge's
@@ -520,7 +526,7 @@ def check_merges(keys: Checked, merges: list[str], ids: Mapping[str, int]) -> bo
     """
     data, is_cached = keys.metadata, ids.keys()
     mark = data.fingerprint(PREFIX + "tokens", PREFIX + "merges") if isinstance(data, Metadata) else None
-    if mark and is_known("merges", mark):
+    if mark and is_recorded("merges", mark):
         return True
     # Sets and joined strings: a loop over the merges takes four times as long.
     if merges and (
@@ -532,11 +538,11 @@ def check_merges(keys: Checked, merges: list[str], ids: Mapping[str, int]) -> bo
         note_odd_merges(keys, merges, ids)
         return False
     if mark:
-        remember("merges", mark)
+        record_check("merges", mark)
     return True
 
 
-def note_odd_merges(keys: Checked, merges: Iterable[str], ids: Mapping[str, int]) -> None:
+def note_odd_merges(keys: MetadataReader, merges: Iterable[str], ids: Mapping[str, int]) -> None:
     """Note in `oddities` how many merges join, or yield, texts that are not tokens.
 
     Raises ModelError for a merge that is not two texts separated by a space.
@@ -550,4 +556,4 @@ def note_odd_merges(keys: Checked, merges: Iterable[str], ids: Mapping[str, int]
         odd += [piece for piece in (*parts, "".join(parts)) if piece not in ids][:1]
     if odd:
         count = "a merge has" if len(odd) == 1 else f"{len(odd)} merges have"
-        keys.oddities.note(f"{count} an operand or a result that is not a token ({show(odd[0])})")
+        keys.oddities.note(f"{count} an operand or a result that is not a token ({format_value(odd[0])})")

@@ -245,7 +245,7 @@ def check(
     requests = (
         model.session.request(
             [{"role": "user", "content": f"Invent a good example of JSON by this schema: {json.dumps(schema)}"}],
-            GenerationOptions(most, sampling=sampling, constraint=Constraint.of_schema(schema)),
+            GenerationOptions(most, sampling=sampling, constraint=Constraint.from_schema(schema)),
             key=(kind, schema),
         )
         for kind, schema in schemas

@@ -34,7 +34,7 @@ from localllm.engine.options import EngineOptions  # noqa: E402
 from localllm.errors import LocalllmError  # noqa: E402
 from localllm.files.gguf.file import GGUFFile  # noqa: E402
 from localllm.files.gguf.writer import write_gguf  # noqa: E402
-from localllm.system.files import cache_folder  # noqa: E402
+from localllm.system.files import get_cache_folder  # noqa: E402
 
 BATCH, SECONDS, BYTES = 500, 10, 1 << 30  # files in a process, and what one file may take
 PATIENCE = 1000  # seconds of the clock without news, on a computer that does other things
@@ -165,7 +165,7 @@ def main() -> int:
     counts, news = Counter[tuple[str, str]](), 0
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as name:  # files are synced
         folder = Path(name)
-        kernels = cache_folder() / "kernels"
+        kernels = get_cache_folder() / "kernels"
         kernels.mkdir(0o700, parents=True, exist_ok=True)
         (folder / "cache").mkdir(0o700)
         (folder / "cache" / "kernels").symlink_to(kernels)

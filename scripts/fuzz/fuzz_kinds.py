@@ -26,13 +26,13 @@ from localllm.files.cache import prefix_files
 from localllm.files.cache.checksummed_cache import read_checksummed, write_checksummed
 from localllm.files.gguf.file import GGUFFile, map_file
 from localllm.files.gguf.header import STRING, UINT64, HeaderReader
-from localllm.files.gguf.writer import OutputTensor, Packed, write_gguf
+from localllm.files.gguf.writer import OutputTensor, PackedValue, write_gguf
 from localllm.files.imatrix_file import load_imatrix
-from localllm.files.logits_file import MAGIC, LogitsFile, count_scored_tokens, row_width
-from localllm.files.settings import parse as parse_settings
+from localllm.files.logits_file import MAGIC, LogitsFile, compute_row_width, count_scored_tokens
+from localllm.files.settings import parse_settings as parse_settings
 from localllm.services import sessions
-from localllm.services.inspection.validate import check_validity, require_numbers
-from localllm.services.records.lines import Prompts, read_records
+from localllm.services.inspection.validate import check_validity, require_finite_weights
+from localllm.services.records.lines import PromptBuilder, read_records
 from localllm.text.sandbox import compile_template, render_template
 from localllm.text.tokenizer import Tokenizer
 
@@ -91,7 +91,7 @@ def near(draw: random.Random, old: Any) -> object:
 def model(draw: random.Random, seeds: list[Path], path: Path) -> None:
     """Write a valid file with some of its metadata and tensors changed."""
     file = GGUFFile.open(draw.choice(seeds))
-    keys: dict[str, Any] = {key: Packed(item.tobytes()) for key, item in file.packed.items()}
+    keys: dict[str, Any] = {key: PackedValue(item.tobytes()) for key, item in file.packed.items()}
     tensors = dict(file.tensors)
     for _ in range(draw.randint(1, 3)):
         key, name = draw.choice(list(keys)), draw.choice(list(tensors))
@@ -122,7 +122,7 @@ def model(draw: random.Random, seeds: list[Path], path: Path) -> None:
 def vocabulary(draw: random.Random, seeds: list[Path], path: Path) -> None:
     """Write a valid file with some items of its vocabulary changed."""
     file = GGUFFile.open(draw.choice([seed for seed in seeds if not seed.name.startswith("mmproj")]))
-    keys: dict[str, Any] = {key: Packed(item.tobytes()) for key, item in file.packed.items()}
+    keys: dict[str, Any] = {key: PackedValue(item.tobytes()) for key, item in file.packed.items()}
     names = [key for key in keys if key.startswith("tokenizer.ggml.")]
     for _ in range(draw.randint(1, 2)):
         key = draw.choice(names)
@@ -258,7 +258,7 @@ def read_weights(path: Path, draw: random.Random) -> None:
     """Read all weights, or run the model."""
     file = GGUFFile.open(path)
     if draw.random() < 0.7:
-        return require_numbers(file)
+        return require_finite_weights(file)
     return answer(file, [1, 2, 3], draw)
 
 
@@ -271,8 +271,8 @@ def answer(file: GGUFFile, tokens: list[int], draw: random.Random) -> None:
     backend = "reference" if draw.random() < 0.03 else "cpu"
     if backend == "cpu":
         file.tensors = {n: replace(t, data=guarded.guarded_copy(t.data)) for n, t in file.tensors.items()}
-    before = tape.place_buffers, steps.pad_columns
-    tape.place_buffers = guarded.place_buffers
+    before = tape.allocate_buffers, steps.pad_columns
+    tape.allocate_buffers = guarded.place_buffers
     steps.pad_columns = lambda vector: guarded.guarded_copy(before[1](vector))
     try:
         if found.vision:
@@ -285,7 +285,7 @@ def answer(file: GGUFFile, tokens: list[int], draw: random.Random) -> None:
         finally:
             engine.close()
     finally:
-        tape.place_buffers, steps.pad_columns = before
+        tape.allocate_buffers, steps.pad_columns = before
         guarded.keep.clear()
 
 
@@ -439,7 +439,7 @@ def session(draw: random.Random, seeds: list[Path], path: Path) -> None:
 
 
 def read_session(path: Path, draw: random.Random) -> None:
-    sessions.parse(path.read_bytes(), "the session")
+    sessions.parse_session(path.read_bytes(), "the session")
 
 
 def records(draw: random.Random, seeds: list[Path], path: Path) -> None:
@@ -451,7 +451,7 @@ def records(draw: random.Random, seeds: list[Path], path: Path) -> None:
 def read_records_of(path: Path, draw: random.Random) -> None:
     for record in read_records(path.read_bytes(), draw.choice(["", "x.jsonl"])):
         if not record.error:
-            for prompts in (Prompts("{text} {line}"), Prompts(None)):
+            for prompts in (PromptBuilder("{text} {line}"), PromptBuilder(None)):
                 with suppress(LocalllmError):
                     prompts(record)
 
@@ -494,7 +494,7 @@ def read_imatrix_of(path: Path, draw: random.Random) -> None:
 def logits(draw: random.Random, seeds: list[Path], path: Path) -> None:
     """Write a file of logits with its counts or some bytes changed."""
     size, vocab, count = (draw.choice([right, right, *NUMBERS]) for right in (8, 5, 2))
-    body = np.arange(2 * 8, dtype="<i4").tobytes() + bytes(2 * count_scored_tokens(8) * row_width(5) * 2)
+    body = np.arange(2 * 8, dtype="<i4").tobytes() + bytes(2 * count_scored_tokens(8) * compute_row_width(5) * 2)
     data = MAGIC + struct.pack("<3I", *(number % (1 << 32) for number in (size, vocab, count))) + body
     path.write_bytes(data if draw.random() < 0.5 else bytes_changed(draw, data))
 
@@ -511,8 +511,8 @@ KEY = "0123456789abcdef" * 2
 def kept_prompt() -> bytes:
     """Return the content of a valid file of the prefix cache."""
     parts = {"k": np.arange(64, dtype=np.uint8), "v": np.arange(99, dtype=np.uint8)}
-    prefix_files.write_prefix(KEY, prefix_files.PrefixAbout("m", 64, ""), parts)
-    return (prefix_files.folder() / KEY).read_bytes()
+    prefix_files.write_prefix(KEY, prefix_files.PrefixChunkInfo("m", 64, ""), parts)
+    return (prefix_files.get_folder() / KEY).read_bytes()
 
 
 def prompt(draw: random.Random, seeds: list[Path], path: Path) -> None:
@@ -527,7 +527,7 @@ def prompt(draw: random.Random, seeds: list[Path], path: Path) -> None:
         data = prefix_files.MAGIC + made + bytes(draw.choice([0, 64, 99]))
     else:
         data = bytes_changed(draw, valid)
-    (prefix_files.folder() / KEY).write_bytes(data)
+    (prefix_files.get_folder() / KEY).write_bytes(data)
 
 
 def read_prompt(path: Path, draw: random.Random) -> None:

@@ -15,7 +15,7 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from localllm.services.sessions import SessionFile, path_of, read
+from localllm.services.sessions import SessionFile, get_path, read_session
 
 
 def turn(number: int) -> list[dict[str, str]]:
@@ -49,10 +49,10 @@ def kill_one(name: str, first: int, count: int, seconds: float) -> tuple[int, in
     data += process.stdout.read()
     process.wait()
     written = int(data[-8:]) if data else first
-    if not path_of(name).exists():
+    if not get_path(name).exists():
         assert written == 0, f"{written} turns are lost with the file"
         return 0, 0
-    messages = read(name).messages
+    messages = read_session(name).messages
     whole = [*turns(written), *turn(written + 1000)]
     assert messages[: 2 * written] == turns(written), f"something of {written} turns is lost"
     assert messages in (turns(written), turns(written + 1), whole), "there is what nobody has said"

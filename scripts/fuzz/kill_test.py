@@ -28,7 +28,7 @@ from localllm.cli import main as program  # noqa: E402
 from localllm.cli.commands import quantize, run  # noqa: E402, F401  what the children need
 from localllm.files.cache.array_log import DIGEST, LENGTHS, MAGIC  # noqa: E402
 from localllm.quantizing import quantize_set  # noqa: E402
-from localllm.system.files import cache_folder  # noqa: E402
+from localllm.system.files import get_cache_folder  # noqa: E402
 
 
 class Started:
@@ -244,9 +244,9 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "cache").mkdir()
-        if (cache_folder() / "kernels").exists():
+        if (get_cache_folder() / "kernels").exists():
             kernels = Path(name) / "cache" / "kernels"
-            shutil.copytree(cache_folder() / "kernels", kernels, copy_function=shutil.copyfile)  # wine has no other
+            shutil.copytree(get_cache_folder() / "kernels", kernels, copy_function=shutil.copyfile)  # wine has no other
         os.environ["LOCALLLM_CACHE"] = str(Path(name) / "cache")
         runs = {"quantize": kill_quantize, "ladder": kill_ladder, "calibrate": kill_calibrate, "cache": kill_cache}
         hit = runs[options.what](Path(name), options.times)

@@ -12,7 +12,7 @@ from time import perf_counter
 from common import make_parser
 
 import localllm
-from localllm.generation.constraints.constraint import constraint_of, matcher_of
+from localllm.generation.constraints.constraint import get_matcher, make_constraint
 
 TEXT = '{"text": "It was a bright cold day in April, and the clocks were striking thirteen; his chin nuzzled into"}'
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string", "minLength": 2000}}, "required": ["text"]}
@@ -30,10 +30,10 @@ def told(seconds: list[float], unit: float) -> str:
 
 def masks(model: localllm.Model, kind: dict) -> tuple[float, list[float]]:
     """Measure the seconds until the first mask, and of each token's mask."""
-    constraint = constraint_of(**kind)
+    constraint = make_constraint(**kind)
     assert constraint
     started = perf_counter()
-    first = matcher_of(constraint, model.tokenizer, model.engine.vocab_size)
+    first = get_matcher(constraint, model.tokenizer, model.engine.vocab_size)
     first_s, times = perf_counter() - started, []
     for _ in range(3):
         matcher = first.copy()

@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 from common import ROOT
 from real_models import read_table
 
-from localllm.services.evaluation.questions import program_of
-from localllm.services.tools.confined_python import Outcome, reason_against, run_confined
+from localllm.services.evaluation.questions import assemble_program
+from localllm.services.tools.confined_python import ProgramOutcome, describe_obstacle, run_confined
 
 ASK = "Complete this Python function. Answer with the whole function in one block of code.\n\n```python\n{prompt}```"
 ASK_FOR_JSON = 'Complete this Python function. Answer with JSON, {"code": the function}.\n\n```python\n{prompt}```'
@@ -54,12 +54,12 @@ def read_tasks(path: Path | None = None) -> list[Task]:
     return [Task(*(row[field] for field in Task._fields)) for row in rows]
 
 
-def judge(task: Task, answer: str) -> Outcome:
+def judge(task: Task, answer: str) -> ProgramOutcome:
     """Return whether an answer's code passes the task's tests. Raises RuntimeError if it cannot be confined."""
-    return run_confined(program_of(task._asdict(), answer))
+    return run_confined(assemble_program(task._asdict(), answer))
 
 
-def judge_all(tasks: Iterable[Task], answers: dict[str, str], at_once: int = 2) -> dict[str, Outcome]:
+def judge_all(tasks: Iterable[Task], answers: dict[str, str], at_once: int = 2) -> dict[str, ProgramOutcome]:
     """Judge all answers; return the outcomes by task."""
     answered = [task for task in tasks if task.task_id in answers]
     with ThreadPoolExecutor(at_once) as pool:
@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--answers", type=Path, metavar="FILE", help="where answers are kept")
     parser.add_argument("--list", action="store_true", help="also tell which tasks failed, and why")
     options, more = parser.parse_known_args()
-    if reason := reason_against():
+    if reason := describe_obstacle():
         raise SystemExit(f"nothing is executed here: {reason}")
     tasks = read_tasks()[:: options.every]
     count = 0

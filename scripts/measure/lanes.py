@@ -20,19 +20,19 @@ from synthetic_blocks import PLAIN, random_matrix
 
 from localllm.arch.layer_state import KVType
 from localllm.engine.cpu import lowering
-from localllm.engine.cpu.kernel_variants import Loader
+from localllm.engine.cpu.kernel_variants import VariantLoader
 from localllm.engine.cpu.lowering import VERBS, CpuTarget, optimize_graph
-from localllm.engine.cpu.program import Threads
+from localllm.engine.cpu.program import TapeThreads
 from localllm.engine.lower.activation import ALL, Activation
 from localllm.engine.lower.header import Header
-from localllm.engine.lower.steps import StepPlaces, Steps
+from localllm.engine.lower.steps import StepBuilder, StepMemory
 from localllm.engine.lower.tape import Tape
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.operations.linear import Linear
 from localllm.engine.operations.operation import lower
 from localllm.engine.runs import BATCH, PRECISE_TOKENS
-from localllm.kernels.build.library import Library
-from localllm.kernels.machine import has_tiles, lane_name
+from localllm.kernels.build.library import KernelLibrary
+from localllm.kernels.machine import get_lane_name, has_tiles
 from localllm.kernels.reference import dequantize
 from localllm.quant.formats import BY_NAME
 
@@ -48,15 +48,15 @@ class Product:
         x, y = Activation(ALL, columns), Activation(ALL, rows)
         weight: Any = SimpleNamespace(tensor=tensor, name="weights", shape=(rows, columns))
         target, self.header = CpuTarget(threads, in_tiles, VERBS), Header()
-        steps = Steps(target, StepPlaces(KVCache([], 64, KVType.of("f16")), None, self.header), {})
+        steps = StepBuilder(target, StepMemory(KVCache([], 64, KVType.of("f16")), None, self.header), {})
         steps.new(x)
         for operation in optimize_graph([Linear((x,), y, weight, None)], target):
             lower(steps, operation, target)
         self.tape = Tape(steps.all)
-        self.library = Library(self.tape.kernels | {"run", "work"}, None, target.variants.all_names())
-        Loader(self.library, target.variants, None).prepare_all()
+        self.library = KernelLibrary(self.tape.kernels | {"run", "work"}, None, target.variants.list_all_names())
+        VariantLoader(self.library, target.variants, None).prepare_all()
         tape = self.tape.finish(self.library.addresses, threads)
-        self.threads = Threads(threads, self.library.addresses, tape, keep=self)
+        self.threads = TapeThreads(threads, self.library.addresses, tape, keep=self)
         self._x, self._y = (rows_of(steps.buffers[one], BATCH) for one in (x, y))
         self.x = np.random.default_rng(0).standard_normal((BATCH, columns), np.float32)
         self.y = self._y[:, :rows]
@@ -123,10 +123,10 @@ def main() -> None:
     parser.add_argument("--emulated", action="store_true")
     options = parser.parse_args()
     lanes = [name for name, (in_tiles, _) in LANES.items() if not in_tiles or has_tiles() or options.emulated]
-    print(f"{lane_name()}, {options.threads} threads")
-    for name in lowering.LEAST_IN_TILES:  # so that tiles are tried with any number
-        lowering.LEAST_IN_TILES[name] = 1
-    lowering.SOME_IN_TILES = 1
+    print(f"{get_lane_name()}, {options.threads} threads")
+    for name in lowering.MIN_TILE_TOKENS:  # so that tiles are tried with any number
+        lowering.MIN_TILE_TOKENS[name] = 1
+    lowering.MIN_SOME_TILES = 1
     sizes = options.rows, options.columns, options.threads, options.rounds
     least = {name: measure(name, *sizes, lanes) for name in (PLAIN if options.all else options.formats)}
     if len(lanes) == len(LANES):

@@ -87,16 +87,16 @@ def main() -> None:
     parser.add_argument("--embedder")
     parser.add_argument("--prose", type=Path, default=ROOT / "localllm" / "data" / "calibration" / "prose.txt")
     asked = parser.parse_args()
-    text, wanted = log(asked.lines) if asked.text == "log" else book(asked.pages, asked.facts, asked.prose)
+    text, wanted = log(asked.lines) if asked.text == "log" else book(asked.pages, asked.to_dict, asked.prose)
     question = LOG_QUESTION if asked.text == "log" else BOOK_QUESTION
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{asked.text}.txt"
         path.write_text(text, encoding="utf-8")
-        if asked.how == "ask":
+        if asked.method == "ask":
             answer = ask_each(asked.model, path, wanted, asked.embedder)
         else:
             command = localllm_command("run", asked.model, "-f", path, "--no-stdin", "-c", asked.context, "-n", 400)
-            _, _, answer = run_process([*command, "--on-overflow", asked.how, "--temp", "0", "-p", question])
+            _, _, answer = run_process([*command, "--on-overflow", asked.method, "--temp", "0", "-p", question])
     found = [each for each in wanted if has(answer, each)]
     missing = [each for each in wanted if each not in found]
     print(answer)

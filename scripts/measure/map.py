@@ -19,7 +19,7 @@ from peer import ask_for_json
 from localllm import api
 from localllm.generation.options import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache
-from localllm.generation.request import Task
+from localllm.generation.request import PromptTask
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.generation.scheduler import Generation
 
@@ -31,7 +31,7 @@ def one_after_another(model: api.Model, prompts: list[list[int]], tokens: int) -
     start = time.perf_counter()
     for prompt in prompts:
         sequences = PrefixCache(model.engine)
-        answer = Generation(sequences, model.tokenizer, Task(prompt, model.tokenizer.stream(), chosen))
+        answer = Generation(sequences, model.tokenizer, PromptTask(prompt, model.tokenizer.stream(), chosen))
         answers.append(answer.tokens if "".join(answer) is not None else [])
     return (time.perf_counter() - start) / len(prompts), answers
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from common import ROOT
 
 from localllm.engine.options import EngineOptions
-from localllm.services.search.files import Filter
-from localllm.services.search.ranking import Models, Search
+from localllm.services.search.files import FileFilter
+from localllm.services.search.ranking import PassageSearch, SearchModels
 
 TOP = 5
 FILES = ("docs_questions.jsonl", "docs_questions_second.jsonl")
@@ -28,7 +28,7 @@ def questions(name: str) -> list[dict[str, str]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def missed(search: Search, asked: list[dict[str, str]]) -> list[str]:
+def missed(search: PassageSearch, asked: list[dict[str, str]]) -> list[str]:
     """Return the questions whose passage is not among the best."""
     found = []
     for each in asked:
@@ -42,7 +42,7 @@ def missed(search: Search, asked: list[dict[str, str]]) -> list[str]:
 def main() -> None:
     docs = str(ROOT / "docs")
     for path in sys.argv[1:] or [None]:
-        with Search([docs], Filter(include=["*.md"]), Models(EngineOptions(), path)) as search:
+        with PassageSearch([docs], FileFilter(include=["*.md"]), SearchModels(EngineOptions(), path)) as search:
             name = "words alone" if path is None else Path(path).name
             print(f"{name}: {search.index.count} passages")
             for file in FILES:

@@ -24,9 +24,9 @@ from common import make_parser
 
 from localllm.api import open_model
 from localllm.engine.cpu import backend, lowering, program
-from localllm.engine.cpu.program import Threads
+from localllm.engine.cpu.program import TapeThreads
 from localllm.engine.lower.tape import Buffer, Step, Tape
-from localllm.kernels.build.library import Library
+from localllm.kernels.build.library import KernelLibrary
 from localllm.kernels.table import KERNELS
 
 
@@ -43,7 +43,7 @@ class StageTimer:
 
     made: "StageTimer"
 
-    def __init__(self, threads: Threads, steps: Sequence[Step]):
+    def __init__(self, threads: TapeThreads, steps: Sequence[Step]):
         self._threads, self._steps = threads, steps
         starts = [i for i, step in enumerate(steps) if not i or step.stage != steps[i - 1].stage]
         self._slices = list(zip(starts, [*starts[1:], len(steps)], strict=True))
@@ -99,14 +99,14 @@ def stages_of(path: str, threads: int, tokens: int, overhead: float, rounds: int
 
 def seconds_of_nothing(threads: int, stages: int = 2000) -> tuple[float, float]:
     """Return seconds of a run of one empty stage, and of each further one with a part for each thread."""
-    library, taken = Library({"scale", "run", "work"}), []
+    library, taken = KernelLibrary({"scale", "run", "work"}), []
     for count in (1, stages):
         tape, memory, buffer = Tape(), np.zeros(64, np.float32), [Buffer(0, 0)]
         for number in range(count):
             rows = {"count": np.zeros(1, np.int64), "x": memory, "y": memory, "stride": 64, "columns": 16}
             rows |= {name: 1 for name in KERNELS["scale"].arguments._fields if name not in rows}
             tape.append(Step("scale", rows, threads, None, buffer if number else [], buffer))
-        walkers = Threads(threads, library.addresses, tape.finish(library.addresses), keep=(library, tape))
+        walkers = TapeThreads(threads, library.addresses, tape.finish(library.addresses), keep=(library, tape))
         seconds = []
         for _ in range(30):
             started = time.perf_counter()

@@ -26,8 +26,21 @@ from common import make_parser
 from speculation import EARLIER, PROMPTS, answer
 
 from localllm import api
-from localllm.generation.speculation.acceptance import FIRST_CHANCES, GAIN, MOST, UNLIKELY, Guesses, StepCostModel
-from localllm.generation.speculation.ngram import Copies, NgramCache, NGrams, copy_after, text_proposers
+from localllm.generation.speculation.acceptance import (
+    FIRST_CHANCES,
+    GAIN,
+    MAX_DRAFT_TOKENS,
+    UNLIKELY,
+    DraftSelector,
+    StepCostModel,
+)
+from localllm.generation.speculation.ngram import (
+    CopyProposer,
+    NgramCache,
+    NgramProposer,
+    make_text_proposers,
+    propose_copy,
+)
 
 COSTS = (0.32, 0.26, 0.2, 0.15, 0.1, 0.05)  # of a further token in a step
 WAYS = 4
@@ -45,11 +58,11 @@ class Answer(NamedTuple):
     rest: list[int]
     before: list[int]
 
-    def proposers(self) -> tuple[NGrams, Copies]:
+    def proposers(self) -> tuple[NgramProposer, CopyProposer]:
         written = NgramCache(1 << 30, None)
         if self.before:
             written.add(self.before)
-        return text_proposers(self.text, written)
+        return make_text_proposers(self.text, written)
 
 
 def recorded(path: str, tokens: int) -> list[Answer]:
@@ -77,9 +90,9 @@ def right(guesses: Sequence[int], tokens: Sequence[int]) -> int:
 def now(said: Answer, each: float) -> float:
     """Return the time that the answer takes."""
     costs = StepCostModel()
-    for count in range(1, MOST + 2):
+    for count in range(1, MAX_DRAFT_TOKENS + 2):
         costs.record(count, 1 + each * (count - 1))
-    guesses, rest, spent = Guesses(said.proposers(), costs), said.rest, 0.0
+    guesses, rest, spent = DraftSelector(said.proposers(), costs), said.rest, 0.0
     while rest:
         draft = guesses.draft(len(rest) - 1)
         drawn = rest[: right(draft, rest) + 1]
@@ -92,7 +105,7 @@ def lengths(said: Answer, each: float) -> float:
     """As `now`, of the best proposer at each place as much as is right, if that pays later on, too."""
     proposers, longest = said.proposers(), list[int]()
     for place, token in enumerate(said.rest):
-        drafts = ([guess.token for guess in islice(one.propose() or (), MOST)] for one in proposers)
+        drafts = ([guess.token for guess in islice(one.propose() or (), MAX_DRAFT_TOKENS)] for one in proposers)
         longest.append(max(right(draft, said.rest[place:]) for draft in drafts))
         for one in proposers:
             one.push([token])
@@ -106,7 +119,7 @@ def lengths(said: Answer, each: float) -> float:
 Way = list[tuple[int, int]]  # tokens and trust
 
 
-def ways(grams: NGrams, copies: Copies, most: int) -> list[Way]:
+def ways(grams: NgramProposer, copies: CopyProposer, most: int) -> list[Way]:
     """Ways to go on with different first tokens: of the longest end that was there before, then of shorter ones."""
     found: dict[int, Way] = {}
     places = [(grams.agreed, grams.place)] if grams.agreed else []
@@ -118,7 +131,9 @@ def ways(grams: NGrams, copies: Copies, most: int) -> list[Way]:
         places += [(grams._length[state], grams._end[after]) for after in grams._next[state].values()]
         state = grams._link[state]
     for agreed, place in places:
-        way = [(guess.token, guess.trust) for guess in islice(copy_after(grams.tokens, place, agreed), MOST)]
+        way = [
+            (guess.token, guess.trust) for guess in islice(propose_copy(grams.tokens, place, agreed), MAX_DRAFT_TOKENS)
+        ]
         if way:
             found.setdefault(way[0][0], way)
     return list(found.values())[:most]
@@ -151,7 +166,7 @@ def tree(found: list[Way], chances: Chances, each: float) -> list[int]:
         left -= chance
         heapq.heappush(heap, (-chance, number, 1))
     depths, best, expected, rate = [0] * len(found), [0] * len(found), 1.0, GAIN
-    while heap and sum(depths) < MOST and -heap[0][0] > UNLIKELY:
+    while heap and sum(depths) < MAX_DRAFT_TOKENS and -heap[0][0] > UNLIKELY:
         chance, number, depth = heapq.heappop(heap)
         depths[number], expected = depth, expected - chance
         if (promised := expected / (1 + each * sum(depths))) > rate:

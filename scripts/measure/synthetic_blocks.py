@@ -12,8 +12,8 @@ import gguf
 import numpy as np
 from gguf.constants import GGMLQuantizationType
 
-from localllm.kernels.reference import dequantized_bits
-from localllm.quant.formats import LAYOUTS, UNKNOWN_TO_GGUF, Format, floats_at
+from localllm.kernels.reference import dequantize_bits
+from localllm.quant.formats import LAYOUTS, UNKNOWN_TO_GGUF, Format, list_float_offsets
 
 CHUNK = 16 << 20  # bytes made at a time
 
@@ -45,7 +45,7 @@ def set_scales(format: Format, blocks: np.ndarray, scales: np.ndarray) -> None:
             nibbles = (halves >> (4 * word) & 15).astype(np.uint8)
             blocks[:, 49 + 2 * word] = blocks[:, 49 + 2 * word] & 15 | nibbles << 4
     else:
-        for offset, factor in zip(floats_at(format.name), (1, low_factor(format)), strict=False):
+        for offset, factor in zip(list_float_offsets(format.name), (1, low_factor(format)), strict=False):
             halves = (scales * np.float32(factor)).astype(np.float16)
             blocks[:, offset : offset + 2] = halves.view(np.uint8).reshape(-1, 2)
 
@@ -74,7 +74,7 @@ def random_blocks(format: Format, count: int, scale: float, random: np.random.Ge
     blocks = random_bytes(count * format.bytes, random).reshape(count, format.bytes)
     mend_codes(format, blocks)
     scales = np.float32(scale) * (random.random(count, np.float32) / 2 + np.float32(0.75))
-    if len(floats_at(format.name)) == 1:  # codes like Q4_0's -8 to 7 need scales of both signs for a mean of 0
+    if len(list_float_offsets(format.name)) == 1:  # codes like Q4_0's -8 to 7 need scales of both signs for a mean of 0
         scales *= random.choice(np.array([-1, 1], np.float32), count)
     set_scales(format, blocks, scales)
     return blocks
@@ -84,7 +84,7 @@ def random_blocks(format: Format, count: int, scale: float, random: np.random.Ge
 def deviation_of_scale_one(format: Format) -> float:
     blocks = random_blocks(format, 4096, 1.0, np.random.default_rng(0))
     if format.name in UNKNOWN_TO_GGUF:
-        return float(dequantized_bits(blocks, format.name).std())
+        return float(dequantize_bits(blocks, format.name).std())
     return float(gguf.dequantize(blocks, GGMLQuantizationType(format.id)).std())
 
 

@@ -99,7 +99,7 @@ class Played:
     def open(self) -> api.Model:
         """Open the model: a vocabulary and a template, and no weights."""
         file = GGUFFile.open(self._path)
-        tokenizer = api.tokenizer_of(file)
+        tokenizer = api.load_tokenizer(file)
         engine: Any = ByTurn(tokenizer, 131072, self.answer)
         return api.Model(file, tokenizer, engine)
 

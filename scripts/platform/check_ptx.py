@@ -22,8 +22,8 @@ os.environ["NUMBA_ENABLE_CUDASIM"] = "0"
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from localllm.kernels.cuda.build import assembler, ptx  # noqa: E402
-from localllm.kernels.cuda.matmul.planes import PLAIN, PLANES  # noqa: E402
+from localllm.kernels.cuda.build import find_assembler, ptx  # noqa: E402
+from localllm.kernels.cuda.matmul.planes import FLOAT_FORMATS, PLANES  # noqa: E402
 from localllm.kernels.table import KERNELS  # noqa: E402
 
 CAPABILITIES = ("7.5", "8.0", "8.9", "9.0", "10.0")
@@ -36,9 +36,10 @@ CACHE = ("F32", "F16", "Q8_0", "Q4_0", "Q4_1")
 FORMATS: dict[str, list[str]] = {
     "to_planes": ["Q4_K", *PLANES],
     "unpack": ["Q6_K", *PLANES],
-    "embed": ["Q4_K", *PLANES, *PLAIN],
+    "embed": ["Q4_K", *PLANES, *FLOAT_FORMATS],
+    "add_low_rank": [*FLOAT_FORMATS],
     "linear_planes": [f"{tokens}-{name}" for tokens in (1, 2, 4, 8) for name in ("Q4_K", *PLANES)],
-    "linear_plain": [f"{tokens}-{name}" for tokens in (1, 2, 4, 8) for name in ("F16", *PLAIN)],
+    "linear_plain": [f"{tokens}-{name}" for tokens in (1, 2, 4, 8) for name in ("F16", *FLOAT_FORMATS)],
     "store": ["Q8_0", *CACHE],
     "recall": ["Q8_0", *CACHE],
     "select_keys": ["Q8_0", *CACHE],
@@ -82,7 +83,7 @@ def report(name: str, capability: tuple[int, int]) -> Report:
         source = Path(folder) / "kernel.ptx"
         source.write_text(ptx(name, capability))
         arch = "sm_{}{}".format(*capability)
-        command = [str(assembler()), "-v", f"-arch={arch}", str(source), "-o", str(source.with_suffix(".cubin"))]
+        command = [str(find_assembler()), "-v", f"-arch={arch}", str(source), "-o", str(source.with_suffix(".cubin"))]
         result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode:
         raise SystemExit(f"{name} for {arch}: {result.stderr.strip()}")

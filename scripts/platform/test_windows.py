@@ -117,9 +117,9 @@ def here(*words: object, stdin: bytes = b"") -> subprocess.CompletedProcess[byte
 @cache
 def environment_here() -> dict[str, str]:
     """Return an environment in which this computer's kernels are those of Windows, where processes get no AMX tiles."""
-    from localllm.kernels.machine import processor
+    from localllm.kernels.machine import detect_processor
 
-    cpu, features = processor()
+    cpu, features = detect_processor()
     without = {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features.replace("+amx", "-amx")}
     return os.environ | (without if "+amx" in features else {})
 

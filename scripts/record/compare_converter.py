@@ -172,7 +172,7 @@ def main() -> int:
     options = parser.parse_args()
     count = 0
     for name in options.names or FAMILIES:
-        lines = compare(name, options.python, options.sources)
+        lines = compare(name, options.python, options.list_sources)
         count += len(lines)
         print("\n".join([f"{name}: {'the same' if not lines else ''}".rstrip(), *(f"  {line}" for line in lines)]))
         sys.stdout.flush()

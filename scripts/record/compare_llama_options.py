@@ -15,8 +15,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from localllm.cli.compat import SAME, find_ignored, refusal
-from localllm.cli.registry import params_of
+from localllm.cli.compat import EQUIVALENTS, explain_unsupported, find_ignored
+from localllm.cli.registry import list_params
 
 # The commands in which somebody types the options of each of llama.cpp's programs; () where localllm has none.
 COMMANDS: dict[str, tuple[str, ...]] = {
@@ -52,14 +52,14 @@ def read_declarations(source: str) -> list[Declared]:
 
 def outcome(name: str, command: str) -> str:
     """Return what a command makes of a spelling: taken, translated, left out, refused, or "" if it is unknown."""
-    known = {each for parameter in params_of(command) for each in parameter.names}
+    known = {each for parameter in list_params(command) for each in parameter.names}
     if name in known:
         return "taken"
-    if name in SAME and (SAME[name][0] in known or SAME[name][0] == "--help"):
+    if name in EQUIVALENTS and (EQUIVALENTS[name][0] in known or EQUIVALENTS[name][0] == "--help"):
         return "translated"
     if find_ignored(name, command):
         return "left out"
-    return "refused" if refusal(name, command) else ""
+    return "refused" if explain_unsupported(name, command) else ""
 
 
 def compare(options: list[Declared]) -> tuple[Counter[str], list[str]]:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 from localllm.cli.compat import find_ignored
-from localllm.cli.registry import params_of
+from localllm.cli.registry import list_params
 from localllm.quantizing.quantize import find_type
 
 
@@ -25,7 +25,7 @@ def types_of(usage: str) -> list[tuple[str, str]]:
 
 def missing(usage: str) -> list[str]:
     """Return the options and types that `localllm quantize` does not take."""
-    known = {name for parameter in params_of("quantize") for name in parameter.opts}
+    known = {name for parameter in list_params("quantize") for name in parameter.opts}
     options = [name for name in options_of(usage) if name not in known and find_ignored(name, "quantize") is None]
     types = [name for _, name in types_of(usage) if find_type(name) is None]
     numbers = [

@@ -57,7 +57,7 @@ def main() -> None:
     options = parser.parse_args()
     path = ROOT / "tests" / "goldens" / "checkpoints.json"
     known = json.loads(path.read_text())
-    sys.path[:0] = [str(options.sources), str(options.sources / "gguf-py")]
+    sys.path[:0] = [str(options.list_sources), str(options.list_sources / "gguf-py")]
     for name in options.names:
         with tempfile.TemporaryDirectory() as folder:
             if options.new:

@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT)]
 from checkpoint import spelled_out, write_family, write_json  # noqa: E402
 from config_changes import PATH, read, unlike, with_value  # noqa: E402
 
-from localllm.convert.config import Config  # noqa: E402
+from localllm.convert.config import CheckpointConfig  # noqa: E402
 
 OTHERWISE = "architectures", "model_type", "auto_map", "vision_config", "text_config"  # what these say is the model
 ODD = "unheard_of"
@@ -85,10 +85,10 @@ def compared(
 
 def read_and_asked(config: Mapping[str, Any]) -> tuple[dict[str, Any] | str, dict[str, Any]]:
     """Metadata, and what was asked for in config.json: by name, another value of its kind."""
-    asked, usual = dict[str, Any](), {kind: getattr(Config, kind) for kind in KINDS}
+    asked, usual = dict[str, Any](), {kind: getattr(CheckpointConfig, kind) for kind in KINDS}
 
     def asking(kind: str) -> Any:
-        def ask(self: Config, name: str, *rest: Any, **more: Any) -> Any:
+        def ask(self: CheckpointConfig, name: str, *rest: Any, **more: Any) -> Any:
             default = (rest or (False,))[0]
             asked.setdefault(name, not default if kind == "flag" else KINDS[kind])
             return usual[kind](self, name, *rest, **more)
@@ -96,12 +96,12 @@ def read_and_asked(config: Mapping[str, Any]) -> tuple[dict[str, Any] | str, dic
         return ask
 
     for kind in usual:
-        setattr(Config, kind, asking(kind))
+        setattr(CheckpointConfig, kind, asking(kind))
     try:
         return read(config), asked
     finally:
         for kind, method in usual.items():
-            setattr(Config, kind, method)
+            setattr(CheckpointConfig, kind, method)
 
 
 def changes(config: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

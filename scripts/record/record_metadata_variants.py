@@ -30,8 +30,8 @@ from config_changes import PATH as CHANGES
 from config_readings import facts_of, read_all
 from readings import KINDS, MANY, PATH, SEEING, changed, metadata_of, read, recorded, unlike
 
-from localllm.arch.metadata import Fields
-from localllm.convert.config import Config
+from localllm.arch.metadata import HyperparameterReader
+from localllm.convert.config import CheckpointConfig
 from tests.unit.convert.projectors.test_projectors import CHECKPOINTS, read_projector, small_files
 
 # What all families read alike: tests/unit/arch/test_hyperparameters.py has it.
@@ -53,7 +53,7 @@ BEYOND = "sizes.", "factors.", "tied", "warnings", "rope_"  # what config_change
 FEW = 4  # of which one less is tried, too
 
 
-class Watched(Fields):
+class Watched(HyperparameterReader):
     """Remembers how it was asked."""
 
     heard: defaultdict[str, list[str]]
@@ -62,7 +62,7 @@ class Watched(Fields):
 def heard_by(method: str) -> Any:
     def ask(self: Watched, name: str, *given: Any, **named: Any) -> Any:
         Watched.heard[name].append(method)
-        return getattr(Fields, method)(self, name, *given, **named)
+        return getattr(HyperparameterReader, method)(self, name, *given, **named)
 
     return ask
 
@@ -175,22 +175,22 @@ def of_config(
 
 def read_and_asked(read: Callable[[Any], Any], config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the readings, and how each name of config.json was read."""
-    asked, usual = dict[str, str](), {kind: getattr(Config, kind) for kind in (*UNSAID, "only", "numbers")}
+    asked, usual = dict[str, str](), {kind: getattr(CheckpointConfig, kind) for kind in (*UNSAID, "only", "numbers")}
 
     def asking(kind: str) -> Any:
-        def ask(self: Config, name: str, *rest: Any, **more: Any) -> Any:
+        def ask(self: CheckpointConfig, name: str, *rest: Any, **more: Any) -> Any:
             asked.setdefault(name, kind)
             return usual[kind](self, name, *rest, **more)
 
         return ask
 
     for kind in usual:
-        setattr(Config, kind, asking(kind))
+        setattr(CheckpointConfig, kind, asking(kind))
     try:
         found = read(config)
     finally:
         for kind, method in usual.items():
-            setattr(Config, kind, method)
+            setattr(CheckpointConfig, kind, method)
     assert isinstance(found, dict), found
     return found, asked
 

@@ -25,8 +25,8 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 from models import DECLARATIONS, Model, model, write
 from models.golden import LONG, Golden, context_for, kept
 
-from localllm.arch import architecture
-from localllm.arch.metadata import Fields
+from localllm.arch import load_architecture
+from localllm.arch.metadata import HyperparameterReader
 from localllm.engine.engine import Engine
 from localllm.engine.options import EngineOptions
 from localllm.errors import LocalllmError
@@ -57,7 +57,10 @@ def recorded(name: str, folder: Path, peer: str) -> dict[str, Any]:
     """Return the metadata that a model may leave out, and what it may not."""
     made, golden = model(name), Golden.load(name)
     file = GGUFFile.open(write(made, folder / "whole.gguf"))
-    usual, found = architecture(file)[1], {"idle": [], "as": {}, "needed": [], "without": with_less(name, folder, peer)}
+    usual, found = (
+        load_architecture(file)[1],
+        {"idle": [], "as": {}, "needed": [], "without": with_less(name, folder, peer)},
+    )
     for key in [key.removeprefix(f"{made.arch}.") for key in made.metadata if key.startswith(f"{made.arch}.")]:
         if key in BY_SIZE:
             continue
@@ -141,18 +144,18 @@ def meant(file: GGUFFile, key: str, h: Any) -> Iterator[Any]:
 
 def asking(reads: Callable[[], Any], key: str) -> Iterator[Any]:
     """Return the defaults with which a key is asked for."""
-    found, raw = list[Any](), Fields.raw
+    found, raw = list[Any](), HyperparameterReader.raw
 
-    def ask(self: Fields, name: str, default: Any = None) -> Any:
+    def ask(self: HyperparameterReader, name: str, default: Any = None) -> Any:
         if name == key and isinstance(default, int | float):
             found.append(default)
         return raw(self, name, default)
 
-    Fields.raw = ask  # type: ignore[method-assign]
+    HyperparameterReader.raw = ask  # type: ignore[method-assign]
     try:
         reads()
     finally:
-        Fields.raw = raw  # type: ignore[method-assign]
+        HyperparameterReader.raw = raw  # type: ignore[method-assign]
     return iter(found)
 
 

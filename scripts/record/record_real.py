@@ -26,7 +26,7 @@ from peer import ask_for_arrays, ask_for_json  # noqa: E402
 from real_models import read_table  # noqa: E402
 
 from localllm.api import open_tokenizer  # noqa: E402
-from localllm.services.evaluation.scores import split_chunks, with_bos  # noqa: E402
+from localllm.services.evaluation.scores import add_bos, split_chunks  # noqa: E402
 
 MODELS = ["qwen-0.5b", "gemma-270m"]
 TOKENS, CONTEXT, CHUNKS = 48, 512, 4
@@ -74,7 +74,7 @@ def record(name: str, python: str, folder: Path) -> dict[str, Any]:
     subprocess.run(words, check=True, capture_output=True)
     prompts = [tokenizer.encode(prompt, special=True, bos=True) for prompt in PROMPTS]
     chunks = split_chunks(tokenizer.encode(TEXT.read_text("utf-8"), bos=True), CONTEXT, CHUNKS)
-    read = [with_bos(chunk, tokenizer) for chunk in chunks]
+    read = [add_bos(chunk, tokenizer) for chunk in chunks]
     made = greedy(python, exact, prompts, folder)
     theirs = greedy(python, path, prompts, folder)
     same = [one["tokens"] == other["tokens"] for one, other in zip(made, theirs, strict=True)]

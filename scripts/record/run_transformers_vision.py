@@ -62,7 +62,7 @@ def filled(module: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> torch.n
 def gemma3(tower: dict, mm: dict, config: dict, pixels: torch.Tensor) -> torch.Tensor:
     vision = filled(SiglipVisionModel(SiglipVisionConfig(**config["vision"], vision_use_head=False)), tower)
     per_side = config["vision"]["image_size"] // config["vision"]["patch_size"] // config["merge"]
-    of = SimpleNamespace(vision_config=vision.config, text_config=SimpleNamespace(hidden_size=config["out"]),
+    of = SimpleNamespace(vision_config=vision.config, merge_text_config=SimpleNamespace(hidden_size=config["out"]),
                          mm_tokens_per_image=per_side**2)  # fmt: skip
     weights = {"mm_soft_emb_norm.weight": mm["mm.soft_emb_norm.weight"] - 1,
                "mm_input_projection_weight": mm["mm.input_projection.weight"]}  # fmt: skip
@@ -72,7 +72,7 @@ def gemma3(tower: dict, mm: dict, config: dict, pixels: torch.Tensor) -> torch.T
 def idefics3(tower: dict, mm: dict, config: dict, pixels: torch.Tensor) -> torch.Tensor:
     vision = filled(Idefics3VisionTransformer(Idefics3VisionConfig(**config["vision"])), tower)
     of = SimpleNamespace(scale_factor=config["merge"], vision_config=vision.config,
-                         text_config=SimpleNamespace(hidden_size=config["out"]))  # fmt: skip
+                         merge_text_config=SimpleNamespace(hidden_size=config["out"]))  # fmt: skip
     connector = filled(Idefics3Connector(of), {"modality_projection.proj.weight": mm["mm.model.fc.weight"]})
     return connector(vision(pixels).last_hidden_state)
 

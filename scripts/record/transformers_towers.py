@@ -160,7 +160,8 @@ def pixtral(tensors: Tensors, config: dict, pixels: torch.Tensor) -> torch.Tenso
     model = PixtralVisionModel(of)
     halved = in_halves(tensors, v["num_attention_heads"])
     ready(model, renamed(halved, PIXTRAL, PIXTRAL_LAYER, "transformer.layers"), v["layer_norm_eps"])
-    whole = SimpleNamespace(vision_config=of, text_config=SimpleNamespace(hidden_size=config["out"], rms_norm_eps=1e-5),
+    whole = SimpleNamespace(vision_config=of, merge_text_config=SimpleNamespace(hidden_size=config["out"],
+    rms_norm_eps=1e-5),
                             spatial_merge_size=merge, vision_feature_layer=-1, projector_hidden_act="gelu",
                             multimodal_projector_bias=True)  # fmt: skip
     rows = model(pixels).last_hidden_state[0]
@@ -191,7 +192,7 @@ def internvl(tensors: Tensors, config: dict, pixels: torch.Tensor) -> torch.Tens
     found["embeddings.cls_token"] = tensors["v.class_embd"].reshape(1, 1, -1)
     found["embeddings.position_embeddings"] = tensors["v.position_embd.weight"][None]
     model = ready(InternVLVisionModel(of), found, v["layer_norm_eps"])
-    whole = SimpleNamespace(vision_config=of, text_config=SimpleNamespace(hidden_size=config["out"]),
+    whole = SimpleNamespace(vision_config=of, merge_text_config=SimpleNamespace(hidden_size=config["out"]),
                             downsample_ratio=1 / config["merge"], projector_hidden_act="gelu")  # fmt: skip
     rows = model(pixels).last_hidden_state[:, 1:]
     side = int(rows.shape[1] ** 0.5)
@@ -220,7 +221,7 @@ def lfm2(tensors: Tensors, config: dict, pixels: torch.Tensor) -> torch.Tensor:
     cut = pixels[0].reshape(3, rows, patch, columns, patch).permute(1, 3, 2, 4, 0).reshape(1, rows * columns, -1)
     everywhere = torch.ones((1, rows * columns), dtype=torch.long)
     seen = model(cut, everywhere, torch.tensor([[rows, columns]])).last_hidden_state
-    whole = SimpleNamespace(vision_config=of, text_config=SimpleNamespace(hidden_size=config["out"]),
+    whole = SimpleNamespace(vision_config=of, merge_text_config=SimpleNamespace(hidden_size=config["out"]),
                             downsample_factor=merge, projector_use_layernorm=True, projector_bias=True,
                             projector_hidden_size=len(tensors["mm.1.bias"]), projector_hidden_act="gelu")  # fmt: skip
     projector = ready(Lfm2VlMultiModalProjector(whole), renamed(tensors, LFM2_MLP, {}, ""), 1e-5)

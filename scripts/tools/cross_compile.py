@@ -40,7 +40,7 @@ def pretend(system: str) -> None:
         target = llvm.Target.from_triple(ARM)
         llvm.get_process_triple = llvm.get_default_triple = lambda: ARM
         llvm.Target.from_default_triple = lambda: target
-    cpu.LINE = 128 if system == "macos-arm64" else 64
+    cpu.CACHE_LINE = 128 if system == "macos-arm64" else 64
 
 
 def handler(system: str) -> tuple[str, bytes]:
@@ -48,15 +48,15 @@ def handler(system: str) -> tuple[str, bytes]:
     from localllm.kernels.build import faults
     from localllm.system.processes import POSIX_HANDLER, WINDOWS_HANDLER
 
-    source = faults.handler_source(WINDOWS_HANDLER if system.startswith("windows") else POSIX_HANDLER)
-    return faults.handler_name(source), faults.compile_handler(source, TRIPLES[system])
+    source = faults.build_handler_source(WINDOWS_HANDLER if system.startswith("windows") else POSIX_HANDLER)
+    return faults.compute_handler_name(source), faults.compile_handler(source, TRIPLES[system])
 
 
 def assembly(name: str, system: str) -> str:
     """Return a kernel as assembly."""
-    from localllm.kernels.build.compile import linked
+    from localllm.kernels.build.compile import compile_module
 
-    module, machine = linked(name, TRIPLES[system])
+    module, machine = compile_module(name, TRIPLES[system])
     assert machine.emit_object(module)
     return machine.emit_assembly(module)
 
@@ -68,11 +68,11 @@ def main() -> None:
         for kernel in words[1:]:
             print(assembly(kernel, system))
         return
-    from localllm.kernels.build.compile import object_code
+    from localllm.kernels.build.compile import compile_object
     from localllm.kernels.build.compilers import serve
 
     gc.disable()  # as kernels/build/compile.py
-    serve(lambda name: handler(system)[1] if name == HANDLER else object_code(name, TRIPLES[system]))
+    serve(lambda name: handler(system)[1] if name == HANDLER else compile_object(name, TRIPLES[system]))
 
 
 if __name__ == "__main__":

@@ -19,10 +19,10 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 from localllm.errors import LocalllmError
 from localllm.files.cache.checksummed_cache import read_checksummed, write_checksummed
-from localllm.kernels.build.compilers import Compilers
+from localllm.kernels.build.compilers import CompilerPool
 from localllm.kernels.build.objects import object_folder
-from localllm.kernels.build.shipped import source_hash
-from localllm.kernels.cpu import PLAIN, SUB_BLOCK
+from localllm.kernels.build.shipped import compute_source_hash
+from localllm.kernels.cpu import FLOAT_FORMATS, SUB_BLOCK
 from localllm.kernels.cpu.attention.cache import STORAGE
 from localllm.kernels.cpu.matmul.kernel_variants import VARIANTS
 from localllm.kernels.machine import Lane
@@ -73,9 +73,9 @@ IN_TILES = [name for name, row in ON_CPU.items() if row.cpu.startswith("amx") or
 def kernels_by_part() -> dict[str, list[str]]:
     """List all kernels but those of AMX: those of a format together, and others."""
     parts = {name: [*(f"{piece}-{name}" for piece in VARIANTS), f"embed-{name}"] for name in SUB_BLOCK}
-    parts |= {name: [f"linear_float-{name}", f"embed-{name}"] for name in sorted(PLAIN)}
+    parts |= {name: [f"linear_float-{name}", f"embed-{name}", f"add_low_rank-{name}"] for name in sorted(FLOAT_FORMATS)}
     kinds = {name for name in ON_CPU if name not in IN_TILES}
-    by_format = {*VARIANTS, "linear_float", "embed"}
+    by_format = {*VARIANTS, "linear_float", "embed", "add_low_rank"}
     by_storage = {"attend", "store", "recall", "select_keys", "select_key_blocks"}
     by_rule = {"wkv": ("gated", "first", "delta"), "head_scan": ("plain", "delta")}
     parts |= {f"cache in {kind}": [f"{name}-{kind}" for name in sorted(by_storage)] for kind in STORAGE}
@@ -88,7 +88,9 @@ def kernels_of(lane: Lane) -> list[str]:
     """List the kernels that a wheel carries for a lane."""
     names = [name for part in kernels_by_part().values() for name in part]
     if lane.has_tiles:
-        names += [f"unpack_groups-{name}" for name in SUB_BLOCK] + [f"unpack_rows-{name}" for name in sorted(PLAIN)]
+        names += [f"unpack_groups-{name}" for name in SUB_BLOCK] + [
+            f"unpack_rows-{name}" for name in sorted(FLOAT_FORMATS)
+        ]
         names += [f"attend_tiles-{kind}" for kind in STORAGE]
         by_format = {"unpack_groups", "unpack_rows", "attend_tiles"}
         names += [name for name in IN_TILES if name not in by_format]
@@ -111,7 +113,7 @@ def compile_lane(system: str, lane: Lane) -> dict[str, bytes]:
         if tell:
             print(f"\r{system} {lane.cpu}: {done} of {total}", end="", file=sys.stderr, flush=True)
 
-    compilers = Compilers(missing, keep, "scripts.tools.cross_compile", system, lane=lane)
+    compilers = CompilerPool(missing, keep, "scripts.tools.cross_compile", system, lane=lane)
     try:
         return objects | compilers.wait(missing, progress)
     finally:
@@ -139,7 +141,7 @@ def write_archives(folder: Path, system: str, lanes: dict[str, Lane]) -> None:
         rows[path.name] = {"cpu": lane.cpu, "features": lane.feature_string, "sha256": digest}
         size, seconds = path.stat().st_size / 1e6, time.monotonic() - started
         print(f"{system} {name}: {len(objects)} kernels, {size:.2f} MB, {seconds:.0f} s", file=sys.stderr)
-    told = {"sources": source_hash(), "archives": rows}
+    told = {"sources": compute_source_hash(), "archives": rows}
     (folder / "lanes.json").write_text(json.dumps(told, indent=1) + "\n", "utf-8")
 
 

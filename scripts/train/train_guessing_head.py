@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from localllm import api
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.gguf.writer import OutputTensor, Packed, write_gguf
+from localllm.files.gguf.writer import OutputTensor, PackedValue, write_gguf
 from localllm.generation.model_methods import gather_options
 from localllm.generation.prefix_cache import NOTHING
 from localllm.quant.encode import encode
@@ -106,7 +106,7 @@ def rotated(x: Tensor, base: float) -> Tensor:
 
 def write_head(target: Path, model: GGUFFile, layers: list[int], tokens: np.ndarray, head: Head) -> None:
     """tokens: int64, those that may be guessed."""
-    packed = {key: Packed(value.tobytes()) for key, value in model.packed.items()}
+    packed = {key: PackedValue(value.tobytes()) for key, value in model.packed.items()}
     metadata: dict[str, Any] = {key: value for key, value in packed.items() if key.startswith("tokenizer.ggml")}
     metadata |= {f"eagle3.{name}": packed[f"llama.{name}"] for name in ALIKE}
     metadata |= {"general.architecture": "eagle3", "eagle3.block_count": np.uint32(1)}
@@ -148,7 +148,7 @@ class Heard:
     def heard(self, place: int, ids: np.ndarray, made: np.ndarray) -> None:
         self.inputs |= dict(enumerate(made.copy(), place))
 
-    def rewind_to(self, place: int) -> None:
+    def follow_rewind(self, place: int) -> None:
         """Nothing is forgotten: a sequence goes back when it is closed only."""
 
     def close(self) -> None:
@@ -182,7 +182,7 @@ def texts(path: str, untrained: Path, count: int, threads: int) -> list[Text]:
 
         engine.sequence = sequence  # type: ignore[method-assign]
         batch = model.batch(asked(), 32, precise=False)
-        batch._cache._longest_match = lambda query: NOTHING  # type: ignore[method-assign]  # a fork would have heard nothing
+        batch._cache._find_match = lambda query: NOTHING  # type: ignore[method-assign]  # a fork would have heard nothing
         for request in itertools.chain.from_iterable(batch):
             (answering,) = request.answers
             inputs = heard.pop(id(answering)).inputs

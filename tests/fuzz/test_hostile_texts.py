@@ -43,9 +43,9 @@ def llama() -> Tokenizer:
 def test_windows_merge_into_the_same_tokens(llama, monkeypatch, alphabet: str):
     draw = random.Random(3)
     text = "".join(draw.choices(alphabet, k=6000))
-    whole = subwords.merge_long(text, llama._subwords.vocabulary.ranks, " ")
+    whole = subwords.merge_in_windows(text, llama._subwords.vocabulary.ranks, " ")
     monkeypatch.setattr(subwords, "WINDOW", 1024)
-    assert subwords.merge_long(text, llama._subwords.vocabulary.ranks, " ") == whole
+    assert subwords.merge_in_windows(text, llama._subwords.vocabulary.ranks, " ") == whole
 
 
 @pytest.mark.sampled

@@ -9,7 +9,7 @@ import pytest
 from invalid_models import GONE, Wrong
 from tiny_model import MERGES, vocabulary
 
-from localllm.files.gguf.writer import Packed
+from localllm.files.gguf.writer import PackedValue
 
 ALL = ("run", "inspect", "tokenize", "quantize")
 PIECES = vocabulary()
@@ -40,7 +40,7 @@ def with_item(values: np.ndarray, place: int, item: Any) -> np.ndarray:
     return values
 
 
-NESTED = Packed(struct.pack("<IIQ", 9, 9, 2) + struct.pack("<IQB", 0, 1, 7) + struct.pack("<IQBB", 0, 2, 7, 7))
+NESTED = PackedValue(struct.pack("<IIQ", 9, 9, 2) + struct.pack("<IQB", 0, 1, 7) + struct.pack("<IQBB", 0, 2, 7, 7))
 SUBNORMAL, INFINITE, NAN = np.float32(1e-40), np.float32(np.inf), np.float32(np.nan)
 STRANGE_NUMBERS = {"zero": np.float32(0), "negative": np.float32(-1), "subnormal": SUBNORMAL, "infinite": INFINITE,
                    "not a number": NAN, "text": "1", "bool": True, "array": np.ones(3, np.float32)}  # fmt: skip
@@ -251,7 +251,7 @@ def test_data_behind_the_last_tensor_are_refused(wrong: Wrong, cli):
 def test_weights_that_are_no_numbers_are_refused_when_met(wrong: Wrong, cli):
     """Expect inspect to refuse them with --check only."""
     path = wrong.write(tensors={"blk.1.ffn_down.weight": nan_row})
-    require_refused(cli, path, "not numbers", ["run"])
+    require_refused(cli, path, "logits that are not finite", ["run"])
     require_refused(cli, path, "blk.1.ffn_down.weight: the weight in row 63, column 0 is nan", ["quantize"])
     assert cli("inspect", path)[0] == 0
     code, _, err = cli("inspect", path, "--check")
@@ -270,7 +270,7 @@ def test_a_template_that_does_not_compile_is_refused(wrong: Wrong, cli):
 def test_a_huge_text_is_refused_only_where_it_is_needed(wrong: Wrong, cli, monkeypatch):
     text = "x" * (5 << 20)
     assert cli("tokenize", wrong.write({"general.description": text}), "Hi")[0] == 0
-    require_refused(cli, wrong.write({"general.name": text}), "general.name: a text of 5242880 bytes")
+    require_refused(cli, wrong.write({"general.name": text}), "general.name: a string of 5242880 bytes")
 
 
 def test_a_length_with_a_flipped_bit_is_refused(wrong: Wrong, cli):

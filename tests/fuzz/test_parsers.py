@@ -16,11 +16,11 @@ from localllm.errors import LocalllmError
 from localllm.files import settings as config
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.header import SPACES
-from localllm.files.imatrix_file import ImportanceMatrix, Squares, read_imatrix, write_imatrix
-from localllm.files.logits_file import MAGIC, LogitsFile, count_scored_tokens, row_width
+from localllm.files.imatrix_file import ImportanceMatrix, SquaredActivations, read_imatrix, write_imatrix
+from localllm.files.logits_file import MAGIC, LogitsFile, compute_row_width, count_scored_tokens
 from localllm.quantizing.quantize import parse_override
 from localllm.services.inspection.validate import require_valid
-from localllm.services.records.lines import Prompts, read_records
+from localllm.services.records.lines import PromptBuilder, read_records
 from localllm.text import templates
 from localllm.text.templates import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
@@ -63,12 +63,14 @@ def gguf(path: Path) -> None:
 
 
 def imatrix(path: Path) -> None:
-    squares = {name: Squares(np.ones((1, 8), np.float32), np.ones(1)) for name in ("blk.0.attn_q.weight", "b")}
+    squares = {
+        name: SquaredActivations(np.ones((1, 8), np.float32), np.ones(1)) for name in ("blk.0.attn_q.weight", "b")
+    }
     write_imatrix(path, ImportanceMatrix(squares, ["text"], 3))
 
 
 def logits(path: Path) -> None:
-    body = np.arange(2 * 8, dtype="<i4").tobytes() + bytes(2 * count_scored_tokens(8) * row_width(5) * 2)
+    body = np.arange(2 * 8, dtype="<i4").tobytes() + bytes(2 * count_scored_tokens(8) * compute_row_width(5) * 2)
     path.write_bytes(MAGIC + struct.pack("<3i", 8, 5, 2) + body)
 
 
@@ -115,7 +117,7 @@ def test_damaged_records_are_read_or_refused(value: object, end: bytes):
     for data in (json.dumps(value).encode() + b"\n" + end, b'{"id": 1}\n' + end):
         for record in read_records(data):
             if not record.error:
-                for prompts in (Prompts("{text} {line}"), Prompts(None)):
+                for prompts in (PromptBuilder("{text} {line}"), PromptBuilder(None)):
                     refused_or_read(prompts, record)
 
 
@@ -123,7 +125,7 @@ def test_damaged_records_are_read_or_refused(value: object, end: bytes):
 @given(st.lists(st.tuples(st.sampled_from(["cache_gb", "aliases", "[model.x]", "[defaults", "x"]), st.text()) | JSON))
 def test_damaged_settings_are_read_or_refused(parts: list[Any]):
     text = "\n".join("=".join(map(str, part)) if isinstance(part, tuple) else str(part) for part in parts)
-    refused_or_read(config.parse, Path("config.toml"), text)
+    refused_or_read(config.parse_settings, Path("config.toml"), text)
 
 
 TEMPLATE = ["{% for m in messages %}", "{% endfor %}", "{{ m.content }}", "{% if m %}", "{% endif %}", "{{", "}}", "{%",

@@ -10,13 +10,13 @@ from checkpoint import edit_json, write_checkpoint
 from config_changes import PATH, read, unlike, with_value
 
 from localllm.convert import open_folder
-from localllm.convert.config import Config
-from localllm.convert.families.bert import labels
-from localllm.convert.families.gemma import deviations
+from localllm.convert.config import CheckpointConfig
+from localllm.convert.families.bert import read_labels
+from localllm.convert.families.gemma import compute_deviations
 from localllm.convert.families.llama import add_mask_token, mask_token
 from localllm.convert.families.qwen import interleave_heads
-from localllm.convert.hyperparameters import CheckpointFacts
-from localllm.convert.records import family_of
+from localllm.convert.hyperparameters import CheckpointHyperparameters
+from localllm.convert.records import find_family
 from localllm.convert.sentence_transformers import warn_unconverted
 from localllm.errors import ModelError
 from tests.unit.convert.families.test_families import facts, told_or_refused, written
@@ -117,8 +117,10 @@ def test_mellum_without_windows_writes_none():
 
 @pytest.mark.parametrize(("method", "warned"), [("group_limited_greedy", True), ("greedy", False)])
 def test_choosing_expert_groups_otherwise_is_warned_of(method: str, warned: bool):
-    config = Config(facts("deepseek2")["config"] | {"topk_method": method, "n_group": 2, "topk_group": 1}, Path("c"))
-    family_of(config).read(config)
+    config = CheckpointConfig(
+        facts("deepseek2")["config"] | {"topk_method": method, "n_group": 2, "topk_group": 1}, Path("c")
+    )
+    find_family(config).read(config)
     warning = "GGUF's readers rank expert groups by their two best experts, but the model by the best one"
     assert (warning in config.warnings) is warned
 
@@ -129,13 +131,18 @@ def test_choosing_expert_groups_otherwise_is_warned_of(method: str, warned: bool
 ])  # fmt: skip
 def test_labels_of_scores_are_read_or_numbered(named: Any, count: int | None, expected: list[str]):
     settings = {"id2label": named, "num_labels": count}
-    assert labels(Config({name: value for name, value in settings.items() if value is not None}, Path("c"))) == expected
+    assert (
+        read_labels(CheckpointConfig({name: value for name, value in settings.items() if value is not None}, Path("c")))
+        == expected
+    )
 
 
 @pytest.mark.parametrize(("token", "usual", "expected"), [(None, 0, {}), (7, 0, {"tokenizer.ggml.mask_token_id": 7}),
                                                       (None, 9, {"tokenizer.ggml.mask_token_id": 9})])  # fmt: skip
 def test_the_mask_token_is_the_configured_or_the_usual_one(token: int | None, usual: int, expected: dict[str, int]):
-    h = add_mask_token(Config({"mask_token_id": token}, Path("c")), CheckpointFacts({}, {}, {}, False), usual)
+    h = add_mask_token(
+        CheckpointConfig({"mask_token_id": token}, Path("c")), CheckpointHyperparameters({}, {}, {}, False), usual
+    )
     assert mask_token({}, h) == expected and h.metadata == {"attention.causal": False}
 
 
@@ -156,9 +163,9 @@ def test_unconverted_modules_are_warned_of(tmp_path: Path):
     ([0.5, 0.5], ""), ([0.5, 0.5, 1], ""), ([0.5, -0.1, 0], ""), (1.0, ""), ("x", ""), ([True, 0, 0], ""),
 ])  # fmt: skip
 def test_gates_of_gemma_3n_are_cut_at_the_given_share(shares: Any, expected: Any):
-    config = Config({"activation_sparsity_pattern": shares}, Path("c"))
+    config = CheckpointConfig({"activation_sparsity_pattern": shares}, Path("c"))
     if expected == "":
         with pytest.raises(ModelError, match="activation_sparsity_pattern must have 3 values from 0 to 1"):
-            deviations(config, 3)
+            compute_deviations(config, 3)
     else:
-        assert deviations(config, 3) == (expected and pytest.approx(expected))
+        assert compute_deviations(config, 3) == (expected and pytest.approx(expected))

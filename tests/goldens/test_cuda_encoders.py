@@ -52,7 +52,7 @@ def test_a_card_reads_as_many_texts_as_it_has_tables_for(monkeypatch, context, p
     monkeypatch.setattr(devices, "open_card", lambda number: opened_things.append(number) or card)
     monkeypatch.setattr(card_texts, "CudaCache", lambda *given: given)
     monkeypatch.setattr(card_texts, "CudaProgram", program)
-    monkeypatch.setattr(card_texts, "MOST_SEQUENCES", 3)
+    monkeypatch.setattr(card_texts, "MAX_SEQUENCES", 3)
     options = EngineOptions(backend="cuda:2")
     reader = card_texts.CudaEmbeddingRunner(["operation"], ["state"], context, options)
     cache = card, ["state"], (pages + 3) * PAGE, options.kv_cache_type, 0

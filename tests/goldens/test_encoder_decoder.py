@@ -155,7 +155,10 @@ def test_run_answers_and_other_commands_refuse_in_one_line(model_path, cli):
     assert len(json.loads(out)["tokens"]) == 6
     for arguments, problem in (
         (("chat", path, "-p", "Hi"), "t5 models have no chat format: use localllm run"),
-        (("run", path, "-p", "Hi", "-sys", "Be kind."), "t5 models take one text and no system message"),
+        (
+            ("run", path, "-p", "Hi", "-sys", "Be kind."),
+            "t5 models take a single text without a system message: leave out -sys",
+        ),
         (("perplexity", path, "-f", str(ROOT / "tests/support/prose.txt")), "t5 models have an encoder"),
     ):
         code, out, err = cli(*arguments)

@@ -15,7 +15,7 @@ from models.golden import check_digest
 from localllm.arch import rowwise_verbs
 from localllm.arch.decoder import KINDS
 from localllm.engine import embedding_runner as engine_texts
-from localllm.engine.embedding_runner import EmbeddingRunner, build_reference_reader, runs
+from localllm.engine.embedding_runner import EmbeddingRunner, build_reference_runner, group_texts
 from localllm.engine.lower.header import TextSpan
 from localllm.engine.operations.linear import Linear
 from localllm.engine.options import EngineOptions
@@ -122,15 +122,15 @@ def test_a_table_of_one_kind_is_not_read_beyond_its_end(tmp_path):
 
 def test_runs_join_texts_of_similar_lengths():
     lengths = [3, 500, 7, 9, 600, 1]
-    runs_found = [numbers.tolist() for numbers in runs(lengths)]
+    runs_found = [numbers.tolist() for numbers in group_texts(lengths)]
     assert runs_found == [[5, 0, 2, 3], [1], [4]]
-    assert [len(numbers) for numbers in runs([1] * 600)] == [256, 256, 88]
-    assert list(runs([])) == []
+    assert [len(numbers) for numbers in group_texts([1] * 600)] == [256, 256, 88]
+    assert list(group_texts([])) == []
 
 
 def test_long_texts_and_foreign_ids_are_refused(model_path):
     reader = opened(model_path("bert"), "bert", "reference")
-    with pytest.raises(ContextError, match="a text of 129 tokens exceeds model's context of 128"):
+    with pytest.raises(ContextError, match="a text of 129 tokens exceeds the model's context of 128"):
         reader.read([np.zeros(129, int)])
     for wrong in ([], [-1], [272]):
         with pytest.raises(UsageError, match="from 0 to 271"):
@@ -158,9 +158,9 @@ def test_all_poolings_differ_from_each_other(model_path):
 )  # fmt: skip
 def test_short_texts_are_read_together_up_to_a_limit(monkeypatch, lengths, together):
     """Read up to 10 tokens here, and three texts; those of up to three tokens by themselves."""
-    for name, number in (("BATCH", 10), ("LEAST_OF_TEXTS", 1), ("MOST_TEXTS", 3)):
+    for name, number in (("BATCH", 10), ("MIN_TEXT_KERNEL_TOKENS", 1), ("MAX_TEXTS", 3)):
         monkeypatch.setattr(engine_texts, name, number)
-    assert [numbers.tolist() for numbers in runs(lengths, kernel_limits=(3,))] == together
+    assert [numbers.tolist() for numbers in group_texts(lengths, kernel_limits=(3,))] == together
 
 
 class Bare(EmbeddingRunner):
@@ -169,7 +169,7 @@ class Bare(EmbeddingRunner):
     def __init__(self, has_kinds: bool = True):
         self.context, self.vocab_size, self.width, self.lock = 9, 20, 3, Lock()
         self._path, self._has_kinds, self.warning, self.closed = "m.gguf", has_kinds, None, 0
-        self._kernel_limits = (engine_texts.SHORT,)
+        self._kernel_limits = (engine_texts.MAX_PRECISE_TEXT,)
         self._read = lambda texts: np.array([[text.ids[0], len(text.ids), text.second] for text in texts])
         self._close = lambda: setattr(self, "closed", self.closed + 1)
 
@@ -190,7 +190,7 @@ def test_texts_that_cannot_be_read_are_refused():
     reader = Bare()
     assert len(reader.read([[1] * 9])) == 1
     for text, error, message in (
-        ([1] * 10, ContextError, "a text of 10 tokens exceeds model's context of 9"),
+        ([1] * 10, ContextError, "a text of 10 tokens exceeds the model's context of 9"),
         ([], UsageError, "token ids must be a list of integers from 0 to 19"),
         ([1, 20], UsageError, "token ids must be a list of integers from 0 to 19"),
         ([-1, 1], UsageError, "token ids must be a list of integers from 0 to 19"),
@@ -215,7 +215,7 @@ def test_texts_that_cannot_be_read_are_refused():
 
 def test_models_that_write_answers_make_no_vectors_at_all(monkeypatch):
     written = SimpleNamespace(arch="t5", start_token=0)
-    monkeypatch.setattr(engine_texts, "architecture", lambda file: (None, written))
+    monkeypatch.setattr(engine_texts, "load_architecture", lambda file: (None, written))
     with pytest.raises(UnsupportedError) as error:
         EmbeddingRunner(SimpleNamespace(path="m.gguf"), "mean")
     assert str(error.value) == "m.gguf: t5 models generate text and do not make embeddings: use localllm run"
@@ -228,7 +228,7 @@ def test_a_card_reads_texts_and_the_cpu_stands_in_for_it(monkeypatch):
     monkeypatch.setattr("localllm.engine.cuda.backend.CudaEmbeddingRunner", lambda *given: made.append(given) or card)
     reader, made = Bare(), list[tuple]()
     options = EngineOptions(backend="cuda")
-    assert reader._on_card(["operations"], ["states"], options) == "read"
+    assert reader._build_gpu_runner(["operations"], ["states"], options) == "read"
     assert made == [(["operations"], ["states"], 9, options)]
     assert (reader.warning, reader.device) == ("slow", "a card")
     reader.close()
@@ -239,9 +239,9 @@ def test_a_card_reads_texts_and_the_cpu_stands_in_for_it(monkeypatch):
 
     monkeypatch.setattr("localllm.engine.cuda.backend.CudaEmbeddingRunner", broken)
     with pytest.raises(LocalllmError, match=r"^it is on fire$"):
-        Bare()._on_card([], [], options)
+        Bare()._build_gpu_runner([], [], options)
     reader = Bare()
-    assert reader._on_card([], [], EngineOptions(backend="auto")) is None
+    assert reader._build_gpu_runner([], [], EngineOptions(backend="auto")) is None
     assert reader.warning == "the CPU computes: it is on fire"
 
 
@@ -255,7 +255,7 @@ def test_activations_of_short_texts_keep_16_bits(monkeypatch, format, long_is_pr
     program = SimpleNamespace(
         read=lambda *call: asked.append(call), close="close", prepare_all="all", warning="slow", kernel_limits=(7,)
     )
-    monkeypatch.setattr(engine_texts, "MOST_TEXTS", 5)
+    monkeypatch.setattr(engine_texts, "MAX_TEXTS", 5)
     monkeypatch.setattr(engine_texts, "RunCache", lambda *known: known)
 
     def compiled(operations, places, threads, progress, keeps):
@@ -284,7 +284,7 @@ def test_the_reference_gets_the_kinds_of_tokens(monkeypatch):
     backend = SimpleNamespace(store=lambda: "store", run=lambda *given: ran.append(given))
     monkeypatch.setattr("localllm.engine.reference.ReferenceBackend", lambda *given: ran.append(given) or backend)
     options = EngineOptions()
-    build_reference_reader("forward", options, 64)([TextSpan(np.array([5, 6, 7]), 2), TextSpan(np.array([8]), 1)])
+    build_reference_runner("forward", options, 64)([TextSpan(np.array([5, 6, 7]), 2), TextSpan(np.array([8]), 1)])
     made, (spans, precise) = ran
     assert (made, precise) == (("forward", options.kv_cache_type, 64, None), True)
     seen = [(one.store, one.position, one.ids.tolist(), one.wanted, one.kinds.tolist()) for one in spans]

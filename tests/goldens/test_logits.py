@@ -18,7 +18,7 @@ from models.unusual import GELU as GELU4
 from localllm.arch import rowwise_verbs
 from localllm.engine.cpu import lowering
 from localllm.kernels import cpu
-from localllm.kernels.build.library import Library
+from localllm.kernels.build.library import KernelLibrary
 from localllm.kernels.machine import has_tiles
 
 GELU = {  # looked up in a table of float16 by llama.cpp
@@ -154,10 +154,10 @@ def test_formats_of_other_architectures_agree_with_llama_cpp(model_path, archite
 
 
 @pytest.fixture(scope="module")
-def kernels(request) -> Library:
+def kernels(request) -> KernelLibrary:
     """Compile kernels together, on all cores, rather than one by one."""
     names = wanted(request, [f"{kind}-{name}" for kind in ("linear_quantized", "embed") for name in cpu.SUB_BLOCK])
-    return Library(compiled_for(names))
+    return KernelLibrary(compiled_for(names))
 
 
 @by_format

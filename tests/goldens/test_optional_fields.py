@@ -16,7 +16,7 @@ import pytest
 from models import write_model
 from models.golden import Golden, kept
 
-from localllm.arch import architecture
+from localllm.arch import load_architecture
 from localllm.arch.hyperparameters import Hyperparameters
 from localllm.engine.engine import Engine
 from localllm.engine.options import EngineOptions
@@ -35,7 +35,7 @@ def read(file: GGUFFile, name: str, value: Any = None) -> Hyperparameters:
         file.metadata = (
             {**metadata, key: value} if value is not None else {k: v for k, v in metadata.items() if k != key}
         )
-        return architecture(file)[1]
+        return load_architecture(file)[1]
     finally:
         file.metadata = metadata
 
@@ -61,7 +61,7 @@ def last_logits(file: GGUFFile, lost: str, tokens: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("name", UNSAID)
 def test_missing_fields_have_the_recorded_meaning(tmp_path: Path, name: str):
     file, recorded = GGUFFile.open(write_model(name, tmp_path / "model.gguf")), UNSAID[name]
-    usual = architecture(file)[1]
+    usual = load_architecture(file)[1]
     for key in recorded["idle"]:
         assert read(file, key) == usual, key
     for key, value in recorded["as"].items():

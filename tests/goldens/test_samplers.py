@@ -52,7 +52,7 @@ def test_a_step_keeps_llama_cpps_tokens_and_probabilities(case: dict):
     sampler.read(case["before"])
     for seed, step in enumerate(case["steps"]):
         row = logits(seed, case["minus_infinity"])
-        ids, probabilities = sampler.distribution(row)
+        ids, probabilities = sampler.compute_distribution(row)
         ours = {token: p for token, p in zip(ids.tolist(), probabilities.tolist(), strict=True) if p}
         theirs = {token: p for token, p in zip(step["ids"] or range(VOCAB), step["probabilities"], strict=True) if p}
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-7)

@@ -49,7 +49,7 @@ def test_templates_render_as_in_transformers(name: str, kind: str, monkeypatch: 
     template, conversation = compiled(name), CONVERSATIONS[kind]
     expected = RENDERINGS[name][kind]
     if expected is None:
-        with pytest.raises(ModelError, match=r"the chat template (fails|refuses the conversation) in line \d+: "):
+        with pytest.raises(ModelError, match=r"the chat template (failed|refuses the conversation) in line \d+: "):
             template.render(conversation["messages"], **conversation["variables"])
     else:
         assert template.render(conversation["messages"], **conversation["variables"]) == expected

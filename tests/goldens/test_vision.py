@@ -25,8 +25,8 @@ from PIL import Image
 
 import localllm
 from localllm.arch.vision import internvl, llava
-from localllm.arch.vision.hyperparameters import pixels_of
-from localllm.arch.vision.vit import numbers_of, table_of
+from localllm.arch.vision.hyperparameters import to_patches
+from localllm.arch.vision.vit import make_table, to_array
 from localllm.engine.options import EngineOptions
 from localllm.engine.vision_encoder import VisionEncoder
 from localllm.files.gguf.file import GGUFFile
@@ -42,16 +42,16 @@ def as_llama_cpp(monkeypatch):
     the tiles' rows as they are, in front of those of the whole image.
     """
 
-    def with_whole(h, picture):
-        pixels = pixels_of(h, picture)
+    def prepend_class_token(h, picture):
+        pixels = to_patches(h, picture)
         return np.concatenate((pixels, np.zeros_like(pixels[:1])))
 
-    def positions(b, v):
+    def add_class_position(b, v):
         bias = v.bias("patch_embd")
-        b.ignore(v.position_embd, v.exactly("class_embd"))
-        numbers = numbers_of(v.position_embd).copy()
-        numbers[-1] += numbers_of(v.exactly("class_embd")) - (0 if bias is None else numbers_of(bias))
-        return table_of("positions", numbers)
+        b.ignore(v.position_embd, v.require_bare("class_embd"))
+        numbers = to_array(v.position_embd).copy()
+        numbers[-1] += to_array(v.require_bare("class_embd")) - (0 if bias is None else to_array(bias))
+        return make_table("positions", numbers)
 
     def project(b, w, h, x):
         mm = w.part("mm.")
@@ -63,15 +63,15 @@ def as_llama_cpp(monkeypatch):
 
     monkeypatch.setattr(llava, "arrange_rows", arrange_rows)
     monkeypatch.setattr(llava, "project", project)
-    layer = llava.feature_layer
+    layer = llava.read_feature_layer
     for family in (llava, internvl):
-        monkeypatch.setattr(family, "with_whole", with_whole)
-        monkeypatch.setattr(family, "positions", positions)
+        monkeypatch.setattr(family, "prepend_class_token", prepend_class_token)
+        monkeypatch.setattr(family, "add_class_position", add_class_position)
     gathered = internvl.gather
     monkeypatch.setattr(internvl, "gather", lambda h, x, grid: gathered(h, np.roll(x, 1, axis=0), grid))
     monkeypatch.setattr(
         llava,
-        "feature_layer",
+        "read_feature_layer",
         lambda fields, layers: layer(fields, layers) - (fields.raw("vision.feature_layer") is None),
     )
 

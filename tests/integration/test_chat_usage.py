@@ -116,9 +116,9 @@ def test_lines_break_between_words(tiny: str, columns: int):
 
 def test_show_prints_the_session_only_if_there_is_one(monkeypatch):
     lines: list[str] = []
-    monkeypatch.setattr(chat_commands, "dim_text", lines.append)
+    monkeypatch.setattr(chat_commands, "print_dim", lines.append)
     for file in (None, "x.jsonl"):
-        chat_commands.tell_where(SimpleNamespace(file=file, name="notes", lines=["a", "b"]))
+        chat_commands.show_session(SimpleNamespace(file=file, name="notes", lines=["a", "b"]))
     assert lines == ["session   notes · 2 messages"]
 
 

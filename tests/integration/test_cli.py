@@ -27,7 +27,7 @@ from localllm.cli.commands import rm
 from localllm.cli.prompt_input import read_prompt
 from localllm.cli.terminal import output as terminal
 from localllm.cli.terminal import render as remaining
-from localllm.cli.terminal.render import size
+from localllm.cli.terminal.render import format_size
 from localllm.errors import UsageError
 from localllm.files.cache import ngram_cache_file as written_file
 from localllm.files.cache import prefix_files
@@ -71,7 +71,7 @@ def test_every_command_has_help_and_a_line_in_the_list(cli, command: str):
 def test_help_shows_the_true_defaults():
     numbers = {name: value for name, value in DEFAULTS.items() if type(value) in (int, float)}
     for command in ("run", "chat"):
-        help_of = {param.name: param.help for param in commands.params_of(command)}
+        help_of = {param.name: param.help for param in commands.list_params(command)}
         matches = {name: re.search(r"\[default: (-?[0-9.]+)[],]", help_of[name]) for name in numbers}
         assert {name: float(match[1]) for name, match in matches.items()} == numbers
         assert f"[default: {';'.join(DEFAULTS['samplers'])}]" in help_of["samplers"]
@@ -81,16 +81,18 @@ def test_help_shows_the_true_defaults():
         assert DEFAULTS.keys() - help_of.keys() == set(), "an option for each"
 
 
-def test_without_arguments_usage_goes_to_stderr(refused):
-    refused([], "Commands:")
+def test_without_arguments_usage_goes_to_stderr(cli):
+    code, out, err = cli()
+    assert (code, out) == (2, "")
+    assert "Commands:" in err
 
 
 @pytest.mark.parametrize(
     ("code", "arguments", "reason"),
     [
-        (2, ["run", "TINY"], "no prompt"),
-        (2, ["run", "TINY", "-p", ""], "no prompt"),
-        (2, ["run"], "neither a model nor a question"),
+        (2, ["run", "TINY"], "the prompt is missing"),
+        (2, ["run", "TINY", "-p", ""], "the prompt is missing"),
+        (2, ["run"], "MODEL and the prompt are missing"),
         (2, ["run", "TINY", "-p", "x", "--bogus"], "--bogus"),
         (2, ["run", "TINY", "-p", "x", "-n", "many"], "many"),
         (2, ["run", "TINY", "-p", "x", "-n", "-3"], "-n must"),
@@ -129,12 +131,12 @@ def test_without_arguments_usage_goes_to_stderr(refused):
         (2, ["chat", "TINY", "--session", "a"], "need a terminal"),
         (2, ["imatrix", "-o", "new.imatrix"], "MODEL is missing"),
         (2, ["imatrix", "TINY", "-o", "new.imatrix"], "TEXT is missing"),
-        (2, ["perplexity", "TINY", __file__, "--kl-divergence", "--base", "b"], "--base FILE fixes"),
-        (2, ["perplexity", "TINY", "--kl-divergence", "--base", "b", "-c", "64"], "--base FILE fixes"),
+        (2, ["perplexity", "TINY", __file__, "--kl-divergence", "--base", "b"], "--base FILE determines the text"),
+        (2, ["perplexity", "TINY", "--kl-divergence", "--base", "b", "-c", "64"], "--base FILE determines the text"),
         (
             2,
             ["perplexity", "TINY", "--kl-divergence", "--base", "b", "--save-logits", "l"],
-            "--base FILE fixes",
+            "--base FILE determines the text",
         ),
         (2, ["run", "TINY", "-f", "missing.txt"], "missing.txt"),
         (2, ["run", "TINY", "-p", "x", "--n", "0"], "--n must be 1 or greater"),
@@ -147,7 +149,7 @@ def test_without_arguments_usage_goes_to_stderr(refused):
         (2, ["bench", "TINY", "-n", "-1"], "-1"),
         (2, ["bench", "TINY", "-p", "1,x"], "1,x"),
         (2, ["bench", "TINY", "-t", "0"], "from 1"),
-        (2, ["bench", "TINY", "-pg", "5"], "2 numbers"),
+        (2, ["bench", "TINY", "-pg", "5"], "2 integers"),
         (2, ["bench", "TINY", "-p", "0", "-n", "0"], "no tests selected"),
         (2, ["bench", "TINY", "--md", "--json"], "--md"),
         (2, ["bench", "TINY", "-t", "5000"], "-t must"),
@@ -180,7 +182,7 @@ def test_invalid_command_lines_are_refused_in_one_line(cli, tiny: str, code: int
 )
 def test_unexpected_errors_take_one_line(monkeypatch, capsys, error: Exception, code: int, reason: str):
     monkeypatch.delenv("LOCALLLM_DEBUG", raising=False)
-    assert main.report(error) == code
+    assert main.report_error(error) == code
     out, err = capsys.readouterr()
     assert out == ""
     assert re.fullmatch(rf"localllm: error: {reason}.*\n", err)
@@ -336,7 +338,7 @@ def test_every_command_refuses_a_damaged_model(tmp_path: Path, cli, arguments: l
     names = {"MODEL": model, "TEXT": tmp_path / "text", "OUT": tmp_path / "out"}
     code, _, err = cli(*[names.get(word, word) for word in arguments], stdin=b"Hi\n")
     assert code == 3
-    assert re.fullmatch(r"localllm: error: .*tiny\.gguf: the model computed logits that are not numbers; .*\n", err)
+    assert re.fullmatch(r"localllm: error: .*tiny\.gguf: the model computed logits that are not finite; .*\n", err)
     assert not (tmp_path / "out").exists()
 
 
@@ -439,7 +441,7 @@ def test_ctrl_c_while_a_class_is_created_exits_with_130():
     """Unwrap what Python 3.11 wraps in __set_name__."""
     error = RuntimeError("Error calling __set_name__ on ...")
     error.__cause__ = KeyboardInterrupt()
-    assert main.report(error) == 130
+    assert main.report_error(error) == 130
 
 
 # The program, which says on stderr that it has begun: Python itself does not start gracefully when interrupted.
@@ -451,7 +453,7 @@ def tell():
     os.write(2, b"begun\\n")
     require()
 main.check_environment = tell
-main.program()
+main.run_program()
 """
 
 
@@ -473,7 +475,7 @@ def test_ctrl_c_during_the_start_exits_with_130(tiny: str, seconds: float):
 IN_A_CALLBACK = """
 import signal, time, weakref
 from localllm.cli import main
-main.raise_ctrl_c_again()
+main.reraise_ctrl_c()
 class Nothing: ...
 nothing = Nothing()
 reference = weakref.ref(nothing, lambda _: signal.raise_signal(signal.SIGINT))
@@ -494,9 +496,9 @@ def test_ctrl_c_is_raised_again_where_python_cannot_raise_it():
 # Ctrl-C when the exit code is decided, while the program waits for its threads.
 AT_THE_END = """
 import signal, threading
-from localllm.cli.main import program
+from localllm.cli.main import run_program
 threading._shutdown = lambda: signal.raise_signal(signal.SIGINT)
-program()
+run_program()
 """
 
 
@@ -555,7 +557,7 @@ def test_without_a_terminal_nothing_is_asked(terminals, tmp_path: Path, cli, mon
     code, out, err = cli("run", "hf:tiny/none", "-p", "x", stdin=b"y\n")
     assert (code, out) == (3, "") and "[y/N]" not in err
     code, out, err = cli("rm", tmp_path / "tiny.gguf", stdin=b"y\n")
-    assert (code, out) == (2, "") and "--force removes it" in err and "[y/N]" not in err
+    assert (code, out) == (2, "") and "remove it with --force" in err and "[y/N]" not in err
     assert (tmp_path / "tiny.gguf").exists()
 
 
@@ -563,8 +565,8 @@ def test_the_remaining_time_counts_this_run_only(monkeypatch):
     """Ignore what an earlier run did, which took no time now."""
     clock = iter([100.0, 110.0, 130.0, 130.0])
     monkeypatch.setattr(remaining, "perf_counter", lambda: next(clock))
-    time = remaining.Remaining(40, done=30)
-    assert time.at_first() == "chunk 31 of 40"
+    time = remaining.RemainingTime(40, done=30)
+    assert time.format_first() == "chunk 31 of 40"
     assert time.after(32) == "chunk 32 of 40, 40 s left"
     assert time.after(33) == "chunk 33 of 40, 1 min 10 s left"
     assert time.after(40) == "chunk 40 of 40, 0 s left"
@@ -578,16 +580,16 @@ def test_the_remaining_time_counts_this_run_only(monkeypatch):
     ],
 )  # fmt: skip
 def test_remaining_times_are_printed_in_units(seconds: float, text: str):
-    assert remaining.duration(seconds) == text
+    assert remaining.format_duration(seconds) == text
 
 
 def test_cache_counts_a_shared_prefix_once(cli, tmp_path: Path, monkeypatch):
     """Assign it to the later of two prompts."""
-    monkeypatch.setattr(prefix_files, "folder", lambda: tmp_path)
-    monkeypatch.setattr(written_file, "folder", lambda: tmp_path / "written")
+    monkeypatch.setattr(prefix_files, "get_folder", lambda: tmp_path)
+    monkeypatch.setattr(written_file, "get_folder", lambda: tmp_path / "written")
     pieces = [("b", 512, "", 40), ("c", 700, "b", 20), ("d", 600, "b", 10), ("e", 90, "", 7)]
     for number, (key, end, before, kilobytes) in enumerate(pieces):
-        about = prefix_files.PrefixAbout("tiny.gguf", end, before * 32)
+        about = prefix_files.PrefixChunkInfo("tiny.gguf", end, before * 32)
         prefix_files.write_prefix(key * 32, about, {"pages": np.zeros(1000 * kilobytes, np.uint8)})
         os.utime(tmp_path / (key * 32), (1e9 + number, 1e9 + number))
     sizes = {key: (tmp_path / (key * 32)).stat().st_size for key, *_ in pieces}
@@ -595,15 +597,17 @@ def test_cache_counts_a_shared_prefix_once(cli, tmp_path: Path, monkeypatch):
     rows = [line.split() for line in out.splitlines()[1:]]
     expected = [("90", sizes["e"]), ("600", sizes["d"] + sizes["b"]), ("700", sizes["c"])]
     assert code == 0
-    assert [row[:4] for row in rows[:3]] == [["tiny.gguf", tokens, *size(count).split()] for tokens, count in expected]
-    assert rows[3][:3] == ["all", *size(sum(sizes.values())).split()]
+    assert [row[:4] for row in rows[:3]] == [
+        ["tiny.gguf", tokens, *format_size(count).split()] for tokens, count in expected
+    ]
+    assert rows[3][:3] == ["all", *format_size(sum(sizes.values())).split()]
 
 
 def test_control_characters_are_replaced():
-    assert terminal.printable("a\x1b[2J\x07b\r\n\tc\x9b\x7f\u202e") == "a�[2J�b\n\tc���"
-    assert terminal.printable("a\u200e\u200f\u061c\u2028\u2029b") == "a�����b"
-    assert terminal.printable("a\u200b\u2060\ufeff\u200d\U000e0041b") == "ab"
-    assert terminal.printable("می\u200cخواهم 👩\u200d🔬") == "می\u200cخواهم 👩\u200d🔬"
+    assert terminal.make_printable("a\x1b[2J\x07b\r\n\tc\x9b\x7f\u202e") == "a�[2J�b\n\tc���"
+    assert terminal.make_printable("a\u200e\u200f\u061c\u2028\u2029b") == "a�����b"
+    assert terminal.make_printable("a\u200b\u2060\ufeff\u200d\U000e0041b") == "ab"
+    assert terminal.make_printable("می\u200cخواهم 👩\u200d🔬") == "می\u200cخواهم 👩\u200d🔬"
 
 
 # The other commands.
@@ -685,4 +689,4 @@ def test_a_terminal_gets_no_control_characters(tiny: str):
     assert shown.end() == 0
     answer = shown.seen.replace("\r\n", "\n").replace("^D\b\b", "")
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", answer)
-    assert "".join(answer.split()) == "".join(terminal.printable(exact.decode()).split())  # lines break elsewhere
+    assert "".join(answer.split()) == "".join(terminal.make_printable(exact.decode()).split())  # lines break elsewhere

@@ -9,8 +9,8 @@ import pytest
 from models import write_model
 from project import ROOT
 
-from localllm.cli.app import context_of
-from localllm.system.files import cache_folder
+from localllm.cli.app import make_context
+from localllm.system.files import get_cache_folder
 from tests.integration.test_shell_idioms import environment_of, folder, tiny  # noqa: F401
 
 DOCS = ROOT / "docs"
@@ -96,7 +96,7 @@ def test_the_program_accepts_every_command_line(page: Path, tmp_path: Path):
     assert len(calls) >= sum(line.startswith("localllm ") for lines in blocks for line in lines)
     for call in calls:
         name, *words = call.split("\0")[:-1]
-        context = context_of(name)
+        context = make_context(name)
         context.command.parse_args(context, words)
 
 
@@ -120,7 +120,7 @@ def test_examples_run(name: str, folder: Path):  # noqa: F811
     (folder / "CONFIG" / "localllm" / "config.toml").write_text(f"[aliases]\n{aliases}[defaults]\nmax-tokens = 20\n")
     home = folder / "home"
     (home / ".config" / "fish" / "completions").mkdir(parents=True)
-    environment = {**environment_of(folder), "HOME": str(home), "LOCALLLM_CACHE": str(cache_folder())}
+    environment = {**environment_of(folder), "HOME": str(home), "LOCALLLM_CACHE": str(get_cache_folder())}
     for lines in commands_of(DOCS / name):
         left = [line for line in lines if not line.startswith((*LEFT_OUT, *RUN[name]))]
         command = ["bash", "-e", "-o", "pipefail", "-c", "\n".join(["fpath=(home home)", *left])]

@@ -22,8 +22,8 @@ from localllm.errors import ContextError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.generation.options import GenerationOptions
 from localllm.generation.sampling.options import SamplingOptions
-from localllm.server.guard import Rules
-from localllm.services.remote.dialect import DIALECTS, OTHER, Form, request_of
+from localllm.server.guard import AccessRules
+from localllm.services.remote.dialect import DIALECTS, OTHER, OutputFormat, build_request
 from localllm.services.remote.http import Endpoint, EndpointError
 from localllm.services.remote.model import RemoteModel
 
@@ -38,7 +38,7 @@ class Talking(ToolTalker):
 
 def open_tool_talker(path: str, context: int) -> api.Model:
     file = GGUFFile.open(path)
-    tokenizer = api.tokenizer_of(file)
+    tokenizer = api.load_tokenizer(file)
     engine: Any = Talking(tokenizer, context)
     return api.Model(file, tokenizer, engine)
 
@@ -159,7 +159,7 @@ def test_a_session_of_an_endpoint_is_saved_and_continued(server: Served, tmp_pat
 
 @pytest.mark.slow
 def test_an_api_key_is_sent_from_file_or_environment(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with serving({"scripted": lambda: scripted(path, {})}, Rules(keys=("secret-key",))) as served:
+    with serving({"scripted": lambda: scripted(path, {})}, AccessRules(keys=("secret-key",))) as served:
         done = ask("run", served, "-p", "hello")
         assert done.returncode == 1 and "needs an API key: set LOCALLLM_API_KEY" in done.stderr
         key = tmp_path / "key"
@@ -179,7 +179,7 @@ def test_an_api_key_is_sent_from_file_or_environment(path: str, tmp_path: Path, 
         (["--beams", "2"], "--beams is not available with"),
         (["--on-overflow", "shift"], "--on-overflow=shift is not available with"),
         (["--chat-template", "chatml"], "--chat-template is not available with"),
-        (["--speculate", "draft:x.gguf"], "a draft model cannot be used with --endpoint"),
+        (["--speculate", "draft:x.gguf"], "a draft model is not available with --endpoint"),
     ],
 )
 def test_unsupported_options_are_refused_by_name(server: Served, arguments: list[str], message: str):
@@ -200,18 +200,18 @@ def test_invalid_endpoints_are_refused(url: str):
 
 def test_requests_have_the_fields_of_each_server():
     options = GenerationOptions(5, ("x",), SamplingOptions(temperature=0.5, top_k=3, repeat_penalty=1.1), think="off")
-    asked = request_of(options, Form(schema={"type": "object"}), DIALECTS["vllm"])
+    asked = build_request(options, OutputFormat(schema={"type": "object"}), DIALECTS["vllm"])
     assert asked["repetition_penalty"] == 1.1 and asked["chat_template_kwargs"] == {"enable_thinking": False}
     assert asked["response_format"]["json_schema"]["schema"] == {"type": "object"}
-    assert request_of(options, Form(), DIALECTS["localllm"])["think"] == "off"
+    assert build_request(options, OutputFormat(), DIALECTS["localllm"])["think"] == "off"
     with pytest.raises(
         UsageError, match="top_k is not available with this endpoint: a server with OpenAI's API does not"
     ):
-        request_of(options, Form(), OTHER)
+        build_request(options, OutputFormat(), OTHER)
     with pytest.raises(UsageError, match="regex is not available with this endpoint: llama-server"):
-        request_of(options, Form(regex="x"), DIALECTS["llamacpp"])
+        build_request(options, OutputFormat(regex="x"), DIALECTS["llamacpp"])
     with pytest.raises(UsageError, match="logits_processor is not available with this endpoint"):
-        request_of(GenerationOptions(logits_processor=lambda ids, row: row), Form(), DIALECTS["localllm"])
+        build_request(GenerationOptions(logits_processor=lambda ids, row: row), OutputFormat(), DIALECTS["localllm"])
 
 
 # ---- servers that go wrong

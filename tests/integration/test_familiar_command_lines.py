@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from localllm import builtin_model
-from localllm.services.records.lines import lines_of_document, read_records
+from localllm.services.records.lines import convert_document, read_records
 from localllm.services.records.stream import RecordStream
 
 GUIDE = builtin_model()
@@ -115,7 +115,7 @@ def test_map_reads_json_over_several_lines(cli, folder: Path, text: str):
     "text", ['["a", "b"]\n["c"]\n', "[12:00] started\n", "[\nno JSON\n", '{"a": 1}\n{"a": 2}\n', "{\n}}\n", "[1, 2]\n"]
 )
 def test_text_that_resembles_json_is_read_as_lines(text: str):
-    assert lines_of_document(text.encode()) is None
+    assert convert_document(text.encode()) is None
     assert len(read_records(text.encode())) == text.count("\n")
     stream = RecordStream(__import__("io").BytesIO(text.encode()))
     assert len([*stream]) == text.count("\n")

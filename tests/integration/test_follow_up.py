@@ -8,7 +8,7 @@ import pytest
 
 from localllm import builtin_model
 from localllm.services import sessions
-from localllm.services.search.code_blocks import BlockReader, code_blocks, extract_code
+from localllm.services.search.code_blocks import CodeBlockReader, extract_code, extract_code_blocks
 
 TEXT = "Hi\n```python\na = `1`\n\n  b\n``\n```\nthen\n  ~~~~ x\n  c\n    d\n~~~\n  ~~~~\n```\nopen"
 SAID = "Sure:\n```sh\nls -l | wc -l\n\n# lines\n```\nOr:\n~~~\nfind\n~~~\n"
@@ -31,10 +31,10 @@ def grammar(text: str) -> list[str]:
 
 
 def test_code_blocks_are_those_of_markdown():
-    assert code_blocks(TEXT) == ["a = `1`\n\n  b\n``", "c\n  d\n~~~", "open"]
-    assert extract_code(TEXT) == code_blocks(TEXT)[0] and extract_code(TEXT, last=True) == "open"
-    assert code_blocks("```a``` is inline\n") == [] and extract_code("none") is None
-    assert code_blocks("````\n```\nx\n```\n````") == ["```\nx\n```"]
+    assert extract_code_blocks(TEXT) == ["a = `1`\n\n  b\n``", "c\n  d\n~~~", "open"]
+    assert extract_code(TEXT) == extract_code_blocks(TEXT)[0] and extract_code(TEXT, last=True) == "open"
+    assert extract_code_blocks("```a``` is inline\n") == [] and extract_code("none") is None
+    assert extract_code_blocks("````\n```\nx\n```\n````") == ["```\nx\n```"]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
@@ -42,7 +42,7 @@ def test_code_blocks_are_those_of_markdown():
     "text", [TEXT, "```\nx", "```\nx\n``", "   ```\n   x\n     y\n   ```\nz", "no block", "```\n```"]
 )
 def test_streamed_chunks_give_the_block_of_the_whole_text(text: str, size: int):
-    reader, code = BlockReader(), ""
+    reader, code = CodeBlockReader(), ""
     for start in range(0, len(text), size):
         code += reader.push(text[start : start + size])
     code += reader.end()
@@ -68,7 +68,7 @@ def test_an_answer_ends_after_its_first_block(cli, state: Path):
 def test_without_a_block_the_whole_answer_is_printed_with_a_note(cli, more: list[str]):
     code, out, err = cli("run", "-p", "Hi", *more, *grammar("ls -l"))
     assert (
-        code == 0 and set(out.split("\n\n")) <= {"ls -l", "ls -l\n"} and "has no code block; this is all of it" in err
+        code == 0 and set(out.split("\n\n")) <= {"ls -l", "ls -l\n"} and "has no code block; printing all of it" in err
     )
 
 
@@ -78,9 +78,9 @@ def test_the_note_follows_the_answers_line(cli, monkeypatch):
 
     order = list[str]()
     page = SimpleNamespace(push=order.append, end=lambda: order.append("\n"))
-    monkeypatch.setattr(stream_renderer, "page", lambda: page)
+    monkeypatch.setattr(stream_renderer, "make_page", lambda: page)
     monkeypatch.setattr(stream_renderer.terminal, "say", order.append)
-    block = stream_renderer.FirstBlock(SimpleNamespace(finish_reason="stop"))
+    block = stream_renderer.FirstBlockPage(SimpleNamespace(finish_reason="stop"))
     block.push("ls -l")
     block.end()
     assert order == ["ls -l", "\n", stream_renderer.NO_BLOCK]
@@ -88,8 +88,8 @@ def test_the_note_follows_the_answers_line(cli, monkeypatch):
 
 def test_extract_reports_a_block_that_is_cut_off(cli):
     code, out, err = cli("run", "-p", "Hi", "-x", "-n", 12, *grammar("```sh\n" + "ls -l\n" * 40 + "```\n"))
-    assert code == 7 and out.startswith("ls -l\n") and "the code block is cut off" in err
-    assert "cut off, for" not in cli("run", "-p", "Hi", "-x", *grammar(SAID))[2]
+    assert code == 7 and out.startswith("ls -l\n") and "the code block is incomplete" in err
+    assert "incomplete" not in cli("run", "-p", "Hi", "-x", *grammar(SAID))[2]
 
 
 def test_extract_applies_to_each_of_several_answers(cli):
@@ -122,9 +122,9 @@ def test_an_answer_that_cannot_be_saved_warns_about_continue(cli, state: Path, m
     def fail(old: str, new: str) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("localllm.services.last_answer.replace", fail)
+    monkeypatch.setattr("localllm.services.last_answer.replace_file", fail)
     message = (
-        "localllm: warning: this answer could not be saved (No space left on device): --continue would continue an "
+        "localllm: warning: this answer could not be saved (No space left on device): --continue will continue an "
         "earlier one\n"
     )
     assert message not in cli("run", *ASK)[2]
@@ -167,9 +167,9 @@ def test_a_session_of_run_needs_no_terminal(cli, state: Path):
     for question in ("Which commands are there?", "What else?"):
         code, out, _ = cli("run", "--session", "trip", "-p", question, "--temp", 0, "-n", 4)
         assert code == 0
-    lines = sessions.read("trip").messages
+    lines = sessions.read_session("trip").messages
     assert [line["content"] for line in lines if line["role"] == "user"] == ["Which commands are there?", "What else?"]
-    assert lines[-1]["content"] == out.removesuffix("\n") and sessions.names() == ["trip"]
+    assert lines[-1]["content"] == out.removesuffix("\n") and sessions.list_names() == ["trip"]
     assert cli("sessions", "show", "trip")[1].count("user: ") == 2
 
 

@@ -18,11 +18,11 @@ from PIL import Image
 from pooled import acquire
 
 import localllm
-from localllm.engine.image_tokens import is_within, last_end
+from localllm.engine.image_tokens import cuts_image, find_last_end
 from localllm.engine.runs import Runs
 from localllm.errors import ContextError, LocalllmError, ModelError, UsageError
 from localllm.files.models_folder import find_projector
-from localllm.generation.chunked_prefill import around_images, read_prompt
+from localllm.generation.chunked_prefill import prefill_prompt, split_around_images
 from tests.goldens.test_logits import nmse
 from tests.unit.engine.test_vision_encoder import picture
 
@@ -69,7 +69,7 @@ def test_run_answers_depend_on_the_image_only(models, call, name):
 def test_images_precede_the_text_between_their_markers(models, opened):
     one, two = models / "one.png", models / "two.jpg"
     prompt = opened.session.encode_chat([{"role": "user", "content": "What?", "images": [one, two]}])
-    begin, end = (opened.tokenizer.special_id(mark) for mark in ("<start_of_image>", "<end_of_image>"))
+    begin, end = (opened.tokenizer.get_special_id(mark) for mark in ("<start_of_image>", "<end_of_image>"))
     images = [token for token in prompt if token < 0]
     assert len(images) == 8 and len(set(images)) == 8
     places = [place for place, token in enumerate(prompt) if token in (begin, end)]
@@ -84,7 +84,7 @@ def test_image_markers_in_a_text_stay_text(models, opened):
     message = {"role": "user", "content": "a \ufdd1 <start_of_image> b", "images": [models / "one.png"]}
     prompt = opened.session.encode_chat([message])
     assert sum(token < 0 for token in prompt) == 4
-    assert prompt.count(opened.tokenizer.special_id("<start_of_image>")) == 1
+    assert prompt.count(opened.tokenizer.get_special_id("<start_of_image>")) == 1
     assert "\ufdd1" not in opened.tokenizer.decode([token for token in prompt if token >= 0], special=True)
 
 
@@ -137,7 +137,7 @@ def test_another_question_encodes_and_prefills_no_image_again(tmp_path, name, be
         """Return the number of prefilled tokens, and the next logits."""
         with acquire(model.session.cache, prompt) as begun:
             held = len(begun.sequence.tokens)
-            return len(prompt) - held, read_prompt(begun.sequence, prompt, None)
+            return len(prompt) - held, prefill_prompt(begun.sequence, prompt, None)
 
     with localllm.open(tmp_path / "tiny.gguf", threads=2, cache=False) as model:
         first = model.chat(asked("What is it? " * 20, one, two), max_tokens=3)
@@ -146,17 +146,17 @@ def test_another_question_encodes_and_prefills_no_image_again(tmp_path, name, be
         prompt = model.session.encode_chat(asked("And the colour?" * 15, one, two))
         count, row = logits(model, prompt)
         assert len(images) > 128 and count == len(prompt) - images[-1] - 1
-        assert np.array_equal(row, read_prompt(model.engine.sequence(), prompt, None))
+        assert np.array_equal(row, prefill_prompt(model.engine.sequence(), prompt, None))
         other = model.session.encode_chat(asked("And the colour?" * 15, one, picture((320, 480), 3)))
         count, row = logits(model, other)
         assert count == len(other) - 1 - max(place for place in images if first.prompt[place] == other[place])
-        assert np.array_equal(row, read_prompt(model.engine.sequence(), other, None))
+        assert np.array_equal(row, prefill_prompt(model.engine.sequence(), other, None))
 
 
 def is_segment_end(tokens: list[int]) -> bool:
     """Return whether a prefill segment ends after these tokens, before text and before an image."""
     prompts = [*tokens, *[6] * 300], [*tokens, -1 - (9 << 15), *[6] * 300]
-    return all(any(stretch.end == len(tokens) for stretch in around_images(prompt, Runs())) for prompt in prompts)
+    return all(any(stretch.end == len(tokens) for stretch in split_around_images(prompt, Runs())) for prompt in prompts)
 
 
 def test_segments_end_alike_whatever_follows():
@@ -168,11 +168,18 @@ def test_segments_end_alike_whatever_follows():
             count, key = int(rng.integers(1, 700)), int(rng.integers(1, 3))
             tokens += [5] * count if rng.random() < 0.5 else [-1 - (key << 15 | row) for row in range(count)]
         length = int(rng.integers(0, 1400))
-        ends = [stretch.end for stretch in around_images(tokens, runs)]
+        ends = [stretch.end for stretch in split_around_images(tokens, runs)]
         wanted = max(
-            [0, *(end for end in ends if end <= length and not is_within(tokens, end) and is_segment_end(tokens[:end]))]
+            [
+                0,
+                *(
+                    end
+                    for end in ends
+                    if end <= length and not cuts_image(tokens, end) and is_segment_end(tokens[:end])
+                ),
+            ]
         )
-        assert last_end(tokens, length, runs) == wanted
+        assert find_last_end(tokens, length, runs) == wanted
 
 
 def test_several_answers_and_prompts_with_images_equal_single_ones(models, opened):
@@ -222,7 +229,7 @@ def test_map_accepts_images_in_every_form(models, call, tmp_path, monkeypatch):
         json.loads(call("map", model, tmp_path / "in.jsonl", *more, *options)[1].splitlines()[0])["error"]
         for model, options in ((path, ["--raw"]), (blind, []))
     )
-    assert "images need a chat template" in raw and "blind.gguf cannot read images" in sees_none
+    assert "images cannot be combined with raw" in raw and "blind.gguf cannot read images" in sees_none
     by_option = call("map", blind, tmp_path / "in.jsonl", *more, "--mmproj", models / "llava" / "mmproj-tiny-F32.gguf")
     assert "output" in json.loads(by_option[1].splitlines()[0])
 
@@ -233,8 +240,8 @@ def test_images_of_waiting_requests_are_kept(models, opened, monkeypatch):
     from localllm.generation.options import GenerationOptions
     from localllm.generation.sampling.options import SamplingOptions
 
-    monkeypatch.setattr(eye, "LEAST", 0)
-    monkeypatch.setattr(eye, "MOST_BYTES", 0)
+    monkeypatch.setattr(eye, "MIN_CACHED", 0)
+    monkeypatch.setattr(eye, "MAX_BYTES", 0)
     asked = [{"role": "user", "content": "What?", "images": [models / "one.png", models / "two.jpg"]}]
     options = GenerationOptions(4, sampling=SamplingOptions(temperature=0))
     answers = [opened.session.chat(asked, options) for _ in range(2)]
@@ -273,7 +280,7 @@ def test_prefill_segments_do_not_cut_images(tmp_path, name, precise):
 
     Gemma's images have 144 rows that attend to each other and are prefilled at once.
     """
-    from localllm.generation.chunked_prefill import read_prompt
+    from localllm.generation.chunked_prefill import prefill_prompt
     from localllm.generation.options import GenerationOptions
     from localllm.generation.scheduler import Scheduler
 
@@ -295,7 +302,7 @@ def test_prefill_segments_do_not_cut_images(tmp_path, name, precise):
         assert sum(map(len, batch)) == 8
         batch.close()
         for request in requests:
-            alone = read_prompt(model.engine.sequence(), request.prompt, None)[0]
+            alone = prefill_prompt(model.engine.sequence(), request.prompt, None)[0]
             assert nmse(logits_by_prompt[request.key], alone[: model.tokenizer.vocab_size]) < (
                 1e-10 if precise else 1e-4
             )
@@ -305,7 +312,7 @@ def test_prefill_segments_do_not_cut_images(tmp_path, name, precise):
     ("arguments", "message"),
     [
         (["--image", "none.png"], "cannot read the image none.png: No such file"),
-        (["--image", __file__], "not an image"),
+        (["--image", __file__], "expected an image file"),
         (["--image", "{one}", "--mmproj", "none.gguf"], "none.gguf"),
         (["--image", "{one}", "--mmproj", "{model}"], "(mmproj), found a language model"),
         (["--image", "{one}", "--mmproj", "{other}"], "the projector of another model"),
@@ -390,7 +397,7 @@ def test_arrays_pillow_images_and_files_give_the_same_answer(models, opened):
 
 def test_chat_sends_saves_and_retries_images(models, opened, monkeypatch, tmp_path, capfd):
     from localllm.cli.interactive.conversation import TerminalConversation
-    from localllm.cli.interactive.slash_commands import Tools, execute
+    from localllm.cli.interactive.slash_commands import CommandTools, execute
     from localllm.cli.terminal.output import ProgressLine
     from localllm.generation.options import GenerationOptions
     from localllm.services import sessions
@@ -400,7 +407,7 @@ def test_chat_sends_saves_and_retries_images(models, opened, monkeypatch, tmp_pa
     conversation = TerminalConversation(opened, GenerationOptions(6), ProgressLine())
 
     def say(text: str) -> None:
-        if not execute(conversation, text, Tools(lambda name: opened, lambda text: None)):
+        if not execute(conversation, text, CommandTools(lambda name: opened, lambda text: None)):
             conversation.ask(text)
 
     for text in ("/save trip", f"/image {path}", f"/image {models / 'two.jpg'}", "/undo", "What?"):
@@ -413,8 +420,8 @@ def test_chat_sends_saves_and_retries_images(models, opened, monkeypatch, tmp_pa
     say("And now?")
     assert [line["content"] for line in conversation.lines if line["role"] == "user"] == ["What?", "And now?"]
     conversation.leave()
-    kept = sessions.read("trip").messages
-    assert sessions.visible_fields(kept)[0] == {"role": "user", "content": "What?", "images": [str(path)]}
+    kept = sessions.read_session("trip").messages
+    assert sessions.select_visible_fields(kept)[0] == {"role": "user", "content": "What?", "images": [str(path)]}
     say("/load trip")
     say("Once more?")
     prompt = opened.session._answer.prompt
@@ -461,7 +468,7 @@ def test_shifting_the_context_moves_or_drops_whole_images(tmp_path, name):
             sequence = model.session.cache.idle[-1]
             assert sequence.tokens[: answer.prompt_tokens] == answer.prompt
             rows.append(sequence.append([5, 6, 7], "all"))
-            assert all(not is_within(sequence._sequence.tokens, place) for place in (answer.kept, 384))
+            assert all(not cuts_image(sequence._sequence.tokens, place) for place in (answer.kept, 384))
     assert token_lists[0] == token_lists[1] and nmse(*rows) < bound(1e-8, 1e-5)
     if name != "qwen25vl":  # whose images have more rows
         return

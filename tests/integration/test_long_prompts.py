@@ -11,19 +11,26 @@ import pytest
 import localllm
 from localllm.errors import ContextError
 from localllm.services.long_text import relevant_lines
-from localllm.services.long_text.long_prompt import NOTHING, PartAnswers, Room, condense, cut, parts_of
+from localllm.services.long_text.long_prompt import (
+    NOTHING,
+    ChunkAnswers,
+    ContextBudget,
+    condense,
+    split_chunks,
+    truncate_material,
+)
 from localllm.services.long_text.relevant_lines import (
     LONG,
-    Part,
-    contrasts,
+    LineSegment,
     find_lines,
-    lines_of,
     pick_lines,
     score_lines,
-    sentences_of,
+    split_lines,
+    split_sentences,
+    subtract_medians,
 )
 
-WORDS = Room(40, lambda text: len(text.split()))
+WORDS = ContextBudget(40, lambda text: len(text.split()))
 LINES = [f"line {number} of it" for number in range(100)]
 TEXT = "\n".join(LINES) + "\n"
 ASK = "-p", "When does the ferry leave?", "--temp", 0, "-n", 4, "-c", 600
@@ -42,17 +49,19 @@ def last_question(tmp_path: Path) -> str:
 
 
 def test_cutting_keeps_whole_lines():
-    head, note = cut(TEXT, "head", WORDS)
+    head, note = truncate_material(TEXT, "head", WORDS)
     assert head.split("\n") == LINES[:3] and note == "reads 3 of 100 lines"
-    assert cut(TEXT, "tail", WORDS)[0].split("\n") == LINES[-3:]
-    first, mark, last = cut(TEXT, "middle", Room(70, WORDS.count))[0].partition("[... 91 lines left out ...]\n")
+    assert truncate_material(TEXT, "tail", WORDS)[0].split("\n") == LINES[-3:]
+    first, mark, last = truncate_material(TEXT, "middle", ContextBudget(70, WORDS.count))[0].partition(
+        "[... 91 lines left out ...]\n"
+    )
     assert mark and (first.split("\n")[:-1], last.split("\n")) == (LINES[:4], LINES[-5:])
 
 
 @pytest.mark.parametrize("how", ["head", "tail", "middle"])
 @pytest.mark.parametrize("room", [30, 41, 70, 333, 480])
 def test_the_cut_text_fits(how: str, room: int):
-    text, _ = cut(TEXT, how, Room(room, WORDS.count))
+    text, _ = truncate_material(TEXT, how, ContextBudget(room, WORDS.count))
     assert WORDS.count(text) <= room and text
     kept = [line for line in text.split("\n") if line.startswith("line")]
     assert kept == [line for line in LINES if line in kept]
@@ -60,32 +69,32 @@ def test_the_cut_text_fits(how: str, room: int):
 
 @pytest.mark.parametrize(("how", "kept"), [("head", "0123"), ("tail", "6789"), ("middle", "0123")])
 def test_a_single_long_line_is_cut_by_characters(how: str, kept: str):
-    assert cut("0123456789", how, Room(4, len)) == (kept, "reads 4 of 10 characters")
+    assert truncate_material("0123456789", how, ContextBudget(4, len)) == (kept, "reads 4 of 10 characters")
 
 
 def test_chunks_cover_the_whole_text():
-    parts = [*parts_of(TEXT, 21, WORDS.count)]
+    parts = [*split_chunks(TEXT, 21, WORDS.count)]
     assert "".join(parts) == TEXT and len(parts) == 25
-    assert "".join(parts_of("x" * 1000 + "\ny", 64, len)) == "x" * 1000 + "\ny"
-    assert max(len(part) for part in parts_of("x" * 1000, 64, len)) <= 64
+    assert "".join(split_chunks("x" * 1000 + "\ny", 64, len)) == "x" * 1000 + "\ny"
+    assert max(len(part) for part in split_chunks("x" * 1000, 64, len)) <= 64
 
 
-class Answers(PartAnswers):
+class Answers(ChunkAnswers):
     """Part answers that repeat a share of their lines."""
 
     def __init__(self, size: float):
         self.rounds, self._size = list[int](), size
 
-    def combined(self, parts) -> str:
+    def answer_chunks(self, parts) -> str:
         self.rounds.append(len(parts))
         return "\n".join(LINES[: int(sum(part.count("\n") for part in parts) * self._size)])
 
 
 def test_answers_are_condensed_until_they_fit():
-    answers, room = Answers(0.5), Room(170, WORDS.count)
+    answers, room = Answers(0.5), ContextBudget(170, WORDS.count)
     prompt = condense(TEXT, "Which?", room, answers)
     assert room.fits(prompt) and prompt.endswith("without mentioning parts: Which?") and len(answers.rounds) > 1
-    with pytest.raises(ContextError, match="as long as the text: set -n"):
+    with pytest.raises(ContextError, match="as long as the text itself: limit them with -n"):
         condense(TEXT, "Which?", room, Answers(1))
 
 
@@ -107,17 +116,19 @@ def test_a_prompt_that_fits_is_not_cut(cli, long: Path):
 
 def test_each_chunk_is_asked_and_then_their_answers(cli, long: Path):
     code, out, err = cli("run", "-f", long, *ASK, "--on-overflow", "chunks")
-    assert code == 0 and out and "the prompt exceeds the context: asking its " in err
+    assert code == 0 and out and "the prompt exceeds the context: asking the question of its " in err
     assert last_question(long.parent).startswith("A long text was read in parts.")
     assert [*(long.parent / "cache").rglob("*.jsonl")] == []
 
 
 def test_chunks_without_an_answer_are_dropped(monkeypatch):
     texts = {1: "At nine.", 2: NOTHING, 3: "nothing.", 4: " At ten."}
-    monkeypatch.setattr(PartAnswers, "_answers", lambda self, records: {each.id: texts[each.id] for each in records})
-    answers = object.__new__(PartAnswers)
+    monkeypatch.setattr(
+        ChunkAnswers, "_generate_answers", lambda self, records: {each.id: texts[each.id] for each in records}
+    )
+    answers = object.__new__(ChunkAnswers)
     answers._question = "When?"
-    assert answers.combined(["a", "b", "c", "d"]) == "At nine.\n\nAt ten."
+    assert answers.answer_chunks(["a", "b", "c", "d"]) == "At nine.\n\nAt ten."
 
 
 def test_an_interrupted_command_resumes(cli, long: Path, monkeypatch):
@@ -130,17 +141,17 @@ def test_an_interrupted_command_resumes(cli, long: Path, monkeypatch):
     monkeypatch.setattr(long_prompt, "condense", lambda *given: (real(*given), interrupted()))
     real = condense
     code, _, err = cli("run", "-f", long, *ASK, "--on-overflow", "chunks")
-    count = int(err.split("asking its ")[1].split()[0])
+    count = int(err.split("asking the question of its ")[1].split()[0])
     monkeypatch.setattr(long_prompt, "condense", real)
     assert code == 4 and math.isfinite(count)
     code, out, err = cli("run", "-f", long, *ASK, "--on-overflow", "chunks")
-    assert code == 0 and out and f"asking its {count} parts, of which {count} of them already answered" in err
+    assert code == 0 and out and f"asking the question of its {count} chunks, {count} of them already answered" in err
 
 
 def test_lines_scored_in_a_batch_equal_one_text(monkeypatch):
     monkeypatch.setattr(relevant_lines, "LINES", 5)
     monkeypatch.setattr(relevant_lines, "WARM", 2)
-    monkeypatch.setattr(relevant_lines, "contrasts", list)
+    monkeypatch.setattr(relevant_lines, "subtract_medians", list)
     lines = [f"The ferry {word} at nine." for word in ("leaves", "stays", "sinks", "waits", "turns", "rests")]
     builtin = localllm.open(localllm.builtin_model())
     scores, encode = score_lines(builtin, "When?", lines), builtin.tokenizer.encode
@@ -162,18 +173,21 @@ def test_lines_scored_in_a_batch_equal_one_text(monkeypatch):
 
 
 def test_batches_of_lines_hold_each_line_once():
-    parts = [*relevant_lines.parts_of([10] * 300, 1000)]
+    parts = [*relevant_lines.split_segments([10] * 300, 1000)]
     assert [at for part in parts for at in part.own] == [*range(300)]
     assert all(10 * len([*part.before, *part.own]) <= 1000 for part in parts)
     assert parts[0].before == range(16) and parts[1].before == range(parts[1].own.start - 16, parts[1].own.start)
-    assert [*relevant_lines.parts_of([300, 300], 400)] == [Part(range(0), range(1)), Part(range(1, 1), range(1, 2))]
+    assert [*relevant_lines.split_segments([300, 300], 400)] == [
+        LineSegment(range(0), range(1)),
+        LineSegment(range(1, 1), range(1, 2)),
+    ]
     with pytest.raises(ContextError, match="a line of 500 tokens does not fit"):
-        [*relevant_lines.parts_of([500], 400)]
+        [*relevant_lines.split_segments([500], 400)]
 
 
 def test_lines_that_stand_out_are_picked():
     odds = [-at / 10 + 2 * (at == 20) for at in range(40)]  # falling, as the model is used to "no"
-    assert max(range(40), key=contrasts(odds).__getitem__) == 20 and contrasts([3.0]) == [0.0]
+    assert max(range(40), key=subtract_medians(odds).__getitem__) == 20 and subtract_medians([3.0]) == [0.0]
     scores = [0.0, 5.0, 1.0, 4.0, 3.0]
     assert pick_lines(LINES[:5], scores, 1000, WORDS.count) == [1, 3, 4]
     assert pick_lines(LINES[:5], scores, 10, WORDS.count) == [1, 3]
@@ -203,17 +217,17 @@ def test_wrapped_prose_is_scored_by_sentences():
     """Keep a fact together across a line break."""
     sentences = [f"On the {word} day the old ship lay at the quay of Brest and waited." for word in ["first", "last"]]
     text = "\n\n".join(fill(" ".join(sentences), 50) for _ in range(20))
-    assert lines_of(text) == sentences * 20
+    assert split_lines(text) == sentences * 20
     log = "".join(f"web{at} GET /cart 200\n{chr(10) * (at % 9 == 0)}" for at in range(100))
-    assert lines_of(log) == [line for line in log.splitlines() if line]
-    assert sentences_of("Yes. No. " + sentences[0]) == ["Yes. No. " + sentences[0]]
+    assert split_lines(log) == [line for line in log.splitlines() if line]
+    assert split_sentences("Yes. No. " + sentences[0]) == ["Yes. No. " + sentences[0]]
 
 
 def test_long_lines_are_cut_before_scoring():
-    assert lines_of("a\n\n b\n") == ["a", " b"]
+    assert split_lines("a\n\n b\n") == ["a", " b"]
     sentences = "The ferry leaves at nine. " * 40
-    assert len(lines_of(sentences)) == 40
-    assert [len(line) for line in lines_of("x" * (LONG + 1))] == [LONG, 1]
+    assert len(split_lines(sentences)) == 40
+    assert [len(line) for line in split_lines("x" * (LONG + 1))] == [LONG, 1]
 
 
 def test_run_prefills_relevant_lines_only(cli, long: Path):
@@ -231,10 +245,19 @@ def test_run_prefills_relevant_lines_only(cli, long: Path):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (("run", "-p", "Hi", "--raw", "--on-overflow", "chunks"), "asks a question: leave out --raw"),
-        (("run", "-p", "Hi", "--raw", "--on-overflow", "relevant"), "relevant asks a question: leave out --raw"),
-        (("chat", "-p", "Hi", "--on-overflow", "head"), "--on-overflow head is for `localllm run`"),
-        (("run", "-p", "Hi " * 400, "-f", "LONG", "-c", 300, "--on-overflow", "head"), "the question alone leaves no"),
+        (
+            ("run", "-p", "Hi", "--raw", "--on-overflow", "chunks"),
+            "needs a question in a chat template: leave out --raw",
+        ),
+        (
+            ("run", "-p", "Hi", "--raw", "--on-overflow", "relevant"),
+            "relevant needs a question in a chat template: leave out --raw",
+        ),
+        (("chat", "-p", "Hi", "--on-overflow", "head"), "--on-overflow head is available with `localllm run` only"),
+        (
+            ("run", "-p", "Hi " * 400, "-f", "LONG", "-c", 300, "--on-overflow", "head"),
+            "the question leaves no room for the material",
+        ),
     ],
 )
 def test_conflicting_overflow_options_are_refused(cli, long: Path, words: tuple[object, ...], problem: str):

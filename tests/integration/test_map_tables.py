@@ -16,7 +16,7 @@ from localllm import builtin_model
 from localllm.errors import UsageError
 from localllm.files.text_file import decode_with_replacement
 from localllm.services.records import tables
-from localllm.services.records.lines import Prompts, Record
+from localllm.services.records.lines import PromptBuilder, Record
 from localllm.services.records.stream import RecordStream
 from localllm.services.records.tables import encode_table, read_table
 
@@ -140,7 +140,7 @@ def test_a_prompt_must_name_existing_columns(cli, refused, table: Path):
     )
     code, _, err = cli("map", GUIDE, table)
     assert code == 2 and "-p TEXT is missing: the columns are {Item name}" in err
-    ask = Prompts('{Item name} as {"json": 1} and { x }', raw=True, columns=["Item name"])
+    ask = PromptBuilder('{Item name} as {"json": 1} and { x }', raw=True, columns=["Item name"])
     assert ask(Record(1, {"Item name": "milk"})) == 'milk as {"json": 1} and { x }'
 
 

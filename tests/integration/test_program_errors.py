@@ -20,9 +20,9 @@ from project import ROOT
 import localllm
 from localllm import builtin_model
 from localllm.cli import prompt_input as prompts
-from localllm.cli.argv import ParsedArgs, as_typed
-from localllm.cli.main import LEAST_MEMORY
-from localllm.cli.registry import params_of
+from localllm.cli.argv import ParsedArgs, replace_option_names
+from localllm.cli.main import MIN_MEMORY
+from localllm.cli.registry import list_params
 from localllm.cli.terminal import output as terminal
 from localllm.errors import ContextError, ModelError, UsageError
 from localllm.files import text_file
@@ -221,7 +221,7 @@ class Endless(io.RawIOBase):
     """A pipe that never ends."""
 
     def __init__(self, piece: bytes):
-        self.given, self._piece = 0, piece
+        self.records_input, self._piece = 0, piece
 
     def readable(self) -> bool:
         return True
@@ -229,19 +229,21 @@ class Endless(io.RawIOBase):
     def readinto(self, buffer) -> int:  # type: ignore[no-untyped-def]
         data = (self._piece * (len(buffer) // len(self._piece) + 1))[: len(buffer)]
         buffer[:] = data
-        self.given += len(data)
+        self.records_input += len(data)
         return len(data)
 
 
 @pytest.mark.parametrize(("encoding", "factor"), [(None, 1), ("latin-1", 4)])
 def test_a_prompt_that_cannot_fit_is_refused_while_it_is_read(encoding: str | None, factor: int):
-    source, most = Endless(b"hello "), 5 * prompts.ALWAYS
+    source, most = Endless(b"hello "), 5 * prompts.MIN_CHECKED_BYTES
     with pytest.raises(ContextError, match="alone exceed the context"):
         prompts.read_bounded(io.BufferedReader(source), lambda: most, encoding)
-    assert most * factor < source.given <= most * factor + 2 * prompts.ALWAYS
+    assert most * factor < source.records_input <= most * factor + 2 * prompts.MIN_CHECKED_BYTES
     with pytest.raises(ContextError):
-        prompts.read_bounded(io.BytesIO(b"\xff\xfe" + b"a\0" * 5 * prompts.ALWAYS), lambda: prompts.ALWAYS)
-    long = b"x" * (3 * prompts.ALWAYS)
+        prompts.read_bounded(
+            io.BytesIO(b"\xff\xfe" + b"a\0" * 5 * prompts.MIN_CHECKED_BYTES), lambda: prompts.MIN_CHECKED_BYTES
+        )
+    long = b"x" * (3 * prompts.MIN_CHECKED_BYTES)
     assert prompts.read_bounded(io.BytesIO(long), lambda: len(long)) == long
 
 
@@ -270,13 +272,13 @@ def test_an_endless_pipe_is_refused(tiny: str):
 
 
 def test_the_limit_of_prompt_bytes_depends_on_the_context(tiny: str):
-    from localllm.api import most_prompt_bytes
+    from localllm.api import get_max_prompt_bytes
 
     with localllm.open(tiny) as model:
         text = "<|endoftext|> world" * 50
         assert len(text.encode()) <= model.tokenizer.most_bytes(len(model.tokenize(text, special=True)))
     longest = len("<|endoftext|>")
-    assert (most_prompt_bytes(tiny, 30), most_prompt_bytes(tiny)) == (30 * longest, 200_000 * longest)
+    assert (get_max_prompt_bytes(tiny, 30), get_max_prompt_bytes(tiny)) == (30 * longest, 200_000 * longest)
 
 
 @pytest.mark.slow
@@ -503,10 +505,10 @@ def test_errors_name_options_as_they_were_typed(tiny: str, refused, words: list[
 
 
 def test_an_option_that_was_not_typed_has_its_longest_name():
-    params = params_of("run")
-    assert as_typed("max_tokens must be less", params, ParsedArgs(), {}) == "--max-tokens must be less"
-    assert as_typed("the file max_tokens.gguf", params, ParsedArgs(), {}) == "the file max_tokens.gguf"
-    assert as_typed("model of a prompt", params, ParsedArgs(), {}) == "model of a prompt"
+    params = list_params("run")
+    assert replace_option_names("max_tokens must be less", params, ParsedArgs(), {}) == "--max-tokens must be less"
+    assert replace_option_names("the file max_tokens.gguf", params, ParsedArgs(), {}) == "the file max_tokens.gguf"
+    assert replace_option_names("model of a prompt", params, ParsedArgs(), {}) == "model of a prompt"
 
 
 @pytest.mark.parametrize("name", ["keys", "threads", "stop", "max_tokens", "top_k", "n"])
@@ -529,9 +531,9 @@ def test_file_names_are_not_taken_for_option_names(tiny: str, cli, tmp_path: Pat
 
 @pytest.mark.parametrize("text", ["a 'top_k b' c", "the file top_k b is gone", "top_k b: no such file"])
 def test_option_names_within_values_are_kept(text: str):
-    params, words = params_of("run"), ParsedArgs({"file": "top_k b", "stop": ["top_k b"]})
-    assert as_typed(text, params, words, {}) == text
-    assert as_typed("top_k must be 0 or greater", params, words, {}) == "--top-k must be 0 or greater"
+    params, words = list_params("run"), ParsedArgs({"file": "top_k b", "stop": ["top_k b"]})
+    assert replace_option_names(text, params, words, {}) == text
+    assert replace_option_names("top_k must be 0 or greater", params, words, {}) == "--top-k must be 0 or greater"
 
 
 # The Python API.
@@ -669,7 +671,7 @@ def test_decoration_follows_term_and_no_color(monkeypatch, term: str, no_color: 
         monkeypatch.setenv("NO_COLOR", no_color)
     monkeypatch.setattr(sys, "stderr", Screen())
     line = terminal.ProgressLine()
-    terminal.dim("hello")
+    terminal.say_dim("hello")
     line.show("working")
     line.clear()
     assert sys.stderr.getvalue() == shown
@@ -748,7 +750,7 @@ def is_running(pid: str) -> bool:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="address space is limited as on Linux")
 def test_too_little_memory_exits_with_5(tiny: str):
     """Try ten limits from Python's own needs to enough: one line and exit code 5, or the answer."""
-    least = LEAST_MEMORY >> 10  # kB
+    least = MIN_MEMORY >> 10  # kB
     sizes = [20_000, 60_000, 80_000, 120_000, least - 1, least + 20_000, 290_000, 310_000, 350_000, 1_000_000]
     results = []
     for size in sizes:
@@ -772,11 +774,11 @@ def test_weights_beyond_the_memory_are_reported_before_loading(tiny: str, cli, m
         (size, ""),
         (
             size - 1,
-            "localllm: warning: the weights take 0.00 GB, but only 0.00 GB of memory are available: they are read from "
-            "the disk again and again, which is slow; `localllm fit` says what fits\n",
+            "localllm: warning: the weights take 0.00 GB, but only 0.00 GB of memory are available: reading them "
+            "from the disk again and again is slow; `localllm fit` shows which models fit\n",
         ),
     ):
-        monkeypatch.setattr("localllm.system.memory.available_memory", lambda mapped=0, size=available: size)
+        monkeypatch.setattr("localllm.system.memory.get_available_memory", lambda mapped=0, size=available: size)
         assert cli("run", tiny, "-p", "Hi", "--no-stdin", *GREEDY)[::2] == (0, line)
 
 

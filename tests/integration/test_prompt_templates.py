@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from localllm import builtin_model
-from localllm.cli.registry import params_of
+from localllm.cli.registry import list_params
 from localllm.errors import UsageError
-from localllm.services.prompt_templates import fields_of, load, names, parse
+from localllm.services.prompt_templates import list_names, load_template, parse_fields, parse_template
 
 GUIDE = str(builtin_model())
 OWN = """---
@@ -42,12 +42,12 @@ BUILTIN = TWELVE.split()
 
 
 def test_twelve_templates_are_built_in():
-    assert names() == BUILTIN
+    assert list_names() == BUILTIN
 
 
 @pytest.mark.parametrize("name", BUILTIN)
 def test_every_built_in_template_runs(cli, folder: Path, name: str):
-    template, known = load(name), {option for param in params_of("run") for option in param.names}
+    template, known = load_template(name), {option for param in list_params("run") for option in param.names}
     assert template.description and {word.split("=")[0] for word in template.words()} <= known
     code, out, err = cli("run", GUIDE, "--template", name, "-n", 40, stdin=b"the bill of May\n")
     assert code == 0 or (code == 7 and name in ("extract", "rename")), err
@@ -85,7 +85,9 @@ def test_a_template_may_name_the_model_and_place_the_input(cli, folder: Path, ti
 
 def test_files_named_by_a_template_are_beside_it(folder: Path):
     (folder / "templates" / "s.json").write_text("{}")
-    template = parse("a", folder / "templates" / "a.md", "---\njson-schema: s.json\nextract: true\nraw: false\n---\n")
+    template = parse_template(
+        "a", folder / "templates" / "a.md", "---\njson-schema: s.json\nextract: true\nraw: false\n---\n"
+    )
     assert template.words() == [f"--json-schema={folder / 'templates' / 's.json'}", "--extract"]
 
 
@@ -125,9 +127,9 @@ def test_edit_copies_a_built_in_template(cli, folder: Path, monkeypatch):
     monkeypatch.setenv("VISUAL", "")
     monkeypatch.setenv("EDITOR", "sed -i s/ten/three/")
     assert cli("templates", "edit", "title")[0] == 0
-    assert "at most three words" in cli("templates", "show", "title")[1] and load("title").is_own
+    assert "at most three words" in cli("templates", "show", "title")[1] and load_template("title").is_own
     monkeypatch.setenv("EDITOR", "true")
-    assert cli("templates", "edit", "haiku")[0] == 0 and load("haiku").description == "haiku"
+    assert cli("templates", "edit", "haiku")[0] == 0 and load_template("haiku").description == "haiku"
     monkeypatch.setenv("EDITOR", "false")
     assert cli("templates", "edit", "haiku")[0] == 1
     monkeypatch.delenv("EDITOR")
@@ -136,6 +138,6 @@ def test_edit_copies_a_built_in_template(cli, folder: Path, monkeypatch):
 
 
 def test_fields_are_parsed_and_the_last_value_counts():
-    assert fields_of(["a=1", "b=x=y", "a=2"]) == {"a": "2", "b": "x=y"}
+    assert parse_fields(["a=1", "b=x=y", "a=2"]) == {"a": "2", "b": "x=y"}
     with pytest.raises(UsageError):
-        fields_of(["=1"])
+        parse_fields(["=1"])

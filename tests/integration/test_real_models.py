@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT / "scripts" / "measure"))
 from human_eval import answer_all, judge_all, read_tasks
 from json_tasks import is_right, read_json_tasks
 
-from localllm.services.tools.confined_python import reason_against
+from localllm.services.tools.confined_python import describe_obstacle
 
 pytestmark = pytest.mark.real
 
@@ -152,7 +152,7 @@ def test_qwen_answers_34_of_40_json_questions(opened):
     assert right >= 34
 
 
-@pytest.mark.skipif(bool(reason_against()), reason="what a model wrote cannot be confined here")
+@pytest.mark.skipif(bool(describe_obstacle()), reason="what a model wrote cannot be confined here")
 def test_qwen_solves_its_share_of_human_eval(request, real_model, tmp_path):
     """Solve each fourth task by `map`; with --all each second, of which 49 of 82 were right on a Zen 4.
 

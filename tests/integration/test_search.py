@@ -11,11 +11,11 @@ from project import ROOT
 
 from localllm import builtin_model
 from localllm.errors import UsageError
-from localllm.services.search.answers import cited_places
-from localllm.services.search.files import Filter, matches, text_files
-from localllm.services.search.index import Index
-from localllm.services.search.passages import Passage, cut_into_passages
-from localllm.services.search.ranking import Models, Search, without_repetition, words_of
+from localllm.services.search.answers import list_citations
+from localllm.services.search.files import FileFilter, iter_text_files, matches_pattern
+from localllm.services.search.index import PassageIndex
+from localllm.services.search.passages import Passage, split_passages
+from localllm.services.search.ranking import PassageSearch, SearchModels, drop_repetitions, extract_words
 
 GUIDE = builtin_model()
 NOTES = """# Boats
@@ -70,7 +70,7 @@ def folder(tmp_path: Path, monkeypatch) -> Path:
 
 
 def test_sections_are_passages_with_their_headings():
-    passages = cut_into_passages("a.md", NOTES)
+    passages = split_passages("a.md", NOTES)
     assert [(each.first, each.last, each.heading) for each in passages] == [
         (1, 3, "Boats"), (5, 7, "Boats > In winter"), (9, 11, "Trains"),
     ]  # fmt: skip
@@ -81,7 +81,7 @@ def test_sections_are_passages_with_their_headings():
 def test_a_heading_stays_with_the_text_below_it():
     """Exceed the size for that: a heading alone says nothing, and resembles all of its subject."""
     text = "# Ferries\n\n" + "The ferry leaves. " * 15 + "\n\n" + "There is a bus. " * 15 + "\n"
-    passages = cut_into_passages("a.md", text, size=250)
+    passages = split_passages("a.md", text, size=250)
     assert [(each.first, each.last) for each in passages] == [(1, 3), (5, 5)]
 
 
@@ -94,14 +94,14 @@ def test_no_passage_is_a_heading_alone():
         + "ferry --now\n" * 60
         + "```\n"
     )
-    passages = cut_into_passages("a.md", text, size=250)
+    passages = split_passages("a.md", text, size=250)
     assert [each.text.split("\n")[0] for each in passages if each.text[0] == "#"] == ["# Boats", "## Usage"]
     assert passages[0].heading == "Boats > Ferries" and "They leave" in passages[0].text
     assert min(len(each.text) for each in passages) > 200  # of a long block, too: its parts are about as long
 
 
 def test_code_is_split_before_definitions():
-    passages = cut_into_passages("a.py", CODE * 6, size=200)
+    passages = split_passages("a.py", CODE * 6, size=200)
     firsts = {(CODE * 6).splitlines()[each.first - 1] for each in passages}
     assert {"@cache", "class Store:"} <= firsts and not any(line.startswith("def check") for line in firsts)
 
@@ -111,7 +111,7 @@ def test_code_is_split_before_definitions():
     "text", [NOTES * 9, CODE * 9, "x" * 5000, "one line\n" * 999, "\n\n", "```\n# no heading\n```\n"]
 )
 def test_every_line_is_in_a_passage(name: str, text: str):
-    lines, passages = text.splitlines(), cut_into_passages(name, text, 300)
+    lines, passages = text.splitlines(), split_passages(name, text, 300)
     covered = {number for each in passages for number in range(each.first, each.last + 1)}
     assert {number for number, line in enumerate(lines, 1) if line.strip()} <= covered
     for each in passages:
@@ -124,19 +124,23 @@ def test_every_line_is_in_a_passage(name: str, text: str):
 
 
 def test_searched_files_are_those_of_ripgrep(folder: Path):
-    names = [*text_files(["."], Filter())]
+    names = [*iter_text_files(["."], FileFilter())]
     assert names == ["data.bin", "notes/todo.txt", "notes/travel.md", "src/users.py"]
-    assert "build/b.txt" in [*text_files(["."], Filter(ignored=True))]
-    assert ".hidden/a.md" in [*text_files(["."], Filter(hidden=True))]
-    assert [*text_files(["."], Filter(include=["*.md"]))] == ["notes/travel.md"]
-    assert [*text_files(["."], Filter(exclude=["notes", "*.bin"]))] == ["src/users.py"]
+    assert "build/b.txt" in [*iter_text_files(["."], FileFilter(ignored=True))]
+    assert ".hidden/a.md" in [*iter_text_files(["."], FileFilter(hidden=True))]
+    assert [*iter_text_files(["."], FileFilter(include=["*.md"]))] == ["notes/travel.md"]
+    assert [*iter_text_files(["."], FileFilter(exclude=["notes", "*.bin"]))] == ["src/users.py"]
     (folder / "notes" / ".gitignore").write_text("*.txt\n!todo.txt\nsub/\n")
     (folder / "notes" / "b.txt").write_text("b")
-    assert [*text_files(["notes"], Filter())] == ["notes/todo.txt", "notes/travel.md"]
-    assert [*text_files(["x.log"], Filter())] == ["x.log"]  # named by the user
+    assert [*iter_text_files(["notes"], FileFilter())] == ["notes/todo.txt", "notes/travel.md"]
+    assert [*iter_text_files(["x.log"], FileFilter())] == ["x.log"]  # named by the user
     with pytest.raises(UsageError, match="none: no such file or folder"):
-        [*text_files(["none"], Filter())]
-    assert matches("a/b/c.md", "b/*.md") and matches("a/c.md", "c.*") and not matches("a/c.md", "b/*.md")
+        [*iter_text_files(["none"], FileFilter())]
+    assert (
+        matches_pattern("a/b/c.md", "b/*.md")
+        and matches_pattern("a/c.md", "c.*")
+        and not matches_pattern("a/c.md", "b/*.md")
+    )
 
 
 # ---- the command
@@ -200,8 +204,8 @@ def test_lines_of_a_pipe_are_ranked(cli, folder: Path):
 
 
 def test_only_changed_files_are_read_again(folder: Path, tmp_path: Path):
-    names = [*text_files(["."], Filter())]
-    with Index(tmp_path / "i.sqlite") as index:
+    names = [*iter_text_files(["."], FileFilter())]
+    with PassageIndex(tmp_path / "i.sqlite") as index:
         index.update(names)
         count = index.count
         assert index.added == count > 3
@@ -209,13 +213,13 @@ def test_only_changed_files_are_read_again(folder: Path, tmp_path: Path):
     os.utime(folder / "src" / "users.py")
     (folder / "notes" / "travel.md").write_text(NOTES.replace("every hour", "at noon"))
     (folder / "notes" / "todo.txt").unlink()
-    with Index(tmp_path / "i.sqlite") as index:
-        index.update([*text_files(["."], Filter())])
+    with PassageIndex(tmp_path / "i.sqlite") as index:
+        index.update([*iter_text_files(["."], FileFilter())])
         assert index.added == 3  # of the changed file; the other one has the same content
         asked: list[str] = []
         index.embed(lambda texts: asked.extend(texts) or np.ones((len(texts), 2), np.float32))
         assert len(asked) == 1 and "at noon" in asked[0]
-        assert index.by_words(["milk"], 9) == [] and len(index.by_words(["noon"], 9)) == 1
+        assert index.search_words(["milk"], 9) == [] and len(index.search_words(["noon"], 9)) == 1
 
 
 def test_a_damaged_index_is_rebuilt(cli, folder: Path):
@@ -232,7 +236,7 @@ def test_a_damaged_index_is_rebuilt(cli, folder: Path):
 def test_words_and_meaning_are_merged_by_rank(folder: Path, monkeypatch):
     """Prefer a passage that is second in both ranks to the first of one."""
     lines = ["ferry ferry", "ferry boat ship wagon", "quay", "tree"]
-    with Search([], Filter(), Models(None), lines=lines) as search:  # type: ignore[arg-type]
+    with PassageSearch([], FileFilter(), SearchModels(None), lines=lines) as search:  # type: ignore[arg-type]
         answers = {"embed": lambda self, texts, options: np.array([[1, 0]], np.float32)}
         search._embedder = type("Made", (), {**answers, "usual_role": lambda self, role: None})()
         cosines = {1: -0.1, 2: 0.8, 3: 0.9, 4: 0.0}
@@ -244,29 +248,29 @@ def test_words_and_meaning_are_merged_by_rank(folder: Path, monkeypatch):
 
 
 def test_common_words_of_a_question_are_ignored():
-    assert words_of("How do I resume a map?") == ["resume", "map"]
-    assert words_of("what is it?") == ["what", "is", "it"]
+    assert extract_words("How do I resume a map?") == ["resume", "map"]
+    assert extract_words("what is it?") == ["what", "is", "it"]
 
 
 def test_a_repeated_passage_is_dropped():
     passages = [Passage("a", 1, 10, ""), Passage("a", 4, 12, ""), Passage("a", 10, 20, ""), Passage("b", 1, 10, "")]
-    assert [id for id, _ in without_repetition([*enumerate(passages)], 3)] == [0, 2, 3]
+    assert [id for id, _ in drop_repetitions([*enumerate(passages)], 3)] == [0, 2, 3]
     copies = [
         Passage("a", 1, 3, "one\ntwo\nthree"),
         Passage("a", 5, 7, "  one\n  two\n4"),
         Passage("a", 9, 10, "one\n2"),
         Passage("b", 1, 3, "one\ntwo\nthree"),  # of another file, which -l must name
     ]
-    assert [id for id, _ in without_repetition([*enumerate(copies)], 3)] == [0, 2, 3]
+    assert [id for id, _ in drop_repetitions([*enumerate(copies)], 3)] == [0, 2, 3]
 
 
 def test_passages_start_at_list_items_and_options():
     """Do not split an item, or what is indented below an option."""
     item = "- `tool` starts a program.\n" + "  It goes on with a line that is rather long, and says more of it.\n" * 5
-    passages = cut_into_passages("a.md", "# Tools\n\n" + item * 6)
+    passages = split_passages("a.md", "# Tools\n\n" + item * 6)
     assert len(passages) > 2 and all(each.text.startswith(("# Tools", "- `tool`")) for each in passages)
     option = "  --option N    Sets it, and has a text\n" + " " * 16 + "that goes on here.\n"
-    passages = cut_into_passages("b.md", "```text\n" + option * 40 + "```\n")
+    passages = split_passages("b.md", "```text\n" + option * 40 + "```\n")
     assert len(passages) > 2 and all(each.text.startswith(("```", "  --option")) for each in passages)
 
 
@@ -312,8 +316,8 @@ def test_ask_cites_the_positions_of_its_answer(cli, folder: Path):
 
 def test_cited_passages_are_listed_and_all_without_a_citation():
     passages = [Passage("a", 1, 2, ""), Passage("b", 7, 9, ""), Passage("c", 3, 3, "")]
-    assert cited_places("So it is [3, 1], and [9].", passages) == ["[1] a:1", "[3] c:3"]
-    assert cited_places("Nothing.", passages) == ["[1] a:1", "[2] b:7", "[3] c:3"]
+    assert list_citations("So it is [3, 1], and [9].", passages) == ["[1] a:1", "[3] c:3"]
+    assert list_citations("Nothing.", passages) == ["[1] a:1", "[2] b:7", "[3] c:3"]
 
 
 def test_search_by_a_model_is_reproducible_and_cached(cli, folder: Path, model_path):

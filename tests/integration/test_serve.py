@@ -20,7 +20,7 @@ from served import Served, scripted, serving
 from tiny_model import write_tiny_model
 
 from localllm import api, builtin_model
-from localllm.cli.commands.serve import keys_of
+from localllm.cli.commands.serve import read_api_keys
 from localllm.cli.options.one_shot import EndpointGroup
 from localllm.files.cache import prefix_files
 from localllm.generation.chunked_prefill import LIVE_CHUNK
@@ -29,7 +29,7 @@ from localllm.generation.request import Output
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.generation.sampling.sampler import Sampler
 from localllm.generation.scheduler import Scheduler
-from localllm.generation.speculation.acceptance import Guesses
+from localllm.generation.speculation.acceptance import DraftSelector
 from localllm.server.worker import Subscriber
 
 GUIDE = str(builtin_model())
@@ -465,7 +465,7 @@ def test_without_the_extra_serve_explains_what_to_install(cli, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--host", "0.0.0.0"], "--host lets other computers connect: give --api-key-file"),
+        (["--host", "0.0.0.0"], "--host lets other computers connect: add --api-key-file FILE"),
         (["--memory", "much"], "--memory: 'much' is not a size"),
         (["a=" + GUIDE, "a=" + GUIDE], "two models are named a"),
         (["no-such-model"], "no-such-model"),
@@ -488,7 +488,7 @@ def test_comments_in_a_key_file_are_no_keys(tmp_path):
     file = tmp_path / "keys"
     file.write_text("# the laptop's\n\n  correct horse  \n#12345678\nbattery staple\n")
     file.chmod(0o600)
-    assert keys_of(str(file)) == ("correct horse", "battery staple")
+    assert read_api_keys(str(file)) == ("correct horse", "battery staple")
     assert EndpointGroup(endpoint="http://127.0.0.1:1", api_key_file=str(file)).place().key == "correct horse"
 
 
@@ -497,12 +497,12 @@ ENDING = """
 import signal, threading
 from localllm.cli.commands import serve
 from localllm.cli.main import main
-from localllm.system.processes import ending_signals
-tell = serve.tell
+from localllm.system.processes import list_ending_signals
+tell = serve.print_ready
 def told(setup, address):
     tell(setup, address)
-    threading.Timer(0.5, signal.raise_signal, [ending_signals()[-1]]).start()
-serve.tell = told
+    threading.Timer(0.5, signal.raise_signal, [list_ending_signals()[-1]]).start()
+serve.print_ready = told
 main()
 """
 
@@ -585,7 +585,7 @@ def test_a_real_model_answers_concurrent_requests_as_alone(shared):
 def test_the_server_reuses_prefixes_stored_by_run(shared, tmp_path, monkeypatch):
     """Load a whole prompt and the prefix of another from files of an earlier process."""
     monkeypatch.delenv(prefix_files.SIZE_VARIABLE)
-    monkeypatch.setattr(prefix_files, "folder", lambda: tmp_path / "prefixes")
+    monkeypatch.setattr(prefix_files, "get_folder", lambda: tmp_path / "prefixes")
     path = str(shared / "models" / "smollm2-135m-instruct-q4_1.gguf")
     text = "The quick brown fox jumps over the lazy dog. " * 70
     with api.open_model(path, 2) as model:
@@ -639,7 +639,7 @@ def test_finished_answers_leave_no_objects(server: Served):
             server.chat(text)
         until(lambda: server.service.pool.count_requests() == (0, 0))
         until(
-            lambda: not any(issubclass(type(one), Subscriber | Guesses) for one in gc.get_objects())
+            lambda: not any(issubclass(type(one), Subscriber | DraftSelector) for one in gc.get_objects())
         )  # no proxy is asked
     finally:
         gc.enable()

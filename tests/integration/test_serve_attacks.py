@@ -12,8 +12,8 @@ from served import Served, scripted, serving
 from tiny_model import write_tiny_model
 
 from localllm.errors import UsageError
-from localllm.server.guard import Rules, normalize_origin
-from localllm.server.http import Limits, nesting_depth, parse_json
+from localllm.server.guard import AccessRules, normalize_origin
+from localllm.server.http import Limits, measure_depth, parse_json
 from localllm.server.listener import HEAD_BYTES, IdleTimeoutProtocol
 from tests.integration.test_serve import SCRIPT, until
 
@@ -29,7 +29,7 @@ def path(tmp_path_factory) -> str:
 @pytest.fixture(scope="module")
 def server(path: str):
     limits = Limits(body=100_000, seconds=0.5)
-    rules = Rules(hosts=["nice.example"], origins=["https://friend.example"])
+    rules = AccessRules(hosts=["nice.example"], origins=["https://friend.example"])
     with serving({"scripted": lambda: scripted(path, SCRIPT)}, rules, limits) as served:
         yield served
 
@@ -136,7 +136,7 @@ def test_form_content_types_are_refused(server: Served, kind: str):
 
 
 def test_all_but_health_need_a_key(path: str):
-    with serving({"scripted": lambda: scripted(path, SCRIPT)}, Rules(keys=[KEY, "another key"])) as served:
+    with serving({"scripted": lambda: scripted(path, SCRIPT)}, AccessRules(keys=[KEY, "another key"])) as served:
         assert served.get("/health").status == 200
         wrong = (
             {},
@@ -167,8 +167,8 @@ def test_invalid_bodies_are_refused(server: Served, body: bytes, code: int):
 
 
 def test_the_nesting_depth_of_json_is_measured():
-    assert nesting_depth(b'{"a": [1, {"b": "[[[\\"[["}]}') == 3
-    assert nesting_depth(b'["\\\\", [[]]]') == 3
+    assert measure_depth(b'{"a": [1, {"b": "[[[\\"[["}]}') == 3
+    assert measure_depth(b'["\\\\", [[]]]') == 3
     assert parse_json(b'{"text": "' + b"[{" * 500 + b'"}', 3) == {"text": "[{" * 500}
 
 

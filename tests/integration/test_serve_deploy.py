@@ -21,7 +21,7 @@ from served import serving
 import localllm
 from localllm.errors import UsageError
 from localllm.server.app import AccessLog
-from localllm.server.listener import Tls, address_of, inherited_sockets, require_keys
+from localllm.server.listener import Tls, format_address, require_keys, take_inherited_sockets
 
 GUIDE = str(localllm.builtin_model())
 
@@ -130,24 +130,26 @@ def test_a_port_for_other_computers_needs_keys():
         here.bind(("127.0.0.1", 0))
         require_keys([here, unix], [])
         require_keys([anywhere], ["12345678"])
-        with pytest.raises(UsageError, match=r"^http://0\.0\.0\.0:\d+ lets other computers connect: give --api-key"):
+        with pytest.raises(
+            UsageError, match=r"^http://0\.0\.0\.0:\d+ lets other computers connect: add --api-key-file FILE$"
+        ):
             require_keys([here, anywhere], [])
-        assert address_of(here, "https") == f"https://127.0.0.1:{here.getsockname()[1]}"
+        assert format_address(here, "https") == f"https://127.0.0.1:{here.getsockname()[1]}"
 
 
 def test_inherited_sockets_of_another_process_are_ignored(monkeypatch: pytest.MonkeyPatch):
-    assert inherited_sockets() == []
+    assert take_inherited_sockets() == []
     monkeypatch.setenv("LISTEN_FDS", "1")
     monkeypatch.setenv("LISTEN_PID", str(os.getpid() + 1))
-    assert inherited_sockets() == [] and "LISTEN_FDS" not in os.environ
+    assert take_inherited_sockets() == [] and "LISTEN_FDS" not in os.environ
 
 
 def test_an_inherited_descriptor_that_is_no_socket_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("LISTEN_FDS", "1")
     monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
-    monkeypatch.setattr("localllm.server.listener.FIRST", 99_999)
+    monkeypatch.setattr("localllm.server.listener.FIRST_DESCRIPTOR", 99_999)
     with pytest.raises(UsageError, match="descriptor 99999 is not a socket"):
-        inherited_sockets()
+        take_inherited_sockets()
 
 
 # ---- TLS
@@ -251,10 +253,10 @@ def test_the_documented_container_file_builds_and_answers(tmp_path: Path):
 
 
 def test_documented_options_of_serve_exist():
-    from localllm.cli.commands.serve import Place, Share
+    from localllm.cli.commands.serve import AddressGroup, LimitGroup
 
     text = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
-    names = {*Place.__dataclass_fields__, *Share.__dataclass_fields__}
+    names = {*AddressGroup.__dataclass_fields__, *LimitGroup.__dataclass_fields__}
     documented = {name.replace("-", "_") for name in re.findall(r"--([a-z][a-z-]*)", text)}
     others = {"no_cache_dir", "create_home", "user", "now"}  # of pip, useradd and systemctl
     assert documented - others <= names, documented - others - names

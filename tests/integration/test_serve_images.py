@@ -195,7 +195,7 @@ REFUSED = [
     ("data:image/png;base64,####", "the image's data URL has invalid base64"),
     ("data:image/png,abc", "must begin with data:image/...;base64,"),
     ("data:image/png;base64,", "the file is empty"),
-    ("data:image/png;base64,aGVsbG8=", "not an image that can be read"),
+    ("data:image/png;base64,aGVsbG8=", "expected an image file"),
     (None, "image_url.url is missing"),
     (5, "image_url.url must be a string"),
 ]
@@ -291,14 +291,14 @@ def test_a_chat_sends_images_to_an_endpoint(served: Served, folder, capfd):
     path = str(folder / "shown" / "one.png")
     options = GenerationOptions(8, sampling=SamplingOptions(temperature=0))
     conversation = TerminalConversation(RemoteModel(Endpoint.of(served.url, None), "gemma3"), options, ProgressLine())
-    conversation.look(path)
+    conversation.attach_image(path)
     conversation.ask("What?")
     with api.open_model(folder / "gemma3" / "tiny.gguf", 2, cache=False) as model:
         expected = "".join(model.chat([{"role": "user", "content": "What?", "images": [path]}], 8, temperature=0))
     asked, assistant = conversation.lines
     assert (asked["images"], assistant["content"], conversation.images) == ([path], expected, [])
-    with pytest.raises(UsageError, match="not an image"):
-        conversation.look(__file__)
+    with pytest.raises(UsageError, match="expected an image file"):
+        conversation.attach_image(__file__)
 
 
 @pytest.mark.slow

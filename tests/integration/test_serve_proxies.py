@@ -15,7 +15,7 @@ import pytest
 from project import ROOT
 from served import Scripted, scripted, serving
 
-from localllm.server.guard import Rules
+from localllm.server.guard import AccessRules
 
 DEPLOY = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
 HOST = "models.example"
@@ -82,7 +82,7 @@ def test_tokens_pass_a_proxy_one_by_one(proxy: Callable[[Path, int, int], list[s
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with serving({"m": made}, Rules(hosts=(HOST,))) as served:
+    with serving({"m": made}, AccessRules(hosts=(HOST,))) as served:
         process = subprocess.Popen(proxy(tmp_path, port, served.port), stderr=subprocess.PIPE)
         try:
             gate.allow()

@@ -43,12 +43,12 @@ ANSWERS = {  # what is there afterwards: files that are not empty
     "JSON from another program": ["writers.txt"],
 }  # fmt: skip
 NOTES = {  # what stderr says
-    "Only the code": rb"localllm: the (answer has no code block; this is all of it|code block is cut off, .*)\n",
+    "Only the code": rb"localllm: the (answer has no code block; printing all of it|code block is incomplete .*)\n",
     "The end of a long log": rb"localllm: the prompt exceeds the context of 2048 tokens: reads \d+ of 9999 lines\n",
     "The lines that matter": rb"localllm: the prompt exceeds the context: scoring its 900 lines\n"
     rb"localllm: the prompt exceeds the context of 2048 tokens: reads \d+ of 900 lines\n",
     "All of a long text": rb"localllm: the prompt exceeds the context: asking the question of its \d+ "
-    rb"parts\n(localllm: .*\n)*",
+    rb"chunks\n(localllm: .*\n)*",
 }
 CONTENTS = {  # what the last of the files has
     "Fields of texts as columns": r"line,continent,coast\nFrance,(Europe|America),(true|false)\nPeru,.*\n",

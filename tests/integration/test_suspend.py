@@ -150,14 +150,14 @@ def test_the_header_of_chat_shows_a_mixed_type(tmp_path: Path, tiny: str):
 ENDED_BY_ITSELF = """
 import os, signal, sys, termios
 from localllm.cli.terminal.output import exit_on_signals
-from localllm.cli.terminal.type_ahead import type_ahead
-from localllm.system.processes import fatal_signals
+from localllm.cli.terminal.type_ahead import hold_keys
+from localllm.system.processes import list_fatal_signals
 before = termios.tcgetattr(0)
-for number in fatal_signals():
+for number in list_fatal_signals():
     if (child := os.fork()) == 0:
         exit_on_signals()
         try:
-            with type_ahead():
+            with hold_keys():
                 os.kill(os.getpid(), number)
         except SystemExit as end:
             os._exit(end.code)

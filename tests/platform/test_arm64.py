@@ -11,12 +11,12 @@ import sys
 import pytest
 from project import ROOT
 
-from localllm.engine.memory.cache import Reserved
+from localllm.engine.memory.cache import ReservedMemory
 from localllm.kernels.cpu import SUB_BLOCK
 from localllm.kernels.cpu.matmul.kernel_variants import VARIANTS
 from localllm.system import cpu, memory
-from localllm.system.cpu import arm_features
-from localllm.system.memory import available_memory
+from localllm.system.cpu import read_arm_features
+from localllm.system.memory import get_available_memory
 from scripts.tools.wheels import kernels_by_part
 
 LINUX, MACOS = "linux-aarch64", "macos-arm64"
@@ -96,26 +96,26 @@ def test_kernels_for_the_first_arms_call_no_functions():
 )
 def test_features_are_read_from_linux(monkeypatch, words, features):
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(cpu, "auxiliary_value", lambda word: words.get(word, 0))
-    assert arm_features() == features
+    monkeypatch.setattr(cpu, "read_auxiliary_value", lambda word: words.get(word, 0))
+    assert read_arm_features() == features
 
 
 @pytest.mark.parametrize(("known", "features"), [({}, []), ({"DotProd": 1, "I8MM": 0}, ["dotprod"])])
 def test_features_are_read_from_macos(monkeypatch, known, features):
     monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(cpu, "system_number", lambda name: known.get(name.removeprefix("hw.optional.arm.FEAT_"), 0))
-    assert arm_features() == ["neon", *features]
+    monkeypatch.setattr(cpu, "read_sysctl", lambda name: known.get(name.removeprefix("hw.optional.arm.FEAT_"), 0))
+    assert read_arm_features() == ["neon", *features]
 
 
 def test_memory_of_macos_is_counted_and_given_back(monkeypatch):
     """Expect memory that was given back to read as zero."""
     monkeypatch.setattr(sys, "platform", "darwin")
     known = {"hw.memsize": 16_000_000_000, "kern.memorystatus_level": 60}
-    monkeypatch.setattr(memory, "system_number", lambda name: known.get(name, 0))
-    assert available_memory() == 9_600_000_000
+    monkeypatch.setattr(memory, "read_sysctl", lambda name: known.get(name, 0))
+    assert get_available_memory() == 9_600_000_000
     known.clear()
-    assert available_memory() == sys.maxsize
-    reserved = Reserved(1 << 20)
+    assert get_available_memory() == sys.maxsize
+    reserved = ReservedMemory(1 << 20)
     reserved.bytes[:] = 1
     reserved.give_back(100_000, 900_000)
     assert (

@@ -14,8 +14,8 @@ from project import ROOT
 
 from localllm import builtin_model
 from localllm.errors import LocalllmError
-from localllm.services.records.lines import Prompts, Record
-from localllm.services.records.map import MapJob, Mapping
+from localllm.services.records.lines import PromptBuilder, Record
+from localllm.services.records.map import MapJob, RecordMapping
 
 ray = pytest.importorskip("ray", reason="needs Ray: scripts/platform/test_ray")
 pytestmark = pytest.mark.slow
@@ -27,7 +27,7 @@ def job(path: str | os.PathLike[str]) -> MapJob:
     from localllm.generation.sampling.sampler import SamplingOptions
 
     options = GenerationOptions(40, sampling=SamplingOptions(temperature=0))
-    return MapJob(os.fspath(path), Prompts("What is {line}?"), options, context=256, threads=1)
+    return MapJob(os.fspath(path), PromptBuilder("What is {line}?"), options, context=256, threads=1)
 
 
 RECORDS = [Record(number, f"number {number}") for number in range(300)]
@@ -62,7 +62,7 @@ def test_a_lost_node_loses_nothing(cluster):
     assert mapping.done == 300
     assert mapping.written == sum(result["completion_tokens"] for result in results.values())
     with open_model(builtin_model(), context=256) as model:
-        expected = {record.id: result for record, result in Mapping(model, job(builtin_model()), RECORDS)}
+        expected = {record.id: result for record, result in RecordMapping(model, job(builtin_model()), RECORDS)}
     same = sum(results[number] == expected[number] for number in expected)
     assert results.keys() == expected.keys()
     assert same >= 295, "other neighbours in a run, other roundings: a word may change where two are equally likely"

@@ -13,13 +13,13 @@ CASES = [
     "tests/unit/engine/test_rope_shift.py::test_shifting_a_sequence_without_its_first_windows_runs_it_again",
     "tests/unit/engine/test_forks.py",
     "tests/goldens/test_encoders.py::test_the_cpu_agrees_with_the_reference[bert]",
-    "tests/integration/test_images.py::test_run[gemma3]",
+    "tests/integration/test_images.py::test_run_answers_depend_on_the_image_only[gemma3]",
     "tests/goldens/test_logits.py::test_architectures_agree_with_llama_cpp[vectors-gemma3]",
 ]
 TOUCH = """
 import strict_memory
-from localllm.engine.memory.cache import Reserved
-memory = Reserved(1 << 16, whole=False)
+from localllm.engine.memory.cache import ReservedMemory
+memory = ReservedMemory(1 << 16, whole=False)
 memory.use(5000, 5001)
 memory.bytes[4096:8192] = 1
 USE

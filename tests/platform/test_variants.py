@@ -16,8 +16,8 @@ from project import ROOT
 from selection import again_the_same
 
 import localllm
-from localllm.kernels.machine import this_lane
-from localllm.system.files import cache_folder
+from localllm.kernels.machine import get_lane
+from localllm.system.files import get_cache_folder
 
 sys.path.insert(0, str(ROOT / "scripts" / "measure"))
 from make_synthetic import SHAPES, write_model
@@ -36,7 +36,7 @@ TESTS = {
     "goldens/test_logits.py": f"(test_common_formats and ({FORMATS})) or (test_architectures and ({FAMILIES}))",
 }
 
-needs_x86 = pytest.mark.skipif("sse2" not in this_lane().features, reason="needs an x86-64")
+needs_x86 = pytest.mark.skipif("sse2" not in get_lane().features, reason="needs an x86-64")
 
 
 def run_as(cpu: str, cache: Path, *arguments: str) -> str:
@@ -59,17 +59,17 @@ def test_tests_pass_on_another_cpu(cpu, file):
 
     Kernels one by one: tests/unit/kernels/test_lanes.py.
     """
-    if not {feature.strip("+") for feature in CPUS[cpu].split(",")} <= this_lane().features:
+    if not {feature.strip("+") for feature in CPUS[cpu].split(",")} <= get_lane().features:
         pytest.skip(f"this CPU is no {cpu}")
     arguments = ["-q", "-p", "no:cacheprovider", "-k", TESTS[file], f"tests/{file}", *again_the_same()]
-    assert " passed" in run_as(cpu, cache_folder(), "-m", "pytest", *arguments)
+    assert " passed" in run_as(cpu, get_cache_folder(), "-m", "pytest", *arguments)
 
 
 ASSEMBLY = """
-from localllm.kernels.build.compile import linked
+from localllm.kernels.build.compile import compile_module
 from localllm.kernels.cpu.matmul.kernel_variants import VARIANTS
 for piece in VARIANTS:
-    module, machine = linked(f"{piece}-Q4_K")
+    module, machine = compile_module(f"{piece}-Q4_K")
     print(machine.emit_assembly(module))
 """
 

@@ -76,7 +76,7 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> Windows:
 
 def test_libraries_keep_their_last_error(windows: Windows):
     """Without being told to, ctypes keeps no GetLastError."""
-    files.kernel32(), memory.kernel32()
+    files.load_kernel32(), memory.load_kernel32()
     assert windows.loaded == [("kernel32", {"use_last_error": True})] * 2
 
 
@@ -89,7 +89,7 @@ def test_memory_is_reserved_committed_and_given_back(windows: Windows, whole: bo
     room = ctypes.create_string_buffer(8 * page)
     start = ctypes.addressof(room)
     windows.answers["VirtualAlloc"] = lambda address, *rest: address or start
-    region = memory.Region(8 * page, whole)
+    region = memory.MemoryRegion(8 * page, whole)
     reserve, commit, decommit, release = 0x2000, 0x1000, 0x4000, 0x8000
     assert region.address == start and region.is_whole == whole
     assert windows.calls == [("VirtualAlloc", None, 8 * page, reserve | commit * whole, 4)]
@@ -111,14 +111,14 @@ def test_memory_is_reserved_committed_and_given_back(windows: Windows, whole: bo
 def test_a_refused_allocation_raises_the_systems_error(windows: Windows):
     windows.answers |= {"VirtualAlloc": 0, "VirtualProtect": 0}
     windows.error = 1455
-    for ask in (lambda: memory.virtual_alloc(0, 5, 1), lambda: memory.protect(5, 6)):
+    for ask in (lambda: memory.virtual_alloc(0, 5, 1), lambda: memory.make_executable(5, 6)):
         with pytest.raises(OSError, match="refused") as error:
             ask()
         assert error.value.errno == 1455
 
 
 def test_code_is_made_executable_and_not_writable(windows: Windows):
-    memory.protect(4096, 100)
+    memory.make_executable(4096, 100)
     assert windows.calls == [
         ("VirtualProtect", 4096, 100, 0x20, None), ("FlushInstructionCache", THIS_PROCESS, 4096, 100),
     ]  # fmt: skip
@@ -141,7 +141,7 @@ def test_available_memory_is_the_least_of_both_numbers(windows: Windows):
 
     windows.answers["GlobalMemoryStatusEx"] = tell
     for amounts in ((5, 7), (9, 6)):
-        assert memory.available_memory() == min(amounts)
+        assert memory.get_available_memory() == min(amounts)
 
 
 # ---- files
@@ -183,7 +183,7 @@ def test_a_file_is_locked_behind_its_end(windows: Windows, taken: int, error: in
     place = list[Any]()
     windows.answers["LockFileEx"] = lambda *given: place.append((given[5]._obj.low, given[5]._obj.high)) or taken
     windows.error = error
-    assert locks.lock(3) is locked
+    assert locks.lock_file(3) is locked
     assert (ctypes.sizeof(locks.Overlapped), locks.Overlapped.low.offset) == (32, 16)
     assert windows.calls == [("LockFileEx", 1003, 3, 0, 1, 0, None)] and place == [(0, 0x7FFFFFFF)]
 
@@ -194,22 +194,22 @@ def test_the_change_time_of_a_file_is_read(windows: Windows):
         return 1
 
     windows.answers |= {"GetFileInformationByHandleEx": tell, "CreateFileW": 55}
-    assert files.change_time(3) == 500
+    assert files.get_change_time(3) == 500
     assert windows.calls == [("GetFileInformationByHandleEx", 1003, 0, None, 40)]
     windows.GetFileInformationByHandleEx._answer, windows.error = 0, 6
     with pytest.raises(OSError, match="refused"):
-        files.change_time(3)
+        files.get_change_time(3)
 
 
 def test_a_claimed_name_is_a_mutex(windows: Windows):
     windows.answers["CreateMutexW"] = 9
-    claim = locks.Claim("n")
+    claim = locks.NameLock("n")
     assert windows.calls == [("CreateMutexW", None, 0, "Local\\n")]
     claim.close(), claim.close()
     assert windows.calls[1:] == [("CloseHandle", 9)]
     windows.error = 183  # ERROR_ALREADY_EXISTS
     with pytest.raises(FileExistsError):
-        locks.Claim("n")
+        locks.NameLock("n")
     assert windows.calls[-1] == ("CloseHandle", 9)
 
 
@@ -217,11 +217,11 @@ def test_a_claimed_name_is_a_mutex(windows: Windows):
 def test_the_version_of_a_file_includes_its_change(windows: Windows, monkeypatch, descriptor: object):
     """Take the change's time instead of st_ctime, which is not there."""
     state = SimpleNamespace(st_size=1, st_mtime_ns=2, st_ctime_ns=3)
-    monkeypatch.setattr(files, "change_time", lambda place: (place == descriptor) * 4)
+    monkeypatch.setattr(files, "get_change_time", lambda place: (place == descriptor) * 4)
     monkeypatch.setattr(os, "stat", lambda place: state)
-    assert files.version_of(descriptor) == (1, 2, 4)
+    assert files.get_file_version(descriptor) == (1, 2, 4)
     monkeypatch.setattr(sys, "platform", "linux")
-    assert files.version_of(descriptor) == (1, 2, 3)
+    assert files.get_file_version(descriptor) == (1, 2, 3)
 
 
 def test_bytes_are_read_and_written_at_a_place(windows: Windows, tmp_path):
@@ -242,7 +242,7 @@ def test_a_temporary_file_gets_a_name_of_its_own(windows: Windows, monkeypatch):
 
     monkeypatch.setattr(files, "open_file", opened)
     monkeypatch.setattr(os, "urandom", lambda count: names[len(asked)][:count])
-    assert files.temporary_file("/f", "p-") == (9, "/f/p-626262626262.tmp")
+    assert files.create_temporary_file("/f", "p-") == (9, "/f/p-626262626262.tmp")
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
     assert asked == [("/f/p-616161616161.tmp", flags), ("/f/p-626262626262.tmp", flags)]
 
@@ -273,7 +273,7 @@ def test_errors_that_mean_want_of_memory_are_known(number: int, winerror: int, w
 def test_memory_for_code_is_committed_at_once(windows: Windows):
     room = ctypes.create_string_buffer(100)
     windows.answers["VirtualAlloc"] = ctypes.addressof(room)
-    memory.code_region(100)
+    memory.allocate_code(100)
     assert windows.calls[0] == ("VirtualAlloc", None, 100, 0x3000, 4)
 
 
@@ -283,18 +283,18 @@ def test_memory_for_code_is_committed_at_once(windows: Windows):
 def test_processes_are_slowed_started_and_killed(windows: Windows, monkeypatch):
     process = SimpleNamespace(_handle=5, pid=77, wait=lambda: windows.calls.append("wait"))
     processes.lower_priority(process)
-    assert windows.calls == [("SetPriorityClass", 5, 0x4000)] and processes.detached_options() == {
+    assert windows.calls == [("SetPriorityClass", 5, 0x4000)] and processes.get_detached_options() == {
         "creationflags": 0x200
     }
     monkeypatch.setenv("SYSTEMROOT", "C:\\W")
-    assert processes.shell("a b") == '"C:\\W\\System32\\cmd.exe" /d /s /c "a b"'
+    assert processes.make_shell_arguments("a b") == '"C:\\W\\System32\\cmd.exe" /d /s /c "a b"'
     ran = list[Any]()
     monkeypatch.setattr(subprocess, "run", lambda words, **more: ran.append((words, more)))
     processes.kill_with_children(process)
     quietly = {"capture_output": True, "check": False}
     assert ran == [(["taskkill", "/F", "/T", "/PID", "77"], quietly)] and windows.calls[-1] == "wait"
     windows.calls.clear()
-    processes.on_bad_page(99)
+    processes.handle_bad_pages(99)
     assert windows.calls == [("AddVectoredExceptionHandler", 1, 99)]
 
 
@@ -367,7 +367,7 @@ def consoles(windows: Windows) -> Callable[..., None]:
 def test_consoles_get_escapes_and_utf_8(windows: Windows, consoles):
     consoles({0: 0x1F7, 1: 0x3})
     keys, screen, pipe = Stream(0), Stream(1), Stream(2)
-    terminal.prepare(keys, screen, pipe, None)
+    terminal.set_up_streams(keys, screen, pipe, None)
     changed = [call for call in windows.calls if not call[0].startswith("Get")]
     assert changed == [
         ("SetConsoleMode", 1001, 0x7),
@@ -375,12 +375,12 @@ def test_consoles_get_escapes_and_utf_8(windows: Windows, consoles):
     ]
     assert [stream.encoding for stream in (keys, screen, pipe)] == ["", "", "utf-8"]
     assert terminal.is_console(screen) and not terminal.is_console(pipe) and not terminal.is_console(None)
-    assert terminal.understands_escapes(pipe) and not terminal.understands_escapes(screen)
+    assert terminal.supports_escapes(pipe) and not terminal.supports_escapes(screen)
 
 
 def test_keys_are_read_raw_at_a_console(windows: Windows, consoles):
     consoles({0: 0x1F7})
-    with terminal.raw_keys(Stream(0)) as can:
+    with terminal.use_raw_keys(Stream(0)) as can:
         assert can
         windows.calls.append("in the block")
     echo_and_lines = 0x4 | 0x2
@@ -388,7 +388,7 @@ def test_keys_are_read_raw_at_a_console(windows: Windows, consoles):
     assert changed == [
         ("SetConsoleMode", 1000, 0x1F7 & ~echo_and_lines), "in the block", ("SetConsoleMode", 1000, 0x1F7),
     ]  # fmt: skip
-    with terminal.raw_keys(Stream(3)) as can:
+    with terminal.use_raw_keys(Stream(3)) as can:
         assert not can
     terminal.discard_input(None)
     assert windows.calls.count("getwch") == 2
@@ -404,9 +404,9 @@ def test_cores_are_read_from_windows(windows: Windows):
         return 1
 
     windows.answers["GetProcessAffinityMask"] = affinity
-    assert cpu.windows_affinity() == 0b101
+    assert cpu.read_windows_affinity() == 0b101
     windows.GetProcessAffinityMask._answer = 0  # it has some of several groups
-    assert cpu.windows_affinity() == 0
+    assert cpu.read_windows_affinity() == 0
     content = b"0123456789"
 
     def records(relation: int, room: Any, size: Any) -> int:
@@ -418,19 +418,19 @@ def test_cores_are_read_from_windows(windows: Windows):
         return 0
 
     windows.answers["GetLogicalProcessorInformationEx"] = records
-    assert cpu.windows_cores() == content
+    assert cpu.read_windows_cores() == content
     windows.GetLogicalProcessorInformationEx._answer = 0
-    assert cpu.windows_cores() == b""
+    assert cpu.read_windows_cores() == b""
 
 
 def test_features_of_a_processor_are_read_from_windows(windows: Windows, monkeypatch):
     """Ask for PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE and PF_ARM_V82_I8MM_INSTRUCTIONS_AVAILABLE."""
     windows.answers["IsProcessorFeaturePresent"] = lambda number: number == 43
-    assert cpu.arm_features() == ["neon", "dotprod"]
+    assert cpu.read_arm_features() == ["neon", "dotprod"]
     assert [call[1] for call in windows.calls] == [43, 66]
     names = {"VendorIdentifier": "V", "Identifier": "I", "ProcessorNameString": " P "}
     monkeypatch.setattr(cpu, "read_registry", names.get)
-    lines = cpu.processor_information().decode().splitlines()
-    assert lines == ["V", "I", " P ", "0" * 43 + "1" + "0" * 52] and cpu.processor_name() == "P"
+    lines = cpu.get_processor_key().decode().splitlines()
+    assert lines == ["V", "I", " P ", "0" * 43 + "1" + "0" * 52] and cpu.get_processor_name() == "P"
     monkeypatch.setattr(cpu, "is_arm", lambda: True)
-    assert cpu.processor_information() is None
+    assert cpu.get_processor_key() is None

@@ -95,7 +95,7 @@ def conversation(model: Any, round_: int = 0) -> str:
     session = model.session
     session.messages = []
     abandon(session.ask("What is localllm?"))
-    session.hold()
+    session.park()
     session.leave()
     return "".join(model.chat(QUESTION, max_tokens=2, temperature=0))
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from localllm.engine.adapter_file import digest_of
+from localllm.engine.adapter_file import compute_digest
 from localllm.engine.adapters import Adapter, LowRank
 from localllm.engine.engine import Engine
 from localllm.engine.options import EngineOptions
@@ -38,7 +38,7 @@ def random_adapter(
 ) -> Adapter:
     rng = np.random.default_rng(seed)
     low_ranks = {each: random_low_rank(each, file.tensors[each].shape, rank, rng, format) for each in names}
-    return Adapter(f"{name}.gguf", name, low_ranks, digest=digest_of(low_ranks))
+    return Adapter(f"{name}.gguf", name, low_ranks, digest=compute_digest(low_ranks))
 
 
 def supported_names(file: GGUFFile) -> list[str]:

@@ -22,7 +22,7 @@ OF_THE_CPU = "localllm.kernels.build.compile"  # the module whose machine code l
 def take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make this process wait for kernels that another one is compiling."""
     if "PYTEST_XDIST_WORKER" in os.environ:
-        monkeypatch.setattr(compilers, "logical_cores", lambda: 1)
+        monkeypatch.setattr(compilers, "count_logical_cores", lambda: 1)
     compile = Compiler.compile
 
     def compile_or_wait(self: Compiler, name: str) -> bytes:

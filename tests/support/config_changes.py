@@ -14,8 +14,8 @@ from typing import Any
 
 from project import GOLDENS
 
-from localllm.convert.config import Config
-from localllm.convert.records import family_of
+from localllm.convert.config import CheckpointConfig
+from localllm.convert.records import find_family
 from localllm.errors import ModelError
 
 PATH = GOLDENS / "config_changes.json"
@@ -37,10 +37,10 @@ def with_value(config: Mapping[str, Any], place: str, value: Any) -> dict[str, A
 
 def read(content: Mapping[str, Any]) -> dict[str, Any] | str:
     """Return the metadata of a config.json without the architecture's prefix, or why it is refused."""
-    config = Config(content, Path("config.json"))
+    config = CheckpointConfig(content, Path("config.json"))
     try:
-        family = family_of(config)
-        return dict(family.read(config.text_config(family.defaults)).metadata)
+        family = find_family(config)
+        return dict(family.read(config.merge_text_config(family.defaults)).metadata)
     except ModelError as error:
         return str(error).removeprefix("config.json: ")
 

@@ -13,10 +13,10 @@ from config_changes import with_value
 from project import GOLDENS
 from readings import MANY, rounded
 
-from localllm.convert.config import Config
+from localllm.convert.config import CheckpointConfig
 from localllm.convert.folder import detect_expert_packing
-from localllm.convert.records import family_of
-from localllm.convert.tensor_mapping import places
+from localllm.convert.records import find_family
+from localllm.convert.tensor_mapping import list_origins
 from localllm.errors import ModelError
 
 PATH = GOLDENS / "config_readings.json"
@@ -45,10 +45,10 @@ def read_all(variant: str, content: Mapping[str, Any]) -> dict[str, Any] | str:
     Metadata, sizes of matrices, numbers that only GGUF has, warnings, and tensors ("*": the number of layers without
     any; "?": one that may be missing).
     """
-    config = Config(content, Path("config.json"))
+    config = CheckpointConfig(content, Path("config.json"))
     try:
-        family = family_of(config)
-        h = family.read(config := config.text_config(family.defaults))
+        family = find_family(config)
+        h = family.read(config := config.merge_text_config(family.defaults))
     except ModelError as error:
         return str(error).removeprefix("config.json: ")
     readings = {**h.metadata, **{f"sizes.{name}": size for name, size in h.sizes.items()}}
@@ -56,14 +56,14 @@ def read_all(variant: str, content: Mapping[str, Any]) -> dict[str, Any] | str:
     readings |= {f"factors.{name}": [float(each.sum()) for each in factors] for name, factors in h.factors.items()}
     readings |= {"tied": h.tied, "warnings": config.warnings}
     width, shapes = h.sizes["width"], spelled_out(facts_of(variant)["shapes"])
-    h = h.updated(
+    h = h.update(
         {
             "packed": detect_expert_packing(
                 {name: SimpleNamespace(shape=tuple(shape)) for name, shape in shapes.items()}, width
             )
         }
     )
-    wanted = places(family, h.sizes, h.tied)
+    wanted = list_origins(family, h.sizes, h.tied)
     counts = Counter(re.sub(r"blk\.\d+\.", "*", name) + ("" if at.needed else "?") for name, at in wanted.items())
     readings |= {name: h.sizes["layers"] - count if "*" in name else "once" for name, count in counts.items()}
     return {name: rounded(value) for name, value in readings.items()}

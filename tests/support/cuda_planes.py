@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from localllm.kernels.cuda.matmul.planes import PLANES, UNIT, offset
-from localllm.quant.block_codes import halved_e8m0, halved_ue4m3
+from localllm.kernels.cuda.matmul.planes import PLANES, UNIT, compute_plane_offset
+from localllm.quant.block_codes import build_e8m0_table, build_ue4m3_table
 from localllm.quant.formats import DOUBLED_E2M1, IQ4_VALUES
 
 CENTRES = {"Q4_0": 8, "Q5_0": 16, "Q3_K": 4, "Q6_K": 32, "Q1_0": 1, "Q2_0": 1, "TQ2_0": 1}
@@ -17,7 +17,7 @@ def split(name: str, rows: np.ndarray, columns: int) -> dict[str, np.ndarray]:
     """Return the planes of rows, uint8 [rows, row_bytes], by name: uint8 [rows, units or blocks, bytes]."""
     planes = {}
     for plane in PLANES[name]:
-        start = offset(name, plane.name, columns)
+        start = compute_plane_offset(name, plane.name, columns)
         data = rows[:, start : start + columns // plane.weights * plane.bytes]
         planes[plane.name] = data.reshape(len(rows), -1, plane.bytes)
     return planes
@@ -74,9 +74,9 @@ def factors(name: str, planes: dict[str, np.ndarray]) -> tuple[np.ndarray, np.nd
     if name in ("Q4_K", "Q5_K"):
         return k_header(planes)
     if name == "NVFP4":
-        return halved_ue4m3()[planes["scales"]], nothing
+        return build_ue4m3_table()[planes["scales"]], nothing
     if name == "MXFP4":
-        return halved_e8m0()[planes["scales"]], nothing
+        return build_e8m0_table()[planes["scales"]], nothing
     if name == "IQ4_XS":
         header, unit = planes["header"], np.arange(8)
         low, high = integers(header[..., 4:], "<u4") >> 4 * unit & 15, integers(header[..., 2:4], "<u2") >> 2 * unit & 3

@@ -86,7 +86,9 @@ class FakeSequence:
         assert ids
         assert len(self.tokens) + len(ids) <= self.context
         self.engine.calls.append((len(self.tokens), len(ids)))
-        if len(self.tokens) == self.aligned and len(self.tokens) + len(ids) == self.engine.runs.next_end(self.aligned):
+        if len(self.tokens) == self.aligned and len(self.tokens) + len(ids) == self.engine.runs.find_next_end(
+            self.aligned
+        ):
             self.aligned += len(ids)
         if self.engine.fail is not None:
             failure, self.engine.fail = self.engine.fail, None
@@ -108,17 +110,17 @@ class FakeSequence:
         self._require_open()
         assert length >= 0
         del self.tokens[length:]
-        self.aligned = min(self.aligned, self.engine.runs.last_end(length))
+        self.aligned = min(self.aligned, self.engine.runs.find_last_end(length))
         return len(self.tokens)
 
     def rewind(self, length: int) -> int:
-        return self.truncate(self.engine.runs.last_end(min(length, self.aligned)))
+        return self.truncate(self.engine.runs.find_last_end(min(length, self.aligned)))
 
     def shift(self, keep: int, count: int) -> None:
         self._require_open()
         assert count % PAGE == 0 and 0 <= keep <= keep + count <= len(self.tokens)
         del self.tokens[keep : keep + count]
-        self.aligned = min(self.aligned, self.engine.runs.last_end(keep))
+        self.aligned = min(self.aligned, self.engine.runs.find_last_end(keep))
 
     def release(self) -> None:
         self.close()

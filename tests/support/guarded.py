@@ -15,7 +15,7 @@ import gguf
 import numpy as np
 
 from localllm.engine import runs
-from localllm.files.gguf.metadata import Oddities
+from localllm.files.gguf.metadata import Irregularities
 
 if __name__ == "__main__":
     runs.BATCH = int(sys.argv[2])  # before others take it over
@@ -101,7 +101,7 @@ def model(shape: tuple[int, ...], format: str, bias: bool, experts: int) -> Simp
     names |= {"attention.value_length": head_dim, "attention.layer_norm_rms_epsilon": 1e-5}
     names |= {"expert_count": experts, "expert_used_count": 2} if experts else {}
     metadata = {"general.architecture": "llama", **{f"llama.{name}": value for name, value in names.items()}}
-    return SimpleNamespace(path="guarded", metadata=metadata, tensors=tensors, oddities=Oddities())
+    return SimpleNamespace(path="guarded", metadata=metadata, tensors=tensors, oddities=Irregularities())
 
 
 def encoded(values: np.ndarray, format: str) -> np.ndarray:
@@ -130,7 +130,7 @@ def run(shape: tuple[int, ...], format: str) -> None:
 
 
 if __name__ == "__main__":
-    tape.place_buffers = place_buffers
+    tape.allocate_buffers = place_buffers
     without_guard = steps.pad_columns
     steps.pad_columns = lambda vector: guarded_copy(without_guard(vector))
     for number in map(int, sys.argv[3:]):

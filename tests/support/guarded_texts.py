@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from localllm.engine import runs
-from localllm.files.gguf.metadata import Oddities
+from localllm.files.gguf.metadata import Irregularities
 
 if __name__ == "__main__":
     runs.BATCH = int(sys.argv[1])  # before others take it over
@@ -37,7 +37,7 @@ def run(name: str, folder: str, **sizes: int) -> None:
     tiny, most = model(name, **sizes), runs.BATCH
     with GGUFFile.open(write(tiny, Path(folder) / "model.gguf")) as file:
         tensors = {key: Tensor(key, it.format, it.shape, guarded_copy(it.data)) for key, it in file.tensors.items()}
-        copy = SimpleNamespace(path="guarded", metadata=file.metadata, tensors=tensors, oddities=Oddities())
+        copy = SimpleNamespace(path="guarded", metadata=file.metadata, tensors=tensors, oddities=Irregularities())
         pooling = KINDS[tiny.metadata[f"{tiny.arch}.pooling_type"]]
         reader = EmbeddingRunner(copy, pooling, EngineOptions(2, most, "f16", "cpu"))
         random = np.random.default_rng(0)
@@ -49,7 +49,7 @@ def run(name: str, folder: str, **sizes: int) -> None:
 
 
 if __name__ == "__main__":
-    tape.place_buffers = place_buffers
+    tape.allocate_buffers = place_buffers
     without_guard = tape.pad_columns
     steps.pad_columns = lambda vector: guarded_copy(without_guard(vector))
     with tempfile.TemporaryDirectory() as place:

@@ -10,7 +10,7 @@ import numpy as np
 from tiny_model import write_tiny_model
 
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.gguf.writer import OutputTensor, Packed, write_gguf
+from localllm.files.gguf.writer import OutputTensor, PackedValue, write_gguf
 
 GONE = object()  # instead of a value: the key, or the tensor, is left out
 Change = Mapping[str, Any]
@@ -19,7 +19,7 @@ Change = Mapping[str, Any]
 def parts_of(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Return a file's metadata as stored, and its tensors in float32."""
     file = GGUFFile.open(path)
-    metadata = {key: Packed(value.tobytes()) for key, value in file.packed.items()}
+    metadata = {key: PackedValue(value.tobytes()) for key, value in file.packed.items()}
     tensors = {name: tensor.data.view(np.float32).reshape(tensor.shape) for name, tensor in file.tensors.items()}
     return metadata, tensors
 

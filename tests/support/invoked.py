@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from localllm.cli.app import context_of
+from localllm.cli.app import make_context
 
 Told = dict[str, Any]
 
@@ -21,7 +21,7 @@ class Reached(Exception):  # noqa: N818 - no error
 
 def invoke(name: str, *words: object, stdin: bytes = b"") -> None:
     """Run a command as the program does, but let errors through."""
-    above = context_of(name)
+    above = make_context(name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         context = above.command.make_context(name, [str(word) for word in words], parent=above.parent)
@@ -66,5 +66,5 @@ class Opened(nullcontext):
         self.path, self.files, self.file, self.arch = path, [path], SimpleNamespace(metadata={}), "llama"
         self.name, self.format, self.file_type, self.device, self.context = "Tiny", "Q8_0", "Q8_0", "CPU", 64
         self.is_diffusion, self.prefixes, self.warnings = False, None, list[str]()
-        self.session = SimpleNamespace(answers_one_text=False, warning=None, require_conversation=lambda: None)
+        self.session = SimpleNamespace(is_single_turn=False, warning=None, require_conversation=lambda: None)
         self.engine = SimpleNamespace(require_shift=lambda: None, prepare_shift=lambda: None)

@@ -9,11 +9,11 @@ import gguf
 import numpy as np
 import pytest
 
-from localllm.kernels.build.library import Library
-from localllm.kernels.cpu.matmul.kernel_variants import VARIANTS, few_fast, few_tokens
+from localllm.kernels.build.library import KernelLibrary
+from localllm.kernels.cpu.matmul.kernel_variants import VARIANTS, get_max_few_fast, get_max_few_tokens
 from localllm.kernels.machine import Lane
-from localllm.kernels.reference import dequantized_bits
-from localllm.kernels.table import in_order
+from localllm.kernels.reference import dequantize_bits
+from localllm.kernels.table import order_arguments
 from localllm.quant.formats import UNKNOWN_TO_GGUF
 
 KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
@@ -30,7 +30,7 @@ def caller(names: Iterable[str], lane: Lane | None = None) -> Callable[..., None
     The kernels `names` are compiled now, all at once; others when they are called, by a compiler that starts for them.
     lane: to compile for, this machine's by default.
     """
-    library = Library(compiled_for(names), lane=lane)
+    library = KernelLibrary(compiled_for(names), lane=lane)
 
     def call(name: str, parts: int, **arguments) -> None:
         library.load(compiled_for([name]))
@@ -38,7 +38,7 @@ def caller(names: Iterable[str], lane: Lane | None = None) -> Callable[..., None
         if kind == "linear_quantized":
             name, arguments = kind, arguments | kernel_variants(library, format, arguments["columns"], lane)
         kernel = KERNEL(library.addresses[name])
-        values = np.array([encoded(value) for value in in_order(name, arguments)], np.int64)
+        values = np.array([encoded(value) for value in order_arguments(name, arguments)], np.int64)
         for part in reversed(range(parts)):
             kernel(values.ctypes.data, part, parts, part % THREADS)
 
@@ -56,14 +56,14 @@ def compiled_for(names: Iterable[str]) -> list[str]:
 
 
 def kernel_variants(
-    library: Library, format: str, columns: int, lane: Lane | None = None
+    library: KernelLibrary, format: str, columns: int, lane: Lane | None = None
 ) -> dict[str, np.ndarray | int]:
     """Return the table from which a product of quantized weights takes its kernel variants."""
     addresses = [library.addresses[f"{piece}-{format}"] for piece in VARIANTS]
     return {
         "variants": np.array(addresses, np.int64),
-        "few_tokens": few_tokens(format, columns, lane),
-        "few_fast": few_fast(format, columns, lane),
+        "few_tokens": get_max_few_tokens(format, columns, lane),
+        "few_fast": get_max_few_fast(format, columns, lane),
     }
 
 
@@ -83,7 +83,7 @@ def wanted(request, names: Iterable[str], kind_of: Callable[[str], str] | None =
 def dequantized(name: str, blocks: np.ndarray) -> np.ndarray:
     """Dequantize whole blocks of any format, uint8 [..., bytes], by `gguf`: float32 [..., weights]."""
     if name in UNKNOWN_TO_GGUF:
-        return dequantized_bits(blocks, name).reshape(*blocks.shape[:-1], -1)
+        return dequantize_bits(blocks, name).reshape(*blocks.shape[:-1], -1)
     return gguf.dequantize(np.ascontiguousarray(blocks), gguf.GGMLQuantizationType[name]).astype(np.float32)
 
 

@@ -15,7 +15,7 @@ def acquire(cache: PrefixCache, ids: Sequence[int], **how: Any) -> Iterator[Cach
     try:
         yield begun
     finally:
-        cache.put_back(begun.sequence)
+        cache.queue_release(begun.sequence)
     cache.collect()
 
 

@@ -12,9 +12,9 @@ from models.projectors import PROJECTORS, projector
 from project import GOLDENS
 
 from localllm.arch import ARCHITECTURES
-from localllm.arch.metadata import Fields, require_kinds
+from localllm.arch.metadata import HyperparameterReader, require_types
 from localllm.arch.vision import FAMILIES
-from localllm.arch.vision.hyperparameters import Vision
+from localllm.arch.vision.hyperparameters import VisionHyperparameters
 from localllm.errors import ModelError
 
 PATH = GOLDENS / "readings.json"
@@ -60,7 +60,7 @@ def changed(metadata: Metadata, key: str, value: Any) -> Metadata:
     return {k: v for k, v in {**metadata, **more, key: in_file(value)}.items() if v is not None}
 
 
-def read(name: str, metadata: Metadata, of: type[Fields] = Fields) -> Facts | str:
+def read(name: str, metadata: Metadata, of: type[HyperparameterReader] = HyperparameterReader) -> Facts | str:
     """Return a family's reading of the metadata, or why it refuses them."""
     if name.startswith(SEEING):
         arch, vocab, module = "clip", 0, f"arch.vision.{FAMILIES[KINDS[name]]}"
@@ -71,7 +71,7 @@ def read(name: str, metadata: Metadata, of: type[Fields] = Fields) -> Facts | st
     named["general.architecture"] = arch
     try:
         if arch != "clip":
-            require_kinds(Fields(named, "", vocab))
+            require_types(HyperparameterReader(named, "", vocab))
         return facts(import_module(f"localllm.{module}").read(of(named, "", vocab)))
     except ModelError as error:
         return str(error).replace(f"{arch}.", "")
@@ -83,7 +83,7 @@ def facts(h: Any) -> Facts:
     values["states"] = " ".join(kept_by(state) for state in h.states())
     if callable(getattr(h, "rope", None)):
         values["bases"] = [rounded((rope := h.rope(layer)) and rope.base) for layer in range(h.layers)]
-    if isinstance(h, Vision):
+    if isinstance(h, VisionHyperparameters):
         sizes = ("row_width", "most_patches", "most_grid", "input_width", "head_dim", "rms")
         values |= {name: rounded(getattr(h, name)) for name in sizes}
         values["windowed"] = [layer for layer in range(h.layers) if h.windowed(layer)]

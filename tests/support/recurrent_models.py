@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from localllm.files.gguf.file import Tensor
-from localllm.files.gguf.metadata import Oddities
+from localllm.files.gguf.metadata import Irregularities
 from localllm.quant.formats import BY_NAME
 
 Parts = tuple[dict, dict[str, np.ndarray]]
@@ -177,7 +177,7 @@ def file_of(arch: str, metadata: dict, tensors: dict[str, np.ndarray], place=lam
     for name, values in tensors.items():
         data = place(np.ascontiguousarray(values)).view(np.uint8)
         tensors_placed[name] = Tensor(name, BY_NAME["F32"], values.shape, data.reshape(*values.shape[:-1], -1))
-    return SimpleNamespace(path="random", metadata=named, tensors=tensors_placed, oddities=Oddities())
+    return SimpleNamespace(path="random", metadata=named, tensors=tensors_placed, oddities=Irregularities())
 
 
 MODELS = {

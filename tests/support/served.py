@@ -21,10 +21,10 @@ from talker import Talker
 
 from localllm import api
 from localllm.files.gguf.file import GGUFFile
-from localllm.server.app import application
-from localllm.server.guard import Rules
+from localllm.server.app import create_application
+from localllm.server.guard import AccessRules
 from localllm.server.http import Limits
-from localllm.server.listener import Ending, bind_tcp, create_listener
+from localllm.server.listener import ShutdownOptions, bind_tcp, create_listener
 from localllm.server.metrics import Metrics
 from localllm.server.model_pool import ModelPool
 from localllm.server.service import Service
@@ -67,7 +67,7 @@ class Scripted(Talker):
 def scripted(path: str, script: Mapping[str, str], context: int = 4096, template: str | None = None) -> api.Model:
     """Return a model with the vocabulary of a file that answers the last question by a script."""
     file = GGUFFile.open(path)
-    tokenizer = api.tokenizer_of(file)
+    tokenizer = api.load_tokenizer(file)
     engine: Any = Scripted(tokenizer, context, script)
     return api.Model(file, tokenizer, engine, template)
 
@@ -138,7 +138,7 @@ def prompt_of_latest(served: Served, model: str) -> str:
 @contextmanager
 def serving(
     models: Mapping[str, Callable[[], api.Model] | str],
-    rules: Rules | None = None,
+    rules: AccessRules | None = None,
     limits: Limits | None = None,
     **more: Any,
 ) -> Iterator[Served]:
@@ -153,7 +153,9 @@ def serving(
     async def work() -> None:
         metrics, bounds = Metrics(), limits or Limits()
         service = Service(ModelPool(paths, opened, metrics, **more), metrics, bounds)
-        server = create_listener(application(service, rules or Rules()), bounds, Ending(5, lambda: None, print))
+        server = create_listener(
+            create_application(service, rules or AccessRules()), bounds, ShutdownOptions(5, lambda: None, print)
+        )
         place.listen(128)
         started.extend([service, server, asyncio.get_running_loop()])
         ready.set()

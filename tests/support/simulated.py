@@ -24,10 +24,10 @@ WARP = int(os.environ.get("SIMULATED_WARP", "4"))
 BLOCK = 2 * WARP
 gpu.WARP, gpu.BLOCK = WARP, BLOCK
 
-from localllm.engine.cuda.card import CHUNK, Launch, LibraryProduct, Work  # noqa: E402
+from localllm.engine.cuda.card import MAX_CHUNK_BYTES, CublasProduct, Launch, Work  # noqa: E402
 from localllm.errors import MemoryLimitError  # noqa: E402
 from localllm.kernels.build.library import Progress  # noqa: E402
-from localllm.kernels.cuda import Grid, grid, kernel, parameters  # noqa: E402
+from localllm.kernels.cuda import Grid, compute_grid, find_kernel, list_parameters  # noqa: E402
 
 
 def shared_array(self: FakeCUDAShared, shape: int, dtype) -> np.ndarray:
@@ -118,12 +118,12 @@ def encoded(value) -> int:
 
 def launch(name: str, rows: int, /, **arguments) -> None:
     """Run a kernel with arguments by name, integers and arrays; rows: the maximum."""
-    simulate(name, grid(name, arguments, rows), [encoded(arguments[key]) for key in parameters(name)])
+    simulate(name, compute_grid(name, arguments, rows), [encoded(arguments[key]) for key in list_parameters(name)])
 
 
 def simulate(name: str, how: Grid, arguments: list[int]) -> None:
     """Run a kernel on its grid."""
-    cuda.jit(kernel(name))[(how.x, how.y), how.threads](*arguments)
+    cuda.jit(find_kernel(name))[(how.x, how.y), how.threads](*arguments)
 
 
 class SimulatedCard:
@@ -167,14 +167,14 @@ class SimulatedCard:
     def upload(self, address: int, data: np.ndarray) -> None:
         self._bytes(address, data.nbytes)[:] = data
 
-    def feed(self, chunks, work, place: int) -> None:
+    def upload_chunks(self, chunks, work, place: int) -> None:
         for chunk in chunks:
-            assert len(chunk) <= CHUNK
+            assert len(chunk) <= MAX_CHUNK_BYTES
             raw = self.allocate(len(chunk))
             self.upload(raw, chunk)
             to_do = work(raw, chunk)
             if to_do:
-                self.do([to_do])
+                self.launch([to_do])
             else:
                 self.copy(place, raw, len(chunk))
             place += len(chunk)
@@ -188,19 +188,19 @@ class SimulatedCard:
 
     def prepare(self, kernels: set[str], progress: Progress | None) -> None:
         for name in kernels:
-            kernel(name)
+            find_kernel(name)
 
     def record(self, works: Sequence[Work]) -> Callable[[], None]:
-        return lambda: self.do(works)
+        return lambda: self.launch(works)
 
-    def do(self, works: Sequence[Work]) -> None:
+    def launch(self, works: Sequence[Work]) -> None:
         for work in works:
             if isinstance(work, Launch):
                 simulate(*work)
             else:
                 self._multiply(work)
 
-    def _multiply(self, work: LibraryProduct) -> None:
+    def _multiply(self, work: CublasProduct) -> None:
         a, b = (
             self._matrix(*side, work) for side in ((work.a, work.m, work.a_stride), (work.b, work.n, work.b_stride))
         )
@@ -209,7 +209,7 @@ class SimulatedCard:
         with np.errstate(all="ignore"):  # rows without a token hold anything
             c[:] = b @ a.T + (c if work.adds else 0)
 
-    def _matrix(self, address: int, rows: int, stride: int, work: LibraryProduct) -> np.ndarray:
+    def _matrix(self, address: int, rows: int, stride: int, work: CublasProduct) -> np.ndarray:
         """Return a matrix in float32 [rows, k]."""
         kind = {"f16": np.float16, "bf16": np.uint16, "f32": np.float32}[work.kind]
         numbers = self._bytes(address, np.dtype(kind).itemsize * (stride * (rows - 1) + work.k)).view(kind)

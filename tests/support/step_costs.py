@@ -6,10 +6,10 @@ from localllm.generation.speculation.acceptance import StepCostModel
 class Free(StepCostModel):
     """Costs with which every step is equally expensive, so that every draft is verified."""
 
-    are_known = True
+    is_measured = True
 
     def relative(self, tokens: int) -> float:
         return 1.0
 
-    def of_time(self, seconds: float) -> float:
+    def relate_seconds(self, seconds: float) -> float:
         return 0.0

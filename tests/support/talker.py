@@ -11,7 +11,7 @@ from fake_engine import FakeEngine
 
 from localllm import api
 from localllm.cli import main
-from localllm.engine.forks import lock_for
+from localllm.engine.forks import create_lock
 from localllm.engine.options import EngineOptions
 from localllm.files.gguf.file import GGUFFile
 from localllm.text.tokenizer import Tokenizer
@@ -42,7 +42,7 @@ class Talker(FakeEngine):
         self.hyperparameters = SimpleNamespace(
             arch="llama", context=512, states=tuple, fills=False, bidirectional=False, start_token=None
         )
-        self.lock, self.warning, self._answers = lock_for(self), None, dict[str, list[int]]()
+        self.lock, self.warning, self._answers = create_lock(self), None, dict[str, list[int]]()
 
     def answer(self, question: str) -> list[int]:
         if question not in self._answers:
@@ -64,7 +64,7 @@ class Talker(FakeEngine):
 def open_talker(path: str, options: EngineOptions, chat_template: str | None = None, *_: object) -> api.Model:
     """Open a scripted model; replaces api.open_with_options."""
     file = GGUFFile.open(path)
-    tokenizer = api.tokenizer_of(file)
+    tokenizer = api.load_tokenizer(file)
     return api.Model(file, tokenizer, Talker(tokenizer, options.context or 4096), chat_template)  # type: ignore[arg-type]
 
 

@@ -46,7 +46,7 @@ class ToolTalker(talker.Talker):
     def next_token(self, tokens: list[int]) -> int:
         size = len(self.tail)
         place = next((end for end in range(len(tokens), size - 1, -1) if tokens[end - size : end] == self.tail), 0)
-        start, end = (self._tokenizer.special_id(mark) for mark in ("<|im_start|>", "<|im_end|>"))
+        start, end = (self._tokenizer.get_special_id(mark) for mark in ("<|im_start|>", "<|im_end|>"))
         before = tokens[: place - size]
         begin = len(before) - before[::-1].index(start)
         role, _, text = self._tokenizer.decode(before[begin : before.index(end, begin)]).partition("\n")

@@ -16,8 +16,10 @@ from project import ROOT
 
 import localllm
 from localllm import api
+from localllm.generation import logprobs
 from localllm.generation.model_methods import AnswerArguments, ChatArguments, SamplingArguments, gather_options
 from localllm.generation.options import GenerationOptions
+from localllm.generation.request import Completion
 from localllm.generation.sampling.options import SamplingOptions
 
 NAMES = ["ContextError", "LocalllmError", "MemoryLimitError", "Model", "ModelError", "Tokenizer", "UsageError",
@@ -123,7 +125,7 @@ def test_a_context_beyond_the_trained_one_warns(model: localllm.Model):
     trained = model.trained_context
     with localllm.open(model.path, threads=1, context=trained, cache=False) as opened:
         assert opened.warnings == []
-    message = f"the context of {trained + 1} tokens exceeds {trained}; answers"
+    message = f"the context of {trained + 1} tokens exceeds the model's training context, {trained}; answers"
     with pytest.warns(UserWarning, match=message):
         opened = localllm.open(model.path, threads=1, context=trained + 1, cache=False)
     with opened:
@@ -149,3 +151,14 @@ def test_deprecated_names_still_work(monkeypatch: pytest.MonkeyPatch):
             assert model.fills is model.is_diffusion is False  # type: ignore[attr-defined]
         with pytest.raises(AttributeError, match="'Model' object has no attribute 'nosuch'"):
             _ = model.nosuch  # type: ignore[attr-defined]
+        tokenizer, session, end = model.tokenizer, model.session, "<|im_end|>"
+        with pytest.warns(DeprecationWarning, match=r"Tokenizer\.fragments was renamed to Tokenizer\.split_special"):
+            assert tokenizer.fragments(f"a{end}") == tokenizer.split_special(f"a{end}")  # type: ignore[attr-defined]
+        with pytest.warns(DeprecationWarning, match=r"Tokenizer\.special_id was renamed to Tokenizer\.get_special_id"):
+            assert tokenizer.special_id(end) == tokenizer.get_special_id(end) is not None  # type: ignore[attr-defined]
+        for old, new in (("hold", "park"), ("go_on", "continue_with"), ("answers_one_text", "is_single_turn")):
+            with pytest.warns(DeprecationWarning, match=rf"Session\.{old} was renamed to Session\.{new}"):
+                assert getattr(session, old) == getattr(session, new)
+    with pytest.warns(DeprecationWarning, match="prompt_logprobs was renamed to compute_prompt_logprobs"):
+        assert logprobs.prompt_logprobs is logprobs.compute_prompt_logprobs  # type: ignore[attr-defined]
+    assert hasattr(Completion, "known") and not hasattr(logprobs, "nosuch")

@@ -12,12 +12,12 @@ from tiny_model import write_tiny_model
 
 import localllm
 from localllm.api import Model
-from localllm.engine.cpu.program import Threads
+from localllm.engine.cpu.program import TapeThreads
 from localllm.engine.options import EngineOptions
 from localllm.files.cache import prefix_files
-from localllm.files.cache.prefix_files import PrefixAbout, open_prefix, write_prefix
-from localllm.quantizing.imatrix import Collector
-from localllm.services.evaluation.perplexity import ChunkReader
+from localllm.files.cache.prefix_files import PrefixChunkInfo, open_prefix, write_prefix
+from localllm.quantizing.imatrix import ImportanceCollector
+from localllm.services.evaluation.perplexity import PerplexityRunner
 
 SIZE = 16  # tokens of a chunk
 
@@ -25,13 +25,13 @@ SIZE = 16  # tokens of a chunk
 @pytest.fixture
 def teams(monkeypatch) -> list:
     """Record what ends each team of threads that was started; it lives as long as they do."""
-    begun, begin = [], Threads.__init__
+    begun, begin = [], TapeThreads.__init__
 
     def noted(self, *arguments, **named):
         begin(self, *arguments, **named)
         begun.append(self._end)
 
-    monkeypatch.setattr(Threads, "__init__", noted)
+    monkeypatch.setattr(TapeThreads, "__init__", noted)
     return begun
 
 
@@ -45,15 +45,15 @@ def model_with_draft(path: Path) -> Model:
     return opened
 
 
-def chunk_reader(path: Path) -> ChunkReader:
-    reader = ChunkReader(path, SIZE, 2)
+def chunk_reader(path: Path) -> PerplexityRunner:
+    reader = PerplexityRunner(path, SIZE, 2)
     list(reader.predict(np.full((1, SIZE), 5, np.int32)))
     return reader
 
 
-def used_collector(path: Path) -> Collector:
+def used_collector(path: Path) -> ImportanceCollector:
     path.with_name("text").write_text("hello world " * 40)
-    opened = Collector(path, [path.with_name("text")], path.with_name("out"), SIZE, 1, threads=2)
+    opened = ImportanceCollector(path, [path.with_name("text")], path.with_name("out"), SIZE, 1, threads=2)
     list(opened.read())
     return opened
 
@@ -73,7 +73,7 @@ def test_threads_end_with_their_owner(
                 raise KeyboardInterrupt
     assert not any(team.alive for team in teams)
     owner.close()  # a second time does nothing
-    if isinstance(owner, ChunkReader):
+    if isinstance(owner, PerplexityRunner):
         with pytest.raises(RuntimeError, match="after shutdown"):
             owner._pool.submit(int)
 
@@ -141,7 +141,7 @@ def test_an_embedder_is_opened_once_with_the_models_options():
 def test_a_prefix_file_is_closed_even_if_it_is_damaged(tmp_path, monkeypatch):
     """Remove a damaged one, and one with another key."""
     monkeypatch.setenv("LOCALLLM_CACHE", str(tmp_path))
-    opened, key, about = [], "0" * 32, PrefixAbout("m", 3, "")
+    opened, key, about = [], "0" * 32, PrefixChunkInfo("m", 3, "")
     real = open
 
     def noted(*arguments, **named):
@@ -150,7 +150,7 @@ def test_a_prefix_file_is_closed_even_if_it_is_damaged(tmp_path, monkeypatch):
 
     monkeypatch.setattr(prefix_files, "open", noted, raising=False)
     write_prefix(key, about, {"x": np.arange(9, dtype=np.uint8), "y": np.full(5, 7, np.uint8)})
-    path, data = prefix_files.folder() / key, (prefix_files.folder() / key).read_bytes()
+    path, data = prefix_files.get_folder() / key, (prefix_files.get_folder() / key).read_bytes()
     with open_prefix(key) as kept:
         assert (kept.about, kept.parts) == (about, {"x": 9, "y": 5})
         for _ in range(2):
@@ -166,7 +166,7 @@ def test_a_prefix_file_is_closed_even_if_it_is_damaged(tmp_path, monkeypatch):
             assert kept.read("x" if at >= head + 9 else "y").any(), "the other one is whole"
             kept.read("x" if at < head + 9 else "y")
     path.unlink()
-    (prefix_files.folder() / ("1" * 32)).write_bytes(data)
+    (prefix_files.get_folder() / ("1" * 32)).write_bytes(data)
     assert open_prefix("1" * 32) is None, "whole, and of another key"
     count = len(opened)
     assert open_prefix(key) is None and len(opened) == count, "there is none"

@@ -15,24 +15,24 @@ import numpy as np
 import pytest
 
 from localllm.arch.families import mamba2
-from localllm.arch.metadata import Fields
+from localllm.arch.metadata import HyperparameterReader
 from localllm.cli import compat
 from localllm.cli import compat as llama_names
 from localllm.cli import open_model as opening
 from localllm.cli.commands import config
 from localllm.convert import rope_scaling
-from localllm.convert.config import Config
-from localllm.engine.runs import DEEP, FIRST, Runs
+from localllm.convert.config import CheckpointConfig
+from localllm.engine.runs import DEEP_POSITION, FIRST_RUN, Runs
 from localllm.errors import LocalllmError, MemoryLimitError, ModelError
 from localllm.files import logits_file
 from localllm.files.cache import checksummed_cache, prefix_files
 from localllm.files.cache import checksummed_cache as known
 from localllm.files.cache.prefix_files import PrefixFile
-from localllm.files.logits_file import LogitsWriter, count_scored_tokens, row_width
-from localllm.generation.reasoning import overlap
+from localllm.files.logits_file import LogitsWriter, compute_row_width, count_scored_tokens
+from localllm.generation.reasoning import count_overlap
 from localllm.quantizing import quantize
 from localllm.services import bench, receipts
-from localllm.services.evaluation.scores import Comparison, from_logarithm, mean, statistics
+from localllm.services.evaluation.scores import Comparison, compute_statistics, exponentiate, mean_with_error
 from localllm.system import cpu
 
 
@@ -51,7 +51,7 @@ def test_a_hash_is_cached(tmp_path, cache):
     path.write_bytes(b"abc")
     right = hashlib.sha256(b"abc").hexdigest()
     for _ in range(2):
-        assert checksummed_cache.sha256_of(path, lambda *progress: heard.append(progress)) == right
+        assert checksummed_cache.get_sha256(path, lambda *progress: heard.append(progress)) == right
     assert heard == [(3, 3)]
     assert (cache / "sha256").stat().st_mode & 0o777 == 0o700
 
@@ -60,16 +60,16 @@ def test_hashing_reports_progress_and_works_without_a_cache(tmp_path, cache, mon
     """Read an existing cache that cannot be written."""
     path, heard = tmp_path / "x", []
     path.write_bytes(b"0123456789")
-    monkeypatch.setattr(checksummed_cache, "PIECE", 4)
+    monkeypatch.setattr(checksummed_cache, "CHUNK_BYTES", 4)
     cache.write_bytes(b"no folder")
     for _ in range(2):
-        digest = checksummed_cache.sha256_of(path, lambda *progress: heard.append(progress))
+        digest = checksummed_cache.get_sha256(path, lambda *progress: heard.append(progress))
         assert digest == hashlib.sha256(b"0123456789").hexdigest()
     assert heard == [(4, 10), (8, 10), (10, 10)] * 2
     cache.unlink()
     for name in ("x", "y"):
         (tmp_path / name).write_bytes(name.encode())
-        assert checksummed_cache.sha256_of(tmp_path / name) == hashlib.sha256(name.encode()).hexdigest()
+        assert checksummed_cache.get_sha256(tmp_path / name) == hashlib.sha256(name.encode()).hexdigest()
     assert len(list((cache / "sha256").iterdir())) == 2
 
 
@@ -79,34 +79,34 @@ def test_hashing_reports_progress_and_works_without_a_cache(tmp_path, cache, mon
 def test_an_invalid_cached_hash_is_computed_again(tmp_path, cache, kept: str):
     path = tmp_path / "x"
     path.write_bytes(b"abc")
-    right = checksummed_cache.sha256_of(path)
+    right = checksummed_cache.get_sha256(path)
     [file] = (cache / "sha256").iterdir()
     file.write_text(kept, encoding="utf-8")
-    assert checksummed_cache.sha256_of(path) == right
+    assert checksummed_cache.get_sha256(path) == right
     file.write_text("0" * 64)
-    assert checksummed_cache.sha256_of(path) == "0" * 64, "what looks like one is"
+    assert checksummed_cache.get_sha256(path) == "0" * 64, "what looks like one is"
     (cache / "sha256").chmod(0o777)
-    assert checksummed_cache.sha256_of(path) == right, "but not where others can write"
+    assert checksummed_cache.get_sha256(path) == right, "but not where others can write"
 
 
 def test_a_file_that_changes_while_it_is_hashed_is_not_cached(tmp_path, cache):
     path = tmp_path / "x"
     path.write_bytes(b"abc")
-    checksummed_cache.sha256_of(path, lambda *progress: os.utime(path, (1, 1)))
+    checksummed_cache.get_sha256(path, lambda *progress: os.utime(path, (1, 1)))
     assert not (cache / "sha256").exists()
 
 
 def test_cached_checks_are_private_and_bounded(cache):
     for number in range(4):
-        known.remember("vocabulary", str(number))
+        known.record_check("vocabulary", str(number))
         [*files] = (cache / "known").glob(f"*-{number}")
         os.utime(files[0], (number + 1, number + 1))
     assert (cache / "known").stat().st_mode & 0o777 == 0o700
     known.remove_oldest(cache / "known", 4)
-    assert all(known.is_known("vocabulary", str(number)) for number in range(4))
-    known.remember("vocabulary", "4")
+    assert all(known.is_recorded("vocabulary", str(number)) for number in range(4))
+    known.record_check("vocabulary", "4")
     known.remove_oldest(cache / "known", 4)
-    assert [known.is_known("vocabulary", str(number)) for number in range(5)] == [False] * 3 + [True] * 2
+    assert [known.is_recorded("vocabulary", str(number)) for number in range(5)] == [False] * 3 + [True] * 2
 
 
 # ---- room on the disk -----------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def test_cached_checks_are_private_and_bounded(cache):
 @pytest.mark.parametrize("spare", [0, -1])
 def test_logits_that_just_fit_the_disk_are_written(tmp_path, monkeypatch, spare: int):
     chunks = np.zeros((3, 16), np.int32)
-    needed = 3 * count_scored_tokens(16) * row_width(100) * 2
+    needed = 3 * count_scored_tokens(16) * compute_row_width(100) * 2
     monkeypatch.setattr(logits_file.shutil, "disk_usage", lambda folder: SimpleNamespace(free=needed + spare))
     if spare < 0:
         with pytest.raises(LocalllmError, match=r"3 chunks of logits take .* lower --chunks"):
@@ -124,7 +124,7 @@ def test_logits_that_just_fit_the_disk_are_written(tmp_path, monkeypatch, spare:
         LogitsWriter(tmp_path / "x", chunks, 100)
 
 
-ABOUT = prefix_files.PrefixAbout("m", 7, "")
+ABOUT = prefix_files.PrefixChunkInfo("m", 7, "")
 PARTS = {"a": np.arange(5, dtype=np.uint8), "none": np.zeros(0, np.uint8), "b": np.arange(9, dtype=np.uint8)}
 
 
@@ -132,7 +132,7 @@ def test_a_stored_prompt_is_whole_or_removed(cache):
     """Remove one that is cut off or has another key."""
     key, other = "0" * 32, "1" * 32
     prefix_files.write_prefix(key, ABOUT, PARTS)
-    path = prefix_files.folder() / key
+    path = prefix_files.get_folder() / key
     data = path.read_bytes()
     size = int.from_bytes(data[8:12], "little")
     header = json.loads(data[12 : 12 + size])
@@ -146,8 +146,8 @@ def test_a_stored_prompt_is_whole_or_removed(cache):
     for content in (*(data[:length] for length in range(len(data))), data + b"x", *damaged):
         path.write_bytes(content)
         assert prefix_files.open_prefix(key) is None and not path.exists()
-    (prefix_files.folder() / other).write_bytes(data)
-    assert prefix_files.open_prefix(other) is None and not (prefix_files.folder() / other).exists()
+    (prefix_files.get_folder() / other).write_bytes(data)
+    assert prefix_files.open_prefix(other) is None and not (prefix_files.get_folder() / other).exists()
     assert prefix_files.open_prefix(other) is None, "one that is not there"
     path.write_bytes(data[:-1] + b"x")
     with prefix_files.open_prefix(key) as kept:
@@ -160,42 +160,42 @@ def test_stored_prompts_are_listed_and_cleared(cache, monkeypatch):
     """Skip other files, and leave none open."""
     opened = []
     monkeypatch.setattr(prefix_files, "PrefixFile", lambda key, file: opened.append(file) or PrefixFile(key, file))
-    assert prefix_files.list_entries() == [] and prefix_files.clear() == 0
+    assert prefix_files.list_entries() == [] and prefix_files.remove_all() == 0
     for number in range(3):
         prefix_files.write_prefix(f"{number:032x}", replace(ABOUT, end=number), PARTS)
-        os.utime(prefix_files.folder() / f"{number:032x}", (number, number))
+        os.utime(prefix_files.get_folder() / f"{number:032x}", (number, number))
     for name in ("x", "0" * 31, "0" * 33, "g" * 32):
-        (prefix_files.folder() / name).touch()
-    sizes = [(prefix_files.folder() / f"{number:032x}").stat().st_size for number in range(3)]
-    (prefix_files.folder() / f"{1:032x}").write_bytes(b"damaged")
+        (prefix_files.get_folder() / name).touch()
+    sizes = [(prefix_files.get_folder() / f"{number:032x}").stat().st_size for number in range(3)]
+    (prefix_files.get_folder() / f"{1:032x}").write_bytes(b"damaged")
     entries = sorted(prefix_files.list_entries(), key=lambda one: one.key)
     assert [(one.key, one.about.end, one.size, one.used) for one in entries] == [
         (f"{number:032x}", number, sizes[number], number) for number in (0, 2)
     ]
     assert len(opened) == 3 and all(file.closed for file in opened)
-    assert prefix_files.clear() == sizes[0] + sizes[2] and len(list(prefix_files.folder().iterdir())) == 4
+    assert prefix_files.remove_all() == sizes[0] + sizes[2] and len(list(prefix_files.get_folder().iterdir())) == 4
 
 
 def test_old_temporary_files_are_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr(prefix_files, "folder", lambda: tmp_path)
+    monkeypatch.setattr(prefix_files, "get_folder", lambda: tmp_path)
     for name, age in ((".new.tmp", 0), (".old.tmp", prefix_files.DAY + 60), ("kept", 9 * prefix_files.DAY)):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (time.time() - age,) * 2)
     prefix_files.remove_temporary(prefix_files.DAY)
     assert {path.name for path in tmp_path.iterdir()} == {".new.tmp", "kept"}
-    assert prefix_files.clear() == 0
+    assert prefix_files.remove_all() == 0
     assert {path.name for path in tmp_path.iterdir()} == {"kept"}, "clear takes those that are young, too"
 
 
 def test_files_that_cannot_be_removed_are_left(tmp_path, monkeypatch):
     """Ignore those that other programs hold open or have removed."""
-    monkeypatch.setattr(prefix_files, "folder", lambda: tmp_path)
+    monkeypatch.setattr(prefix_files, "get_folder", lambda: tmp_path)
     (tmp_path / ".folder.tmp").mkdir()
     for name in (".a.tmp", ".z.tmp", "kept"):
         (tmp_path / name).touch()
     prefix_files.remove_temporary(-60)
-    prefix_files.remove(".folder.tmp")
-    prefix_files.remove("gone")
+    prefix_files.remove_prefix(".folder.tmp")
+    prefix_files.remove_prefix("gone")
     assert {path.name for path in tmp_path.iterdir()} == {".folder.tmp", "kept"}
     os.utime(tmp_path / "kept", (0, 0))
     prefix_files.mark_used(["gone", "kept"])
@@ -207,11 +207,11 @@ def test_files_that_cannot_be_removed_are_left(tmp_path, monkeypatch):
 )
 def test_the_limit_of_stored_prompts_comes_from_the_environment(monkeypatch, value: str, limit: int | None):
     monkeypatch.setenv(prefix_files.SIZE_VARIABLE, value)
-    usual = prefix_files.USUAL_LIMIT
-    assert prefix_files.size_limit() == (usual if limit is None else limit)
+    usual = prefix_files.DEFAULT_LIMIT
+    assert prefix_files.get_size_limit() == (usual if limit is None else limit)
     usage = SimpleNamespace(free=10**9)
     monkeypatch.setattr("shutil.disk_usage", lambda folder: usage)
-    assert prefix_files.size_limit_on_disk(10**9) == min(5 * 10**8, prefix_files.size_limit()), (
+    assert prefix_files.limit_by_disk(10**9) == min(5 * 10**8, prefix_files.get_size_limit()), (
         "a quarter of the disk, as the docs say"
     )
 
@@ -229,7 +229,7 @@ def test_comparisons_have_ratios_and_errors():
     assert known.ratio == pytest.approx((1.0, np.std(nll - base, ddof=1) / np.sqrt(3)))
     assert known.base_perplexity[0] == pytest.approx(np.exp(2)) and known.perplexity[0] == pytest.approx(np.exp(2))
     assert replace(known, change=np.zeros(3)).rms_change == (0.0, 0.0)
-    facts = known.facts()
+    facts = known.to_dict()
     assert (facts["chunks"], facts["tokens"], facts["same_top"]["mean"]) == (1, 3, pytest.approx(2 / 3))
     assert (facts["change"]["rms"], facts["change"]["rms_error"]) == (root, error)
     assert facts["change"]["maximum"] == 0.3 and facts["base"]["perplexity"] == known.base_perplexity[0]
@@ -238,13 +238,13 @@ def test_comparisons_have_ratios_and_errors():
 
 
 def test_statistics_have_mean_error_and_percentiles():
-    assert mean(np.array([3.0])) == (3.0, 0.0)
-    value, error = mean(np.array([1.0, 2.0, 3.0, 6.0]))
+    assert mean_with_error(np.array([3.0])) == (3.0, 0.0)
+    value, error = mean_with_error(np.array([1.0, 2.0, 3.0, 6.0]))
     assert (value, error) == (3.0, pytest.approx(math.sqrt(3.5 / 3)))
-    number, error = from_logarithm(math.log(5), 0.1)
+    number, error = exponentiate(math.log(5), 0.1)
     assert (number, error) == (pytest.approx(5), pytest.approx(0.5))
-    assert math.isfinite(from_logarithm(1e9, 0.1)[0]) and from_logarithm(-1e9, 0.1) == (0, 0)
-    summary = statistics(np.arange(101.0))
+    assert math.isfinite(exponentiate(1e9, 0.1)[0]) and exponentiate(-1e9, 0.1) == (0, 0)
+    summary = compute_statistics(np.arange(101.0))
     assert (summary["minimum"], summary["maximum"], summary["50"], summary["mean"]) == (0, 100, 50, 50)
 
 
@@ -257,21 +257,27 @@ def test_statistics_have_mean_error_and_percentiles():
     ],
 )  # fmt: skip
 def test_the_overlap_with_a_marker_is_its_longest_prefix(text: str, mark: str, same: int):
-    assert overlap(text, mark) == same
+    assert count_overlap(text, mark) == same
 
 
 def test_the_common_length_of_two_texts_is_counted():
-    assert [receipts.common_length("abc", other) for other in ("abd", "abc", "", "xbc", "abcd")] == [2, 3, 0, 0, 3]
+    assert [receipts.common_prefix_length("abc", other) for other in ("abd", "abc", "", "xbc", "abcd")] == [
+        2,
+        3,
+        0,
+        0,
+        3,
+    ]
 
 
 def test_the_processor_is_named_by_cpuinfo_or_its_machine(monkeypatch):
     cpuinfo = "processor\t: 0\nvendor_id\t: Other\nmodel name\t: Fast One\nmodel\t\t: 7\nmodel name\t: Fast Two\n"
     monkeypatch.setattr(cpu, "read_text", lambda path: cpuinfo)
-    assert bench.processor().startswith("Fast One (")
+    assert bench.describe_processor().startswith("Fast One (")
     monkeypatch.setattr(cpu, "read_text", lambda path: "")
     monkeypatch.setattr(cpu.platform, "processor", lambda: "")
     monkeypatch.setattr(cpu.platform, "machine", lambda: "riscv")
-    assert bench.processor().startswith("riscv (")
+    assert bench.describe_processor().startswith("riscv (")
 
 
 # ---- runs -----------------------------------------------------------------------------------------------------------
@@ -281,13 +287,13 @@ def test_the_processor_is_named_by_cpuinfo_or_its_machine(monkeypatch):
 def test_a_run_ends_where_the_next_begins(later: int):
     runs = Runs(later)
     ends = [0]
-    while ends[-1] < DEEP + 4 * later:
-        ends.append(runs.next_end(ends[-1]))
-    assert {b - a for a, b in itertools.pairwise(ends) if a < DEEP} == {FIRST}
-    assert {b - a for a, b in itertools.pairwise(ends) if a >= DEEP} == {later}
+    while ends[-1] < DEEP_POSITION + 4 * later:
+        ends.append(runs.find_next_end(ends[-1]))
+    assert {b - a for a, b in itertools.pairwise(ends) if a < DEEP_POSITION} == {FIRST_RUN}
+    assert {b - a for a, b in itertools.pairwise(ends) if a >= DEEP_POSITION} == {later}
     for begin, end in itertools.pairwise(ends):
         for place in (begin, begin + 1, end - 1):
-            assert (runs.last_end(place), runs.next_end(place)) == (begin, end)
+            assert (runs.find_last_end(place), runs.find_next_end(place)) == (begin, end)
 
 
 # ---- a cache of pages -----------------------------------------------------------------------------------------------
@@ -295,10 +301,10 @@ def test_a_run_ends_where_the_next_begins(later: int):
 
 def test_two_cache_pools_share_one_request():
     """Split retained memory between a CPU and a GPU pool, without a remainder."""
-    from localllm.arch.layer_state import KVType, Paged
+    from localllm.arch.layer_state import KVType, PagedState
     from localllm.engine.memory.cache import JointCache, KVCache
 
-    parts = [KVCache([Paged(layer, 1, dim, dim, window=window)], 128, KVType.of("f32"), (1,))
+    parts = [KVCache([PagedState(layer, 1, dim, dim, window=window)], 128, KVType.of("f32"), (1,))
              for layer, dim, window in ((0, 16, None), (1, 32, 40))]  # fmt: skip
     joint, pages = JointCache(*parts), np.array([2, 0])
     assert (joint.window, joint.bytes_per_token) == (40, 2 * 4 * 16 + 2 * 4 * 32)
@@ -315,7 +321,7 @@ def test_two_cache_pools_share_one_request():
 
 
 def test_a_cache_that_cannot_be_allocated_raises(monkeypatch):
-    from localllm.arch.layer_state import KVType, Paged
+    from localllm.arch.layer_state import KVType, PagedState
     from localllm.engine.memory import cache
 
     def refuse(self, size):
@@ -323,7 +329,7 @@ def test_a_cache_that_cannot_be_allocated_raises(monkeypatch):
 
     monkeypatch.setattr(cache.KVCache, "_reserve", refuse)
     with pytest.raises(MemoryLimitError):
-        cache.KVCache([Paged(0, 1, 16, 16)], 128, KVType.of("f32"))
+        cache.KVCache([PagedState(0, 1, 16, 16)], 128, KVType.of("f32"))
 
 
 # ---- files of a split model, names, stretched contexts --------------------------------------------------------------
@@ -341,14 +347,14 @@ def test_failed_splits_are_removed_but_a_single_file_stays(tmp_path, count: int,
     for file in files:
         (tmp_path / file.path).write_text("x")
     with pytest.raises(LocalllmError):
-        quantize.finish(files)
+        quantize.finish_files(files)
     assert [(tmp_path / file.path).exists() for file in files] == [stays] * count
 
 
 def test_accepted_options_of_llama_cpp_have_no_refusal():
-    assert llama_names.refusal("--nothing-of-the-kind") == ""
+    assert llama_names.explain_unsupported("--nothing-of-the-kind") == ""
     for name, reason in llama_names._REFUSED.items():
-        assert llama_names.refusal(name) == reason != ""
+        assert llama_names.explain_unsupported(name) == reason != ""
 
 
 @pytest.mark.parametrize(
@@ -364,14 +370,16 @@ def test_accepted_options_of_llama_cpp_have_no_refusal():
 )
 def test_yarn_magnitudes_are_converted_to_attn_factor(tmp_path, config_fields, magnitude):
     """Divide by 1 + 0.1 ln(factor), which readers of GGUF multiply themselves."""
-    converted = rope_scaling.yarn(Config({"factor": 4.0, **config_fields}, tmp_path / "config.json"), 512)
+    converted = rope_scaling.read_yarn(
+        CheckpointConfig({"factor": 4.0, **config_fields}, tmp_path / "config.json"), 512
+    )
     rest = converted.get("scaling.attn_factor")
     assert rest == (None if magnitude is None else pytest.approx(magnitude / (1 + 0.1 * math.log(4))))
     assert (converted["scaling.factor"], converted["scaling.original_context_length"]) == (4.0, 512)
 
 
 def test_other_words_suggest_a_command():
-    for name, words in compat.MEANT.items():
+    for name, words in compat.SYNONYMS.items():
         for word in words.split():
             assert compat.suggest_command(word) == compat.suggest_command(word.upper()) == name
     assert [compat.suggest_command(word) for word in ("", "nothing", "remov", "remove delete")] == [""] * 4
@@ -394,10 +402,12 @@ def test_heads_and_groups_of_mamba_2_must_divide_the_width(wrong):
     metadata = {"ssm.inner_size": 64, "ssm.time_step_rank": 8, "ssm.group_count": 4, "ssm.state_size": 5}
     metadata |= {"ssm.conv_kernel": 4}
     named = {f"mamba2.{name}": value for name, value in (metadata | wrong).items()}
-    fields = Fields({"general.architecture": "mamba2", **named}, "model.gguf", 100)
+    fields = HyperparameterReader({"general.architecture": "mamba2", **named}, "model.gguf", 100)
     with pytest.raises(ModelError):
         mamba2.read_state_space(fields)
-    right = Fields({**fields.metadata, **{f"mamba2.{name}": value for name, value in metadata.items()}}, "m", 100)
+    right = HyperparameterReader(
+        {**fields.metadata, **{f"mamba2.{name}": value for name, value in metadata.items()}}, "m", 100
+    )
     assert mamba2.read_state_space(right).inner == 64
 
 

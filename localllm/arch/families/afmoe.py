@@ -4,23 +4,30 @@ Unlike dots.llm1: embeddings are multiplied by the root of the width; three of f
 window; attention's output is gated; norms also after attention and feed-forward network.
 """
 
-from localllm.arch.attention import LocallyRotated, attend, qkv, read_local_rope, read_windows, rms_norm_heads
-from localllm.arch.decoder import decoder
-from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weights, frozen
+from localllm.arch.attention import (
+    LocalRopeTransformer,
+    attend,
+    project_qkv,
+    read_local_rope,
+    read_windows,
+    rms_norm_heads,
+)
+from localllm.arch.decoder import apply_decoder
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weights, frozen
 from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_own_routing, shared_expert
 
 PERIOD = 4  # of layers, the last of which has no RoPE, whether or not it has a window
 
 
 @frozen
-class AFMoE(LocallyRotated):
+class AFMoE(LocalRopeTransformer):
     has_shared: bool  # whether there is a shared expert
 
     def rope(self, layer: int) -> Rope | None:
         return None if (layer + 1) % PERIOD == 0 else super().rope(layer)
 
 
-def read(fields: Fields) -> AFMoE:
+def read(fields: HyperparameterReader) -> AFMoE:
     common = AFMoE.shared_fields(fields, interleaved=False)
     return AFMoE(
         **common,
@@ -32,12 +39,12 @@ def read(fields: Fields) -> AFMoE:
 
 
 def forward(b: Builder, w: Weights, h: AFMoE) -> Activation:
-    return decoder(b, w, h, block, b.scale(b.embed(w.token_embd, b.ids), h.width**0.5))
+    return apply_decoder(b, w, h, block, b.scale(b.embed(w.token_embd, b.ids), h.width**0.5))
 
 
-def block(b: Builder, w: Weights, h: AFMoE, state: Paged, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: AFMoE, state: PagedState, x: Activation) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
-    q, k, v = qkv(b, w, h, state.layer, y)
+    q, k, v = project_qkv(b, w, h, state.layer, y)
     attended = attend(b, h, state, *rms_norm_heads(b, w, h, q, k), v)
     y = b.linear(b.multiply(attended, b.sigmoid(b.linear(y, w.attn_gate))), w.attn_output)
     x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))

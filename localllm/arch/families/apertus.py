@@ -6,11 +6,11 @@ rotated pairs are half a head apart.
 
 import numpy as np
 
-from localllm.arch.attention import Transformer, attend, qkv, rms_norm_heads, rope_factors
-from localllm.arch.decoder import decoder
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weight, Weights, frozen
-from localllm.arch.feed_forward import plain
-from localllm.files.gguf.metadata_reader import Checked
+from localllm.arch.attention import Transformer, attend, project_qkv, rms_norm_heads, select_rope_factors
+from localllm.arch.decoder import apply_decoder
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weight, Weights, frozen
+from localllm.arch.feed_forward import ungated_feed_forward
+from localllm.files.gguf.metadata_reader import MetadataReader
 
 NAMES = "alpha_p", "alpha_n", "beta", "eps"
 MOST = 1e4  # of a parameter's magnitude
@@ -27,16 +27,16 @@ class Apertus(Transformer):
     xielu: tuple[tuple[float, float, float, float], ...]
 
 
-def read(fields: Fields) -> Apertus:
+def read(fields: HyperparameterReader) -> Apertus:
     shared = Apertus.shared_fields(fields, interleaved=False)
-    of_xielu = Checked(fields.metadata, "xielu.", fields.path)
+    of_xielu = MetadataReader(fields.metadata, "xielu.", fields.path)
     alpha_p, alpha_n, beta, epsilon = (read_by_layer(of_xielu, name, shared["layers"]) for name in NAMES)
     alpha_p, alpha_n = np.logaddexp(0, alpha_p), beta + np.logaddexp(0, alpha_n)
     xielu = np.stack((alpha_p, alpha_n, beta, epsilon), axis=1).tolist()
     return Apertus(**shared, xielu=tuple(tuple(of_layer) for of_layer in xielu))
 
 
-def read_by_layer(fields: Checked, name: str, layers: int) -> np.ndarray:
+def read_by_layer(fields: MetadataReader, name: str, layers: int) -> np.ndarray:
     """Read one number per layer; a single one applies to all. Raises ModelError."""
     value = fields.raw(name)
     numbers = np.full(layers, value) if isinstance(value, float) else value
@@ -52,15 +52,15 @@ def read_by_layer(fields: Checked, name: str, layers: int) -> np.ndarray:
 
 def forward(b: Builder, w: Weights, h: Apertus) -> Activation:
     w.require("output")
-    return decoder(b, w, h, block, factors=rope_factors(b, w, h))
+    return apply_decoder(b, w, h, block, factors=select_rope_factors(b, w, h))
 
 
-def block(b: Builder, w: Weights, h: Apertus, state: Paged, x: Activation, factors: Weight | None) -> Activation:
-    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+def block(b: Builder, w: Weights, h: Apertus, state: PagedState, x: Activation, factors: Weight | None) -> Activation:
+    q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     q, k = rms_norm_heads(b, w, h, q, k)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    return b.add(x, plain(b, w, y, lambda z: b.xielu(z, *h.xielu[state.layer])))
+    return b.add(x, ungated_feed_forward(b, w, y, lambda z: b.xielu(z, *h.xielu[state.layer])))
 
 
 CHECKPOINTS = {

@@ -4,9 +4,9 @@ Unlike llama: Refact and the 13B models of Baichuan have ALiBi instead of RoPE. 
 layers decides.
 """
 
-from localllm.arch.attention import Transformer, attend, qkv
-from localllm.arch.families.mpt import alibi_slopes
-from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weights, frozen
+from localllm.arch.attention import Transformer, attend, project_qkv
+from localllm.arch.families.mpt import compute_alibi_slopes
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
 
 LAYERS_OF_7B, LAYERS_OF_13B = 32, 40
@@ -27,20 +27,20 @@ class Baichuan(Transformer):
         return self.attention.rope if self.rotated else None
 
 
-def read(fields: Fields) -> Baichuan:
+def read(fields: HyperparameterReader) -> Baichuan:
     """Read the hyperparameters. Raises ModelError, also for a Baichuan of another size."""
     shared, rotated = Baichuan.shared_fields(fields, interleaved=True), False
     if fields.arch == "baichuan":
         if shared["layers"] not in (LAYERS_OF_7B, LAYERS_OF_13B):
             expected = f"{LAYERS_OF_7B} or {LAYERS_OF_13B} (found {shared['layers']})"
-            raise fields.unsupported(f"{fields.key('block_count')} of a Baichuan model must be {expected}")
+            raise fields.make_unsupported_error(f"{fields.key('block_count')} of a Baichuan model must be {expected}")
         rotated = shared["layers"] == LAYERS_OF_7B
     return Baichuan(**shared, rotated=rotated)
 
 
-def block(b: Builder, w: Weights, h: Baichuan, state: Paged, x: Activation) -> Activation:
-    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
-    slopes = () if h.rotated else alibi_slopes(h.attention.heads[state.layer], ALIBI_BIAS)
+def block(b: Builder, w: Weights, h: Baichuan, state: PagedState, x: Activation) -> Activation:
+    q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+    slopes = () if h.rotated else compute_alibi_slopes(h.attention.heads[state.layer], ALIBI_BIAS)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, slopes=slopes), w.attn_output))
     return b.add(x, gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
 

@@ -7,13 +7,13 @@ bound; gates and up projections of feed-forward networks are clamped, by layer.
 
 from dataclasses import replace
 
-from localllm.arch.attention import by_head
-from localllm.arch.families.deepseek2 import to_latents
-from localllm.arch.families.kimi_linear import KimiLinear, delta_heads, rates_of, read_kimi
-from localllm.arch.families.step35 import limited_swiglu, read_limits
-from localllm.arch.family import Activation, Builder, Fields, Latent, Recurrent, Weights, frozen
+from localllm.arch.attention import scale_heads
+from localllm.arch.families.deepseek2 import attend_to_latents
+from localllm.arch.families.kimi_linear import KimiLinear, apply_delta_heads, read_kimi_hyperparameters, repeat_rates
+from localllm.arch.families.step35 import make_limited_swiglu, read_limits
+from localllm.arch.family import Activation, Builder, HyperparameterReader, LatentState, Recurrent, Weights, frozen
 from localllm.arch.feed_forward import SIGMOID, SOFTMAX, Gate, feed_forward_or_experts, read_own_routing, shared_expert
-from localllm.arch.rope import read_sections, with_sections
+from localllm.arch.rope import add_sections, read_sections
 
 LOWEST = 1e3  # magnitude of a lower bound; e^-1000 is 0
 
@@ -32,17 +32,17 @@ class Ling3(KimiLinear):
     limits: tuple[float, ...]
 
 
-def read(fields: Fields) -> Ling3:
-    common, layers = read_kimi(fields), fields.layers()
+def read(fields: HyperparameterReader) -> Ling3:
+    common, layers = read_kimi_hyperparameters(fields), fields.layers()
     lowest = fields.raw("kda.gate_lower_bound")
     if not isinstance(lowest, float) or not -LOWEST <= lowest < 0:
         raise fields.wrong("kda.gate_lower_bound", f"a number from {-LOWEST:g} up to 0")
     if not fields.flag("kda.safe_gate", True):
-        raise fields.unsupported(f"{fields.key('kda.safe_gate')} must be true")
+        raise fields.make_unsupported_error(f"{fields.key('kda.safe_gate')} must be true")
     function = fields.count("expert_gating_func")
     if function not in (SOFTMAX, SIGMOID):
         raise fields.wrong("expert_gating_func", f"{SOFTMAX} or {SIGMOID}")
-    rope = with_sections(fields, replace(common["rope"], interleaved=read_sections(fields) is None))
+    rope = add_sections(fields, replace(common["rope"], interleaved=read_sections(fields) is None))
     return Ling3(
         **common | {"rope": rope},
         routing=read_own_routing(fields),
@@ -52,17 +52,17 @@ def read(fields: Fields) -> Ling3:
     )
 
 
-def block(b: Builder, w: Weights, h: Ling3, state: Latent | Recurrent, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: Ling3, state: LatentState | Recurrent, x: Activation) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
-    if isinstance(state, Latent):
-        attended = to_latents(b, w, h, state, y)
-        attended = by_head(b, attended, b.sigmoid(b.linear(y, w.attn_gate)), h.heads, h.value_dim)
+    if isinstance(state, LatentState):
+        attended = attend_to_latents(b, w, h, state, y)
+        attended = scale_heads(b, attended, b.sigmoid(b.linear(y, w.attn_gate)), h.heads, h.value_dim)
     else:
-        steps = b.add_vector(b.linear(y, w.ssm_f_a), w.exactly("ssm_dt.bias"))
-        decays = b.exponential(b.scale(b.sigmoid(b.scale_columns(steps, rates_of(w, h))), h.lowest))
-        attended = delta_heads(b, w, h, state, y, decays, b.linear(y, w.ssm_g_a))
+        steps = b.add_vector(b.linear(y, w.ssm_f_a), w.require_bare("ssm_dt.bias"))
+        decays = b.exponential(b.scale(b.sigmoid(b.scale_columns(steps, repeat_rates(w, h))), h.lowest))
+        attended = apply_delta_heads(b, w, h, state, y, decays, b.linear(y, w.ssm_g_a))
     x = b.add(x, b.linear(attended, w.attn_output))
-    of_experts, of_others = (limited_swiglu(b, limits[state.layer]) for limits in (h.expert_limits, h.limits))
+    of_experts, of_others = (make_limited_swiglu(b, limits[state.layer]) for limits in (h.expert_limits, h.limits))
     y, is_mixture = b.rms_norm(x, w.ffn_norm, h.epsilon), w.get("ffn_gate_inp", by_layer=True) is not None
     if is_mixture:
         w.require_biases("exp_probs_b")

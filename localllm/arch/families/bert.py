@@ -6,11 +6,11 @@ Unlike llama: attention is bidirectional; a table of positions is added to the e
 layer norms after each sublayer (post-norm); GELU without a gate; biases everywhere.
 """
 
-from localllm.arch.attention import attend, qkv
+from localllm.arch.attention import attend, project_qkv
 from localllm.arch.decoder import pool_texts
-from localllm.arch.encoder import Encoder, embed_tokens, encoder_fields
-from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weights, frozen
-from localllm.arch.feed_forward import plain
+from localllm.arch.encoder import Encoder, embed_tokens, read_encoder_fields
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weights, frozen
+from localllm.arch.feed_forward import ungated_feed_forward
 
 
 @frozen
@@ -19,8 +19,8 @@ class BERT(Encoder):
         return None
 
 
-def read(fields: Fields) -> BERT:
-    return BERT(**encoder_fields(fields))
+def read(fields: HyperparameterReader) -> BERT:
+    return BERT(**read_encoder_fields(fields))
 
 
 def forward(b: Builder, w: Weights, h: BERT) -> Activation:
@@ -28,14 +28,14 @@ def forward(b: Builder, w: Weights, h: BERT) -> Activation:
     x = b.layer_norm(x, w.token_embd_norm, h.epsilon)
     for state in h.states():
         layer = w.block(state.layer)
-        x = after_attention(b, layer, h, state, x)
-        x = b.layer_norm(b.add(plain(b, layer, x, b.gelu_erf), x), layer.layer_output_norm, h.epsilon)
+        x = apply_attention(b, layer, h, state, x)
+        x = b.layer_norm(b.add(ungated_feed_forward(b, layer, x, b.gelu_erf), x), layer.layer_output_norm, h.epsilon)
     return pool_texts(b, w, h, x)
 
 
-def after_attention(b: Builder, w: Weights, h: Encoder, state: Paged, x: Activation) -> Activation:
+def apply_attention(b: Builder, w: Weights, h: Encoder, state: PagedState, x: Activation) -> Activation:
     """Add attention's output to x, and normalize."""
-    q, k, v = qkv(b, w, h, state.layer, x)
+    q, k, v = project_qkv(b, w, h, state.layer, x)
     y = b.linear(attend(b, h, state, q, k, v), w.attn_output)
     return b.layer_norm(b.add(y, x), w.attn_output_norm, h.epsilon)
 

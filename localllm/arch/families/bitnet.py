@@ -4,20 +4,20 @@ Unlike llama: norms within attention and feed-forward network, before their last
 apart; matrices may have a scale; the output matrix is the embedding matrix.
 """
 
-from localllm.arch.attention import Transformer, attend, qkv
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
-from localllm.arch.metadata import show
+from localllm.arch.attention import Transformer, attend, project_qkv
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
+from localllm.arch.metadata import format_value
 
 
-def read(fields: Fields) -> Transformer:
+def read(fields: HyperparameterReader) -> Transformer:
     for name in ("hidden_act", "hidden_activation"):
         if (activation := fields.raw(name, "silu")) != "silu":
-            raise fields.unsupported(f"{fields.key(name)} must be silu (found {show(activation)})")
+            raise fields.make_unsupported_error(f"{fields.key(name)} must be silu (found {format_value(activation)})")
     return Transformer(**Transformer.shared_fields(fields, interleaved=False))
 
 
-def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
-    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+def block(b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation) -> Activation:
+    q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     y = b.rms_norm(attend(b, h, state, q, k, v), w.attn_sub_norm, h.epsilon)
     x = b.add(x, b.linear(y, w.attn_output))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)

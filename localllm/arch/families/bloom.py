@@ -5,13 +5,13 @@ embeddings; GELU without a gate; biases everywhere; queries, keys and values fro
 """
 
 from localllm.arch.attention import LAYER_EPSILON
-from localllm.arch.decoder import decoder, layer_norm_of
+from localllm.arch.decoder import apply_decoder, make_final_layer_norm
 from localllm.arch.families.baichuan import ALIBI_BIAS
 from localllm.arch.families.mpt import MPT, block
-from localllm.arch.family import Activation, Builder, Fields, Weights
+from localllm.arch.family import Activation, Builder, HyperparameterReader, Weights
 
 
-def read(fields: Fields) -> MPT:
+def read(fields: HyperparameterReader) -> MPT:
     shared = MPT.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
     return MPT(**shared, limit=0.0, alibi_bias=ALIBI_BIAS)
 
@@ -19,7 +19,7 @@ def read(fields: Fields) -> MPT:
 def forward(b: Builder, w: Weights, h: MPT) -> Activation:
     w.require_biases("token_embd_norm")
     x = b.layer_norm(b.embed(w.token_embd, b.ids), w.token_embd_norm, h.epsilon)
-    return decoder(b, w, h, block, x, layer_norm_of(b, w, h))
+    return apply_decoder(b, w, h, block, x, make_final_layer_norm(b, w, h))
 
 
 CHECKPOINTS = {

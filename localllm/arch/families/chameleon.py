@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from localllm.arch.attention import Transformer, attend, qkv
-from localllm.arch.decoder import decoder
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weight, Weights, frozen
+from localllm.arch.attention import Transformer, attend, project_qkv
+from localllm.arch.decoder import apply_decoder
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weight, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
 
 HEAD_EPSILON = 1e-5
@@ -22,7 +22,7 @@ class Chameleon(Transformer):
     norms_behind: bool
 
 
-def read(fields: Fields) -> Chameleon:
+def read(fields: HyperparameterReader) -> Chameleon:
     if fields.vocab_size < IMAGES.stop:
         raise fields.error(f"the vocabulary must have at least {IMAGES.stop} tokens (found {fields.vocab_size})")
     common = Chameleon.shared_fields(fields, interleaved=True, rotates_all=True)
@@ -32,17 +32,17 @@ def read(fields: Fields) -> Chameleon:
 def forward(b: Builder, w: Weights, h: Chameleon) -> Activation:
     of_images = np.zeros(h.vocab_size, np.float32)
     of_images[IMAGES] = np.finfo(np.float32).min
-    return b.add_vector(decoder(b, w, h, block), of_images)
+    return b.add_vector(apply_decoder(b, w, h, block), of_images)
 
 
 def normalize_heads(b: Builder, h: Chameleon, x: Activation, weight: Weight, heads: int) -> Activation:
     """Apply each head's layer norm."""
     head_dim = h.attention.head_dim
-    bias = weight.bias.shaped(heads, head_dim).flat() if weight.bias else None
-    return b.layer_norm(x, replace(weight.shaped(heads, head_dim).flat(), bias=bias), HEAD_EPSILON, head_dim)
+    bias = weight.bias.require_shape(heads, head_dim).flat() if weight.bias else None
+    return b.layer_norm(x, replace(weight.require_shape(heads, head_dim).flat(), bias=bias), HEAD_EPSILON, head_dim)
 
 
-def block(b: Builder, w: Weights, h: Chameleon, state: Paged, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: Chameleon, state: PagedState, x: Activation) -> Activation:
     a = h.attention
 
     def before(y: Activation, weight: Weight) -> Activation:
@@ -51,7 +51,7 @@ def block(b: Builder, w: Weights, h: Chameleon, state: Paged, x: Activation) -> 
     def behind(y: Activation, weight: Weight) -> Activation:
         return b.rms_norm(y, weight, h.epsilon) if h.norms_behind else y
 
-    q, k, v = qkv(b, w, h, state.layer, before(x, w.attn_norm))
+    q, k, v = project_qkv(b, w, h, state.layer, before(x, w.attn_norm))
     q = normalize_heads(b, h, q, w.attn_q_norm, a.heads[state.layer])
     k = normalize_heads(b, h, k, w.attn_k_norm, a.kv_heads[state.layer])
     y = behind(b.linear(attend(b, h, state, q, k, v), w.attn_output), w.attn_norm)

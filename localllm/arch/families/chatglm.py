@@ -6,12 +6,12 @@ matrix is the upper half of ffn_up.
 
 from localllm.arch.attention import Transformer
 from localllm.arch.families.llama import forward
-from localllm.arch.family import Fields
+from localllm.arch.family import HyperparameterReader
 
 __all__ = ["forward", "read"]
 
 
-def read(fields: Fields) -> Transformer:
+def read(fields: HyperparameterReader) -> Transformer:
     return Transformer(**Transformer.shared_fields(fields, interleaved=True))
 
 

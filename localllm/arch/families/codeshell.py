@@ -1,7 +1,7 @@
 """CodeShell (Xie et al. 2024, arXiv 2403.15747). Like StarCoder 2, but files may lack the embedding matrix."""
 
 from localllm.arch.attention import Transformer
-from localllm.arch.decoder import decoder, layer_norm_of
+from localllm.arch.decoder import apply_decoder, make_final_layer_norm
 from localllm.arch.families.starcoder2 import block, read
 from localllm.arch.family import Activation, Builder, Weights
 
@@ -10,7 +10,7 @@ __all__ = ["forward", "read"]
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
     x = b.embed(w.get("token_embd") or w.require("output"), b.ids)
-    return decoder(b, w, h, block, x, layer_norm_of(b, w, h))
+    return apply_decoder(b, w, h, block, x, make_final_layer_norm(b, w, h))
 
 
 CHECKPOINTS = {

@@ -5,15 +5,15 @@ are not used for text.
 """
 
 from localllm.arch.attention import Transformer
-from localllm.arch.decoder import decoder
+from localllm.arch.decoder import apply_decoder
 from localllm.arch.families.llama import block
-from localllm.arch.family import Activation, Builder, Fields, Rope, Weights
+from localllm.arch.family import Activation, Builder, HyperparameterReader, Rope, Weights
 
 IMAGE_NAMES = {"attn_qkv": "vis_attn_qkv", "attn_output": "vis_attn_output", "ffn_gate": "vis_gate",
              "ffn_up": "vis_up", "ffn_down": "vis_down"}  # fmt: skip
 
 
-def read(fields: Fields) -> Transformer:
+def read(fields: HyperparameterReader) -> Transformer:
     """Read the hyperparameters.
 
     Raises ModelError, also for a rotation that llama.cpp does not compute for this family.
@@ -21,16 +21,16 @@ def read(fields: Fields) -> Transformer:
     h = Transformer(**Transformer.shared_fields(fields, interleaved=False))
     a, rope = h.attention, h.attention.rope
     if rope != Rope(a.head_dim, a.head_dim, False, original_context=rope.original_context):
-        raise fields.unsupported(f"{fields.prefix}rope.*: RoPE must rotate whole heads with the base 10000")
+        raise fields.make_unsupported_error(f"{fields.prefix}rope.*: RoPE must rotate whole heads with the base 10000")
     if a.heads != a.kv_heads or a.heads[0] * a.head_dim != h.width:
-        raise fields.unsupported(f"{fields.key('attention.head_count_kv')} must equal attention.head_count")
+        raise fields.make_unsupported_error(f"{fields.key('attention.head_count_kv')} must equal attention.head_count")
     return h
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    logits = decoder(b, w, h, block, factors=None)
+    logits = apply_decoder(b, w, h, block, factors=None)
     for layer in range(h.layers):
         of_layer = w.block(layer)
         for of_text, of_images in IMAGE_NAMES.items():
-            b.ignore(of_layer.require(of_images).shaped(*of_layer.require(of_text).shape))
+            b.ignore(of_layer.require(of_images).require_shape(*of_layer.require(of_text).shape))
     return logits

@@ -4,10 +4,10 @@ Unlike Command R7B: experts in all but the first layers; the first layers and th
 a window; the shared expert's output and that of the others are averaged; some files have RMS norms.
 """
 
-from localllm.arch.attention import LAYER_EPSILON, RMS_EPSILON, attend, qkv, read_windows
-from localllm.arch.decoder import MtpOutput, decoder, mtp_output
+from localllm.arch.attention import LAYER_EPSILON, RMS_EPSILON, attend, project_qkv, read_windows
+from localllm.arch.decoder import MtpOutput, apply_decoder, apply_mtp_layer
 from localllm.arch.families.command_r import Cohere2
-from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weight, Weights, frozen
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weight, Weights, frozen
 from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_own_routing, shared_expert
 
 
@@ -28,7 +28,7 @@ class Cohere2MoE(Cohere2):
         return self.attention.rope if layer < self.dense or layer >= self.layers else super().rope(layer)
 
 
-def read(fields: Fields) -> Cohere2MoE:
+def read(fields: HyperparameterReader) -> Cohere2MoE:
     """Read the hyperparameters. Raises ModelError, also if the file does not list its windows."""
     centered = not fields.has(RMS_EPSILON)
     epsilon = LAYER_EPSILON if centered else RMS_EPSILON
@@ -49,19 +49,19 @@ def norm(b: Builder, h: Cohere2MoE, x: Activation, weight: Weight) -> Activation
 
 
 def forward(b: Builder, w: Weights, h: Cohere2MoE) -> Activation:
-    return b.scale(decoder(b, w, h, block, norm=lambda x: norm(b, h, x, w.output_norm)), h.logit_scale)
+    return b.scale(apply_decoder(b, w, h, block, norm=lambda x: norm(b, h, x, w.output_norm)), h.logit_scale)
 
 
-def block(b: Builder, w: Weights, h: Cohere2MoE, state: Paged, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: Cohere2MoE, state: PagedState, x: Activation) -> Activation:
     y, both = norm(b, h, x, w.attn_norm), h.has_shared and state.layer >= h.dense
-    q, k, v = qkv(b, w, h, state.layer, y)
+    q, k, v = project_qkv(b, w, h, state.layer, y)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     y = feed_forward_or_experts(b, w, h.routing, y, b.swiglu, shared_expert if both else None)
     return b.add(x, b.scale(y, 0.5) if both else y)
 
 
 def draft(b: Builder, w: Weights, h: Cohere2MoE, hidden: Activation) -> MtpOutput:
-    output = mtp_output(b, w, h, hidden, block, lambda x, weight: norm(b, h, x, weight))
+    output = apply_mtp_layer(b, w, h, hidden, block, lambda x, weight: norm(b, h, x, weight))
     return MtpOutput(output.hidden, b.scale(output.logits, h.logit_scale))
 
 

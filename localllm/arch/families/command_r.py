@@ -5,14 +5,21 @@ normalizes each head of queries and keys; a factor for the logits; the output ma
 models of 2025, three of four layers have a sliding window; the others have full attention and no RoPE.
 """
 
-from localllm.arch.attention import LAYER_EPSILON, Windowed, attend, layer_norm_heads, qkv, read_windows
-from localllm.arch.decoder import decoder
-from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weights, frozen
+from localllm.arch.attention import (
+    LAYER_EPSILON,
+    WindowedTransformer,
+    attend,
+    layer_norm_heads,
+    project_qkv,
+    read_windows,
+)
+from localllm.arch.decoder import apply_decoder
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
 
 
 @frozen
-class Cohere(Windowed):
+class Cohere(WindowedTransformer):
     """The hyperparameters of Command R.
 
     Attributes:
@@ -28,7 +35,7 @@ class Cohere2(Cohere):
         return self.attention.rope if self.windows[layer] else None
 
 
-def read(fields: Fields) -> Cohere:
+def read(fields: HyperparameterReader) -> Cohere:
     shared, is_second = Cohere.shared_fields(fields, interleaved=True, epsilon=LAYER_EPSILON), fields.arch == "cohere2"
     windows = read_windows(fields, period=4) if is_second else (None,) * shared["layers"]
     scale = fields.number("logit_scale") or 1.0
@@ -36,13 +43,13 @@ def read(fields: Fields) -> Cohere:
 
 
 def forward(b: Builder, w: Weights, h: Cohere) -> Activation:
-    logits = decoder(b, w, h, block, norm=lambda x: b.layer_norm(x, w.output_norm, h.epsilon))
+    logits = apply_decoder(b, w, h, block, norm=lambda x: b.layer_norm(x, w.output_norm, h.epsilon))
     return b.scale(logits, h.logit_scale)
 
 
-def block(b: Builder, w: Weights, h: Cohere, state: Paged, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: Cohere, state: PagedState, x: Activation) -> Activation:
     y = b.layer_norm(x, w.attn_norm, h.epsilon)
-    q, k, v = qkv(b, w, h, state.layer, y)
+    q, k, v = project_qkv(b, w, h, state.layer, y)
     q, k = layer_norm_heads(b, w, h, q, k)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     return b.add(x, gated_feed_forward(b, w, y, b.swiglu))

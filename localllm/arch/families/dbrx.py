@@ -4,24 +4,24 @@ Unlike llama: layer norms without biases; rotated pairs are half a head apart; q
 matrix, are clamped; experts.
 """
 
-from localllm.arch.attention import LAYER_EPSILON, attend, qkv
-from localllm.arch.decoder import decoder
+from localllm.arch.attention import LAYER_EPSILON, attend, project_qkv
+from localllm.arch.decoder import apply_decoder
 from localllm.arch.families.olmo import OLMo
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
 from localllm.arch.feed_forward import feed_forward_or_experts, read_routing
 
 
-def read(fields: Fields) -> OLMo:
+def read(fields: HyperparameterReader) -> OLMo:
     shared = OLMo.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON, rotates_all=True)
     return OLMo(**shared, limit=fields.number("attention.clamp_kqv"), routing=read_routing(fields))
 
 
 def forward(b: Builder, w: Weights, h: OLMo) -> Activation:
-    return decoder(b, w, h, block, norm=lambda x: b.layer_norm(x, w.output_norm, h.epsilon))
+    return apply_decoder(b, w, h, block, norm=lambda x: b.layer_norm(x, w.output_norm, h.epsilon))
 
 
-def block(b: Builder, w: Weights, h: OLMo, state: Paged, x: Activation) -> Activation:
-    heads = qkv(b, w, h, state.layer, b.layer_norm(x, w.attn_norm, h.epsilon))
+def block(b: Builder, w: Weights, h: OLMo, state: PagedState, x: Activation) -> Activation:
+    heads = project_qkv(b, w, h, state.layer, b.layer_norm(x, w.attn_norm, h.epsilon))
     q, k, v = (b.clamp(y, h.limit) for y in heads) if h.limit else heads
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     return b.add(x, feed_forward_or_experts(b, w, h.routing, b.layer_norm(x, w.attn_output_norm, h.epsilon), b.swiglu))

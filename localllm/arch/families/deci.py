@@ -6,8 +6,8 @@ one without heads nothing; and a layer without a feed-forward network is skipped
 
 from collections.abc import Sequence
 
-from localllm.arch.attention import RMS_EPSILON, Attention, Transformer, attend, qkv, rope_factors
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weight, Weights, frozen
+from localllm.arch.attention import RMS_EPSILON, Attention, Transformer, attend, project_qkv, select_rope_factors
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weight, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
 from localllm.arch.rope import read_rope
 
@@ -16,16 +16,16 @@ from localllm.arch.rope import read_rope
 class Deci(Transformer):
     feeds: tuple[bool, ...]  # by layer, whether it has a feed-forward network
 
-    def states(self) -> Sequence[Paged]:
+    def states(self) -> Sequence[PagedState]:
         a = self.attention
         return [
-            Paged(layer, kv_heads, a.head_dim, a.head_dim)
+            PagedState(layer, kv_heads, a.head_dim, a.head_dim)
             for layer, kv_heads in enumerate(a.kv_heads)
             if a.heads[layer] and kv_heads and self.feeds[layer]
         ]
 
 
-def read(fields: Fields) -> Deci:
+def read(fields: HyperparameterReader) -> Deci:
     common = fields.common()
     heads, kv_heads = (
         fields.counts(f"attention.{name}", common["layers"], 0) for name in ("head_count", "head_count_kv")
@@ -36,7 +36,7 @@ def read(fields: Fields) -> Deci:
         )
     head_dim = fields.count("attention.key_length", common["width"] // heads[0])
     if fields.count("attention.value_length", head_dim) != head_dim:
-        raise fields.unsupported("attention.value_length must equal attention.key_length")
+        raise fields.make_unsupported_error("attention.value_length must equal attention.key_length")
     rope = read_rope(fields, head_dim, interleaved=True)
     if rope.dims != head_dim:
         raise fields.error(f"{fields.key('rope.dimension_count')} must be {head_dim} (found {rope.dims})")
@@ -46,7 +46,7 @@ def read(fields: Fields) -> Deci:
 
 
 def forward(b: Builder, w: Weights, h: Deci) -> Activation:
-    x, factors = b.embed(w.token_embd, b.ids), rope_factors(b, w, h)
+    x, factors = b.embed(w.token_embd, b.ids), select_rope_factors(b, w, h)
     states = {state.layer: state for state in h.states()}
     for layer in range(h.layers):
         x = block(b, w.block(layer), h, layer, states.get(layer), x, factors)
@@ -55,7 +55,7 @@ def forward(b: Builder, w: Weights, h: Deci) -> Activation:
 
 
 def block(
-    b: Builder, w: Weights, h: Deci, layer: int, state: Paged | None, x: Activation, factors: Weight | None
+    b: Builder, w: Weights, h: Deci, layer: int, state: PagedState | None, x: Activation, factors: Weight | None
 ) -> Activation:
     """Apply one layer: attention if it has any, then the feed-forward network."""
     if not h.feeds[layer]:
@@ -64,7 +64,7 @@ def block(
     if h.attention.heads[layer]:
         y = b.rms_norm(x, w.attn_norm, h.epsilon)
         if state:
-            q, k, v = qkv(b, w, h, layer, y)
+            q, k, v = project_qkv(b, w, h, layer, y)
             y = attend(b, h, state, q, k, v, factors)
         x = b.add(x, b.linear(y, w.attn_output))
     return b.add(x, gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))

@@ -4,8 +4,8 @@ Unlike llama: layers after the first ones have experts and a shared one. Their w
 selection has a bias, and in Ling if the file says so.
 """
 
-from localllm.arch.attention import Transformer, attend, qkv
-from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weights, frozen
+from localllm.arch.attention import Transformer, attend, project_qkv
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weights, frozen
 from localllm.arch.feed_forward import SOFTMAX, feed_forward_or_experts, read_own_routing, read_routing, shared_expert
 
 
@@ -14,7 +14,7 @@ class DeepSeek(Transformer):
     has_shared: bool  # there is a shared expert
 
 
-def read(fields: Fields) -> DeepSeek:
+def read(fields: HyperparameterReader) -> DeepSeek:
     common = DeepSeek.shared_fields(fields, interleaved=True, rotates_all=True)
     if fields.arch == "deepseek2-ocr":
         return read_ocr(fields)
@@ -26,7 +26,7 @@ def read(fields: Fields) -> DeepSeek:
     return DeepSeek(**common, routing=read_routing(fields, SOFTMAX, normalized, scale), has_shared=True)
 
 
-def read_ocr(fields: Fields) -> DeepSeek:
+def read_ocr(fields: HyperparameterReader) -> DeepSeek:
     """Read the hyperparameters of DeepSeek-OCR's text model, whose rotated pairs are half a head apart.
 
     Raises ModelError.
@@ -34,12 +34,12 @@ def read_ocr(fields: Fields) -> DeepSeek:
     common = DeepSeek.shared_fields(fields, interleaved=False, rotates_all=True)
     rope = common["attention"].rope
     if rope != Rope(rope.head_dim, rope.head_dim, False, original_context=rope.original_context):
-        raise fields.unsupported(f"{fields.prefix}rope.*: RoPE must have the base 10000")
+        raise fields.make_unsupported_error(f"{fields.prefix}rope.*: RoPE must have the base 10000")
     return DeepSeek(**common, routing=read_own_routing(fields, SOFTMAX), has_shared=True)
 
 
-def block(b: Builder, w: Weights, h: DeepSeek, state: Paged, x: Activation) -> Activation:
-    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+def block(b: Builder, w: Weights, h: DeepSeek, state: PagedState, x: Activation) -> Activation:
+    q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     y, beside = b.rms_norm(x, w.ffn_norm, h.epsilon), shared_expert if h.has_shared else None
     return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, beside))

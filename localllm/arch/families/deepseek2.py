@@ -12,21 +12,21 @@ from dataclasses import field, replace
 from typing import Any
 
 from localllm.arch.attention import RMS_EPSILON
-from localllm.arch.decoder import MtpOutput, mtp_output
+from localllm.arch.decoder import MtpOutput, apply_mtp_layer
 from localllm.arch.family import (
     Activation,
+    AttentionScores,
     Builder,
-    Fields,
+    HyperparameterReader,
     Hyperparameters,
-    Latent,
-    Paged,
+    LatentState,
+    PagedState,
     Rope,
-    Scores,
     Weight,
     Weights,
 )
 from localllm.arch.feed_forward import SIGMOID, SOFTMAX, feed_forward_or_experts, read_own_routing, shared_expert
-from localllm.arch.rope import read_rope, yarn_magnitude
+from localllm.arch.rope import compute_yarn_magnitude, read_rope
 from localllm.arch.verbs import Routing
 from localllm.frozen import frozen
 
@@ -55,24 +55,24 @@ class DeepSeek2(Hyperparameters):
     temperature: float = field(default=0.0, kw_only=True)
     temperature_length: int = field(default=1, kw_only=True)
 
-    def states(self) -> Sequence[Latent | Paged]:
+    def states(self) -> Sequence[LatentState | PagedState]:
         key_dim = self.key_dim + self.rope.dims
         if self.keeps_latent:
-            return [Latent(layer, self.latent + self.rope.dims, self.latent) for layer in range(self.layers)]
-        return [Paged(layer, self.heads, key_dim, self.value_dim) for layer in range(self.layers)]
+            return [LatentState(layer, self.latent + self.rope.dims, self.latent) for layer in range(self.layers)]
+        return [PagedState(layer, self.heads, key_dim, self.value_dim) for layer in range(self.layers)]
 
 
-def read(fields: Fields) -> DeepSeek2:
+def read(fields: HyperparameterReader) -> DeepSeek2:
     temperature = fields.number("attention.temperature_scale", 0.0)
     return DeepSeek2(
-        **read_latent(fields),
+        **read_latent_attention(fields),
         temperature=temperature,
         temperature_length=fields.count("attention.temperature_length", None if temperature else 1),
         routing=read_own_routing(fields, SIGMOID if fields.vocab_size == VOCABULARY_OF_GLM else SOFTMAX),
     )
 
 
-def read_latent(fields: Fields) -> dict[str, Any]:
+def read_latent_attention(fields: HyperparameterReader) -> dict[str, Any]:
     """Read the hyperparameters shared by models with latent attention. Raises ModelError."""
     keeps_latent = fields.raw("attention.key_length_mla") is not None
     suffix, dims = "_mla" if keeps_latent else "", fields.count("rope.dimension_count")
@@ -87,7 +87,7 @@ def read_latent(fields: Fields) -> dict[str, Any]:
     for side, length in (("key", latent + dims), ("value", latent)) if keeps_latent else ():
         if fields.count(f"attention.{side}_length", length) != length:
             raise fields.error(f"{fields.key(f'attention.{side}_length')} must be {length}")
-    rope, sharpness = read_stretch(fields, dims)
+    rope, sharpness = read_scaled_rope(fields, dims)
     return {
         **fields.common(),
         "epsilon": fields.epsilon(RMS_EPSILON),
@@ -101,7 +101,7 @@ def read_latent(fields: Fields) -> dict[str, Any]:
     }
 
 
-def read_stretch(fields: Fields, dims: int) -> tuple[Rope, float]:
+def read_scaled_rope(fields: HyperparameterReader, dims: int) -> tuple[Rope, float]:
     """Read RoPE, and the factor of the scores in a stretched context. Raises ModelError.
 
     Files have a tenth of the model's multiplier. With a multiplier, YaRN has no attention factor for the rotated
@@ -109,32 +109,34 @@ def read_stretch(fields: Fields, dims: int) -> tuple[Rope, float]:
     """
     rope, multiplier = read_rope(fields, dims, True), fields.number("rope.scaling.yarn_log_multiplier", 0.0)
     if rope.by_factors:
-        raise fields.unsupported("rope scaling longrope is not supported")
+        raise fields.make_unsupported_error("rope scaling longrope is not supported")
     length = fields.factor("rope.scaling.attn_factor", 1.0)
     if rope.yarn and multiplier:
         rope = replace(rope, magnitude=length)
     else:
-        length *= yarn_magnitude(rope.factor)
-    return rope, (length * yarn_magnitude(rope.factor, 10 * multiplier)) ** 2
+        length *= compute_yarn_magnitude(rope.factor)
+    return rope, (length * compute_yarn_magnitude(rope.factor, 10 * multiplier)) ** 2
 
 
-def block(b: Builder, w: Weights, h: DeepSeek2, state: Latent | Paged, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: DeepSeek2, state: LatentState | PagedState, x: Activation) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
-    y = to_latents(b, w, h, state, y) if isinstance(state, Latent) else to_keys(b, w, h, state, y)
+    y = attend_to_latents(b, w, h, state, y) if isinstance(state, LatentState) else attend_to_keys(b, w, h, state, y)
     x = b.add(x, b.linear(y, w.attn_output))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
     return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, shared_expert))
 
 
 def draft(b: Builder, w: Weights, h: DeepSeek2, hidden: Activation) -> MtpOutput:
-    return mtp_output(b, w, h, hidden, block)
+    return apply_mtp_layer(b, w, h, hidden, block)
 
 
-def project(b: Builder, w: Weights, h: DeepSeek2, x: Activation, factors: Weight | None = None) -> list[Activation]:
+def project_latent(
+    b: Builder, w: Weights, h: DeepSeek2, x: Activation, factors: Weight | None = None
+) -> list[Activation]:
     """Project queries (unrotated and rotated), the latent row, and the rotated key."""
     if w.get("attn_q_a"):
-        return project_from(b, w, h, b.linear(narrow_queries(b, w, h.epsilon, x), w.attn_q_b), x, factors)
-    return project_from(b, w, h, b.linear(x, w.attn_q), x, factors)
+        return project_latent_from(b, w, h, b.linear(narrow_queries(b, w, h.epsilon, x), w.attn_q_b), x, factors)
+    return project_latent_from(b, w, h, b.linear(x, w.attn_q), x, factors)
 
 
 def narrow_queries(b: Builder, w: Weights, epsilon: float, x: Activation) -> Activation:
@@ -142,7 +144,7 @@ def narrow_queries(b: Builder, w: Weights, epsilon: float, x: Activation) -> Act
     return b.rms_norm(b.linear(x, w.attn_q_a), w.attn_q_a_norm, epsilon)
 
 
-def project_from(
+def project_latent_from(
     b: Builder, w: Weights, h: DeepSeek2, q: Activation, x: Activation, factors: Weight | None = None,
     key_norm: Weight | None = None,
 ) -> list[Activation]:  # fmt: skip
@@ -160,26 +162,26 @@ def project_from(
     return [b.slice_columns(q, 0, h.key_dim, period), rotated, latent, key]
 
 
-def to_latents(b: Builder, w: Weights, h: DeepSeek2, state: Latent, x: Activation) -> Activation:
+def attend_to_latents(b: Builder, w: Weights, h: DeepSeek2, state: LatentState, x: Activation) -> Activation:
     """Compute the heads' outputs from latent rows.
 
     Queries are multiplied by the keys' matrices, and results by the values' matrices.
     """
-    plain, rotated, latent, key = project(b, w, h, x)
+    plain, rotated, latent, key = project_latent(b, w, h, x)
     q = b.concat_heads(b.head_linear(plain, w.attn_k_b), rotated, h.heads)
-    y = b.attend(q, b.concat_heads(latent, key, 1), None, state, Scores(h.heads, h.scale))
+    y = b.attend(q, b.concat_heads(latent, key, 1), None, state, AttentionScores(h.heads, h.scale))
     return b.head_linear(y, w.attn_v_b)
 
 
-def to_keys(
-    b: Builder, w: Weights, h: DeepSeek2, state: Paged, x: Activation, factors: Weight | None = None
+def attend_to_keys(
+    b: Builder, w: Weights, h: DeepSeek2, state: PagedState, x: Activation, factors: Weight | None = None
 ) -> Activation:
     """Compute the heads' outputs from keys and values."""
-    plain, rotated, latent, key = project(b, w, h, x, factors)
+    plain, rotated, latent, key = project_latent(b, w, h, x, factors)
     both, period = b.linear(latent, w.attn_kv_b), h.key_dim + h.value_dim
     k = b.concat_heads(b.slice_columns(both, 0, h.key_dim, period), key, h.heads, shared=True)
     v = b.slice_columns(both, h.key_dim, period, period)
-    return b.attend(b.concat_heads(plain, rotated, h.heads), k, v, state, Scores(h.heads, h.scale))
+    return b.attend(b.concat_heads(plain, rotated, h.heads), k, v, state, AttentionScores(h.heads, h.scale))
 
 
 V3 = {

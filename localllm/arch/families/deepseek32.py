@@ -9,9 +9,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from localllm.arch.decoder import last
-from localllm.arch.families.deepseek2 import DeepSeek2, narrow_queries, project_from, read_latent
-from localllm.arch.family import Activation, Builder, Fields, Latent, Paged, Rope, Scores, Weight, Weights, frozen
+from localllm.arch.decoder import compute_logits
+from localllm.arch.families.deepseek2 import DeepSeek2, narrow_queries, project_latent_from, read_latent_attention
+from localllm.arch.family import (
+    Activation,
+    AttentionScores,
+    Builder,
+    HyperparameterReader,
+    LatentState,
+    PagedState,
+    Rope,
+    Weight,
+    Weights,
+    frozen,
+)
 from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_own_routing, shared_expert
 
 KEY_EPSILON = 1e-6  # of the norm of an indexer's keys
@@ -36,23 +47,25 @@ class Indexer:
     count: int
     layers: tuple[int, ...]
 
-    def states(self) -> list[Latent]:
+    def states(self) -> list[LatentState]:
         """Return the indexers' states."""
-        return [Latent(layer, self.dim, self.dim, is_index=True) for layer in self.layers]
+        return [LatentState(layer, self.dim, self.dim, is_index=True) for layer in self.layers]
 
 
 @frozen
 class DeepSeek32(DeepSeek2):
     indexer: Indexer
 
-    def states(self) -> Sequence[Latent | Paged]:
+    def states(self) -> Sequence[LatentState | PagedState]:
         return [*super().states(), *self.indexer.states()]
 
 
-def read(fields: Fields) -> DeepSeek32:
+def read(fields: HyperparameterReader) -> DeepSeek32:
     if fields.raw("attention.key_length_mla") is None:
-        raise fields.unsupported(f"{fields.arch} models with fused matrices of keys and values are not supported")
-    common, is_glm = read_latent(fields), fields.arch == "glm-dsa"
+        raise fields.make_unsupported_error(
+            f"{fields.arch} models with fused matrices of keys and values are not supported"
+        )
+    common, is_glm = read_latent_attention(fields), fields.arch == "glm-dsa"
     layers = common["layers"]
     usual = [1] * layers
     if is_glm and fields.count("context_length") >= LONG:
@@ -65,7 +78,8 @@ def read(fields: Fields) -> DeepSeek32:
 
 
 def read_indexer(
-    fields: Fields, rope: Rope, interleaved: bool, usual: Sequence[int], needs_first: bool = True, at_end: bool = False,
+    fields: HyperparameterReader, rope: Rope, interleaved: bool, usual: Sequence[int], needs_first: bool = True,
+    at_end: bool = False,
     epsilon: float = KEY_EPSILON,
 ) -> Indexer:  # fmt: skip
     """Read the indexer's hyperparameters. Raises ModelError.
@@ -91,21 +105,23 @@ def forward(b: Builder, w: Weights, h: DeepSeek32) -> Activation:
         block = w.block(state.layer)
         y = b.rms_norm(x, block.attn_norm, h.epsilon)
         narrow = narrow_queries(b, block, h.epsilon, y)
-        if index := index_of(h.indexer, state.layer):
-            selected = choose(b, block, h.indexer, index, narrow, y)
-        attended = attention(b, block, h, state, Scores(h.heads, h.scale, chosen=selected), narrow, y)
+        if index := find_index_state(h.indexer, state.layer):
+            selected = select_indexed_keys(b, block, h.indexer, index, narrow, y)
+        attended = attend_to_selected(b, block, h, state, AttentionScores(h.heads, h.scale, chosen=selected), narrow, y)
         x = b.add(x, b.linear(attended, block.attn_output))
         y = b.rms_norm(x, block.ffn_norm, h.epsilon)
         x = b.add(x, feed_forward_or_experts(b, block, h.routing, y, b.swiglu, shared_expert))
-    return last(b, w, h, x)
+    return compute_logits(b, w, h, x)
 
 
-def index_of(indexer: Indexer, layer: int) -> Latent | None:
+def find_index_state(indexer: Indexer, layer: int) -> LatentState | None:
     """Return the state of a layer's indexer; None if it has none."""
     return next((state for state in indexer.states() if state.layer == layer), None)
 
 
-def choose(b: Builder, w: Weights, indexer: Indexer, index: Latent, narrow: Activation, x: Activation) -> Activation:
+def select_indexed_keys(
+    b: Builder, w: Weights, indexer: Indexer, index: LatentState, narrow: Activation, x: Activation
+) -> Activation:
     """Select the keys that tokens attend to.
 
     The heads' weights are not scaled, as that has no effect.
@@ -134,15 +150,15 @@ def rotate_tail(b: Builder, rope: Rope, x: Activation, heads: int, dim: int) -> 
     return b.concat_heads(b.slice_columns(x, 0, plain, dim), behind, heads)
 
 
-def attention(
-    b: Builder, w: Weights, h: DeepSeek2, state: Any, scores: Scores, narrow: Activation, x: Activation,
+def attend_to_selected(
+    b: Builder, w: Weights, h: DeepSeek2, state: Any, scores: AttentionScores, narrow: Activation, x: Activation,
     key_norm: Weight | None = None,
 ) -> Activation:  # fmt: skip
     """Compute the heads' outputs from latent rows.
 
     Queries are multiplied by the keys' matrices, and results by the values' matrices.
     """
-    plain, rotated, latent, key = project_from(b, w, h, b.linear(narrow, w.attn_q_b), x, key_norm=key_norm)
+    plain, rotated, latent, key = project_latent_from(b, w, h, b.linear(narrow, w.attn_q_b), x, key_norm=key_norm)
     q = b.concat_heads(b.head_linear(plain, w.attn_k_b), rotated, h.heads)
     return b.head_linear(b.attend(q, b.concat_heads(latent, key, 1), None, state, scores), w.attn_v_b)
 

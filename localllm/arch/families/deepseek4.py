@@ -15,22 +15,28 @@ from localllm.arch.decoder import ignore_mtp_layers
 from localllm.arch.families.deepseek2 import narrow_queries
 from localllm.arch.families.deepseek32 import rotate_tail
 from localllm.arch.families.glm5_next import MixedStreams, enter_sublayer, read_mixed_streams
-from localllm.arch.families.maple import limited_swiglu
+from localllm.arch.families.maple import make_limited_swiglu
 from localllm.arch.families.step35 import read_limits
 from localllm.arch.family import (
     Activation,
+    AttentionScores,
     Builder,
-    Fields,
+    HyperparameterReader,
     Hyperparameters,
-    Latent,
+    LatentState,
     Recurrent,
     Rope,
-    Scores,
     State,
     Weights,
 )
-from localllm.arch.feed_forward import ROOT_OF_SOFTPLUS, apply_experts, matrices, read_routing, shared_expert
-from localllm.arch.hyper_connections import concat_streams, mixing_logits
+from localllm.arch.feed_forward import (
+    ROOT_OF_SOFTPLUS,
+    apply_experts,
+    collect_expert_matrices,
+    read_routing,
+    shared_expert,
+)
+from localllm.arch.hyper_connections import compute_mixing_logits, concat_streams
 from localllm.arch.rope import read_base
 from localllm.arch.verbs import Routing
 from localllm.frozen import frozen
@@ -47,10 +53,10 @@ class LayerStates(NamedTuple):
         choosing: the blocks' rows of the indexer.
     """
 
-    near: Latent
-    far: Latent | None = None
+    near: LatentState
+    far: LatentState | None = None
     last: Recurrent | None = None
-    choosing: Latent | None = None
+    choosing: LatentState | None = None
 
 
 @frozen
@@ -85,16 +91,16 @@ class DeepSeek4(Hyperparameters):
 
     def of_layer(self, layer: int) -> LayerStates:
         """Return a layer's states."""
-        near, ratio = Latent(layer, self.dim, self.dim, self.window), self.ratios[layer]
+        near, ratio = LatentState(layer, self.dim, self.dim, self.window), self.ratios[layer]
         if not ratio:
             return LayerStates(near)
         chooses, dims = ratio == CHOSEN, (self.dim, self.index_dim)
         shapes = tuple((2 * ratio - 1, 4 * dim) for dim in dims) if chooses else ((ratio - 1, 2 * self.dim),)
-        index = Latent(layer, self.index_dim, self.index_dim, is_index=True) if chooses else None
-        return LayerStates(near, Latent(layer, self.dim, self.dim, period=ratio), Recurrent(layer, shapes), index)
+        index = LatentState(layer, self.index_dim, self.index_dim, is_index=True) if chooses else None
+        return LayerStates(near, LatentState(layer, self.dim, self.dim, period=ratio), Recurrent(layer, shapes), index)
 
 
-def read(fields: Fields) -> DeepSeek4:
+def read(fields: HyperparameterReader) -> DeepSeek4:
     common, layers, attention = fields.common(), fields.layers(), read_attention(fields, True)
     rope, ratios = attention.rope, fields.array("attention.compress_ratios", "biu", f"{layers} numbers").tolist()
     if len(ratios) < layers or not {*ratios} <= {*RATIOS}:
@@ -108,7 +114,7 @@ def read(fields: Fields) -> DeepSeek4:
             "and attention.head_count_kv be 1"
         )
     if rope.by_factors:
-        raise fields.unsupported("rope scaling longrope is not supported")
+        raise fields.make_unsupported_error("rope scaling longrope is not supported")
     base = read_base(fields, "attention.compress_rope_freq_base", None)
     rope = replace(rope, head_dim=rope.dims, magnitude=1.0)
     normalized, scale = fields.flag("expert_weights_norm"), fields.number("expert_weights_scale")
@@ -149,8 +155,8 @@ def forward(b: Builder, w: Weights, h: DeepSeek4) -> Activation:
         y, add = enter_sublayer(b, block, h, x, "ffn")
         x = add(feed_forward(b, block, h, layer, b.rms_norm(y, block.ffn_norm, h.epsilon)))
     x = b.select(x, b.wanted)
-    scales = w.output_hc_scale.shaped(1)
-    (gates,) = mixing_logits(b, h.epsilon, h.streams.count, x, w.output_hc_fn, scales, w.output_hc_base)
+    scales = w.output_hc_scale.require_shape(1)
+    (gates,) = compute_mixing_logits(b, h.epsilon, h.streams.count, x, w.output_hc_fn, scales, w.output_hc_base)
     x = b.mix_streams(x, b.add_scalar(b.sigmoid(gates), h.streams.epsilon), h.streams.count)
     return b.linear(b.rms_norm(x, w.output_norm, h.epsilon), w.output)
 
@@ -164,8 +170,8 @@ def attention(b: Builder, w: Weights, h: DeepSeek4, layer: int, x: Activation) -
     y = rotate_tail(
         b, replace(rope, is_inverse=True), attend_near_and_far(b, w, h, layer, q, k, narrow, x), h.heads, h.dim
     )
-    matrix = w.attn_output_a.shaped(h.groups * h.narrow, h.heads * h.dim // h.groups)
-    return b.linear(b.head_linear(y, matrix.in_stacks(h.groups)), w.attn_output_b)
+    matrix = w.attn_output_a.require_shape(h.groups * h.narrow, h.heads * h.dim // h.groups)
+    return b.linear(b.head_linear(y, matrix.split_stacks(h.groups)), w.attn_output_b)
 
 
 def attend_near_and_far(
@@ -175,11 +181,14 @@ def attend_near_and_far(
 
     Each is weighted by the sum of its exponentiated scores.
     """
-    states, scores = h.of_layer(layer), Scores(h.heads, h.dim**-0.5, sinks=w.attn_sinks)
+    states, scores = h.of_layer(layer), AttentionScores(h.heads, h.dim**-0.5, sinks=w.attn_sinks)
     if not states.far:
         return b.attend(q, k, None, states.near, scores)
     near = b.attend(q, k, None, states.near, replace(scores, sinks=None, logs=True))
-    k, picked = blocks(b, w, h, states, "attn", x), choose(b, w, h, states, narrow, x) if states.choosing else None
+    k, picked = (
+        compute_block_rows(b, w, h, states, "attn", x),
+        select_blocks(b, w, h, states, narrow, x) if states.choosing else None,
+    )
     far = b.attend(q, k, None, states.far, replace(scores, chosen=picked, logs=True))
     wide = h.heads * h.dim
     (near, of_near), (far, of_far) = (
@@ -189,7 +198,9 @@ def attend_near_and_far(
     return b.add(far, b.multiply_heads(b.add(near, b.scale(far, -1.0)), share))
 
 
-def blocks(b: Builder, w: Weights, h: DeepSeek4, states: LayerStates, name: str, x: Activation) -> Activation:
+def compute_block_rows(
+    b: Builder, w: Weights, h: DeepSeek4, states: LayerStates, name: str, x: Activation
+) -> Activation:
     """Compute a block's row at its last token, with RoPE at the position of its first token."""
     assert states.far and states.last
     ratio, is_index = states.far.period, name == "indexer"
@@ -200,21 +211,24 @@ def blocks(b: Builder, w: Weights, h: DeepSeek4, states: LayerStates, name: str,
     return rotate_tail(b, replace(h.far, position_offset=ratio - 1), y, 1, h.index_dim if is_index else h.dim)
 
 
-def choose(b: Builder, w: Weights, h: DeepSeek4, states: LayerStates, narrow: Activation, x: Activation) -> Activation:
+def select_blocks(
+    b: Builder, w: Weights, h: DeepSeek4, states: LayerStates, narrow: Activation, x: Activation
+) -> Activation:
     """Select the blocks that tokens attend to."""
     assert states.choosing
     q = rotate_tail(b, h.far, b.linear(narrow, w.require("indexer.attn_q_b")), h.index_heads, h.index_dim)
-    k = blocks(b, w, h, states, "indexer", x)
+    k = compute_block_rows(b, w, h, states, "indexer", x)
     return b.select_keys(q, k, b.linear(x, w.require("indexer.proj")), states.choosing, h.count, CHOSEN)
 
 
 def feed_forward(b: Builder, w: Weights, h: DeepSeek4, layer: int, x: Activation) -> Activation:
     """Apply the experts and a shared one, with clamped gates."""
-    of_experts, of_others = (limited_swiglu(b, limits[layer]) for limits in h.limits)
+    of_experts, of_others = (make_limited_swiglu(b, limits[layer]) for limits in h.limits)
     b.ignore(w.bias("exp_probs_b_vl"))  # the selection bias for images
     table = w.ffn_gate_tid2eid if layer < h.hashed else None
-    bias = None if layer < h.hashed else w.exactly("exp_probs_b.bias")
+    bias = None if layer < h.hashed else w.require_bare("exp_probs_b.bias")
     choice = b.route(b.linear(x, w.ffn_gate_inp), h.routing, bias, table)
     return b.add(
-        apply_experts(b, matrices(b, w, h.routing.experts), choice, x, of_experts), shared_expert(b, w, x, of_others)
+        apply_experts(b, collect_expert_matrices(b, w, h.routing.experts), choice, x, of_experts),
+        shared_expert(b, w, x, of_others),
     )

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from localllm.arch.attention import Transformer
 from localllm.arch.families import llama, qwen3
-from localllm.arch.family import Activation, Builder, Fields, Weights, frozen
+from localllm.arch.family import Activation, Builder, HyperparameterReader, Weights, frozen
 from localllm.arch.feed_forward import read_routing
 from localllm.arch.verbs import FULL_ATTENTION
 
@@ -25,7 +25,7 @@ class Masked(Transformer):
         return FULL_ATTENTION
 
 
-def read(fields: Fields) -> Masked:
+def read(fields: HyperparameterReader) -> Masked:
     fields.flag("attention.causal", False)
     shared = Masked.shared_fields(fields, interleaved=fields.arch == "llada", rotates_all=True)
     routing = read_routing(fields, normalized=MIXTURES.get(fields.arch, True))

@@ -5,29 +5,29 @@ Ling 2 rotates a part of each head; it and Hunyuan 3, whose scores are sigmoids,
 layers.
 """
 
-from localllm.arch.attention import Transformer, attend, qkv, rms_norm_heads
-from localllm.arch.decoder import MtpOutput, mtp_output
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weight, Weights
+from localllm.arch.attention import Transformer, attend, project_qkv, rms_norm_heads
+from localllm.arch.decoder import MtpOutput, apply_mtp_layer
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weight, Weights
 from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_own_routing, shared_expert
 
 
-def read(fields: Fields) -> Transformer:
+def read(fields: HyperparameterReader) -> Transformer:
     common = Transformer.shared_fields(fields, interleaved=False, rotates_all=fields.arch != "bailingmoe2")
     function = SIGMOID if fields.arch == "hy_v3" else None
     return Transformer(**common, routing=read_own_routing(fields, function))
 
 
 def block(
-    b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, factors: Weight | None = None
+    b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation, factors: Weight | None = None
 ) -> Activation:
-    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+    q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, *rms_norm_heads(b, w, h, q, k), v, factors), w.attn_output))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
     return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, shared_expert))
 
 
 def draft(b: Builder, w: Weights, h: Transformer, hidden: Activation) -> MtpOutput:
-    return mtp_output(b, w, h, hidden, block)
+    return apply_mtp_layer(b, w, h, hidden, block)
 
 
 CHECKPOINTS = {

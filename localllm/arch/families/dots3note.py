@@ -7,11 +7,27 @@ their own; the rotated key is normalized; a gate for each head.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from localllm.arch.attention import RMS_EPSILON, by_head, read_windows
-from localllm.arch.decoder import last
+from localllm.arch.attention import RMS_EPSILON, read_windows, scale_heads
+from localllm.arch.decoder import compute_logits
 from localllm.arch.families.deepseek2 import DeepSeek2, narrow_queries
-from localllm.arch.families.deepseek32 import TYPES, Indexer, attention, choose, index_of, read_indexer
-from localllm.arch.family import Activation, Builder, Fields, Hyperparameters, Latent, Scores, Weights, frozen
+from localllm.arch.families.deepseek32 import (
+    TYPES,
+    Indexer,
+    attend_to_selected,
+    find_index_state,
+    read_indexer,
+    select_indexed_keys,
+)
+from localllm.arch.family import (
+    Activation,
+    AttentionScores,
+    Builder,
+    HyperparameterReader,
+    Hyperparameters,
+    LatentState,
+    Weights,
+    frozen,
+)
 from localllm.arch.feed_forward import feed_forward_or_experts, read_own_routing, shared_expert
 from localllm.arch.rope import read_base, read_rope
 from localllm.arch.verbs import Routing
@@ -25,20 +41,22 @@ class Dots3Note(Hyperparameters):
     windows: tuple[int | None, ...]
     indexer: Indexer
 
-    def states(self) -> Sequence[Latent]:
+    def states(self) -> Sequence[LatentState]:
         sizes = [(h.latent + h.rope.dims, h.latent) for h in self.latent]
-        latents = [Latent(n, *size, window) for n, (size, window) in enumerate(zip(sizes, self.windows, strict=True))]
+        latents = [
+            LatentState(n, *size, window) for n, (size, window) in enumerate(zip(sizes, self.windows, strict=True))
+        ]
         return [*latents, *self.indexer.states()]
 
 
-def read(fields: Fields) -> Dots3Note:
+def read(fields: HyperparameterReader) -> Dots3Note:
     common, epsilon = fields.common(), fields.epsilon(RMS_EPSILON)
     layers, heads = common["layers"], fields.counts("attention.head_count", fields.layers())
     windows = read_windows(fields, period=None)
     chooses = [not window and layer < layers for layer, window in enumerate(windows)]
     rope = read_rope(fields, fields.count("rope.dimension_count"), True)
     if rope.yarn or rope.by_factors:
-        raise fields.unsupported(f"{fields.key('rope.scaling.type')} must be linear or none")
+        raise fields.make_unsupported_error(f"{fields.key('rope.scaling.type')} must be linear or none")
     local = replace(rope, base=read_base(fields, "rope.freq_base_swa", None))
 
     def latent(layer: int) -> DeepSeek2:
@@ -66,14 +84,14 @@ def read(fields: Fields) -> Dots3Note:
 def forward(b: Builder, w: Weights, h: Dots3Note) -> Activation:
     x = b.embed(w.token_embd, b.ids)
     for state, latent in zip(h.layer_states(), h.latent, strict=True):
-        block, index = w.block(state.layer), index_of(h.indexer, state.layer)
+        block, index = w.block(state.layer), find_index_state(h.indexer, state.layer)
         y = b.rms_norm(x, block.attn_norm, h.epsilon)
         narrow = narrow_queries(b, block, latent.epsilon, y)
-        selected = choose(b, block, h.indexer, index, narrow, y) if index else None
-        scores = Scores(latent.heads, latent.scale, chosen=selected)
-        attended = attention(b, block, latent, state, scores, narrow, y, block.attn_k_norm)
+        selected = select_indexed_keys(b, block, h.indexer, index, narrow, y) if index else None
+        scores = AttentionScores(latent.heads, latent.scale, chosen=selected)
+        attended = attend_to_selected(b, block, latent, state, scores, narrow, y, block.attn_k_norm)
         gates = b.sigmoid(b.linear(y, block.attn_gate))
-        x = b.add(x, b.linear(by_head(b, attended, gates, latent.heads, latent.value_dim), block.attn_output))
+        x = b.add(x, b.linear(scale_heads(b, attended, gates, latent.heads, latent.value_dim), block.attn_output))
         y = b.rms_norm(x, block.ffn_norm, h.epsilon)
         x = b.add(x, feed_forward_or_experts(b, block, h.routing, y, b.swiglu, shared_expert))
-    return last(b, w, h, x)
+    return compute_logits(b, w, h, x)

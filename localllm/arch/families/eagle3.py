@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localllm.arch.attention import Transformer, attend, rope_factors
+from localllm.arch.attention import Transformer, attend, select_rope_factors
 from localllm.arch.decoder import MtpOutput
-from localllm.arch.family import Activation, Builder, Fields, Weights, frozen
+from localllm.arch.family import Activation, Builder, HyperparameterReader, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
 
 COUNT = 3  # of the target's layers
@@ -41,7 +41,7 @@ class Pair(NamedTuple):
     model: Weights
 
 
-def read(fields: Fields) -> Eagle:
+def read(fields: HyperparameterReader) -> Eagle:
     shared = Transformer.shared_fields(fields, interleaved=True, rotates_all=True)
     layers = fields.raw("target_layers")
     if not isinstance(layers, np.ndarray) or layers.shape != (COUNT,) or layers.dtype.kind not in "iu":
@@ -63,8 +63,8 @@ def fuse(b: Builder, pair: Pair, h: Eagle, inputs: Activation) -> Activation:
     """Project the inputs of the target's layers, [tokens, 3 * target_width], to float32 [tokens, width]."""
     w, columns = pair.own, COUNT * h.target_width
     if h.norms_inputs:
-        inputs = b.rms_norm(inputs, w.require("enc.output_norm").shaped(columns), h.epsilon)
-    return b.linear(inputs, w.require("fc").shaped(h.width, columns))
+        inputs = b.rms_norm(inputs, w.require("enc.output_norm").require_shape(columns), h.epsilon)
+    return b.linear(inputs, w.require("fc").require_shape(h.width, columns))
 
 
 def draft(b: Builder, pair: Pair, h: Eagle, hidden: Activation) -> MtpOutput:
@@ -79,8 +79,8 @@ def draft(b: Builder, pair: Pair, h: Eagle, hidden: Activation) -> MtpOutput:
     counts = a.heads[0], state.kv_heads, state.kv_heads
     shapes = [(count * a.head_dim, 2 * h.width) for count in counts]
     matrices = [w.attn_q, w.attn_k, w.attn_v]
-    q, k, v = (b.linear(both, matrix.shaped(*shape)) for matrix, shape in zip(matrices, shapes, strict=True))
-    x = b.linear(attend(b, h, state, q, k, v, rope_factors(b, pair.own, h)), w.attn_output)
+    q, k, v = (b.linear(both, matrix.require_shape(*shape)) for matrix, shape in zip(matrices, shapes, strict=True))
+    x = b.linear(attend(b, h, state, q, k, v, select_rope_factors(b, pair.own, h)), w.attn_output)
     x = b.add(x, normed if h.adds_normed else hidden)
     x = b.add(x, gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
     head = pair.own.get("output") or pair.model.get("output") or pair.model.token_embd

@@ -6,35 +6,35 @@ Llama-Embed-Nemotron, NVIDIA 2025, arXiv 2511.07025.
 They are computed as llama, except that attention is bidirectional, whatever the files say, as in llama.cpp.
 """
 
-from localllm.arch.attention import attend, qkv
-from localllm.arch.decoder import decoder, pool_texts
-from localllm.arch.encoder import Encoder, own_pooling
+from localllm.arch.attention import attend, project_qkv
+from localllm.arch.decoder import apply_decoder, pool_texts
+from localllm.arch.encoder import Encoder, read_encoder_pooling
 from localllm.arch.families import llama
 from localllm.arch.families.bert import OTHER_HEADS
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
 from localllm.arch.feed_forward import gated_feed_forward, read_routing
 
 
-def read(fields: Fields) -> Encoder:
+def read(fields: HyperparameterReader) -> Encoder:
     is_llama = fields.arch == "llama-embed"
     shared = Encoder.shared_fields(fields, interleaved=fields.arch != "eurobert", rotates_all=is_llama)
     routing = read_routing(fields) if is_llama else None
-    return Encoder(**shared, pooling=own_pooling(fields), routing=routing)
+    return Encoder(**shared, pooling=read_encoder_pooling(fields), routing=routing)
 
 
 def forward(b: Builder, w: Weights, h: Encoder) -> Activation:
     if h.arch == "llama-embed":
         return llama.forward(b, w, h)
     if h.arch == "eurobert":
-        return decoder(b, w, h, block)
+        return apply_decoder(b, w, h, block)
     x = b.embed(w.token_embd, b.ids)
     for state in h.states():
         x = block(b, w.block(state.layer), h, state, x)
     return pool_texts(b, w, h, b.rms_norm(x, w.require("enc.output_norm"), h.epsilon))
 
 
-def block(b: Builder, w: Weights, h: Encoder, state: Paged, x: Activation) -> Activation:
-    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+def block(b: Builder, w: Weights, h: Encoder, state: PagedState, x: Activation) -> Activation:
+    q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     return b.add(x, gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
 

@@ -5,12 +5,12 @@ Unlike llama: rotated pairs are half a head apart. EXAONE 3.5 stretches the cont
 
 from localllm.arch.attention import Transformer
 from localllm.arch.families.llama import forward
-from localllm.arch.family import Fields
+from localllm.arch.family import HyperparameterReader
 
 __all__ = ["forward", "read"]
 
 
-def read(fields: Fields) -> Transformer:
+def read(fields: HyperparameterReader) -> Transformer:
     return Transformer(**Transformer.shared_fields(fields, interleaved=False))
 
 

@@ -5,32 +5,39 @@ normalized; rotated pairs are half a head apart. In the largest model three of f
 only they rotate.
 """
 
-from localllm.arch.attention import Windowed, attend, qkv, read_windows, rms_norm_heads, rope_factors
-from localllm.arch.decoder import decoder
-from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weight, Weights, frozen
+from localllm.arch.attention import (
+    WindowedTransformer,
+    attend,
+    project_qkv,
+    read_windows,
+    rms_norm_heads,
+    select_rope_factors,
+)
+from localllm.arch.decoder import apply_decoder
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weight, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
 
 LAYERS_OF_32B = 64  # the 32B model has windows, also in files that do not say so
 
 
 @frozen
-class EXAONE4(Windowed):
+class EXAONE4(WindowedTransformer):
     def rope(self, layer: int) -> Rope | None:
         return self.attention.rope if self.windows[layer] or not any(self.windows) else None
 
 
-def read(fields: Fields) -> EXAONE4:
+def read(fields: HyperparameterReader) -> EXAONE4:
     shared = EXAONE4.shared_fields(fields, interleaved=False)
     default = 4096 if shared["layers"] == LAYERS_OF_32B else 0
     return EXAONE4(**shared, windows=read_windows(fields, period=4, default=default))
 
 
 def forward(b: Builder, w: Weights, h: EXAONE4) -> Activation:
-    return decoder(b, w, h, block, factors=rope_factors(b, w, h))
+    return apply_decoder(b, w, h, block, factors=select_rope_factors(b, w, h))
 
 
-def block(b: Builder, w: Weights, h: EXAONE4, state: Paged, x: Activation, factors: Weight | None) -> Activation:
-    q, k, v = qkv(b, w, h, state.layer, x)
+def block(b: Builder, w: Weights, h: EXAONE4, state: PagedState, x: Activation, factors: Weight | None) -> Activation:
+    q, k, v = project_qkv(b, w, h, state.layer, x)
     q, k = rms_norm_heads(b, w, h, q, k)
     y = b.linear(attend(b, h, state, q, k, v, factors), w.attn_output)
     x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))

@@ -4,26 +4,26 @@ Unlike dots.llm1: three of four layers have a sliding window, and only they have
 frequencies, and MTP layers.
 """
 
-from localllm.arch.attention import Windowed, read_windows, rope_factors
-from localllm.arch.decoder import decoder
+from localllm.arch.attention import WindowedTransformer, read_windows, select_rope_factors
+from localllm.arch.decoder import apply_decoder
 from localllm.arch.families.dots1 import block
-from localllm.arch.family import Activation, Builder, Fields, Rope, Weights, frozen
+from localllm.arch.family import Activation, Builder, HyperparameterReader, Rope, Weights, frozen
 from localllm.arch.feed_forward import read_own_routing
 
 
 @frozen
-class EXAONEMoE(Windowed):
+class EXAONEMoE(WindowedTransformer):
     def rope(self, layer: int) -> Rope | None:
         return self.attention.rope if self.windows[layer] else None
 
 
-def read(fields: Fields) -> EXAONEMoE:
+def read(fields: HyperparameterReader) -> EXAONEMoE:
     shared = EXAONEMoE.shared_fields(fields, interleaved=False, rotates_all=True)
     return EXAONEMoE(**shared, windows=read_windows(fields, period=4), routing=read_own_routing(fields))
 
 
 def forward(b: Builder, w: Weights, h: EXAONEMoE) -> Activation:
-    return decoder(b, w, h, block, factors=rope_factors(b, w, h))
+    return apply_decoder(b, w, h, block, factors=select_rope_factors(b, w, h))
 
 
 CHECKPOINTS = {

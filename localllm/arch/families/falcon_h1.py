@@ -5,26 +5,26 @@ Unlike llama: every layer has Mamba 2 beside attention, with the same input; rot
 
 from collections.abc import Sequence
 
-from localllm.arch.attention import Transformer, attend, qkv
-from localllm.arch.decoder import last
-from localllm.arch.families.mamba2 import StateSpace, mamba2_mixer, read_state_space
-from localllm.arch.family import Activation, Builder, Fields, Paged, Recurrent, Weights, frozen
+from localllm.arch.attention import Transformer, attend, project_qkv
+from localllm.arch.decoder import compute_logits
+from localllm.arch.families.mamba2 import Mamba2Sizes, apply_mamba2, read_state_space
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Recurrent, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
 
 
 @frozen
 class FalconH1(Transformer):
-    space: StateSpace
+    space: Mamba2Sizes
 
-    def pairs(self) -> list[tuple[Paged, Recurrent]]:
+    def pairs(self) -> list[tuple[PagedState, Recurrent]]:
         """Pair each layer's KV state with Mamba 2's state."""
         return [(state, self.space.state(state.layer)) for state in super().states()]
 
-    def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
+    def states(self) -> Sequence[PagedState | Recurrent]:  # type: ignore[override]
         return [state for pair in self.pairs() for state in pair]
 
 
-def read(fields: Fields) -> FalconH1:
+def read(fields: HyperparameterReader) -> FalconH1:
     return FalconH1(**FalconH1.shared_fields(fields, interleaved=False), space=read_state_space(fields))
 
 
@@ -32,14 +32,14 @@ def forward(b: Builder, w: Weights, h: FalconH1) -> Activation:
     x = b.embed(w.token_embd, b.ids)
     for paged, recurrent in h.pairs():
         x = block(b, w.block(paged.layer), h, paged, recurrent, x)
-    return last(b, w, h, x)
+    return compute_logits(b, w, h, x)
 
 
-def block(b: Builder, w: Weights, h: FalconH1, paged: Paged, recurrent: Recurrent, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: FalconH1, paged: PagedState, recurrent: Recurrent, x: Activation) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
-    attended = b.linear(attend(b, h, paged, *qkv(b, w, h, paged.layer, y)), w.attn_output)
-    x = b.add(x, b.add(attended, mamba2_mixer(b, w, h.space, h.epsilon, recurrent, y)))
-    return b.add(x, gated_feed_forward(b, w, b.rms_norm(x, w.exactly("ffn_norm"), h.epsilon), b.swiglu))
+    attended = b.linear(attend(b, h, paged, *project_qkv(b, w, h, paged.layer, y)), w.attn_output)
+    x = b.add(x, b.add(attended, apply_mamba2(b, w, h.space, h.epsilon, recurrent, y)))
+    return b.add(x, gated_feed_forward(b, w, b.rms_norm(x, w.require_bare("ffn_norm"), h.epsilon), b.swiglu))
 
 
 CHECKPOINTS = {

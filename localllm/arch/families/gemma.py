@@ -4,22 +4,22 @@ Unlike llama: embeddings times sqrt(width); GELU; rotated pairs are half a head 
 embedding matrix. The file's norms include the 1 that Gemma adds to their weights.
 """
 
-from localllm.arch.attention import Transformer, attend, qkv
-from localllm.arch.decoder import decoder
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
+from localllm.arch.attention import Transformer, attend, project_qkv
+from localllm.arch.decoder import apply_decoder
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
 from localllm.arch.feed_forward import gated_feed_forward
 
 
-def read(fields: Fields) -> Transformer:
+def read(fields: HyperparameterReader) -> Transformer:
     return Transformer(**Transformer.shared_fields(fields, interleaved=False))
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    return decoder(b, w, h, block, b.scale(b.embed(w.token_embd, b.ids), h.width**0.5))
+    return apply_decoder(b, w, h, block, b.scale(b.embed(w.token_embd, b.ids), h.width**0.5))
 
 
-def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
-    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+def block(b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation) -> Activation:
+    q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     return b.add(x, gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu))
 

@@ -4,16 +4,16 @@ Unlike Gemma: norms after attention and feed-forward network too; every second l
 caps on the scores and on the logits.
 """
 
-from localllm.arch.attention import Windowed, attend, qkv, read_windows
-from localllm.arch.decoder import decoder
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weights, frozen
+from localllm.arch.attention import WindowedTransformer, attend, project_qkv, read_windows
+from localllm.arch.decoder import apply_decoder
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
 
 LAYERS_OF_27B = 46  # the 27B model's scores are scaled by width / heads, not by the head dimension
 
 
 @frozen
-class Gemma2(Windowed):
+class Gemma2(WindowedTransformer):
     """The hyperparameters of Gemma 2; soft caps are the largest magnitudes of scores and logits."""
 
     score_softcap: float
@@ -25,7 +25,7 @@ class Gemma2(Windowed):
         return (self.width // a.heads[0] if self.layers == LAYERS_OF_27B else a.head_dim) ** -0.5
 
 
-def read(fields: Fields) -> Gemma2:
+def read(fields: HyperparameterReader) -> Gemma2:
     return Gemma2(
         **Gemma2.shared_fields(fields, interleaved=False),
         windows=read_windows(fields, period=2, default=4096),
@@ -35,12 +35,12 @@ def read(fields: Fields) -> Gemma2:
 
 
 def forward(b: Builder, w: Weights, h: Gemma2) -> Activation:
-    logits = decoder(b, w, h, block, b.scale(b.embed(w.token_embd, b.ids), h.width**0.5))
+    logits = apply_decoder(b, w, h, block, b.scale(b.embed(w.token_embd, b.ids), h.width**0.5))
     return b.softcap(logits, h.logit_softcap) if h.logit_softcap else logits
 
 
-def block(b: Builder, w: Weights, h: Gemma2, state: Paged, x: Activation) -> Activation:
-    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+def block(b: Builder, w: Weights, h: Gemma2, state: PagedState, x: Activation) -> Activation:
+    q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     y = b.linear(attend(b, h, state, q, k, v, softcap=h.score_softcap), w.attn_output)
     x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))
     y = gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.geglu)

@@ -7,10 +7,10 @@ is bidirectional: windows reach as far ahead as back; two matrices may follow th
 
 from typing import ClassVar
 
-from localllm.arch.attention import LocallyRotated, attend, qkv, read_windows, rms_norm_heads
-from localllm.arch.decoder import decoder
-from localllm.arch.encoder import behind, lookahead, own_pooling
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weights, frozen
+from localllm.arch.attention import LocalRopeTransformer, attend, project_qkv, read_windows, rms_norm_heads
+from localllm.arch.decoder import apply_decoder
+from localllm.arch.encoder import count_ahead, count_behind, read_encoder_pooling
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
 from localllm.arch.rope import read_base
 
@@ -18,7 +18,7 @@ LAYERS_OF_27B = 62  # the 27B model's scores are scaled by width / heads, not by
 
 
 @frozen
-class Gemma3(LocallyRotated):
+class Gemma3(LocalRopeTransformer):
     """The hyperparameters of Gemma 3.
 
     Attributes:
@@ -39,16 +39,16 @@ class EmbeddingGemma(Gemma3):
     bidirectional: ClassVar[bool] = True
 
     def window(self, layer: int) -> int | None:
-        return behind(self.windows[layer])
+        return count_behind(self.windows[layer])
 
     def lookahead(self, layer: int) -> int:
-        return lookahead(self.windows[layer])
+        return count_ahead(self.windows[layer])
 
 
-def read(fields: Fields) -> Gemma3:
+def read(fields: HyperparameterReader) -> Gemma3:
     shared, kind = Gemma3.shared_fields(fields, interleaved=False), Gemma3
     if fields.arch == "gemma-embedding":
-        shared, kind = {**shared, "pooling": own_pooling(fields)}, EmbeddingGemma
+        shared, kind = {**shared, "pooling": read_encoder_pooling(fields)}, EmbeddingGemma
     return kind(
         **shared,
         windows=read_windows(fields, period=6, default=0),
@@ -60,12 +60,12 @@ def read(fields: Fields) -> Gemma3:
 
 def forward(b: Builder, w: Weights, h: Gemma3) -> Activation:
     x = b.embed_inputs(lambda: b.scale(b.embed(w.token_embd, b.ids), h.width**0.5))
-    logits = decoder(b, w, h, block, x)
+    logits = apply_decoder(b, w, h, block, x)
     return b.softcap(logits, h.logit_softcap) if h.logit_softcap and not h.pooling else logits
 
 
-def block(b: Builder, w: Weights, h: Gemma3, state: Paged, x: Activation) -> Activation:
-    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+def block(b: Builder, w: Weights, h: Gemma3, state: PagedState, x: Activation) -> Activation:
+    q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     q, k = rms_norm_heads(b, w, h, q, k)
     y = b.linear(attend(b, h, state, q, k, v, softcap=h.score_softcap), w.attn_output)
     x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))

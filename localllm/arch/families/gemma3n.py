@@ -11,10 +11,10 @@ from math import isfinite
 
 import numpy as np
 
-from localllm.arch.attention import LocallyRotated, read_local_rope, read_windows
+from localllm.arch.attention import LocalRopeTransformer, read_local_rope, read_windows
 from localllm.arch.decoder import ignore_mtp_layers
-from localllm.arch.families.gemma4 import layer_inputs
-from localllm.arch.family import Activation, Builder, Fields, Paged, Scores, Weights, frozen
+from localllm.arch.families.gemma4 import compute_layer_inputs
+from localllm.arch.family import Activation, AttentionScores, Builder, HyperparameterReader, PagedState, Weights, frozen
 
 STREAMS, LAYER_WIDTH = 4, 256  # residual streams; width of the per-layer embeddings
 OWN_STATES, SPARSE_LAYERS, DEVIATIONS = 20, 10, 1.6448533535003662  # defaults
@@ -22,7 +22,7 @@ NOTHING = 1e-30  # epsilon of norms that have none
 
 
 @frozen
-class Gemma3n(LocallyRotated):
+class Gemma3n(LocalRopeTransformer):
     """The hyperparameters of Gemma 3n.
 
     Attributes:
@@ -39,16 +39,16 @@ class Gemma3n(LocallyRotated):
     def scale(self) -> float:
         return 1.0
 
-    def states(self) -> Sequence[Paged]:
+    def states(self) -> Sequence[PagedState]:
         """Return the states of the layers that compute keys and values."""
         return super().states()[: self.own_states]
 
-    def state_of(self, layer: int) -> Paged:
+    def find_state(self, layer: int) -> PagedState:
         """Return the KV cache that a layer reads: its own, or the last one of a layer with the same window."""
         return [s for s in self.states()[: layer + 1] if bool(s.window) == bool(self.windows[layer])][-1]
 
 
-def read(fields: Fields) -> Gemma3n:
+def read(fields: HyperparameterReader) -> Gemma3n:
     shared, windows = Gemma3n.shared_fields(fields, interleaved=False), read_windows(fields, period=5)
     layers = shared["layers"]
     own_states = layers - fields.count("attention.shared_kv_layers", max(layers - OWN_STATES, 0))
@@ -56,7 +56,7 @@ def read(fields: Fields) -> Gemma3n:
         raise fields.error(f"{fields.key('attention.shared_kv_layers')} must leave layers of both types with own keys")
     for name, expected in (("altup.num_inputs", STREAMS), ("altup.active_idx", 0)):
         if (value := fields.count(name, expected)) != expected:
-            raise fields.unsupported(f"{fields.key(name)} must be {expected} (found {value})")
+            raise fields.make_unsupported_error(f"{fields.key(name)} must be {expected} (found {value})")
     return Gemma3n(
         **shared,
         windows=windows,
@@ -68,7 +68,7 @@ def read(fields: Fields) -> Gemma3n:
     )
 
 
-def read_deviations(fields: Fields, layers: int) -> tuple[float | None, ...]:
+def read_deviations(fields: HyperparameterReader, layers: int) -> tuple[float | None, ...]:
     """Read each layer's cutoff; minus infinity in the file means none. Raises ModelError."""
     name = "activation_sparsity_scale"
     factors = fields.raw(name)
@@ -85,9 +85,11 @@ def read_deviations(fields: Fields, layers: int) -> tuple[float | None, ...]:
 
 def forward(b: Builder, w: Weights, h: Gemma3n) -> Activation:
     x = b.scale(b.embed(w.token_embd, b.ids), h.width**0.5)
-    inputs = layer_inputs(b, w, h, x)
-    streams = b.head_linear(repeat_columns(b, x, STREAMS - 1), w.altup_proj.shaped(STREAMS - 1, h.width, h.width))
-    x = b.concat_heads(x, as_long_as(b, h, streams, x), 1)
+    inputs = compute_layer_inputs(b, w, h, x)
+    streams = b.head_linear(
+        repeat_columns(b, x, STREAMS - 1), w.altup_proj.require_shape(STREAMS - 1, h.width, h.width)
+    )
+    x = b.concat_heads(x, match_norm(b, h, streams, x), 1)
     for layer in range(h.layers):
         inputs_here = b.slice_columns(inputs, layer * h.layer_width, (layer + 1) * h.layer_width)
         x = block(b, w.block(layer), h, layer, x, inputs_here)
@@ -99,14 +101,14 @@ def forward(b: Builder, w: Weights, h: Gemma3n) -> Activation:
 def merge_streams(b: Builder, w: Weights, h: Gemma3n, x: Activation) -> Activation:
     """Compute the mean of the streams, each scaled to the norm of the first one."""
     total, remaining = b.slice_columns(x, 0, h.width), b.slice_columns(x, h.width, STREAMS * h.width)
-    projected = b.head_linear(remaining, w.altup_unembd_proj.shaped(STREAMS - 1, h.width, h.width))
-    projected = as_long_as(b, h, projected, total)
+    projected = b.head_linear(remaining, w.altup_unembd_proj.require_shape(STREAMS - 1, h.width, h.width))
+    projected = match_norm(b, h, projected, total)
     for stream in range(STREAMS - 1):
         total = b.add(total, b.slice_columns(projected, stream * h.width, (stream + 1) * h.width))
     return b.scale(total, 1 / STREAMS)
 
 
-def as_long_as(b: Builder, h: Gemma3n, streams: Activation, x: Activation) -> Activation:
+def match_norm(b: Builder, h: Gemma3n, streams: Activation, x: Activation) -> Activation:
     """Scale each stream to the norm of x."""
     length = b.scale(b.head_dots(x, b.rms_norm(x, None, NOTHING), 1), 1 / h.width)
     return b.multiply_heads(b.rms_norm(streams, None, NOTHING, h.width), length)
@@ -123,12 +125,12 @@ def repeat_columns(b: Builder, x: Activation, count: int) -> Activation:
 def block(b: Builder, w: Weights, h: Gemma3n, layer: int, streams: Activation, inputs: Activation) -> Activation:
     """Apply one layer: predict all streams, compute the first one, and correct the others by it."""
     guesses = b.add(
-        streams, b.mix_streams(streams, b.linear(modalities(b, w, h, streams), w.altup_predict_coef), STREAMS)
+        streams, b.mix_streams(streams, b.linear(compute_router(b, w, h, streams), w.altup_predict_coef), STREAMS)
     )
     active = b.slice_columns(guesses, 0, h.width)
-    x = layer_output(b, w, h, layer, active)
+    x = apply_sublayers(b, w, h, layer, active)
     surprise = b.add(x, b.scale(active, -1))
-    strengths = b.add_scalar(b.linear(modalities(b, w, h, x), w.altup_correct_coef), 1)
+    strengths = b.add_scalar(b.linear(compute_router(b, w, h, x), w.altup_correct_coef), 1)
     corrected = b.add(guesses, b.mix_streams(surprise, strengths, 1))
     first, others = b.slice_columns(corrected, 0, h.width), b.slice_columns(corrected, h.width, STREAMS * h.width)
     y = b.linear(b.scale_columns(first, w.altup_correct_scale), w.inp_gate)
@@ -136,13 +138,13 @@ def block(b: Builder, w: Weights, h: Gemma3n, layer: int, streams: Activation, i
     return b.concat_heads(first, b.add(others, repeat_columns(b, y, STREAMS - 1)), 1)
 
 
-def modalities(b: Builder, w: Weights, h: Gemma3n, x: Activation) -> Activation:
+def compute_router(b: Builder, w: Weights, h: Gemma3n, x: Activation) -> Activation:
     """Compute AltUp's router outputs for the first stream or its update, [tokens, STREAMS], from -1 to 1."""
     y = b.rms_norm(b.slice_columns(x, 0, h.width), w.altup_router_norm, h.epsilon)
     return b.softcap(b.linear(b.scale(y, 1 / h.width), w.altup_router), 1.0)
 
 
-def layer_output(b: Builder, w: Weights, h: Gemma3n, layer: int, active: Activation) -> Activation:
+def apply_sublayers(b: Builder, w: Weights, h: Gemma3n, layer: int, active: Activation) -> Activation:
     """Apply attention and Laurel, then the feed-forward network, to one stream."""
     normed = b.rms_norm(active, w.attn_norm, h.epsilon)
     narrow = b.linear(b.linear(normed, w.laurel_l), w.laurel_r)
@@ -167,17 +169,17 @@ def gaussian_topk(b: Builder, columns: int, deviations: float, x: Activation) ->
 
 def attention(b: Builder, w: Weights, h: Gemma3n, layer: int, x: Activation) -> Activation:
     """Compute the attention of a layer."""
-    state, head_dim = h.state_of(layer), h.attention.head_dim
+    state, head_dim = h.find_state(layer), h.attention.head_dim
     rope = h.local_rope if h.windows[layer] else h.attention.rope
-    q = b.rms_norm(b.linear(x, w.attn_q), w.attn_q_norm.shaped(head_dim), h.epsilon, head_dim)
+    q = b.rms_norm(b.linear(x, w.attn_q), w.attn_q_norm.require_shape(head_dim), h.epsilon, head_dim)
     k = v = None
     if state.layer == layer:
         v = b.rms_norm(b.linear(x, w.attn_v), None, h.epsilon, head_dim)
-        k = b.rms_norm(b.linear(x, w.attn_k), w.attn_k_norm.shaped(head_dim), h.epsilon, head_dim)
+        k = b.rms_norm(b.linear(x, w.attn_k), w.attn_k_norm.require_shape(head_dim), h.epsilon, head_dim)
         k = b.rope(k, rope, b.positions)
     else:
         b.ignore(*(w.get(name, by_layer=True) for name in ("attn_k", "attn_k_norm", "attn_v")))
-    return b.attend(b.rope(q, rope, b.positions), k, v, state, Scores(h.attention.heads[layer], h.scale))
+    return b.attend(b.rope(q, rope, b.positions), k, v, state, AttentionScores(h.attention.heads[layer], h.scale))
 
 
 CHECKPOINTS = {

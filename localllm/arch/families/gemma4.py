@@ -11,16 +11,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from localllm.arch.attention import Attention, Windowed, read_windows
-from localllm.arch.family import Activation, Builder, Choice, Fields, Paged, Scores, Weight, Weights, frozen
-from localllm.arch.feed_forward import gated_feed_forward, matrices, read_routing
+from localllm.arch.attention import Attention, WindowedTransformer, read_windows
+from localllm.arch.family import (
+    Activation,
+    AttentionScores,
+    Builder,
+    Choice,
+    HyperparameterReader,
+    PagedState,
+    Weight,
+    Weights,
+    frozen,
+)
+from localllm.arch.feed_forward import collect_expert_matrices, gated_feed_forward, read_routing
 from localllm.arch.rope import read_base
 from localllm.arch.verbs import Routing
 from localllm.errors import ModelError
 
 
 @frozen
-class Gemma4(Windowed):
+class Gemma4(WindowedTransformer):
     """The hyperparameters of Gemma 4.
 
     Attributes:
@@ -32,22 +42,22 @@ class Gemma4(Windowed):
     layer_width: int  # width of the per-layer embeddings, 0 for none
     logit_softcap: float
 
-    def attention_of(self, layer: int) -> Attention:
+    def select_attention(self, layer: int) -> Attention:
         return self.local if self.windows[layer] else self.attention
 
-    def states(self) -> Sequence[Paged]:
+    def states(self) -> Sequence[PagedState]:
         """Return the states of the layers that compute keys and values."""
         return [
-            Paged(layer, a.kv_heads[layer], a.head_dim, a.head_dim, self.windows[layer])
-            for layer, a in ((layer, self.attention_of(layer)) for layer in range(self.own_states))
+            PagedState(layer, a.kv_heads[layer], a.head_dim, a.head_dim, self.windows[layer])
+            for layer, a in ((layer, self.select_attention(layer)) for layer in range(self.own_states))
         ]
 
-    def state_of(self, layer: int) -> Paged:
+    def find_state(self, layer: int) -> PagedState:
         """Return the KV cache that a layer reads: its own, or the last one of a layer with the same window."""
         return [s for s in self.states()[: layer + 1] if bool(s.window) == bool(self.windows[layer])][-1]
 
 
-def read(fields: Fields) -> Gemma4:
+def read(fields: HyperparameterReader) -> Gemma4:
     shared = Gemma4.shared_fields(fields, interleaved=False)
     windows = read_windows(fields, period=None)
     own_states = shared["layers"] - fields.count("attention.shared_kv_layers", 0)
@@ -64,7 +74,7 @@ def read(fields: Fields) -> Gemma4:
     )
 
 
-def read_local(fields: Fields, full: Attention) -> Attention:
+def read_local(fields: HyperparameterReader, full: Attention) -> Attention:
     """Read the attention of the layers with a window."""
     head_dim = fields.count("attention.key_length_swa")
     if fields.count("attention.value_length_swa", head_dim) != head_dim:
@@ -78,12 +88,12 @@ def read_local(fields: Fields, full: Attention) -> Attention:
 
 def forward(b: Builder, w: Weights, h: Gemma4) -> Activation:
     x, factors = b.scale(b.embed(w.token_embd, b.ids), h.width**0.5), w.get("rope_freqs")
-    inputs = layer_inputs(b, w, h, x) if h.layer_width else None
+    inputs = compute_layer_inputs(b, w, h, x) if h.layer_width else None
     for layer in range(h.layers):
         x = block(b, w.block(layer), h, layer, x, factors)
         if inputs is not None:
             inputs_here = b.slice_columns(inputs, layer * h.layer_width, (layer + 1) * h.layer_width)
-            x = let_in(b, w.block(layer), h, x, inputs_here)
+            x = add_layer_input(b, w.block(layer), h, x, inputs_here)
         if factor := w.block(layer).get("layer_output_scale"):
             x = b.scale(x, factor)
     x = b.rms_norm(b.select(x, b.wanted), w.output_norm, h.epsilon)
@@ -91,14 +101,14 @@ def forward(b: Builder, w: Weights, h: Gemma4) -> Activation:
     return b.softcap(logits, h.logit_softcap) if h.logit_softcap else logits
 
 
-def layer_inputs(b: Builder, w: Weights, h: Any, x: Activation) -> Activation:
+def compute_layer_inputs(b: Builder, w: Weights, h: Any, x: Activation) -> Activation:
     """Compute the per-layer inputs from their table and the embeddings, [tokens, layers * layer_width]."""
     y = b.scale(b.linear(x, w.per_layer_model_proj), h.width**-0.5)
     y = b.rms_norm(y, w.per_layer_proj_norm, h.epsilon, h.layer_width)
     return b.scale(b.add(y, b.scale(b.embed(w.per_layer_token_embd, b.ids), h.layer_width**0.5)), 0.5**0.5)
 
 
-def let_in(b: Builder, w: Weights, h: Gemma4, x: Activation, inputs: Activation) -> Activation:
+def add_layer_input(b: Builder, w: Weights, h: Gemma4, x: Activation, inputs: Activation) -> Activation:
     """Add the layer's own embedding of the token, through a gate."""
     y = b.linear(b.geglu(b.linear(x, w.inp_gate), inputs), w.proj)
     return b.add(x, b.rms_norm(y, w.post_norm, h.epsilon))
@@ -116,23 +126,25 @@ def block(b: Builder, w: Weights, h: Gemma4, layer: int, x: Activation, factors:
 
 def mixture(b: Builder, w: Weights, h: Gemma4, routing: Routing, x: Activation) -> Activation:
     """Apply each token's experts to the residual stream, each output times the expert's factor."""
-    router, (of_gate, up, down) = w.ffn_gate_inp, matrices(b, w, routing.experts)
+    router, (of_gate, up, down) = w.ffn_gate_inp, collect_expert_matrices(b, w, routing.experts)
     if not router.scale or not down.scale:
         raise ModelError(f"tensors {router.name} and {down.name} must have a scale")
-    y = b.scale_columns(b.scale(b.rms_norm(x, None, h.epsilon), h.width**-0.5), router.scale.shaped(h.width))
+    y = b.scale_columns(b.scale(b.rms_norm(x, None, h.epsilon), h.width**-0.5), router.scale.require_shape(h.width))
     choice = b.route(b.linear(y, replace(router, scale=None)), routing)
     rows = b.gather(b.rms_norm(x, w.pre_ffw_norm_2, h.epsilon), choice)
     y = b.geglu(b.expert_linear(rows, of_gate, choice), b.expert_linear(rows, up, choice))
     y = b.expert_linear(y, replace(down, scale=None), choice)
-    return b.scatter(b.multiply_heads(y, expert_factors(b, down.scale.shaped(routing.experts), rows, choice)), choice)
+    return b.scatter(
+        b.multiply_heads(y, look_up_factors(b, down.scale.require_shape(routing.experts), rows, choice)), choice
+    )
 
 
-def expert_factors(b: Builder, factors: Weight, rows: Activation, choice: Choice) -> Activation:
+def look_up_factors(b: Builder, factors: Weight, rows: Activation, choice: Choice) -> Activation:
     """Look up the factor of each row's expert, [rows, 1].
 
     This is a product with stacks of one-row matrices, each filled with an expert's factor.
     """
-    many = factors.repeated(PLACES)
+    many = factors.repeat(PLACES)
     data = many.tensor.data.reshape(*factors.shape, 1, -1)
     stack = replace(many, tensor=replace(many.tensor, shape=(*factors.shape, 1, PLACES), data=data))
     equal = b.add_scalar(b.scale(b.slice_columns(rows, 0, PLACES), 0.0), 1 / PLACES)
@@ -144,16 +156,16 @@ PLACES = 32
 
 def attention(b: Builder, w: Weights, h: Gemma4, layer: int, x: Activation, factors: Weight | None) -> Activation:
     """Compute the attention of a layer."""
-    a, state, k, v = h.attention_of(layer), h.state_of(layer), None, None
-    q = b.rms_norm(b.linear(x, w.attn_q), w.attn_q_norm.shaped(a.head_dim), h.epsilon, a.head_dim)
+    a, state, k, v = h.select_attention(layer), h.find_state(layer), None, None
+    q = b.rms_norm(b.linear(x, w.attn_q), w.attn_q_norm.require_shape(a.head_dim), h.epsilon, a.head_dim)
     if state.layer == layer:
         raw = b.linear(x, w.attn_k)
         v = b.rms_norm(b.linear(x, w.attn_v) if w.get("attn_v", by_layer=True) else raw, None, h.epsilon, a.head_dim)
-        k = b.rms_norm(raw, w.attn_k_norm.shaped(a.head_dim), h.epsilon, a.head_dim)
+        k = b.rms_norm(raw, w.attn_k_norm.require_shape(a.head_dim), h.epsilon, a.head_dim)
         k = b.rope(k, a.rope, b.positions, factors)
     else:
         b.ignore(*(w.get(name, by_layer=True) for name in ("attn_k", "attn_k_norm", "attn_v")))
-    return b.attend(b.rope(q, a.rope, b.positions, factors), k, v, state, Scores(a.heads[layer], 1.0))
+    return b.attend(b.rope(q, a.rope, b.positions, factors), k, v, state, AttentionScores(a.heads[layer], 1.0))
 
 
 CHECKPOINTS = {

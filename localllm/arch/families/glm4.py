@@ -7,21 +7,21 @@ half the rotated dimensions apart.
 
 from dataclasses import replace
 
-from localllm.arch.attention import Transformer, attend, qkv
-from localllm.arch.decoder import MtpOutput, mtp_output
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
+from localllm.arch.attention import Transformer, attend, project_qkv
+from localllm.arch.decoder import MtpOutput, apply_mtp_layer
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
 from localllm.arch.feed_forward import gated_feed_forward
-from localllm.arch.rope import read_sections, with_sections
+from localllm.arch.rope import add_sections, read_sections
 
 
-def read(fields: Fields) -> Transformer:
+def read(fields: HyperparameterReader) -> Transformer:
     common = Transformer.shared_fields(fields, interleaved=read_sections(fields) is None)
     attention = common.pop("attention")
-    return Transformer(**common, attention=replace(attention, rope=with_sections(fields, attention.rope)))
+    return Transformer(**common, attention=replace(attention, rope=add_sections(fields, attention.rope)))
 
 
-def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
-    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+def block(b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation) -> Activation:
+    q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     y = b.linear(attend(b, h, state, q, k, v), w.attn_output)
     x = b.add(x, b.rms_norm(y, w.post_attention_norm, h.epsilon))
     y = gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu)
@@ -30,7 +30,7 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
 
 def draft(b: Builder, w: Weights, h: Transformer, hidden: Activation) -> MtpOutput:
     """Apply the MTP layer of GLM-OCR."""
-    return mtp_output(b, w, h, hidden, block)
+    return apply_mtp_layer(b, w, h, hidden, block)
 
 
 CHECKPOINTS = {

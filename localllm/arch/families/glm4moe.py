@@ -6,22 +6,22 @@ feed-forward network has another name; vision models have M-RoPE.
 
 from dataclasses import replace
 
-from localllm.arch.attention import Transformer, attend, qkv, rms_norm_heads
-from localllm.arch.decoder import MtpOutput, mtp_output
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
+from localllm.arch.attention import Transformer, attend, project_qkv, rms_norm_heads
+from localllm.arch.decoder import MtpOutput, apply_mtp_layer
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
 from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_own_routing, shared_expert
-from localllm.arch.rope import with_sections
+from localllm.arch.rope import add_sections
 
 
-def read(fields: Fields) -> Transformer:
+def read(fields: HyperparameterReader) -> Transformer:
     common = Transformer.shared_fields(fields, interleaved=False)
     attention = common.pop("attention")
-    attention = replace(attention, rope=with_sections(fields, attention.rope))
+    attention = replace(attention, rope=add_sections(fields, attention.rope))
     return Transformer(**common, attention=attention, routing=read_own_routing(fields, SIGMOID))
 
 
-def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
-    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+def block(b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation) -> Activation:
+    q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     if w.get("attn_q_norm") or w.get("attn_k_norm"):
         q, k = rms_norm_heads(b, w, h, q, k)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
@@ -32,7 +32,7 @@ def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -
 
 
 def draft(b: Builder, w: Weights, h: Transformer, hidden: Activation) -> MtpOutput:
-    return mtp_output(b, w, h, hidden, block)
+    return apply_mtp_layer(b, w, h, hidden, block)
 
 
 SHARED_DEFAULTS = {

@@ -14,22 +14,32 @@ from localllm.arch.attention import LAYER_EPSILON, RMS_EPSILON
 from localllm.arch.decoder import ignore_mtp_layers
 from localllm.arch.families.deepseek2 import narrow_queries
 from localllm.arch.families.deepseek32 import TYPES
-from localllm.arch.families.kimi_linear import delta_heads, log_decays
-from localllm.arch.families.maple import limited_swiglu
+from localllm.arch.families.kimi_linear import apply_delta_heads, compute_log_decays
+from localllm.arch.families.maple import make_limited_swiglu
 from localllm.arch.families.step35 import read_limits
-from localllm.arch.family import Activation, Builder, Fields, Hyperparameters, Latent, Recurrent, Scores, State, Weights
+from localllm.arch.family import (
+    Activation,
+    AttentionScores,
+    Builder,
+    HyperparameterReader,
+    Hyperparameters,
+    LatentState,
+    Recurrent,
+    State,
+    Weights,
+)
 from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_own_routing, shared_expert
 from localllm.arch.hyper_connections import concat_streams
 from localllm.arch.verbs import Routing
 from localllm.frozen import frozen
 
 KEY_EPSILON = 1e-6  # of the heads' L2 norm, and the default for the norm of an indexer's keys
-MOST_STREAMS, MOST_ITERATIONS = 16, 1000
+MAX_STREAMS, MAX_ITERATIONS = 16, 1000
 LOWEST = 1e3  # magnitude of a lower bound; e^-1000 is 0
 
 
 @frozen
-class Pools:
+class PoolIndexer:
     """An indexer, which selects `count` pools of `size` tokens.
 
     Attributes:
@@ -72,7 +82,7 @@ class Glm5Next(Hyperparameters):
     delta_dim: int
     taps: int
     lowest: float | None
-    pools: Pools
+    pools: PoolIndexer
     streams: MixedStreams
     routing: Routing | None
     limits: tuple[tuple[float, ...], tuple[float, ...]]
@@ -90,19 +100,19 @@ class Glm5Next(Hyperparameters):
         if not self.attends[layer]:
             window = (self.taps - 1, self.heads * self.delta_dim)
             return [Recurrent(layer, (window, window, window, (self.heads, self.delta_dim, self.delta_dim)))]
-        states: list[State] = [Latent(layer, self.latent, self.latent)]
+        states: list[State] = [LatentState(layer, self.latent, self.latent)]
         if self.chooses[layer]:
-            states.append(Latent(layer, self.pools.dim, self.pools.dim, is_index=True))
+            states.append(LatentState(layer, self.pools.dim, self.pools.dim, is_index=True))
             states.append(Recurrent(layer, ((self.pools.size - 1, 2 * self.pools.dim),)))
         return states
 
 
-def read(fields: Fields) -> Glm5Next:
+def read(fields: HyperparameterReader) -> Glm5Next:
     common, layers, lowest = fields.common(), fields.layers(), fields.raw("kda.gate_lower_bound")
     if lowest is not None and not (isinstance(lowest, float) and -LOWEST <= lowest < 0):
         raise fields.wrong("kda.gate_lower_bound", f"a number from {-LOWEST:g} up to 0")
     if fields.count("rope.dimension_count", 0):
-        raise fields.unsupported(f"{fields.key('rope.dimension_count')} must be 0")
+        raise fields.make_unsupported_error(f"{fields.key('rope.dimension_count')} must be 0")
     kv_heads = fields.counts("attention.head_count_kv", layers, 0)
     attends = tuple(map(bool, kv_heads[: common["layers"]]))
     chooses = attends
@@ -134,7 +144,7 @@ def read(fields: Fields) -> Glm5Next:
     )
 
 
-def read_pools(fields: Fields) -> Pools:
+def read_pools(fields: HyperparameterReader) -> PoolIndexer:
     """Read the attention.indexer.* keys. Raises ModelError."""
     names = ("head_count", "key_length", "kpool", "top_k")
     heads, dim, size, count = (fields.count(f"attention.indexer.{name}") for name in names)
@@ -143,17 +153,17 @@ def read_pools(fields: Fields) -> Pools:
             f"attention.indexer.kpool must be at least 2 and divide attention.indexer.top_k {count} (found {size})"
         )
     if not fields.flag("attention.indexer.kpool_select_tail", False):
-        raise fields.unsupported(f"{fields.key('attention.indexer.kpool_select_tail')} must be true")
+        raise fields.make_unsupported_error(f"{fields.key('attention.indexer.kpool_select_tail')} must be true")
     epsilon = fields.epsilon(LAYER_EPSILON) if fields.has(LAYER_EPSILON) else KEY_EPSILON
-    return Pools(heads, dim, size, count // size, epsilon)
+    return PoolIndexer(heads, dim, size, count // size, epsilon)
 
 
-def read_mixed_streams(fields: Fields) -> MixedStreams:
+def read_mixed_streams(fields: HyperparameterReader) -> MixedStreams:
     """Read the hyper_connection.* keys. Raises ModelError."""
     count, iterations = (fields.count(f"hyper_connection.{name}") for name in ("count", "sinkhorn_iterations"))
-    if count > MOST_STREAMS or iterations > MOST_ITERATIONS:
-        raise fields.unsupported(
-            f"hyper_connection.count must be at most {MOST_STREAMS}, and sinkhorn_iterations at most {MOST_ITERATIONS} "
+    if count > MAX_STREAMS or iterations > MAX_ITERATIONS:
+        raise fields.make_unsupported_error(
+            f"hyper_connection.count must be at most {MAX_STREAMS}, and sinkhorn_iterations at most {MAX_ITERATIONS} "
             f"(found {count}, {iterations})"
         )
     return MixedStreams(count, iterations, fields.number("hyper_connection.epsilon"))
@@ -168,10 +178,12 @@ def forward(b: Builder, w: Weights, h: Glm5Next) -> Activation:
         y = b.rms_norm(y, block.attn_norm, h.epsilon)
         if h.attends[layer]:
             narrow = narrow_queries(b, block, h.epsilon, y)
-            selected = choose(b, block, h.pools, states, narrow, y) if h.chooses[layer] else selected
-            y = attention(b, block, h, states[0], Scores(h.heads, h.key_dim**-0.5, chosen=selected), narrow, y)
+            selected = select_pools(b, block, h.pools, states, narrow, y) if h.chooses[layer] else selected
+            y = attend_to_latents(
+                b, block, h, states[0], AttentionScores(h.heads, h.key_dim**-0.5, chosen=selected), narrow, y
+            )
         else:
-            y = delta_attention(b, block, h, states[0], y)
+            y = apply_delta_rule(b, block, h, states[0], y)
         x = add(b.linear(y, block.attn_output))
         y, add = enter_sublayer(b, block, h, x, "ffn")
         x = add(feed_forward(b, block, h, layer, b.rms_norm(y, block.ffn_norm, h.epsilon)))
@@ -187,9 +199,9 @@ def enter_sublayer(
     """Return the input of a sublayer, and a function that adds the sublayer's output to the streams."""
     n, streams = h.streams.count, h.streams
     fn, scale, base = (w.require(f"hc_{name}_{part}") for part in ("fn", "scale", "base"))
-    factors, offsets = scale.shaped(3).vector(), base.shaped((2 + n) * n).vector()
+    factors, offsets = scale.require_shape(3).vector(), base.require_shape((2 + n) * n).vector()
     b.ignore(scale, base)
-    mixes = b.linear(b.rms_norm(x, None, h.epsilon), fn.shaped((2 + n) * n, n * h.width))
+    mixes = b.linear(b.rms_norm(x, None, h.epsilon), fn.require_shape((2 + n) * n, n * h.width))
 
     def part(number: int, first: int, end: int) -> Activation:
         y = b.scale(b.slice_columns(mixes, first, end), float(factors[number]))
@@ -205,15 +217,15 @@ def enter_sublayer(
     return b.mix_streams(x, of_sum, n), add
 
 
-def choose(
-    b: Builder, w: Weights, pools: Pools, states: Sequence[State], narrow: Activation, x: Activation
+def select_pools(
+    b: Builder, w: Weights, pools: PoolIndexer, states: Sequence[State], narrow: Activation, x: Activation
 ) -> Activation:
     """Select the keys that tokens attend to.
 
     The heads' weights are not scaled, as that has no effect.
     """
     w.require_biases("indexer.k_norm")
-    norm = w.require("indexer.k_norm").shaped(pools.dim)
+    norm = w.require("indexer.k_norm").require_shape(pools.dim)
     k = b.layer_norm(b.linear(x, w.require("indexer.attn_k")), norm, pools.epsilon)
     gates, places = b.linear(x, w.require("indexer_compressor_gate")), w.require("indexer_compressor_ape")
     k = b.gated_mean(b.concat_heads(k, gates, 1), places, states[2])  # type: ignore[arg-type]
@@ -221,27 +233,29 @@ def choose(
     return b.select_keys(q, k, weights, states[1], pools.count, pools.size)  # type: ignore[arg-type]
 
 
-def attention(
-    b: Builder, w: Weights, h: Glm5Next, state: Any, scores: Scores, narrow: Activation, x: Activation
+def attend_to_latents(
+    b: Builder, w: Weights, h: Glm5Next, state: Any, scores: AttentionScores, narrow: Activation, x: Activation
 ) -> Activation:
     """Compute the heads' outputs from latent rows.
 
     Queries are multiplied by the keys' matrices, and results by the values' matrices.
     """
     latent = b.rms_norm(b.linear(x, w.attn_kv_a_mqa), w.attn_kv_a_norm, h.epsilon)
-    q = b.head_linear(b.linear(narrow, w.attn_q_b), w.attn_k_b.shaped(h.heads, h.latent, h.key_dim))
-    return b.head_linear(b.attend(q, latent, None, state, scores), w.attn_v_b.shaped(h.heads, h.value_dim, h.latent))
+    q = b.head_linear(b.linear(narrow, w.attn_q_b), w.attn_k_b.require_shape(h.heads, h.latent, h.key_dim))
+    return b.head_linear(
+        b.attend(q, latent, None, state, scores), w.attn_v_b.require_shape(h.heads, h.value_dim, h.latent)
+    )
 
 
-def delta_attention(b: Builder, w: Weights, h: Glm5Next, state: Any, x: Activation) -> Activation:
+def apply_delta_rule(b: Builder, w: Weights, h: Glm5Next, state: Any, x: Activation) -> Activation:
     """Compute the outputs of heads with state matrices, normalized and gated."""
-    decays, gate = log_decays(b, w, h, x), b.linear(b.linear(x, w.ssm_g_a), w.ssm_g_b)
-    return delta_heads(b, w, h, state, x, b.exponential(decays), gate, KEY_EPSILON)
+    decays, gate = compute_log_decays(b, w, h, x), b.linear(b.linear(x, w.ssm_g_a), w.ssm_g_b)
+    return apply_delta_heads(b, w, h, state, x, b.exponential(decays), gate, KEY_EPSILON)
 
 
 def feed_forward(b: Builder, w: Weights, h: Glm5Next, layer: int, x: Activation) -> Activation:
     """Apply a dense network, or experts and a shared one, with clamped gates."""
-    of_experts, of_others = (limited_swiglu(b, limits[layer]) for limits in h.limits)
+    of_experts, of_others = (make_limited_swiglu(b, limits[layer]) for limits in h.limits)
     if not any(w.get(name, by_layer=True) for name in ("ffn_gate_inp", "ffn_down_exps")):
         return feed_forward_or_experts(b, w, None, x, of_others)
     w.require_biases("exp_probs_b")

@@ -5,9 +5,9 @@ biases everywhere; queries, keys and values from one matrix.
 """
 
 from localllm.arch.attention import LAYER_EPSILON, Transformer
-from localllm.arch.decoder import decoder, layer_norm_of
+from localllm.arch.decoder import apply_decoder, make_final_layer_norm
 from localllm.arch.families.starcoder2 import block
-from localllm.arch.family import Activation, Builder, Fields, Rope, Weights, frozen
+from localllm.arch.family import Activation, Builder, HyperparameterReader, Rope, Weights, frozen
 
 
 @frozen
@@ -16,13 +16,13 @@ class GPT2(Transformer):
         return None
 
 
-def read(fields: Fields) -> GPT2:
+def read(fields: HyperparameterReader) -> GPT2:
     return GPT2(**GPT2.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON))
 
 
 def forward(b: Builder, w: Weights, h: GPT2) -> Activation:
     x = b.add(b.embed(w.token_embd, b.ids), b.embed_positions(w.position_embd, b.positions))
-    return decoder(b, w, h, block, x, layer_norm_of(b, w, h))
+    return apply_decoder(b, w, h, block, x, make_final_layer_norm(b, w, h))
 
 
 CHECKPOINTS = {

@@ -5,10 +5,10 @@ rotates only the beginning of a head, in pairs half the rotated dimensions apart
 attention reads.
 """
 
-from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, qkv
-from localllm.arch.decoder import decoder, layer_norm_of
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weights, frozen
-from localllm.arch.feed_forward import plain
+from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, project_qkv
+from localllm.arch.decoder import apply_decoder, make_final_layer_norm
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights, frozen
+from localllm.arch.feed_forward import ungated_feed_forward
 
 
 @frozen
@@ -22,21 +22,21 @@ class GPTNeoX(Transformer):
     parallel: bool
 
 
-def read(fields: Fields) -> GPTNeoX:
+def read(fields: HyperparameterReader) -> GPTNeoX:
     shared = GPTNeoX.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
     return GPTNeoX(**shared, parallel=fields.flag("use_parallel_residual"))
 
 
 def forward(b: Builder, w: Weights, h: GPTNeoX) -> Activation:
     w.require("output")
-    return decoder(b, w, h, block, norm=layer_norm_of(b, w, h))
+    return apply_decoder(b, w, h, block, norm=make_final_layer_norm(b, w, h))
 
 
-def block(b: Builder, w: Weights, h: GPTNeoX, state: Paged, x: Activation) -> Activation:
-    q, k, v = qkv(b, w, h, state.layer, b.layer_norm(x, w.attn_norm, h.epsilon))
+def block(b: Builder, w: Weights, h: GPTNeoX, state: PagedState, x: Activation) -> Activation:
+    q, k, v = project_qkv(b, w, h, state.layer, b.layer_norm(x, w.attn_norm, h.epsilon))
     behind = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     y = b.layer_norm(x if h.parallel else behind, w.ffn_norm, h.epsilon)
-    return b.add(behind, plain(b, w, y, b.gelu))
+    return b.add(behind, ungated_feed_forward(b, w, y, b.gelu))
 
 
 CHECKPOINTS = {

@@ -5,9 +5,9 @@ Unlike llama: factors for embeddings, sublayers' outputs, scores and logits.
 
 from typing import Any
 
-from localllm.arch.attention import Transformer, attend, qkv, rope_factors
-from localllm.arch.decoder import decoder
-from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weight, Weights, frozen
+from localllm.arch.attention import Transformer, attend, project_qkv, select_rope_factors
+from localllm.arch.decoder import apply_decoder
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weight, Weights, frozen
 from localllm.arch.feed_forward import feed_forward_or_experts, read_routing, shared_expert
 
 
@@ -34,14 +34,14 @@ class Granite(Transformer):
         return self.attention.rope if self.rotated else None
 
 
-def read(fields: Fields) -> Granite:
+def read(fields: HyperparameterReader) -> Granite:
     common = Granite.shared_fields(fields, interleaved=True)
     return Granite(
         **common, logit_scale=fields.factor("logit_scale"), **read_scales(fields, common["attention"].head_dim)
     )
 
 
-def read_scales(fields: Fields, head_dim: int) -> dict[str, Any]:
+def read_scales(fields: HyperparameterReader, head_dim: int) -> dict[str, Any]:
     """Read Granite's scales. Raises ModelError."""
     return {
         "routing": read_routing(fields),
@@ -55,11 +55,11 @@ def read_scales(fields: Fields, head_dim: int) -> dict[str, Any]:
 
 def forward(b: Builder, w: Weights, h: Granite) -> Activation:
     x = b.scale(b.embed(w.token_embd, b.ids), h.embedding_scale)
-    return b.scale(decoder(b, w, h, block, x, factors=rope_factors(b, w, h)), 1 / h.logit_scale)
+    return b.scale(apply_decoder(b, w, h, block, x, factors=select_rope_factors(b, w, h)), 1 / h.logit_scale)
 
 
-def block(b: Builder, w: Weights, h: Granite, state: Paged, x: Activation, factors: Weight | None) -> Activation:
-    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+def block(b: Builder, w: Weights, h: Granite, state: PagedState, x: Activation, factors: Weight | None) -> Activation:
+    q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     y = b.linear(attend(b, h, state, q, k, v, factors), w.attn_output)
     return feed_forward(b, w, h, b.add(x, b.scale(y, h.residual_scale)))
 

@@ -8,11 +8,11 @@ from dataclasses import field
 
 import numpy as np
 
-from localllm.arch.attention import attend, qkv, read_windows, rope_factors
-from localllm.arch.decoder import decoder
+from localllm.arch.attention import attend, project_qkv, read_windows, select_rope_factors
+from localllm.arch.decoder import apply_decoder
 from localllm.arch.families.granite import Granite
 from localllm.arch.families.granite import read as read_granite
-from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weight, Weights, frozen
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weight, Weights, frozen
 from localllm.arch.feed_forward import Gate, feed_forward_or_experts
 
 
@@ -28,25 +28,27 @@ class GraniteSWA(Granite):
         return self.attention.rope if self.rotates[layer] else None
 
 
-def read(fields: Fields) -> GraniteSWA:
+def read(fields: HyperparameterReader) -> GraniteSWA:
     h, name = read_granite(fields), "attention.rope_pattern"
     rotates = fields.array(name, "biu", "a list of layers") if fields.has(name) else np.ones(h.layers)
     if len(rotates) != h.layers or not ((rotates == 0) | (rotates == 1)).all():
         raise fields.wrong(name, f"yes or no for each of {h.layers} layers")
     if fields.has("deepstack_mapping") and (fields.array("deepstack_mapping", "i", "a list of layers") >= 0).any():
-        raise fields.unsupported(f"{fields.key('deepstack_mapping')} must name no layer")
+        raise fields.make_unsupported_error(f"{fields.key('deepstack_mapping')} must name no layer")
     windows = read_windows(fields, period=None)
     return GraniteSWA(**vars(h), windows=windows, rotates=tuple(bool(flag) for flag in rotates))
 
 
 def forward(b: Builder, w: Weights, h: GraniteSWA) -> Activation:
     x = b.scale(b.embed(w.token_embd, b.ids), h.embedding_scale)
-    return b.scale(decoder(b, w, h, block, x, factors=rope_factors(b, w, h)), 1 / h.logit_scale)
+    return b.scale(apply_decoder(b, w, h, block, x, factors=select_rope_factors(b, w, h)), 1 / h.logit_scale)
 
 
-def block(b: Builder, w: Weights, h: GraniteSWA, state: Paged, x: Activation, factors: Weight | None) -> Activation:
-    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
-    sinks = w.attn_sinks.shaped(h.attention.heads[state.layer])
+def block(
+    b: Builder, w: Weights, h: GraniteSWA, state: PagedState, x: Activation, factors: Weight | None
+) -> Activation:
+    q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+    sinks = w.attn_sinks.require_shape(h.attention.heads[state.layer])
     y = b.linear(attend(b, h, state, q, k, v, factors, sinks=sinks), w.attn_output)
     x = b.add(x, b.scale(y, h.residual_scale))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)

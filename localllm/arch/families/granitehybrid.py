@@ -5,23 +5,32 @@ Unlike Granite 3: layers without key-value heads have Mamba 2 instead of attenti
 
 from collections.abc import Sequence
 
-from localllm.arch.attention import RMS_EPSILON, attend, qkv, read_attention, rope_factors
-from localllm.arch.decoder import decoder
+from localllm.arch.attention import RMS_EPSILON, attend, project_qkv, read_attention, select_rope_factors
+from localllm.arch.decoder import apply_decoder
 from localllm.arch.families.granite import HALVES, SHARED_HALVES, Granite, feed_forward, read_scales
-from localllm.arch.families.mamba2 import StateSpace, mamba2_mixer, read_state_space
-from localllm.arch.family import Activation, Builder, Fields, Paged, Recurrent, Weight, Weights, frozen
+from localllm.arch.families.mamba2 import Mamba2Sizes, apply_mamba2, read_state_space
+from localllm.arch.family import (
+    Activation,
+    Builder,
+    HyperparameterReader,
+    PagedState,
+    Recurrent,
+    Weight,
+    Weights,
+    frozen,
+)
 
 
 @frozen
 class GraniteHybrid(Granite):
-    space: StateSpace
+    space: Mamba2Sizes
 
-    def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
+    def states(self) -> Sequence[PagedState | Recurrent]:  # type: ignore[override]
         """Return the state of each layer: keys and values, or Mamba 2's."""
         return [state if state.kv_heads else self.space.state(state.layer) for state in super().states()]
 
 
-def read(fields: Fields) -> GraniteHybrid:
+def read(fields: HyperparameterReader) -> GraniteHybrid:
     attention = read_attention(fields, interleaved=True, every_layer=False)
     return GraniteHybrid(
         **fields.common(),
@@ -35,18 +44,18 @@ def read(fields: Fields) -> GraniteHybrid:
 
 def forward(b: Builder, w: Weights, h: GraniteHybrid) -> Activation:
     x = b.scale(b.embed(w.token_embd, b.ids), h.embedding_scale)
-    return b.scale(decoder(b, w, h, block, x, factors=rope_factors(b, w, h)), 1 / h.logit_scale)
+    return b.scale(apply_decoder(b, w, h, block, x, factors=select_rope_factors(b, w, h)), 1 / h.logit_scale)
 
 
 def block(
-    b: Builder, w: Weights, h: GraniteHybrid, state: Paged | Recurrent, x: Activation, factors: Weight | None
+    b: Builder, w: Weights, h: GraniteHybrid, state: PagedState | Recurrent, x: Activation, factors: Weight | None
 ) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     if isinstance(state, Recurrent):
         w.require("ssm_norm")
-        y = mamba2_mixer(b, w, h.space, h.epsilon, state, y)
+        y = apply_mamba2(b, w, h.space, h.epsilon, state, y)
     else:
-        q, k, v = qkv(b, w, h, state.layer, y)
+        q, k, v = project_qkv(b, w, h, state.layer, y)
         y = b.linear(attend(b, h, state, q, k, v, factors), w.attn_output)
     return feed_forward(b, w, h, b.add(x, b.scale(y, h.residual_scale)))
 

@@ -10,10 +10,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from localllm.arch.attention import attend, rope_factors
-from localllm.arch.decoder import last
+from localllm.arch.attention import attend, select_rope_factors
+from localllm.arch.decoder import compute_logits
 from localllm.arch.families.granite import Granite, read_scales
-from localllm.arch.family import Activation, Builder, Choice, Fields, Paged, Scores, Weight, Weights, frozen
+from localllm.arch.family import (
+    Activation,
+    AttentionScores,
+    Builder,
+    Choice,
+    HyperparameterReader,
+    PagedState,
+    Weight,
+    Weights,
+    frozen,
+)
 from localllm.arch.verbs import Routing
 from localllm.files.gguf.file import Tensor
 from localllm.quant.formats import BY_NAME
@@ -37,11 +47,11 @@ class GraniteSwitch(Granite):
     rank: int
     gain: float
 
-    def states(self) -> Sequence[Paged]:
-        return [*super().states(), Paged(self.layers, 1, LOOKING, LOOKING)]
+    def states(self) -> Sequence[PagedState]:
+        return [*super().states(), PagedState(self.layers, 1, LOOKING, LOOKING)]
 
 
-def read(fields: Fields) -> GraniteSwitch:
+def read(fields: HyperparameterReader) -> GraniteSwitch:
     common = GraniteSwitch.shared_fields(fields, interleaved=True, rotates_all=True)
     count, lists = fields.count("adapters.count"), []
     for name in ("adapters.token_ids_activate", "adapters.token_ids_substitute"):
@@ -70,7 +80,7 @@ def forward(b: Builder, w: Weights, h: GraniteSwitch) -> Activation:
     replaced = np.arange(h.vocab_size)
     replaced[[*h.tokens]] = h.instead
     x = b.scale(b.embed(w.token_embd, b.replace_ids(b.ids, replaced)), h.embedding_scale)
-    choice, factors = adapters(b, h), rope_factors(b, w, h)
+    choice, factors = select_adapters(b, h), select_rope_factors(b, w, h)
     for state in h.states()[:-1]:
         layer = w.block(state.layer)
         y = b.rms_norm(x, layer.attn_norm, h.epsilon)
@@ -89,25 +99,25 @@ def forward(b: Builder, w: Weights, h: GraniteSwitch) -> Activation:
         )
         y = linear_with_adapter(b, layer, h, choice, b.swiglu(gate, up), layer.ffn_down, "ffn_down")
         x = b.add(x, b.scale(y, h.residual_scale))
-    return b.scale(last(b, w, h, x), 1 / h.logit_scale)
+    return b.scale(compute_logits(b, w, h, x), 1 / h.logit_scale)
 
 
-def adapters(b: Builder, h: GraniteSwitch) -> Choice:
+def select_adapters(b: Builder, h: GraniteSwitch) -> Choice:
     """Return each token's adapter, the index nearest to the head's output."""
     numbers = np.zeros(h.vocab_size, np.int64)
     numbers[[*h.tokens]] = np.arange(1, len(h.tokens) + 1)
     adapter_ids, slots = b.replace_ids(b.ids, numbers), np.arange(len(h.tokens) + 1)
     q, k, v = (
-        b.embed_kinds(table(name, first, LOOKING), adapter_ids)
+        b.embed_kinds(make_table(name, first, LOOKING), adapter_ids)
         for name, first in (("query", slots * 0 + 1), ("key", np.where(slots > 0, h.gain, -h.gain)), ("value", slots))
     )
-    mean = b.attend(q, k, v, h.states()[-1], Scores(1, 1.0))
-    means = b.linear(b.scale(mean, UP), table("every", slots * 0 + 1, LOOKING))
+    mean = b.attend(q, k, v, h.states()[-1], AttentionScores(1, 1.0))
+    means = b.linear(b.scale(mean, UP), make_table("every", slots * 0 + 1, LOOKING))
     away = b.add_vector(means, -slots.astype(np.float32))
     return b.route(b.scale(b.multiply(away, away), -1.0), Routing(len(slots), 1))
 
 
-def table(name: str, first: np.ndarray, columns: int) -> Weight:
+def make_table(name: str, first: np.ndarray, columns: int) -> Weight:
     """Make a matrix whose first column is given and whose other columns are zeros."""
     values = np.zeros((len(first), columns), np.float32)
     values[:, 0] = first
@@ -118,9 +128,9 @@ def linear_with_adapter(
     b: Builder, w: Weights, h: GraniteSwitch, choice: Choice, x: Activation, matrix: Weight, name: str
 ) -> Activation:
     """Multiply x by a matrix, and add the product with the LoRA matrices of the token's adapter."""
-    low, high = w.exactly(f"{name}.lora_a"), w.exactly(f"{name}.lora_b")
+    low, high = w.require_bare(f"{name}.lora_a"), w.require_bare(f"{name}.lora_b")
     slots = len(h.tokens) + 1
-    low.shaped(slots, h.rank, matrix.shape[1])
-    high.shaped(slots, matrix.shape[0], h.rank)
+    low.require_shape(slots, h.rank, matrix.shape[1])
+    high.require_shape(slots, matrix.shape[0], h.rank)
     y = b.expert_linear(b.expert_linear(b.gather(x, choice), low, choice), high, choice)
     return b.add(b.linear(x, matrix), b.scatter(y, choice))

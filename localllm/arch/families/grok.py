@@ -7,9 +7,9 @@ beside the experts. As in llama.cpp, the files' router cap and attention tempera
 
 from dataclasses import replace
 
-from localllm.arch.attention import Transformer, attend, qkv
-from localllm.arch.decoder import decoder
-from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weights, frozen
+from localllm.arch.attention import Transformer, attend, project_qkv
+from localllm.arch.decoder import apply_decoder
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weights, frozen
 from localllm.arch.feed_forward import feed_forward_or_experts, gated_feed_forward, read_routing
 
 UNREAD = "router_logit_softcapping", "attention.temperature_length"
@@ -30,14 +30,14 @@ class Grok(Transformer):
         return self.score_scale
 
 
-def read(fields: Fields) -> Grok:
+def read(fields: HyperparameterReader) -> Grok:
     """Read the hyperparameters, with Grok 1's defaults. Raises ModelError."""
     fields.asked.update(UNREAD)
     common = Grok.shared_fields(fields, interleaved=False, rotates_all=True)
     attention = common.pop("attention")
     return Grok(
         **common,
-        attention=replace(attention, rope=read_stretch(fields, attention.rope)),
+        attention=replace(attention, rope=read_yarn(fields, attention.rope)),
         routing=read_routing(fields),
         embedding_scale=fields.factor("embedding_scale", 78.38367176906169),
         score_scale=fields.factor("attention.output_scale", 0.08838834764831845),
@@ -47,7 +47,7 @@ def read(fields: Fields) -> Grok:
     )
 
 
-def read_stretch(fields: Fields, rope: Rope) -> Rope:
+def read_yarn(fields: HyperparameterReader, rope: Rope) -> Rope:
     """Read YaRN, whose beta_fast is 8 by default. Raises ModelError."""
     if fields.number("rope.scaling.yarn_ext_factor", float(rope.yarn)) != rope.yarn:
         raise fields.wrong("rope.scaling.yarn_ext_factor", f"{float(rope.yarn)}")
@@ -58,12 +58,14 @@ def read_stretch(fields: Fields, rope: Rope) -> Rope:
 
 
 def forward(b: Builder, w: Weights, h: Grok) -> Activation:
-    logits = b.scale(decoder(b, w, h, block, b.scale(b.embed(w.token_embd, b.ids), h.embedding_scale)), h.logit_scale)
+    logits = b.scale(
+        apply_decoder(b, w, h, block, b.scale(b.embed(w.token_embd, b.ids), h.embedding_scale)), h.logit_scale
+    )
     return b.softcap(logits, h.logit_softcap) if h.logit_softcap else logits
 
 
-def block(b: Builder, w: Weights, h: Grok, state: Paged, x: Activation) -> Activation:
-    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+def block(b: Builder, w: Weights, h: Grok, state: PagedState, x: Activation) -> Activation:
+    q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     y = b.linear(attend(b, h, state, q, k, v, softcap=h.score_softcap), w.attn_output)
     x = b.add(x, b.rms_norm(y, w.attn_output_norm, h.epsilon))
     normed = b.rms_norm(x, w.ffn_norm, h.epsilon)

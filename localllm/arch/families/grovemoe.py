@@ -7,9 +7,9 @@ the expert that has its number.
 
 from dataclasses import replace
 
-from localllm.arch.attention import Transformer, attend, qkv, rms_norm_heads
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weights, frozen
-from localllm.arch.feed_forward import apply_experts, matrices, read_routing
+from localllm.arch.attention import Transformer, attend, project_qkv, rms_norm_heads
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights, frozen
+from localllm.arch.feed_forward import apply_experts, collect_expert_matrices, read_routing
 from localllm.arch.verbs import Routing
 
 
@@ -25,7 +25,7 @@ class GroveMoE(Transformer):
     small_scale: float
 
 
-def read(fields: Fields) -> GroveMoE:
+def read(fields: HyperparameterReader) -> GroveMoE:
     common = GroveMoE.shared_fields(fields, interleaved=False, rotates_all=True)
     routing, together = read_routing(fields), fields.count("experts_per_group")
     if routing is None or routing.groups > 1 or routing.experts % together:
@@ -37,13 +37,13 @@ def read(fields: Fields) -> GroveMoE:
     return GroveMoE(**common, routing=routing, small=small, small_scale=fields.number("expert_group_scale"))
 
 
-def block(b: Builder, w: Weights, h: GroveMoE, state: Paged, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: GroveMoE, state: PagedState, x: Activation) -> Activation:
     assert h.routing
-    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+    q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     q, k = rms_norm_heads(b, w, h, q, k)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
     logits = b.linear(y, w.ffn_gate_inp)
-    y = apply_experts(b, matrices(b, w, h.routing.experts), b.route(logits, h.routing), y, b.swiglu)
+    y = apply_experts(b, collect_expert_matrices(b, w, h.routing.experts), b.route(logits, h.routing), y, b.swiglu)
     small = [w.ffn_gate_chexps, w.ffn_up_chexps, w.ffn_down_chexps]
     return b.add(x, b.add(y, b.scale(apply_experts(b, small, b.route(logits, h.small), y, b.swiglu), h.small_scale)))

@@ -7,9 +7,9 @@ attention's output is gated.
 
 from collections.abc import Iterator
 
-from localllm.arch.attention import Transformer, attend, qkv
-from localllm.arch.decoder import last
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weights, frozen
+from localllm.arch.attention import Transformer, attend, project_qkv
+from localllm.arch.decoder import compute_logits
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
 
 
@@ -28,7 +28,7 @@ class HRMText(Transformer):
     low_cycles: int
 
 
-def read(fields: Fields) -> HRMText:
+def read(fields: HyperparameterReader) -> HRMText:
     """Read the hyperparameters. Attention to the prompt is causal, as in llama.cpp. Raises ModelError."""
     in_stack, cycles, low = (fields.count(f"hrm.{name}") for name in ("layers_per_stack", "h_cycles", "l_cycles"))
     if fields.layers() != in_stack * cycles * (low + 1):
@@ -48,22 +48,24 @@ def forward(b: Builder, w: Weights, h: HRMText) -> Activation:
     high, low = b.scale(b.embed(w.token_embd, b.ids), h.embedding_scale), None
     for _ in range(h.cycles):
         for _ in range(h.low_cycles):
-            both = b.add(high, low) if low is not None else b.add_vector(high, w.exactly("hrm.z_l_init"))
-            low = stack(b, w, h, states, 0, both)
-        high = stack(b, w, h, states, h.in_stack, b.add(high, low))
-    return last(b, w, h, high, norm=lambda x: x)
+            both = b.add(high, low) if low is not None else b.add_vector(high, w.require_bare("hrm.z_l_init"))
+            low = apply_stack(b, w, h, states, 0, both)
+        high = apply_stack(b, w, h, states, h.in_stack, b.add(high, low))
+    return compute_logits(b, w, h, high, norm=lambda x: x)
 
 
-def stack(b: Builder, w: Weights, h: HRMText, states: Iterator[Paged], first: int, x: Activation) -> Activation:
+def apply_stack(
+    b: Builder, w: Weights, h: HRMText, states: Iterator[PagedState], first: int, x: Activation
+) -> Activation:
     """Apply the layers from index `first` on, and a norm."""
     for layer in range(first, first + h.in_stack):
         x = block(b, w.block(layer), h, next(states), x)
     return b.rms_norm(x, None, h.epsilon)
 
 
-def block(b: Builder, w: Weights, h: HRMText, state: Paged, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: HRMText, state: PagedState, x: Activation) -> Activation:
     y = b.rms_norm(x, None, h.epsilon)
-    attended = attend(b, h, state, *qkv(b, w, h, state.layer, y))
+    attended = attend(b, h, state, *project_qkv(b, w, h, state.layer, y))
     x = b.add(x, b.linear(b.multiply(attended, b.sigmoid(b.linear(y, w.attn_gate))), w.attn_output))
     return b.add(x, gated_feed_forward(b, w, b.rms_norm(x, None, h.epsilon), b.swiglu))
 

@@ -6,23 +6,27 @@ not in Maincoder. One model has experts and a shared one.
 
 from dataclasses import replace
 
-from localllm.arch.attention import Transformer, qkv, rms_norm_heads, rope_factors, rotate_heads
-from localllm.arch.decoder import decoder
-from localllm.arch.family import Activation, Builder, Fields, Paged, Scores, Weight, Weights
+from localllm.arch.attention import Transformer, project_qkv, rms_norm_heads, rotate_heads, select_rope_factors
+from localllm.arch.decoder import apply_decoder
+from localllm.arch.family import Activation, AttentionScores, Builder, HyperparameterReader, PagedState, Weight, Weights
 from localllm.arch.feed_forward import feed_forward_or_experts, read_routing, shared_expert
-from localllm.arch.rope import with_sections
+from localllm.arch.rope import add_sections
 
 
-def read(fields: Fields) -> Transformer:
+def read(fields: HyperparameterReader) -> Transformer:
     """Read the hyperparameters; alpha scales RoPE's base for a longer context (NTK). Raises ModelError."""
     h = Transformer(**Transformer.shared_fields(fields, interleaved=fields.arch == "maincoder"))
     rope, alpha = h.attention.rope, fields.number("rope.scaling.alpha", 0.0)
     if fields.arch == "hunyuan_vl":
-        rope = with_sections(fields, rope)
+        rope = add_sections(fields, rope)
     elif fields.has("rope.dimension_sections"):
-        raise fields.unsupported(f"{fields.key('rope.dimension_sections')} is not supported in {fields.arch} models")
+        raise fields.make_unsupported_error(
+            f"{fields.key('rope.dimension_sections')} is not supported in {fields.arch} models"
+        )
     if alpha and fields.arch in ("maincoder", "hunyuan-moe"):
-        raise fields.unsupported(f"{fields.key('rope.scaling.alpha')} is not supported in {fields.arch} models")
+        raise fields.make_unsupported_error(
+            f"{fields.key('rope.scaling.alpha')} is not supported in {fields.arch} models"
+        )
     if alpha and rope.head_dim <= 2:
         raise fields.error(f"{fields.key('rope.scaling.alpha')} needs a head dimension above 2 (found {rope.head_dim})")
     if alpha:
@@ -32,13 +36,15 @@ def read(fields: Fields) -> Transformer:
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    return decoder(b, w, h, block, factors=rope_factors(b, w, h))
+    return apply_decoder(b, w, h, block, factors=select_rope_factors(b, w, h))
 
 
-def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, factors: Weight | None) -> Activation:
-    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+def block(
+    b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation, factors: Weight | None
+) -> Activation:
+    q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     q, k = rms_norm_heads(b, w, h, *rotate_heads(b, h, state.layer, q, k, factors))
-    y = b.attend(q, k, v, state, Scores(h.attention.heads[state.layer], h.scale))
+    y = b.attend(q, k, v, state, AttentionScores(h.attention.heads[state.layer], h.scale))
     x = b.add(x, b.linear(y, w.attn_output))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
     return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, shared_expert))

@@ -7,18 +7,33 @@ projections are clamped; RoPE rotates the end of an indexer's heads, and some fi
 from collections.abc import Sequence
 
 from localllm.arch.decoder import ignore_mtp_layers
-from localllm.arch.families.deepseek2 import DeepSeek2, narrow_queries, read_latent
-from localllm.arch.families.deepseek32 import Indexer, attention, choose, index_of, read_indexer
-from localllm.arch.families.maple import limited_swiglu
+from localllm.arch.families.deepseek2 import DeepSeek2, narrow_queries, read_latent_attention
+from localllm.arch.families.deepseek32 import (
+    Indexer,
+    attend_to_selected,
+    find_index_state,
+    read_indexer,
+    select_indexed_keys,
+)
+from localllm.arch.families.maple import make_limited_swiglu
 from localllm.arch.families.step35 import read_limits
-from localllm.arch.family import Activation, Builder, Fields, Latent, Paged, Scores, Weights, frozen
+from localllm.arch.family import (
+    Activation,
+    AttentionScores,
+    Builder,
+    HyperparameterReader,
+    LatentState,
+    PagedState,
+    Weights,
+    frozen,
+)
 from localllm.arch.feed_forward import feed_forward_or_experts, read_own_routing, shared_expert
 from localllm.arch.hyper_connections import (
     ResidualStreams,
     add_to_streams,
+    compute_mixing_logits,
     concat_streams,
     enter_sublayer,
-    mixing_logits,
     read_streams,
     reduce_streams,
 )
@@ -37,13 +52,13 @@ class Hunyuan4(DeepSeek2):
     indexer: Indexer | None
     limits: tuple[float, ...]
 
-    def states(self) -> Sequence[Latent | Paged]:
+    def states(self) -> Sequence[LatentState | PagedState]:
         return [*super().states(), *(self.indexer.states() if self.indexer else ())]
 
 
-def read(fields: Fields) -> Hunyuan4:
+def read(fields: HyperparameterReader) -> Hunyuan4:
     fields.count("attention.key_length_mla")
-    common = read_latent(fields)
+    common = read_latent_attention(fields)
     rope, layers = read_rope(fields, common["rope"].dims, True), common["layers"]
     common |= {"rope": rope, "scale": (common["key_dim"] + rope.dims) ** -0.5}
     indexer = None
@@ -66,18 +81,18 @@ def forward(b: Builder, w: Weights, h: Hunyuan4) -> Activation:
         y, gates = enter_sublayer(b, block, h.streams, h.epsilon, streams, "attn")
         y = b.rms_norm(y, block.attn_norm, h.epsilon)
         narrow = narrow_queries(b, block, h.epsilon, y)
-        if h.indexer and (index := index_of(h.indexer, state.layer)):
-            selected = choose(b, block, h.indexer, index, narrow, y)
-        scores = Scores(h.heads, h.scale, chosen=selected, sinks=block.attn_sinks)
-        attended = attention(b, block, h, state, scores, narrow, y)
+        if h.indexer and (index := find_index_state(h.indexer, state.layer)):
+            selected = select_indexed_keys(b, block, h.indexer, index, narrow, y)
+        scores = AttentionScores(h.heads, h.scale, chosen=selected, sinks=block.attn_sinks)
+        attended = attend_to_selected(b, block, h, state, scores, narrow, y)
         attended = b.multiply(attended, b.sigmoid(b.linear(y, block.attn_gate)))
         streams = add_to_streams(b, h.streams, streams, b.linear(attended, block.attn_output), gates)
         y, gates = enter_sublayer(b, block, h.streams, h.epsilon, streams, "ffn")
         y = feed_forward(b, block, h, state.layer, b.rms_norm(y, block.ffn_norm, h.epsilon))
         streams = add_to_streams(b, h.streams, streams, y, gates)
     rows = [b.select(x, b.wanted) for x in streams]
-    flat, scales = concat_streams(b, rows), w.output_hc_scale.shaped(1)
-    (gates,) = mixing_logits(b, h.epsilon, h.streams.count, flat, w.output_hc_fn, scales, w.output_hc_base)
+    flat, scales = concat_streams(b, rows), w.output_hc_scale.require_shape(1)
+    (gates,) = compute_mixing_logits(b, h.epsilon, h.streams.count, flat, w.output_hc_fn, scales, w.output_hc_base)
     return b.linear(b.rms_norm(reduce_streams(b, h.streams, rows, gates), w.output_norm, h.epsilon), w.output)
 
 
@@ -85,7 +100,7 @@ def feed_forward(b: Builder, w: Weights, h: Hunyuan4, layer: int, x: Activation)
     """Apply a dense network, or experts with clamped gates and a shared one without clamping."""
     if not w.get("ffn_gate_inp", by_layer=True):
         return feed_forward_or_experts(b, w, h.routing, x, b.swiglu)
-    y = feed_forward_or_experts(b, w, h.routing, x, limited_swiglu(b, h.limits[layer]))
+    y = feed_forward_or_experts(b, w, h.routing, x, make_limited_swiglu(b, h.limits[layer]))
     return b.add(y, shared_expert(b, w, x, b.swiglu))
 
 

@@ -4,10 +4,10 @@ Unlike llama: ALiBi instead of RoPE; scores are divided by a head's length, not 
 everywhere; queries, keys and values from one matrix.
 """
 
-from localllm.arch.attention import LAYER_EPSILON, attend, qkv
-from localllm.arch.decoder import decoder, layer_norm_of
-from localllm.arch.families.mpt import MPT, alibi_slopes
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weights, frozen
+from localllm.arch.attention import LAYER_EPSILON, attend, project_qkv
+from localllm.arch.decoder import apply_decoder, make_final_layer_norm
+from localllm.arch.families.mpt import MPT, compute_alibi_slopes
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
 
 
@@ -18,18 +18,18 @@ class Jais(MPT):
         return 1 / self.attention.head_dim
 
 
-def read(fields: Fields) -> Jais:
+def read(fields: HyperparameterReader) -> Jais:
     shared = Jais.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
     return Jais(**shared, limit=0.0, alibi_bias=fields.number("attention.max_alibi_bias", 0.0))
 
 
 def forward(b: Builder, w: Weights, h: Jais) -> Activation:
     w.require("output")
-    return decoder(b, w, h, block, norm=layer_norm_of(b, w, h))
+    return apply_decoder(b, w, h, block, norm=make_final_layer_norm(b, w, h))
 
 
-def block(b: Builder, w: Weights, h: Jais, state: Paged, x: Activation) -> Activation:
-    q, k, v = qkv(b, w, h, state.layer, b.layer_norm(x, w.attn_norm, h.epsilon))
-    slopes = alibi_slopes(h.attention.heads[state.layer], h.alibi_bias) if h.alibi_bias else ()
+def block(b: Builder, w: Weights, h: Jais, state: PagedState, x: Activation) -> Activation:
+    q, k, v = project_qkv(b, w, h, state.layer, b.layer_norm(x, w.attn_norm, h.epsilon))
+    slopes = compute_alibi_slopes(h.attention.heads[state.layer], h.alibi_bias) if h.alibi_bias else ()
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, slopes=slopes), w.attn_output))
     return b.add(x, gated_feed_forward(b, w, b.layer_norm(x, w.ffn_norm, h.epsilon), b.swiglu))

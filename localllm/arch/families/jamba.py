@@ -6,25 +6,25 @@ its scan; the others have no RoPE; some layers have experts, whose weights are n
 
 from collections.abc import Sequence
 
-from localllm.arch.attention import RMS_EPSILON, Transformer, attend, qkv, read_attention
-from localllm.arch.families.mamba import Selection, mamba_mixer, read_selection
-from localllm.arch.family import Activation, Builder, Fields, Paged, Recurrent, Rope, Weights, frozen
+from localllm.arch.attention import RMS_EPSILON, Transformer, attend, project_qkv, read_attention
+from localllm.arch.families.mamba import MambaSizes, apply_mamba, read_selection
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Recurrent, Rope, Weights, frozen
 from localllm.arch.feed_forward import feed_forward_or_experts, read_routing
 
 
 @frozen
 class Jamba(Transformer):
-    selection: Selection
+    selection: MambaSizes
 
     def rope(self, layer: int) -> Rope | None:
         return None
 
-    def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
+    def states(self) -> Sequence[PagedState | Recurrent]:  # type: ignore[override]
         """Return the state of each layer: keys and values, or Mamba's."""
         return [state if state.kv_heads else self.selection.state(state.layer) for state in super().states()]
 
 
-def read(fields: Fields) -> Jamba:
+def read(fields: HyperparameterReader) -> Jamba:
     return Jamba(
         **fields.common(),
         attention=read_attention(fields, interleaved=False, every_layer=False),
@@ -34,14 +34,14 @@ def read(fields: Fields) -> Jamba:
     )
 
 
-def block(b: Builder, w: Weights, h: Jamba, state: Paged | Recurrent, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: Jamba, state: PagedState | Recurrent, x: Activation) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
     if isinstance(state, Recurrent):
         for name in ("ssm_dt_norm", "ssm_b_norm", "ssm_c_norm"):
             w.require(name)
-        y = mamba_mixer(b, w, h.selection, h.epsilon, state, y)
+        y = apply_mamba(b, w, h.selection, h.epsilon, state, y)
     else:
-        y = b.linear(attend(b, h, state, *qkv(b, w, h, state.layer, y)), w.attn_output)
+        y = b.linear(attend(b, h, state, *project_qkv(b, w, h, state.layer, y)), w.attn_output)
     x = b.add(x, y)
     return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
 

@@ -5,34 +5,34 @@ upper half of ffn_up; in the models for code, queries and keys are normalized, a
 normalized twice.
 """
 
-from localllm.arch.attention import attend, layer_norm_rows, qkv
+from localllm.arch.attention import attend, layer_norm_qk, project_qkv
 from localllm.arch.decoder import pool_texts
-from localllm.arch.encoder import embed_tokens, encoder_fields
+from localllm.arch.encoder import embed_tokens, read_encoder_fields
 from localllm.arch.families.baichuan import ALIBI_BIAS
 from localllm.arch.families.bert import BERT, OTHER_HEADS
-from localllm.arch.families.mpt import alibi_slopes
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
-from localllm.arch.feed_forward import gated_feed_forward, plain
+from localllm.arch.families.mpt import compute_alibi_slopes
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
+from localllm.arch.feed_forward import gated_feed_forward, ungated_feed_forward
 
 
-def read(fields: Fields) -> BERT:
-    return BERT(**encoder_fields(fields))
+def read(fields: HyperparameterReader) -> BERT:
+    return BERT(**read_encoder_fields(fields))
 
 
 def forward(b: Builder, w: Weights, h: BERT) -> Activation:
     x = b.layer_norm(embed_tokens(b, w), w.token_embd_norm, h.epsilon)
     for state in h.states():
         layer = w.block(state.layer)
-        x = after_attention(b, layer, h, state, x)
+        x = apply_attention(b, layer, h, state, x)
         x = b.layer_norm(b.add(feed_forward(b, layer, x), x), layer.layer_output_norm, h.epsilon)
     return pool_texts(b, w, h, x)
 
 
-def after_attention(b: Builder, w: Weights, h: BERT, state: Paged, x: Activation) -> Activation:
+def apply_attention(b: Builder, w: Weights, h: BERT, state: PagedState, x: Activation) -> Activation:
     """Add attention's output to x, and normalize once or twice."""
-    q, k, v = qkv(b, w, h, state.layer, x)
-    q, k = layer_norm_rows(b, w, h, q, k)
-    y = attend(b, h, state, q, k, v, slopes=alibi_slopes(h.attention.heads[state.layer], ALIBI_BIAS))
+    q, k, v = project_qkv(b, w, h, state.layer, x)
+    q, k = layer_norm_qk(b, w, h, q, k)
+    y = attend(b, h, state, q, k, v, slopes=compute_alibi_slopes(h.attention.heads[state.layer], ALIBI_BIAS))
     y = b.layer_norm(b.add(b.linear(y, w.attn_output), x), w.attn_output_norm, h.epsilon)
     return b.layer_norm(b.add(y, x), again, h.epsilon) if (again := w.get("attn_norm_2")) else y
 
@@ -40,7 +40,7 @@ def after_attention(b: Builder, w: Weights, h: BERT, state: Paged, x: Activation
 def feed_forward(b: Builder, w: Weights, x: Activation) -> Activation:
     """Apply the network, with or without a gate."""
     if w.get("ffn_gate") is None and w.ffn_up.shape[0] == w.ffn_down.shape[-1]:
-        return plain(b, w, x, b.gelu_erf)
+        return ungated_feed_forward(b, w, x, b.gelu_erf)
     return gated_feed_forward(b, w, x, lambda gate, up: b.multiply(b.gelu_erf(gate), up))
 
 

@@ -8,15 +8,20 @@ Experts work on narrower rows; gates and up projections are bounded by a tanh; a
 from collections.abc import Sequence
 from dataclasses import replace
 
-from localllm.arch.decoder import last
-from localllm.arch.families.deepseek2 import to_latents
-from localllm.arch.families.kimi_linear import KimiLinear, delta_heads, log_decays, read_kimi
-from localllm.arch.family import Activation, Builder, Fields, Latent, Recurrent, Weights, frozen
+from localllm.arch.decoder import compute_logits
+from localllm.arch.families.deepseek2 import attend_to_latents
+from localllm.arch.families.kimi_linear import (
+    KimiLinear,
+    apply_delta_heads,
+    compute_log_decays,
+    read_kimi_hyperparameters,
+)
+from localllm.arch.family import Activation, Builder, HyperparameterReader, LatentState, Recurrent, Weights, frozen
 from localllm.arch.feed_forward import (
     Gate,
     apply_experts,
+    collect_expert_matrices,
     gated_feed_forward,
-    matrices,
     read_own_routing,
     shared_expert,
 )
@@ -42,8 +47,8 @@ class KimiK3(KimiLinear):
     narrow: int
 
 
-def read(fields: Fields) -> KimiK3:
-    common, lowest = read_kimi(fields), fields.raw("kda.gate_lower_bound", 0.0)
+def read(fields: HyperparameterReader) -> KimiK3:
+    common, lowest = read_kimi_hyperparameters(fields), fields.raw("kda.gate_lower_bound", 0.0)
     if not isinstance(lowest, float) or not -LOWEST <= lowest <= 0:
         raise fields.wrong("kda.gate_lower_bound", f"a number from {-LOWEST:g} to 0")
     rope = replace(common["rope"], unrotated=tuple(range(common["rope"].dims // 2)))
@@ -64,23 +69,23 @@ def forward(b: Builder, w: Weights, h: KimiK3) -> Activation:
     x, earlier = b.embed(w.token_embd, b.ids), list[Activation]()
     for state in h.states():
         layer = w.block(state.layer)
-        y = mix_streams_of(b, h, earlier, x, layer, "attn_res_score")
+        y = mix_kept_inputs(b, h, earlier, x, layer, "attn_res_score")
         is_kept = h.period > 0 and state.layer % h.period == 0
         earlier += [x] if is_kept else []
-        y = attention(b, layer, h, state, b.rms_norm(y, layer.attn_norm, h.epsilon))
+        y = apply_attention(b, layer, h, state, b.rms_norm(y, layer.attn_norm, h.epsilon))
         x = y if is_kept else b.add(x, y)
-        y = mix_streams_of(b, h, earlier, x, layer, "ffn_res_score")
+        y = mix_kept_inputs(b, h, earlier, x, layer, "ffn_res_score")
         x = b.add(x, feed_forward(b, layer, h, b.rms_norm(y, layer.ffn_norm, h.epsilon)))
-    return last(b, w, h, mix_streams_of(b, h, earlier, x, w, "output_res_score"))
+    return compute_logits(b, w, h, mix_kept_inputs(b, h, earlier, x, w, "output_res_score"))
 
 
-def mix_streams_of(
+def mix_kept_inputs(
     b: Builder, h: KimiK3, earlier: Sequence[Activation], x: Activation, w: Weights, name: str
 ) -> Activation:
     """Mix the kept inputs and the stream, weighted by the softmax of their scores."""
     if not h.period:
         return x
-    by = w.require(name).shaped(h.width)
+    by = w.require(name).require_shape(h.width)
     if not earlier:
         b.ignore(by)
         return x
@@ -89,31 +94,31 @@ def mix_streams_of(
     return b.mix_streams(concat_streams(b, all_), b.softmax(scores), len(all_))
 
 
-def attention(b: Builder, w: Weights, h: KimiK3, state: Latent | Recurrent, x: Activation) -> Activation:
+def apply_attention(b: Builder, w: Weights, h: KimiK3, state: LatentState | Recurrent, x: Activation) -> Activation:
     """Apply latent attention or the delta rule, by the layer's state."""
-    if isinstance(state, Latent):
-        y, gate = to_latents(b, w, h, state, x), w.get("attn_gate")
+    if isinstance(state, LatentState):
+        y, gate = attend_to_latents(b, w, h, state, x), w.get("attn_gate")
         return b.linear(b.multiply(y, b.sigmoid(b.linear(x, gate))) if gate else y, w.attn_output)
-    y = delta_heads(b, w, h, state, x, b.exponential(log_decays(b, w, h, x)), b.linear(x, w.ssm_g))
+    y = apply_delta_heads(b, w, h, state, x, b.exponential(compute_log_decays(b, w, h, x)), b.linear(x, w.ssm_g))
     return b.linear(y, w.attn_output)
 
 
 def feed_forward(b: Builder, w: Weights, h: KimiK3, x: Activation) -> Activation:
     """Apply a dense network, or experts on narrower rows and a shared one."""
-    gate = bounded_swiglu(b, h)
+    gate = make_bounded_swiglu(b, h)
     if h.routing is None or not any(w.get(name, by_layer=True) for name in ("ffn_gate_inp", "ffn_down_exps")):
         return gated_feed_forward(b, w, x, gate)
     w.require_biases("exp_probs_b")
-    narrow = b.linear(x, w.ffn_routed_down.shaped(h.narrow, h.width)) if h.narrow else x
+    narrow = b.linear(x, w.ffn_routed_down.require_shape(h.narrow, h.width)) if h.narrow else x
     choice = b.route(b.linear(x, w.ffn_gate_inp), h.routing, w.bias("exp_probs_b"))
-    y = apply_experts(b, matrices(b, w, h.routing.experts), choice, narrow, gate)
+    y = apply_experts(b, collect_expert_matrices(b, w, h.routing.experts), choice, narrow, gate)
     y = b.rms_norm(y, norm, h.epsilon) if (norm := w.get("ffn_routed_norm")) else y
     y = b.linear(y, w.ffn_routed_up) if h.narrow else y
     has_shared = any(w.get(f"ffn_{part}_shexp") for part in ("gate", "up", "down"))
     return b.add(y, shared_expert(b, w, x, gate)) if has_shared else y
 
 
-def bounded_swiglu(b: Builder, h: KimiK3) -> Gate:
+def make_bounded_swiglu(b: Builder, h: KimiK3) -> Gate:
     """Return a gate that applies SwiGLU to bounded inputs."""
     of_gate, of_others = h.bounds
 

@@ -9,8 +9,17 @@ from dataclasses import replace
 from typing import Any
 
 from localllm.arch.attention import RMS_EPSILON
-from localllm.arch.families.deepseek2 import DeepSeek2, to_latents
-from localllm.arch.family import Activation, Builder, Fields, Latent, Recurrent, Weight, Weights, frozen
+from localllm.arch.families.deepseek2 import DeepSeek2, attend_to_latents
+from localllm.arch.family import (
+    Activation,
+    Builder,
+    HyperparameterReader,
+    LatentState,
+    Recurrent,
+    Weight,
+    Weights,
+    frozen,
+)
 from localllm.arch.feed_forward import SIGMOID, SOFTMAX, feed_forward_or_experts, read_routing, shared_expert
 from localllm.arch.rope import read_rope
 
@@ -28,7 +37,7 @@ class KimiLinear(DeepSeek2):
     delta_dim: int
     taps: int
 
-    def states(self) -> Sequence[Latent | Recurrent]:  # type: ignore[override]
+    def states(self) -> Sequence[LatentState | Recurrent]:  # type: ignore[override]
         """Return the state of each layer: latent rows, or the convolutions' last inputs and the heads' matrices."""
         columns, dim = self.heads * self.delta_dim, self.delta_dim
         shapes = (*[(self.taps - 1, columns)] * 3, (self.heads, dim, dim))
@@ -36,8 +45,8 @@ class KimiLinear(DeepSeek2):
         return [rows[n] if self.attends[n] else Recurrent(n, shapes) for n in range(self.layers)]  # type: ignore[misc]
 
 
-def read(fields: Fields) -> KimiLinear:
-    common, function = read_kimi(fields), fields.count("expert_gating_func")
+def read(fields: HyperparameterReader) -> KimiLinear:
+    common, function = read_kimi_hyperparameters(fields), fields.count("expert_gating_func")
     if function not in (SOFTMAX, SIGMOID):
         raise fields.wrong("expert_gating_func", f"{SOFTMAX} or {SIGMOID}")
     rope = replace(common["rope"], unrotated=tuple(range(common["rope"].dims // 2)))
@@ -45,7 +54,7 @@ def read(fields: Fields) -> KimiLinear:
     return KimiLinear(**common | {"rope": rope}, routing=read_routing(fields, function, scale=scale))
 
 
-def read_kimi(fields: Fields) -> dict[str, Any]:
+def read_kimi_hyperparameters(fields: HyperparameterReader) -> dict[str, Any]:
     """Read the hyperparameters that Kimi models share. Raises ModelError."""
     common, heads, dims = fields.common(), fields.count("attention.head_count"), fields.count("rope.dimension_count")
     key_dim, value_dim = (fields.count(f"attention.{side}_length_mla") for side in ("key", "value"))
@@ -75,9 +84,9 @@ def read_kimi(fields: Fields) -> dict[str, Any]:
     }
 
 
-def block(b: Builder, w: Weights, h: KimiLinear, state: Latent | Recurrent, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: KimiLinear, state: LatentState | Recurrent, x: Activation) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
-    y = to_latents(b, w, h, state, y) if isinstance(state, Latent) else delta_attention(b, w, h, state, y)
+    y = attend_to_latents(b, w, h, state, y) if isinstance(state, LatentState) else delta_attention(b, w, h, state, y)
     x = b.add(x, b.linear(y, w.attn_output))
     if w.get("ffn_gate_inp", by_layer=True):
         w.require_biases("exp_probs_b")
@@ -89,27 +98,27 @@ def delta_attention(b: Builder, w: Weights, h: KimiLinear, state: Recurrent, x: 
     """Compute the heads' outputs, normalized and gated."""
     w.require_biases("ssm_dt")
     steps = b.softplus(b.linear(b.linear(x, w.ssm_f_a), w.ssm_f_b), w.bias("ssm_dt"))
-    decays = b.exponential(b.scale_columns(steps, rates_of(w, h)))
-    return delta_heads(b, w, h, state, x, decays, b.linear(b.linear(x, w.ssm_g_a), w.ssm_g_b))
+    decays = b.exponential(b.scale_columns(steps, repeat_rates(w, h)))
+    return apply_delta_heads(b, w, h, state, x, decays, b.linear(b.linear(x, w.ssm_g_a), w.ssm_g_b))
 
 
-def log_decays(b: Builder, w: Weights, h: Any, x: Activation) -> Activation:
+def compute_log_decays(b: Builder, w: Weights, h: Any, x: Activation) -> Activation:
     """Compute the decays' logarithms in models that may bound them from below by h.lowest."""
     w.require_biases("ssm_dt")
-    steps = b.add_vector(b.linear(b.linear(x, w.ssm_f_a), w.ssm_f_b), w.exactly("ssm_dt.bias"))
-    rates = w.exactly("ssm_a").shaped(h.heads).repeated(h.delta_dim)
+    steps = b.add_vector(b.linear(b.linear(x, w.ssm_f_a), w.ssm_f_b), w.require_bare("ssm_dt.bias"))
+    rates = w.require_bare("ssm_a").require_shape(h.heads).repeat(h.delta_dim)
     if h.lowest:
         return b.scale(b.sigmoid(b.scale(b.scale_columns(steps, rates), -1.0)), h.lowest)
     return b.scale_columns(b.softplus(steps), rates)
 
 
-def rates_of(w: Weights, h: KimiLinear) -> Weight:
+def repeat_rates(w: Weights, h: KimiLinear) -> Weight:
     """Repeat each head's decay rate for every row of its matrix."""
-    rates = w.exactly("ssm_a")
-    return rates.shaped(*rates.shape[:-2], h.heads, 1).repeated(h.delta_dim)
+    rates = w.require_bare("ssm_a")
+    return rates.require_shape(*rates.shape[:-2], h.heads, 1).repeat(h.delta_dim)
 
 
-def delta_heads(
+def apply_delta_heads(
     b: Builder, w: Weights, h: Any, state: Recurrent, x: Activation, decays: Activation, gate: Activation,
     epsilon: float | None = None,
 ) -> Activation:  # fmt: skip
@@ -121,17 +130,17 @@ def delta_heads(
     apart = any(w.get(f"attn_{name}", by_layer=True) for name in "qkv")
     parts = (w.attn_q, w.attn_k, w.attn_v) if apart else w.attn_qkv.split(columns, columns, columns)
     taps = [w.require(f"ssm_conv1d_{name}") for name in "qkv"]
-    taps = [tap.shaped(*tap.shape[:-1], h.taps) for tap in taps]
+    taps = [tap.require_shape(*tap.shape[:-1], h.taps) for tap in taps]
     of_state = enumerate(zip(parts, taps, strict=True))
     q, k, v = (b.convolve(b.linear(x, part), tap, state, number) for number, (part, tap) in of_state)
     q, k = (b.scale(b.rms_norm(z, None, (epsilon or h.epsilon) / dim, dim), dim**-0.5) for z in (q, k))
-    strength = b.sigmoid(b.linear(x, w.ssm_beta.shaped(h.heads, h.width)))
-    y = kimi_delta(b, (b.scale(q, dim**-0.5), k, v), decays, strength, state, 3)
-    y = b.rms_norm(y, w.ssm_norm.shaped(dim), h.epsilon, dim)
+    strength = b.sigmoid(b.linear(x, w.ssm_beta.require_shape(h.heads, h.width)))
+    y = apply_kimi_delta(b, (b.scale(q, dim**-0.5), k, v), decays, strength, state, 3)
+    y = b.rms_norm(y, w.ssm_norm.require_shape(dim), h.epsilon, dim)
     return b.multiply(y, b.sigmoid(gate))
 
 
-def kimi_delta(
+def apply_kimi_delta(
     b: Builder, qkv: Sequence[Activation], w: Activation, strength: Activation, state: Recurrent, number: int
 ) -> Activation:
     """Apply Kimi Delta Attention, h = diag(w) h, then h = h + k (strength * (v - k h))^T, y = q h.

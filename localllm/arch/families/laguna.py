@@ -7,22 +7,22 @@ dimensions apart.
 """
 
 from localllm.arch.attention import (
-    LocallyRotated,
+    LocalRopeTransformer,
     attend,
     gate_heads,
-    qkv,
-    read_wider_local_rope,
+    project_qkv,
+    read_local_rope_dims,
     read_windows,
     rms_norm_heads,
 )
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
 from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_own_routing, shared_expert
 
 
-def read(fields: Fields) -> LocallyRotated:
-    common = LocallyRotated.shared_fields(fields, interleaved=False)
-    local_rope = read_wider_local_rope(fields, common["attention"].rope)
-    return LocallyRotated(
+def read(fields: HyperparameterReader) -> LocalRopeTransformer:
+    common = LocalRopeTransformer.shared_fields(fields, interleaved=False)
+    local_rope = read_local_rope_dims(fields, common["attention"].rope)
+    return LocalRopeTransformer(
         **common,
         windows=read_windows(fields, period=4, default=0, all_first=True),
         local_rope=local_rope.without_scaling(local_rope.base),
@@ -30,9 +30,9 @@ def read(fields: Fields) -> LocallyRotated:
     )
 
 
-def block(b: Builder, w: Weights, h: LocallyRotated, state: Paged, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: LocalRopeTransformer, state: PagedState, x: Activation) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
-    q, k, v = qkv(b, w, h, state.layer, y)
+    q, k, v = project_qkv(b, w, h, state.layer, y)
     q, k = rms_norm_heads(b, w, h, q, k)
     attended = attend(b, h, state, q, k, v)
     gates, is_by_head = b.softplus(b.linear(y, w.attn_gate)), w.attn_gate.shape[0] == h.attention.heads[state.layer]

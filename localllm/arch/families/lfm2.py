@@ -6,9 +6,9 @@ have no key-value heads in the metadata.
 
 from collections.abc import Sequence
 
-from localllm.arch.attention import RMS_EPSILON, Transformer, attend, qkv, read_attention, rms_norm_heads
-from localllm.arch.decoder import decoder
-from localllm.arch.family import Activation, Builder, Fields, Paged, Recurrent, Weights, frozen
+from localllm.arch.attention import RMS_EPSILON, Transformer, attend, project_qkv, read_attention, rms_norm_heads
+from localllm.arch.decoder import apply_decoder
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Recurrent, Weights, frozen
 from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_routing
 
 
@@ -26,13 +26,13 @@ class Lfm2(Transformer):
     def window(self, layer: int) -> int | None:
         return self.attention_window
 
-    def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
+    def states(self) -> Sequence[PagedState | Recurrent]:  # type: ignore[override]
         """Return the state of each layer: keys and values, or a convolution's last inputs."""
         states, window = super().states(), ((self.taps - 1, self.width),)
         return [state if state.kv_heads else Recurrent(state.layer, window) for state in states]
 
 
-def read(fields: Fields) -> Lfm2:
+def read(fields: HyperparameterReader) -> Lfm2:
     scale = fields.number("expert_weights_scale", 0.0) or 1.0
     return Lfm2(
         **fields.common(),
@@ -45,21 +45,21 @@ def read(fields: Fields) -> Lfm2:
 
 
 def forward(b: Builder, w: Weights, h: Lfm2) -> Activation:
-    return decoder(b, w, h, block, norm=lambda x: b.rms_norm(x, w.token_embd_norm, h.epsilon))
+    return apply_decoder(b, w, h, block, norm=lambda x: b.rms_norm(x, w.token_embd_norm, h.epsilon))
 
 
-def block(b: Builder, w: Weights, h: Lfm2, state: Paged | Recurrent, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: Lfm2, state: PagedState | Recurrent, x: Activation) -> Activation:
     normed = b.rms_norm(x, w.attn_norm, h.epsilon)
     if isinstance(state, Recurrent):
-        y = short_convolution(b, w, h, state, normed)
+        y = apply_short_convolution(b, w, h, state, normed)
     else:
-        q, k, v = qkv(b, w, h, state.layer, normed)
+        q, k, v = project_qkv(b, w, h, state.layer, normed)
         y = b.linear(attend(b, h, state, *rms_norm_heads(b, w, h, q, k), v), w.attn_output)
     x = b.add(x, y)
     return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))
 
 
-def short_convolution(b: Builder, w: Weights, h: Lfm2, state: Recurrent, x: Activation) -> Activation:
+def apply_short_convolution(b: Builder, w: Weights, h: Lfm2, state: Recurrent, x: Activation) -> Activation:
     """Apply the short convolution between two gates."""
     into, taps, out = (getattr(w, f"shortconv.{name}") for name in ("in_proj", "conv", "out_proj"))
     gate_in, gate_out, inner = (b.linear(x, part) for part in into.split(h.width, h.width, h.width))

@@ -7,9 +7,25 @@ one; the sigmoids of their scores multiply the experts' inputs.
 
 from collections.abc import Sequence
 
-from localllm.arch.attention import LocallyRotated, qkv, read_local_rope, read_windows, rope_factors
-from localllm.arch.decoder import decoder
-from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Scores, Weight, Weights, frozen
+from localllm.arch.attention import (
+    LocalRopeTransformer,
+    project_qkv,
+    read_local_rope,
+    read_windows,
+    select_rope_factors,
+)
+from localllm.arch.decoder import apply_decoder
+from localllm.arch.family import (
+    Activation,
+    AttentionScores,
+    Builder,
+    HyperparameterReader,
+    PagedState,
+    Rope,
+    Weight,
+    Weights,
+    frozen,
+)
 from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_routing, shared_expert
 
 CHUNK = 8192  # tokens
@@ -18,7 +34,7 @@ EXPERTS_OF_MAVERICK = 128  # Maverick normalizes neither queries nor keys
 
 
 @frozen
-class Llama4(LocallyRotated):
+class Llama4(LocalRopeTransformer):
     """The hyperparameters of Llama 4; attention windows are chunks."""
 
     normed: bool
@@ -26,14 +42,16 @@ class Llama4(LocallyRotated):
     def rope(self, layer: int) -> Rope | None:
         return self.local_rope if self.windows[layer] or not any(self.windows) else None
 
-    def states(self) -> Sequence[Paged]:
+    def states(self) -> Sequence[PagedState]:
         return [
-            Paged(layer, kv_heads, self.attention.head_dim, self.attention.head_dim, self.windows[layer], chunked=True)
+            PagedState(
+                layer, kv_heads, self.attention.head_dim, self.attention.head_dim, self.windows[layer], chunked=True
+            )
             for layer, kv_heads in enumerate(self.attention.kv_heads)
         ]
 
 
-def read(fields: Fields) -> Llama4:
+def read(fields: HyperparameterReader) -> Llama4:
     """Read the hyperparameters. A sliding window of 0 means no chunks, and RoPE in all layers.
 
     Raises ModelError.
@@ -52,18 +70,18 @@ def read(fields: Fields) -> Llama4:
 
 
 def forward(b: Builder, w: Weights, h: Llama4) -> Activation:
-    return decoder(b, w, h, block, factors=rope_factors(b, w, h))
+    return apply_decoder(b, w, h, block, factors=select_rope_factors(b, w, h))
 
 
-def block(b: Builder, w: Weights, h: Llama4, state: Paged, x: Activation, factors: Weight | None) -> Activation:
-    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+def block(b: Builder, w: Weights, h: Llama4, state: PagedState, x: Activation, factors: Weight | None) -> Activation:
+    q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attention(b, h, state, q, k, v, factors), w.attn_output))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
     return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, shared_expert))
 
 
 def attention(
-    b: Builder, h: Llama4, state: Paged, q: Activation, k: Activation, v: Activation, factors: Weight | None
+    b: Builder, h: Llama4, state: PagedState, q: Activation, k: Activation, v: Activation, factors: Weight | None
 ) -> Activation:
     """Compute the attention of a layer."""
     if rope := h.rope(state.layer):
@@ -73,7 +91,7 @@ def attention(
             q, k = b.rms_norm(q, None, h.epsilon, head_dim), b.rms_norm(k, None, h.epsilon, head_dim)
     else:
         q = b.scale_by_position(q, b.positions, TEMPERATURE, TEMPERATURE_LENGTH, offset=1)
-    return b.attend(q, k, v, state, Scores(h.attention.heads[state.layer], h.scale))
+    return b.attend(q, k, v, state, AttentionScores(h.attention.heads[state.layer], h.scale))
 
 
 CHECKPOINTS = {

@@ -7,11 +7,11 @@ output depend on the token.
 from collections.abc import Sequence
 
 from localllm.arch.attention import RMS_EPSILON
-from localllm.arch.family import Activation, Builder, Fields, Hyperparameters, Recurrent, Weights, frozen
+from localllm.arch.family import Activation, Builder, HyperparameterReader, Hyperparameters, Recurrent, Weights, frozen
 
 
 @frozen
-class Selection:
+class MambaSizes:
     """The sizes of Mamba.
 
     Attributes:
@@ -32,16 +32,16 @@ class Selection:
 
 @frozen
 class Mamba(Hyperparameters):
-    selection: Selection
+    selection: MambaSizes
     epsilon: float
 
     def states(self) -> Sequence[Recurrent]:
         return [self.selection.state(layer) for layer in range(self.layers)]
 
 
-def read_selection(fields: Fields) -> Selection:
+def read_selection(fields: HyperparameterReader) -> MambaSizes:
     """Read the ssm.* keys. Raises ModelError."""
-    return Selection(
+    return MambaSizes(
         inner=fields.count("ssm.inner_size"),
         state_size=fields.count("ssm.state_size"),
         taps=fields.count("ssm.conv_kernel"),
@@ -50,15 +50,15 @@ def read_selection(fields: Fields) -> Selection:
     )
 
 
-def read(fields: Fields) -> Mamba:
+def read(fields: HyperparameterReader) -> Mamba:
     return Mamba(**fields.common(), selection=read_selection(fields), epsilon=fields.epsilon(RMS_EPSILON))
 
 
 def block(b: Builder, w: Weights, h: Mamba, state: Recurrent, x: Activation) -> Activation:
-    return b.add(x, mamba_mixer(b, w, h.selection, h.epsilon, state, b.rms_norm(x, w.attn_norm, h.epsilon)))
+    return b.add(x, apply_mamba(b, w, h.selection, h.epsilon, state, b.rms_norm(x, w.attn_norm, h.epsilon)))
 
 
-def mamba_mixer(b: Builder, w: Weights, s: Selection, epsilon: float, state: Recurrent, x: Activation) -> Activation:
+def apply_mamba(b: Builder, w: Weights, s: MambaSizes, epsilon: float, state: Recurrent, x: Activation) -> Activation:
     """Compute the output of a layer without the residual."""
     w.require_biases("ssm_conv1d", "ssm_dt")
     inner, gate = (b.linear(x, part) for part in w.ssm_in.split(s.inner, s.inner))
@@ -69,7 +69,7 @@ def mamba_mixer(b: Builder, w: Weights, s: Selection, epsilon: float, state: Rec
         of_scan = [b.rms_norm(x, norm, epsilon) for x, norm in zip(of_scan, norms, strict=True)]
     steps, keys, queries = of_scan
     steps = b.softplus(b.linear(steps, w.ssm_dt))
-    y = b.selective_scan(inner, steps, keys, queries, w.exactly("ssm_a"), w.exactly("ssm_d"), state)
+    y = b.selective_scan(inner, steps, keys, queries, w.require_bare("ssm_a"), w.require_bare("ssm_d"), state)
     return b.linear(b.swiglu(gate, y), w.ssm_out)
 
 

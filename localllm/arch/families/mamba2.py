@@ -7,12 +7,12 @@ matrix; the output is normalized.
 from collections.abc import Sequence
 
 from localllm.arch.attention import RMS_EPSILON
-from localllm.arch.family import Activation, Builder, Fields, Hyperparameters, Recurrent, Weights, frozen
+from localllm.arch.family import Activation, Builder, HyperparameterReader, Hyperparameters, Recurrent, Weights, frozen
 from localllm.arch.recurrent_verbs import HeadState
 
 
 @frozen
-class StateSpace:
+class Mamba2Sizes:
     """The sizes of Mamba 2.
 
     Attributes:
@@ -39,14 +39,14 @@ class StateSpace:
 
 @frozen
 class Mamba2(Hyperparameters):
-    space: StateSpace
+    space: Mamba2Sizes
     epsilon: float
 
     def states(self) -> Sequence[Recurrent]:
         return [self.space.state(layer) for layer in range(self.layers)]
 
 
-def read_state_space(fields: Fields) -> StateSpace:
+def read_state_space(fields: HyperparameterReader) -> Mamba2Sizes:
     """Read the ssm.* keys. Raises ModelError."""
     inner, heads = fields.count("ssm.inner_size"), fields.count("ssm.time_step_rank")
     groups = fields.count("ssm.group_count")
@@ -55,19 +55,19 @@ def read_state_space(fields: Fields) -> StateSpace:
             f"ssm.inner_size {inner} must be divisible by ssm.time_step_rank {heads}, and that by ssm.group_count "
             f"{groups}"
         )
-    return StateSpace(inner, heads, groups, fields.count("ssm.state_size"), fields.count("ssm.conv_kernel"))
+    return Mamba2Sizes(inner, heads, groups, fields.count("ssm.state_size"), fields.count("ssm.conv_kernel"))
 
 
-def read(fields: Fields) -> Mamba2:
+def read(fields: HyperparameterReader) -> Mamba2:
     return Mamba2(**fields.common(), space=read_state_space(fields), epsilon=fields.epsilon(RMS_EPSILON))
 
 
 def block(b: Builder, w: Weights, h: Mamba2, state: Recurrent, x: Activation) -> Activation:
-    return b.add(x, mamba2_mixer(b, w, h.space, h.epsilon, state, b.rms_norm(x, w.attn_norm, h.epsilon)))
+    return b.add(x, apply_mamba2(b, w, h.space, h.epsilon, state, b.rms_norm(x, w.attn_norm, h.epsilon)))
 
 
-def mamba2_mixer(
-    b: Builder, w: Weights, space: StateSpace, epsilon: float, state: Recurrent, x: Activation
+def apply_mamba2(
+    b: Builder, w: Weights, space: Mamba2Sizes, epsilon: float, state: Recurrent, x: Activation
 ) -> Activation:
     """Compute the output of a layer without the residual."""
     w.require_biases("ssm_conv1d", "ssm_dt")
@@ -75,13 +75,16 @@ def mamba2_mixer(
     convolutions = enumerate(zip(parts, w.ssm_conv1d.split(*space.parts), strict=True))
     inner, keys, queries = (b.convolve(part, weight, state, number) for number, (part, weight) in convolutions)
     steps = b.softplus(steps, w.bias("ssm_dt"))
-    rates, skip = w.exactly("ssm_a").shaped(space.heads, 1), w.exactly("ssm_d").shaped(space.heads, 1)
+    rates, skip = (
+        w.require_bare("ssm_a").require_shape(space.heads, 1),
+        w.require_bare("ssm_d").require_shape(space.heads, 1),
+    )
     heads = HeadState(state, 3, rates, space.groups, space.heads // space.groups)
     y = b.state_space(inner, steps, keys, queries, skip, heads)
     y = b.swiglu(gate, y)
     if norm := w.get("ssm_norm"):
         columns = space.inner // space.groups
-        y = b.rms_norm(y, norm.shaped(space.groups, columns).flat(), epsilon, columns)
+        y = b.rms_norm(y, norm.require_shape(space.groups, columns).flat(), epsilon, columns)
     return b.linear(y, w.ssm_out)
 
 

@@ -3,27 +3,34 @@
 Unlike Qwen 3 with experts: only layers with a window have RoPE; gates and up projections of experts are clamped.
 """
 
-from localllm.arch.attention import LocallyRotated, attend, qkv, read_wider_local_rope, read_windows, rms_norm_heads
-from localllm.arch.decoder import decoder
+from localllm.arch.attention import (
+    LocalRopeTransformer,
+    attend,
+    project_qkv,
+    read_local_rope_dims,
+    read_windows,
+    rms_norm_heads,
+)
+from localllm.arch.decoder import apply_decoder
 from localllm.arch.families.step35 import read_limits
-from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weights, frozen
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weights, frozen
 from localllm.arch.feed_forward import Gate, feed_forward_or_experts, read_routing
 
 
 @frozen
-class Maple(LocallyRotated):
+class Maple(LocalRopeTransformer):
     limits: tuple[float, ...]  # by layer, of gates and of up projections' magnitudes, 0 for none
 
     def rope(self, layer: int) -> Rope | None:
         return self.local_rope if self.windows[layer] else None
 
 
-def read(fields: Fields) -> Maple:
+def read(fields: HyperparameterReader) -> Maple:
     shared = Maple.shared_fields(fields, interleaved=False)
     return Maple(
         **shared,
         windows=read_windows(fields, period=None),
-        local_rope=read_wider_local_rope(fields, shared["attention"].rope),
+        local_rope=read_local_rope_dims(fields, shared["attention"].rope),
         routing=read_routing(fields),
         limits=read_limits(fields, "swiglu_clamp_exp", fields.layers()),
     )
@@ -31,18 +38,18 @@ def read(fields: Fields) -> Maple:
 
 def forward(b: Builder, w: Weights, h: Maple) -> Activation:
     w.require("output")
-    return decoder(b, w, h, block)
+    return apply_decoder(b, w, h, block)
 
 
-def block(b: Builder, w: Weights, h: Maple, state: Paged, x: Activation) -> Activation:
-    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+def block(b: Builder, w: Weights, h: Maple, state: PagedState, x: Activation) -> Activation:
+    q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     q, k = rms_norm_heads(b, w, h, q, k)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, limited_swiglu(b, h.limits[state.layer])))
+    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, make_limited_swiglu(b, h.limits[state.layer])))
 
 
-def limited_swiglu(b: Builder, limit: float) -> Gate:
+def make_limited_swiglu(b: Builder, limit: float) -> Gate:
     """Return a gate that applies SwiGLU to inputs clamped to the limit, if there is one."""
     if not limit:
         return b.swiglu

@@ -7,31 +7,31 @@ whose scores are sigmoids.
 
 from collections.abc import Sequence
 
-from localllm.arch.attention import LocallyRotated, attend, read_windows
-from localllm.arch.decoder import decoder
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weights, frozen
+from localllm.arch.attention import LocalRopeTransformer, attend, read_windows
+from localllm.arch.decoder import apply_decoder
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights, frozen
 from localllm.arch.feed_forward import SIGMOID, feed_forward_or_experts, read_routing
 from localllm.arch.rope import read_base
 
 
 @frozen
-class MiMo2(LocallyRotated):
+class MiMo2(LocalRopeTransformer):
     value_dim: int
     value_scale: float
 
-    def states(self) -> Sequence[Paged]:
+    def states(self) -> Sequence[PagedState]:
         a = self.attention
         return [
-            Paged(layer, a.kv_heads[layer], a.head_dim, self.value_dim, self.windows[layer])
+            PagedState(layer, a.kv_heads[layer], a.head_dim, self.value_dim, self.windows[layer])
             for layer in range(self.layers)
         ]
 
 
-def read(fields: Fields) -> MiMo2:
+def read(fields: HyperparameterReader) -> MiMo2:
     shared = MiMo2.shared_fields(fields, interleaved=False, own_values=True)
     rope = shared["attention"].rope
     if rope.yarn or rope.by_factors:
-        raise fields.unsupported(f"{fields.key('rope.scaling.type')} must be linear or none")
+        raise fields.make_unsupported_error(f"{fields.key('rope.scaling.type')} must be linear or none")
     return MiMo2(
         **shared,
         windows=read_windows(fields, period=None)[: shared["layers"]],
@@ -44,10 +44,10 @@ def read(fields: Fields) -> MiMo2:
 
 def forward(b: Builder, w: Weights, h: MiMo2) -> Activation:
     w.require("output")
-    return decoder(b, w, h, block)
+    return apply_decoder(b, w, h, block)
 
 
-def block(b: Builder, w: Weights, h: MiMo2, state: Paged, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: MiMo2, state: PagedState, x: Activation) -> Activation:
     y, kv_heads = b.rms_norm(x, w.attn_norm, h.epsilon), state.kv_heads
     if fused := w.get("attn_qkv"):
         rows = h.attention.heads[state.layer] * state.key_dim

@@ -1,15 +1,15 @@
 """MiniCPM 1, 2 and 4 (Hu et al. 2024, arXiv 2404.06395): like Granite, but older files lack the factors."""
 
 from localllm.arch.families.granite import Granite, forward
-from localllm.arch.family import Fields
+from localllm.arch.family import HyperparameterReader
 
 __all__ = ["forward", "read"]
 
 
-def read(fields: Fields) -> Granite:
+def read(fields: HyperparameterReader) -> Granite:
     """Read the hyperparameters, with llama.cpp's defaults. Raises ModelError."""
     if experts := fields.count("expert_count", 0):
-        raise fields.unsupported(f"{fields.key('expert_count')} must be 0 (found {experts})")
+        raise fields.make_unsupported_error(f"{fields.key('expert_count')} must be 0 (found {experts})")
     shared = Granite.shared_fields(fields, interleaved=True)
     return Granite(
         **shared,

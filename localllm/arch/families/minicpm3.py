@@ -4,16 +4,16 @@ Attention is that of the oldest files of DeepSeek-V2, with LongRoPE's frequency 
 embeddings, sublayers' outputs and logits, as in MiniCPM, but files do not contain them.
 """
 
-from localllm.arch.decoder import decoder
-from localllm.arch.families.deepseek2 import DeepSeek2, to_keys
+from localllm.arch.decoder import apply_decoder
+from localllm.arch.families.deepseek2 import DeepSeek2, attend_to_keys
 from localllm.arch.families.plm import read as read_latent
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weight, Weights
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weight, Weights
 from localllm.arch.feed_forward import gated_feed_forward
 
 EMBEDDING_SCALE, DEPTH_SCALE, WIDTH = 12.0, 1.4, 256  # logits are scaled by WIDTH to the model's width
 
 
-def read(fields: Fields) -> DeepSeek2:
+def read(fields: HyperparameterReader) -> DeepSeek2:
     return read_latent(fields, interleaved=False)
 
 
@@ -21,13 +21,13 @@ def forward(b: Builder, w: Weights, h: DeepSeek2) -> Activation:
     x, factors = b.scale(b.embed(w.token_embd, b.ids), EMBEDDING_SCALE), None
     if w.get("rope_factors_short") or w.get("rope_factors_long"):
         short, long = w.rope_factors_short, w.rope_factors_long
-        factors = b.by_context(short, long.shaped(*short.shape), h.rope.original_context)
-    return b.scale(decoder(b, w, h, block, x, factors=factors), WIDTH / h.width)
+        factors = b.by_context(short, long.require_shape(*short.shape), h.rope.original_context)
+    return b.scale(apply_decoder(b, w, h, block, x, factors=factors), WIDTH / h.width)
 
 
-def block(b: Builder, w: Weights, h: DeepSeek2, state: Paged, x: Activation, factors: Weight | None) -> Activation:
+def block(b: Builder, w: Weights, h: DeepSeek2, state: PagedState, x: Activation, factors: Weight | None) -> Activation:
     scale = DEPTH_SCALE / h.layers**0.5
-    y = to_keys(b, w, h, state, b.rms_norm(x, w.attn_norm, h.epsilon), factors)
+    y = attend_to_keys(b, w, h, state, b.rms_norm(x, w.attn_norm, h.epsilon), factors)
     x = b.add(x, b.scale(b.linear(y, w.attn_output), scale))
     return b.add(x, b.scale(gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu), scale))
 

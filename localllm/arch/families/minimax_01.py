@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from localllm.arch.attention import Transformer, attend
 from localllm.arch.families.qwen35 import read_attends
-from localllm.arch.family import Activation, Builder, Fields, Paged, Recurrent, Weights, frozen
-from localllm.arch.feed_forward import mixture, read_routing
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Recurrent, Weights, frozen
+from localllm.arch.feed_forward import mixture_of_experts, read_routing
 
 
 @frozen
@@ -24,7 +24,7 @@ class MiniMax01(Transformer):
     attends: tuple[bool, ...]
     residual_scale: float
 
-    def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
+    def states(self) -> Sequence[PagedState | Recurrent]:  # type: ignore[override]
         """Return the state of each layer: keys and values, or the heads' matrices."""
         dim = self.attention.head_dim
         recurrent = [Recurrent(layer, ((heads, dim, dim),)) for layer, heads in enumerate(self.attention.heads)]
@@ -37,7 +37,7 @@ class MiniMax01(Transformer):
         return [slower * 2 ** (-8 * (head + 1) / heads) for head in range(heads)]
 
 
-def read(fields: Fields) -> MiniMax01:
+def read(fields: HyperparameterReader) -> MiniMax01:
     shared = MiniMax01.shared_fields(fields, interleaved=False)
     routing = read_routing(fields)
     if routing is None:
@@ -46,7 +46,7 @@ def read(fields: Fields) -> MiniMax01:
     return MiniMax01(**shared, routing=routing, attends=attends, residual_scale=fields.factor("residual_scale"))
 
 
-def block(b: Builder, w: Weights, h: MiniMax01, state: Paged | Recurrent, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: MiniMax01, state: PagedState | Recurrent, x: Activation) -> Activation:
     """Apply one layer: attention or lightning attention, then experts.
 
     Each output is added to its input.
@@ -54,19 +54,19 @@ def block(b: Builder, w: Weights, h: MiniMax01, state: Paged | Recurrent, x: Act
     assert h.routing is not None
     x = b.rms_norm(x, w.attn_norm, h.epsilon)
     if isinstance(state, Recurrent):
-        y = lightning(b, w, h, state, x)
+        y = apply_lightning_attention(b, w, h, state, x)
     else:
         q, k, v = (b.linear(x, matrix) for matrix in (w.attn_q, w.attn_k, w.attn_v))
         y = attend(b, h, state, q, k, v)
     x = b.add(b.linear(y, w.attn_output), b.scale(x, h.residual_scale))
     x = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    return b.add(mixture(b, w, h.routing, x, b.swiglu), b.scale(x, h.residual_scale))
+    return b.add(mixture_of_experts(b, w, h.routing, x, b.swiglu), b.scale(x, h.residual_scale))
 
 
-def lightning(b: Builder, w: Weights, h: MiniMax01, state: Recurrent, x: Activation) -> Activation:
+def apply_lightning_attention(b: Builder, w: Weights, h: MiniMax01, state: Recurrent, x: Activation) -> Activation:
     """Compute the heads' outputs, normalized and gated. Queries, keys and values are ordered head by head."""
     ((heads, dim, _),) = state.shapes
-    every = b.linear(x, w.attn_qkv.shaped(3 * heads * dim, h.width))
+    every = b.linear(x, w.attn_qkv.require_shape(3 * heads * dim, h.width))
     every = b.multiply(every, b.sigmoid(every))
     q, k, v = (b.slice_columns(every, first * dim, (first + 1) * dim, 3 * dim) for first in range(3))
     y = b.lightning_attention(q, k, v, h.slopes(state.layer), state, 0)

@@ -6,11 +6,11 @@ weights are normalized.
 
 from localllm.arch.attention import Transformer
 from localllm.arch.families import olmoe
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
 from localllm.arch.feed_forward import SIGMOID, SOFTMAX, read_routing
 
 
-def read(fields: Fields) -> Transformer:
+def read(fields: HyperparameterReader) -> Transformer:
     function = fields.count("expert_gating_func")
     if function not in (SOFTMAX, SIGMOID):
         raise fields.wrong("expert_gating_func", f"{SOFTMAX} or {SIGMOID}")
@@ -18,7 +18,7 @@ def read(fields: Fields) -> Transformer:
     return Transformer(**common, routing=read_routing(fields, function))
 
 
-def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation) -> Activation:
     w.require_biases("exp_probs_b")
     return olmoe.block(b, w, h, state, x)
 

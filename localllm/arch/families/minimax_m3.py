@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from localllm.arch.attention import Transformer, attend, qkv, rms_norm_heads
+from localllm.arch.attention import Transformer, attend, project_qkv, rms_norm_heads
 from localllm.arch.families.gpt_oss import LIMIT, SHARPNESS
-from localllm.arch.family import Activation, Builder, Fields, Latent, Paged, Weights, frozen
+from localllm.arch.family import Activation, Builder, HyperparameterReader, LatentState, PagedState, Weights, frozen
 from localllm.arch.feed_forward import feed_forward_or_experts, read_own_routing, shared_expert
 
 
@@ -31,17 +31,19 @@ class MiniMaxM3(Transformer):
     block: int
     local: int
 
-    def states(self) -> Sequence[Paged | Latent]:  # type: ignore[override]
+    def states(self) -> Sequence[PagedState | LatentState]:  # type: ignore[override]
         """Return keys and values, and the keys of the indexers."""
-        indexes = (Latent(n, self.index_dim, self.index_dim, is_index=True) for n in range(self.dense, self.layers))
+        indexes = (
+            LatentState(n, self.index_dim, self.index_dim, is_index=True) for n in range(self.dense, self.layers)
+        )
         return [*super().states(), *indexes]
 
-    def index(self, layer: int) -> Latent | None:
+    def index(self, layer: int) -> LatentState | None:
         """Return the state of a layer's indexer."""
-        return Latent(layer, self.index_dim, self.index_dim, is_index=True) if layer >= self.dense else None
+        return LatentState(layer, self.index_dim, self.index_dim, is_index=True) if layer >= self.dense else None
 
 
-def read(fields: Fields) -> MiniMaxM3:
+def read(fields: HyperparameterReader) -> MiniMaxM3:
     common = Transformer.shared_fields(fields, interleaved=False)
     names = ("head_count", "key_length", "top_k", "block_size", "local_blocks")
     heads, dim, blocks, block, local = (fields.count(f"attention.indexer.{name}") for name in names)
@@ -60,24 +62,24 @@ def read(fields: Fields) -> MiniMaxM3:
     )
 
 
-def block(b: Builder, w: Weights, h: MiniMaxM3, state: Paged, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: MiniMaxM3, state: PagedState, x: Activation) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
-    q, k, v = qkv(b, w, h, state.layer, y)
+    q, k, v = project_qkv(b, w, h, state.layer, y)
     selected = None
     if index := h.index(state.layer):
-        selected = choose(b, w, h, index, y)
+        selected = select_blocks(b, w, h, index, y)
         w.require_biases("exp_probs_b")
     y = attend(b, h, state, *rms_norm_heads(b, w, h, q, k), v, chosen=selected)
     x, gate = b.add(x, b.linear(y, w.attn_output)), partial(b.swiglu_limited, sharpness=SHARPNESS, limit=LIMIT)
     return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), gate, shared_expert))
 
 
-def choose(b: Builder, w: Weights, h: MiniMaxM3, index: Latent, x: Activation) -> Activation:
+def select_blocks(b: Builder, w: Weights, h: MiniMaxM3, index: LatentState, x: Activation) -> Activation:
     """Select the keys that the heads attend to."""
 
     def heads(name: str) -> Activation:
         y, norm = b.linear(x, w.require(f"indexer.{name}_proj")), w.require(f"indexer.{name}_norm")
-        y = b.rms_norm(y, norm.shaped(h.index_dim), h.epsilon, h.index_dim)
+        y = b.rms_norm(y, norm.require_shape(h.index_dim), h.epsilon, h.index_dim)
         return b.rope(y, replace(h.attention.rope, head_dim=h.index_dim), b.positions)
 
     return b.select_key_blocks(heads("q"), heads("k"), index, h.blocks, h.block, h.local)

@@ -6,11 +6,11 @@ betas, and its attention factor is divided by that of `yarn_log_multiplier`.
 
 from dataclasses import replace
 
-from localllm.arch.attention import Attention, Transformer, attend, qkv, rope_factors
-from localllm.arch.decoder import decoder
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weight, Weights, frozen
+from localllm.arch.attention import Attention, Transformer, attend, project_qkv, select_rope_factors
+from localllm.arch.decoder import apply_decoder
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weight, Weights, frozen
 from localllm.arch.feed_forward import feed_forward_or_experts, read_routing
-from localllm.arch.rope import yarn_magnitude
+from localllm.arch.rope import compute_yarn_magnitude
 
 
 @frozen
@@ -24,28 +24,28 @@ class Mistral3(Transformer):
     temperature: float
 
 
-def read(fields: Fields) -> Mistral3:
+def read(fields: HyperparameterReader) -> Mistral3:
     shared = Mistral3.shared_fields(fields, interleaved=True)
-    shared["attention"] = with_own_yarn(fields, shared["attention"])
+    shared["attention"] = read_yarn(fields, shared["attention"])
     temperature = fields.number("attention.temperature_scale", 0.0)
     return Mistral3(**shared, temperature=temperature, routing=read_routing(fields))
 
 
-def with_own_yarn(fields: Fields, attention: Attention) -> Attention:
+def read_yarn(fields: HyperparameterReader, attention: Attention) -> Attention:
     """Read the RoPE keys that llama.cpp reads for this family only."""
     rope = attention.rope
     betas = fields.factor("rope.scaling.yarn_beta_fast", 32.0), fields.factor("rope.scaling.yarn_beta_slow", 1.0)
     multiplier = fields.number("rope.scaling.yarn_log_multiplier", 0.0)
-    magnitude = rope.magnitude / yarn_magnitude(rope.factor, multiplier) if rope.yarn else rope.magnitude
+    magnitude = rope.magnitude / compute_yarn_magnitude(rope.factor, multiplier) if rope.yarn else rope.magnitude
     return replace(attention, rope=replace(rope, yarn_betas=betas, magnitude=magnitude))
 
 
 def forward(b: Builder, w: Weights, h: Mistral3) -> Activation:
-    return decoder(b, w, h, block, factors=rope_factors(b, w, h))
+    return apply_decoder(b, w, h, block, factors=select_rope_factors(b, w, h))
 
 
-def block(b: Builder, w: Weights, h: Mistral3, state: Paged, x: Activation, factors: Weight | None) -> Activation:
-    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+def block(b: Builder, w: Weights, h: Mistral3, state: PagedState, x: Activation, factors: Weight | None) -> Activation:
+    q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     if h.temperature:
         q = b.scale_by_position(q, b.positions, h.temperature, h.attention.rope.original_context)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))

@@ -6,11 +6,11 @@ activation is GELU with a gate, or SwiGLU; two of three layers have a sliding wi
 
 from dataclasses import field
 
-from localllm.arch.attention import attend, qkv, read_local_rope, read_windows
+from localllm.arch.attention import attend, project_qkv, read_local_rope, read_windows
 from localllm.arch.decoder import pool_texts, read_pooling
-from localllm.arch.encoder import Encoder, encoder_fields
+from localllm.arch.encoder import Encoder, read_encoder_fields
 from localllm.arch.families.bert import OTHER_HEADS
-from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weights, frozen
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
 
 ACTIVATIONS = {"gelu": False, "silu": True}
@@ -33,8 +33,8 @@ class ModernBERT(Encoder):
         return self.local_rope if self.windows[layer] else self.attention.rope
 
 
-def read(fields: Fields) -> ModernBERT:
-    shared, activation = encoder_fields(fields), fields.text("hidden_activation", "gelu")
+def read(fields: HyperparameterReader) -> ModernBERT:
+    shared, activation = read_encoder_fields(fields), fields.text("hidden_activation", "gelu")
     if activation not in ACTIVATIONS:
         raise fields.wrong("hidden_activation", "gelu or silu")
     return ModernBERT(
@@ -53,9 +53,9 @@ def forward(b: Builder, w: Weights, h: ModernBERT) -> Activation:
     return pool_texts(b, w, h, b.layer_norm(x, w.output_norm, h.epsilon))
 
 
-def block(b: Builder, w: Weights, h: ModernBERT, state: Paged, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: ModernBERT, state: PagedState, x: Activation) -> Activation:
     norm = w.get("attn_norm", by_layer=True)  # the first layer has none: the embeddings' norm precedes it
-    q, k, v = qkv(b, w, h, state.layer, b.layer_norm(x, norm, h.epsilon) if norm else x)
+    q, k, v = project_qkv(b, w, h, state.layer, b.layer_norm(x, norm, h.epsilon) if norm else x)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     y = b.layer_norm(x, w.ffn_norm, h.epsilon)
     gate = b.swiglu if h.silu else lambda gate, up: b.multiply(b.gelu_erf(gate), up)

@@ -4,10 +4,10 @@ Unlike llama: scores decrease with distance (ALiBi), or a table of positions is 
 RoPE; layer norms; GELU without a gate; queries, keys and values from one matrix, which may be clamped and normalized.
 """
 
-from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, qkv
-from localllm.arch.decoder import decoder
-from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weights, frozen
-from localllm.arch.feed_forward import plain
+from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, project_qkv
+from localllm.arch.decoder import apply_decoder
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weights, frozen
+from localllm.arch.feed_forward import ungated_feed_forward
 
 
 @frozen
@@ -26,7 +26,7 @@ class MPT(Transformer):
         return None
 
 
-def read(fields: Fields) -> MPT:
+def read(fields: HyperparameterReader) -> MPT:
     shared = MPT.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON)
     limit, bias = fields.number("attention.clamp_kqv", 0.0), fields.number("attention.max_alibi_bias")
     return MPT(**shared, limit=limit, alibi_bias=bias)
@@ -36,20 +36,20 @@ def forward(b: Builder, w: Weights, h: MPT) -> Activation:
     x = b.embed(w.token_embd, b.ids)
     if table := w.get("position_embd"):
         x = b.add(x, b.embed_positions(table, b.positions))
-    return decoder(b, w, h, block, x, lambda x: b.layer_norm(x, w.output_norm, h.epsilon))
+    return apply_decoder(b, w, h, block, x, lambda x: b.layer_norm(x, w.output_norm, h.epsilon))
 
 
-def block(b: Builder, w: Weights, h: MPT, state: Paged, x: Activation) -> Activation:
-    heads = qkv(b, w, h, state.layer, b.layer_norm(x, w.attn_norm, h.epsilon))
+def block(b: Builder, w: Weights, h: MPT, state: PagedState, x: Activation) -> Activation:
+    heads = project_qkv(b, w, h, state.layer, b.layer_norm(x, w.attn_norm, h.epsilon))
     q, k, v = [b.clamp(y, h.limit) for y in heads] if h.limit else heads
     if w.get("attn_q_norm"):
         q, k = b.layer_norm(q, w.attn_q_norm, h.epsilon), b.layer_norm(k, w.attn_k_norm, h.epsilon)
-    slopes = alibi_slopes(h.attention.heads[state.layer], h.alibi_bias) if h.alibi_bias else ()
+    slopes = compute_alibi_slopes(h.attention.heads[state.layer], h.alibi_bias) if h.alibi_bias else ()
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, slopes=slopes), w.attn_output))
-    return b.add(x, plain(b, w, b.layer_norm(x, w.ffn_norm, h.epsilon), b.gelu))
+    return b.add(x, ungated_feed_forward(b, w, b.layer_norm(x, w.ffn_norm, h.epsilon), b.gelu))
 
 
-def alibi_slopes(heads: int, bias: float) -> tuple[float, ...]:
+def compute_alibi_slopes(heads: int, bias: float) -> tuple[float, ...]:
     """Return each head's slope, a geometric series (Press et al. 2021).
 
     The heads beyond a power of 2 have slopes between those of the first ones.

@@ -5,9 +5,9 @@ embeddings, and the outputs of attention and feed-forward network are normalized
 have a factor and a soft cap.
 """
 
-from localllm.arch.attention import LocallyRotated, attend, qkv, read_windows, rms_norm_heads
-from localllm.arch.decoder import decoder
-from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weights, frozen
+from localllm.arch.attention import LocalRopeTransformer, attend, project_qkv, read_windows, rms_norm_heads
+from localllm.arch.decoder import apply_decoder
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
 from localllm.arch.rope import read_base
 
@@ -15,7 +15,7 @@ BEHIND = 1e-8  # epsilon of the norms after attention and feed-forward network
 
 
 @frozen
-class MuseGlimmer(LocallyRotated):
+class MuseGlimmer(LocalRopeTransformer):
     """The hyperparameters of Muse Glimmer.
 
     Attributes:
@@ -29,11 +29,11 @@ class MuseGlimmer(LocallyRotated):
         return self.local_rope if self.windows[layer] else None
 
 
-def read(fields: Fields) -> MuseGlimmer:
+def read(fields: HyperparameterReader) -> MuseGlimmer:
     shared = MuseGlimmer.shared_fields(fields, interleaved=True)
     rope = shared["attention"].rope
     if rope.yarn or rope.by_factors:
-        raise fields.unsupported(f"{fields.key('rope.scaling.type')} must be linear or none")
+        raise fields.make_unsupported_error(f"{fields.key('rope.scaling.type')} must be linear or none")
     return MuseGlimmer(
         **shared,
         windows=read_windows(fields, period=4),
@@ -45,13 +45,13 @@ def read(fields: Fields) -> MuseGlimmer:
 
 def forward(b: Builder, w: Weights, h: MuseGlimmer) -> Activation:
     x = b.rms_norm(b.embed(w.token_embd, b.ids), None, h.epsilon)
-    logits = b.scale(decoder(b, w, h, block, x), h.logit_scale)
+    logits = b.scale(apply_decoder(b, w, h, block, x), h.logit_scale)
     return b.softcap(logits, h.logit_softcap) if h.logit_softcap else logits
 
 
-def block(b: Builder, w: Weights, h: MuseGlimmer, state: Paged, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: MuseGlimmer, state: PagedState, x: Activation) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
-    q, k, v = qkv(b, w, h, state.layer, y)
+    q, k, v = project_qkv(b, w, h, state.layer, y)
     q, k = rms_norm_heads(b, w, h, q, k)
     attended = b.multiply(attend(b, h, state, q, k, v), b.sigmoid(b.linear(y, w.attn_gate)))
     x = b.add(x, b.rms_norm(b.linear(attended, w.attn_output), w.post_attention_norm, BEHIND))

@@ -6,9 +6,9 @@ Each pass has keys and values of its own; the final norm is applied between two 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from localllm.arch.attention import Transformer, rope_factors
+from localllm.arch.attention import Transformer, select_rope_factors
 from localllm.arch.families import llama
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weights, frozen
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights, frozen
 
 MOST_LOOPS = 64  # maximum; real models have 2
 
@@ -20,13 +20,13 @@ class Nanbeige(Transformer):
     loops: int
     skips_norm: bool
 
-    def states(self) -> Sequence[Paged]:
+    def states(self) -> Sequence[PagedState]:
         """Return the layers' states, once for each pass."""
         a = self.attention
-        return [Paged(place, kv_heads, a.head_dim, a.head_dim) for place, kv_heads in enumerate(a.kv_heads)]
+        return [PagedState(place, kv_heads, a.head_dim, a.head_dim) for place, kv_heads in enumerate(a.kv_heads)]
 
 
-def read(fields: Fields) -> Nanbeige:
+def read(fields: HyperparameterReader) -> Nanbeige:
     h, loops = llama.read(fields), fields.whole("num_loops", 1, 1, MOST_LOOPS)
     attention = replace(h.attention, heads=h.attention.heads * loops, kv_heads=h.attention.kv_heads * loops)
     skips_norm = fields.flag("skip_loop_final_norm", False)
@@ -34,7 +34,7 @@ def read(fields: Fields) -> Nanbeige:
 
 
 def forward(b: Builder, w: Weights, h: Nanbeige) -> Activation:
-    x, factors = b.embed(w.token_embd, b.ids), rope_factors(b, w, h)
+    x, factors = b.embed(w.token_embd, b.ids), select_rope_factors(b, w, h)
     for state in h.states():
         loop, layer = divmod(state.layer, h.layers)
         if loop and layer == 0 and not h.skips_norm:

@@ -4,26 +4,26 @@ Unlike llama: layer norms (the file's weights include the 1 that is added to the
 rotates only the beginning of a head, in pairs half the rotated dimensions apart.
 """
 
-from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, qkv
-from localllm.arch.decoder import decoder, layer_norm_of
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
-from localllm.arch.feed_forward import plain
+from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, project_qkv
+from localllm.arch.decoder import apply_decoder, make_final_layer_norm
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
+from localllm.arch.feed_forward import ungated_feed_forward
 
 
-def read(fields: Fields) -> Transformer:
+def read(fields: HyperparameterReader) -> Transformer:
     return Transformer(**Transformer.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON))
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
     if h.arch == "nemotron":
         w.require("output")
-    return decoder(b, w, h, block, norm=layer_norm_of(b, w, h))
+    return apply_decoder(b, w, h, block, norm=make_final_layer_norm(b, w, h))
 
 
-def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
-    q, k, v = qkv(b, w, h, state.layer, b.layer_norm(x, w.attn_norm, h.epsilon))
+def block(b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation) -> Activation:
+    q, k, v = project_qkv(b, w, h, state.layer, b.layer_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
-    return b.add(x, plain(b, w, b.layer_norm(x, w.ffn_norm, h.epsilon), b.relu_squared))
+    return b.add(x, ungated_feed_forward(b, w, b.layer_norm(x, w.ffn_norm, h.epsilon), b.relu_squared))
 
 
 CHECKPOINTS = {

@@ -6,30 +6,30 @@ Experts, which may read and write fewer columns, are added to a shared one.
 
 from collections.abc import Sequence
 
-from localllm.arch.attention import LAYER_EPSILON, RMS_EPSILON, Transformer, attend, qkv, read_attention
-from localllm.arch.decoder import last
-from localllm.arch.families.mamba2 import StateSpace, mamba2_mixer, read_state_space
-from localllm.arch.family import Activation, Builder, Fields, Paged, Recurrent, Rope, Weights, frozen
-from localllm.arch.feed_forward import SIGMOID, plain, read_routing
+from localllm.arch.attention import LAYER_EPSILON, RMS_EPSILON, Transformer, attend, project_qkv, read_attention
+from localllm.arch.decoder import compute_logits
+from localllm.arch.families.mamba2 import Mamba2Sizes, apply_mamba2, read_state_space
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Recurrent, Rope, Weights, frozen
+from localllm.arch.feed_forward import SIGMOID, read_routing, ungated_feed_forward
 from localllm.arch.verbs import Routing
 
 
 @frozen
 class NemotronH(Transformer):
-    space: StateSpace
+    space: Mamba2Sizes
     feeds: tuple[bool, ...]  # by layer, whether it is a feed-forward network
     narrow: int  # width of the experts' inputs and outputs, 0 for the model's width
 
     def rope(self, layer: int) -> Rope | None:
         return None
 
-    def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
+    def states(self) -> Sequence[PagedState | Recurrent]:  # type: ignore[override]
         """Return the states of attention layers and of Mamba 2's; the other layers have none."""
         mixers = [state for state in super().states() if not self.feeds[state.layer]]
         return [state if state.kv_heads else self.space.state(state.layer) for state in mixers]
 
 
-def read(fields: Fields) -> NemotronH:
+def read(fields: HyperparameterReader) -> NemotronH:
     normalized = fields.flag("expert_weights_norm", False)
     scale = fields.number("expert_weights_scale", 0.0) or 1.0
     return NemotronH(
@@ -47,21 +47,25 @@ def forward(b: Builder, w: Weights, h: NemotronH) -> Activation:
     x, states = b.embed(w.token_embd, b.ids), {state.layer: state for state in h.states()}
     for layer in range(h.layers):
         block = w.block(layer)
-        x = b.add(x, mix(b, block, h, states.get(layer), b.rms_norm(x, block.attn_norm, h.epsilon)))
-    return last(b, w, h, x)
+        x = b.add(x, apply_mixer(b, block, h, states.get(layer), b.rms_norm(x, block.attn_norm, h.epsilon)))
+    return compute_logits(b, w, h, x)
 
 
-def mix(b: Builder, w: Weights, h: NemotronH, state: Paged | Recurrent | None, x: Activation) -> Activation:
+def apply_mixer(
+    b: Builder, w: Weights, h: NemotronH, state: PagedState | Recurrent | None, x: Activation
+) -> Activation:
     """Compute the output of a layer without the residual."""
     if isinstance(state, Recurrent):
         w.require("ssm_norm")
-        return mamba2_mixer(b, w, h.space, h.epsilon, state, x)
+        return apply_mamba2(b, w, h.space, h.epsilon, state, x)
     if state:
-        return b.linear(attend(b, h, state, *qkv(b, w, h, state.layer, x)), w.attn_output)
-    return experts(b, w, h, h.routing, x) if h.routing else plain(b, w, x, b.relu_squared)
+        return b.linear(attend(b, h, state, *project_qkv(b, w, h, state.layer, x)), w.attn_output)
+    return (
+        apply_experts_and_shared(b, w, h, h.routing, x) if h.routing else ungated_feed_forward(b, w, x, b.relu_squared)
+    )
 
 
-def experts(b: Builder, w: Weights, h: NemotronH, routing: Routing, x: Activation) -> Activation:
+def apply_experts_and_shared(b: Builder, w: Weights, h: NemotronH, routing: Routing, x: Activation) -> Activation:
     """Apply each token's experts and the shared one."""
     w.require_biases("exp_probs_b")
     choice = b.route(b.linear(x, w.ffn_gate_inp), routing, w.bias("exp_probs_b"))

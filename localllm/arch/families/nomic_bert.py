@@ -8,23 +8,23 @@ layer has experts without a gate, whose weights are not normalized.
 """
 
 from localllm.arch.decoder import pool_texts
-from localllm.arch.encoder import Encoder, embed_tokens, encoder_fields
-from localllm.arch.families.bert import OTHER_HEADS, after_attention
-from localllm.arch.family import Activation, Builder, Fields, Weights
-from localllm.arch.feed_forward import gated_feed_forward, plain, read_routing
+from localllm.arch.encoder import Encoder, embed_tokens, read_encoder_fields
+from localllm.arch.families.bert import OTHER_HEADS, apply_attention
+from localllm.arch.family import Activation, Builder, HyperparameterReader, Weights
+from localllm.arch.feed_forward import gated_feed_forward, read_routing, ungated_feed_forward
 from localllm.arch.verbs import Routing
 
 
-def read(fields: Fields) -> Encoder:
+def read(fields: HyperparameterReader) -> Encoder:
     scale = fields.number("expert_weights_scale", 0.0) or 1.0
-    return Encoder(**encoder_fields(fields), routing=read_routing(fields, normalized=False, scale=scale))
+    return Encoder(**read_encoder_fields(fields), routing=read_routing(fields, normalized=False, scale=scale))
 
 
 def forward(b: Builder, w: Weights, h: Encoder) -> Activation:
     x = b.layer_norm(embed_tokens(b, w), w.token_embd_norm, h.epsilon)
     for state in h.states():
         layer = w.block(state.layer)
-        x = after_attention(b, layer, h, state, x)
+        x = apply_attention(b, layer, h, state, x)
         x = b.layer_norm(b.add(feed_forward(b, layer, h, x), x), layer.layer_output_norm, h.epsilon)
     return pool_texts(b, w, h, x)
 
@@ -33,7 +33,7 @@ def feed_forward(b: Builder, w: Weights, h: Encoder, x: Activation) -> Activatio
     """Apply the layer's network: gated, ungated or experts."""
     if h.routing and w.get("ffn_gate_inp", by_layer=True):
         return mixture(b, w, h.routing, x)
-    return gated_feed_forward(b, w, x, b.swiglu) if w.get("ffn_gate") else plain(b, w, x, b.gelu_erf)
+    return gated_feed_forward(b, w, x, b.swiglu) if w.get("ffn_gate") else ungated_feed_forward(b, w, x, b.gelu_erf)
 
 
 def mixture(b: Builder, w: Weights, routing: Routing, x: Activation) -> Activation:

@@ -3,9 +3,9 @@
 Unlike llama: layer norms without weights; queries, keys and values may be clamped.
 """
 
-from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, qkv
-from localllm.arch.decoder import decoder
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weights, frozen
+from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, project_qkv
+from localllm.arch.decoder import apply_decoder
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
 
 
@@ -20,17 +20,17 @@ class OLMo(Transformer):
     limit: float
 
 
-def read(fields: Fields) -> OLMo:
+def read(fields: HyperparameterReader) -> OLMo:
     shared = OLMo.shared_fields(fields, interleaved=True, epsilon=LAYER_EPSILON)
     return OLMo(**shared, limit=fields.number("attention.clamp_kqv", 0.0))
 
 
 def forward(b: Builder, w: Weights, h: OLMo) -> Activation:
-    return decoder(b, w, h, block, norm=lambda x: b.layer_norm(x, None, h.epsilon))
+    return apply_decoder(b, w, h, block, norm=lambda x: b.layer_norm(x, None, h.epsilon))
 
 
-def block(b: Builder, w: Weights, h: OLMo, state: Paged, x: Activation) -> Activation:
-    heads = qkv(b, w, h, state.layer, b.layer_norm(x, None, h.epsilon))
+def block(b: Builder, w: Weights, h: OLMo, state: PagedState, x: Activation) -> Activation:
+    heads = project_qkv(b, w, h, state.layer, b.layer_norm(x, None, h.epsilon))
     q, k, v = (b.clamp(y, h.limit) for y in heads) if h.limit else heads
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     return b.add(x, gated_feed_forward(b, w, b.layer_norm(x, None, h.epsilon), b.swiglu))

@@ -4,18 +4,18 @@ Unlike llama: queries and keys are normalized across all heads; rotated pairs ar
 weights are not normalized.
 """
 
-from localllm.arch.attention import Transformer, attend, qkv
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
+from localllm.arch.attention import Transformer, attend, project_qkv
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
 from localllm.arch.feed_forward import feed_forward_or_experts, read_routing
 
 
-def read(fields: Fields) -> Transformer:
+def read(fields: HyperparameterReader) -> Transformer:
     shared = Transformer.shared_fields(fields, interleaved=False)
     return Transformer(**shared, routing=read_routing(fields, normalized=False))
 
 
-def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
-    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+def block(b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation) -> Activation:
+    q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     q, k = b.rms_norm(q, w.attn_q_norm, h.epsilon), b.rms_norm(k, w.attn_k_norm, h.epsilon)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))

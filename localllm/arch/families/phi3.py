@@ -6,12 +6,12 @@ Windows are ignored, as in llama.cpp, because files have wrong values.
 
 from localllm.arch.attention import Transformer
 from localllm.arch.families.llama import forward
-from localllm.arch.family import Fields
+from localllm.arch.family import HyperparameterReader
 
 __all__ = ["forward", "read"]
 
 
-def read(fields: Fields) -> Transformer:
+def read(fields: HyperparameterReader) -> Transformer:
     return Transformer(**Transformer.shared_fields(fields, interleaved=False))
 
 

@@ -4,20 +4,20 @@ Unlike Phi 3: biases, also of the norms; experts. As in llama.cpp, for which the
 and the weights of the two used experts are normalized.
 """
 
-from localllm.arch.attention import Transformer, attend, qkv, rope_factors
-from localllm.arch.decoder import decoder
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weight, Weights
-from localllm.arch.feed_forward import mixture, read_routing
+from localllm.arch.attention import Transformer, attend, project_qkv, select_rope_factors
+from localllm.arch.decoder import apply_decoder
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weight, Weights
+from localllm.arch.feed_forward import mixture_of_experts, read_routing
 
 
-def read(fields: Fields) -> Transformer:
+def read(fields: HyperparameterReader) -> Transformer:
     return Transformer(**Transformer.shared_fields(fields, interleaved=False), routing=read_routing(fields))
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
     w.require_biases("output_norm", "output")
     norm = lambda x: rms_norm_with_bias(b, h, x, w.output_norm)  # noqa: E731
-    return decoder(b, w, h, block, norm=norm, factors=rope_factors(b, w, h))
+    return apply_decoder(b, w, h, block, norm=norm, factors=select_rope_factors(b, w, h))
 
 
 def rms_norm_with_bias(b: Builder, h: Transformer, x: Activation, weight: Weight) -> Activation:
@@ -26,12 +26,14 @@ def rms_norm_with_bias(b: Builder, h: Transformer, x: Activation, weight: Weight
     return b.add_vector(b.rms_norm(x, weight, h.epsilon), weight.bias)
 
 
-def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, factors: Weight | None) -> Activation:
+def block(
+    b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation, factors: Weight | None
+) -> Activation:
     w.require_biases("attn_norm", "ffn_norm", "attn_output")
-    q, k, v = qkv(b, w, h, state.layer, rms_norm_with_bias(b, h, x, w.attn_norm))
+    q, k, v = project_qkv(b, w, h, state.layer, rms_norm_with_bias(b, h, x, w.attn_norm))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))
     assert h.routing
-    return b.add(x, mixture(b, w, h.routing, rms_norm_with_bias(b, h, x, w.ffn_norm), b.swiglu))
+    return b.add(x, mixture_of_experts(b, w, h.routing, rms_norm_with_bias(b, h, x, w.ffn_norm), b.swiglu))
 
 
 CHECKPOINTS = {

@@ -7,7 +7,7 @@ Mamba's columns form heads with one decay rate each; the scan's inputs are norma
 from collections.abc import Sequence
 
 from localllm.arch.attention import RMS_EPSILON, Attention, Transformer, attend
-from localllm.arch.family import Activation, Builder, Fields, Paged, Recurrent, Weights, frozen
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Recurrent, Weights, frozen
 from localllm.arch.feed_forward import gated_feed_forward
 from localllm.arch.recurrent_verbs import HeadState
 from localllm.arch.rope import read_rope
@@ -28,14 +28,14 @@ class Plamo2(Transformer):
     state_size: int
     taps: int
 
-    def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
+    def states(self) -> Sequence[PagedState | Recurrent]:  # type: ignore[override]
         """Return the state of each layer: keys and values, or a convolution's last inputs and the heads' states."""
         heads = self.scan_heads, self.state_size, self.inner // self.scan_heads
         shapes = (self.taps - 1, self.inner), heads
         return [state if state.kv_heads else Recurrent(state.layer, shapes) for state in super().states()]
 
 
-def read(fields: Fields) -> Plamo2:
+def read(fields: HyperparameterReader) -> Plamo2:
     common, head_dim = fields.common(), fields.count("attention.key_length")
     heads, kv_heads = (fields.counts(f"attention.head_count{kv}", common["layers"], 0) for kv in ("", "_kv"))
     if any(
@@ -51,7 +51,7 @@ def read(fields: Fields) -> Plamo2:
             f"ssm.inner_size {inner} must be divisible by ssm.time_step_rank {scan_heads}, and ssm.group_count be 0"
         )
     if fields.count("attention.value_length", head_dim) != head_dim:
-        raise fields.unsupported("attention.value_length must equal attention.key_length")
+        raise fields.make_unsupported_error("attention.value_length must equal attention.key_length")
     return Plamo2(
         **common,
         attention=Attention(heads, kv_heads, head_dim, read_rope(fields, head_dim, interleaved=False), head_dim),
@@ -63,38 +63,38 @@ def read(fields: Fields) -> Plamo2:
     )
 
 
-def block(b: Builder, w: Weights, h: Plamo2, state: Paged | Recurrent, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: Plamo2, state: PagedState | Recurrent, x: Activation) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
-    y = mamba_heads(b, w, h, state, y) if isinstance(state, Recurrent) else attention(b, w, h, state, y)
-    return with_network(b, w, h, b.add(x, b.rms_norm(y, w.exactly("post_attention_norm"), h.epsilon)))
+    y = apply_mamba_heads(b, w, h, state, y) if isinstance(state, Recurrent) else apply_attention(b, w, h, state, y)
+    return add_feed_forward(b, w, h, b.add(x, b.rms_norm(y, w.require_bare("post_attention_norm"), h.epsilon)))
 
 
-def with_network(b: Builder, w: Weights, h: Transformer, x: Activation) -> Activation:
+def add_feed_forward(b: Builder, w: Weights, h: Transformer, x: Activation) -> Activation:
     """Apply the feed-forward network with its norms, and add the output to x."""
     y = gated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu)
-    return b.add(x, b.rms_norm(y, w.exactly("post_ffw_norm"), h.epsilon))
+    return b.add(x, b.rms_norm(y, w.require_bare("post_ffw_norm"), h.epsilon))
 
 
-def attention(b: Builder, w: Weights, h: Plamo2, state: Paged, x: Activation) -> Activation:
+def apply_attention(b: Builder, w: Weights, h: Plamo2, state: PagedState, x: Activation) -> Activation:
     """Compute the heads' outputs."""
     heads, shared, head_dim = h.attention.heads[state.layer], state.kv_heads, state.key_dim
     parts = w.attn_qkv.split(heads * head_dim, shared * head_dim, shared * head_dim)
     q, k, v = (b.linear(x, part) for part in parts)
-    of_q, of_k = w.attn_q_norm.shaped(heads, head_dim), w.attn_k_norm.shaped(shared, head_dim)
+    of_q, of_k = w.attn_q_norm.require_shape(heads, head_dim), w.attn_k_norm.require_shape(shared, head_dim)
     q, k = b.rms_norm(q, of_q.flat(), h.epsilon, head_dim), b.rms_norm(k, of_k.flat(), h.epsilon, head_dim)
     return b.linear(attend(b, h, state, q, k, v), w.attn_output)
 
 
-def mamba_heads(b: Builder, w: Weights, h: Plamo2, state: Recurrent, x: Activation) -> Activation:
+def apply_mamba_heads(b: Builder, w: Weights, h: Plamo2, state: Recurrent, x: Activation) -> Activation:
     """Compute the gated outputs of Mamba's heads."""
-    both, size = b.linear(x, w.ssm_in.shaped(2 * h.inner, h.width)), h.inner // h.scan_heads
+    both, size = b.linear(x, w.ssm_in.require_shape(2 * h.inner, h.width)), h.inner // h.scan_heads
     gate, inner = b.slice_columns(both, 0, size, 2 * size), b.slice_columns(both, size, 2 * size, 2 * size)
     inner, rank = b.convolve(inner, w.ssm_conv1d, state), max(LEAST_RANK, h.width // 16)
     of_scan = [b.linear(inner, part) for part in w.ssm_x.split(h.state_size, h.state_size, rank)]
-    norms = [w.exactly(f"ssm_{name}_norm") for name in ("b", "c", "dt")]
+    norms = [w.require_bare(f"ssm_{name}_norm") for name in ("b", "c", "dt")]
     keys, queries, steps = (b.rms_norm(x, norm, h.epsilon) for x, norm in zip(of_scan, norms, strict=True))
     w.require_biases("ssm_dt")
-    steps = b.softplus(b.linear(steps, w.ssm_dt.shaped(h.scan_heads, rank)))
-    heads = HeadState(state, 1, w.exactly("ssm_a").shaped(h.scan_heads), 1, h.scan_heads)
-    y = b.state_space(inner, steps, keys, queries, w.exactly("ssm_d").shaped(h.scan_heads), heads)
+    steps = b.softplus(b.linear(steps, w.ssm_dt.require_shape(h.scan_heads, rank)))
+    heads = HeadState(state, 1, w.require_bare("ssm_a").require_shape(h.scan_heads), 1, h.scan_heads)
+    y = b.state_space(inner, steps, keys, queries, w.require_bare("ssm_d").require_shape(h.scan_heads), heads)
     return b.linear(b.swiglu(gate, y), w.ssm_out)

@@ -4,23 +4,30 @@ Unlike Gemma 3: no caps; gates are SiLU; of eight layers, seven have a sliding w
 own.
 """
 
-from localllm.arch.attention import LocallyRotated, attend, qkv, read_local_rope, read_windows, rms_norm_heads
-from localllm.arch.families.plamo2 import with_network
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
+from localllm.arch.attention import (
+    LocalRopeTransformer,
+    attend,
+    project_qkv,
+    read_local_rope,
+    read_windows,
+    rms_norm_heads,
+)
+from localllm.arch.families.plamo2 import add_feed_forward
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
 
 
-def read(fields: Fields) -> LocallyRotated:
-    shared = LocallyRotated.shared_fields(fields, interleaved=False)
+def read(fields: HyperparameterReader) -> LocalRopeTransformer:
+    shared = LocalRopeTransformer.shared_fields(fields, interleaved=False)
     rope = shared["attention"].rope
-    return LocallyRotated(
+    return LocalRopeTransformer(
         **shared,
         windows=read_windows(fields, period=8, default=0),
         local_rope=read_local_rope(fields, rope.without_scaling(10000.0)),
     )
 
 
-def block(b: Builder, w: Weights, h: LocallyRotated, state: Paged, x: Activation) -> Activation:
-    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+def block(b: Builder, w: Weights, h: LocalRopeTransformer, state: PagedState, x: Activation) -> Activation:
+    q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     q, k = rms_norm_heads(b, w, h, q, k)
     y = b.linear(attend(b, h, state, q, k, v), w.attn_output)
-    return with_network(b, w, h, b.add(x, b.rms_norm(y, w.exactly("post_attention_norm"), h.epsilon)))
+    return add_feed_forward(b, w, h, b.add(x, b.rms_norm(y, w.require_bare("post_attention_norm"), h.epsilon)))

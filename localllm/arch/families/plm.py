@@ -1,13 +1,13 @@
 """PLM (Deng et al. 2025, arXiv 2503.12167). Like the oldest files of DeepSeek-V2, with a squared ReLU for a gate."""
 
 from localllm.arch.attention import RMS_EPSILON
-from localllm.arch.families.deepseek2 import DeepSeek2, to_keys
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
-from localllm.arch.feed_forward import plain
+from localllm.arch.families.deepseek2 import DeepSeek2, attend_to_keys
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
+from localllm.arch.feed_forward import ungated_feed_forward
 from localllm.arch.rope import read_rope
 
 
-def read(fields: Fields, interleaved: bool = True) -> DeepSeek2:
+def read(fields: HyperparameterReader, interleaved: bool = True) -> DeepSeek2:
     dims, heads = fields.count("rope.dimension_count"), fields.count("attention.head_count")
     usual = fields.count("embedding_length") // heads  # default length of a head
     key_dim = fields.count("attention.key_length", usual)
@@ -32,10 +32,10 @@ def read(fields: Fields, interleaved: bool = True) -> DeepSeek2:
     )
 
 
-def block(b: Builder, w: Weights, h: DeepSeek2, state: Paged, x: Activation) -> Activation:
-    y = to_keys(b, w, h, state, b.rms_norm(x, w.attn_norm, h.epsilon))
+def block(b: Builder, w: Weights, h: DeepSeek2, state: PagedState, x: Activation) -> Activation:
+    y = attend_to_keys(b, w, h, state, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(y, w.attn_output))
-    return b.add(x, plain(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.relu_squared))
+    return b.add(x, ungated_feed_forward(b, w, b.rms_norm(x, w.ffn_norm, h.epsilon), b.relu_squared))
 
 
 CHECKPOINTS = {

@@ -8,19 +8,19 @@ from dataclasses import replace
 
 from localllm.arch.attention import Transformer
 from localllm.arch.families.llama import forward
-from localllm.arch.family import Fields
-from localllm.arch.rope import SECTIONS, with_sections
+from localllm.arch.family import HyperparameterReader
+from localllm.arch.rope import SECTIONS, add_sections
 
 __all__ = ["forward", "read"]
 
 
-def read(fields: Fields) -> Transformer:
+def read(fields: HyperparameterReader) -> Transformer:
     h = Transformer(**Transformer.shared_fields(fields, interleaved=False))
     if fields.arch not in ("qwen2vl", "paddleocr"):
         return h
     if fields.raw(SECTIONS) is None:
         raise fields.error(f"{fields.key(SECTIONS)} is missing")
-    return replace(h, attention=replace(h.attention, rope=with_sections(fields, h.attention.rope)))
+    return replace(h, attention=replace(h.attention, rope=add_sections(fields, h.attention.rope)))
 
 
 CHECKPOINTS = {

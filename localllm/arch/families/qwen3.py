@@ -3,22 +3,24 @@
 Unlike llama: rotated pairs are half a head apart; each head of queries and keys is normalized before RoPE.
 """
 
-from localllm.arch.attention import Transformer, attend, qkv, rms_norm_heads, rope_factors
-from localllm.arch.decoder import decoder
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weight, Weights
+from localllm.arch.attention import Transformer, attend, project_qkv, rms_norm_heads, select_rope_factors
+from localllm.arch.decoder import apply_decoder
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weight, Weights
 from localllm.arch.feed_forward import feed_forward_or_experts, read_routing
 
 
-def read(fields: Fields) -> Transformer:
+def read(fields: HyperparameterReader) -> Transformer:
     return Transformer(**Transformer.shared_fields(fields, interleaved=False), routing=read_routing(fields))
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
-    return decoder(b, w, h, block, factors=rope_factors(b, w, h))
+    return apply_decoder(b, w, h, block, factors=select_rope_factors(b, w, h))
 
 
-def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation, factors: Weight | None) -> Activation:
-    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+def block(
+    b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation, factors: Weight | None
+) -> Activation:
+    q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     q, k = rms_norm_heads(b, w, h, q, k)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v, factors), w.attn_output))
     return b.add(x, feed_forward_or_experts(b, w, h.routing, b.rms_norm(x, w.ffn_norm, h.epsilon), b.swiglu))

@@ -10,12 +10,12 @@ from dataclasses import replace
 import numpy as np
 
 from localllm.arch.attention import RMS_EPSILON, Transformer, attend, read_attention, rms_norm_heads
-from localllm.arch.decoder import MtpOutput, mtp_output
-from localllm.arch.family import Activation, Builder, Fields, Paged, Recurrent, Weights, frozen
-from localllm.arch.feed_forward import Gate, feed_forward_or_experts, gate_output, read_routing
-from localllm.arch.metadata import show
+from localllm.arch.decoder import MtpOutput, apply_mtp_layer
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Recurrent, Weights, frozen
+from localllm.arch.feed_forward import Gate, feed_forward_or_experts, gated_shared_expert, read_routing
+from localllm.arch.metadata import format_value
 from localllm.arch.recurrent_verbs import HeadState
-from localllm.arch.rope import with_sections
+from localllm.arch.rope import add_sections
 
 
 @frozen
@@ -63,16 +63,16 @@ class Qwen35(Transformer):
     def scale(self) -> float:
         return self.score_scale
 
-    def states(self) -> Sequence[Paged | Recurrent]:  # type: ignore[override]
+    def states(self) -> Sequence[PagedState | Recurrent]:  # type: ignore[override]
         """Return the state of each layer: keys and values, or the delta rule's."""
         return [s if self.attends[s.layer] else self.delta.state(s.layer) for s in super().states()]
 
 
-def read(fields: Fields) -> Qwen35:
+def read(fields: HyperparameterReader) -> Qwen35:
     common, attention = fields.common(), read_attention(fields, interleaved=False)
     return Qwen35(
         **common,
-        attention=replace(attention, rope=with_sections(fields, attention.rope, interleaved=True)),
+        attention=replace(attention, rope=add_sections(fields, attention.rope, interleaved=True)),
         epsilon=fields.epsilon(RMS_EPSILON),
         delta=read_delta(fields),
         attends=read_attends(fields, common["layers"]) + (True,) * common["mtp_layers"],
@@ -81,7 +81,7 @@ def read(fields: Fields) -> Qwen35:
     )
 
 
-def read_delta(fields: Fields) -> DeltaNet:
+def read_delta(fields: HyperparameterReader) -> DeltaNet:
     """Read the ssm.* keys. In Qwen3-Next, heads that share keys are neighbours. Raises ModelError."""
     heads, key_heads = fields.count("ssm.time_step_rank"), fields.count("ssm.group_count")
     inner = fields.count("ssm.inner_size")
@@ -95,7 +95,7 @@ def read_delta(fields: Fields) -> DeltaNet:
     return DeltaNet(heads, key_heads, repeat, key_dim, inner // heads, taps)
 
 
-def read_attends(fields: Fields, layers: int, interval: int = 4) -> tuple[bool, ...]:
+def read_attends(fields: HyperparameterReader, layers: int, interval: int = 4) -> tuple[bool, ...]:
     """Read which layers have attention: the last one of every period, or those listed.
 
     Raises ModelError.
@@ -104,24 +104,24 @@ def read_attends(fields: Fields, layers: int, interval: int = 4) -> tuple[bool, 
     if isinstance(recurrent, np.ndarray):
         return tuple(not value for value in recurrent[:layers])
     if recurrent is not None:
-        raise fields.error(f"{fields.key(name)} must be a list of layers (found {show(recurrent)})")
+        raise fields.error(f"{fields.key(name)} must be a list of layers (found {format_value(recurrent)})")
     interval = fields.count("full_attention_interval", interval)
     return tuple((layer + 1) % interval == 0 for layer in range(layers))
 
 
-def block(b: Builder, w: Weights, h: Qwen35, state: Paged | Recurrent, x: Activation) -> Activation:
-    mix = delta_net if isinstance(state, Recurrent) else attention
+def block(b: Builder, w: Weights, h: Qwen35, state: PagedState | Recurrent, x: Activation) -> Activation:
+    mix = apply_delta_net if isinstance(state, Recurrent) else apply_gated_attention
     x = b.add(x, mix(b, w, h, state, b.rms_norm(x, w.attn_norm, h.epsilon)))  # type: ignore[arg-type]
     y = b.rms_norm(x, w.post_attention_norm, h.epsilon)
-    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, gate_output))
+    return b.add(x, feed_forward_or_experts(b, w, h.routing, y, b.swiglu, gated_shared_expert))
 
 
 def draft(b: Builder, w: Weights, h: Qwen35, hidden: Activation) -> MtpOutput:
-    return mtp_output(b, w, h, hidden, block)
+    return apply_mtp_layer(b, w, h, hidden, block)
 
 
-def attention(
-    b: Builder, w: Weights, h: Qwen35, state: Paged, x: Activation, selected: Activation | None = None
+def apply_gated_attention(
+    b: Builder, w: Weights, h: Qwen35, state: PagedState, x: Activation, selected: Activation | None = None
 ) -> Activation:
     """Compute the heads' gated outputs.
 
@@ -134,7 +134,7 @@ def attention(
     return b.linear(b.multiply(y, b.sigmoid(gate)), w.attn_output)
 
 
-def delta_net(
+def apply_delta_net(
     b: Builder, w: Weights, h: Qwen35, state: Recurrent, x: Activation, gate: Gate | None = None
 ) -> Activation:
     """Compute the heads' outputs, normalized and gated.
@@ -143,17 +143,17 @@ def delta_net(
     """
     d, parts = h.delta, zip(w.attn_qkv.split(*h.delta.parts), w.ssm_conv1d.split(*h.delta.parts), strict=True)
     q, k, v = (b.convolve(b.linear(x, part), taps, state, number) for number, (part, taps) in enumerate(parts))
-    q = b.scale(unit(b, h, q), d.key_dim**-0.5)
-    strength, steps = strength_and_steps(b, w, d, x)
+    q = b.scale(normalize_to_unit(b, h, q), d.key_dim**-0.5)
+    strength, steps = compute_strengths_and_decays(b, w, d, x)
     w.require_biases("ssm_dt")
     steps, strength = b.softplus(steps, w.bias("ssm_dt")), b.sigmoid(strength)
-    heads = HeadState(state, 3, w.exactly("ssm_a"), d.key_heads, d.repeat)
-    y = b.delta_rule(q, unit(b, h, k), v, steps, strength, heads)
+    heads = HeadState(state, 3, w.require_bare("ssm_a"), d.key_heads, d.repeat)
+    y = b.delta_rule(q, normalize_to_unit(b, h, k), v, steps, strength, heads)
     y = b.rms_norm(y, w.ssm_norm, h.epsilon, d.value_dim)
     return b.linear((gate or b.swiglu)(b.linear(x, w.attn_gate), y), w.ssm_out)
 
 
-def strength_and_steps(b: Builder, w: Weights, d: DeltaNet, x: Activation) -> list[Activation]:
+def compute_strengths_and_decays(b: Builder, w: Weights, d: DeltaNet, x: Activation) -> list[Activation]:
     """Compute the heads' write strengths and decays, by one matrix each or one for both.
 
     A fused matrix alternates between strengths and decays for each group of heads that share keys.
@@ -164,7 +164,7 @@ def strength_and_steps(b: Builder, w: Weights, d: DeltaNet, x: Activation) -> li
     return [b.slice_columns(both, first, first + heads, 2 * heads) for first in (0, heads)]
 
 
-def unit(b: Builder, h: Qwen35, x: Activation) -> Activation:
+def normalize_to_unit(b: Builder, h: Qwen35, x: Activation) -> Activation:
     """Normalize heads to length 1."""
     key_dim = h.delta.key_dim
     return b.scale(b.rms_norm(x, None, h.epsilon / key_dim, key_dim), key_dim**-0.5)

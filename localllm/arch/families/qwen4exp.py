@@ -9,12 +9,23 @@ from dataclasses import replace
 from functools import reduce
 
 from localllm.arch.attention import RMS_EPSILON, read_attention
-from localllm.arch.families.qwen35 import Qwen35, attention, delta_net, read_attends, read_delta
-from localllm.arch.family import Activation, Builder, Fields, Latent, Paged, Recurrent, Rope, State, Weights, frozen
-from localllm.arch.feed_forward import gate_output, mixture, read_routing
+from localllm.arch.families.qwen35 import Qwen35, apply_delta_net, apply_gated_attention, read_attends, read_delta
+from localllm.arch.family import (
+    Activation,
+    Builder,
+    HyperparameterReader,
+    LatentState,
+    PagedState,
+    Recurrent,
+    Rope,
+    State,
+    Weights,
+    frozen,
+)
+from localllm.arch.feed_forward import gated_shared_expert, mixture_of_experts, read_routing
 from localllm.arch.hyper_connections import concat_streams
-from localllm.arch.ngram_embeddings import Ngrams, add_ngram_embeddings, normalize_streams, read_ngrams
-from localllm.arch.rope import SECTIONS, with_sections
+from localllm.arch.ngram_embeddings import NgramEmbeddings, add_ngram_embeddings, normalize_streams, read_ngrams
+from localllm.arch.rope import SECTIONS, add_sections
 
 MOST_STREAMS, LARGEST_BLOCK = 16, 64
 DELTA_STATES = 4  # states of a layer with the delta rule
@@ -46,7 +57,7 @@ class Qwen4(Qwen35):
     streams: int
     rank: int
     blocks: BlockIndexer
-    ngrams: Ngrams | None
+    ngrams: NgramEmbeddings | None
 
     def states(self) -> Sequence[State]:  # type: ignore[override]
         return [state for layer in range(self.layers) for state in self.of_layer(layer)]
@@ -62,22 +73,22 @@ class Qwen4(Qwen35):
             has_sequences = self.ngrams and self.ngrams.layer == layer
             shapes = self.ngrams.shapes(self.streams * self.width) if self.ngrams and has_sequences else []
             return [replace(state, shapes=(*state.shapes, *shapes))]
-        index = [Latent(layer, self.blocks.dim, self.blocks.dim, is_index=True)] if size else []
+        index = [LatentState(layer, self.blocks.dim, self.blocks.dim, is_index=True)] if size else []
         return [state, *index, *([Recurrent(layer, ((size - 1, self.blocks.dim),))] if size > 1 else [])]
 
 
-def read(fields: Fields) -> Qwen4:
+def read(fields: HyperparameterReader) -> Qwen4:
     common, heads, delta = fields.common(), read_attention(fields, interleaved=False), read_delta(fields)
     attends = read_attends(fields, common["layers"])
     if delta.key_dim != delta.value_dim:
-        raise fields.unsupported(
+        raise fields.make_unsupported_error(
             f"the key and value dimensions of the delta rule must be equal (found {delta.key_dim}, {delta.value_dim})"
         )
     if not fields.has(SECTIONS):
         raise fields.wrong(SECTIONS, "four integers")
-    rope = with_sections(fields, heads.rope, interleaved=True)
+    rope = add_sections(fields, heads.rope, interleaved=True)
     if rope.unrotated:
-        raise fields.unsupported(f"{fields.key(SECTIONS)} must cover all rotated pairs")
+        raise fields.make_unsupported_error(f"{fields.key(SECTIONS)} must cover all rotated pairs")
     streams, rank = fields.count("hyper_connection.count"), fields.count("hyper_connection.low_rank")
     if not 2 <= streams <= MOST_STREAMS:
         raise fields.wrong("hyper_connection.count", f"a number from 2 to {MOST_STREAMS}")
@@ -97,7 +108,7 @@ def read(fields: Fields) -> Qwen4:
     )
 
 
-def read_blocks(fields: Fields, rope: Rope) -> BlockIndexer:
+def read_blocks(fields: HyperparameterReader, rope: Rope) -> BlockIndexer:
     """Read the attention.indexer.* keys. Raises ModelError."""
     heads, dim, tokens = (fields.count(f"attention.indexer.{name}") for name in ("head_count", "key_length", "top_k"))
     sizes = fields.counts("attention.compress_ratios", fields.layers(), 0)
@@ -116,10 +127,10 @@ def forward(b: Builder, w: Weights, h: Qwen4) -> Activation:
         if h.ngrams and h.ngrams.layer == layer:
             x = add_ngram_embeddings(b, w, block, h, states[0], x)  # type: ignore[arg-type]
         y, add = enter_sublayer(b, block, h, x, "hc_attn")
-        x = add(mix(b, block, h, states, y))
+        x = add(apply_mixer(b, block, h, states, y))
         y, add = enter_sublayer(b, block, h, x, "hc_ffn")
-        x = add(b.add(mixture(b, block, h.routing, y, b.swiglu), gate_output(b, block, y, b.swiglu)))  # type: ignore[arg-type]
-    y, _ = mean_of_streams(b, w, h, b.select(x, b.wanted), "output_hc")
+        x = add(b.add(mixture_of_experts(b, block, h.routing, y, b.swiglu), gated_shared_expert(b, block, y, b.swiglu)))  # type: ignore[arg-type]
+    y, _ = average_streams(b, w, h, b.select(x, b.wanted), "output_hc")
     return b.linear(y, w.get("output") or w.token_embd)
 
 
@@ -127,44 +138,48 @@ def enter_sublayer(
     b: Builder, w: Weights, h: Qwen4, x: Activation, name: str
 ) -> tuple[Activation, Callable[[Activation], Activation]]:
     """Return the input of a sublayer, and a function that adds the sublayer's output to the streams."""
-    y, normed = mean_of_streams(b, w, h, x, name)
-    weights = b.linear(normed, w.require(f"{name}_inject").shaped(h.streams, h.streams * h.width))
+    y, normed = average_streams(b, w, h, x, name)
+    weights = b.linear(normed, w.require(f"{name}_inject").require_shape(h.streams, h.streams * h.width))
     weights = b.scale(b.sigmoid(b.scale(weights, 1 / h.streams)), 2.0)
     return y, lambda output: b.add(x, b.mix_streams(output, weights, 1))
 
 
-def mean_of_streams(b: Builder, w: Weights, h: Qwen4, x: Activation, name: str) -> tuple[Activation, Activation]:
+def average_streams(b: Builder, w: Weights, h: Qwen4, x: Activation, name: str) -> tuple[Activation, Activation]:
     """Return the gated mean of the normalized streams, and these streams.
 
     The gate of each element is computed from all streams.
     """
     normed, width = normalize_streams(b, h, x, w.require(f"{name}_norm").flat()), h.width
-    narrow = b.linear(normed, w.require(f"{name}_down").shaped(h.rank, h.streams * width))
+    narrow = b.linear(normed, w.require(f"{name}_down").require_shape(h.rank, h.streams * width))
     narrow = b.scale(narrow, 1 / h.streams)
-    gates = b.linear(b.multiply(narrow, b.sigmoid(narrow)), w.require(f"{name}_up").shaped(h.streams * width, h.rank))
+    gates = b.linear(
+        b.multiply(narrow, b.sigmoid(narrow)), w.require(f"{name}_up").require_shape(h.streams * width, h.rank)
+    )
     gated = b.multiply(normed, b.sigmoid(gates))
     parts = [b.slice_columns(gated, i * width, (i + 1) * width) for i in range(h.streams)]
     return b.scale(reduce(b.add, parts), 1 / h.streams), normed
 
 
-def mix(b: Builder, w: Weights, h: Qwen4, states: Sequence[State], x: Activation) -> Activation:
+def apply_mixer(b: Builder, w: Weights, h: Qwen4, states: Sequence[State], x: Activation) -> Activation:
     """Mix a layer's tokens by the delta rule, with a sigmoid gate, or by attention."""
     state, *indexer_states = states
-    if isinstance(state, Paged):
-        return attention(b, w, h, state, x, choose(b, w, h, indexer_states, x))
+    if isinstance(state, PagedState):
+        return apply_gated_attention(b, w, h, state, x, select_blocks(b, w, h, indexer_states, x))
     assert isinstance(state, Recurrent)
-    return delta_net(b, w, h, state, x, lambda gate, y: b.multiply(y, b.sigmoid(gate)))
+    return apply_delta_net(b, w, h, state, x, lambda gate, y: b.multiply(y, b.sigmoid(gate)))
 
 
-def choose(b: Builder, w: Weights, h: Qwen4, states: Sequence[State], x: Activation) -> Activation | None:
+def select_blocks(b: Builder, w: Weights, h: Qwen4, states: Sequence[State], x: Activation) -> Activation | None:
     """Select the keys that tokens attend to, None for all of them.
 
     These are the keys of the selected blocks, and those after the last whole block. A block's key is rotated like its
     first token.
     """
     dim, of_queries = h.blocks.dim, h.blocks.heads * h.blocks.dim
-    q_proj, k_proj = (w.require(f"indexer.{k}_proj").shaped(n, h.width) for k, n in (("q", of_queries), ("k", dim)))
-    q_norm, k_norm = (w.require(f"indexer.{kind}_norm").shaped(dim) for kind in "qk")
+    q_proj, k_proj = (
+        w.require(f"indexer.{k}_proj").require_shape(n, h.width) for k, n in (("q", of_queries), ("k", dim))
+    )
+    q_norm, k_norm = (w.require(f"indexer.{kind}_norm").require_shape(dim) for kind in "qk")
     if not states:
         b.ignore(q_proj, k_proj, q_norm, k_norm)
         return None

@@ -4,26 +4,32 @@ Unlike llama: rotated pairs are half a head apart; three of four layers have a s
 full attention without RoPE; the router reads the layer's input, before attention; experts' gates are ReLUs.
 """
 
-from localllm.arch.attention import LocallyRotated, attend, qkv, read_local_rope, read_windows
-from localllm.arch.family import Activation, Builder, Fields, Paged, Rope, Weights, frozen
-from localllm.arch.feed_forward import FUNCTIONS, SOFTMAX_OF_CHOSEN, apply_experts, matrices, read_routing
+from localllm.arch.attention import LocalRopeTransformer, attend, project_qkv, read_local_rope, read_windows
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Rope, Weights, frozen
+from localllm.arch.feed_forward import (
+    FUNCTIONS,
+    SOFTMAX_OF_SELECTED,
+    apply_experts,
+    collect_expert_matrices,
+    read_routing,
+)
 
 WINDOW = 4096  # for every file with a window, as in llama.cpp
 PERIOD = 4
 
 
 @frozen
-class SmallThinker(LocallyRotated):
+class SmallThinker(LocalRopeTransformer):
     def rope(self, layer: int) -> Rope | None:
         # In a model of four layers all have RoPE, as in llama.cpp.
         rotates = layer % PERIOD or self.layers == PERIOD or not any(self.windows)
         return super().rope(layer) if rotates else None
 
 
-def read(fields: Fields) -> SmallThinker:
+def read(fields: HyperparameterReader) -> SmallThinker:
     common = SmallThinker.shared_fields(fields, interleaved=False, rotates_all=True)
     function = fields.count("expert_gating_func")
-    if function not in FUNCTIONS or function == SOFTMAX_OF_CHOSEN:
+    if function not in FUNCTIONS or function == SOFTMAX_OF_SELECTED:
         raise fields.wrong("expert_gating_func", "1 or 2")
     windows = read_windows(fields, PERIOD, default=0, all_first=True)
     return SmallThinker(
@@ -34,12 +40,12 @@ def read(fields: Fields) -> SmallThinker:
     )
 
 
-def block(b: Builder, w: Weights, h: SmallThinker, state: Paged, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: SmallThinker, state: PagedState, x: Activation) -> Activation:
     assert h.routing
     choice = b.route(b.linear(x, w.ffn_gate_inp), h.routing)
-    q, k, v = qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
+    q, k, v = project_qkv(b, w, h, state.layer, b.rms_norm(x, w.attn_norm, h.epsilon))
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
-    stacks = matrices(b, w, h.routing.experts)
+    stacks = collect_expert_matrices(b, w, h.routing.experts)
     return b.add(x, apply_experts(b, stacks, choice, b.rms_norm(x, w.ffn_norm, h.epsilon), b.reglu))
 
 

@@ -2,7 +2,7 @@
 
 from localllm.arch.attention import Transformer
 from localllm.arch.families.llama import forward
-from localllm.arch.family import Fields, Rope, frozen
+from localllm.arch.family import HyperparameterReader, Rope, frozen
 
 __all__ = ["forward", "read"]
 
@@ -13,7 +13,7 @@ class SmolLM3(Transformer):
         return self.attention.rope if (layer + 1) % 4 else None
 
 
-def read(fields: Fields) -> SmolLM3:
+def read(fields: HyperparameterReader) -> SmolLM3:
     return SmolLM3(**SmolLM3.shared_fields(fields, interleaved=True))
 
 

@@ -4,20 +4,27 @@ Unlike llama: layers with a window have another RoPE; a gate for each head; GELU
 network; rotated pairs are half the rotated dimensions apart.
 """
 
-from localllm.arch.attention import LocallyRotated, attend, gate_heads, qkv, read_wider_local_rope, read_windows
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
+from localllm.arch.attention import (
+    LocalRopeTransformer,
+    attend,
+    gate_heads,
+    project_qkv,
+    read_local_rope_dims,
+    read_windows,
+)
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
 from localllm.arch.feed_forward import gated_feed_forward
 
 
-def read(fields: Fields) -> LocallyRotated:
-    shared = LocallyRotated.shared_fields(fields, interleaved=False)
-    local_rope = read_wider_local_rope(fields, shared["attention"].rope)
-    return LocallyRotated(**shared, windows=read_windows(fields, period=None), local_rope=local_rope)
+def read(fields: HyperparameterReader) -> LocalRopeTransformer:
+    shared = LocalRopeTransformer.shared_fields(fields, interleaved=False)
+    local_rope = read_local_rope_dims(fields, shared["attention"].rope)
+    return LocalRopeTransformer(**shared, windows=read_windows(fields, period=None), local_rope=local_rope)
 
 
-def block(b: Builder, w: Weights, h: LocallyRotated, state: Paged, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: LocalRopeTransformer, state: PagedState, x: Activation) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
-    q, k, v = qkv(b, w, h, state.layer, y)
+    q, k, v = project_qkv(b, w, h, state.layer, y)
     attended = attend(b, h, state, q, k, v)
     attended = gate_heads(b, h, state, attended, b.sigmoid(b.linear(y, w.attn_gate)))
     x = b.add(x, b.linear(attended, w.attn_output))

@@ -5,24 +5,24 @@ queries, keys and values may have biases. The 12B model normalizes each head of 
 network reads what attention reads.
 """
 
-from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, layer_norm_heads, qkv
-from localllm.arch.decoder import decoder, layer_norm_of
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weights
+from localllm.arch.attention import LAYER_EPSILON, Transformer, attend, layer_norm_heads, project_qkv
+from localllm.arch.decoder import apply_decoder, make_final_layer_norm
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weights
 from localllm.arch.feed_forward import gated_feed_forward
 
 
-def read(fields: Fields) -> Transformer:
+def read(fields: HyperparameterReader) -> Transformer:
     return Transformer(**Transformer.shared_fields(fields, interleaved=False, epsilon=LAYER_EPSILON))
 
 
 def forward(b: Builder, w: Weights, h: Transformer) -> Activation:
     w.require("output")
-    return decoder(b, w, h, block, norm=layer_norm_of(b, w, h))
+    return apply_decoder(b, w, h, block, norm=make_final_layer_norm(b, w, h))
 
 
-def block(b: Builder, w: Weights, h: Transformer, state: Paged, x: Activation) -> Activation:
+def block(b: Builder, w: Weights, h: Transformer, state: PagedState, x: Activation) -> Activation:
     y = b.layer_norm(x, w.attn_norm, h.epsilon)
-    q, k, v = qkv(b, w, h, state.layer, y)
+    q, k, v = project_qkv(b, w, h, state.layer, y)
     q, k = layer_norm_heads(b, w, h, q, k)
     x = b.add(x, b.linear(attend(b, h, state, q, k, v), w.attn_output))
     if norm := w.get("ffn_norm"):

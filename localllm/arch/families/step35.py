@@ -9,9 +9,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from localllm.arch.attention import LocallyRotated, attend, gate_heads, qkv, read_windows, rms_norm_heads, rope_factors
-from localllm.arch.decoder import decoder
-from localllm.arch.family import Activation, Builder, Fields, Paged, Weight, Weights, frozen
+from localllm.arch.attention import (
+    LocalRopeTransformer,
+    attend,
+    gate_heads,
+    project_qkv,
+    read_windows,
+    rms_norm_heads,
+    select_rope_factors,
+)
+from localllm.arch.decoder import apply_decoder
+from localllm.arch.family import Activation, Builder, HyperparameterReader, PagedState, Weight, Weights, frozen
 from localllm.arch.feed_forward import SIGMOID, Gate, feed_forward_or_experts, read_own_routing, shared_expert
 from localllm.arch.rope import read_base
 
@@ -19,7 +27,7 @@ LEAST_LIMIT = 0.3  # above the magnitude of SiLU's negative values
 
 
 @frozen
-class Step35(LocallyRotated):
+class Step35(LocalRopeTransformer):
     """The hyperparameters of Step 3.5.
 
     Attributes:
@@ -31,14 +39,18 @@ class Step35(LocallyRotated):
     limits: tuple[float, ...]
 
 
-def read(fields: Fields) -> Step35:
+def read(fields: HyperparameterReader) -> Step35:
     common = Step35.shared_fields(fields, interleaved=False)
     attention, layers = common["attention"], fields.layers()
     rope = attention.rope
     if rope.yarn or rope.by_factors or rope.dims % 4:
-        raise fields.unsupported(f"{fields.prefix}rope.*: this RoPE is not supported in {fields.arch} models")
+        raise fields.make_unsupported_error(
+            f"{fields.prefix}rope.*: this RoPE is not supported in {fields.arch} models"
+        )
     if fields.count("rope.dimension_count_swa", rope.dims) != rope.dims:
-        raise fields.unsupported(f"{fields.key('rope.dimension_count_swa')} is not supported in {fields.arch} models")
+        raise fields.make_unsupported_error(
+            f"{fields.key('rope.dimension_count_swa')} is not supported in {fields.arch} models"
+        )
     common["attention"] = replace(attention, rope=replace(rope, dims=rope.dims // 2))
     return Step35(
         **common,
@@ -50,7 +62,7 @@ def read(fields: Fields) -> Step35:
     )
 
 
-def read_limits(fields: Fields, name: str, layers: int) -> tuple[float, ...]:
+def read_limits(fields: HyperparameterReader, name: str, layers: int) -> tuple[float, ...]:
     """Read one limit per layer, or one for all. Raises ModelError."""
     if isinstance(fields.raw(name), np.ndarray):
         limits = fields.array(name, "f", f"{layers} numbers").tolist()
@@ -63,22 +75,22 @@ def read_limits(fields: Fields, name: str, layers: int) -> tuple[float, ...]:
 
 def forward(b: Builder, w: Weights, h: Step35) -> Activation:
     w.require("output")
-    factors, pairs = rope_factors(b, w, h), h.attention.rope.dims // 2
+    factors, pairs = select_rope_factors(b, w, h), h.attention.rope.dims // 2
     if factors and factors.shape != (pairs,):  # some files have factors for whole heads
         factors = factors.split(pairs, h.local_rope.dims // 2 - pairs)[0]
-    return decoder(b, w, h, block, factors=factors)
+    return apply_decoder(b, w, h, block, factors=factors)
 
 
-def block(b: Builder, w: Weights, h: Step35, state: Paged, x: Activation, factors: Weight | None) -> Activation:
+def block(b: Builder, w: Weights, h: Step35, state: PagedState, x: Activation, factors: Weight | None) -> Activation:
     y = b.rms_norm(x, w.attn_norm, h.epsilon)
-    q, k, v = qkv(b, w, h, state.layer, y)
+    q, k, v = project_qkv(b, w, h, state.layer, y)
     if w.get("attn_q_norm") or w.get("attn_k_norm"):
         q, k = rms_norm_heads(b, w, h, q, k)
     attended = attend(b, h, state, q, k, v, None if h.windows[state.layer] else factors)
     if gate := w.get("attn_gate"):
         attended = gate_heads(b, h, state, attended, b.sigmoid(b.linear(y, gate)))
     x = b.add(x, b.linear(attended, w.attn_output))
-    of_experts, of_others = (limited_swiglu(b, limits[state.layer]) for limits in (h.expert_limits, h.limits))
+    of_experts, of_others = (make_limited_swiglu(b, limits[state.layer]) for limits in (h.expert_limits, h.limits))
     y, is_mixture = b.rms_norm(x, w.ffn_norm, h.epsilon), w.get("ffn_gate_inp", by_layer=True) is not None
 
     def beside(b: Builder, w: Weights, x: Activation, gate: Gate) -> Activation:
@@ -87,7 +99,7 @@ def block(b: Builder, w: Weights, h: Step35, state: Paged, x: Activation, factor
     return b.add(x, feed_forward_or_experts(b, w, h.routing, y, of_experts if is_mixture else of_others, beside))
 
 
-def limited_swiglu(b: Builder, limit: float) -> Gate:
+def make_limited_swiglu(b: Builder, limit: float) -> Gate:
     """Return a gate that applies SwiGLU and clamps to the limit, if there is one."""
     if not limit:
         return b.swiglu

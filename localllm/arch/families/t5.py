@@ -16,9 +16,19 @@ import numpy as np
 
 from localllm.arch.attention import RMS_EPSILON
 from localllm.arch.decoder import pool_texts
-from localllm.arch.encoder import own_pooling
-from localllm.arch.family import Activation, Builder, Fields, Hyperparameters, Paged, Scores, Weight, Weights, frozen
-from localllm.arch.feed_forward import gated_feed_forward, plain
+from localllm.arch.encoder import read_encoder_pooling
+from localllm.arch.family import (
+    Activation,
+    AttentionScores,
+    Builder,
+    HyperparameterReader,
+    Hyperparameters,
+    PagedState,
+    Weight,
+    Weights,
+    frozen,
+)
+from localllm.arch.feed_forward import gated_feed_forward, ungated_feed_forward
 from localllm.arch.verbs import FULL_ATTENTION
 
 REACH = 128  # all distances from here on share a bias
@@ -40,14 +50,14 @@ class T5(Hyperparameters):
     def encode(self) -> Callable[..., object] | None:
         return encode
 
-    def states(self) -> Sequence[Paged]:
+    def states(self) -> Sequence[PagedState]:
         """Return the KV states of the layers.
 
         First come those of each layer of the encoder or the decoder, whose tokens have their own positions; then, for
         each layer of the decoder, those of the encoder's output.
         """
         count = max(self.layers, self.decoder_layers) + self.decoder_layers
-        return [Paged(layer, self.heads, self.head_dim, self.head_dim) for layer in range(count)]
+        return [PagedState(layer, self.heads, self.head_dim, self.head_dim) for layer in range(count)]
 
 
 class T5Encoder(T5):
@@ -58,7 +68,7 @@ class T5Encoder(T5):
         return None
 
 
-def read(fields: Fields) -> T5:
+def read(fields: HyperparameterReader) -> T5:
     heads, common = fields.count("attention.head_count"), fields.common()
     head_dim = fields.count("attention.key_length", common["width"] // heads)
     for name, expected in (("head_count_kv", heads), ("value_length", head_dim)):
@@ -70,7 +80,7 @@ def read(fields: Fields) -> T5:
     sizes = fields.epsilon(RMS_EPSILON), heads, head_dim, fields.count("feed_forward_length"), buckets
     common = {**common, **dict(zip(("epsilon", "heads", "head_dim", "hidden", "buckets"), sizes, strict=True))}
     if fields.arch == "t5encoder":
-        return T5Encoder(**common, pooling=own_pooling(fields))
+        return T5Encoder(**common, pooling=read_encoder_pooling(fields))
     start = fields.count("decoder_start_token_id", 0)
     if start >= fields.vocab_size:
         raise fields.wrong("decoder_start_token_id", f"a token, below {fields.vocab_size}")
@@ -84,14 +94,14 @@ def forward(b: Builder, w: Weights, h: T5) -> Activation:
     if h.bidirectional:
         return pool_texts(b, w, h, encode_text(b, w.part("enc."), h, b.embed(w.token_embd, b.ids)))
     x, decoder = b.embed(w.token_embd, b.ids), w.part("dec.")
-    biases = distances(b, decoder, h, both_ways=False)
+    biases = compute_biases(b, decoder, h, both_ways=False)
     for state, read in zip(h.states()[: h.decoder_layers], h.states()[-h.decoder_layers :], strict=True):
         layer = decoder.block(state.layer)
-        x = attention(b, layer, h, state, x, biases=biases)
+        x = add_attention(b, layer, h, state, x, biases=biases)
         q = b.linear(b.rms_norm(x, layer.cross_attn_norm, h.epsilon), layer.cross_attn_q)
-        y = b.attend(q, None, None, read, Scores(h.heads, 1.0, cross_attention=True))
+        y = b.attend(q, None, None, read, AttentionScores(h.heads, 1.0, cross_attention=True))
         b.ignore(layer.get("cross_attn_rel_b", by_layer=True))
-        x = feed_forward(b, layer, h, b.add(x, b.linear(y, layer.cross_attn_o)))
+        x = add_feed_forward(b, layer, h, b.add(x, b.linear(y, layer.cross_attn_o)))
     x = b.rms_norm(b.select(x, b.wanted), decoder.output_norm, h.epsilon)
     return b.linear(x, w.get("output") or w.token_embd)
 
@@ -107,50 +117,52 @@ def encode(b: Builder, w: Weights, h: T5) -> Activation:
 
 def encode_text(b: Builder, w: Weights, h: T5, x: Activation) -> Activation:
     """Apply the encoder to a text's embeddings."""
-    biases = distances(b, w, h, both_ways=True)
+    biases = compute_biases(b, w, h, both_ways=True)
     for state in h.states()[: h.layers]:
         layer = w.block(state.layer)
-        x = feed_forward(b, layer, h, attention(b, layer, h, state, x, biases=biases, lookahead=FULL_ATTENTION))
+        x = add_feed_forward(b, layer, h, add_attention(b, layer, h, state, x, biases=biases, lookahead=FULL_ATTENTION))
     return b.rms_norm(x, w.output_norm, h.epsilon)
 
 
-def attention(b: Builder, w: Weights, h: T5, state: Paged, x: Activation, **scores: Any) -> Activation:
+def add_attention(b: Builder, w: Weights, h: T5, state: PagedState, x: Activation, **scores: Any) -> Activation:
     """Add attention's output to x; a layer may have its own biases."""
     y, biases = b.rms_norm(x, w.attn_norm, h.epsilon), scores["biases"].get(state.layer, scores["biases"][0])
     q, k, v = (b.linear(y, part) for part in (w.attn_q, w.attn_k, w.attn_v))
-    y = b.attend(q, k, v, state, Scores(h.heads, 1.0, **{**scores, "biases": biases}))
+    y = b.attend(q, k, v, state, AttentionScores(h.heads, 1.0, **{**scores, "biases": biases}))
     return b.add(x, b.linear(y, w.attn_o))
 
 
-def feed_forward(b: Builder, w: Weights, h: T5, x: Activation) -> Activation:
+def add_feed_forward(b: Builder, w: Weights, h: T5, x: Activation) -> Activation:
     """Add the feed-forward network's output to x."""
-    w.ffn_up.shaped(h.hidden, h.width)
+    w.ffn_up.require_shape(h.hidden, h.width)
     y = b.rms_norm(x, w.ffn_norm, h.epsilon)
-    return b.add(x, gated_feed_forward(b, w, y, b.geglu) if w.get("ffn_gate") else plain(b, w, y, b.relu))
+    return b.add(
+        x, gated_feed_forward(b, w, y, b.geglu) if w.get("ffn_gate") else ungated_feed_forward(b, w, y, b.relu)
+    )
 
 
-def distances(b: Builder, w: Weights, h: T5, both_ways: bool) -> dict[int, np.ndarray]:
+def compute_biases(b: Builder, w: Weights, h: T5, both_ways: bool) -> dict[int, np.ndarray]:
     """Return biases by distance for each layer with a table, float32 [heads, 2 * REACH + 1].
 
     Raises ModelError.
     """
-    numbers, buckets = bucket_of(h.buckets, both_ways), {}
+    numbers, buckets = compute_buckets(h.buckets, both_ways), {}
     for layer in range(h.layers if both_ways else h.decoder_layers):
         table = w.block(layer).get("attn_rel_b", by_layer=True)
         if table is None and layer == 0:
             w.block(0).require("attn_rel_b")
         if table:
             b.ignore(table)
-            buckets[layer] = biases_of(table.shaped(h.buckets, h.heads), numbers)
+            buckets[layer] = look_up_biases(table.require_shape(h.buckets, h.heads), numbers)
     return buckets
 
 
-def biases_of(table: Weight, numbers: np.ndarray) -> np.ndarray:
+def look_up_biases(table: Weight, numbers: np.ndarray) -> np.ndarray:
     """Look up a table's biases by distance. Raises ModelError."""
     return np.ascontiguousarray(table.flat().vector().reshape(table.shape)[numbers].T)
 
 
-def bucket_of(buckets: int, both_ways: bool) -> np.ndarray:
+def compute_buckets(buckets: int, both_ways: bool) -> np.ndarray:
     """Return the bucket of each distance from -REACH to REACH.
 
     Near distances have their own, farther ones by their logarithms, in float32 as in llama.cpp. A decoder's keys are

@@ -8,14 +8,14 @@ Each module has MARKS, the control tokens that it needs, and these functions:
 - `gather(h, x, grid)`: merge neighbouring patches into one row, in NumPy.
 - `project(b, w, h, x)`: project to the width of the language model's embeddings, in verbs.
 
-Gemma 3's also has `panned(h, picture)`: `prepare` with pan-and-scan crops. Files are llama.cpp's mmproj-*.gguf.
+Gemma 3's also has `prepare_crops(h, picture)`: `prepare` with pan-and-scan crops. Files are llama.cpp's mmproj-*.gguf.
 """
 
 from importlib import import_module
 from types import ModuleType
 
-from localllm.arch.metadata import Fields, require_general
-from localllm.arch.vision.hyperparameters import Vision, projector_type
+from localllm.arch.metadata import HyperparameterReader, require_general
+from localllm.arch.vision.hyperparameters import VisionHyperparameters, read_projector_type
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.header import printable
@@ -35,17 +35,17 @@ KINDS = "mmproj", "model"  # values of general.type in files with a projector
 CLIP = "clip"  # the value of general.architecture in all of them
 
 
-def projector(file: GGUFFile) -> tuple[ModuleType, Vision]:
+def load_projector(file: GGUFFile) -> tuple[ModuleType, VisionHyperparameters]:
     """Return a projector's module and its hyperparameters.
 
     Raises ModelError for a file that is not a projector, UnsupportedError for an unsupported one.
     """
     if require_general(file, KINDS) != CLIP:
         raise ModelError(f"{file.path}: expected a vision projector (mmproj), found a language model")
-    fields = Fields(file.metadata, file.path, 0)
+    fields = HyperparameterReader(file.metadata, file.path, 0)
     if not fields.flag("has_vision_encoder", False):
         raise UnsupportedError(f"{file.path}: the projector must have a vision encoder")
-    name = projector_type(fields)
+    name = read_projector_type(fields)
     if name not in FAMILIES:
         supported = ", ".join(FAMILIES)
         raise UnsupportedError(

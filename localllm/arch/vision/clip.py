@@ -13,12 +13,12 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from localllm.arch.family import Activation, Builder, Fields, Weight, Weights, frozen
+from localllm.arch.family import Activation, Builder, HyperparameterReader, Weight, Weights, frozen
 from localllm.arch.metadata import require_general
-from localllm.arch.vision.hyperparameters import Vision, read_activation, read_vision
-from localllm.arch.vision.llava import positions, with_whole
+from localllm.arch.vision.hyperparameters import VisionHyperparameters, read_activation, read_vision
+from localllm.arch.vision.llava import add_class_position, prepend_class_token
 from localllm.arch.vision.resizing import BICUBIC, Picture, resize
-from localllm.arch.vision.vit import as_matrix, transformer
+from localllm.arch.vision.vit import apply_transformer, to_matrix
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
 
@@ -27,7 +27,7 @@ TEXT_ENCODER = "clip.has_text_encoder"
 
 
 @frozen
-class ClipVision(Vision):
+class ClipVision(VisionHyperparameters):
     """The hyperparameters of CLIP's image encoder."""
 
     exact: ClassVar[bool] = True
@@ -38,11 +38,11 @@ class ClipVision(Vision):
         return super().most_patches + 1
 
     def rows(self, picture: Picture, w: Weights) -> np.ndarray:
-        return with_whole(self, picture)
+        return prepend_class_token(self, picture)
 
 
 @frozen
-class ClipText(Vision):
+class ClipText(VisionHyperparameters):
     """The hyperparameters of CLIP's text encoder.
 
     Attributes:
@@ -63,22 +63,22 @@ class ClipText(Vision):
         return self.width
 
 
-class Towers(NamedTuple):
+class ClipEncoders(NamedTuple):
     """The hyperparameters of both encoders."""
 
     vision: ClipVision
     text: ClipText
 
 
-def is_pair(file: GGUFFile) -> bool:
+def is_clip(file: GGUFFile) -> bool:
     """Return whether a file has a text encoder and an image encoder."""
     return file.metadata.get("general.architecture") == CLIP and file.metadata.get(TEXT_ENCODER) is True
 
 
-def read_pair(file: GGUFFile) -> Towers:
+def read_clip(file: GGUFFile) -> ClipEncoders:
     """Read the hyperparameters. Raises ModelError."""
     require_general(file, ("model", "mmproj"))
-    fields = Fields(file.metadata, file.path, 0)
+    fields = HyperparameterReader(file.metadata, file.path, 0)
     if not (fields.flag("has_text_encoder", False) and fields.flag("has_vision_encoder", False)):
         raise fields.error("the file must have a text encoder and an image encoder")
     vision = ClipVision(**read_vision(fields, kind=CLIP))
@@ -94,7 +94,7 @@ def read_pair(file: GGUFFile) -> Towers:
         epsilon=fields.epsilon("text.attention.layer_norm_epsilon"), activation=read_activation(fields),
         context=fields.whole("text.context_length", None, 3, 4096),
     )  # fmt: skip
-    return Towers(vision, text)
+    return ClipEncoders(vision, text)
 
 
 def prepare(h: ClipVision, picture: Picture) -> Picture:
@@ -106,19 +106,19 @@ def prepare(h: ClipVision, picture: Picture) -> Picture:
     return resized.crop((left, top, left + h.side, top + h.side))
 
 
-def see(b: Builder, w: Weights, h: ClipVision, x: Activation) -> Activation:
+def encode_image(b: Builder, w: Weights, h: ClipVision, x: Activation) -> Activation:
     """Compute a row for the class token and one for each patch."""
     v = w.part("v.")
-    x = b.add(b.linear(x, as_matrix(v.patch_embd, h.pixels)), b.embed_positions(positions(b, v), b.positions))
-    return transformer(b, v, h, b.layer_norm(x, with_bias(v.pre_ln), h.epsilon), h.layers)
+    x = b.add(b.linear(x, to_matrix(v.patch_embd, h.pixels)), b.embed_positions(add_class_position(b, v), b.positions))
+    return apply_transformer(b, v, h, b.layer_norm(x, require_bias(v.pre_ln), h.epsilon), h.layers)
 
 
-def vector_of_picture(b: Builder, w: Weights, h: ClipVision, x: Activation) -> Activation:
+def project_image(b: Builder, w: Weights, h: ClipVision, x: Activation) -> Activation:
     """Project the class token's row."""
-    return b.linear(b.layer_norm(x, with_bias(w.part("v.").post_ln), h.epsilon), w.visual_projection)
+    return b.linear(b.layer_norm(x, require_bias(w.part("v.").post_ln), h.epsilon), w.visual_projection)
 
 
-def read(b: Builder, w: Weights, h: ClipText, x: Activation) -> Activation:
+def encode_text(b: Builder, w: Weights, h: ClipText, x: Activation) -> Activation:
     """Compute a row for each token.
 
     x: the sum of token and position embeddings.
@@ -131,15 +131,15 @@ def read(b: Builder, w: Weights, h: ClipText, x: Activation) -> Activation:
             raise ModelError(
                 f"tensor {table.name} must be a table of {name} with {h.width} columns (found {list(table.shape)})"
             )
-    return transformer(b, t, h, x, h.layers)
+    return apply_transformer(b, t, h, x, h.layers)
 
 
-def vector_of_text(b: Builder, w: Weights, h: ClipText, x: Activation) -> Activation:
+def project_text(b: Builder, w: Weights, h: ClipText, x: Activation) -> Activation:
     """Project the last token's row."""
-    return b.linear(b.layer_norm(x, with_bias(w.part("t.").post_ln), h.epsilon), w.text_projection)
+    return b.linear(b.layer_norm(x, require_bias(w.part("t.").post_ln), h.epsilon), w.text_projection)
 
 
-def with_bias(norm: Weight) -> Weight:
+def require_bias(norm: Weight) -> Weight:
     """Return a norm. Raises ModelError if it has no bias."""
     if norm.bias is None:
         raise ModelError(f"tensor {norm.name} must have a bias")

@@ -8,39 +8,39 @@ from typing import ClassVar
 
 import numpy as np
 
-from localllm.arch.family import Activation, Builder, Fields, Weights, frozen
-from localllm.arch.vision.hyperparameters import Prepared, Vision, in_squares, read_vision
+from localllm.arch.family import Activation, Builder, HyperparameterReader, Weights, frozen
+from localllm.arch.vision.hyperparameters import PreparedImage, VisionHyperparameters, group_in_squares, read_vision
 from localllm.arch.vision.resizing import BILINEAR, Picture, Size, resize
-from localllm.arch.vision.vit import siglip, transpose
+from localllm.arch.vision.vit import apply_siglip, transpose
 
 MARKS = "<start_of_image>", "<end_of_image>"
 BEGIN, END = f"\n\n{MARKS[0]}", f"{MARKS[1]}\n\n"  # around a picture that has crops, and around each crop
-LEAST_CROP, MOST_CROPS = 256, 4  # pixels on a crop's side; crops of a picture
-LEAST_RATIO = 1.2  # of the longer side to the shorter one; pictures below it have no crops
-tower = siglip
+MIN_CROP, MAX_CROPS = 256, 4  # pixels on a crop's side; crops of a picture
+MIN_RATIO = 1.2  # of the longer side to the shorter one; pictures below it have no crops
+tower = apply_siglip
 
 
 @frozen
-class Gemma3Vision(Vision):
+class Gemma3Vision(VisionHyperparameters):
     sees_ahead: ClassVar[bool] = True
 
 
-def read(fields: Fields) -> Gemma3Vision:
+def read(fields: HyperparameterReader) -> Gemma3Vision:
     return Gemma3Vision(**read_vision(fields, merge=4))
 
 
-def prepare(h: Vision, picture: Picture) -> Prepared:
+def prepare(h: VisionHyperparameters, picture: Picture) -> PreparedImage:
     """Prepare one square picture, between control tokens."""
     square = resize(picture, (h.side, h.side), BILINEAR)
-    return Prepared([square], [MARKS[0], 0, MARKS[1]])
+    return PreparedImage([square], [MARKS[0], 0, MARKS[1]])
 
 
-def panned(h: Vision, picture: Picture) -> Prepared:
+def prepare_crops(h: VisionHyperparameters, picture: Picture) -> PreparedImage:
     """Prepare a picture with pan-and-scan: its square and one of each crop, introduced by words.
 
     A picture that is too short to be cropped has only its square.
     """
-    boxes = crops(picture.size)
+    boxes = compute_crops(picture.size)
     if not boxes:
         return prepare(h, picture)
     squares = [resize(part, (h.side, h.side), BILINEAR) for part in (picture, *map(picture.crop, boxes))]
@@ -48,18 +48,18 @@ def panned(h: Vision, picture: Picture) -> Prepared:
     for number in range(1, len(squares)):
         words = " and here are some crops to help you see better " if number == 1 else " "
         parts += [f"{END}{words}{BEGIN}", number]
-    return Prepared(squares, [*parts, END])
+    return PreparedImage(squares, [*parts, END])
 
 
-def crops(size: Size) -> list[tuple[int, int, int, int]]:
+def compute_crops(size: Size) -> list[tuple[int, int, int, int]]:
     """Return the crops of a picture along its longer side, as left, upper, right and lower borders.
 
     There are none if they would be too small, or if the picture is hardly longer than wide.
     """
     shorter, longer = sorted(size)
-    count = min(max(min(longer // LEAST_CROP, int(longer / shorter + 0.5)), 2), MOST_CROPS)
+    count = min(max(min(longer // MIN_CROP, int(longer / shorter + 0.5)), 2), MAX_CROPS)
     length = -(-longer // count)
-    if longer / shorter < LEAST_RATIO or min(length, shorter) < LEAST_CROP:
+    if longer / shorter < MIN_RATIO or min(length, shorter) < MIN_CROP:
         return []
     sides = [(begin, min(begin + length, longer)) for begin in range(0, longer, length)]
     if size[0] > size[1]:
@@ -67,13 +67,13 @@ def crops(size: Size) -> list[tuple[int, int, int, int]]:
     return [(0, begin, shorter, end) for begin, end in sides]
 
 
-def gather(h: Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+def gather(h: VisionHyperparameters, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     """Compute the mean of each square of patches, without incomplete squares at the borders."""
     rows, columns = (side // h.merge * h.merge for side in grid)
     patches = x.reshape(*grid, -1)[:rows, :columns].reshape(rows * columns, -1)
-    return in_squares(patches, (rows, columns), h.merge).mean(axis=1, dtype=np.float64).astype(np.float32)
+    return group_in_squares(patches, (rows, columns), h.merge).mean(axis=1, dtype=np.float64).astype(np.float32)
 
 
-def project(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation:
+def project(b: Builder, w: Weights, h: VisionHyperparameters, x: Activation) -> Activation:
     mm = w.part("mm.")
     return b.linear(b.rms_norm(x, mm.soft_emb_norm, h.epsilon), transpose(mm.input_projection))

@@ -5,17 +5,17 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields
+from localllm.arch.layer_state import PagedState
+from localllm.arch.metadata import HyperparameterReader
 from localllm.arch.verbs import FULL_ATTENTION
 from localllm.arch.vision.resizing import Picture, Size
 from localllm.arch.weights import Weights
 from localllm.frozen import frozen
 
-MOST_SIDE = 1 << 14  # pixels on a side of an encoder's picture
+MAX_SIDE = 1 << 14  # pixels on a side of an encoder's picture
 
 
-class Prepared(NamedTuple):
+class PreparedImage(NamedTuple):
     """An image that is ready to be encoded.
 
     Attributes:
@@ -29,7 +29,7 @@ class Prepared(NamedTuple):
 
 
 @frozen
-class Vision:
+class VisionHyperparameters:
     """A vision transformer and its projector.
 
     Attributes:
@@ -99,9 +99,9 @@ class Vision:
 
     def rows(self, picture: Picture, w: Weights) -> np.ndarray:
         """Compute the encoder's input for a picture, float32 [patches, input_width]."""
-        return pixels_of(self, picture)
+        return to_patches(self, picture)
 
-    def with_breaks(self, rows: np.ndarray, grid: tuple[int, int], w: Weights) -> np.ndarray:
+    def insert_breaks(self, rows: np.ndarray, grid: tuple[int, int], w: Weights) -> np.ndarray:
         """Return a picture's rows with the embeddings that the family inserts, such as line breaks."""
         return rows
 
@@ -131,9 +131,9 @@ class Vision:
         """Return whether a layer's rows attend only to their own window."""
         return False
 
-    def states(self) -> Sequence[Paged]:
+    def states(self) -> Sequence[PagedState]:
         """Return the state of every layer: keys and values."""
-        return [Paged(layer, self.heads, self.head_dim, self.head_dim) for layer in range(self.layers)]
+        return [PagedState(layer, self.heads, self.head_dim, self.head_dim) for layer in range(self.layers)]
 
     def grid(self, picture: Picture) -> tuple[int, int]:
         """Return the number of rows and columns of patches."""
@@ -141,7 +141,7 @@ class Vision:
         return rows // self.patch, columns // self.patch
 
 
-def read_vision(fields: Fields, merge: int = 1, kind: str = "") -> dict[str, Any]:
+def read_vision(fields: HyperparameterReader, merge: int = 1, kind: str = "") -> dict[str, Any]:
     """Read the fields that all encoders have. Raises ModelError.
 
     merge: the default of a file without vision.projector.scale_factor.  kind: if set, instead of the file's projector
@@ -151,15 +151,15 @@ def read_vision(fields: Fields, merge: int = 1, kind: str = "") -> dict[str, Any
     if width % heads:
         raise fields.error(f"vision.embedding_length {width} is not divisible by vision.attention.head_count {heads}")
     side, patch = fields.count("vision.image_size"), fields.count("vision.patch_size")
-    if side > MOST_SIDE or patch > side:
+    if side > MAX_SIDE or patch > side:
         raise fields.error(
-            f"vision.image_size must be at most {MOST_SIDE}, and vision.patch_size at most that (found {side}, {patch})"
+            f"vision.image_size must be at most {MAX_SIDE}, and vision.patch_size at most that (found {side}, {patch})"
         )
     merge = fields.count("vision.projector.scale_factor", merge)
     if merge > side // patch:
         raise fields.error(f"the merge factor {merge} must be at most the {side // patch} patches per side")
     return {
-        "kind": kind or projector_type(fields),
+        "kind": kind or read_projector_type(fields),
         "path": fields.path,
         "layers": fields.whole("vision.block_count", None, 1, 1024),
         "width": width,
@@ -171,17 +171,17 @@ def read_vision(fields: Fields, merge: int = 1, kind: str = "") -> dict[str, Any
         "merge": merge,
         "out": fields.count("vision.projection_dim"),
         "activation": read_activation(fields),
-        "mean": read_colours(fields, "vision.image_mean", 0.0),
-        "deviation": read_colours(fields, "vision.image_std", 1e-3),
+        "mean": read_rgb(fields, "vision.image_mean", 0.0),
+        "deviation": read_rgb(fields, "vision.image_std", 1e-3),
     }
 
 
-def projector_type(fields: Fields) -> str:
+def read_projector_type(fields: HyperparameterReader) -> str:
     """Return the projector's type. Raises ModelError."""
     return fields.text("projector_type" if fields.has("projector_type") else "vision.projector_type")
 
 
-def read_activation(fields: Fields) -> str:
+def read_activation(fields: HyperparameterReader) -> str:
     """Read the feed-forward network's activation. Raises ModelError.
 
     Without a flag it is x * sigmoid(1.702 x).
@@ -192,7 +192,7 @@ def read_activation(fields: Fields) -> str:
     return activations[0] if activations else "gelu_quick"
 
 
-def read_colours(fields: Fields, name: str, least: float) -> tuple[float, ...]:
+def read_rgb(fields: HyperparameterReader, name: str, least: float) -> tuple[float, ...]:
     """Read three values, for red, green and blue. Raises ModelError."""
     numbers = fields.array(name, "f", "three numbers")
     if len(numbers) != 3 or not (np.isfinite(numbers) & (numbers >= least) & (numbers <= 1000)).all():
@@ -200,7 +200,7 @@ def read_colours(fields: Fields, name: str, least: float) -> tuple[float, ...]:
     return tuple(float(number) for number in numbers.astype(np.float32))
 
 
-def pixels_of(h: Vision, picture: Picture) -> np.ndarray:
+def to_patches(h: VisionHyperparameters, picture: Picture) -> np.ndarray:
     """Return a picture in RGB as normalized patches, row by row, float32 [patches, 3 * patch * patch].
 
     A patch has all its red values first, then green, then blue, as the weights of a convolution.
@@ -214,7 +214,7 @@ def pixels_of(h: Vision, picture: Picture) -> np.ndarray:
     return np.ascontiguousarray(patches.transpose(0, 2, 4, 1, 3)).reshape(rows * columns, h.pixels)
 
 
-def in_squares(x: np.ndarray, grid: tuple[int, int], side: int) -> np.ndarray:
+def group_in_squares(x: np.ndarray, grid: tuple[int, int], side: int) -> np.ndarray:
     """Group a grid's rows by squares of `side` * `side` to [squares, side * side, width].
 
     The grid is padded with zeros to whole squares.

@@ -7,17 +7,17 @@ image as one more square.
 
 import numpy as np
 
-from localllm.arch.family import Activation, Builder, Fields, Weights, frozen
-from localllm.arch.vision.hyperparameters import Prepared, Vision, in_squares, read_vision
+from localllm.arch.family import Activation, Builder, HyperparameterReader, Weights, frozen
+from localllm.arch.vision.hyperparameters import PreparedImage, VisionHyperparameters, group_in_squares, read_vision
 from localllm.arch.vision.resizing import LANCZOS, Picture, resize
-from localllm.arch.vision.vit import siglip
+from localllm.arch.vision.vit import apply_siglip
 
 MARKS = "<fake_token_around_image>", "<global-img>"
-tower = siglip
+tower = apply_siglip
 
 
 @frozen
-class Idefics3(Vision):
+class Idefics3(VisionHyperparameters):
     """The encoder's hyperparameters.
 
     Attributes:
@@ -27,14 +27,14 @@ class Idefics3(Vision):
     longest: int
 
 
-def read(fields: Fields) -> Idefics3:
+def read(fields: HyperparameterReader) -> Idefics3:
     shared, longest = read_vision(fields, merge=1), fields.count("vision.preproc_image_size", 0)
     if longest > 32 * shared["side"]:
         raise fields.wrong("vision.preproc_image_size", f"up to {32 * shared['side']}")
     return Idefics3(**shared, longest=longest)
 
 
-def prepare(h: Idefics3, picture: Picture) -> Prepared:
+def prepare(h: Idefics3, picture: Picture) -> PreparedImage:
     """Prepare the tiles row by row, each after the token of its row and column, and then the whole image."""
     side, (columns, rows) = h.side, (0, 0)
     if h.longest:
@@ -49,7 +49,7 @@ def prepare(h: Idefics3, picture: Picture) -> Prepared:
         parts += [f"{MARKS[0]}<row_{y + 1}_col_{x + 1}>", number, *([end] if end else [])]
     overview = resize(picture, (side, side), LANCZOS)
     begin = ["\n\n"] if tiles else []
-    return Prepared([*tiles, overview], [*parts, *begin, "".join(MARKS), len(tiles), MARKS[0]])
+    return PreparedImage([*tiles, overview], [*parts, *begin, "".join(MARKS), len(tiles), MARKS[0]])
 
 
 def fit_size(size: tuple[int, int], longest: int) -> tuple[int, int]:
@@ -57,19 +57,19 @@ def fit_size(size: tuple[int, int], longest: int) -> tuple[int, int]:
     columns, rows = size
     ratio = columns / rows
     if columns >= rows:
-        return longest, max(even(int(longest / ratio)), 1)
-    return max(even(int(longest * ratio)), 1), longest
+        return longest, max(round_up_to_even(int(longest / ratio)), 1)
+    return max(round_up_to_even(int(longest * ratio)), 1), longest
 
 
-def even(length: int) -> int:
+def round_up_to_even(length: int) -> int:
     return length + length % 2
 
 
-def gather(h: Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+def gather(h: VisionHyperparameters, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     """Concatenate each square of patches to one row."""
-    squares = in_squares(x, grid, h.merge)
+    squares = group_in_squares(x, grid, h.merge)
     return squares.reshape(len(squares), -1)
 
 
-def project(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation:
+def project(b: Builder, w: Weights, h: VisionHyperparameters, x: Activation) -> Activation:
     return b.linear(x, w.part("mm.").require("model.fc"))

@@ -11,20 +11,20 @@ from typing import ClassVar
 
 import numpy as np
 
-from localllm.arch.family import Activation, Builder, Fields, Weights, frozen
-from localllm.arch.vision.hyperparameters import Prepared, Vision, in_squares, read_vision
-from localllm.arch.vision.llava import positions, with_whole
-from localllm.arch.vision.resizing import BICUBIC, Picture, grids, resize, tiles_of
-from localllm.arch.vision.vit import embed_patches, transformer
+from localllm.arch.family import Activation, Builder, HyperparameterReader, Weights, frozen
+from localllm.arch.vision.hyperparameters import PreparedImage, VisionHyperparameters, group_in_squares, read_vision
+from localllm.arch.vision.llava import add_class_position, prepend_class_token
+from localllm.arch.vision.resizing import BICUBIC, Picture, cut_into_tiles, list_grids, resize
+from localllm.arch.vision.vit import apply_transformer, embed_patches
 
 MARKS = "<img>", "</img>"
-MOST_TILES = 64
+MAX_TILES = 64
 LARGE = 3200, 45  # width and layers of the only encoder that has RMS norms
 EPSILON = 1e-5  # of the projector's norm
 
 
 @frozen
-class InternVision(Vision):
+class InternVision(VisionHyperparameters):
     """The encoder's hyperparameters.
 
     Attributes:
@@ -46,35 +46,35 @@ class InternVision(Vision):
 
     def rows(self, picture: Picture, w: Weights) -> np.ndarray:
         """Return the patches after zeros for the class token."""
-        return with_whole(self, picture)
+        return prepend_class_token(self, picture)
 
 
-def read(fields: Fields) -> InternVision:
-    least_tiles = fields.whole("vision.preproc_min_tiles", 1, 1, MOST_TILES)
-    most_tiles = fields.whole("vision.preproc_max_tiles", 12, least_tiles, MOST_TILES)
+def read(fields: HyperparameterReader) -> InternVision:
+    least_tiles = fields.whole("vision.preproc_min_tiles", 1, 1, MAX_TILES)
+    most_tiles = fields.whole("vision.preproc_max_tiles", 12, least_tiles, MAX_TILES)
     h = InternVision(**read_vision(fields), tiles=(least_tiles, most_tiles))
     if h.most_grid[0] % h.merge:
         raise fields.error(f"{h.most_grid[0]} patches per side are not divisible by the merge factor {h.merge}")
     return h
 
 
-def prepare(h: InternVision, picture: Picture) -> Prepared:
+def prepare(h: InternVision, picture: Picture) -> PreparedImage:
     """Prepare the tiles row by row and then the whole image, between control tokens."""
-    tiles = tiles_of(picture, grids(*h.tiles, h.side), h.side)
+    tiles = cut_into_tiles(picture, list_grids(*h.tiles, h.side), h.side)
     overview = resize(picture, (h.side, h.side), BICUBIC)
-    return Prepared([*tiles, overview], [MARKS[0], *range(len(tiles) + 1), MARKS[1]])
+    return PreparedImage([*tiles, overview], [MARKS[0], *range(len(tiles) + 1), MARKS[1]])
 
 
 def tower(b: Builder, w: Weights, h: InternVision, x: Activation) -> Activation:
     """Compute a row for the class token and one for each patch."""
     v = w.part("v.")
-    x = b.add(embed_patches(b, v, h, x), b.embed_positions(positions(b, v), b.positions))
-    return transformer(b, v, h, x, h.layers)
+    x = b.add(embed_patches(b, v, h, x), b.embed_positions(add_class_position(b, v), b.positions))
+    return apply_transformer(b, v, h, x, h.layers)
 
 
 def gather(h: InternVision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     """Concatenate each square of patches to one row."""
-    squares = in_squares(x[1:], grid, h.merge)
+    squares = group_in_squares(x[1:], grid, h.merge)
     return squares.reshape(len(squares), -1)
 
 

@@ -10,20 +10,26 @@ from typing import ClassVar
 
 import numpy as np
 
-from localllm.arch.family import Activation, Builder, Fields, Weights, frozen
-from localllm.arch.vision.any_size import AnySize, align_areas, interpolate_table, read_any_size, use_square_table
-from localllm.arch.vision.hyperparameters import Prepared, in_squares, pixels_of
-from localllm.arch.vision.resizing import BILINEAR, Picture, Size, cut_tiles, resize, with_bars
-from localllm.arch.vision.vit import embed_patches, transformer
+from localllm.arch.family import Activation, Builder, HyperparameterReader, Weights, frozen
+from localllm.arch.vision.any_size import (
+    AnySizeVision,
+    compute_area_weights,
+    interpolate_table,
+    read_any_size,
+    require_square_table,
+)
+from localllm.arch.vision.hyperparameters import PreparedImage, group_in_squares, to_patches
+from localllm.arch.vision.resizing import BILINEAR, Picture, Size, cut_tiles, resize, resize_with_bars
+from localllm.arch.vision.vit import apply_transformer, embed_patches
 
 MARKS = "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"
 TILE = 512  # pixels on each side
-LEAST_TILES, MOST_TILES = 2, 10
+MIN_TILES, MAX_TILES = 2, 10
 EPSILON = 1e-5  # of the projector's norm
 
 
 @frozen
-class Lfm2Vision(AnySize):
+class Lfm2Vision(AnySizeVision):
     least: ClassVar[int] = 64
     square: ClassVar[int] = 16
 
@@ -42,31 +48,31 @@ class Lfm2Vision(AnySize):
         return self.pixels + self.width
 
     def rows(self, picture: Picture, w: Weights) -> np.ndarray:
-        positions = interpolate_table(w.part("v.").position_embd, self.grid(picture), align_areas)
-        return np.concatenate((pixels_of(self, picture), positions.reshape(-1, self.width)), axis=1)
+        positions = interpolate_table(w.part("v.").position_embd, self.grid(picture), compute_area_weights)
+        return np.concatenate((to_patches(self, picture), positions.reshape(-1, self.width)), axis=1)
 
     def fit(self, picture: Picture) -> Picture:
-        return resize(picture, self.whole_size(picture.size), BILINEAR)
+        return resize(picture, self.round_size(picture.size), BILINEAR)
 
 
-def read(fields: Fields) -> Lfm2Vision:
+def read(fields: HyperparameterReader) -> Lfm2Vision:
     h = Lfm2Vision(**read_any_size(fields, merge=2))
     if TILE % (h.patch * h.merge):
         raise fields.error(f"patch size times merge factor, {h.patch * h.merge}, must divide the tile size {TILE}")
     return h
 
 
-def prepare(h: Lfm2Vision, picture: Picture) -> Prepared:
+def prepare(h: Lfm2Vision, picture: Picture) -> PreparedImage:
     """Prepare one picture, or its tiles row by row and then the whole image, between control tokens."""
     begin, end, thumbnail = MARKS
     if not is_large(h, picture.size):
-        return Prepared([h.fit(picture)], [begin, 0, end])
-    columns, rows = grid_for(picture.size)
-    tiles = cut_tiles(with_bars(picture, (columns * TILE, rows * TILE), BILINEAR), TILE)
+        return PreparedImage([h.fit(picture)], [begin, 0, end])
+    columns, rows = choose_grid(picture.size)
+    tiles = cut_tiles(resize_with_bars(picture, (columns * TILE, rows * TILE), BILINEAR), TILE)
     parts: list[str | int] = [begin]
     for number in range(len(tiles)):
         parts += [f"<|img_row_{number // columns + 1}_col_{number % columns + 1}|>", number]
-    return Prepared([*tiles, h.fit(picture)], [*parts, thumbnail, len(tiles), end])
+    return PreparedImage([*tiles, h.fit(picture)], [*parts, thumbnail, len(tiles), end])
 
 
 def is_large(h: Lfm2Vision, size: Size) -> bool:
@@ -76,14 +82,14 @@ def is_large(h: Lfm2Vision, size: Size) -> bool:
     return columns * rows > 2 * (h.square * unit) ** 2
 
 
-def grid_for(size: Size) -> Size:
+def choose_grid(size: Size) -> Size:
     """Return the columns and rows of tiles whose shape is nearest to the image's.
 
     Of several, choose the one with the most tiles that has less than twice the image's pixels.
     """
     shape, best, nearest = np.float32(size[0]) / np.float32(size[1]), (1, 1), np.inf
-    sides = range(1, MOST_TILES + 1)
-    grids = [(x, y) for x in sides for y in sides if LEAST_TILES <= x * y <= MOST_TILES]
+    sides = range(1, MAX_TILES + 1)
+    grids = [(x, y) for x in sides for y in sides if MIN_TILES <= x * y <= MAX_TILES]
     for x, y in sorted(grids, key=lambda grid: grid[0] * grid[1]):
         distance = float(abs(shape - np.float32(x) / np.float32(y)))
         if distance < nearest or (distance == nearest and 2 * size[0] * size[1] > TILE * TILE * x * y):
@@ -93,14 +99,14 @@ def grid_for(size: Size) -> Size:
 
 def tower(b: Builder, w: Weights, h: Lfm2Vision, x: Activation) -> Activation:
     v = w.part("v.")
-    use_square_table(b, v.position_embd, h.width)
+    require_square_table(b, v.position_embd, h.width)
     x = b.add(embed_patches(b, v, h, b.slice_columns(x, 0, h.pixels)), b.slice_columns(x, h.pixels, h.input_width))
-    return b.layer_norm(transformer(b, v, h, x, h.layers), v.post_ln, h.epsilon)
+    return b.layer_norm(apply_transformer(b, v, h, x, h.layers), v.post_ln, h.epsilon)
 
 
 def gather(h: Lfm2Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     """Concatenate each square of patches to one row."""
-    squares = in_squares(x, grid, h.merge)
+    squares = group_in_squares(x, grid, h.merge)
     return squares.reshape(len(squares), -1)
 
 

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from localllm.arch.family import Activation, Builder, Fields, Rope, Weights, frozen
-from localllm.arch.vision.any_size import AnySize, read_any_size
-from localllm.arch.vision.hyperparameters import Prepared, in_squares
+from localllm.arch.family import Activation, Builder, HyperparameterReader, Rope, Weights, frozen
+from localllm.arch.vision.any_size import AnySizeVision, read_any_size
+from localllm.arch.vision.hyperparameters import PreparedImage, group_in_squares
 from localllm.arch.vision.resizing import Picture
-from localllm.arch.vision.vit import apply_norm, embed_patches, numbers_of, transformer
+from localllm.arch.vision.vit import apply_norm, apply_transformer, embed_patches, to_array
 from localllm.errors import ModelError
 
 MARKS = ("[IMG_END]",)
@@ -20,7 +20,7 @@ BREAK = "v.token_embd.img_break"
 
 
 @frozen
-class Pixtral(AnySize):
+class Pixtral(AnySizeVision):
     least: ClassVar[int] = 8
     square: ClassVar[int] = 32
 
@@ -35,25 +35,25 @@ class Pixtral(AnySize):
         pairs = (*range(0, half, 2), *range(1, half, 2))
         return Rope(self.head_dim, self.head_dim, interleaved=True, frequency_pairs=pairs, pair_axes=self.pair_axes)
 
-    def with_breaks(self, rows: np.ndarray, grid: tuple[int, int], w: Weights) -> np.ndarray:
+    def insert_breaks(self, rows: np.ndarray, grid: tuple[int, int], w: Weights) -> np.ndarray:
         lines = rows.reshape(grid[0] // self.merge, grid[1] // self.merge, -1)
-        ends = np.broadcast_to(numbers_of(w.exactly(BREAK)), (len(lines), 1, lines.shape[2]))
+        ends = np.broadcast_to(to_array(w.require_bare(BREAK)), (len(lines), 1, lines.shape[2]))
         return np.concatenate((lines, ends), axis=1).reshape(-1, lines.shape[2])[:-1]
 
 
-def read(fields: Fields) -> Pixtral:
+def read(fields: HyperparameterReader) -> Pixtral:
     return Pixtral(**read_any_size(fields, merge=1))
 
 
-def prepare(h: Pixtral, picture: Picture) -> Prepared:
+def prepare(h: Pixtral, picture: Picture) -> PreparedImage:
     """Resize an image to one picture, followed by the end-of-image token."""
-    return Prepared([h.fit(picture)], [0, *MARKS])
+    return PreparedImage([h.fit(picture)], [0, *MARKS])
 
 
 def tower(b: Builder, w: Weights, h: Pixtral, x: Activation) -> Activation:
     v = w.part("v.")
     x = apply_norm(b, h, embed_patches(b, v, h, x), v.pre_ln)
-    x = transformer(b, v, h, x, h.layers, lambda y: b.rope(y, h.rope, b.positions))
+    x = apply_transformer(b, v, h, x, h.layers, lambda y: b.rope(y, h.rope, b.positions))
     return apply_norm(b, h, x, w.require("mm.input_norm")) if h.merge > 1 else x
 
 
@@ -62,12 +62,12 @@ def gather(h: Pixtral, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
 
     The row has the first element of every patch, then the second, ...
     """
-    squares = in_squares(x, grid, h.merge)
+    squares = group_in_squares(x, grid, h.merge)
     return np.ascontiguousarray(squares.transpose(0, 2, 1)).reshape(len(squares), -1)
 
 
 def project(b: Builder, w: Weights, h: Pixtral, x: Activation) -> Activation:
-    end = w.exactly(BREAK)
+    end = w.require_bare(BREAK)
     if end.shape != (h.out,):
         raise ModelError(f"tensor {end.name} must have {h.out} elements (found the shape {list(end.shape)})")
     b.ignore(end)

@@ -7,18 +7,18 @@ from typing import ClassVar
 
 import numpy as np
 
-from localllm.arch.family import Activation, Builder, Fields, Rope, Weight, Weights, frozen
-from localllm.arch.vision.any_size import AnySize, read_any_size
-from localllm.arch.vision.hyperparameters import Prepared, pixels_of
+from localllm.arch.family import Activation, Builder, HyperparameterReader, Rope, Weight, Weights, frozen
+from localllm.arch.vision.any_size import AnySizeVision, read_any_size
+from localllm.arch.vision.hyperparameters import PreparedImage, to_patches
 from localllm.arch.vision.resizing import Picture
-from localllm.arch.vision.vit import apply_norm, as_matrix, transformer
+from localllm.arch.vision.vit import apply_norm, apply_transformer, to_matrix
 
 MARKS = "<|vision_start|>", "<|vision_end|>"
 WINDOW = 112  # pixels, on each side
 
 
 @frozen
-class Qwen2Vision(AnySize):
+class Qwen2Vision(AnySizeVision):
     """The encoder's hyperparameters.
 
     Attributes:
@@ -56,7 +56,7 @@ class Qwen2Vision(AnySize):
     def rows(self, picture: Picture, w: Weights) -> np.ndarray:
         grid = self.grid(picture)
         y, x = self.places(grid).T
-        return pixels_of(self, picture)[y * grid[1] + x]
+        return to_patches(self, picture)[y * grid[1] + x]
 
     def rotary_positions(self, grid: tuple[int, int]) -> np.ndarray:
         return np.pad(self.places(grid), ((0, 0), (1, 0)))
@@ -74,7 +74,7 @@ class Qwen2Vision(AnySize):
         return np.stack([np.zeros_like(y), y, x], axis=1)
 
 
-def read(fields: Fields) -> Qwen2Vision:
+def read(fields: HyperparameterReader) -> Qwen2Vision:
     shared = read_any_size(fields, merge=2)
     is_windowed = shared["kind"] == "qwen2.5vl_merger"
     h = Qwen2Vision(**shared, pattern=fields.count("vision.n_wa_pattern", None if is_windowed else 0))
@@ -83,20 +83,20 @@ def read(fields: Fields) -> Qwen2Vision:
     return h
 
 
-def prepare(h: Qwen2Vision, picture: Picture) -> Prepared:
+def prepare(h: Qwen2Vision, picture: Picture) -> PreparedImage:
     """Prepare one picture, between control tokens."""
-    return Prepared([h.fit(picture)], [MARKS[0], 0, MARKS[1]])
+    return PreparedImage([h.fit(picture)], [MARKS[0], 0, MARKS[1]])
 
 
 def tower(b: Builder, w: Weights, h: Qwen2Vision, x: Activation) -> Activation:
     v = w.part("v.")
-    x = transformer(b, v, h, patches(b, v, h, x), h.layers, lambda y: b.rope(y, h.rope, b.positions))
+    x = apply_transformer(b, v, h, embed_video_patches(b, v, h, x), h.layers, lambda y: b.rope(y, h.rope, b.positions))
     return apply_norm(b, h, x, v.post_ln)
 
 
-def patches(b: Builder, v: Weights, h: Qwen2Vision, x: Activation) -> Activation:
+def embed_video_patches(b: Builder, v: Weights, h: Qwen2Vision, x: Activation) -> Activation:
     """Embed patches as two equal frames of a video, with a convolution for each frame."""
-    first, second = (as_matrix(weight, h.pixels) for weight in (v.patch_embd, v.exactly("patch_embd.weight.1")))
+    first, second = (to_matrix(weight, h.pixels) for weight in (v.patch_embd, v.require_bare("patch_embd.weight.1")))
     return b.add(b.linear(x, first), b.linear(x, second))
 
 
@@ -110,9 +110,9 @@ def gather(h: Qwen2Vision, x: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
 
 
 def project(b: Builder, w: Weights, h: Qwen2Vision, x: Activation) -> Activation:
-    return two_products(b, x, w.require("mm.0"), w.require("mm.2"))
+    return apply_two_matrices(b, x, w.require("mm.0"), w.require("mm.2"))
 
 
-def two_products(b: Builder, x: Activation, first: Weight, second: Weight) -> Activation:
+def apply_two_matrices(b: Builder, x: Activation, first: Weight, second: Weight) -> Activation:
     """Apply two matrices with GELU between them."""
     return b.linear(b.gelu_erf(b.linear(x, first)), second)

@@ -6,9 +6,9 @@ from earlier layers of the encoder to the first layers of the language model (De
 
 import numpy as np
 
-from localllm.arch.family import Activation, Builder, Fields, Weights, frozen
-from localllm.arch.vision.any_size import align_corners, interpolate_table, read_any_size, use_square_table
-from localllm.arch.vision.qwen2vl import MARKS, Qwen2Vision, gather, patches, prepare, two_products
+from localllm.arch.family import Activation, Builder, HyperparameterReader, Weights, frozen
+from localllm.arch.vision.any_size import compute_corner_weights, interpolate_table, read_any_size, require_square_table
+from localllm.arch.vision.qwen2vl import MARKS, Qwen2Vision, apply_two_matrices, embed_video_patches, gather, prepare
 from localllm.arch.vision.resizing import Picture
 from localllm.arch.vision.vit import apply_norm, block
 
@@ -37,11 +37,11 @@ class Qwen3Vision(Qwen2Vision):
     def rows(self, picture: Picture, w: Weights) -> np.ndarray:
         grid = self.grid(picture)
         y, x = self.places(grid).T
-        positions = interpolate_table(w.part("v.").position_embd, grid, align_corners)
+        positions = interpolate_table(w.part("v.").position_embd, grid, compute_corner_weights)
         return np.concatenate((super().rows(picture, w), positions[y, x]), axis=1)
 
 
-def read(fields: Fields) -> Qwen3Vision:
+def read(fields: HyperparameterReader) -> Qwen3Vision:
     shared, name = read_any_size(fields, merge=2), "vision.is_deepstack_layers"
     flags = fields.array(name, "b", "an array of flags") if fields.has(name) else np.zeros(0)
     deep = tuple(np.flatnonzero(flags).tolist())
@@ -53,9 +53,9 @@ def read(fields: Fields) -> Qwen3Vision:
 def tower(b: Builder, w: Weights, h: Qwen3Vision, x: Activation) -> Activation:
     """Compute a row for each patch: the output of the last layer, then those of the DeepStack layers."""
     v = w.part("v.")
-    use_square_table(b, v.position_embd, h.width)
+    require_square_table(b, v.position_embd, h.width)
     positions = b.slice_columns(x, h.pixels, h.input_width)
-    x, deep = b.add(patches(b, v, h, b.slice_columns(x, 0, h.pixels)), positions), list[Activation]()
+    x, deep = b.add(embed_video_patches(b, v, h, b.slice_columns(x, 0, h.pixels)), positions), list[Activation]()
     for state in h.states():
         x = block(b, v.block(state.layer), h, state, x, lambda y: b.rope(y, h.rope, b.positions))
         deep += [x] if state.layer in h.deep else []
@@ -67,15 +67,15 @@ def tower(b: Builder, w: Weights, h: Qwen3Vision, x: Activation) -> Activation:
 
 def project(b: Builder, w: Weights, h: Qwen3Vision, x: Activation) -> Activation:
     """Return rows as wide as the language model's embeddings, side by side."""
-    y = two_products(b, part(b, h, x, 0), w.require("mm.0"), w.require("mm.2"))
+    y = apply_two_matrices(b, slice_output(b, h, x, 0), w.require("mm.0"), w.require("mm.2"))
     for number, layer in enumerate(h.deep, 1):
         weights = w.part(f"v.deepstack.{layer}.")
-        deep = b.layer_norm(part(b, h, x, number), weights.norm, h.epsilon)
-        y = b.concat_heads(y, two_products(b, deep, weights.fc1, weights.fc2), 1)
+        deep = b.layer_norm(slice_output(b, h, x, number), weights.norm, h.epsilon)
+        y = b.concat_heads(y, apply_two_matrices(b, deep, weights.fc1, weights.fc2), 1)
     return y
 
 
-def part(b: Builder, h: Qwen3Vision, x: Activation, number: int) -> Activation:
+def slice_output(b: Builder, h: Qwen3Vision, x: Activation, number: int) -> Activation:
     """Return the columns of merged patches with one output.
 
     number: 0 for the last layer's output, 1, ... for those of DeepStack layers.

@@ -23,7 +23,7 @@ class Picture(Protocol):
     def crop(self, box: tuple[int, int, int, int]) -> "Picture": ...
 
 
-class Pixels(NamedTuple):
+class PixelLimits(NamedTuple):
     """The limits on the number of a picture's pixels."""
 
     least: int
@@ -38,7 +38,7 @@ def resize(picture: Picture, size: Size, resample: int) -> Any:
     return picture.resize((size[0], picture.size[1]), resample).resize(size, resample)
 
 
-def with_bars(picture: Picture, size: Size, resample: int, colour: tuple[int, int, int] = (0, 0, 0)) -> Picture:
+def resize_with_bars(picture: Picture, size: Size, resample: int, colour: tuple[int, int, int] = (0, 0, 0)) -> Picture:
     """Scale a picture to fit a size, with bars above and below or on both sides."""
     from PIL import Image  # whoever has a picture has Pillow installed
 
@@ -53,7 +53,7 @@ def with_bars(picture: Picture, size: Size, resample: int, colour: tuple[int, in
     return canvas
 
 
-def whole_size(size: Size, unit: int, pixels: Pixels) -> Size:
+def round_size(size: Size, unit: int, pixels: PixelLimits) -> Size:
     """Return the size nearest to a picture's whose sides are multiples of `unit`, within the limits."""
     columns, rows = (max(unit, int(np.floor(np.float32(length) / np.float32(unit) + 0.5)) * unit) for length in size)
     area = np.float32(size[1]) * np.float32(size[0])
@@ -66,7 +66,7 @@ def whole_size(size: Size, unit: int, pixels: Pixels) -> Size:
     return columns, rows
 
 
-def choose_used_size(size: Size, allowed: Sequence[Size]) -> Size:
+def choose_size(size: Size, allowed: Sequence[Size]) -> Size:
     """Choose the size that keeps most of an image's pixels when the image is scaled to fit.
 
     Of several that keep equally many, choose the one with the least empty space.
@@ -81,7 +81,7 @@ def choose_used_size(size: Size, allowed: Sequence[Size]) -> Size:
     return max(allowed, key=rank)
 
 
-def grids(minimum: int, maximum: int, side: int) -> list[Size]:
+def list_grids(minimum: int, maximum: int, side: int) -> list[Size]:
     """List the sizes of grids of `minimum` to `maximum` whole tiles."""
     return [
         (columns * side, rows * side)
@@ -90,11 +90,11 @@ def grids(minimum: int, maximum: int, side: int) -> list[Size]:
     ]
 
 
-def tiles_of(picture: Picture, allowed: Sequence[Size], side: int) -> list[Picture]:
+def cut_into_tiles(picture: Picture, allowed: Sequence[Size], side: int) -> list[Picture]:
     """Cut a picture with black bars into squares, row by row; none if it is no larger than one square."""
     if max(picture.size) <= side:
         return []
-    return cut_tiles(with_bars(picture, choose_used_size(picture.size, allowed), BICUBIC), side)
+    return cut_tiles(resize_with_bars(picture, choose_size(picture.size, allowed), BICUBIC), side)
 
 
 def cut_tiles(picture: Picture, side: int) -> list[Picture]:

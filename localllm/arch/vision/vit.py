@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from localllm.arch.family import Activation, Builder, Paged, Scores, Weight, Weights
-from localllm.arch.vision.hyperparameters import Vision
+from localllm.arch.family import Activation, AttentionScores, Builder, PagedState, Weight, Weights
+from localllm.arch.vision.hyperparameters import VisionHyperparameters
 from localllm.errors import ModelError
 from localllm.files.gguf.file import Tensor
 from localllm.quant.formats import BY_NAME
@@ -18,12 +18,12 @@ Rotate = Callable[[Activation], Activation]
 QUICK = 1.702  # x * sigmoid(1.702 x) is near GELU (Hendrycks and Gimpel 2016)
 
 
-def embed_patches(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation:
+def embed_patches(b: Builder, w: Weights, h: VisionHyperparameters, x: Activation) -> Activation:
     """Embed patches; the file's convolution has no overlap, so it is a matrix product."""
-    return b.linear(x, as_matrix(w.patch_embd, h.pixels))
+    return b.linear(x, to_matrix(w.patch_embd, h.pixels))
 
 
-def as_matrix(weight: Weight, columns: int) -> Weight:
+def to_matrix(weight: Weight, columns: int) -> Weight:
     """Return the weights of a convolution [rows, colours, patch, patch] as a matrix. Raises ModelError."""
     tensor = weight.tensor
     if len(tensor.shape) < 2 or int(np.prod(tensor.shape[1:])) != columns:
@@ -44,26 +44,26 @@ def transpose(weight: Weight) -> Weight:
     return replace(weight, tensor=replace(weight.tensor, shape=weight.shape[::-1], data=data))
 
 
-def table_of(name: str, numbers: np.ndarray) -> Weight:
+def make_table(name: str, numbers: np.ndarray) -> Weight:
     """Wrap an array [rows, columns] as an F32 tensor of that name."""
     data = np.ascontiguousarray(numbers, np.float32)
     return Weight(Tensor(name, BY_NAME["F32"], data.shape, data.view(np.uint8)))
 
 
-def numbers_of(weight: Weight) -> np.ndarray:
+def to_array(weight: Weight) -> np.ndarray:
     """Return the values of an unquantized vector or matrix, float32 of its shape. Raises ModelError."""
     return weight.flat().vector().reshape(weight.shape)
 
 
-def siglip(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation:
+def apply_siglip(b: Builder, w: Weights, h: VisionHyperparameters, x: Activation) -> Activation:
     """Apply SigLIP (Zhai et al. 2023, arXiv 2303.15343): learned positions, all layers, and a final norm."""
     v = w.part("v.")
     x = b.add(embed_patches(b, v, h, x), b.embed_positions(v.position_embd, b.positions))
-    return b.layer_norm(transformer(b, v, h, x, h.layers), v.post_ln, h.epsilon)
+    return b.layer_norm(apply_transformer(b, v, h, x, h.layers), v.post_ln, h.epsilon)
 
 
-def transformer(
-    b: Builder, w: Weights, h: Vision, x: Activation, layers: int, rotate: Rotate | None = None
+def apply_transformer(
+    b: Builder, w: Weights, h: VisionHyperparameters, x: Activation, layers: int, rotate: Rotate | None = None
 ) -> Activation:
     """Apply the first `layers` layers.
 
@@ -74,37 +74,39 @@ def transformer(
     return x
 
 
-def block(b: Builder, w: Weights, h: Vision, state: Paged, x: Activation, rotate: Rotate | None) -> Activation:
+def block(
+    b: Builder, w: Weights, h: VisionHyperparameters, state: PagedState, x: Activation, rotate: Rotate | None
+) -> Activation:
     y = apply_norm(b, h, x, w.ln1)
-    q, k, v = (b.linear(y, part) for part in parts(w, h))
+    q, k, v = (b.linear(y, part) for part in split_qkv(w, h))
     q, k = (
         apply_norm(b, h, x, norm) if (norm := w.get(name)) else x
         for name, x in (("attn_q_norm", q), ("attn_k_norm", k))
     )
     q, k = (rotate(q), rotate(k)) if rotate else (q, k)
-    scores = Scores(h.heads, h.head_dim**-0.5, lookahead=h.lookahead, windowed=h.windowed(state.layer))
+    scores = AttentionScores(h.heads, h.head_dim**-0.5, lookahead=h.lookahead, windowed=h.windowed(state.layer))
     attended = b.attend(q, k, v, state, scores)
-    x = b.add(x, layer_scale(b, b.linear(attended, w.attn_out), w.get("ls1")))
-    return b.add(x, layer_scale(b, feed_forward(b, w, h, apply_norm(b, h, x, w.ln2)), w.get("ls2")))
+    x = b.add(x, apply_layer_scale(b, b.linear(attended, w.attn_out), w.get("ls1")))
+    return b.add(x, apply_layer_scale(b, apply_feed_forward(b, w, h, apply_norm(b, h, x, w.ln2)), w.get("ls2")))
 
 
-def layer_scale(b: Builder, x: Activation, scales: Weight | None) -> Activation:
+def apply_layer_scale(b: Builder, x: Activation, scales: Weight | None) -> Activation:
     """Apply LayerScale, one factor per column, if the file has it (Touvron et al. 2021, arXiv 2103.17239)."""
     return b.scale_columns(x, scales) if scales else x
 
 
-def apply_norm(b: Builder, h: Vision, x: Activation, weight: Weight) -> Activation:
+def apply_norm(b: Builder, h: VisionHyperparameters, x: Activation, weight: Weight) -> Activation:
     """Apply the encoder's norm, RMSNorm or LayerNorm."""
     return (b.rms_norm if h.rms else b.layer_norm)(x, weight, h.epsilon)
 
 
-def parts(w: Weights, h: Vision) -> list[Weight]:
+def split_qkv(w: Weights, h: VisionHyperparameters) -> list[Weight]:
     """Return the matrices of queries, keys and values, from three tensors or a fused one."""
     fused = w.get("attn_qkv")
     return fused.split(h.width, h.width, h.width) if fused else [w.attn_q, w.attn_k, w.attn_v]
 
 
-def feed_forward(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation:
+def apply_feed_forward(b: Builder, w: Weights, h: VisionHyperparameters, x: Activation) -> Activation:
     """Apply the feed-forward network, gated if the file has a gate.
 
     Older files have `up` and `down` exchanged.
@@ -120,7 +122,7 @@ def feed_forward(b: Builder, w: Weights, h: Vision, x: Activation) -> Activation
     return b.linear((b.swiglu if h.activation == "silu" else b.geglu)(b.linear(x, gate), y), down)
 
 
-def apply_activation(b: Builder, h: Vision, x: Activation) -> Activation:
+def apply_activation(b: Builder, h: VisionHyperparameters, x: Activation) -> Activation:
     """Apply the activation between the two matrices."""
     if h.activation == "gelu":
         return b.gelu_erf(x) if h.exact else b.gelu(x)

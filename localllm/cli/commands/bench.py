@@ -9,18 +9,26 @@ from localllm.cli import open_model as opening
 from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
 from localllm.cli.parameters import option
-from localllm.cli.terminal.output import ProgressLine, as_line, is_terminal, write
-from localllm.cli.terminal.render import count, file_stem, hanging, one_line, size, table, terminal_width
+from localllm.cli.terminal.output import ProgressLine, is_terminal, to_json_line, write
+from localllm.cli.terminal.render import (
+    format_count,
+    format_size,
+    format_table,
+    get_file_stem,
+    get_terminal_width,
+    to_one_line,
+    wrap_hanging,
+)
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
-    from localllm.services.bench import ModelFacts, Result
+    from localllm.services.bench import BenchResult, ModelFacts
 
 COLUMNS = ("test", "threads", "tokens/s", "arithmetic", "weights read")
 NARROW = 70  # a terminal of fewer columns gets a table without a frame
 
 
-class Numbers:
+class IntegerList:
     """A parser of comma-separated integers, each at least `least`.
 
     length: their exact count, if given.
@@ -38,37 +46,37 @@ class Numbers:
         return numbers
 
 
-PAIR = Numbers(1, 2)
+PAIR = IntegerList(1, 2)
 
 
-def numbers(names: str, help: str, default: Sequence[int] | None = None, least: int = 0) -> Any:
+def integers_option(names: str, help: str, default: Sequence[int] | None = None, least: int = 0) -> Any:
     """Declare an option with a list of integers."""
-    return option(names, help, "N[,N...]", default=default, parser=Numbers(least))
+    return option(names, help, "N[,N...]", default=default, parser=IntegerList(least))
 
 
 def bench(
     model: options.ModelName,
     *,
-    prompt: Sequence[int] = numbers(
+    prompt: Sequence[int] = integers_option(
         "-p --n-prompt --prompt", "Prompt length of the prefill test (pp); 0: no test.  [default: 512]", (512,)
     ),
-    generate: Sequence[int] = numbers(
+    generate: Sequence[int] = integers_option(
         "-n --n-gen --generate", "Tokens of the generation test (tg); 0: no test.  [default: 128]", (128,)
     ),
     combined: list[Any] | None = option(
         "-pg", "Combined test: prefill P tokens, then generate N.  [repeatable]", "P,N", parser=PAIR
     ),
-    depth: Sequence[int] = numbers(
+    depth: Sequence[int] = integers_option(
         "-d --depth --n-depth", "Tokens in the KV cache before each test.  [default: 0]", (0,)
     ),
     repetitions: int = option("-r --repetitions", "Repetitions of each test.  [default: 5]", "N", default=5),
-    threads: Sequence[int] | None = numbers(
+    threads: Sequence[int] | None = integers_option(
         "-t --threads", "Number of CPU threads.  [default: the physical cores that this process may use]", least=1
     ),
     device: options.Device = "auto",
     gpu_layers: options.GpuLayers = "auto",
-    cache: options.Cache,
-    rope: options.Rope,
+    cache: options.CacheGroup,
+    rope: options.RopeGroup,
     as_markdown: bool = option("--md", "Print a Markdown table (the default if stdout is not a terminal)."),
     as_json: options.AsJson = False,
 ) -> None:
@@ -89,56 +97,56 @@ def bench(
         raise UsageError("give either --md or --json, not both")
     from localllm.kernels.build.faults import end_on_bus_error
     from localllm.services import bench as service
-    from localllm.services.bench import makes_no_text
+    from localllm.services.bench import is_embedding_only
 
-    tests, line = service.plan(prompt, generate, combined or (), depth), ProgressLine()
-    results: list[Result] = []
+    tests, line = service.plan_tests(prompt, generate, combined or (), depth), ProgressLine()
+    results: list[BenchResult] = []
     path = resolve_model_path(model)
     end_on_bus_error(path)
-    if makes_no_text(path):
-        if rope.scaling():
+    if is_embedding_only(path):
+        if rope.make_scaling():
             raise UsageError("RoPE scaling cannot be changed for embedding models: leave out the --rope options")
-        show_texts(path, prompt, None if threads is None else threads[0], repetitions, device, as_json)
+        bench_embedding(path, prompt, None if threads is None else threads[0], repetitions, device, as_json)
         return
-    bench_run = service.Bench(path, lambda step: line.show(f"measuring {step}"), opening.compiling(line))
+    bench_run = service.Bench(path, lambda step: line.show(f"measuring {step}"), opening.make_compile_progress(line))
     try:
-        layers = options.layer_count(gpu_layers)
+        layers = options.convert_layer_count(gpu_layers)
         # Keep the results obtained before Ctrl-C.
-        results.extend(bench_run.run(tests, threads, repetitions, cache.types(), device, layers, rope.scaling()))
+        results.extend(bench_run.run(tests, threads, repetitions, cache.types(), device, layers, rope.make_scaling()))
     finally:
         line.clear()
         if as_json and results:
-            write(as_line(bench_run.report(results)))
+            write(to_json_line(bench_run.report(results)))
         elif results:
-            show(bench_run.model, results, bench_run.lane, pretty=is_terminal(sys.stdout) and not as_markdown)
+            print_results(bench_run.model, results, bench_run.lane, pretty=is_terminal(sys.stdout) and not as_markdown)
 
 
-def show_texts(
+def bench_embedding(
     path: str, lengths: Sequence[int], threads: int | None, repetitions: int, device: str, as_json: bool
 ) -> None:
     """Measure an embedding model on documents of these lengths in tokens; 512 means the default lengths."""
-    from localllm.services.bench import measure
+    from localllm.services.bench import measure_embedding
 
     line = ProgressLine()
     lengths = (16, 64, 512) if lengths == (512,) else lengths
     with line:
-        compiling = opening.compiling(line)
+        compiling = opening.make_compile_progress(line)
         tell = lambda test: line.show(f"measuring {test}")  # noqa: E731
-        results = measure(path, lengths, threads, repetitions, tell, compiling, device)
+        results = measure_embedding(path, lengths, threads, repetitions, tell, compiling, device)
     if as_json:
-        write(as_line({"model": path, "results": results}))
+        write(to_json_line({"model": path, "results": results}))
         return
     rows = [
         (f"{result['length']} tokens", f"{result['tokens_per_second']:.0f} ± {result['deviation']:.0f}",
          f"{result['texts_per_second']:.1f}") for result in results
     ]  # fmt: skip
-    write("\n".join(table(("texts of", "tokens/s", "texts/s"), rows)) + "\n")
+    write("\n".join(format_table(("texts of", "tokens/s", "texts/s"), rows)) + "\n")
 
 
-def show(model: "ModelFacts", results: Sequence["Result"], lane: str, pretty: bool) -> None:
+def print_results(model: "ModelFacts", results: Sequence["BenchResult"], lane: str, pretty: bool) -> None:
     """Print the results as a table for a terminal or in Markdown; lane: the instruction set of the prefill."""
     columns = [f"{name}, {lane}" if name == "arithmetic" else name for name in COLUMNS]
-    rows, name = [cells(result) for result in results], one_line(file_stem(model["path"]))
+    rows, name = [format_cells(result) for result in results], to_one_line(get_file_stem(model["path"]))
     if not pretty:
         marked = [
             ("model", *columns),
@@ -147,10 +155,14 @@ def show(model: "ModelFacts", results: Sequence["Result"], lane: str, pretty: bo
         ]
         write("".join("| " + " | ".join(row) + " |\n" for row in marked))
         return
-    facts = f"{model['arch']} {model['format']}, {count(model['parameters'])} weights in {size(model['size'])}"
+    weights = f"{format_count(model['parameters'])} weights in {format_size(model['size'])}"
+    facts = f"{model['arch']} {model['format']}, {weights}"
     facts += "" if model["device"] == "CPU" else f", {model['device']}"
-    if 0 < terminal_width() < NARROW:
-        write("\n".join([*hanging(f"{name}: {facts}", terminal_width(), 0), *table(tuple(columns), rows)]) + "\n")
+    if 0 < get_terminal_width() < NARROW:
+        write(
+            "\n".join([*wrap_hanging(f"{name}: {facts}", get_terminal_width(), 0), *format_table(tuple(columns), rows)])
+            + "\n"
+        )
         return
     from rich.console import Console
     from rich.table import Table
@@ -164,7 +176,7 @@ def show(model: "ModelFacts", results: Sequence["Result"], lane: str, pretty: bo
     Console().print(rows_table)
 
 
-def cells(result: "Result") -> tuple[str, ...]:
+def format_cells(result: "BenchResult") -> tuple[str, ...]:
     read = ""
     if result.gb_per_s and result.bandwidth and result.share:
         read = f"{result.gb_per_s:.1f} of {result.bandwidth / 1e9:.1f} GB/s, {result.share:.0%}"

@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING, Literal
 
 from localllm.cli.parameters import argument
-from localllm.cli.terminal.output import dim, write
-from localllm.cli.terminal.render import one_line, size, table
+from localllm.cli.terminal.output import say_dim, write
+from localllm.cli.terminal.render import format_size, format_table, to_one_line
 
 if TYPE_CHECKING:
     from localllm.files.cache.prefix_files import PrefixEntry
@@ -26,18 +26,21 @@ def cache(action: Literal["clear"] | None = argument("[clear]", "Remove all entr
     from localllm.files.cache import prefix_files
 
     if action == "clear":
-        dim(f"{size(prefix_files.clear() + written_file.clear())} removed")
+        say_dim(f"{format_size(prefix_files.remove_all() + written_file.remove_all())} removed")
         return
     entries, texts = prefix_files.list_entries(), written_file.list_files()
     if not entries and not texts:
-        dim("the cache is empty")
+        say_dim("the cache is empty")
         return
-    rows = [*prompts(entries), *(("texts", str(tokens), size(nbytes), moment(when)) for tokens, nbytes, when in texts)]
-    rows += [("all", "", size(sum(entry.size for entry in entries) + sum(nbytes for _, nbytes, _ in texts)), "")]
-    write("\n".join(table(("model", "tokens", "size", "last used"), rows)) + "\n")
+    rows = [
+        *list_prompts(entries),
+        *(("texts", str(tokens), format_size(nbytes), format_time(when)) for tokens, nbytes, when in texts),
+    ]
+    rows += [("all", "", format_size(sum(entry.size for entry in entries) + sum(nbytes for _, nbytes, _ in texts)), "")]
+    write("\n".join(format_table(("model", "tokens", "size", "last used"), rows)) + "\n")
 
 
-def prompts(entries: "list[PrefixEntry]") -> list[tuple[str, str, str, str]]:
+def list_prompts(entries: "list[PrefixEntry]") -> list[tuple[str, str, str, str]]:
     """Build a row for each prompt, latest first; a shared prefix counts for the latest prompt only."""
     by_key, continued = {entry.key: entry for entry in entries}, {entry.about.before for entry in entries}
     rows, visited = [], set[str]()
@@ -49,11 +52,11 @@ def prompts(entries: "list[PrefixEntry]") -> list[tuple[str, str, str, str]]:
             nbytes += by_key[key].size
             visited.add(key)
             key = by_key[key].about.before
-        rows.append((one_line(last.about.model), str(last.about.end), size(nbytes), moment(last.used)))
+        rows.append((to_one_line(last.about.model), str(last.about.end), format_size(nbytes), format_time(last.used)))
     return rows
 
 
-def moment(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     from datetime import datetime
 
     return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")

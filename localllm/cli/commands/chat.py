@@ -11,24 +11,32 @@ import typer
 from localllm.cli import open_model as opening
 from localllm.cli.options import shared as options
 from localllm.cli.options.one_shot import EndpointGroup, ImageGroup, ToolGroup, open_remote
-from localllm.cli.options.shared import require_whole
-from localllm.cli.parameters import group, option
-from localllm.cli.prompt_input import Encoding, Prompt, begin, read_prompt, request, require_decodable, warn_of_template
-from localllm.cli.terminal.output import ProgressLine, dim, exit_on_signals, is_terminal, say
-from localllm.cli.terminal.render import file_stem, require_answers, stream
-from localllm.cli.terminal.type_ahead import type_ahead
+from localllm.cli.options.shared import require_complete
+from localllm.cli.parameters import option, option_group
+from localllm.cli.prompt_input import (
+    Encoding,
+    Prompt,
+    build_prompt,
+    read_prompt,
+    require_decodable,
+    start_answer,
+    warn_missing_template,
+)
+from localllm.cli.terminal.output import ProgressLine, exit_on_signals, is_terminal, say, say_dim
+from localllm.cli.terminal.render import get_file_stem, print_stream, require_answers
+from localllm.cli.terminal.type_ahead import hold_keys
 from localllm.errors import LocalllmError, UsageError
 
 if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.cli.interactive.conversation import TerminalConversation
-    from localllm.cli.terminal.tool_calls import ToolCalls
+    from localllm.cli.terminal.tool_calls import ToolCallRunner
     from localllm.generation.options import GenerationOptions
     from localllm.services.remote.http import Endpoint
     from localllm.text.messages import Message
 
 
-@group
+@option_group
 class ChatView:
     """Session and display."""
 
@@ -73,28 +81,27 @@ def chat(
     """
     from localllm.cli.interactive.conversation import (  # here, because `localllm --help` imports chat
         TerminalConversation,
-        model_of,
-        opener,
-        session_name,
-        start,
+        get_session_model,
+        make_opener,
+        select_session,
+        start_session,
     )
 
     images.require_files()
-    session = session_name(look.session, look.latest)
+    session = select_session(look.session, look.latest)
     interactive = is_terminal(sys.stdin)
     place = endpoint.place()
-    model_name = model_of(session) if session and model is None and place is None else model
+    model_name = get_session_model(session) if session and model is None and place is None else model
     path = opening.model_or_builtin(model_name) if place is None else model_name
-    most_bytes = opening.unknown if path is None else partial(opening.most_bytes, path, engine, choices.on_overflow)
+    most_bytes = (
+        opening.get_unlimited if path is None else partial(opening.most_bytes, path, engine, choices.on_overflow)
+    )
     ways = "-p TEXT or through a pipe"
     text = "" if interactive else read_prompt(prompt or (), encoding=encoding, most_bytes=most_bytes, ways=ways).text
-    system = options.system_message(system, system_file)
+    system = options.read_system_message(system, system_file)
     line = ProgressLine()
-    if choices.on_overflow in options.CUTS:
-        raise UsageError(
-            f"--on-overflow {choices.on_overflow} is available with `localllm run` only; use drop-turns or shift"
-        )
-    generation = options.generation_options(opening.reading(line), choices)
+    require_no_shortening(choices.on_overflow)
+    generation = options.build_generation_options(opening.make_prefill_progress(line), choices)
 
     open_here = partial(
         open_for_chat, place=place, engine=engine, choices=choices, template=chat_template, no_cache=no_cache,
@@ -106,31 +113,37 @@ def chat(
         calls, typing = tools.open_tools(leaving), leaving.enter_context(ExitStack())
         if interactive:
             exit_on_signals()
-            typing.enter_context(type_ahead())
+            typing.enter_context(hold_keys())
         first = open_here(path)
         conversation = TerminalConversation(first, generation, line, look.markdown, look.stats)
         leaving.push(lambda *error: conversation.model.__exit__(*error))
-        generation = conversation.options = opening.with_draft_model(first, generation, choices.speculate)
+        generation = conversation.options = opening.open_draft_model(first, generation, choices.speculate)
         if calls:
             generation = conversation.options = calls.begin(first, generation, leaving)
             conversation.tools = calls
         if not interactive:
-            messages = request(first, text, system, False, opening.first_messages(model, place is not None))
-            return answer_once(first, images.with_images(messages), generation, calls, line)
-        warn_of_template(first)
-        tell_model(first)
-        start(conversation, session, system, opening.first_messages(model, place is not None))
+            messages = build_prompt(first, text, system, False, opening.get_first_messages(model, place is not None))
+            return answer_once(first, images.add_images(messages), generation, calls, line)
+        warn_missing_template(first)
+        show_model(first)
+        start_session(conversation, session, system, opening.get_first_messages(model, place is not None))
         for image_file in images.image_files or ():
-            conversation.look(image_file)
+            conversation.attach_image(image_file)
         try:
             if prompt:
                 conversation.ask("\n\n".join(require_decodable(text, "-p") for text in prompt))
-            hold(conversation, open_here if place else opener(conversation, path or "", open_here), typing)
+            run_loop(conversation, open_here if place else make_opener(conversation, path or "", open_here), typing)
         finally:
             conversation.leave()
         opening.finish_writes(conversation.model)
         if conversation.unsaved:
             raise typer.Exit(1)
+
+
+def require_no_shortening(on_overflow: str | None) -> None:
+    """Raise UsageError for a method that shortens a single prompt."""
+    if on_overflow in options.SHORTENING_METHODS:
+        raise UsageError(f"--on-overflow {on_overflow} is available with `localllm run` only; use drop-turns or shift")
 
 
 def open_for_chat(
@@ -163,7 +176,7 @@ def answer_once(
     model: "Model",
     prompt: "str | list[Message]",
     generation: "GenerationOptions",
-    calls: "ToolCalls | None",
+    calls: "ToolCallRunner | None",
     line: ProgressLine,
 ) -> None:
     """Print one answer, as `run` does."""
@@ -173,46 +186,46 @@ def answer_once(
         assert not isinstance(prompt, str)
         answer, _, interrupted = answer_with_tools(model, prompt, generation, calls, line)
     else:
-        answer = begin(model, prompt, generation)
-        interrupted = stream(answer, line)
+        answer = start_answer(model, prompt, generation)
+        interrupted = print_stream(answer, line)
     if interrupted:
         raise KeyboardInterrupt
     opening.finish_writes(model)
-    require_whole(generation, [answer.finish_reason])
+    require_complete(generation, [answer.finish_reason])
     require_answers([answer])
 
 
-def tell_model(model: "Model") -> None:
-    name = model.name or file_stem(model.path)
+def show_model(model: "Model") -> None:
+    name = model.name or get_file_stem(model.path)
     device = "" if model.device in ("CPU", "") else f"{model.device} · "
     context = f"{model.context} tokens of context · " if model.context else ""
-    dim(f"{name} · {model.file_type} · {device}{context}/help")
+    say_dim(f"{name} · {model.file_type} · {device}{context}/help")
 
 
-def hold(conversation: "TerminalConversation", open_other: "Callable[[str], Model]", typing: ExitStack) -> None:
+def run_loop(conversation: "TerminalConversation", open_other: "Callable[[str], Model]", typing: ExitStack) -> None:
     """Answer until the user leaves; typing: buffers keys until the first prompt."""
-    from localllm.cli.interactive.slash_commands import ExitChat, Tools, complete_line, execute
-    from localllm.cli.terminal.line_editor import editor
+    from localllm.cli.interactive.slash_commands import CommandTools, ExitChat, complete_line, execute
+    from localllm.cli.terminal.line_editor import make_editor
 
-    keyboard = editor(lambda line: complete_line(conversation, line))
+    keyboard = make_editor(lambda line: complete_line(conversation, line))
 
-    def edit(text: str) -> str | None:
+    def edit_text(text: str) -> str | None:
         try:
             return keyboard.read(text)
         except (KeyboardInterrupt, EOFError):
             return None
 
     def open_quietly(path: str) -> "Model":
-        with type_ahead():
+        with hold_keys():
             return open_other(path)
 
-    tools = Tools(open_quietly, edit)
+    tools = CommandTools(open_quietly, edit_text)
     typing.close()
     while True:
         try:
             text = keyboard.read()
         except KeyboardInterrupt:
-            dim("to leave, press Ctrl-D or type /exit")
+            say_dim("to leave, press Ctrl-D or type /exit")
             continue
         except EOFError:
             return
@@ -222,6 +235,6 @@ def hold(conversation: "TerminalConversation", open_other: "Callable[[str], Mode
         except ExitChat:
             return
         except KeyboardInterrupt:
-            dim("interrupted")
+            say_dim("interrupted")
         except LocalllmError as error:
             say(f"localllm: error: {error}")

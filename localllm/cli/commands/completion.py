@@ -14,7 +14,15 @@ import typer
 from localllm.cli.command import Command
 from localllm.cli.options.shared import DRAFT
 from localllm.cli.parameters import Parameter, argument
-from localllm.cli.registry import COMMANDS, COMPLETE, HELP_NAMES, build, function, require_command, summary
+from localllm.cli.registry import (
+    COMMANDS,
+    COMPLETE,
+    HELP_NAMES,
+    build_command,
+    get_summary,
+    load_function,
+    require_command,
+)
 from localllm.cli.terminal.output import write
 
 Word = tuple[str, str]
@@ -118,59 +126,61 @@ def completion(
     write(SCRIPTS[shell].replace("%VARIABLE%", COMPLETE))
 
 
-def answer(words: Sequence[str]) -> None:
+def print_completions(words: Sequence[str]) -> None:
     """Print the completions of the last word for the shell's script, or nothing if earlier words are invalid."""
     from localllm.errors import LocalllmError
 
     if os.environ.get(COMPLETE) == "powershell":
         words = [*words[:-1], words[-1].removesuffix(".")]
     try:
-        kind, candidates = possible(words[:-1], words[-1] if words else "")
+        kind, candidates = complete_word(words[:-1], words[-1] if words else "")
     except LocalllmError:
         return
     write("".join(f"{line}\n" for line in (kind, *(f"{word}\t{meaning}" for word, meaning in candidates))))
 
 
-def possible(words_before: Sequence[str], prefix: str) -> tuple[str, list[Word]]:
+def complete_word(words_before: Sequence[str], prefix: str) -> tuple[str, list[Word]]:
     """Return the completions of a partial word: the type of files, and words with their descriptions.
 
     Raises LocalllmError if the words before it are invalid.
     """
     if not words_before:
         return "nothing", [
-            *starting(prefix, [(name, summary(name)) for name in COMMANDS]),
-            *(starting(prefix, [("--help", ""), ("--version", "")]) if prefix.startswith("-") else []),
+            *filter_by_prefix(prefix, [(name, get_summary(name)) for name in COMMANDS]),
+            *(filter_by_prefix(prefix, [("--help", ""), ("--version", "")]) if prefix.startswith("-") else []),
         ]
     require_command(words_before[0])
-    command = build(function(words_before[0]), Command)
+    command = build_command(load_function(words_before[0]), Command)
     context = typer.Context(command, info_name=words_before[0], help_option_names=HELP_NAMES)
     params = command.get_params(context)
     options = {name: param for param in params for name in param.names}
-    words_before = without_equals(words_before)  # bash makes three words of --name=value
+    words_before = drop_equals(words_before)  # bash makes three words of --name=value
     prefix = "" if prefix == "=" else prefix
     name, equals, value = prefix.partition("=")
     if equals and (option := options.get(name)) and not option.is_switch:
-        kind, words = values_of(option, context, value)
+        kind, words = list_values(option, context, value)
         return kind, [(f"{name}={word}", meaning) for word, meaning in words]
     if (option := options.get(words_before[-1])) and not option.is_switch:
-        return values_of(option, context, prefix)
+        return list_values(option, context, prefix)
     if prefix.startswith("-"):
         names = command.shell_complete(context, prefix)
-        return "nothing", starting(prefix, [(each.value, (each.help or "").partition("  [")[0]) for each in names])
-    arguments, place = [param for param in params if param.is_argument], place_of(words_before[1:], options)
-    if not arguments or (place >= len(arguments) and not arguments[-1].many):
+        return "nothing", filter_by_prefix(
+            prefix, [(each.value, (each.help or "").partition("  [")[0]) for each in names]
+        )
+    arguments, place = [param for param in params if param.is_argument], count_arguments(words_before[1:], options)
+    if not arguments or (place >= len(arguments) and not arguments[-1].takes_several):
         return "nothing", []
-    return values_of(arguments[min(place, len(arguments) - 1)], context, prefix)
+    return list_values(arguments[min(place, len(arguments) - 1)], context, prefix)
 
 
-def without_equals(words: Sequence[str]) -> list[str]:
+def drop_equals(words: Sequence[str]) -> list[str]:
     """Remove the "=" between an option and its value."""
     return [
         word for index, word in enumerate(words) if word != "=" or not index or not words[index - 1].startswith("-")
     ]
 
 
-def place_of(words_before: Sequence[str], options: dict[str, Parameter]) -> int:
+def count_arguments(words_before: Sequence[str], options: dict[str, Parameter]) -> int:
     """Count the arguments typed so far."""
     count, remaining = 0, list(words_before)
     while remaining:
@@ -183,13 +193,13 @@ def place_of(words_before: Sequence[str], options: dict[str, Parameter]) -> int:
     return count
 
 
-def values_of(param: Parameter, context: typer.Context, prefix: str) -> tuple[str, list[Word]]:
+def list_values(param: Parameter, context: typer.Context, prefix: str) -> tuple[str, list[Word]]:
     """Return the values of an option or argument: its choices, or those of its callback."""
     words = [(each.value, each.help or "") for each in param.shell_complete(context, prefix)]
-    return kind_of(param, [word for word, _ in words]), starting(prefix, words)
+    return get_file_type(param, [word for word, _ in words]), filter_by_prefix(prefix, words)
 
 
-def kind_of(param: Parameter, words: Sequence[str]) -> str:
+def get_file_type(param: Parameter, words: Sequence[str]) -> str:
     """Return which files a value may name: "models", "files" or "nothing"."""
     metavar = param.metavar or ""
     if "MODEL" in metavar or DRAFT in words:
@@ -200,6 +210,6 @@ def kind_of(param: Parameter, words: Sequence[str]) -> str:
     return "files" if param.is_argument and not offers else "nothing"
 
 
-def starting(prefix: str, words: Sequence[Word]) -> list[Word]:
+def filter_by_prefix(prefix: str, words: Sequence[Word]) -> list[Word]:
     """Return the words that begin with the partial word."""
     return [(word, " ".join(meaning.split())) for word, meaning in words if word.startswith(prefix)]

@@ -5,18 +5,18 @@ from collections.abc import Iterator
 
 from localllm.cli.defaults import load_defaults
 from localllm.cli.options import shared as options
-from localllm.cli.options.offers import offer_models, offer_what_to_show
-from localllm.cli.parameters import Chosen, Parameter, argument
+from localllm.cli.options.offers import offer_config_arguments, offer_models
+from localllm.cli.parameters import Parameter, SourcedValue, argument
 from localllm.cli.terminal.output import write
-from localllm.cli.terminal.render import columns, one_line, size, terminal_width
-from localllm.files.settings import CACHE_SIZE, Settings, config_path, load_settings
+from localllm.cli.terminal.render import format_columns, format_size, get_terminal_width, to_one_line
+from localllm.files.settings import CACHE_SIZE, Settings, get_config_path, load_settings
 
 Row = tuple[str, str, str]
 
 
 def config(
     command: str | None = argument(
-        "[COMMAND]", "Show all options of this command; `path` prints the path of config.toml.", offer_what_to_show
+        "[COMMAND]", "Show all options of this command; `path` prints the path of config.toml.", offer_config_arguments
     ),
     model: str | None = argument(
         "[MODEL]", "Show the options for this model.", offer_models, also=options.NAMED, typed_only=True
@@ -47,54 +47,61 @@ def config(
       LOCALLLM_TEMP=0 localllm config run
     """
     if command == "path":
-        return write(f"{config_path()}\n")
+        return write(f"{get_config_path()}\n")
     settings = load_settings()
-    rows = [*general(settings), *(of_command(command, model) if command else of_all(settings))]
-    write("".join(f"{line}\n" for line in columns(rows[0], rows[1:], "<<<", terminal_width())))
+    rows = [*list_general(settings), *(list_command_options(command, model) if command else list_all_options(settings))]
+    write("".join(f"{line}\n" for line in format_columns(rows[0], rows[1:], "<<<", get_terminal_width())))
 
 
-def general(settings: Settings) -> Iterator[Row]:
+def list_general(settings: Settings) -> Iterator[Row]:
     from localllm.files.cache import prefix_files
     from localllm.files.models_folder import find_models_folder
 
     yield "config file", str(settings.path), "" if settings.text else "does not exist"
-    variable, default = prefix_files.SIZE_VARIABLE, "" if settings.cache_gb is None else place(settings, CACHE_SIZE)
+    variable, default = (
+        prefix_files.SIZE_VARIABLE,
+        "" if settings.cache_gb is None else format_location(settings, CACHE_SIZE),
+    )
     yield (
         "prompts kept",
-        size(prefix_files.size_limit()),
+        format_size(prefix_files.get_size_limit()),
         variable if os.environ.get(variable) else default or "default",
     )
     folder, chosen_by = find_models_folder()
     yield "models", str(folder), chosen_by or "default"
     for name, target in settings.aliases.items():
-        yield f"alias {name}", target, place(settings, "aliases", name)
+        yield f"alias {name}", target, format_location(settings, "aliases", name)
 
 
-def place(settings: Settings, *keys: str) -> str:
+def format_location(settings: Settings, *keys: str) -> str:
     return f"{settings.path.name}, line {settings.line(*keys)}"
 
 
-def of_command(command: str, model: str | None) -> Iterator[Row]:
-    from localllm.cli.registry import params_of
+def list_command_options(command: str, model: str | None) -> Iterator[Row]:
+    from localllm.cli.registry import list_params
 
-    params = params_of(command)
+    params = list_params(command)
     defaults = load_defaults(command, params, model)
     for param in params:
         if keys := param.keys:
             name = "MODEL" if keys == ["model"] else f"--{keys[0]}"
-            value = Chosen(model, "typed") if name == "MODEL" and model else defaults.get(param.name)
-            yield (name, format_value(value.value), value.source) if value else (name, default_of(param), "default")
+            value = SourcedValue(model, "typed") if name == "MODEL" and model else defaults.get(param.name)
+            yield (
+                (name, format_value(value.value), value.source)
+                if value
+                else (name, get_documented_default(param), "default")
+            )
 
 
-def of_all(settings: Settings) -> Iterator[Row]:
-    from localllm.cli.registry import COMMANDS, params_of
+def list_all_options(settings: Settings) -> Iterator[Row]:
+    from localllm.cli.registry import COMMANDS, list_params
 
     for command in settings.command:
         if command not in COMMANDS:
             raise settings.error(f"unknown command {command}", "command", command)
     users: dict[Row, list[str]] = {}
     for command in COMMANDS:
-        params = params_of(command)
+        params = list_params(command)
         takes_model = any(param.name == "model" for param in params)
         for model in (None, *settings.model) if takes_model else (None,):
             for param in params:
@@ -105,7 +112,7 @@ def of_all(settings: Settings) -> Iterator[Row]:
         yield name, value, f"{source}: {', '.join(dict.fromkeys(commands))}"
 
 
-def default_of(param: Parameter) -> str:
+def get_documented_default(param: Parameter) -> str:
     """Return the default that the help text names."""
     shown_default = (param.help or "").partition("[default: ")[2].partition("]")[0]
     return shown_default or ("off" if param.is_switch else "-")
@@ -114,4 +121,4 @@ def default_of(param: Parameter) -> str:
 def format_value(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
-    return one_line(", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
+    return to_one_line(", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))

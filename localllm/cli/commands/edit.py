@@ -7,7 +7,7 @@ from localllm.cli.options.quantizing import MetadataGroup
 from localllm.cli.parameters import argument, option
 from localllm.cli.terminal.output import ProgressLine, exit_on_signals, say, write
 from localllm.cli.terminal.quantize_progress import copy_files
-from localllm.cli.terminal.render import one_line
+from localllm.cli.terminal.render import to_one_line
 from localllm.errors import UsageError
 
 
@@ -35,17 +35,20 @@ def edit(
     """
     from localllm.files.gguf.file import GGUFFile
     from localllm.quantizing.quantize import require_valid_edits
-    from localllm.quantizing.rewrite import edit_in_place, edited_files, packed_of, restore_header
+    from localllm.quantizing.rewrite import edit_in_place, get_packed_metadata, plan_edit, restore_header
 
     exit_on_signals()
     path = resolve_model_path(model)
     if restore is not None:
         if out is not None or not changes.is_empty:
             raise UsageError("--restore cannot be combined with OUT or other changes")
-        write(f"{one_line(path)}: header restored; the previous one is in {one_line(restore_header(path, restore))}\n")
+        write(
+            f"{to_one_line(path)}: header restored;"
+            f" the previous one is in {to_one_line(restore_header(path, restore))}\n"
+        )
         return
     source = GGUFFile.open(path)
-    edits = changes.edits(packed_of(source))
+    edits = changes.edits(get_packed_metadata(source))
     if edits.warnings and strict:
         raise UsageError(f"--strict: {'; '.join(edits.warnings)}")
     for line in edits.warnings:
@@ -54,14 +57,14 @@ def edit(
         raise UsageError("nothing to change: add --set-metadata, --remove-metadata or --chat-template-file")
     require_valid_edits(source, (), edits)
     if dry_run:
-        write("".join(f"{one_line(line)}\n" for line in edits.lines(source.packed)))
+        write("".join(f"{to_one_line(line)}\n" for line in edits.lines(source.packed)))
     elif out is not None:
-        copy_files(source, edited_files(source, out, edits), force)
+        copy_files(source, plan_edit(source, out, edits), force)
     else:
         progress = ProgressLine()
         try:
-            copy = edit_in_place(source, edits, lambda done, name: progress.show(f"copying: {one_line(name)}"))
+            copy = edit_in_place(source, edits, lambda done, name: progress.show(f"copying: {to_one_line(name)}"))
         finally:
             progress.clear()
-        note = f"; the old header is in {one_line(copy)}" if copy else ""
-        write(f"{one_line(path)}: {len(edits.values) + len(edits.removed)} keys changed{note}\n")
+        note = f"; the old header is in {to_one_line(copy)}" if copy else ""
+        write(f"{to_one_line(path)}: {len(edits.values) + len(edits.removed)} keys changed{note}\n")

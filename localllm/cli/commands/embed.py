@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from localllm.services.search.embed import AnyEmbedder, EmbedJob
 
 
-class Reading(Protocol):
+class TokenCounter(Protocol):
     """An embedder or a reranker; tokens: the count of tokens it has read."""
 
     tokens: int
     warnings: list[str]
 
 
-E = TypeVar("E", bound=Reading)
+E = TypeVar("E", bound=TokenCounter)
 Context = Annotated[
     int | None, option("-c --context --ctx-size", "Maximum tokens per text.  [default: the model's context]", "N")
 ]
@@ -108,24 +108,28 @@ def embed(
     validate_combination(duplicates, near is not None, makes_vectors, raw)
     source, files = sort_inputs(input or [], files)
     line = ProgressLine()
-    engine = EngineOptions(threads, context or None, backend=device, progress=opening.compiling(line))
+    engine = EngineOptions(threads, context or None, backend=device, progress=opening.make_compile_progress(line))
     by_passages = near is not None and files is not None
-    records = [] if by_passages else records_of(source, files, images)
+    records = [] if by_passages else read_inputs(source, files, images)
     has_images = bool(images) or any(map(is_image, records))
     job = EmbedJob(resolve_model_path(model), EmbedOptions(dims, not raw, role, overflow), engine, pooling, has_images)
     start = perf_counter()
     if near is not None:
 
-        def read(model_here: "AnyEmbedder") -> "list[tuple[str, str | ShownImage]]":
-            return texts(records, field, False) if files is None else passages(files, images, model_here.context)
+        def read_texts(model_here: "AnyEmbedder") -> "list[tuple[str, str | ShownImage]]":
+            return (
+                list_texts(records, field, False) if files is None else list_passages(files, images, model_here.context)
+            )
 
-        return show_nearest(job, near, top, read, stats, line)
+        return show_nearest(job, near, top, read_texts, stats, line)
     if duplicates is not None:
-        given_texts = texts(records, field, files is not None)
+        given_texts = list_texts(records, field, files is not None)
         return show_duplicates(job, duplicates, given_texts, files is not None, line)
-    failed, embedder = vectors(job, records, field, output, kind_of(format, output), files is not None, line)
+    failed, embedder = write_vectors(
+        job, records, field, output, choose_format(format, output), files is not None, line
+    )
     if stats:
-        tell(embedder, perf_counter() - start)
+        print_stats(embedder, perf_counter() - start)
     if failed:
         raise RecordsError(f"{failed} records failed; see the error field of their output lines")
 
@@ -149,16 +153,16 @@ def sort_inputs(arguments: list[str], files: list[str] | None) -> tuple[str | No
     return (arguments[0] if arguments else None), None
 
 
-def kind_of(format: str | None, output: str | None) -> str:
+def choose_format(format: str | None, output: str | None) -> str:
     return format or ("npy" if output and output.endswith(".npy") else "jsonl")
 
 
-def records_of(input: str | None, files: list[str] | None, images: list[str] | None = None) -> "list[Record]":
+def read_inputs(input: str | None, files: list[str] | None, images: list[str] | None = None) -> "list[Record]":
     """Read the records to embed. Raises UsageError."""
-    from localllm.cli.map_run import read
+    from localllm.cli.map_run import read_named_input
     from localllm.generation.embedding.embedder import ShownImage
     from localllm.services.records.lines import Record, read_records
-    from localllm.services.search.embed import file_text, files_below
+    from localllm.services.search.embed import list_files, read_text_file
 
     image_records = [Record(path, ShownImage(path)) for path in images or ()]
     if input is not None and (images or " " in input.strip()) and not os.path.lexists(input):
@@ -166,41 +170,41 @@ def records_of(input: str | None, files: list[str] | None, images: list[str] | N
     if images and input is files is None:
         return image_records
     if files is None:
-        return [*read_records(*read(input)), *image_records]
+        return [*read_records(*read_named_input(input)), *image_records]
     records_found = list(image_records)
-    for path in files_below(files):
+    for path in list_files(files):
         try:
-            records_found.append(Record(path, file_text(path)))
+            records_found.append(Record(path, read_text_file(path)))
         except UsageError as error:
             records_found.append(Record(path, "", str(error)))
     return records_found
 
 
-def texts(records: "list[Record]", field: str, by_name: bool) -> "list[tuple[str, str | ShownImage]]":
+def list_texts(records: "list[Record]", field: str, by_name: bool) -> "list[tuple[str, str | ShownImage]]":
     """Return each text or image with its label.
 
     by_name: skip files that cannot be read, with a note. Raises UsageError for other records without a text.
     """
-    from localllm.services.search.embed import text_of
+    from localllm.services.search.embed import get_document
 
     if by_name:
         for record in records:
             if record.error:
-                skip(record.error)
+                note_skipped(record.error)
         records = [record for record in records if not record.error]
-    inputs = [text_of(record, field) for record in records]
+    inputs = [get_document(record, field) for record in records]
     return [
         (" ".join(text.split()) if isinstance(text, str) and not by_name else str(record.id), text)
         for record, text in zip(records, inputs, strict=True)
     ]
 
 
-def skip(reason: str) -> None:
+def note_skipped(reason: str) -> None:
     """Note on stderr that a file is skipped; reason: begins with its name."""
     say(f"localllm: skipped: {reason}")
 
 
-def vectors(
+def write_vectors(
     job: "EmbedJob",
     records: "list[Record]",
     field: str,
@@ -215,17 +219,17 @@ def vectors(
     """
     from localllm.generation.embedding.embedder import ShownImage
     from localllm.services.records.lines import Record
-    from localllm.services.search.embed import embedder, text_of
+    from localllm.services.search.embed import get_document, open_embedder
 
     failed = 0
-    with opened(embedder(job), line) as model, output_of(kind, output, job.path, records) as out:
+    with open_with_warnings(open_embedder(job), line) as model, open_output(kind, output, job.path, records) as out:
         remaining = out.left(records)
         for first in range(0, len(remaining), model.chunk):
             some = remaining[first : first + model.chunk]
             good, inputs = list[Record](), list[str | ShownImage]()
             for number, record in enumerate(some, first + 1):
                 try:
-                    inputs.append(text_of(record, field))
+                    inputs.append(get_document(record, field))
                     model.pieces(inputs[-1], job.options, str(record.id) if by_name else f"text {number}")
                     good.append(record)
                 except (UsageError, ContextError) as error:
@@ -248,7 +252,7 @@ def vectors(
 
 
 @contextmanager
-def opened(manager: AbstractContextManager[E], line: ProgressLine) -> Iterator[E]:
+def open_with_warnings(manager: AbstractContextManager[E], line: ProgressLine) -> Iterator[E]:
     with manager as model:
         line.clear()
         opening.warn(model.warnings)
@@ -270,46 +274,46 @@ def show_nearest(
     """
     from dataclasses import replace
 
-    from localllm.services.search.embed import VectorCache, embedder, key_of, nearest
+    from localllm.services.search.embed import VectorCache, find_nearest, get_cache_key, open_embedder
 
     if not job.options.normalize:
         raise UsageError("--near needs vectors of length 1: leave out --no-normalize")
     start = perf_counter()
-    with opened(embedder(job), line) as model:
+    with open_with_warnings(open_embedder(job), line) as model:
         query_role, text_role = (each if job.options.role else model.usual_role(each) for each in ("query", "document"))
         of_texts = replace(job, options=replace(job.options, role=text_role))
         cache, texts = VectorCache(of_texts, job.options.dims or model.width), inputs_for(model)
         query_row = model.embed([query], replace(job.options, role=query_role))[0]
-        by_key = {key_of(item): item for _, item in texts}
+        by_key = {get_cache_key(item): item for _, item in texts}
         rows = cache.vectors(
-            [key_of(item) for _, item in texts],
+            [get_cache_key(item) for _, item in texts],
             lambda new: model.embed(
                 [by_key[key] for key in new], of_texts.options, lambda done: line.show(f"{done} texts read")
             ),
         )
         line.clear()
-        for number, cosine in nearest(query_row, rows, top):
+        for number, cosine in find_nearest(query_row, rows, top):
             write(f"{cosine:.4f}\t{texts[number][0]}\n")
         if stats:
             say(f"{cache.found} of {len(texts)} vectors were cached")
-            tell(model, perf_counter() - start)
+            print_stats(model, perf_counter() - start)
 
 
-def passages(files: list[str], images: list[str] | None, context: int) -> "list[tuple[str, str | ShownImage]]":
+def list_passages(files: list[str], images: list[str] | None, context: int) -> "list[tuple[str, str | ShownImage]]":
     """Return the passages of files, each with its location and text as a label, and images with their names.
 
     Files that cannot be read are skipped with a note.  context: the model's, in tokens.
     """
     from localllm.generation.embedding.embedder import ShownImage
-    from localllm.services.search.embed import file_passages, files_below
-    from localllm.services.search.passages import passage_size
+    from localllm.services.search.embed import list_files, read_passages
+    from localllm.services.search.passages import compute_passage_size
 
     items: list[tuple[str, str | ShownImage]] = [(path, ShownImage(path)) for path in images or ()]
-    for path in files_below(files):
+    for path in list_files(files):
         try:
-            file_parts = file_passages(path, passage_size(context))
+            file_parts = read_passages(path, compute_passage_size(context))
         except UsageError as error:
-            skip(str(error))
+            note_skipped(str(error))
             continue
         items += [(f"{each.place}\t{' '.join(each.text.split())}", each.embedded) for each in file_parts]
     return items
@@ -322,34 +326,36 @@ def show_duplicates(
 
     by_name: the texts are files; one that is too long is skipped with a note.
     """
-    from localllm.services.search.embed import embedder, groups_of
+    from localllm.services.search.embed import group_similar, open_embedder
 
-    with opened(embedder(job), line) as model:
+    with open_with_warnings(open_embedder(job), line) as model:
         if by_name:
-            skipped = too_long(model, items, job.options)
+            skipped = find_too_long(model, items, job.options)
             items = [(name, item) for name, item in items if name not in skipped]
         rows = model.embed([item for _, item in items], job.options, lambda done: line.show(f"{done} texts read"))
     line.clear()
-    groups = groups_of(rows, threshold)
+    groups = group_similar(rows, threshold)
     for group in groups:
         cosines = rows[group] @ rows[group[0]]
         lines = [f"{cosine:.4f}\t{items[each][0]}\n" for each, cosine in zip(group, cosines, strict=True)]
         write("".join(lines) + ("\n" if group is not groups[-1] else ""))
 
 
-def too_long(model: "AnyEmbedder", items: "list[tuple[str, str | ShownImage]]", options: "EmbedOptions") -> set[str]:
+def find_too_long(
+    model: "AnyEmbedder", items: "list[tuple[str, str | ShownImage]]", options: "EmbedOptions"
+) -> set[str]:
     """Return the names of files that exceed the context, with a note on stderr for each."""
     names = set[str]()
     for name, item in items:
         try:
             model.pieces(item, options, name)
         except ContextError as error:
-            skip(str(error))
+            note_skipped(str(error))
             names.add(name)
     return names
 
 
-def tell(model: Reading, seconds: float) -> None:
+def print_stats(model: TokenCounter, seconds: float) -> None:
     say(f"{model.tokens} tokens in {seconds:.2f} s, {model.tokens / max(seconds, 1e-9):.0f} tokens/s")
 
 
@@ -377,34 +383,34 @@ class VectorOutput(Protocol):
 
 
 @contextmanager
-def output_of(kind: str, path: str | None, model: str, records: "list[Record]") -> "Iterator[VectorOutput]":
+def open_output(kind: str, path: str | None, model: str, records: "list[Record]") -> "Iterator[VectorOutput]":
     """Open the output in a format: jsonl, plain or npy. Raises UsageError."""
     if kind == "npy":
-        yield from npy(path, model)
+        yield from write_npy(path, model)
     elif kind == "jsonl" and path is not None:
         from localllm.files.jsonl_file import JsonlFile
 
         ids = {record.id for record in records}
 
-        def belongs(result: dict[str, object]) -> bool:
+        def is_kept(result: dict[str, object]) -> bool:
             if result["id"] not in ids:
                 raise UsageError(
                     f"{path}: record {result['id']!r} of this file is not in the input; give another output file"
                 )
             return "error" not in result
 
-        with JsonlFile(path, (model,), keep=belongs) as file:
-            yield Lines(file, plain=False)
+        with JsonlFile(path, (model,), keep=is_kept) as file:
+            yield VectorLines(file, plain=False)
     elif path is not None:
         from localllm.files.safe_file import SafeFile, resolve_target
 
         with SafeFile(resolve_target(path, (model,))) as safe_file:
-            yield Lines(safe_file, plain=True)
+            yield VectorLines(safe_file, plain=True)
     else:
-        yield Lines(None, plain=kind == "plain")
+        yield VectorLines(None, plain=kind == "plain")
 
 
-class Lines:
+class VectorLines:
     """Writes a line for each vector."""
 
     def __init__(self, file: Writer | None, plain: bool):
@@ -442,7 +448,7 @@ class Lines:
             self._file.write(text.encode(errors="replace"))
 
 
-class AllRows:
+class VectorArray:
     """Collects all vectors as one array."""
 
     def __init__(self) -> None:
@@ -458,7 +464,7 @@ class AllRows:
         raise UsageError(f"{error}; an .npy file cannot store errors: use --format jsonl")
 
 
-def npy(path: str | None, model: str) -> "Iterator[VectorOutput]":
+def write_npy(path: str | None, model: str) -> "Iterator[VectorOutput]":
     """Write a NumPy file, which appears when it is complete. Raises UsageError."""
     from io import BytesIO
 
@@ -468,7 +474,7 @@ def npy(path: str | None, model: str) -> "Iterator[VectorOutput]":
 
     if path is None and is_terminal(sys.stdout):
         raise UsageError("a NumPy file cannot be printed to a terminal: give -o FILE.npy, or pipe the output")
-    rows = AllRows()
+    rows = VectorArray()
     yield rows
     data = BytesIO()
     np.save(data, np.concatenate(rows.all) if rows.all else np.zeros((0, 0), np.float32))

@@ -5,20 +5,20 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal
 
 from localllm.cli import open_model as opening
-from localllm.cli.command import values_for
+from localllm.cli.command import get_values_for
 from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_models
-from localllm.cli.parameters import argument, build_group, group, option
-from localllm.cli.terminal.output import as_line, say, write
-from localllm.cli.terminal.render import count_noun, one_line, table
+from localllm.cli.parameters import argument, build_group, option, option_group
+from localllm.cli.terminal.output import say, to_json_line, write
+from localllm.cli.terminal.render import count_noun, format_table, to_one_line
 from localllm.errors import RecordsError, UsageError
 
 if TYPE_CHECKING:
     from localllm.services.evaluation.questions import Comparison, Evaluation
 
 
-@group
+@option_group
 class PromptGroup:
     """Prompts."""
 
@@ -49,7 +49,7 @@ def eval(
     redo: bool = option("--redo", "Answer all questions again, and replace the answers in FILE."),
     prompts: PromptGroup,
     engine: options.EngineGroup,
-    choices: options.Answers,
+    choices: options.AnswerGroup,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure how many questions models answer correctly.
@@ -65,10 +65,10 @@ def eval(
       localllm eval big.gguf small.gguf questions.jsonl -o answers.jsonl --json
       localllm eval model.gguf HumanEval.jsonl --grader program -n 512 -p "Complete this function: {prompt}"
     """
-    from localllm.cli.map_run import answer_questions, content
+    from localllm.cli.map_run import answer_questions, read_file
     from localllm.files.text_file import decode_text
-    from localllm.services.evaluation.questions import Evaluation, Questions, compare, template_warning
-    from localllm.services.records.lines import Prompts, read_records
+    from localllm.services.evaluation.questions import Evaluation, Questions, compare_models, warn_missing_template
+    from localllm.services.records.lines import PromptBuilder, read_records
     from localllm.services.records.map import MapJob
 
     if len(paths) < 2:
@@ -76,35 +76,35 @@ def eval(
     if redo and output is None:
         raise UsageError("--redo replaces the answers in the output file: add -o FILE")
     *models, file = paths
-    outputs = output_names(output, models)
-    data = decode_text(content(file), file).encode()
+    outputs = get_output_names(output, models)
+    data = decode_text(read_file(file), file).encode()
     questions = Questions(read_records(data, ".jsonl"), grader, file)
     evaluations, failed = list[Evaluation](), 0
     for model, output_file in zip(models, outputs, strict=True):
         path = os.path.abspath(resolve_model_path(model))
-        values = values_for(model)
+        values = get_values_for(model)
         values["temperature"] = 0.0 if values["temperature"] is None else values["temperature"]
-        own, ask = build_group(options.Answers, values), build_group(PromptGroup, values)
+        own, ask = build_group(options.AnswerGroup, values), build_group(PromptGroup, values)
         engine = build_group(options.EngineGroup, values)
-        system = options.system_message(ask.system, ask.system_file)
+        system = options.read_system_message(ask.system, ask.system_file)
         job = MapJob(
-            path, Prompts(ask.prompt, None, system, first=opening.first_messages(model, is_remote=False)),
-            options.generation_options(None, own), 1, True, engine.context, engine.threads, engine.cache.types(),
+            path, PromptBuilder(ask.prompt, None, system, first=opening.get_first_messages(model, is_remote=False)),
+            options.build_generation_options(None, own), 1, True, engine.context, engine.threads, engine.cache.types(),
             ask.chat_template, json_as_text=True,
         )  # fmt: skip
-        if warning := template_warning(path, ask.chat_template):
+        if warning := warn_missing_template(path, ask.chat_template):
             say(f"localllm: warning: {model}: {warning}; choose one with --chat-template")
         results = answer_questions(model, job, engine, questions.records, (data, file), output_file, redo)
         failed += sum("error" in result for result in results)
         evaluations.append(Evaluation(model, questions.grade(results), [warning] if warning else []))
-    report(evaluations, compare(evaluations), as_json)
+    print_report(evaluations, compare_models(evaluations), as_json)
     if failed:
         raise RecordsError(
             f"{count_noun(failed, 'question')} had no answer and counted as wrong; --json lists the reasons"
         )
 
 
-def output_names(output: str | None, models: list[str]) -> list[str | None]:
+def get_output_names(output: str | None, models: list[str]) -> list[str | None]:
     if output is None or len(models) == 1:
         return [output] * len(models)
     start, end = os.path.splitext(output)
@@ -117,25 +117,31 @@ def output_names(output: str | None, models: list[str]) -> list[str | None]:
     return [*names]
 
 
-def report(evaluations: "list[Evaluation]", comparisons: "list[Comparison]", as_json: bool) -> None:
+def print_report(evaluations: "list[Evaluation]", comparisons: "list[Comparison]", as_json: bool) -> None:
     if as_json:
         facts = {
-            "models": [evaluation.facts() for evaluation in evaluations],
+            "models": [evaluation.to_dict() for evaluation in evaluations],
             "comparisons": [asdict(comparison) for comparison in comparisons],
         }
-        write(as_line(facts))
+        write(to_json_line(facts))
         return
     rows = []
     for each in evaluations:
         low, high = each.interval
         share = f"{100 * each.correct / each.total:.1f}%"
         rows.append(
-            (one_line(each.model), str(each.correct), str(each.total), share, f"{100 * low:.1f}% to {100 * high:.1f}%")
+            (
+                to_one_line(each.model),
+                str(each.correct),
+                str(each.total),
+                share,
+                f"{100 * low:.1f}% to {100 * high:.1f}%",
+            )
         )
-    lines = table(("model", "right", "of", "share", "95% interval"), rows)
+    lines = format_table(("model", "right", "of", "share", "95% interval"), rows)
     lines += [""] if comparisons else []
     lines += [
-        f"{one_line(each.first)} against {one_line(each.second)}: {each.only_first} right only by the first, "
+        f"{to_one_line(each.first)} against {to_one_line(each.second)}: {each.only_first} right only by the first, "
         f"{each.only_second} only by the second, p = {each.p:.3g} (McNemar)"
         for each in comparisons
     ]

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from localllm.cli.options import shared as options
-from localllm.cli.options.offers import one_of
+from localllm.cli.options.offers import make_offer
 from localllm.cli.parameters import option
-from localllm.cli.terminal.output import ProgressLine, as_line, broken, write
-from localllm.cli.terminal.render import count, fact_lines, one_line, size, table
+from localllm.cli.terminal.output import ProgressLine, to_json_line, wrap_line, write
+from localllm.cli.terminal.render import format_count, format_facts, format_size, format_table, to_one_line
 from localllm.errors import MemoryLimitError, UsageError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def fit(
         "--sort",
         "With --all: size (largest first), speed (fastest first) or memory (least first).  [default: size]",
         "ORDER",
-        autocompletion=one_of(("size", "speed", "memory")),
+        autocompletion=make_offer(("size", "speed", "memory")),
     ),
     context: int | None = option(
         "-c --context --ctx-size", "Context length, in tokens.  [default: several lengths]", "N"
@@ -35,7 +35,7 @@ def fit(
         "--kv-type",
         "Show only this type of KV cache; see `run --kv-type`.  [default: f16, q8_0 and q4_0]",
         "TYPE",
-        autocompletion=one_of(options.KV_TYPES),
+        autocompletion=make_offer(options.KV_TYPES),
     ),
     as_json: options.AsJson = False,
 ) -> None:
@@ -59,27 +59,32 @@ def fit(
       localllm fit --all --sort speed
       localllm fit --json model.gguf | jq .longest
     """
-    from localllm.services.inspection.fit import fit as facts_of
+    from localllm.services.inspection.fit import describe_fit as facts_of
 
     if every or order:
-        rank(model, every, order or "size", context, kv_type, as_json)
+        print_ranking(model, every, order or "size", context, kv_type, as_json)
         return
     if model is None:
         raise UsageError("MODEL is missing: give one, or --all for all models")
     with ProgressLine() as line:
         facts = facts_of(model, line.show, context, kv_type)
     if as_json:
-        write(as_line(facts))
+        write(to_json_line(facts))
     else:
-        write("\n".join([*summary(facts), "", *needs(facts), "", broken(conclusion(facts), sys.stdout)]) + "\n")
+        write(
+            "\n".join([*format_summary(facts), "", *needs(facts), "", wrap_line(format_conclusion(facts), sys.stdout)])
+            + "\n"
+        )
     if not (any(row["fits"] for row in facts["rows"]) or (context is None and any(facts["longest"].values()))):
         raise typer.Exit(MemoryLimitError.exit_code)
 
 
-def rank(model: str | None, every: bool, order: str, context: int | None, kv_type: str | None, as_json: bool) -> None:
+def print_ranking(
+    model: str | None, every: bool, order: str, context: int | None, kv_type: str | None, as_json: bool
+) -> None:
     """Print the ranking for --all. Raises UsageError."""
     from localllm.arch.layer_state import KVType
-    from localllm.services.inspection.fit import CONTEXT, ORDERS, fit_all
+    from localllm.services.inspection.fit import CONTEXT, ORDERS, rank_models
 
     if model is not None:
         raise UsageError("give either MODEL or --all, not both")
@@ -91,68 +96,72 @@ def rank(model: str | None, every: bool, order: str, context: int | None, kv_typ
         raise UsageError(f"context must be at least 1 token, not {context}")
     KVType.of(kv_type or "f16")
     with ProgressLine() as line:
-        facts = fit_all(order, context or CONTEXT, kv_type or "f16", line.show)
-    write(as_line(facts) if as_json else "\n".join(ranking(facts)) + "\n")
+        facts = rank_models(order, context or CONTEXT, kv_type or "f16", line.show)
+    write(to_json_line(facts) if as_json else "\n".join(format_ranking(facts)) + "\n")
 
 
-def ranking(facts: "FitRanking") -> "Sequence[str]":
+def format_ranking(facts: "FitRanking") -> "Sequence[str]":
     """Build the table of --all, with one line for each model."""
     header = ("name", "memory", "tokens/s", "fits", "weights", "file", "here")
-    memory = f"{size(facts['available_bytes'])} available, read at {facts['bandwidth_gbs']:.1f} GB/s"
+    memory = f"{format_size(facts['available_bytes'])} available, read at {facts['bandwidth_gbs']:.1f} GB/s"
     note = f"Local models: with a KV cache of {facts['context']} tokens ({facts['kv_type']}); others (+): without it."
-    return [*table(header, [*map(line_of, facts["models"])]), "", f"Memory: {memory}. {note}"]
+    return [*format_table(header, [*map(format_row, facts["models"])]), "", f"Memory: {memory}. {note}"]
 
 
-def line_of(row: "FitRow") -> tuple[str, ...]:
+def format_row(row: "FitRow") -> tuple[str, ...]:
     if "problem" in row:
-        return (one_line(row["name"]), "", "", "cannot run", "", "", "yes")
+        return (to_one_line(row["name"]), "", "", "cannot run", "", "", "yes")
     plus = "" if row["here"] else "+"
     speed = "" if row["tokens_per_s"] is None else f"{row['tokens_per_s']:.1f}"
     fits, on_disk = ("yes" if row[key] else "no" for key in ("fits", "here"))
-    sizes = count(row["parameters"]), size(row["weight_bytes"])
-    return (one_line(row["name"]), size(row["needed_bytes"]) + plus, speed, fits, *sizes, on_disk)
+    sizes = format_count(row["parameters"]), format_size(row["weight_bytes"])
+    return (to_one_line(row["name"]), format_size(row["needed_bytes"]) + plus, speed, fits, *sizes, on_disk)
 
 
-def summary(facts: "ModelFit") -> "Sequence[str]":
+def format_summary(facts: "ModelFit") -> "Sequence[str]":
     """Describe the model and the memory, one fact per line."""
-    each = size(facts["weight_bytes_per_token"])
-    share = f", of which each token reads {each}" if makes_text(facts) else ""
+    each = format_size(facts["weight_bytes_per_token"])
+    share = f", of which each token reads {each}" if generates_text(facts) else ""
     lines = [
         ("model", facts["path"]),
         ("architecture", facts["architecture"]),
-        ("parameters", count(facts["parameters"])),
-        ("weights", size(facts["weight_bytes"]) + share),
-        *([("projector", size(facts["projector_bytes"]))] if facts["projector_bytes"] else []),
-        ("memory", f"{size(facts['available_bytes'])} available, read at {facts['bandwidth_gbs']:.1f} GB/s"),
+        ("parameters", format_count(facts["parameters"])),
+        ("weights", format_size(facts["weight_bytes"]) + share),
+        *([("projector", format_size(facts["projector_bytes"]))] if facts["projector_bytes"] else []),
+        ("memory", f"{format_size(facts['available_bytes'])} available, read at {facts['bandwidth_gbs']:.1f} GB/s"),
     ]
-    return fact_lines(lines)
+    return format_facts(lines)
 
 
 def needs(facts: "ModelFit") -> "Sequence[str]":
     """Build the table: a row per context length, with memory and speed for each KV cache type."""
     kinds, rows = [*facts["longest"]], facts["rows"]
-    if not makes_text(facts):
-        return table(("texts of", "needed"), [(str(row["context"]), size(row["needed_bytes"])) for row in rows])
+    if not generates_text(facts):
+        return format_table(
+            ("texts of", "needed"), [(str(row["context"]), format_size(row["needed_bytes"])) for row in rows]
+        )
     header = ("context", *(f"{kind}  tokens/s" for kind in kinds))
     by_key = {(row["context"], row["kv_type"]): row for row in rows}
     contexts = sorted({row["context"] for row in rows})
-    return table(header, [(str(context), *(cell(by_key[context, kind]) for kind in kinds)) for context in contexts])
+    return format_table(
+        header, [(str(context), *(format_cell(by_key[context, kind]) for kind in kinds)) for context in contexts]
+    )
 
 
-def makes_text(facts: "ModelFit") -> bool:
+def generates_text(facts: "ModelFit") -> bool:
     return all(row["tokens_per_s"] is not None for row in facts["rows"])
 
 
-def cell(row: "MemoryFit") -> str:
+def format_cell(row: "MemoryFit") -> str:
     """Format the memory needed and the speed; "too much" replaces the speed if it does not fit."""
     speed = f"{row['tokens_per_s']:.1f}" if row["fits"] else "too much"
-    return f"{size(row['needed_bytes'])}  {speed:>8}"
+    return f"{format_size(row['needed_bytes'])}  {speed:>8}"
 
 
-def conclusion(facts: "ModelFit") -> str:
+def format_conclusion(facts: "ModelFit") -> str:
     """Describe in a sentence whether the model fits."""
     longest = facts["longest"]
-    if not makes_text(facts) and all(row["fits"] for row in facts["rows"]):
+    if not generates_text(facts) and all(row["fits"] for row in facts["rows"]):
         return f"It fits, with texts of up to {facts['context']} tokens; measure its speed with `localllm bench`."
     if not any(longest.values()):
         return "This model does not fit."

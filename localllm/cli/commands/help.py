@@ -15,6 +15,6 @@ def help(
       localllm help
       localllm help run
     """
-    from localllm.cli.app import context_of
+    from localllm.cli.app import make_context
 
-    typer.echo(context_of(command).get_help())
+    typer.echo(make_context(command).get_help())

@@ -7,12 +7,12 @@ from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_models
 from localllm.cli.parameters import REQUIRED, argument, option
-from localllm.cli.terminal.output import ProgressLine, dim
-from localllm.cli.terminal.render import Remaining
+from localllm.cli.terminal.output import ProgressLine, say_dim
+from localllm.cli.terminal.render import RemainingTime
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
-    from localllm.quantizing.imatrix import Collector
+    from localllm.quantizing.imatrix import ImportanceCollector
 
 
 def imatrix(
@@ -30,7 +30,7 @@ def imatrix(
     threads: options.Threads = None,
     force: options.Force = False,
 ) -> None:
-    """Compute an importance matrix for `quantize`, as llama-imatrix does.
+    """Compute a model's importance matrix, as llama-imatrix does.
 
     `imatrix` runs MODEL on the TEXT files and writes the mean squared activations of each matrix to FILE, in
     llama.cpp's GGUF layout; embedding models and rerankers work, too. `quantize --imatrix FILE` then encodes columns
@@ -51,39 +51,41 @@ def imatrix(
     from localllm.files.safe_file import resolve_target
     from localllm.kernels.build.faults import end_on_bus_error
     from localllm.quantizing import imatrix as service
-    from localllm.services.outputs import is_imatrix, require_kind
+    from localllm.services.outputs import is_imatrix, require_replaceable
 
     resolve_target(output, (*([model] if model else ()), *(texts or ()), *(in_files or ())))
-    require_kind(output, is_imatrix, "an importance matrix", force)
-    merged = service.merge(in_files) if in_files else None
+    require_replaceable(output, is_imatrix, "an importance matrix", force)
+    merged = service.merge_files(in_files) if in_files else None
     if model is None:
         assert merged is not None
         write_imatrix(output, merged)
         return
     line = ProgressLine()
     path = resolve_model_path(model)
-    size = service.default_size(path) if context is None else context
+    size = service.get_default_chunk_size(path) if context is None else context
     choices = (size, chunks, parse_special, process_output, threads)
-    with service.Collector(path, tuple(texts or ()), output, *choices, progress=opening.compiling(line)) as collector:
+    with service.ImportanceCollector(
+        path, tuple(texts or ()), output, *choices, progress=opening.make_compile_progress(line)
+    ) as collector:
         line.clear()
         end_on_bus_error(path)
         opening.warn(collector.warnings)
-        read(collector, line)
+        collect(collector, line)
         matrix = collector.result()
         write_imatrix(output, merged.merge(matrix) if merged else matrix)
         collector.remove_part()
-    dim(f"{len(matrix.squares)} matrices, {matrix.chunks} chunks of {matrix.chunk_size} tokens")
+    say_dim(f"{len(matrix.squares)} matrices, {matrix.chunks} chunks of {matrix.chunk_size} tokens")
 
 
-def read(collector: "Collector", line: ProgressLine) -> None:
-    remaining = Remaining(collector.total, collector.done)
-    line.show(f"reading: {remaining.at_first()}")
+def collect(collector: "ImportanceCollector", line: ProgressLine) -> None:
+    remaining = RemainingTime(collector.total, collector.done)
+    line.show(f"reading: {remaining.format_first()}")
     try:
         for done in collector.read():
             line.show(f"reading: {remaining.after(done)}")
     except KeyboardInterrupt:
         line.clear()
-        dim(f"{collector.done} of {collector.total} chunks are done; run the same command again to resume")
+        say_dim(f"{collector.done} of {collector.total} chunks are done; run the same command again to resume")
         raise
     finally:
         line.clear()

@@ -6,8 +6,8 @@ from localllm.cli import open_model as opening
 from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
 from localllm.cli.parameters import option
-from localllm.cli.terminal.output import as_line, say, write
-from localllm.cli.terminal.render import count, fact_lines, one_line, size, table
+from localllm.cli.terminal.output import say, to_json_line, write
+from localllm.cli.terminal.render import format_count, format_facts, format_size, format_table, to_one_line
 
 if TYPE_CHECKING:
     from localllm.services.inspection.inspect import MemoryRow, ProjectorFile
@@ -34,7 +34,7 @@ def inspect(
 
     path = resolve_model_path(model)
     if template:
-        return write(chat_template(path) + "\n")
+        return write(read_chat_template(path) + "\n")
     if check:
         from localllm.kernels.build.faults import end_on_bus_error  # slow to import
 
@@ -42,17 +42,23 @@ def inspect(
     facts = inspect_model(path, check, with_metadata=as_json)
     opening.warn(facts["warnings"])
     if as_json:
-        write(as_line(facts))
+        write(to_json_line(facts))
     else:
-        write("\n".join([*summary(facts), "", *formats(facts["formats"]), *memory(facts["memory"])]) + "\n")
+        write(
+            "\n".join([*format_summary(facts), "", *format_formats(facts["formats"]), *format_memory(facts["memory"])])
+            + "\n"
+        )
     if check and facts["valid"]:
         kind = "its chat template" if facts["chat_template"] else "no chat template"
-        say(f"checked: all {len(facts['tensors'])} tensors, {count(facts['parameters'])} weights, metadata, and {kind}")
+        say(
+            f"checked: all {len(facts['tensors'])} tensors,"
+            f" {format_count(facts['parameters'])} weights, metadata, and {kind}"
+        )
     if not facts["valid"]:
         raise ModelError(f"{facts['path']}: {facts['reason']}")
 
 
-def chat_template(path: str) -> str:
+def read_chat_template(path: str) -> str:
     from localllm.errors import ModelError
     from localllm.files.gguf.file import GGUFFile
 
@@ -63,7 +69,7 @@ def chat_template(path: str) -> str:
     return template
 
 
-def summary(facts: dict[str, Any]) -> list[str]:
+def format_summary(facts: dict[str, Any]) -> list[str]:
     """Format one fact per line; omit unknown ones."""
     vocabulary, supported = facts["vocabulary"], facts["supported"]
     template = "yes" if facts["chat_template"] else "no"
@@ -72,40 +78,40 @@ def summary(facts: dict[str, Any]) -> list[str]:
         ("file", facts["path"]),
         ("name", facts["name"]),
         ("architecture", facts["architecture"] + ("" if supported else f" (not usable: {facts['reason']})")),
-        ("parameters", f"{count(facts['parameters'])} in {len(facts['tensors'])} tensors"),
-        ("weights", f"{size(facts['weight_bytes'])}, {facts['bits_per_weight']:.2f} bits per weight"),
-        ("made with", facts["made_with"] and one_line(facts["made_with"])),
+        ("parameters", f"{format_count(facts['parameters'])} in {len(facts['tensors'])} tensors"),
+        ("weights", f"{format_size(facts['weight_bytes'])}, {facts['bits_per_weight']:.2f} bits per weight"),
+        ("made with", facts["made_with"] and to_one_line(facts["made_with"])),
         ("shape", ", ".join(shape)),
         ("context", facts["context"] and f"{facts['context']} tokens"),
         ("vocabulary", vocabulary["size"] and f"{vocabulary['size']} tokens, {vocabulary['kind']}"),
         ("makes", facts["reads"]),
-        ("guesses", guessing(facts["guessing"])),
-        ("sees", sees(facts["sees"], facts["projector"])),
+        ("guesses", format_mtp(facts["guessing"])),
+        ("sees", format_vision(facts["sees"], facts["projector"])),
         ("chat template", "" if facts["sees"] else template),
-        ("sampling", ", ".join(f"{name} {advice(value)}" for name, value in facts["sampling"].items())),
+        ("sampling", ", ".join(f"{name} {format_recommended(value)}" for name, value in facts["sampling"].items())),
     ]
-    return fact_lines((label, str(value)) for label, value in lines if value)
+    return format_facts((label, str(value)) for label, value in lines if value)
 
 
-def guessing(mtp: dict[str, int]) -> str:
+def format_mtp(mtp: dict[str, int]) -> str:
     """Describe the MTP layers, or return ""."""
-    layers, nbytes = mtp["layers"], size(mtp["bytes"])
+    layers, nbytes = mtp["layers"], format_size(mtp["bytes"])
     if not layers:
         return ""
     use = "one is used" if layers > 1 else "used"
     return f"{layers} layer{'s' if layers > 1 else ''}, {nbytes}, {use if mtp['used'] else 'not used'}"
 
 
-def sees(encoder: dict[str, object] | None, projector: "ProjectorFile | None") -> str:
+def format_vision(encoder: dict[str, object] | None, projector: "ProjectorFile | None") -> str:
     """Describe a projector's image encoder, or the projector of a model; return "" for other files."""
     if encoder:
         side, patch, width = encoder["side"], encoder["patch"], encoder["width"]
         produced = f"vectors of {width} elements" if encoder["type"] == "clip" else f"for models {width} wide"
         return f"{encoder['type']}: pictures of {side} x {side} in patches of {patch}, {produced}"
-    return f"images, by {projector['path']} ({size(projector['bytes'])})" if projector else ""
+    return f"images, by {projector['path']} ({format_size(projector['bytes'])})" if projector else ""
 
 
-def advice(value: object) -> str:
+def format_recommended(value: object) -> str:
     """Format a sampling value that the model's author recommends."""
     return ";".join(value) if isinstance(value, tuple) else str(value)
 
@@ -113,11 +119,14 @@ def advice(value: object) -> str:
 SHAPE = [("layers", "layers"), ("width", "wide"), ("heads", "heads"), ("kv_heads", "key-value heads")]
 
 
-def formats(rows: dict[str, dict[str, int]]) -> list[str]:
-    cells = [(name, str(row["tensors"]), count(row["parameters"]), size(row["bytes"])) for name, row in rows.items()]
-    return table(("format", "tensors", "weights", "size"), cells)
+def format_formats(rows: dict[str, dict[str, int]]) -> list[str]:
+    cells = [
+        (name, str(row["tensors"]), format_count(row["parameters"]), format_size(row["bytes"]))
+        for name, row in rows.items()
+    ]
+    return format_table(("format", "tensors", "weights", "size"), cells)
 
 
-def memory(rows: "list[MemoryRow]") -> list[str]:
-    cells = [(str(row["context"]), size(row["cache_bytes"]), size(row["total_bytes"])) for row in rows]
-    return ["", *table(("context", "cache (f16)", "with weights"), cells)] if cells else []
+def format_memory(rows: "list[MemoryRow]") -> list[str]:
+    cells = [(str(row["context"]), format_size(row["cache_bytes"]), format_size(row["total_bytes"])) for row in rows]
+    return ["", *format_table(("context", "cache (f16)", "with weights"), cells)] if cells else []

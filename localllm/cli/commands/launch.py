@@ -4,17 +4,17 @@ import os
 import shlex
 import shutil
 
-from localllm.cli.options.offers import one_of
-from localllm.cli.options.one_shot import KEY, key_of
+from localllm.cli.options.offers import make_offer
+from localllm.cli.options.one_shot import KEY, read_api_key
 from localllm.cli.parameters import argument, option
 from localllm.cli.terminal.output import say
 from localllm.errors import LocalllmError, UsageError
-from localllm.services.agents import AGENTS, NO_KEY, Settings, find_provider
+from localllm.services.agents import AGENTS, NO_KEY, AgentSettings, find_provider
 from localllm.system.processes import replace_process
 
 
 def launch(
-    agent: str = argument("AGENT", f"One of {', '.join(AGENTS)}.", one_of(tuple(AGENTS))),
+    agent: str = argument("AGENT", f"One of {', '.join(AGENTS)}.", make_offer(tuple(AGENTS))),
     arguments: list[str] | None = argument("[-- ARGUMENT...]", "Arguments for the agent itself."),
     *,
     model: str | None = option("--model", "Model to use.  [default: the server's first]", "NAME"),
@@ -37,10 +37,10 @@ def launch(
     if agent not in AGENTS:
         raise UsageError(f"unknown agent {agent}; available: {', '.join(AGENTS)}")
     agent_settings = AGENTS[agent]
-    key = key_of(api_key_file)
+    key = read_api_key(api_key_file)
     settings = agent_settings.configure(find_provider(url, key, model))
     command = [agent_settings.program, *settings.arguments, *(arguments or ())]
-    show(settings, command, key or NO_KEY)
+    print_settings(settings, command, key or NO_KEY)
     if dry_run:
         return
     program = shutil.which(agent_settings.program)
@@ -49,7 +49,7 @@ def launch(
     replace_process([program, *command[1:]], {**os.environ, **settings.variables})
 
 
-def show(settings: Settings, command: list[str], key: str) -> None:
+def print_settings(settings: AgentSettings, command: list[str], key: str) -> None:
     """Print the variables and the command to stderr in shell syntax, with a secret key as its variable's name."""
     for name, value in settings.variables.items():
         say(f"{name}={shlex.quote(value.replace(key, f'${KEY}') if key != NO_KEY else value)}")

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 
 from localllm.cli.options import shared as options
 from localllm.cli.parameters import option
-from localllm.cli.terminal.output import dim, say, write
-from localllm.cli.terminal.render import columns, one_line, size, terminal_width
+from localllm.cli.terminal.output import say, say_dim, write
+from localllm.cli.terminal.render import format_columns, format_size, get_terminal_width, to_one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from localllm.services.hub.catalogue import Known, OnDisk
+    from localllm.services.hub.catalogue import KnownModel, ModelOnDisk
     from localllm.services.hub.found_models import FoundModel
 
 
@@ -34,43 +34,51 @@ def list(
       localllm list --found
       localllm list --json | jq -r ".models[].name"
     """
-    from localllm.files.models_folder import list_readable, models_folder
-    from localllm.services.hub.catalogue import models_on_disk, registry_models
+    from localllm.files.models_folder import get_models_folder, list_readable
+    from localllm.services.hub.catalogue import list_models_on_disk, load_registry
 
-    on_this_disk = models_on_disk()
-    for folder, reason in list_readable(models_folder())[1].items():
+    on_this_disk = list_models_on_disk()
+    for folder, reason in list_readable(get_models_folder())[1].items():
         say(f"localllm: warning: cannot read the models in {folder}: {reason}")
-    registered = [*registry_models().values()] if all else []
-    of_others = models_elsewhere() if found else []
+    registered = [*load_registry().values()] if all else []
+    of_others = find_other_models() if found else []
     if as_json:
-        facts = {"folder": str(models_folder()), "models": [model.facts() for model in on_this_disk]}
+        facts = {"folder": str(get_models_folder()), "models": [model.to_dict() for model in on_this_disk]}
         facts |= {"known": [vars(model) for model in registered]} if all else {}
-        write(json.dumps(facts | ({"found": [model.facts() for model in of_others]} if found else {})) + "\n")
+        write(json.dumps(facts | ({"found": [model.to_dict() for model in of_others]} if found else {})) + "\n")
         return
     tables = [
         text
-        for text in (on_disk(on_this_disk), format_found_models(of_others), format_known_models(registered))
+        for text in (
+            format_models_on_disk(on_this_disk),
+            format_found_models(of_others),
+            format_known_models(registered),
+        )
         if text
     ]
     write("\n".join(tables))
     if not (on_this_disk or all or of_others):
-        dim("no models yet; `localllm list --all` lists models that `localllm pull` can download")
+        say_dim("no models yet; `localllm list --all` lists models that `localllm pull` can download")
 
 
-def on_disk(models: "Sequence[OnDisk]") -> str:
+def format_models_on_disk(models: "Sequence[ModelOnDisk]") -> str:
     rows = [
         (
-            one_line(model.name),
-            size(model.size),
+            to_one_line(model.name),
+            format_size(model.size),
             model.quantization if model.is_whole else "incomplete",
-            one_line(str(model.path)),
+            to_one_line(str(model.path)),
         )
         for model in models
     ]
-    return lines(columns(("name", "size", "format", "path"), rows, "<><<", terminal_width())) if rows else ""
+    return (
+        join_lines(format_columns(("name", "size", "format", "path"), rows, "<><<", get_terminal_width()))
+        if rows
+        else ""
+    )
 
 
-def models_elsewhere() -> "Sequence[FoundModel]":
+def find_other_models() -> "Sequence[FoundModel]":
     from localllm.services.hub.catalogue import shortest_name
     from localllm.services.hub.found_models import find_models
 
@@ -79,18 +87,24 @@ def models_elsewhere() -> "Sequence[FoundModel]":
 
 def format_found_models(models: "Sequence[FoundModel]") -> str:
     rows = [
-        (one_line(model.name), size(model.size), model.quantization, model.program, one_line(str(model.path)))
+        (
+            to_one_line(model.name),
+            format_size(model.size),
+            model.quantization,
+            model.program,
+            to_one_line(str(model.path)),
+        )
         for model in models
     ]
     header = ("name", "size", "format", "program", "path")
-    return lines(columns(header, rows, "<><<<", terminal_width())) if rows else ""
+    return join_lines(format_columns(header, rows, "<><<<", get_terminal_width())) if rows else ""
 
 
-def format_known_models(models: "Sequence[Known]") -> str:
+def format_known_models(models: "Sequence[KnownModel]") -> str:
     rows = [
         (
             model.name,
-            size(10**6 * model.megabytes),
+            format_size(10**6 * model.megabytes),
             model.parameters,
             str(model.context),
             model.description,
@@ -99,8 +113,8 @@ def format_known_models(models: "Sequence[Known]") -> str:
         for model in models
     ]
     header = ("name", "size", "weights", "context", "good at", "license")
-    return lines(columns(header, rows, "<>>><<", terminal_width())) if rows else ""
+    return join_lines(format_columns(header, rows, "<>>><<", get_terminal_width())) if rows else ""
 
 
-def lines(rows: "Sequence[str]") -> str:
+def join_lines(rows: "Sequence[str]") -> str:
     return "\n".join(rows) + "\n"

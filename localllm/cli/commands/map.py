@@ -23,7 +23,7 @@ def map(
     output: AnswersGroup,
     tables: TableGroup,
     engine: options.EngineGroup,
-    choices: options.Answers,
+    choices: options.AnswerGroup,
     endpoint: EndpointGroup,
 ) -> None:
     """Answer many prompts, in parallel.

@@ -22,11 +22,11 @@ def merge(
     """
     from localllm.files.gguf.file import GGUFFile
     from localllm.files.models_folder import SPLIT
-    from localllm.quantizing.rewrite import merged_file
+    from localllm.quantizing.rewrite import plan_merge
 
     path = resolve_model_path(model)
     source = GGUFFile.open(path, needed=())
     match = SPLIT.fullmatch(path)
     if "split.count" not in source.metadata or match is None:
         raise UsageError(f"{path}: expected a file of a split model, NAME-00001-of-0000N.gguf")
-    copy_files(source, [merged_file(source, f"{match['stem']}.gguf" if out is None else out)], force)
+    copy_files(source, [plan_merge(source, f"{match['stem']}.gguf" if out is None else out)], force)

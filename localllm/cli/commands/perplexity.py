@@ -6,22 +6,22 @@ from typing import TYPE_CHECKING, Any
 from localllm.cli import open_model as opening
 from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
-from localllm.cli.parameters import argument, group, option
-from localllm.cli.terminal.output import ProgressLine, as_line, write
-from localllm.cli.terminal.render import Remaining, count_noun, one_line, table
+from localllm.cli.parameters import argument, option, option_group
+from localllm.cli.terminal.output import ProgressLine, to_json_line, write
+from localllm.cli.terminal.render import RemainingTime, count_noun, format_table, to_one_line
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
     from localllm.arch.rope_scaling import RopeScaling
     from localllm.services.evaluation.choice_scores import ChoiceScore
-    from localllm.services.evaluation.perplexity import ChunkReader
+    from localllm.services.evaluation.perplexity import PerplexityRunner
     from localllm.services.evaluation.scores import Prediction
 
 PERCENTILES = ("99.9", "99", "95", "90", "75", "50", "25", "10", "5", "1", "0.1")
 NAMES = {"hellaswag": "HellaSwag", "winogrande": "Winogrande", "multiple-choice": "multiple choice"}
 
 
-@group
+@option_group
 class ChoiceTaskGroup:
     """Multiple-choice tasks instead of perplexity."""
 
@@ -75,8 +75,8 @@ def perplexity(
     ),
     threads: options.Threads = None,
     tasks: ChoiceTaskGroup,
-    cache: options.Cache,
-    rope: options.Rope,
+    cache: options.CacheGroup,
+    rope: options.RopeGroup,
     as_json: options.AsJson = False,
     force: options.Force = False,
 ) -> None:
@@ -102,29 +102,31 @@ def perplexity(
                 f"--{selected[0]} scores tasks, so it cannot be combined with options for chunks or logits"
             )
         score_file(
-            model, text, selected, context=context, threads=threads, kv_type=cache.types(), rope=rope.scaling(),
+            model, text, selected, context=context, threads=threads, kv_type=cache.types(), rope=rope.make_scaling(),
             as_json=as_json,
         )  # fmt: skip
         return
-    check(text, context, save_logits, kl_divergence, base)
+    validate_options(text, context, save_logits, kl_divergence, base)
     from localllm.files.logits_file import LogitsFile
     from localllm.files.safe_file import resolve_target
     from localllm.files.text_file import read_text
     from localllm.kernels.build.faults import end_on_bus_error
-    from localllm.services.evaluation.perplexity import ChunkReader
+    from localllm.services.evaluation.perplexity import PerplexityRunner
     from localllm.services.evaluation.scores import split_chunks
-    from localllm.services.outputs import are_logits, require_kind
+    from localllm.services.outputs import is_logits_file, require_replaceable
 
     if save_logits is not None:
         resolve_target(save_logits, tuple(name for name in (model, text) if name is not None))
-        require_kind(save_logits, are_logits, "a file of logits", force)
+        require_replaceable(save_logits, is_logits_file, "a file of logits", force)
     line = ProgressLine()
     logits = LogitsFile.open(base) if base else None
     content = read_text(text) if text else ""
     size = logits.chunks.shape[1] if logits else 512 if context is None else context
     prediction = None
     path = resolve_model_path(model)
-    with ChunkReader(path, size, threads, opening.compiling(line), cache.types(), rope.scaling()) as reader:
+    with PerplexityRunner(
+        path, size, threads, opening.make_compile_progress(line), cache.types(), rope.make_scaling()
+    ) as reader:
         line.clear()
         end_on_bus_error(path)
         opening.warn(reader.warnings)
@@ -135,27 +137,27 @@ def perplexity(
             chunk_tokens = split_chunks(reader.tokenizer.encode(content, bos=True), size, chunks)
             count, results = len(chunk_tokens), reader.predict(chunk_tokens, save_logits)
         try:
-            remaining = Remaining(count)
-            line.show(remaining.at_first())
+            remaining = RemainingTime(count)
+            line.show(remaining.format_first())
             for prediction in results:
                 value, error = prediction.perplexity
                 line.show(f"{remaining.after(prediction.chunks)}: PPL = {value:.4f} ± {error:.4f}")
         finally:
             line.clear()
             if prediction and as_json:
-                write(as_line(facts_of(reader, size) | prediction.facts()))
+                write(to_json_line(describe_run(reader, size) | prediction.to_dict()))
             elif prediction:
-                write("".join(f"{row}\n" for row in report(prediction, size)))
+                write("".join(f"{row}\n" for row in format_report(prediction, size)))
                 if logits and reader.made_with:
-                    write(f"made with: {one_line(reader.made_with)}\n")
+                    write(f"made with: {to_one_line(reader.made_with)}\n")
 
 
-def facts_of(reader: "ChunkReader", size: int) -> dict[str, object]:
+def describe_run(reader: "PerplexityRunner", size: int) -> dict[str, object]:
     origin = {"made_with": reader.made_with} if reader.made_with else {}
     return {"model": reader.path, "context": size} | origin
 
 
-def check(
+def validate_options(
     text: str | None, context: int | None, save_logits: str | None, kl_divergence: bool, base: str | None
 ) -> None:
     if kl_divergence != (base is not None):
@@ -166,16 +168,16 @@ def check(
         raise UsageError("--base FILE determines the text and the chunks: leave out TEXT, -c and --save-logits")
 
 
-def report(prediction: "Prediction", size: int) -> list[str]:
+def format_report(prediction: "Prediction", size: int) -> list[str]:
     """Format the results as lines."""
     value, error = prediction.perplexity
     chunks = f"{prediction.chunks} chunk{'s' * (prediction.chunks > 1)} of {size} tokens"
     lines = [f"PPL = {value:.4f} ± {error:.4f} ({chunks})"]
-    facts = prediction.facts()
-    return lines if "kld" not in facts else lines + comparison(facts)
+    facts = prediction.to_dict()
+    return lines if "kld" not in facts else lines + format_comparison(facts)
 
 
-def comparison(facts: dict[str, Any]) -> list[str]:
+def format_comparison(facts: dict[str, Any]) -> list[str]:
     """Format the comparison with the base's logits."""
     base, ratio, kld, change, top = (facts[name] for name in ("base", "ratio", "kld", "change", "same_top"))
     shares = [("same top token", top["mean"], top["error"]), ("change of p, rms", change["rms"], change["rms_error"])]
@@ -187,7 +189,7 @@ def comparison(facts: dict[str, Any]) -> list[str]:
         f"mean KL divergence = {kld['mean']:.6f} ± {kld['error']:.6f}",
         *(f"{name} = {100 * value:.3f}% ± {100 * error:.3f}%" for name, value, error in shares),
         "",
-        *table(("", "KL divergence", "change of p"), rows),
+        *format_table(("", "KL divergence", "change of p"), rows),
     ]
 
 
@@ -212,23 +214,23 @@ def score_file(
         raise UsageError(f"TEXT is missing: give a file of {NAMES[kind]} tasks")
     tasks = select_tasks(kind, PARSERS[kind](read_bytes(path), path), maximum)
     line, model_path, score = ProgressLine(), resolve_model_path(model), ChoiceScore(kind)
-    compiling = opening.compiling(line)
+    compiling = opening.make_compile_progress(line)
     with open_model(model_path, threads, context, kv_type, progress=compiling, cache=False, rope=rope) as model_opened:
         line.clear()
         end_on_bus_error(model_path)
         opening.warn(model_opened.warnings)
         try:
-            remaining = Remaining(len(tasks))
-            line.show(remaining.at_first())
+            remaining = RemainingTime(len(tasks))
+            line.show(remaining.format_first())
             for result in score_tasks(model_opened, tasks):
                 score = ChoiceScore(kind, (*score.results, result))
                 line.show(f"{remaining.after(score.tasks)}: {100 * score.accuracy:.2f}%")
         finally:
             line.clear()
             if score.tasks and as_json:
-                write(as_line({"model": model_opened.path} | score.facts()))
+                write(to_json_line({"model": model_opened.path} | score.to_dict()))
             elif score.tasks:
-                write("".join(f"{row}\n" for row in score_lines(score)))
+                write("".join(f"{row}\n" for row in format_score(score)))
 
 
 def read_bytes(path: str) -> bytes:
@@ -239,7 +241,7 @@ def read_bytes(path: str) -> bytes:
         raise UsageError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
-def score_lines(score: "ChoiceScore") -> list[str]:
+def format_score(score: "ChoiceScore") -> list[str]:
     """Format a score, rounded as llama-perplexity does."""
     percent, tasks = 100 * score.accuracy, count_noun(score.tasks, "task")
     if score.kind == "hellaswag":

@@ -5,7 +5,7 @@ import os
 from localllm.cli.open_model import pull_with_progress
 from localllm.cli.options.offers import offer_known_models
 from localllm.cli.parameters import argument
-from localllm.cli.terminal.output import dim, write
+from localllm.cli.terminal.output import say_dim, write
 from localllm.errors import UsageError
 
 
@@ -36,15 +36,15 @@ def pull(
 
 def pull_file(name: str) -> str:
     """Pull a model; return the path of its file."""
-    from localllm.services.hub.catalogue import parse_reference, registry_models, resolve_alias, unknown_name
+    from localllm.services.hub.catalogue import load_registry, make_unknown_name_error, parse_reference, resolve_alias
 
     resolved = resolve_alias(name)
     reference = parse_reference(resolved)
     if reference is None:
         if os.path.isfile(resolved):
-            dim(f"{resolved} already exists on this computer")
+            say_dim(f"{resolved} already exists on this computer")
             return resolved
-        if resolved.lower() in registry_models():
+        if resolved.lower() in load_registry():
             raise UsageError(f"{name} is the built-in model; there is nothing to download")
-        raise unknown_name(resolved)
+        raise make_unknown_name_error(resolved)
     return pull_with_progress(reference)

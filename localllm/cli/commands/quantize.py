@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from localllm.cli import open_model as opening
-from localllm.cli.argv import did_you_mean
+from localllm.cli.argv import suggest_name
 from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_formats
@@ -21,10 +21,10 @@ from localllm.cli.options.quantizing import (
     SplitGroup,
 )
 from localllm.cli.parameters import argument, option
-from localllm.cli.quantize_set import ADDED, SetOptions, make_files
+from localllm.cli.quantize_set import MAX_GROWTH, QuantizeSetOptions, make_files
 from localllm.cli.terminal.output import ProgressLine, exit_on_signals, say, write
-from localllm.cli.terminal.quantize_progress import BY_SENSITIVITY, CALIBRATED, ENCODING, SIZED, Progress
-from localllm.cli.terminal.render import count, one_line, size, table
+from localllm.cli.terminal.quantize_progress import BY_SENSITIVITY, CALIBRATED, ENCODING, SIZED, StageProgress
+from localllm.cli.terminal.render import format_count, format_size, format_table, to_one_line
 from localllm.errors import UsageError
 from localllm.quant.formats import RECIPES
 
@@ -56,7 +56,7 @@ def quantize(
         "--lora",
         "Merge low-rank adapters (LoRA) before quantizing; GGUF files or PEFT folders.  [repeatable]",
         "FILE[:SCALE],...",
-        parser=options.scaled_files,
+        parser=options.parse_scaled_files,
     ),
     adapter: bool = option("--adapter", "IN is an adapter: write it as a GGUF adapter, TYPE F32, F16, BF16 or Q8_0."),
     mmproj: bool = option("--mmproj", "Convert the vision projector (mmproj) instead of the language model."),
@@ -104,7 +104,7 @@ def quantize(
     if adapter:
         convert_adapter(arguments, several_types.base, force)
         return
-    progress = Spent(calibration)
+    progress = PhaseTimer(calibration)
     source_name, target, recipes, texts, last = read_arguments(tuple(arguments), importance, calibration, several_types)
     recipe = recipes[0]
     path = resolve_model_path(source_name)
@@ -114,7 +114,7 @@ def quantize(
     edits, limits = changes.edits(source.packed), split.limits()
     service.require_valid_source(source, overrides, edits)
     if formats.prune_layers is not None:
-        source = service.prune(source, formats.prune_layers)
+        source = service.prune_layers(source, formats.prune_layers)
     if lora:
         from localllm.quantizing.adapters import merge
 
@@ -125,22 +125,22 @@ def quantize(
         tuple(importance.exclude_weights or ()), overrides, edits, keep_split, limits, allow_requantize, strict,
         texts,
     )  # fmt: skip
-    service.require_parts(source, keep_split, limits)
-    if several_types.are_several:
+    service.require_splittable(source, keep_split, limits)
+    if several_types.has_several:
         make_files(source, [replace(request, recipe=each) for each in recipes], target, several_types,
-                    SetOptions(path, mmproj, threads, force, dry_run))  # fmt: skip
+                    QuantizeSetOptions(path, mmproj, threads, force, dry_run))  # fmt: skip
         return
     formats_file = calibration.formats_file
     is_by_need, is_named = calibration.has_size, target is not None or force
-    target = service.default_output(path, recipe, mmproj) if target is None else target
+    target = service.derive_output(path, recipe, mmproj) if target is None else target
     if formats_file is not None and not is_by_need:
-        from localllm.quantizing.mixed_precision.plan import read_formats, with_formats
+        from localllm.quantizing.mixed_precision.plan import read_formats, set_formats
 
-        request = with_formats(request, read_formats(formats_file, source))
+        request = set_formats(request, read_formats(formats_file, source))
     plan = make_plan(source, request)
     nbytes_before = None if os.path.isdir(path) else plan.nbytes_before  # a checkpoint's folder has more than tensors
     if is_by_need:
-        target_size = sizing(calibration.file_size, calibration.bits, texts is not None)
+        target_size = make_size_limit(calibration.file_size, calibration.bits, texts is not None)
         if not dry_run:
             require_consent(plan, target, target_size(plan), nbytes_before, is_named, force)
         source, request = plan_by_sensitivity(source, request, target_size, formats_file, threads, force, progress)
@@ -148,18 +148,18 @@ def quantize(
     for line in plan.warnings:
         say(f"localllm: warning: {line}")
     require_consent(plan, target, plan.nbytes, nbytes_before, is_named, force)
-    require_possible(plan, target, request, threads, force)
+    require_writable(plan, target, request, threads, force)
     if dry_run:
         write(format_plan(plan, target))
     else:
-        execute(plan, target, request, threads, progress)
+        write_files(plan, target, request, threads, progress)
 
 
 def convert_adapter(arguments: list[str], base: str | None, force: bool) -> None:
     """Write an adapter as a GGUF file; arguments: IN [OUT] [TYPE]. Raises UsageError, ModelError."""
     from localllm.convert.adapters import open_adapter
     from localllm.quantizing import quantize as service
-    from localllm.quantizing.adapters import FORMATS, base_of, write_adapter
+    from localllm.quantizing.adapters import FORMATS, describe_base, write_adapter
 
     path, *others = arguments
     type = others.pop().upper() if others and others[-1].upper() in FORMATS else "F32"
@@ -170,17 +170,17 @@ def convert_adapter(arguments: list[str], base: str | None, force: bool) -> None
     target = others[0] if others else f"{path.rstrip('/').removesuffix('.gguf')}-{type}.gguf"
     if not others and not force:
         service.require_absent([target])
-    about = base_of(service.open_source(resolve_model_path(base))) if base is not None else ({}, {})
+    about = describe_base(service.open_source(resolve_model_path(base))) if base is not None else ({}, {})
     opened = open_adapter(path, *about)
     if base is not None:
         opened.require_fit(about[1], str(about[0].get("general.architecture", "")))
     if os.path.exists(target) and os.path.samefile(target, path):
         raise UsageError(f"{target}: the output must not be the input")
     nbytes = write_adapter(opened, target, type)
-    say(f"localllm: {target}: {size(nbytes)}, {len(opened.low_ranks)} matrices")
+    say(f"localllm: {target}: {format_size(nbytes)}, {len(opened.low_ranks)} matrices")
 
 
-def type_lines() -> str:
+def format_types() -> str:
     """Return the lines of the help that list the types, one line for each group."""
     groups: dict[str, list[str]] = {}
     for recipe in RECIPES.values():
@@ -188,18 +188,24 @@ def type_lines() -> str:
     return "\n    ".join(f"{group:<14} {', '.join(names)}" for group, names in groups.items())
 
 
-quantize.__doc__ = (quantize.__doc__ or "").replace("TYPES\n", f"{type_lines()}\n", 1)
+quantize.__doc__ = (quantize.__doc__ or "").replace("TYPES\n", f"{format_types()}\n", 1)
 
 
 def read_arguments(
     arguments: tuple[str, ...], importance: ImportanceGroup, calibration: CalibrationGroup, several_types: SetGroup
 ) -> "tuple[str, str | None, list[Recipe], tuple[str, ...] | None, int | None]":
     """Return IN, OUT, the types, the calibration files, and the threads. Raises UsageError."""
-    if several_types.are_several:
+    if several_types.has_several:
         (source, target), texts = several_types.arguments(arguments, calibration)
-        return source, target, several_types.recipes(importance.imatrix is not None or texts is not None), texts, None
-    positional, texts = with_texts(arguments) if calibration.calibrate else (arguments, None)
-    source, target, recipe, threads = understood(positional)
+        return (
+            source,
+            target,
+            several_types.parse_recipes(importance.imatrix is not None or texts is not None),
+            texts,
+            None,
+        )
+    positional, texts = split_calibration_files(arguments) if calibration.calibrate else (arguments, None)
+    source, target, recipe, threads = parse_positional(positional)
     return source, target, [recipe], texts, threads
 
 
@@ -215,12 +221,12 @@ def require_consent(
 
     if not is_named:
         service.require_absent(plan.paths(target))
-    if nbytes_before is not None and nbytes > ADDED * nbytes_before and not force:
-        sizes = f"{size(nbytes)}, from {size(nbytes_before)}"
+    if nbytes_before is not None and nbytes > MAX_GROWTH * nbytes_before and not force:
+        sizes = f"{format_size(nbytes)}, from {format_size(nbytes_before)}"
         raise UsageError(f"the new file would be larger than the old one: {sizes}; use --force to write it anyway")
 
 
-def sizing(size: str | None, bits: float | None, is_calibrated: bool) -> "Callable[[QuantizePlan], int]":
+def make_size_limit(size: str | None, bits: float | None, is_calibrated: bool) -> "Callable[[QuantizePlan], int]":
     """Return a function from a type's plan to the size limit in bytes. Raises UsageError."""
     from localllm.quantizing.mixed_precision.plan import parse_bits, parse_size
 
@@ -241,7 +247,7 @@ def plan_by_sensitivity(
     path: str | None,
     threads: int | None,
     force: bool,
-    progress: "Spent",
+    progress: "PhaseTimer",
 ) -> tuple["Source", "QuantizeRequest"]:
     """Choose formats by measured sensitivity; return source and request with them.
 
@@ -249,28 +255,28 @@ def plan_by_sensitivity(
     shown on stderr.
     """
     from localllm.files.safe_file import resolve_target
-    from localllm.quantizing.mixed_precision.plan import choose_formats, require_possible, with_formats, write_formats
+    from localllm.quantizing.mixed_precision.plan import choose_formats, require_possible, set_formats, write_formats
     from localllm.quantizing.scale_folding import fold_scales
-    from localllm.system.cpu import usable_cores
+    from localllm.system.cpu import count_usable_cores
 
     if path is not None and os.path.lexists(resolve_target(path, tuple(source.files))) and not force:
         raise UsageError(f"{path}: the file exists; overwrite it with --force, or leave out --size to use its formats")
     require_possible(source, request, size)
-    line, count = progress.line, threads or usable_cores()
+    line, count = progress.line, threads or count_usable_cores()
     with line, progress.progress as show:
         on_scales, on_formats, on_check = (partial(show, stage) for stage in BY_SENSITIVITY)
-        source = fold_scales(source, request, count, on_scales, opening.compiling(line))
+        source = fold_scales(source, request, count, on_scales, opening.make_compile_progress(line))
         progress.add("scales")
-        choice = choose_formats(source, request, size, count, on_formats, on_check, opening.compiling(line))
+        choice = choose_formats(source, request, size, count, on_formats, on_check, opening.make_compile_progress(line))
     progress.add("choosing formats")
     predicted = f"{choice.predicted:.4f} ({choice.usual:.4f} with the formats of {request.recipe.name})"
     say(f"localllm: predicted KL divergence {predicted}; measured on held-out texts, weights only: {choice.found:.4f}")
     if path is not None:
         write_formats(path, choice.formats)
-    return source, with_formats(request, choice.formats)
+    return source, set_formats(request, choice.formats)
 
 
-def understood(arguments: tuple[str, ...]) -> tuple[str, str | None, "Recipe", int | None]:
+def parse_positional(arguments: tuple[str, ...]) -> tuple[str, str | None, "Recipe", int | None]:
     """Return IN, OUT, TYPE and threads from IN [OUT] TYPE [THREADS], as in llama-quantize. Raises UsageError."""
     from localllm.quantizing.quantize import find_type
 
@@ -282,11 +288,11 @@ def understood(arguments: tuple[str, ...]) -> tuple[str, str | None, "Recipe", i
             return arguments[0], arguments[1] if index == 2 else None, recipe, threads
     if len(arguments) in (2, 3):
         hint = suggest_type(arguments[-1]) or "localllm quantize --help lists the types"
-        raise UsageError(f"unknown quantization type {one_line(arguments[-1])}; {hint}")
+        raise UsageError(f"unknown quantization type {to_one_line(arguments[-1])}; {hint}")
     raise UsageError("expected IN [OUT] TYPE")
 
 
-def with_texts(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def split_calibration_files(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Split the arguments after TYPE, which is the second or third word; the rest are calibration files."""
     from localllm.quantizing.quantize import find_type
 
@@ -299,24 +305,24 @@ def suggest_type(text: str) -> str:
     """Return "did you mean ...?" with the most similar type, or ""."""
     squeezed = {name.replace("_", ""): name for name in RECIPES}
     match = squeezed.get(re.sub("[^A-Z0-9]", "", text.upper()))
-    return f"did you mean {match}?" if match else did_you_mean(text.upper(), [*RECIPES])
+    return f"did you mean {match}?" if match else suggest_name(text.upper(), [*RECIPES])
 
 
-def require_possible(
+def require_writable(
     plan: "QuantizePlan", target: str, request: "QuantizeRequest", threads: int | None, force: bool
 ) -> None:
     """Raise UsageError or LocalllmError if the files cannot be written."""
     from localllm.quantizing.quantize import check_output
-    from localllm.services.outputs import is_model, require_kind
+    from localllm.services.outputs import is_model, require_replaceable
 
     if threads is not None and not 1 <= threads <= 1024:
         raise UsageError(f"threads must be from 1 to 1024, not {threads}")
     check_output(plan, target, request)
     for path in plan.paths(target):
-        require_kind(path, is_model, "a model", force)
+        require_replaceable(path, is_model, "a model", force)
 
 
-class Spent:
+class PhaseTimer:
     """Measures the phases of a command, and shows their progress.
 
     Attributes:
@@ -326,7 +332,7 @@ class Spent:
     def __init__(self, calibration: CalibrationGroup) -> None:
         self.line = ProgressLine()
         shares = SIZED if calibration.has_size else CALIBRATED if calibration.calibrate else {ENCODING: 1.0}
-        self.progress = Progress(shares, self.line)
+        self.progress = StageProgress(shares, self.line)
         self._start = self._last = perf_counter()
         self._parts = dict[str, float]()
 
@@ -341,26 +347,26 @@ class Spent:
         return f"{perf_counter() - self._start:.1f} s{f' ({parts})' if len(self._parts) > 1 else ''}"
 
 
-def execute(
-    plan: "QuantizePlan", target: str, request: "QuantizeRequest", threads: int | None, progress: Spent
+def write_files(
+    plan: "QuantizePlan", target: str, request: "QuantizeRequest", threads: int | None, progress: PhaseTimer
 ) -> None:
     """Write the files, with a progress bar on a terminal, and print the result."""
     from localllm.kernels.build.faults import end_on_bus_error
     from localllm.quantizing import quantize as service
-    from localllm.system.cpu import usable_cores
+    from localllm.system.cpu import count_usable_cores
 
     line, warnings = progress.line, list[str]()
     end_on_bus_error(plan.source.path)
     with line, progress.progress as show:
-        service.run(
-            plan, target, request, threads or usable_cores(), partial(show_weights, show, plan.weights),
-            opening.compiling(line), warnings, show,
+        service.quantize_model(
+            plan, target, request, threads or count_usable_cores(), partial(show_weights, show, plan.weights),
+            opening.make_compile_progress(line), warnings, show,
         )  # fmt: skip
     opening.warn(warnings)
     progress.add("encoding")
     paths = plan.paths(target)
-    name = one_line(paths[0]) + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
-    write(f"{name}: {summary(plan)}, {progress}\n")
+    name = to_one_line(paths[0]) + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
+    write(f"{name}: {format_summary(plan)}, {progress}\n")
 
 
 def show_weights(show: "OnStage", total: int, done: int, name: str) -> None:
@@ -368,9 +374,9 @@ def show_weights(show: "OnStage", total: int, done: int, name: str) -> None:
     show(ENCODING, done, total, name)
 
 
-def summary(plan: "QuantizePlan") -> str:
-    original = f"before: {size(plan.nbytes_before)}, {plan.bits_per_weight_before:.2f}"
-    return f"{size(plan.nbytes)}, {plan.bits_per_weight:.2f} bits per weight ({original})"
+def format_summary(plan: "QuantizePlan") -> str:
+    original = f"before: {format_size(plan.nbytes_before)}, {plan.bits_per_weight_before:.2f}"
+    return f"{format_size(plan.nbytes)}, {plan.bits_per_weight:.2f} bits per weight ({original})"
 
 
 def format_plan(plan: "QuantizePlan", target: str) -> str:
@@ -379,21 +385,21 @@ def format_plan(plan: "QuantizePlan", target: str) -> str:
 
     rows = [
         (
-            one_line(job.tensor.name),
+            to_one_line(job.tensor.name),
             " x ".join(map(str, job.tensor.shape)),
             job.tensor.format.name,
             job.format.name + (" (fallback)" if job.is_fallback else ""),
-            size(job.output.nbytes),
+            format_size(job.output.nbytes),
         )
         for job in plan.jobs
     ]
     free = shutil.disk_usage(os.path.dirname(os.path.realpath(target))).free
     lines = [
-        *table(("tensor", "shape", "from", "to", "size"), rows),
+        *format_table(("tensor", "shape", "from", "to", "size"), rows),
         "",
-        f"{'weights':<14}{count(plan.weights)} in {len(plan.jobs)} tensors",
-        f"{'output':<14}{', '.join(map(one_line, plan.paths(target)))}",
-        f"{'size':<14}{summary(plan)}",
-        f"{'free disk':<14}{size(free)}",
+        f"{'weights':<14}{format_count(plan.weights)} in {len(plan.jobs)} tensors",
+        f"{'output':<14}{', '.join(map(to_one_line, plan.paths(target)))}",
+        f"{'size':<14}{format_summary(plan)}",
+        f"{'free disk':<14}{format_size(free)}",
     ]
     return "\n".join(lines) + "\n"

@@ -44,30 +44,30 @@ def replay(
     from localllm.services import receipts
     from localllm.services import remote_receipts as remote
 
-    record = receipts.read(receipt)
-    generation, line = receipts.options_of(record), ProgressLine()
+    record = receipts.read_receipt(receipt)
+    generation, line = receipts.restore_options(record), ProgressLine()
     if remote.is_remote(record):
-        result = again_there(record, generation, model)
-        return tell(receipts.difference(record["result"], result))
+        result = repeat_remotely(record, generation, model)
+        return print_verdict(receipts.find_difference(record["result"], result))
     opening_options, path = record["opening"], record["model"]["files"][0]["path"] if model is None else model
-    cache = options.Cache(kv_type=opening_options["kv_type"])
+    cache = options.CacheGroup(kv_type=opening_options["kv_type"])
     engine = options.EngineGroup(
         context=opening_options["context"],
         threads=opening_options["threads"],
         cache=cache,
-        rope=rope_of(opening_options),
+        rope=parse_rope(opening_options),
         adapters=adapters_of(opening_options),
     )
     with opening.open_model(path, engine, opening_options["chat_template"], no_cache=True) as model_opened:
-        generation = opening.with_draft_model(model_opened, generation, record["options"]["speculate"])
+        generation = opening.open_draft_model(model_opened, generation, record["options"]["speculate"])
         with line:
             result = receipts.regenerate(
                 model_opened, record, generation, lambda count: line.show(f"answering again: {count} tokens")
             )
-            changed = receipts.changes(record, model_opened, opening.hashing(line))
+            changed = receipts.list_changes(record, model_opened, opening.make_hash_progress(line))
     for change in changed:
         say(f"localllm: {change}")
-    tell(receipts.difference(record["result"], result))
+    print_verdict(receipts.find_difference(record["result"], result))
 
 
 def adapters_of(opening_options: dict[str, object]) -> options.Adapters:
@@ -80,27 +80,29 @@ def adapters_of(opening_options: dict[str, object]) -> options.Adapters:
     return options.Adapters(lora=[pairs])
 
 
-def rope_of(opening_options: dict[str, object]) -> options.Rope:
+def parse_rope(opening_options: dict[str, object]) -> options.RopeGroup:
     """Return the RoPE options of a receipt. Raises UsageError."""
     rope = opening_options.get("rope", {})
     if not isinstance(rope, dict) or not all(isinstance(rope.get(name), kind | None) for name, kind in ROPE.items()):
         raise UsageError("the receipt's RoPE options are invalid")
     scale, base, original = rope.get("factor"), rope.get("base"), rope.get("original_context")
-    return options.Rope(rope_scaling=rope.get("kind"), rope_scale=scale, rope_freq_base=base, yarn_orig_ctx=original)
+    return options.RopeGroup(
+        rope_scaling=rope.get("kind"), rope_scale=scale, rope_freq_base=base, yarn_orig_ctx=original
+    )
 
 
-def again_there(record: "Receipt", generation: "GenerationOptions", model: str | None) -> "Receipt":
+def repeat_remotely(record: "Receipt", generation: "GenerationOptions", model: str | None) -> "Receipt":
     """Send the request to the receipt's server again; return the response. Raises EndpointError."""
     from localllm.services import remote_receipts
     from localllm.services.remote.http import Endpoint
     from localllm.services.remote.model import RemoteModel
 
     place = Endpoint.of(record["model"]["endpoint"], os.environ.get(KEY) or None)
-    remote_model = RemoteModel(place, model or record["model"]["name"], remote_receipts.form_of(record))
+    remote_model = RemoteModel(place, model or record["model"]["name"], remote_receipts.restore_output_format(record))
     return remote_receipts.regenerate(remote_model, record, generation)
 
 
-def tell(place: str | None) -> None:
+def print_verdict(place: str | None) -> None:
     """Print whether the text is the same or where it differs; raise typer.Exit if it differs."""
     if place:
         write(f"the text differs from {place}\n")

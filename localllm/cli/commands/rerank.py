@@ -4,11 +4,11 @@ import json
 from typing import Literal
 
 from localllm.cli import open_model as opening
-from localllm.cli.commands.embed import Context, Field, opened, records_of, tell
+from localllm.cli.commands.embed import Context, Field, open_with_warnings, print_stats, read_inputs
 from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
 from localllm.cli.parameters import argument, option
-from localllm.cli.terminal.output import ProgressLine, as_line, write
+from localllm.cli.terminal.output import ProgressLine, to_json_line, write
 from localllm.errors import UsageError
 
 
@@ -42,17 +42,17 @@ def rerank(
     from time import perf_counter
 
     from localllm.engine.options import EngineOptions
-    from localllm.services.search.embed import reranker, text_of
+    from localllm.services.search.embed import get_document, open_reranker
 
     if query is None:
         raise UsageError("--query TEXT is missing: give the query to rank the texts by")
     line, start = ProgressLine(), perf_counter()
-    records = records_of(input, None)
-    texts = [text for record in records if isinstance(text := text_of(record, field), str)]
+    records = read_inputs(input, None)
+    texts = [text for record in records if isinstance(text := get_document(record, field), str)]
     if len(texts) < len(records):
         raise UsageError("a reranker does not accept images")
-    engine = EngineOptions(threads, context or None, backend=device, progress=opening.compiling(line))
-    with opened(reranker(resolve_model_path(model), engine), line) as model_opened:
+    engine = EngineOptions(threads, context or None, backend=device, progress=opening.make_compile_progress(line))
+    with open_with_warnings(open_reranker(resolve_model_path(model), engine), line) as model_opened:
         scores_found = model_opened.rerank(
             query, texts, overflow == "cut", lambda done: line.show(f"{done} texts read")
         )
@@ -62,8 +62,8 @@ def rerank(
         record_text = record.input if isinstance(record.input, str) else json.dumps(record.input, ensure_ascii=False)
         if as_json:
             result = {"id": record.id, "score": score, "input": record.input}
-            write(as_line(result))
+            write(to_json_line(result))
         else:
             write(f"{score:.6f}\t{record_text}\n" if scores else f"{record_text}\n")
     if stats:
-        tell(model_opened, perf_counter() - start)
+        print_stats(model_opened, perf_counter() - start)

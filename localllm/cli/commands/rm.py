@@ -5,8 +5,8 @@ import sys
 from localllm.cli.open_model import confirm
 from localllm.cli.options.offers import offer_models
 from localllm.cli.parameters import argument, option
-from localllm.cli.terminal.output import dim, is_terminal
-from localllm.cli.terminal.render import size
+from localllm.cli.terminal.output import is_terminal, say_dim
+from localllm.cli.terminal.render import format_size
 from localllm.errors import LocalllmError, UsageError
 
 
@@ -32,7 +32,7 @@ def rm(
             raise UsageError(
                 f"{removable.name}: cannot ask for confirmation without a terminal; remove it with --force"
             )
-        if not confirm(f"Remove {removable.name} ({size(removable.size)}, {removable.path})?"):
+        if not confirm(f"Remove {removable.name} ({format_size(removable.size)}, {removable.path})?"):
             return
     for path in removable.files:
         try:
@@ -40,4 +40,4 @@ def rm(
         except OSError as error:
             raise LocalllmError(f"{path}: cannot be removed: {error.strerror or error}") from None
     remove_empty_folders(removable.path.parent)
-    dim(f"{size(removable.size)} removed")
+    say_dim(f"{format_size(removable.size)} removed")

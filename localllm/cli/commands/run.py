@@ -4,7 +4,7 @@ import sys
 
 from localllm.cli.one_shot import OneShot
 from localllm.cli.options import shared as options
-from localllm.cli.options.diffusion import Diffusion
+from localllm.cli.options.diffusion import DiffusionGroup
 from localllm.cli.options.one_shot import (
     EndpointGroup,
     FollowUpGroup,
@@ -41,7 +41,7 @@ def run(
     images: ImageGroup,
     infill: InfillGroup,
     endpoint: EndpointGroup,
-    diffusion: Diffusion,
+    diffusion: DiffusionGroup,
 ) -> None:
     """Answer one prompt.
 
@@ -92,4 +92,4 @@ def begins_conversation(one_shot: OneShot) -> bool:
         *explicit_options(one_shot.follow).keys() - {"session"},
         *(name for group in (one_shot.named, one_shot.infill, one_shot.diffusion) for name in explicit_options(group)),
     ]
-    return not (one_shot.words or single or one_shot.generation.on_overflow in options.CUTS)
+    return not (one_shot.words or single or one_shot.generation.on_overflow in options.SHORTENING_METHODS)

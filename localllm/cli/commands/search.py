@@ -8,17 +8,17 @@ import typer
 
 from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_models
-from localllm.cli.options.search import FileFilter, Places, Searching, Threshold, Top
+from localllm.cli.options.search import FileFilterGroup, SearchModelGroup, SearchPaths, Threshold, Top
 from localllm.cli.parameters import option
-from localllm.cli.terminal.output import as_line, coloured, dim, is_terminal, say, write
+from localllm.cli.terminal.output import add_attribute, is_terminal, say, say_dim, to_json_line, write
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
-    from localllm.services.search.ranking import Hit
+    from localllm.services.search.ranking import SearchHit
 
 
 def search(
-    paths: Places = None,
+    paths: SearchPaths = None,
     *,
     query: str | None = option("-e --query", "Question; all arguments are then files or folders.", "TEXT"),
     top: Top = 5,
@@ -41,8 +41,8 @@ def search(
     model: str | None = option(
         "-m --model", "Alias of --embedder.", "MODEL", autocompletion=offer_models, typed_only=True
     ),
-    files: FileFilter,
-    models: Searching,
+    files: FileFilterGroup,
+    models: SearchModelGroup,
     threads: options.Threads = None,
     device: options.Device = "auto",
 ) -> None:
@@ -61,27 +61,27 @@ def search(
       localllm search docs "exit codes" | localllm run model.gguf -p "What is 7?"
     """
     from localllm.cli.open_model import opened_search
-    from localllm.cli.options.search import piped_lines, places_and_question, require_places
+    from localllm.cli.options.search import read_piped_lines, require_paths, split_question
 
     models.embedder = model or models.embedder
     if mcp:
-        from localllm.services.search.mcp_server import serve
+        from localllm.services.search.mcp_server import serve_search
 
         if query is not None:
             raise UsageError("--mcp answers the questions of its client: leave out --query")
-        places = require_places(paths or ())
+        places = require_paths(paths or ())
         with opened_search(places, files, models, threads, device) as index:
-            return serve(index, places, top)
-    places, question = places_and_question(paths or (), query, "search")
+            return serve_search(index, places, top)
+    places, question = split_question(paths or (), query, "search")
     require_counts(top=(top, 1), around=(around, 0), before=(before, 0), after=(after, 0))
     context_lines = before or around, after or around
     if threshold is not None and models.embedder is None:
         raise UsageError("--threshold is a cosine similarity: name an embedding model with -m MODEL")
-    lines = piped_lines(places)
+    lines = read_piped_lines(places)
     with opened_search(places, files, models, threads, device, lines) as index:
         hits = index.find(question, top, threshold)
         if models.embedder is None:
-            dim("searched by words only; add -m MODEL to search by meaning, too")
+            say_dim("searched by words only; add -m MODEL to search by meaning, too")
     if not hits:
         say("localllm: no matching passage")
         raise typer.Exit(1)
@@ -97,38 +97,38 @@ def require_counts(**counts: tuple[int, int]) -> None:
             raise UsageError(f"{name} must be {least} or greater, not {value}")
 
 
-def render_hits(hits: "Sequence[Hit]", layout: str, before: int, after: int) -> str:
+def render_hits(hits: "Sequence[SearchHit]", layout: str, before: int, after: int) -> str:
     """Format hits.
 
     layout: "json", "texts" (without locations), "names" of files, "lines" as grep prints them, or "" for a block each.
     before, after: lines around each passage.
     """
     if layout == "json":
-        return "".join(as_line(as_object(hit)) for hit in hits)
+        return "".join(to_json_line(to_dict(hit)) for hit in hits)
     if layout == "texts":
         return "".join(f"{hit.passage.text}\n" for hit in hits)
     if layout == "names":
         return "".join(f"{name}\n" for name in dict.fromkeys(hit.passage.path for hit in hits))
     if layout == "lines":
-        numbered = ((hit.passage.path, *line) for hit in hits for line in lines_of(hit, before, after))
+        numbered = ((hit.passage.path, *line) for hit in hits for line in list_lines(hit, before, after))
         return "".join(f"{path}:{number}:{text}\n" for path, number, text in numbered)
-    return "\n".join(block(hit, before, after) for hit in hits)
+    return "\n".join(format_block(hit, before, after) for hit in hits)
 
 
-def as_object(hit: "Hit") -> dict[str, object]:
+def to_dict(hit: "SearchHit") -> dict[str, object]:
     each = hit.passage
     fields = {"file": each.path, "line": each.first, "last_line": each.last, "heading": each.heading, "text": each.text}
     return {**fields, "score": hit.score, **({} if hit.cosine is None else {"cosine": hit.cosine})}
 
 
-def block(hit: "Hit", before: int, after: int) -> str:
+def format_block(hit: "SearchHit", before: int, after: int) -> str:
     """Format a passage below its file and line."""
-    text = "\n".join(text for _, text in lines_of(hit, before, after))
-    place = coloured(hit.passage.place, "35") if is_terminal(sys.stdout) else hit.passage.place
+    text = "\n".join(text for _, text in list_lines(hit, before, after))
+    place = add_attribute(hit.passage.place, "35") if is_terminal(sys.stdout) else hit.passage.place
     return f"{place}\n{text}\n"
 
 
-def lines_of(hit: "Hit", before: int, after: int) -> list[tuple[int, str]]:
+def list_lines(hit: "SearchHit", before: int, after: int) -> list[tuple[int, str]]:
     """Return a passage's lines with their line numbers, extended by the lines before and after it."""
     passage = hit.passage
     numbered = [*enumerate(passage.text.split("\n"), passage.first)]

@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from localllm.cli import open_model as opening
-from localllm.cli.command import CURRENT, values_for
+from localllm.cli.command import CURRENT, get_values_for
 from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_models
 from localllm.cli.options.one_shot import Projector
-from localllm.cli.parameters import argument, build_group, group, option
+from localllm.cli.parameters import argument, build_group, option, option_group
 from localllm.cli.terminal.output import say
-from localllm.cli.terminal.render import file_stem
+from localllm.cli.terminal.render import get_file_stem
 from localllm.errors import LocalllmError, UsageError
 from localllm.frozen import frozen
-from localllm.services.hub.name_settings import split_served, stored_model
+from localllm.services.hub.name_settings import find_stored_model, split_served_name
 
 if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.server.model_pool import NameOptions
-    from localllm.server.run import Setup
+    from localllm.server.run import ServerSettings
 
     Opener = Callable[[str], Model]
 
@@ -34,7 +34,7 @@ OLLAMA_PORT = 11434
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
-def amount(text: str) -> int:
+def parse_size(text: str) -> int:
     """Parse a size in bytes, with an optional K, M or G. Raises ValueError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)B?", text.strip().upper())
     if not match:
@@ -42,8 +42,8 @@ def amount(text: str) -> int:
     return int(float(match[1]) * UNITS[match[2]])
 
 
-@group
-class Place:
+@option_group
+class AddressGroup:
     """Address and access."""
 
     port: int = option("--port", "TCP port.  [default: 11435]", "N", default=PORT)
@@ -77,15 +77,15 @@ class Place:
     )
 
 
-@group
-class Share:
+@option_group
+class LimitGroup:
     """Limits."""
 
     memory: int | None = option(
         "--memory",
         "Maximum memory for all loaded models, e.g. 8G.  [default: what is free at startup]",
         "SIZE",
-        parser=amount,
+        parser=parse_size,
     )
     parallel: int | None = option("-np --parallel", "Maximum concurrent requests per model.  [default: 16]", "N")
     idle: float | None = option(
@@ -95,7 +95,7 @@ class Share:
         "--max-body",
         "Maximum size of a request body, e.g. 32M.  [default: 32M]",
         "SIZE",
-        parser=amount,
+        parser=parse_size,
         default=32_000_000,
     )
     max_connections: int = option(
@@ -131,8 +131,8 @@ def serve(
         also=options.NAMED,
     ),
     *,
-    place: Place,
-    share: Share,
+    place: AddressGroup,
+    share: LimitGroup,
     engine: options.EngineGroup,
     chat_template: options.ChatTemplate = None,
     no_cache: options.NoCache = False,
@@ -151,11 +151,11 @@ def serve(
     """
     require_extra()
     from localllm.server.guard import normalize_origin
-    from localllm.server.run import Setup, run
+    from localllm.server.run import ServerSettings, run_server
 
-    served = map_names(models or []) or on_disk()
+    served = map_names(models or []) or list_local_models()
     paths = {each.name: each.path for each in served}
-    keys = keys_of(place.api_key_file)
+    keys = read_api_keys(place.api_key_file)
     if place.host is not None and not keys:
         raise UsageError("--host lets other computers connect: add --api-key-file FILE with the API keys to accept")
     if place.socket is not None and place.host is not None:
@@ -172,9 +172,10 @@ def serve(
         raise UsageError(f"--media-path: {missing[0]} is not a folder")
 
     openers = dict[str, "Opener"]()
-    names = {each.name: own for each in served if (own := own_options(each, share.cache_reuse, openers))}
-    setup = Setup(
-        paths, opener(CURRENT.get().params, share.cache_reuse), place.host or "127.0.0.1", place.port, place.socket,
+    names = {each.name: own for each in served if (own := make_name_options(each, share.cache_reuse, openers))}
+    setup = ServerSettings(
+        paths, make_opener(CURRENT.get().params, share.cache_reuse), place.host or "127.0.0.1", place.port,
+        place.socket,
         share.memory, share.parallel,
         share.grace, keys, tuple(place.allow_host or ()), [*map(normalize_origin, place.allow_origin or ())],
         share.max_body, share.max_connections, share.timeout, share.on_overflow == "drop-turns",
@@ -183,9 +184,9 @@ def serve(
         None if models else partial(find_added, share.cache_reuse, openers),
     )  # fmt: skip
     if place.host is None and place.socket is None:
-        tell_ollama_host(place.port, is_chosen=place.port != PORT)
+        warn_ollama_host(place.port, is_chosen=place.port != PORT)
     with ExitStack() as stack:
-        run(setup, stack, lambda address: tell(setup, address), lambda line: say(f"localllm: {line}"))
+        run_server(setup, stack, lambda address: print_ready(setup, address), lambda line: say(f"localllm: {line}"))
 
 
 def require_extra() -> None:
@@ -195,7 +196,7 @@ def require_extra() -> None:
         raise LocalllmError(f"serve needs {' and '.join(missing)}: pip install 'localllm[serve]'")
 
 
-def tell(setup: "Setup", address: str) -> None:
+def print_ready(setup: "ServerSettings", address: str) -> None:
     """Print on stderr that the server is ready."""
     say(f"localllm: serving {', '.join(setup.paths)} at {address}; Ctrl-C stops the server")
 
@@ -213,21 +214,21 @@ def map_names(models: list[str]) -> list[ServedModel]:
     """Return the models to serve. Raises UsageError for duplicate names, and the errors of resolve_model_path."""
     served = dict[str, ServedModel]()
     for text in models:
-        name, model = split_served(text)
+        name, model = split_served_name(text)
         path = resolve_model_path(model)
-        name = name or (file_stem(path) if model == path else model)
+        name = name or (get_file_stem(path) if model == path else model)
         if name in served:
             raise UsageError(f"two models are named {name}: rename one with NAME={model}")
         served[name] = ServedModel(name, path, text)
     return [*served.values()]
 
 
-def on_disk() -> list[ServedModel]:
+def list_local_models() -> list[ServedModel]:
     import localllm
     from localllm.files.settings import load_settings
-    from localllm.services.hub.catalogue import models_on_disk
+    from localllm.services.hub.catalogue import list_models_on_disk
 
-    models = [ServedModel(each.name, str(each.path), each.name) for each in models_on_disk() if each.is_whole]
+    models = [ServedModel(each.name, str(each.path), each.name) for each in list_models_on_disk() if each.is_whole]
     paths, settings = {each.name: each.path for each in models}, load_settings()
     named = {alias: paths[target] for alias, target in settings.aliases.items() if target in paths}
     models += [ServedModel(alias, path, alias) for alias, path in named.items() if alias in settings.model]
@@ -241,15 +242,17 @@ def find_added(
     """Yield the local models with other names than these: name, path and options of the name."""
     from localllm.server.model_pool import NameOptions
 
-    for each in on_disk():
+    for each in list_local_models():
         if each.name not in names:
             try:
-                yield each.name, each.path, own_options(each, cache_reuse, openers) or NameOptions()
+                yield each.name, each.path, make_name_options(each, cache_reuse, openers) or NameOptions()
             except LocalllmError as error:
                 say(f"localllm: warning: {each.name} is not served: {error}")
 
 
-def own_options(served: ServedModel, cache_reuse: int | None, openers: "dict[str, Opener]") -> "NameOptions | None":
+def make_name_options(
+    served: ServedModel, cache_reuse: int | None, openers: "dict[str, Opener]"
+) -> "NameOptions | None":
     """Return the options of a model's name, or None without any; warn of settings that are not used.
 
     Raises UsageError, ModelError.
@@ -257,19 +260,19 @@ def own_options(served: ServedModel, cache_reuse: int | None, openers: "dict[str
     """
     from localllm.generation.conversation import AnswerDefaults
     from localllm.server.model_pool import NameOptions
-    from localllm.services.hub.name_values import values_of
+    from localllm.services.hub.name_values import load_name_values
 
-    named, usual, stored = values_for(served.text), CURRENT.get().params, stored_model(served.text)
-    own, values = {name: value for name, value in named.items() if value != usual[name]}, values_of(served.text)
+    named, usual, stored = get_values_for(served.text), CURRENT.get().params, find_stored_model(served.text)
+    own, values = {name: value for name, value in named.items() if value != usual[name]}, load_name_values(served.text)
     opening.warn(values.warnings)
     if not (own or stored):
         return NameOptions(values.defaults) if values.defaults != AnswerDefaults() else None
     key = repr((own, stored and stored.name))
-    return NameOptions(values.defaults, openers.setdefault(key, opener(named, cache_reuse, served.text)))
+    return NameOptions(values.defaults, openers.setdefault(key, make_opener(named, cache_reuse, served.text)))
 
 
-def opener(values: "Mapping[str, Any]", cache_reuse: int | None, name: str | None = None) -> "Opener":
-    def opened(path: str) -> "Model":
+def make_opener(values: "Mapping[str, Any]", cache_reuse: int | None, name: str | None = None) -> "Opener":
+    def open_with_options(path: str) -> "Model":
         engine = build_group(options.EngineGroup, values)
         model = opening.open_model(
             path, engine, values["chat_template"], values["no_cache"], values["mmproj"], name=name
@@ -278,10 +281,10 @@ def opener(values: "Mapping[str, Any]", cache_reuse: int | None, name: str | Non
             say(f"localllm: warning: {path}: --cache-reuse is ignored: the model does not support context shift")
         return model
 
-    return opened
+    return open_with_options
 
 
-def keys_of(file: str | None) -> tuple[str, ...]:
+def read_api_keys(file: str | None) -> tuple[str, ...]:
     """Read the API keys in a file. Raises UsageError if it has none."""
     if file is None:
         return ()
@@ -298,7 +301,7 @@ def keys_of(file: str | None) -> tuple[str, ...]:
 # ---- OLLAMA_HOST, with which users of Ollama set its address
 
 
-def tell_ollama_host(port_here: int, is_chosen: bool = False) -> None:
+def warn_ollama_host(port_here: int, is_chosen: bool = False) -> None:
     """Warn that OLLAMA_HOST is not used, and name the alternative, unless it has this server's address.
 
     Ollama itself may run at that address, and a network address needs keys. Clients read the same variable, so it may

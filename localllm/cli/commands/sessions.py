@@ -4,8 +4,8 @@ from typing import Literal
 
 from localllm.cli.options.offers import offer_sessions
 from localllm.cli.parameters import argument
-from localllm.cli.terminal.output import dim, write
-from localllm.cli.terminal.render import session_lines
+from localllm.cli.terminal.output import say_dim, write
+from localllm.cli.terminal.render import format_sessions
 from localllm.errors import UsageError
 
 
@@ -27,13 +27,13 @@ def sessions(
     from localllm.services import sessions as kept
 
     if action in (None, "list"):
-        lines = session_lines()
+        lines = format_sessions()
         if not lines:
-            return dim("no sessions yet; start one with `localllm chat --session NAME`")
+            return say_dim("no sessions yet; start one with `localllm chat --session NAME`")
         return write("\n".join(lines) + "\n")
     if name is None:
         raise UsageError(f"NAME is missing: give the session to {action}")
     if action == "rm":
-        kept.remove(name)
-        return dim(f"session {name} removed")
-    write("\n\n".join(kept.format_message(message) for message in kept.read(name).messages) + "\n")
+        kept.remove_session(name)
+        return say_dim(f"session {name} removed")
+    write("\n\n".join(kept.format_message(message) for message in kept.read_session(name).messages) + "\n")

@@ -25,13 +25,13 @@ def split(
       localllm split big.gguf parts/big --split-max-tensors 100
     """
     from localllm.files.gguf.file import GGUFFile
-    from localllm.quantizing.rewrite import split_files
-    from localllm.quantizing.splitting import TENSORS, SplitLimits
+    from localllm.quantizing.rewrite import plan_split
+    from localllm.quantizing.splitting import DEFAULT_MAX_TENSORS, SplitLimits
 
     path = resolve_model_path(model)
-    split_limits = limits.limits() or SplitLimits(TENSORS)
+    split_limits = limits.limits() or SplitLimits(DEFAULT_MAX_TENSORS)
     source = GGUFFile.open(path, needed=())
-    files, warnings = split_files(source, path if out is None else out, split_limits)
+    files, warnings = plan_split(source, path if out is None else out, split_limits)
     for line in warnings:
         say(f"localllm: warning: {line}")
     if dry_run:

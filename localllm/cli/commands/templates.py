@@ -7,7 +7,7 @@ from typing import Literal
 
 from localllm.cli.options.offers import offer_prompts
 from localllm.cli.parameters import argument
-from localllm.cli.terminal.output import dim, write
+from localllm.cli.terminal.output import say_dim, write
 from localllm.errors import LocalllmError, UsageError
 
 NEW = "---\ndescription: {name}\ntemp: 0.2\n---\nWhat to do with the text that is piped or given by -f.\n"
@@ -34,7 +34,7 @@ def templates(
     from localllm.services import prompt_templates as kept
 
     if action in (None, "list"):
-        loaded = [kept.load(each) for each in kept.names()]
+        loaded = [kept.load_template(each) for each in kept.list_names()]
         width = max(len(each.name) for each in loaded)
         return write("".join(f"{each.name:<{width}}  {each.description}\n" for each in loaded))
     if name is None and action == "path":
@@ -43,7 +43,7 @@ def templates(
         raise UsageError(f"NAME is missing: give the template to {action}")
     if action == "edit":
         return edit(name)
-    write(f"{kept.path_of(name)}\n" if action == "path" else kept.path_of(name).read_text(encoding="utf-8"))
+    write(f"{kept.find_path(name)}\n" if action == "path" else kept.find_path(name).read_text(encoding="utf-8"))
 
 
 def edit(name: str) -> None:
@@ -53,7 +53,7 @@ def edit(name: str) -> None:
     if not kept.NAME.fullmatch(name):
         raise UsageError(f"{name!r} is not a valid template name: use letters, digits and . _ -")
     path = kept.own_folder() / f"{name}{kept.ENDING}"
-    text = kept.path_of(name).read_text(encoding="utf-8") if name in kept.names() else NEW.format(name=name)
+    text = kept.find_path(name).read_text(encoding="utf-8") if name in kept.list_names() else NEW.format(name=name)
     editor = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "")
     if not editor:
         raise UsageError(f"EDITOR is not set: set it, or write the template to {path}")
@@ -64,5 +64,5 @@ def edit(name: str) -> None:
         subprocess.run([*editor, str(path)], check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         raise LocalllmError(f"cannot edit {path}: {getattr(error, 'strerror', None) or error}") from None
-    kept.load(name)
-    dim(f"localllm run --template {name}")
+    kept.load_template(name)
+    say_dim(f"localllm run --template {name}")

@@ -7,8 +7,8 @@ from localllm.cli import open_model as opening
 from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
 from localllm.cli.parameters import argument, option
-from localllm.cli.prompt_input import Encoding, content, require_decodable, text_of
-from localllm.cli.terminal.output import as_line, is_terminal, stdin, write
+from localllm.cli.prompt_input import Encoding, decode_file, read_file, require_decodable
+from localllm.cli.terminal.output import is_terminal, open_stdin, to_json_line, write
 from localllm.errors import UsageError
 
 
@@ -40,11 +40,11 @@ def tokenize(
         raise UsageError("give either TEXT or -f FILE, not both")
     content_text = None if text is None else require_decodable(text, "TEXT")
     if file is not None:
-        content_text = text_of(content(file, lambda: sys.maxsize, encoding), file, encoding, whole=True)
+        content_text = decode_file(read_file(file, lambda: sys.maxsize, encoding), file, encoding, whole=True)
     if content_text is None:
         if sys.stdin is None or is_terminal(sys.stdin):
             raise UsageError("TEXT is missing: give a text, or pipe one to stdin")
-        content_text = text_of(stdin().read(), "stdin", encoding)
+        content_text = decode_file(open_stdin().read(), "stdin", encoding)
     token_ids = tokenizer.encode(content_text, special=True, bos=True)
     if count:
         return write(f"{len(token_ids)}\n")
@@ -53,6 +53,6 @@ def tokenize(
     pieces = [tokenizer.token_bytes(token, special=True).decode(errors="backslashreplace") for token in token_ids]
     tokens = [{"id": token, "piece": piece} for token, piece in zip(token_ids, pieces, strict=True)]
     if as_json:
-        write(as_line(tokens))
+        write(to_json_line(tokens))
     else:
         write("".join(f"{token['id']}\t{json.dumps(token['piece'], ensure_ascii=False)}\n" for token in tokens))

@@ -7,8 +7,8 @@ from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_models
 from localllm.cli.parameters import argument, option
-from localllm.cli.terminal.output import ProgressLine, as_line, say, write, write_paths
-from localllm.cli.terminal.render import checksum_line, columns, count, one_line
+from localllm.cli.terminal.output import ProgressLine, say, to_json_line, write, write_paths
+from localllm.cli.terminal.render import format_checksum, format_columns, format_count, to_one_line
 from localllm.errors import ModelError
 
 if TYPE_CHECKING:
@@ -37,54 +37,60 @@ def verify(
     from localllm.kernels.build.faults import end_on_bus_error
     from localllm.quantizing import verify as service
     from localllm.quantizing.quantize import open_source
-    from localllm.system.cpu import usable_cores
+    from localllm.system.cpu import count_usable_cores
 
     path, line = resolve_model_path(model), ProgressLine()
     source = open_source(against) if against is not None else None
     end_on_bus_error(path)
     with line:
-        verification = service.verify(
+        verification = service.verify_file(
             path,
             source,
-            threads or usable_cores(),
-            lambda done, of, name: line.show(f"verifying: {100 * done // of} %, {one_line(name)}"),
-            opening.compiling(line),
+            threads or count_usable_cores(),
+            lambda done, of, name: line.show(f"verifying: {100 * done // of} %, {to_one_line(name)}"),
+            opening.make_compile_progress(line),
         )
-    for sentence in verification.odd:
+    for sentence in verification.warnings:
         say(f"localllm: warning: {sentence}")
     if as_json:
-        write(as_facts(verification))
+        write(format_json(verification))
     else:
-        write_paths(as_text(verification))
+        write_paths(format_text(verification))
     if verification.problems:
-        raise ModelError(f"{path}: {verification.problems[0].removeprefix(f'{path}: ')}{more(verification.problems)}")
+        raise ModelError(
+            f"{path}: {verification.problems[0].removeprefix(f'{path}: ')}{format_more(verification.problems)}"
+        )
 
 
-def more(lines: "Sequence[str]") -> str:
+def format_more(lines: "Sequence[str]") -> str:
     return f" (and {len(lines) - 1} more problems)" if len(lines) > 1 else ""
 
 
-def as_text(verification: "Verification") -> str:
+def format_text(verification: "Verification") -> str:
     """Format a table of the weight formats, and the checksums as sha256sum does."""
-    rows = verification.by_format()
+    rows = verification.summarize_formats()
     has_errors = any("error" in row for row in rows)
     header = ("format", "tensors", "weights", *(("error", "worst", "of") if has_errors else ()))
     cells = [
         (
             row["format"],
             str(row["tensors"]),
-            count(row["weights"]),
-            *((f"{row['error']:.2g}", f"{row['worst']:.2g}", one_line(row["worst_tensor"])) if "error" in row else ()),
+            format_count(row["weights"]),
+            *(
+                (f"{row['error']:.2g}", f"{row['worst']:.2g}", to_one_line(row["worst_tensor"]))
+                if "error" in row
+                else ()
+            ),
             *(("", "", "") if has_errors and "error" not in row else ()),
         )
         for row in rows
     ]
-    lines = columns(header, cells, "<>>>><"[: len(header)])
-    sums = [checksum_line(file["sha256"], file["path"]) for file in verification.files]
+    lines = format_columns(header, cells, "<>>>><"[: len(header)])
+    sums = [format_checksum(file["sha256"], file["path"]) for file in verification.files]
     return "\n".join([*lines, "", *sums]) + "\n"
 
 
-def as_facts(verification: "Verification") -> str:
+def format_json(verification: "Verification") -> str:
     tensors = [
         {
             "name": tensor.name,
@@ -97,7 +103,7 @@ def as_facts(verification: "Verification") -> str:
         for tensor in verification.tensors
     ]
     facts = {
-        "valid": not verification.problems, "problems": list(verification.problems), "odd": list(verification.odd),
-        "formats": verification.by_format(), "files": list(verification.files), "tensors": tensors,
+        "valid": not verification.problems, "problems": list(verification.problems), "odd": list(verification.warnings),
+        "formats": verification.summarize_formats(), "files": list(verification.files), "tensors": tensors,
     }  # fmt: skip
-    return as_line(facts)
+    return to_json_line(facts)

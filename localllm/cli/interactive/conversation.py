@@ -6,25 +6,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from localllm.cli.command import values_for
-from localllm.cli.interactive.settings import changed_settings, with_settings
+from localllm.cli.command import get_values_for
+from localllm.cli.interactive.settings import apply_settings, get_changed_settings
 from localllm.cli.options import shared as options
-from localllm.cli.options.shared import tell_cut
+from localllm.cli.options.shared import warn_cut
 from localllm.cli.parameters import build_group
-from localllm.cli.terminal.output import ProgressLine, dim, is_terminal, say
-from localllm.cli.terminal.render import EMPTY, count_noun, is_only_reasoning, tell_overflow
-from localllm.cli.terminal.stream_renderer import page
-from localllm.cli.terminal.type_ahead import type_ahead
+from localllm.cli.terminal.output import ProgressLine, is_terminal, say, say_dim
+from localllm.cli.terminal.render import EMPTY, count_noun, is_only_reasoning, note_overflow
+from localllm.cli.terminal.stream_renderer import make_page
+from localllm.cli.terminal.type_ahead import hold_keys
 from localllm.errors import LocalllmError, UsageError
-from localllm.generation.conversation import UNSET
+from localllm.generation.conversation import UNSET_VALUES
 from localllm.services import sessions
 from localllm.services.last_answer import AT_ENDPOINT
-from localllm.services.sessions import Line, SessionFile, SessionModel
+from localllm.services.sessions import SessionFile, SessionLine, SessionModel
 from localllm.text.messages import Message
 
 if TYPE_CHECKING:
     from localllm.api import Model
-    from localllm.cli.terminal.tool_calls import ToolCalls
+    from localllm.cli.terminal.tool_calls import ToolCallRunner
     from localllm.generation.options import GenerationOptions
     from localllm.generation.scheduler import Generation
 
@@ -53,14 +53,14 @@ class TerminalConversation:
         stats: bool = False,
     ):
         self.model, self.options, self._line = model, options, line
-        self.markdown, self.stats, self.shows_thoughts = markdown, stats, True
-        self.tools: ToolCalls | None = None
+        self.markdown, self.stats, self.shows_reasoning = markdown, stats, True
+        self.tools: ToolCallRunner | None = None
         self.file: SessionFile | None = None
-        self.lines: list[Line] = []
+        self.lines: list[SessionLine] = []
         self.texts: list[str] = []
         self.images: list[str] = []
         self.folder: str | None = None
-        self.branches: dict[str, list[Line] | None] = {}
+        self.branches: dict[str, list[SessionLine] | None] = {}
         self.name, self.unsaved = "main", False
 
     # ---- asking ----
@@ -69,9 +69,9 @@ class TerminalConversation:
         """Ask a question with the attached files and images, and print the answer."""
         passages = ""
         if self.folder is not None and question:
-            from localllm.services.search.answers import passages_for
+            from localllm.services.search.answers import search_folder
 
-            passages = passages_for(self.folder, question)
+            passages = search_folder(self.folder, question)
         text, images = "\n\n".join(part for part in (passages, question, *self.texts) if part), self.images
         if self._answer(lambda options: self._ask(text, images, options), self.options, question=(text, images)):
             self.texts, self.images = [], []
@@ -81,7 +81,7 @@ class TerminalConversation:
         result: Generation = session.ask(text, options, images) if images else session.ask(text, options)
         return result
 
-    def look(self, path: str) -> None:
+    def attach_image(self, path: str) -> None:
         """Attach an image to the next question. Raises UsageError, ModelError for an unreadable image."""
         if self.model.file is None:
             from localllm.images.opened import load_image  # seldom needed
@@ -103,7 +103,7 @@ class TerminalConversation:
         count, room = length(text), model.context - model.context // 8 - used_tokens
         if count > room:
             raise UsageError(
-                f"{name} has {tokens(count)}, but only {max(0, room)} of the context of {model.context} are free"
+                f"{name} has {format_tokens(count)}, but only {max(0, room)} of the context of {model.context} are free"
             )
         self.texts.append(text)
 
@@ -113,7 +113,7 @@ class TerminalConversation:
         images: list[str] = next((line.get("images", []) for line in reversed(lines) if line["role"] == "user"), [])
         message = self.undo()
         if message is None:
-            return dim("there is no question yet")
+            return say_dim("there is no question yet")
         text, options = message if question is None else question, self.options
         if question is None:
             options = replace(options, sampling=replace(options.sampling, seed=None))
@@ -138,7 +138,7 @@ class TerminalConversation:
         question: its text and images; None: continue the last answer.
         """
         session, answer = self.model.session, None
-        tool_lines: list[Line] = []
+        tool_lines: list[SessionLine] = []
         try:
             answer = begin(self.tools.refresh(options) if self.tools else options)
             if session.forgotten:
@@ -146,7 +146,7 @@ class TerminalConversation:
                 say(f"localllm: the conversation exceeds the context: its first {turns} dropped")
             self._show(answer)
             if self.tools:
-                answer, tool_lines = self._with_tools(self.tools, answer, options, question and question[0])
+                answer, tool_lines = self._run_tools(self.tools, answer, options, question and question[0])
         except LocalllmError as error:
             say(f"localllm: error: {error}")
         finally:
@@ -165,18 +165,18 @@ class TerminalConversation:
         self.keep()
         return True
 
-    def _with_tools(
-        self, tools: "ToolCalls", answer: "Generation", options: "GenerationOptions", question: str | None
-    ) -> "tuple[Generation, list[Line]]":
+    def _run_tools(
+        self, tools: "ToolCallRunner", answer: "Generation", options: "GenerationOptions", question: str | None
+    ) -> "tuple[Generation, list[SessionLine]]":
         """Run all tool calls; return the final answer and the messages before it."""
-        tools.note_question([{"role": "user", "content": question}] if question is not None else [])
+        tools.log_question([{"role": "user", "content": question}] if question is not None else [])
         tools.note(answer.message(), finish=answer.finish_reason)
-        lines: list[Line] = []
+        lines: list[SessionLine] = []
         try:
             while answer.calls and answer.finish_reason != "interrupted":
                 results = tools.results(answer.calls)
                 message, options = answer.message(), tools.refresh(options)
-                answer = self.model.session.go_on(results, options)
+                answer = self.model.session.continue_with(results, options)
                 lines += [message, *results]
                 self._show(answer)
                 tools.note(answer.message(), finish=answer.finish_reason)
@@ -187,13 +187,13 @@ class TerminalConversation:
     def _show(self, answer: "Generation") -> None:
         from localllm.generation.reasoning import ANSWER, REASONING
 
-        page_shown, interrupted = page(self.markdown), False
-        with type_ahead():
-            dim("")
+        page_shown, interrupted = make_page(self.markdown), False
+        with hold_keys():
+            say_dim("")
             try:
                 for kind, text in answer.parts:
                     self._line.clear()
-                    if kind == ANSWER or self.shows_thoughts:
+                    if kind == ANSWER or self.shows_reasoning:
                         page_shown.push(text, kind == REASONING)
                     else:
                         self._line.show(f"thinking: {answer.completion_tokens} tokens")
@@ -203,22 +203,22 @@ class TerminalConversation:
                 self._line.clear()
             if answer.text or answer.thinking or not interrupted:
                 page_shown.end()
-        self._tell(answer)
+        self._print_notes(answer)
 
-    def _tell(self, answer: "Generation") -> None:
+    def _print_notes(self, answer: "Generation") -> None:
         """Print the notes about an answer, and an empty line."""
-        tell_overflow(answer)
-        tell_cut(self.options, [answer.finish_reason])
+        note_overflow(answer)
+        warn_cut(self.options, [answer.finish_reason])
         if is_only_reasoning(answer):
             say(EMPTY)
         if answer.finish_reason == "length" and not answer.is_full and not self.options.constraint:
             tokens = answer.completion_tokens
             say(f"localllm: the answer reached {tokens} tokens, the limit of -n; /continue resumes it")
         if answer.finish_reason == "interrupted" and answer.text:
-            dim("interrupted; /continue continues the answer")
+            say_dim("interrupted; /continue continues the answer")
         if self.stats:
-            dim(statistics(answer, self.model.context))
-        dim("")
+            say_dim(format_statistics(answer, self.model.context))
+        say_dim("")
 
     # ---- messages ----
 
@@ -249,8 +249,8 @@ class TerminalConversation:
     def set(self, options: "GenerationOptions") -> None:
         self.options = options
         if self.file:
-            self.file.chat.settings = changed_settings(options)
-            self._written(self.file.rewrite)
+            self.file.chat.settings = get_changed_settings(options)
+            self._write_or_report(self.file.rewrite)
 
     @property
     def used(self) -> int:
@@ -264,7 +264,7 @@ class TerminalConversation:
         is_new, branch_lines, earlier_name = name not in self.branches, self.branches.get(name), self.name
         lines = None if self.file else list(self.lines)
         if is_new:
-            self.model.session.hold()
+            self.model.session.park()
             if self.file:
                 self.keep()  # else a branch without messages would be lost
                 return self.save(name, trunk=self.file.chat.trunk or earlier_name)
@@ -272,22 +272,22 @@ class TerminalConversation:
             self.load(name)
         else:
             self.leave()
-            self.begin_with(branch_lines)
+            self.switch_to(branch_lines)
         self.branches[earlier_name], self.name = lines, name
 
-    def begin_with(self, lines: Sequence[Line]) -> None:
+    def switch_to(self, lines: Sequence[SessionLine]) -> None:
         """Switch to another conversation; keep the KV cache of this one for a while."""
-        self.model.session.hold()
+        self.model.session.park()
         self.lines, self.texts, self.images = list(lines), [], []
-        self.model.session.messages = sessions.visible_fields(lines)
+        self.model.session.messages = sessions.select_visible_fields(lines)
         self.model.session.earlier = self.used
 
-    def switch(self, model: "Model") -> None:
+    def switch_model(self, model: "Model") -> None:
         previous, self.model = self.model, model
-        model.session.messages = sessions.visible_fields(self.lines)
+        model.session.messages = sessions.select_visible_fields(self.lines)
         if self.file:
-            self.file.chat.model = about(model)
-            self._written(self.file.rewrite)
+            self.file.chat.model = describe_model(model)
+            self._write_or_report(self.file.rewrite)
         previous.close()
 
     # ---- sessions ----
@@ -295,9 +295,9 @@ class TerminalConversation:
     def keep(self) -> None:
         if self.file:
             file = self.file
-            self._written(lambda: file.write(self.lines))
+            self._write_or_report(lambda: file.write(self.lines))
 
-    def _written(self, write: Callable[[], None]) -> None:
+    def _write_or_report(self, write: Callable[[], None]) -> None:
         try:
             write()
         except LocalllmError as error:
@@ -314,7 +314,7 @@ class TerminalConversation:
         try:
             if not file.is_new:
                 raise UsageError(f"session {name!r} already exists; resume it with /load {name}")
-            file.chat.model, file.chat.settings = about(self.model), changed_settings(self.options)
+            file.chat.model, file.chat.settings = describe_model(self.model), get_changed_settings(self.options)
             file.chat.trunk = trunk
             if self.lines or trunk:
                 file.write(self.lines)
@@ -332,7 +332,7 @@ class TerminalConversation:
     def _find_branches(self) -> None:
         """List the branches: those on disk, and unsaved ones."""
         unkept = {name: lines for name, lines in self.branches.items() if lines is not None}
-        self.branches = {**dict.fromkeys(sessions.branches(self.name)), **unkept}
+        self.branches = {**dict.fromkeys(sessions.list_branches(self.name)), **unkept}
 
     def load(self, name: str) -> None:
         """Resume a session. Raises UsageError, LocalllmError."""
@@ -345,11 +345,11 @@ class TerminalConversation:
         self.leave()
         self.file, self.name = file, name
         self._find_branches()
-        self.begin_with(file.chat.messages)
-        self.options = with_settings(self.options, file.chat.settings)
+        self.switch_to(file.chat.messages)
+        self.options = apply_settings(self.options, file.chat.settings)
         if file.lost:
             say(f"localllm: warning: the last turn of session {name!r} was incomplete and has been removed")
-        saved, current = file.chat.model, about(self.model)
+        saved, current = file.chat.model, describe_model(self.model)
         if not saved.is_same(current):
             say(
                 f"localllm: warning: session {name!r} was started with another model, "
@@ -364,7 +364,7 @@ class TerminalConversation:
         if self.file:
             self.model.session.leave()
             if not self.file.is_written:
-                self._written(self.file.rewrite)
+                self._write_or_report(self.file.rewrite)
             if not self.file.is_written:
                 self.unsaved = True
                 say(
@@ -375,42 +375,44 @@ class TerminalConversation:
         self.file = None
 
 
-def about(model: "Model") -> SessionModel:
+def describe_model(model: "Model") -> SessionModel:
     if model.file is None:  # on a server
         return SessionModel(model.name, model.path, f"{AT_ENDPOINT}{model.name}")
     return sessions.describe_model(model.file)
 
 
-def statistics(answer: "Generation", context: int) -> str:
+def format_statistics(answer: "Generation", context: int) -> str:
     """Format an answer's statistics in one line."""
     completion = answer.completion_tokens
     speed = f" · {(completion - 1) / answer.decode_s:.1f} tokens/s" if answer.decode_s and completion > 1 else ""
     total = answer.prompt_tokens + completion
-    read = f"{tokens(answer.prompt_tokens - answer.cached_tokens)} read in {answer.prefill_s:.2f} s"
-    return f"{read} · {tokens(completion)} generated{speed} · context {total}{f' of {context}' if context else ''}"
+    read = f"{format_tokens(answer.prompt_tokens - answer.cached_tokens)} read in {answer.prefill_s:.2f} s"
+    return (
+        f"{read} · {format_tokens(completion)} generated{speed} · context {total}{f' of {context}' if context else ''}"
+    )
 
 
-def tokens(count: int) -> str:
+def format_tokens(count: int) -> str:
     return count_noun(count, "token")
 
 
-def session_name(session: str | None, latest: bool) -> str | None:
+def select_session(session: str | None, latest: bool) -> str | None:
     """Return the session that --session or --continue names, or None. Raises UsageError."""
     if session is not None and latest:
         raise UsageError("give either --session or --continue, not both")
     name = sessions.latest_name() if latest else session
     if name is not None:
-        sessions.path_of(name)
+        sessions.get_path(name)
         if not is_terminal(sys.stdin):
             raise UsageError("sessions need a terminal: leave out --session and --continue for piped input")
     return name
 
 
-def model_of(session: str) -> str | None:
+def get_session_model(session: str) -> str | None:
     """Return the path of a session's model; None for a new session. Raises UsageError for a missing file."""
-    if not sessions.exists(session):
+    if not sessions.session_exists(session):
         return None
-    about = sessions.read(session).model
+    about = sessions.read_session(session).model
     if about.fingerprint.startswith(AT_ENDPOINT):
         raise UsageError(f"session {session!r} was started with a server; resume it with --endpoint {about.path}")
     if about.path and not os.path.exists(about.path):
@@ -418,19 +420,19 @@ def model_of(session: str) -> str | None:
     return about.path or None
 
 
-def start(
+def start_session(
     conversation: TerminalConversation, session: str | None, system: str | None, first: Sequence[Message] = ()
 ) -> None:
     """Resume or start the session; a system message from the command line replaces the session's.
 
     first: messages that begin a new conversation.
     """
-    if session is not None and sessions.exists(session):
+    if session is not None and sessions.session_exists(session):
         conversation.load(session)
-        dim(f"session {session} · {len(conversation.lines)} messages")
+        say_dim(f"session {session} · {len(conversation.lines)} messages")
     else:
         if first:
-            conversation.begin_with(first)
+            conversation.switch_to(first)
         if session is not None:
             conversation.save(session)
     if system is not None:
@@ -438,7 +440,7 @@ def start(
 
 
 # Options of answers that a name may set.
-OF_NAMES = ("sampling", *UNSET, "template_variables")
+NAME_OPTIONS = ("sampling", *UNSET_VALUES, "template_variables")
 
 
 class NameSettings(NamedTuple):
@@ -452,13 +454,13 @@ class NameSettings(NamedTuple):
     @classmethod
     def of(cls, name: str) -> "NameSettings":
         """Return the settings of a name. Raises UsageError, ModelError."""
-        values = values_for(name)
-        generation = options.generation_options(None, build_group(options.GenerationGroup, values))
-        system = options.system_message(values["system"], values["system_file"])
+        values = get_values_for(name)
+        generation = options.build_generation_options(None, build_group(options.GenerationGroup, values))
+        system = options.read_system_message(values["system"], values["system_file"])
         return cls(build_group(options.EngineGroup, values), values["chat_template"], system, generation)
 
 
-def opener(
+def make_opener(
     conversation: "TerminalConversation", name: str, open_model: "Callable[..., Model]"
 ) -> "Callable[[str], Model]":
     """Return a function that opens a model by name for a conversation, which then gets that name's settings.
@@ -475,7 +477,7 @@ def opener(
         old, chosen = current.generation, conversation.options
         changes = {
             name: value
-            for name in OF_NAMES
+            for name in NAME_OPTIONS
             if getattr(chosen, name) == getattr(old, name) != (value := getattr(new.generation, name))
         }
         if changes:

@@ -5,38 +5,38 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from localllm.cli.argv import did_you_mean
+from localllm.cli.argv import suggest_name
 from localllm.errors import UsageError
 from localllm.generation.options import OPTIONS
 from localllm.generation.sampling.options import OPTIONS as SAMPLING
-from localllm.generation.sampling.options import Option, names_for
+from localllm.generation.sampling.options import Option, map_names
 
 if TYPE_CHECKING:
     from localllm.generation.options import GenerationOptions
 
-OF_ANSWERS = names_for("chat", OPTIONS)  # fields of GenerationOptions itself
+ANSWER_OPTIONS = map_names("chat", OPTIONS)  # fields of GenerationOptions itself
 OTHER_NAMES = {other: name for name, option in {**OPTIONS, **SAMPLING}.items() for other in option.names}
-USUAL = "default"
+DEFAULT_VALUE = "default"
 COUNTERPARTS = {  # of Ollama's /set
     "verbose": "/stats on", "quiet": "/stats off", "system": "/system TEXT", "nothink": "/think off",
     "parameter": "/set OPTION VALUE",
 }  # fmt: skip
 
 
-def names(options: "GenerationOptions") -> list[str]:
-    return [*OF_ANSWERS, *SAMPLING]
+def list_names(options: "GenerationOptions") -> list[str]:
+    return [*ANSWER_OPTIONS, *SAMPLING]
 
 
 def list_settings(options: "GenerationOptions") -> Iterator[tuple[str, object, bool]]:
     """Yield each option's name, its value, and whether that is the default."""
     usual = type(options)()
-    for name in names(options):
-        holder, model = (options, usual) if name in OF_ANSWERS else (options.sampling, usual.sampling)
+    for name in list_names(options):
+        holder, model = (options, usual) if name in ANSWER_OPTIONS else (options.sampling, usual.sampling)
         value = getattr(holder, name)
         yield name, list(value) if isinstance(value, tuple) else value, value == getattr(model, name)
 
 
-def changed_settings(options: "GenerationOptions") -> dict[str, object]:
+def get_changed_settings(options: "GenerationOptions") -> dict[str, object]:
     """Return the options that differ from their defaults, for a session file."""
     return {name: value for name, value, is_usual in list_settings(options) if not is_usual}
 
@@ -45,28 +45,28 @@ def change_option(options: "GenerationOptions", name: str, text: str) -> "Genera
     """Return the options with one changed. Raises UsageError for an unknown name or an invalid value."""
     typed, name = name, name.lstrip("-").replace("-", "_")
     name = OTHER_NAMES.get(name, name)
-    if name not in names(options):
+    if name not in list_names(options):
         use = COUNTERPARTS.get(name)
-        near = did_you_mean(name, [*names(options), *OTHER_NAMES])
+        near = suggest_name(name, [*list_names(options), *OTHER_NAMES])
         hint = f"use {use}" if use else near or "press Tab after /set to list the options"
         raise UsageError(f"unknown option {name!r}; {hint}")
     if not text:
         raise UsageError(f"usage: /set {typed} VALUE; VALUE `default` resets it, /show prints it")
-    if text == USUAL:
+    if text == DEFAULT_VALUE:
         usual = type(options)()
-        return replace_option(options, name, getattr(usual if name in OF_ANSWERS else usual.sampling, name))
-    value = parse_value(name, text, kind_of(OPTIONS[name] if name in OPTIONS else SAMPLING[name]))
+        return replace_option(options, name, getattr(usual if name in ANSWER_OPTIONS else usual.sampling, name))
+    value = parse_value(name, text, get_type(OPTIONS[name] if name in OPTIONS else SAMPLING[name]))
     return replace_option(options, name, None if (name, value) == ("max_tokens", -1) else value)
 
 
-def kind_of(option: Option) -> type:
+def get_type(option: Option) -> type:
     return type(option.default) if isinstance(option.default, tuple | dict) else option.kind
 
 
 def replace_option(options: "GenerationOptions", name: str, value: object) -> "GenerationOptions":
     """Return the options with one replaced. Raises UsageError."""
     change: dict[str, Any] = {name: value}
-    if name in OF_ANSWERS:
+    if name in ANSWER_OPTIONS:
         return replace(options, **change)
     return replace(options, sampling=replace(options.sampling, **change))
 
@@ -88,7 +88,7 @@ def parse_value(name: str, text: str, kind: type) -> object:
         raise UsageError(f"{name} must be {expected}, not {text!r}") from None
 
 
-def with_settings(options: "GenerationOptions", settings: dict[str, object]) -> "GenerationOptions":
+def apply_settings(options: "GenerationOptions", settings: dict[str, object]) -> "GenerationOptions":
     """Replace defaults among the options by a session's settings; ignore invalid ones."""
     is_usual = {name: usual for name, _, usual in list_settings(options)}
     for name, value in settings.items():

@@ -10,12 +10,12 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from localllm.cli.argv import did_you_mean
-from localllm.cli.interactive.settings import change_option, list_settings, names
-from localllm.cli.open_model import can_choose_thinking
-from localllm.cli.terminal.output import dim, dim_text, is_terminal, say
-from localllm.cli.terminal.render import count_noun, fact_lines, file_stem, session_lines
-from localllm.cli.terminal.stream_renderer import columns
+from localllm.cli.argv import suggest_name
+from localllm.cli.interactive.settings import change_option, list_names, list_settings
+from localllm.cli.open_model import check_thinking
+from localllm.cli.terminal.output import is_terminal, print_dim, say, say_dim
+from localllm.cli.terminal.render import count_noun, format_facts, format_sessions, get_file_stem
+from localllm.cli.terminal.stream_renderer import get_width
 from localllm.errors import UsageError
 from localllm.files.text_file import decode_with_replacement, strip_line_break
 from localllm.frozen import frozen
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from localllm.api import Model
     from localllm.cli.interactive.conversation import TerminalConversation
 
-LEAVING = ("bye", "quit", "exit")  # as whole lines, with or without a slash
+EXIT_WORDS = ("bye", "quit", "exit")  # as whole lines, with or without a slash
 COUNTERPARTS = {  # of other programs' commands
     "/export": "/write FILE writes the last answer, /save NAME the conversation",
     "/list": "/sessions lists the conversations, `localllm list` the models",
@@ -51,7 +51,7 @@ CLIPBOARDS = (
     ("", ["pbcopy"]), ("WAYLAND_DISPLAY", ["wl-copy"]), ("DISPLAY", ["xclip", "-selection", "clipboard"]),
     ("DISPLAY", ["xsel", "--clipboard", "--input"]), ("", ["clip.exe"]),
 )  # fmt: skip
-LONGEST = 74_994  # maximum bytes of base64 that terminals accept in one sequence
+MAX_CLIPBOARD = 74_994  # maximum bytes of base64 that terminals accept in one sequence
 
 
 class ExitChat(Exception):  # noqa: N818 - no error
@@ -59,7 +59,7 @@ class ExitChat(Exception):  # noqa: N818 - no error
 
 
 @frozen
-class Tools:
+class CommandTools:
     """The functions that slash commands use, in addition to the conversation.
 
     Attributes:
@@ -82,89 +82,89 @@ class ChatCommand:
 
     argument: str
     help: str
-    run: "Callable[[TerminalConversation, str, Tools], None]"
-    offers: "Callable[[TerminalConversation], Iterable[str]] | None" = lambda conversation: ()
+    run: "Callable[[TerminalConversation, str, CommandTools], None]"
+    completions: "Callable[[TerminalConversation], Iterable[str]] | None" = lambda conversation: ()
 
 
-def execute(conversation: "TerminalConversation", text: str, tools: Tools) -> bool:
+def execute(conversation: "TerminalConversation", text: str, tools: CommandTools) -> bool:
     """Run a slash command; return False for other text. Raises ExitChat, and UsageError for an unknown command."""
-    if text.strip().removeprefix("/") in LEAVING:
+    if text.strip().removeprefix("/") in EXIT_WORDS:
         raise ExitChat
     if not text.startswith("/"):
         return False
     name, _, argument = text.strip().partition(" ")
     if name not in COMMANDS:
-        hint = COUNTERPARTS.get(name) or did_you_mean(name, [each for each in COMMANDS if each != "/clear"])
+        hint = COUNTERPARTS.get(name) or suggest_name(name, [each for each in COMMANDS if each != "/clear"])
         general_hint = "/help lists the commands; put a space before a text that begins with a slash"
         raise UsageError(f"unknown command {name}; {hint or general_hint}")
     COMMANDS[name].run(conversation, argument.strip(), tools)
     return True
 
 
-def show_help(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
+def show_help(conversation: "TerminalConversation", argument: str, tools: CommandTools) -> None:
     entries = {**{f"{name} {command.argument}".strip(): command.help for name, command in COMMANDS.items()}, **KEYS}
-    indent, width = max(map(len, entries)) + 2, columns()
+    indent, width = max(map(len, entries)) + 2, get_width()
     if indent > width // 2:
         below = (line for name, help in entries.items() for line in (name, *wrap_lines(help, width, 4)))
-        return dim_text("\n".join(below))
+        return print_dim("\n".join(below))
     lines = [(name, *wrap_lines(help, width, indent)) for name, help in entries.items()]
-    dim_text("\n".join(line for name, first, *more in lines for line in (name.ljust(indent) + first.lstrip(), *more)))
+    print_dim("\n".join(line for name, first, *more in lines for line in (name.ljust(indent) + first.lstrip(), *more)))
 
 
 def wrap_lines(text: str, width: int, indent: int) -> list[str]:
     return textwrap.wrap(text, width, initial_indent=" " * indent, subsequent_indent=" " * indent)
 
 
-def clear(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
+def start_new(conversation: "TerminalConversation", argument: str, tools: CommandTools) -> None:
     note = f"; session {conversation.name} is unchanged" if conversation.file else ""
     conversation.clear()
-    dim(f"new conversation{note}")
+    say_dim(f"new conversation{note}")
 
 
-def system(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
+def set_system(conversation: "TerminalConversation", argument: str, tools: CommandTools) -> None:
     conversation.set_system(argument or None)
-    dim("system message set" if argument else "system message removed")
+    say_dim("system message set" if argument else "system message removed")
 
 
-def undo(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
+def undo_questions(conversation: "TerminalConversation", argument: str, tools: CommandTools) -> None:
     if argument and not (argument.isdecimal() and 0 < int(argument) < 10**9):
         raise UsageError("/undo N removes the last N questions; N must be an integer of 1 or more")
     for number in range(int(argument or 1)):
         if conversation.images:
-            dim(f"removed: the image {os.path.basename(conversation.images.pop())}")
+            say_dim(f"removed: the image {os.path.basename(conversation.images.pop())}")
             continue
         if conversation.texts:
-            dim(f"removed: a file of {len(conversation.texts.pop())} characters")
+            say_dim(f"removed: a file of {len(conversation.texts.pop())} characters")
             continue
         question = conversation.undo()
         if question is None:
             if not number:
-                dim("nothing to undo")
+                say_dim("nothing to undo")
             break
-        dim(f"removed: {shortened(question)}")
+        say_dim(f"removed: {shorten(question)}")
     conversation.keep()
 
 
-def retry(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
+def retry_answer(conversation: "TerminalConversation", argument: str, tools: CommandTools) -> None:
     conversation.ask_again()
 
 
-def edit(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
+def edit_question(conversation: "TerminalConversation", argument: str, tools: CommandTools) -> None:
     """Edit the last question; sending it replaces the old one."""
     question = next((line["content"] for line in reversed(conversation.lines) if line["role"] == "user"), None)
     if question is None:
-        return dim("there is no question yet")
+        return say_dim("there is no question yet")
     text = tools.edit(question)
     if text is None or not text.strip():
-        return dim("nothing changed")
+        return say_dim("nothing changed")
     conversation.ask_again(text)
 
 
-def resume(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
+def continue_answer(conversation: "TerminalConversation", argument: str, tools: CommandTools) -> None:
     conversation.resume()
 
 
-def read(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
+def attach_file(conversation: "TerminalConversation", argument: str, tools: CommandTools) -> None:
     path = os.path.expanduser(require_argument(argument, "/read FILE"))
     max_bytes = 64 * (conversation.model.context or 1 << 17)  # no token has more than 64 bytes
     try:
@@ -179,56 +179,56 @@ def read(conversation: "TerminalConversation", argument: str, tools: Tools) -> N
         say(f"localllm: warning: {warning}")
     text, name = strip_line_break(text), os.path.basename(path)
     conversation.read(text, name)
-    dim(f"{len(text)} characters of {name} will be sent with the next question; /undo removes them")
+    say_dim(f"{len(text)} characters of {name} will be sent with the next question; /undo removes them")
 
 
-def image(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
+def attach_image(conversation: "TerminalConversation", argument: str, tools: CommandTools) -> None:
     path = os.path.abspath(os.path.expanduser(require_argument(argument, "/image FILE")))
-    conversation.look(path)
-    dim(f"{os.path.basename(path)} will be sent with the next question; /undo removes it")
+    conversation.attach_image(path)
+    say_dim(f"{os.path.basename(path)} will be sent with the next question; /undo removes it")
 
 
-def save(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
+def save_session(conversation: "TerminalConversation", argument: str, tools: CommandTools) -> None:
     conversation.save(require_argument(argument, "/save NAME"))
     if conversation.lines:
-        dim(f"saved as session {argument}; it is updated after every answer")
+        say_dim(f"saved as session {argument}; it is updated after every answer")
     else:
-        dim(f"the conversation will be saved as session {argument} after every answer")
+        say_dim(f"the conversation will be saved as session {argument} after every answer")
 
 
-def load(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
+def load_session(conversation: "TerminalConversation", argument: str, tools: CommandTools) -> None:
     conversation.load(require_argument(argument, "/load NAME"))
-    tell_where(conversation)
+    show_session(conversation)
 
 
-def list_sessions(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
-    lines = session_lines()
-    dim_text("\n".join(lines) if lines else "no sessions yet; start one with /save NAME")
+def list_sessions(conversation: "TerminalConversation", argument: str, tools: CommandTools) -> None:
+    lines = format_sessions()
+    print_dim("\n".join(lines) if lines else "no sessions yet; start one with /save NAME")
 
 
-def branch(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
+def switch_branch(conversation: "TerminalConversation", argument: str, tools: CommandTools) -> None:
     if not argument:
-        names = branches(conversation)
-        return dim_text("\n".join(f"{'*' if name == conversation.name else ' '} {name}" for name in names))
-    is_there = argument in branches(conversation)
+        names = list_branches(conversation)
+        return print_dim("\n".join(f"{'*' if name == conversation.name else ' '} {name}" for name in names))
+    is_there = argument in list_branches(conversation)
     conversation.branch(argument)
-    dim(f"switched to branch {argument}" if is_there else f"new branch {argument}: further messages belong to it")
+    say_dim(f"switched to branch {argument}" if is_there else f"new branch {argument}: further messages belong to it")
 
 
-def branches(conversation: "TerminalConversation") -> list[str]:
+def list_branches(conversation: "TerminalConversation") -> list[str]:
     return sorted({*conversation.branches, conversation.name})
 
 
-def set_option(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
+def set_option(conversation: "TerminalConversation", argument: str, tools: CommandTools) -> None:
     name, _, value = require_argument(argument, "/set OPTION VALUE").partition(" ")
     before = conversation.options.think
     conversation.set(change_option(conversation.options, name, value.strip()))
     if conversation.options.think != before:
-        can_choose_thinking(conversation.model, conversation.options.think)
+        check_thinking(conversation.model, conversation.options.think)
     show_options(conversation)
 
 
-def lora(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
+def lora(conversation: "TerminalConversation", argument: str, tools: CommandTools) -> None:
     """Set the scale of an adapter for the following answers, or list the adapters."""
     engine = conversation.model.engine
     if not engine.adapters:
@@ -242,70 +242,70 @@ def lora(conversation: "TerminalConversation", argument: str, tools: Tools) -> N
             scales = {**scales, name.strip(): float(text)}
         except ValueError:
             raise UsageError("/lora NAME SCALE, such as /lora poet 0.5") from None
-        from localllm.generation.adapters import scales_by_name
+        from localllm.generation.adapters import order_scales
 
-        scales_by_name(engine, scales)
+        order_scales(engine, scales)
         conversation.set(replace(options, lora=scales))
-    tell("adapters", ", ".join(f"{name} {scale:g}" for name, scale in scales.items()))
+    show_fact("adapters", ", ".join(f"{name} {scale:g}" for name, scale in scales.items()))
 
 
-def show(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
+def show_state(conversation: "TerminalConversation", argument: str, tools: CommandTools) -> None:
     model = conversation.model
-    tell_where(conversation)
-    tell("model", f"{model.name or file_stem(model.path)} · {model.file_type} · {model.path}")
+    show_session(conversation)
+    show_fact("model", f"{model.name or get_file_stem(model.path)} · {model.file_type} · {model.path}")
     of = f" of {model.context}" if model.context else ""
-    tell("context", f"{conversation.used}{of} tokens, in {count_noun(len(conversation.lines), 'message')}")
+    show_fact("context", f"{conversation.used}{of} tokens, in {count_noun(len(conversation.lines), 'message')}")
     if model.session.system is not None:
-        tell("system", shortened(model.session.system))
+        show_fact("system", shorten(model.session.system))
     if conversation.images:
-        tell("images", f"{len(conversation.images)} for the next question")
+        show_fact("images", f"{len(conversation.images)} for the next question")
     if conversation.texts:
-        tell("files", f"{sum(map(len, conversation.texts))} characters for the next question")
+        show_fact("files", f"{sum(map(len, conversation.texts))} characters for the next question")
     show_options(conversation)
 
 
 def show_options(conversation: "TerminalConversation") -> None:
     changed = [f"{name} = {value}" for name, value, is_usual in list_settings(conversation.options) if not is_usual]
-    tell("options", ", ".join(changed) or "defaults")
+    show_fact("options", ", ".join(changed) or "defaults")
 
 
-def tell_where(conversation: "TerminalConversation") -> None:
+def show_session(conversation: "TerminalConversation") -> None:
     if conversation.file:
-        tell("session", f"{conversation.name} · {len(conversation.lines)} messages")
+        show_fact("session", f"{conversation.name} · {len(conversation.lines)} messages")
 
 
-def tell(name: str, text: str) -> None:
-    dim_text("\n".join(fact_lines([(name, text)], label=10)))
+def show_fact(name: str, text: str) -> None:
+    print_dim("\n".join(format_facts([(name, text)], label=10)))
 
 
-def stats(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
+def set_stats(conversation: "TerminalConversation", argument: str, tools: CommandTools) -> None:
     conversation.stats = parse_switch(argument, conversation.stats, "/stats on|off")
-    dim(f"statistics are {'on' if conversation.stats else 'off'}")
+    say_dim(f"statistics are {'on' if conversation.stats else 'off'}")
 
 
-def think(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
+def set_thinking(conversation: "TerminalConversation", argument: str, tools: CommandTools) -> None:
     """Set whether the model reasons, as far as the template allows, and whether reasoning is shown."""
     if argument in THINK:
         conversation.set(replace(conversation.options, think=argument))
     elif argument not in ("hide", "show"):
         raise UsageError(f"usage: /think {'|'.join(THINK)}|hide|show")
     if argument != "off":
-        conversation.shows_thoughts = argument != "hide"
-    if argument in THINK and not can_choose_thinking(conversation.model, argument):
+        conversation.shows_reasoning = argument != "hide"
+    if argument in THINK and not check_thinking(conversation.model, argument):
         return
-    visibility = "shown" if conversation.shows_thoughts else "hidden"
-    dim(f"thinking is {conversation.options.think}; reasoning is {visibility}")
+    visibility = "shown" if conversation.shows_reasoning else "hidden"
+    say_dim(f"thinking is {conversation.options.think}; reasoning is {visibility}")
 
 
-def model(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
+def switch_model(conversation: "TerminalConversation", argument: str, tools: CommandTools) -> None:
     if argument:
-        conversation.switch(tools.open(argument))
+        conversation.switch_model(tools.open(argument))
     current = conversation.model
     context = f" · {current.context} tokens of context" if current.context else ""  # some servers do not report it
-    dim(f"{current.name or file_stem(current.path)} · {current.file_type}{context}")
+    say_dim(f"{current.name or get_file_stem(current.path)} · {current.file_type}{context}")
 
 
-def last_answer(conversation: "TerminalConversation", only_code: bool) -> str:
+def get_last_answer(conversation: "TerminalConversation", only_code: bool) -> str:
     """Return the last answer, or its last code block. Raises UsageError without one."""
     text = next((line["content"] for line in reversed(conversation.lines) if line["role"] == "assistant"), None)
     if text is None:
@@ -316,12 +316,12 @@ def last_answer(conversation: "TerminalConversation", only_code: bool) -> str:
     return str(code)
 
 
-def copy(conversation: "TerminalConversation", argument: str, tools: object) -> None:
+def copy_answer(conversation: "TerminalConversation", argument: str, tools: object) -> None:
     if argument not in ("", CODE):
         raise UsageError("usage: /copy, or /copy code for the last code block")
-    text = last_answer(conversation, argument == CODE)
+    text = get_last_answer(conversation, argument == CODE)
     copy_to_clipboard(text)
-    dim(f"copied {len(text)} characters")
+    say_dim(f"copied {len(text)} characters")
 
 
 def copy_to_clipboard(text: str) -> None:
@@ -334,13 +334,13 @@ def copy_to_clipboard(text: str) -> None:
                 )  # fmt: skip
                 return
     data = base64.b64encode(text.encode(errors="replace"))
-    if not is_terminal(sys.stderr) or len(data) > LONGEST:
+    if not is_terminal(sys.stderr) or len(data) > MAX_CLIPBOARD:
         raise UsageError("no clipboard program found (pbcopy, wl-copy, xclip or xsel); use /write FILE")
     sys.stderr.write(f"\x1b]52;c;{data.decode()}\x07")  # OSC 52, which also works over ssh
     sys.stderr.flush()
 
 
-def write(conversation: "TerminalConversation", argument: str, tools: object) -> None:
+def write_answer(conversation: "TerminalConversation", argument: str, tools: object) -> None:
     """Write the last answer to a new file, or its last code block if the argument begins with `code`."""
     from localllm.files.safe_file import SafeFile, resolve_target
 
@@ -348,64 +348,66 @@ def write(conversation: "TerminalConversation", argument: str, tools: object) ->
     only_code, path = (True, rest.strip()) if word == CODE and rest.strip() else (False, argument)
     if not path:
         raise UsageError("usage: /write FILE, or /write code FILE")
-    text, path = last_answer(conversation, only_code), os.path.expanduser(path)
+    text, path = get_last_answer(conversation, only_code), os.path.expanduser(path)
     if os.path.lexists(path):
         raise UsageError(f"{path} exists already; give another name")
     with SafeFile(resolve_target(path)) as file:
         file.write(f"{text.removesuffix(chr(10))}\n".encode(errors="replace"))
-    dim(f"{path}: {len(text)} characters")
+    say_dim(f"{path}: {len(text)} characters")
 
 
-def files(conversation: "TerminalConversation", argument: str, tools: object) -> None:
+def set_folder(conversation: "TerminalConversation", argument: str, tools: object) -> None:
     """Attach a folder's matching passages to each question from now on; without a name, stop."""
     path = os.path.expanduser(argument)
     if path and not os.path.exists(path):
         raise UsageError(f"{path}: no such file or folder")
     conversation.folder = path or None
-    dim(
+    say_dim(
         f"matching passages of {path} are added to each question; /files alone stops that"
         if path
         else "no passages are added"
     )
 
 
-def leave(conversation: "TerminalConversation", argument: str, tools: Tools) -> None:
+def exit_chat(conversation: "TerminalConversation", argument: str, tools: CommandTools) -> None:
     raise ExitChat
 
 
 COMMANDS = {
     "/help": ChatCommand("", "show this help", show_help),
-    "/clear": ChatCommand("", "start a new conversation", clear),
-    "/system": ChatCommand("TEXT", "set the system message; without TEXT, remove it", system),
-    "/undo": ChatCommand("N", "remove an attached file, or the last N questions with their answers (default 1)", undo),
-    "/retry": ChatCommand("", "generate another answer to the last question", retry),
-    "/edit": ChatCommand("", "edit the last question and ask it again", edit),
-    "/continue": ChatCommand("", "continue the last answer", resume),
-    "/read": ChatCommand("FILE", "send a file's text with the next question", read, None),
+    "/clear": ChatCommand("", "start a new conversation", start_new),
+    "/system": ChatCommand("TEXT", "set the system message; without TEXT, remove it", set_system),
+    "/undo": ChatCommand("N", "remove an attached file, or the last N questions with their answers (default 1)",
+    undo_questions),
+    "/retry": ChatCommand("", "generate another answer to the last question", retry_answer),
+    "/edit": ChatCommand("", "edit the last question and ask it again", edit_question),
+    "/continue": ChatCommand("", "continue the last answer", continue_answer),
+    "/read": ChatCommand("FILE", "send a file's text with the next question", attach_file, None),
     "/files": ChatCommand("FOLDER", "send the folder's matching passages with each question; without a name, stop",
-                      files, None),
-    "/copy": ChatCommand("code", "copy the last answer, or its last code block, to the clipboard", copy,
+                      set_folder, None),
+    "/copy": ChatCommand("code", "copy the last answer, or its last code block, to the clipboard", copy_answer,
                      lambda conversation: ("code",)),
-    "/write": ChatCommand("FILE", "write the last answer to a new file; /write code FILE: its last code block", write,
+    "/write": ChatCommand("FILE", "write the last answer to a new file; /write code FILE: its last code block",
+    write_answer,
                       None),
-    "/image": ChatCommand("FILE", "send an image with the next question", image, None),
-    "/save": ChatCommand("NAME", "save the conversation as a session, after every answer", save),
-    "/load": ChatCommand("NAME", "resume a session", load, lambda conversation: sessions.names()),
+    "/image": ChatCommand("FILE", "send an image with the next question", attach_image, None),
+    "/save": ChatCommand("NAME", "save the conversation as a session, after every answer", save_session),
+    "/load": ChatCommand("NAME", "resume a session", load_session, lambda conversation: sessions.list_names()),
     "/sessions": ChatCommand("", "list the sessions", list_sessions),
     "/branch": ChatCommand("NAME", "start a branch of the conversation, or switch to one; without a name, list them",
-                       branch, branches),
+                       switch_branch, list_branches),
     "/set": ChatCommand("NAME VALUE", "change an option: /set temperature 0.2, /set seed default", set_option,
-                    lambda conversation: names(conversation.options)),
-    "/show": ChatCommand("", "show the model, context, session and options", show),
-    "/stats": ChatCommand("on|off", "show tokens per second and context in use after every answer", stats,
+                    lambda conversation: list_names(conversation.options)),
+    "/show": ChatCommand("", "show the model, context, session and options", show_state),
+    "/stats": ChatCommand("on|off", "show tokens per second and context in use after every answer", set_stats,
                       lambda conversation: ("on", "off")),
     "/think": ChatCommand("CHOICE", "on, off, auto: whether the model thinks; hide, show: whether thinking is shown",
-                      think,
+                      set_thinking,
                       lambda conversation: ("on", "off", "auto", "low", "medium", "high", "hide", "show")),
     "/lora": ChatCommand("NAME SCALE", "use an adapter at this scale; without a name, list the adapters", lora,
                      lambda conversation: [adapter.name for adapter in conversation.model.engine.adapters]),
-    "/model": ChatCommand("PATH", "switch to another model", model, None),
-    "/exit": ChatCommand("", "leave the chat, as do bye, quit, exit and Ctrl-D", leave),
+    "/model": ChatCommand("PATH", "switch to another model", switch_model, None),
+    "/exit": ChatCommand("", "leave the chat, as do bye, quit, exit and Ctrl-D", exit_chat),
 }  # fmt: skip
 
 
@@ -417,14 +419,14 @@ def complete_line(conversation: "TerminalConversation", line: str) -> Iterator[t
     if not space:
         yield from ((command, 0) for command in COMMANDS if command.startswith(name))
     elif name in COMMANDS:
-        offers, begin = COMMANDS[name].offers, len(line) - len(argument)
+        offers, begin = COMMANDS[name].completions, len(line) - len(argument)
         if offers is None:
-            yield from ((path, begin) for path in paths(argument))
+            yield from ((path, begin) for path in list_paths(argument))
         else:
             yield from ((offer, begin) for offer in offers(conversation) if offer.startswith(argument))
 
 
-def paths(prefix: str) -> list[str]:
+def list_paths(prefix: str) -> list[str]:
     """List files and folders with a prefix; folders end with a slash, hidden ones need a leading dot."""
     stem = os.path.basename(prefix)
     folder = prefix.removesuffix(stem)
@@ -449,6 +451,6 @@ def parse_switch(argument: str, current: bool, usage: str) -> bool:
     return not current if not argument else argument == "on"
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     text = " ".join(text.split())
     return text if len(text) <= 60 else f"{text[:59]}…"

@@ -10,7 +10,7 @@ THOUGHTS = "the options for thinking and template variables"
 DIFFUSION = "a diffusion model"  # known only after opening the model
 
 
-class Conflict(NamedTuple):
+class OptionConflict(NamedTuple):
     """An option, and those that exclude it, in the order of the check.
 
     In the message, {0} is the option and {1} the other one.
@@ -26,26 +26,30 @@ _NO_TEMPLATE = "{0} turns off the chat template: leave out {1}"
 _PLAIN = "diffusion models give a single answer as plain text: leave out {1}"
 _OF_TEMPLATES = ("-sys", "--chat-template", THOUGHTS)
 CONFLICTS = (
-    Conflict("--continue", ("--session",), _EITHER),
-    Conflict("--continue", ("--raw", "--suffix", "--n", "--beams", "--choices")),
-    Conflict("--session", ("--raw", "--suffix", "--n", "--beams", "--choices")),
-    Conflict("--raw", _OF_TEMPLATES, _NO_TEMPLATE),
-    Conflict("--suffix", _OF_TEMPLATES, _NO_TEMPLATE),
-    Conflict("--suffix", ("--raw", "--image", "--tools", "--choices", "--endpoint", "--receipt", STEPS, DIFFUSION)),
-    Conflict("--image", ("--receipt", STEPS, DIFFUSION)),
-    Conflict("--tools", ("--raw", "--n", "--beams", "--receipt")),
-    Conflict("--choices", ("--n", "--beams", "--tools", "--ray", "--endpoint", "--receipt", "--stats", STEPS, FORM)),
-    Conflict("--extract", ("--json", "--tools")),
-    Conflict(DIFFUSION, ("--n", "--beams", "--json", "--stats", "--receipt", "--tools"), _PLAIN),
-    Conflict("--redo-errors", ("--redo",), _EITHER),
+    OptionConflict("--continue", ("--session",), _EITHER),
+    OptionConflict("--continue", ("--raw", "--suffix", "--n", "--beams", "--choices")),
+    OptionConflict("--session", ("--raw", "--suffix", "--n", "--beams", "--choices")),
+    OptionConflict("--raw", _OF_TEMPLATES, _NO_TEMPLATE),
+    OptionConflict("--suffix", _OF_TEMPLATES, _NO_TEMPLATE),
+    OptionConflict(
+        "--suffix", ("--raw", "--image", "--tools", "--choices", "--endpoint", "--receipt", STEPS, DIFFUSION)
+    ),
+    OptionConflict("--image", ("--receipt", STEPS, DIFFUSION)),
+    OptionConflict("--tools", ("--raw", "--n", "--beams", "--receipt")),
+    OptionConflict(
+        "--choices", ("--n", "--beams", "--tools", "--ray", "--endpoint", "--receipt", "--stats", STEPS, FORM)
+    ),
+    OptionConflict("--extract", ("--json", "--tools")),
+    OptionConflict(DIFFUSION, ("--n", "--beams", "--json", "--stats", "--receipt", "--tools"), _PLAIN),
+    OptionConflict("--redo-errors", ("--redo",), _EITHER),
 )
 # Groups of parameters: a typed one disables the defaults of the others.
 ALTERNATIVES = (("system", "system_file"), ("json_schema", "grammar", "regex"), ("samplers", "letters"),
                 ("kv_type", "keys"), ("kv_type", "values"), ("as_json", "as_markdown"))  # fmt: skip
-SILENCED_BY_RAW = ("system", "system_file", "chat_template", "think", "think_budget", "template_var")
+DISABLED_BY_RAW = ("system", "system_file", "chat_template", "think", "think_budget", "template_var")
 
 
-def require_combination(flags: Mapping[str, object]) -> None:
+def require_compatible(flags: Mapping[str, object]) -> None:
     """Raise UsageError for options that exclude each other; flags: which options are set."""
     for option, others, message in CONFLICTS:
         for other in others:

@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING, Any
 
 from localllm.cli.options.shared import GenerationGroup
-from localllm.cli.parameters import explicit_options, group, option
+from localllm.cli.parameters import explicit_options, option, option_group
 from localllm.cli.terminal.output import ProgressLine, say
-from localllm.cli.terminal.render import page_of_stdout
+from localllm.cli.terminal.render import make_stdout_page
 from localllm.errors import UsageError
-from localllm.generation.sampling.options import OPTIONS, SamplingOptions, names_for
+from localllm.generation.sampling.options import OPTIONS, SamplingOptions, map_names
 
 if TYPE_CHECKING:
     from localllm.api import Model
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 PLACES, EPSILON = 128, 1e-3  # defaults: tokens of the answer, smallest timestep
 
 
-@group
-class Diffusion:
+@option_group
+class DiffusionGroup:
     """Diffusion language models."""
 
     steps: int | None = option("--diffusion-steps", "Number of denoising steps.  [default: 128]", "N")
@@ -38,16 +38,16 @@ class Diffusion:
     has_noise: bool = option("--diffusion-add-gumbel-noise", "Add Gumbel noise to the logits if --temp is above 0.")
     visual: bool = option("--diffusion-visual", "Print the text after each step to stderr.")
 
-    def as_fields(self) -> dict[str, Any]:
+    def to_fields(self) -> dict[str, Any]:
         """Return the given options by field of DiffusionOptions."""
         return {name: value for name, value in explicit_options(self).items() if name != "visual"}
 
 
-def fill(
+def run_diffusion(
     model_opened: "Model",
     asked: "str | list[Message]",
     choices: GenerationGroup,
-    diffusion: Diffusion,
+    diffusion: DiffusionGroup,
     line: ProgressLine,
 ) -> None:
     """Generate with a diffusion model: print the progress on `line`, and the final answer to stdout.
@@ -55,11 +55,11 @@ def fill(
     Raises UsageError for other models, ContextError.
     """
     from localllm.engine.runs import BATCH
-    from localllm.generation.diffusion import denoise, diffusion_model, require_room
+    from localllm.generation.diffusion import denoise, make_diffusion_model, require_room
 
     model, options = (
-        diffusion_model(model_opened.engine, model_opened.file.metadata),
-        diffusion_options(choices, diffusion),
+        make_diffusion_model(model_opened.engine, model_opened.file.metadata),
+        build_diffusion_options(choices, diffusion),
     )
     if isinstance(asked, str):
         prompt = model_opened.tokenizer.encode(asked, special=True, bos=True)
@@ -74,20 +74,20 @@ def fill(
                 line.clear()
                 say(f"{step}/{options.steps} {text}")
             line.show(f"{step}/{options.steps} {' '.join(text.split())}")
-    out = page_of_stdout()
+    out = make_stdout_page()
     out.push(text)
     out.end()
 
 
-def diffusion_options(choices: GenerationGroup, diffusion: Diffusion) -> "DiffusionOptions":
+def build_diffusion_options(choices: GenerationGroup, diffusion: DiffusionGroup) -> "DiffusionOptions":
     """Build DiffusionOptions from the options. Raises UsageError."""
     from localllm.generation.diffusion import DiffusionOptions
 
-    fields = diffusion.as_fields()
+    fields = diffusion.to_fields()
     if not fields.get("block_length"):
         fields.setdefault("epsilon", EPSILON)
-    usual, supported = SamplingOptions(**choices.drawing()).complete, names_for("diffusion", OPTIONS)
-    if unsupported := choices.drawing().keys() - supported.keys():
+    usual, supported = SamplingOptions(**choices.get_sampling()).complete, map_names("diffusion", OPTIONS)
+    if unsupported := choices.get_sampling().keys() - supported.keys():
         raise UsageError(f"diffusion models do not support {min(unsupported).replace('_', '-')}")
     if choices.ban:
         raise UsageError("diffusion models do not support ban: they do not generate from left to right")

@@ -5,12 +5,12 @@ from typing import Literal
 from localllm.cli.options import shared
 from localllm.cli.options.choices import Choices
 from localllm.cli.options.one_shot import Projector
-from localllm.cli.parameters import group, option
+from localllm.cli.parameters import option, option_group
 from localllm.cli.prompt_input import Encoding
 from localllm.errors import UsageError
 
 
-@group
+@option_group
 class RecordsGroup:
     """Records and prompts."""
 
@@ -28,7 +28,7 @@ class RecordsGroup:
     mmproj: Projector = None
 
 
-@group
+@option_group
 class AnswersGroup:
     """Answers and output."""
 
@@ -65,7 +65,7 @@ class AnswersGroup:
             raise UsageError(f"{option} applies to the answers in the output file: add -o FILE")
 
 
-@group
+@option_group
 class TableGroup:
     """Tables and output formats."""
 
@@ -76,5 +76,5 @@ class TableGroup:
     json_as_text: bool = option("--json-as-text", 'With --json-schema, write "output" as a string, not as JSON.')
 
     @property
-    def format_of_stdout(self) -> str:
+    def stdout_format(self) -> str:
         return self.format or ("csv" if self.as_csv else "jsonl")

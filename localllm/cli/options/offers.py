@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 Words = list[tuple[str, str]]
 
 
-def one_of(words: Sequence[str]) -> Callable[[str], list[str]]:
+def make_offer(words: Sequence[str]) -> Callable[[str], list[str]]:
     """Return a callback that offers these words."""
 
     def offer(incomplete: str) -> list[str]:
@@ -20,43 +20,43 @@ def offer_models(incomplete: str) -> Words:
     Names with a colon are omitted, since bash begins a new word at it.
     """
     from localllm.files.settings import load_settings
-    from localllm.services.hub.catalogue import models_on_disk
+    from localllm.services.hub.catalogue import list_models_on_disk
 
-    names = {model.name: str(model.path) for model in models_on_disk() if ":" not in model.name}
+    names = {model.name: str(model.path) for model in list_models_on_disk() if ":" not in model.name}
     return sorted((names | dict(load_settings().aliases)).items())
 
 
 def offer_known_models(incomplete: str) -> Words:
     """Offer the names of models on disk and of models that can be pulled."""
-    from localllm.services.hub.catalogue import registry_models
+    from localllm.services.hub.catalogue import load_registry
 
     return sorted(
-        ({name: model.description for name, model in registry_models().items()} | dict(offer_models(""))).items()
+        ({name: model.description for name, model in load_registry().items()} | dict(offer_models(""))).items()
     )
 
 
 def offer_commands(incomplete: str) -> Words:
-    from localllm.cli.registry import COMMANDS, summary
+    from localllm.cli.registry import COMMANDS, get_summary
 
-    return [(name, summary(name)) for name in COMMANDS]
+    return [(name, get_summary(name)) for name in COMMANDS]
 
 
-def offer_what_to_show(incomplete: str) -> Words:
+def offer_config_arguments(incomplete: str) -> Words:
     """Offer the arguments of `localllm config`."""
     return [("path", ""), *offer_commands("")]
 
 
 def offer_sessions(incomplete: str) -> list[str]:
-    from localllm.services.sessions import names
+    from localllm.services.sessions import list_names
 
-    return [*names()]
+    return [*list_names()]
 
 
 def offer_prompts(incomplete: str) -> list[str]:
     """Offer the names of templates for `run`."""
-    from localllm.services.prompt_templates import names
+    from localllm.services.prompt_templates import list_names
 
-    return names()
+    return list_names()
 
 
 def offer_formats(incomplete: str) -> list[str]:

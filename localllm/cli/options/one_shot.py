@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from localllm.cli.options import shared
 from localllm.cli.options.choices import Choices
-from localllm.cli.options.offers import offer_prompts, one_of
+from localllm.cli.options.offers import make_offer, offer_prompts
 from localllm.cli.options.shared import HideThinking
-from localllm.cli.parameters import group, option
-from localllm.cli.prompt_input import Encoding, Prompt, content, require_decodable, text_of
-from localllm.cli.terminal.output import say, stdin
+from localllm.cli.parameters import option, option_group
+from localllm.cli.prompt_input import Encoding, Prompt, decode_file, read_file, require_decodable
+from localllm.cli.terminal.output import open_stdin, say
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
     from localllm.api import Model
-    from localllm.cli.options.shared import Answers, EngineGroup
-    from localllm.cli.terminal.tool_calls import ToolCalls
+    from localllm.cli.options.shared import AnswerGroup, EngineGroup
+    from localllm.cli.terminal.tool_calls import ToolCallRunner
     from localllm.services.remote.http import Endpoint
     from localllm.text.messages import Message
 
 
-@group
+@option_group
 class PromptGroup:
     """Prompt."""
 
@@ -47,7 +47,7 @@ class PromptGroup:
     no_cache: shared.NoCache = False
 
 
-@group
+@option_group
 class OutputGroup:
     """Output."""
 
@@ -65,7 +65,7 @@ class OutputGroup:
     beams: int = option("--beams", "Beam search with N beams.  [default: 0, off]", "N", default=0)
 
 
-@group
+@option_group
 class FollowUpGroup:
     """Code blocks and follow-up questions."""
 
@@ -84,7 +84,7 @@ class FollowUpGroup:
     )
 
 
-@group
+@option_group
 class TemplateGroup:
     """Named prompts."""
 
@@ -100,7 +100,7 @@ class TemplateGroup:
     )
 
 
-@group
+@option_group
 class InfillGroup:
     """Fill in the middle, for code models."""
 
@@ -118,7 +118,7 @@ class InfillGroup:
             return None if self.suffix is None else require_decodable(self.suffix, "--suffix")
         if self.suffix is not None:
             raise UsageError("give either --suffix or -sf, not both")
-        return text_of(content(self.suffix_file, most_bytes, encoding), self.suffix_file, encoding, whole=True)
+        return decode_file(read_file(self.suffix_file, most_bytes, encoding), self.suffix_file, encoding, whole=True)
 
 
 def encode_infill(model: "Model", prefix: str, suffix: str) -> list[int]:
@@ -131,7 +131,7 @@ def encode_infill(model: "Model", prefix: str, suffix: str) -> list[int]:
 KEY = "LOCALLLM_API_KEY"
 
 
-@group
+@option_group
 class EndpointGroup:
     """Remote server instead of a local model."""
 
@@ -147,10 +147,10 @@ class EndpointGroup:
             return None
         from localllm.services.remote.http import Endpoint
 
-        return Endpoint.of(self.endpoint, key_of(self.api_key_file))
+        return Endpoint.of(self.endpoint, read_api_key(self.api_key_file))
 
 
-def key_of(file: str | None) -> str | None:
+def read_api_key(file: str | None) -> str | None:
     """Return the API key from a file, or from the environment. Raises UsageError."""
     if file is None:
         return os.environ.get(KEY) or None
@@ -160,7 +160,7 @@ def key_of(file: str | None) -> str | None:
 
 
 def open_remote(
-    place: "Endpoint", model: str | None, choices: "Answers", engine: "EngineGroup | None" = None, **refused: object
+    place: "Endpoint", model: str | None, choices: "AnswerGroup", engine: "EngineGroup | None" = None, **refused: object
 ) -> Any:
     """Open a RemoteModel, which has the methods of a local model, at an endpoint.
 
@@ -173,19 +173,19 @@ def open_remote(
     for name, value in refused.items():
         if value:
             raise UsageError(f"{name} is not available with --endpoint: the server sets it")
-    if engine is not None and (ignored := about_weights(engine)):
+    if engine is not None and (ignored := list_weight_options(engine)):
         say(f"localllm: ignored (no effect with --endpoint): {', '.join(ignored)}")
     return RemoteModel(place, model, choices.shape.form())
 
 
-def about_weights(engine: "EngineGroup") -> list[str]:
+def list_weight_options(engine: "EngineGroup") -> list[str]:
     """Return the given options about weights and the KV cache, which a server ignores."""
     usual = type(engine)(cache=type(engine.cache)(), rope=type(engine.rope)(), adapters=type(engine.adapters)())
     names = {"context": "-c", "threads": "-t", "device": "--device", "gpu_layers": "-ngl"}
     ignored = [text for name, text in names.items() if getattr(engine, name) != getattr(usual, name)]
     caches = ["--kv-type"] if vars(engine.cache) != vars(usual.cache) else []
     adapters = ["--lora"] if any(engine.adapters.fields().values()) else []
-    return [*ignored, *caches, *(["--rope-scaling"] if engine.rope.scaling() else []), *adapters]
+    return [*ignored, *caches, *(["--rope-scaling"] if engine.rope.make_scaling() else []), *adapters]
 
 
 Projector = Annotated[
@@ -193,7 +193,7 @@ Projector = Annotated[
 ]
 
 
-@group
+@option_group
 class ImageGroup:
     """Images, for vision models."""
 
@@ -209,20 +209,20 @@ class ImageGroup:
     def takes_stdin(self) -> bool:
         return "-" in (self.image_files or ())
 
-    def with_images(self, prompt: "str | list[Message]") -> "str | list[Message]":
+    def add_images(self, prompt: "str | list[Message]") -> "str | list[Message]":
         """Return the prompt with the images before its text. Raises UsageError if it is not a conversation."""
         if not self.image_files:
             return prompt
         if isinstance(prompt, str):
             raise UsageError("images need a chat template: leave out --raw, or use a chat model")
-        return [*prompt[:-1], {**prompt[-1], "images": self.sources()}]
+        return [*prompt[:-1], {**prompt[-1], "images": self.list_sources()}]
 
-    def sources(self) -> list[str | bytes]:
+    def list_sources(self) -> list[str | bytes]:
         """Return the paths of images, and the bytes of one from stdin. Raises UsageError."""
         files = self.image_files or []
         if files.count("-") > 1 or ("-" in files and sys.stdin is None):
             raise UsageError("--image -: stdin must be open, and can be used for one image only")
-        return [stdin().read() if name == "-" else name for name in files]
+        return [open_stdin().read() if name == "-" else name for name in files]
 
     def require_files(self) -> None:
         """Raise UsageError for an image from stdin, from which chat reads the conversation."""
@@ -233,7 +233,7 @@ class ImageGroup:
 BUILT_IN = ("read_file", "list", "search", "run")
 
 
-@group
+@option_group
 class ToolGroup:
     """Tools that the model may call, each time with your consent."""
 
@@ -241,7 +241,7 @@ class ToolGroup:
         "--tools",
         "Built-in tools to offer, separated by commas: read_file,list,search,run.",
         "NAMES",
-        autocompletion=one_of(BUILT_IN),
+        autocompletion=make_offer(BUILT_IN),
     )
     allow: list[str] | None = option(
         "--allow", "Folder that the built-in tools may access; nothing outside is visible.  [repeatable]", "DIR"
@@ -259,40 +259,40 @@ class ToolGroup:
     transcript: str | None = option("--transcript", "Log tool calls and their results to FILE, as JSON lines.", "FILE")
 
     @property
-    def are_enabled(self) -> bool:
+    def is_enabled(self) -> bool:
         return self.tools is not None or self.mcp is not None
 
-    def open_tools(self, stack: ExitStack) -> "ToolCalls | None":
+    def open_tools(self, stack: ExitStack) -> "ToolCallRunner | None":
         """Open the tools, with MCP servers that run until `stack` closes; return None without tools.
 
         Raises UsageError and the errors of McpServers.
         """
-        if not self.are_enabled:
+        if not self.is_enabled:
             for name in ("allow", "yes", "transcript"):
                 if getattr(self, name) is not None:
                     raise UsageError(f"{name} needs tools: add --tools or --mcp")
             return None
         if self.max_steps < 1:
             raise UsageError(f"max_steps must be 1 or greater, not {self.max_steps}")
-        from localllm.cli.terminal.tool_calls import ToolCalls
-        from localllm.services.tools.built_in import toolbox
+        from localllm.cli.terminal.tool_calls import ToolCallRunner
+        from localllm.services.tools.built_in import make_toolbox
         from localllm.services.tools.transcript import require_transcript
 
         if self.transcript is not None:
             require_transcript(self.transcript)
-        if "run" in names_in(self.tools):
-            tell_of_commands()
-        box = toolbox(names_in(self.tools), self.allow or (), self.mcp, stack, not self.no_json_calls)
-        return ToolCalls.of(box, names_in(self.yes), self.max_steps, self.transcript, stack)
+        if "run" in split_names(self.tools):
+            warn_unconfined()
+        box = make_toolbox(split_names(self.tools), self.allow or (), self.mcp, stack, not self.no_json_calls)
+        return ToolCallRunner.of(box, split_names(self.yes), self.max_steps, self.transcript, stack)
 
 
-def tell_of_commands() -> None:
+def warn_unconfined() -> None:
     """Warn if this system cannot confine commands to folders."""
-    from localllm.services.tools.confined import version
+    from localllm.services.tools.confined import landlock_version
 
-    if not version():
+    if not landlock_version():
         say("localllm: this system cannot confine commands to folders; check each command before you allow it")
 
 
-def names_in(text: str | None) -> list[str]:
+def split_names(text: str | None) -> list[str]:
     return [name.strip() for name in (text or "").split(",") if name.strip()]

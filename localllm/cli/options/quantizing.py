@@ -3,19 +3,19 @@
 import os
 from typing import TYPE_CHECKING
 
-from localllm.cli.parameters import group, option
+from localllm.cli.parameters import option, option_group
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from localllm.quant.formats import Recipe
-    from localllm.quant.recipes import Options
+    from localllm.quant.recipes import RecipeOptions
     from localllm.quantizing.metadata_edits import MetadataEdits
     from localllm.quantizing.splitting import SplitLimits
 
 
-@group
+@option_group
 class FormatGroup:
     """Tensor formats."""
 
@@ -31,15 +31,15 @@ class FormatGroup:
     leave_output_tensor: bool = option("--leave-output-tensor", "Do not quantize the output tensor.")
     prune_layers: str | None = option("--prune-layers", "Remove these layers, and renumber the others.", "N,N,...")
 
-    def to_options(self) -> "Options":
+    def to_options(self) -> "RecipeOptions":
         from localllm.files.text_file import read_text
-        from localllm.quant.recipes import Options
+        from localllm.quant.recipes import RecipeOptions
         from localllm.quantizing.quantize import parse_format, parse_patterns
 
         patterns = parse_patterns(self.tensor_type or ())
         if name := self.tensor_type_file:
             patterns += parse_patterns(read_text(name).split(), f"{name}:")
-        return Options(
+        return RecipeOptions(
             pure=self.pure,
             output=parse_format(self.output) if self.output else "",
             embedding=parse_format(self.embedding) if self.embedding else "",
@@ -48,7 +48,7 @@ class FormatGroup:
         )
 
 
-@group
+@option_group
 class ImportanceGroup:
     """Importance matrix."""
 
@@ -67,7 +67,7 @@ class ImportanceGroup:
     )
 
 
-@group
+@option_group
 class CalibrationGroup:
     """Calibration."""
 
@@ -90,7 +90,7 @@ class CalibrationGroup:
         return self.file_size is not None or self.bits is not None
 
 
-@group
+@option_group
 class SetGroup:
     """Several types."""
 
@@ -106,7 +106,7 @@ class SetGroup:
     )
 
     @property
-    def are_several(self) -> bool:
+    def has_several(self) -> bool:
         """Whether several types are requested. Raises UsageError for options that need several types."""
         are_several = self.types is not None or self.ladder
         if self.types is not None and self.ladder:
@@ -119,7 +119,7 @@ class SetGroup:
             raise UsageError("--base needs --types or --ladder; for one file: localllm perplexity --kl-divergence")
         return are_several
 
-    def recipes(self, has_importance: bool) -> "list[Recipe]":
+    def parse_recipes(self, has_importance: bool) -> "list[Recipe]":
         from localllm.quantizing.quantize_set import parse_types
 
         return parse_types(self.types, has_importance)
@@ -129,13 +129,15 @@ class SetGroup:
     ) -> tuple[tuple[str, str | None], tuple[str, ...] | None]:
         """Return IN, OUT (optional), and the calibration files. Raises UsageError."""
         from localllm.quantizing.quantize import find_type
-        from localllm.quantizing.quantize_set import NAME
+        from localllm.quantizing.quantize_set import TYPE_PLACEHOLDER
 
         if calibration.has_size or calibration.formats_file is not None:
             raise UsageError("--size, --bpw and --plan choose the formats of a single file: give one TYPE")
         source, *after_source = words
         second = after_source[0] if after_source else ""
-        is_out = bool(after_source) and (NAME in second or os.path.isdir(second) or not calibration.calibrate)
+        is_out = bool(after_source) and (
+            TYPE_PLACEHOLDER in second or os.path.isdir(second) or not calibration.calibrate
+        )
         out = after_source.pop(0) if is_out else None
         if out is not None and find_type(out):
             raise UsageError(f"{out}: give either TYPE or several types with --types or --ladder")
@@ -144,7 +146,7 @@ class SetGroup:
         return (source, out), tuple(after_source) if calibration.calibrate else None
 
 
-@group
+@option_group
 class MetadataGroup:
     """Metadata."""
 
@@ -172,7 +174,7 @@ class MetadataGroup:
         return not (self.set_metadata or self.remove_metadata or self.chat_template_file)
 
 
-@group
+@option_group
 class SplitGroup:
     """Split files."""
 
@@ -184,7 +186,7 @@ class SplitGroup:
 
     def limits(self) -> "SplitLimits | None":
         """Return the limits, or None. Raises UsageError."""
-        from localllm.quantizing.splitting import TENSORS, SplitLimits, parse_bytes
+        from localllm.quantizing.splitting import DEFAULT_MAX_TENSORS, SplitLimits, parse_bytes
 
         tensors, nbytes = self.split_max_tensors, self.split_max_size
         if tensors is not None and nbytes is not None:
@@ -195,4 +197,4 @@ class SplitGroup:
             return SplitLimits(0, parse_bytes(nbytes, "--split-max-size"), self.no_tensor_first_split)
         if tensors is None and not self.no_tensor_first_split:
             return None
-        return SplitLimits(TENSORS if tensors is None else tensors, 0, self.no_tensor_first_split)
+        return SplitLimits(DEFAULT_MAX_TENSORS if tensors is None else tensors, 0, self.no_tensor_first_split)

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from localllm.cli.options.offers import offer_models
-from localllm.cli.parameters import argument, group, option
-from localllm.cli.terminal.output import is_terminal, stdin
+from localllm.cli.parameters import argument, option, option_group
+from localllm.cli.terminal.output import is_terminal, open_stdin
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
-    from localllm.services.search.files import Filter
+    from localllm.services.search.files import FileFilter
 
 
-@group
-class FileFilter:
+@option_group
+class FileFilterGroup:
     """Options that select the files to search."""
 
     include: list[str] | None = option(
@@ -27,17 +27,19 @@ class FileFilter:
     hidden: bool = option("--hidden", "Also search files and folders whose names begin with a dot.")
     no_ignore: bool = option("--no-ignore", "Also search files that .gitignore or .ignore exclude.")
 
-    def filter(self) -> "Filter":
+    def filter(self) -> "FileFilter":
         """Return the filter; a pattern of --include that begins with ! excludes, as in ripgrep."""
-        from localllm.services.search.files import Filter
+        from localllm.services.search.files import FileFilter
 
         patterns = self.include or []
         excluded = [*(self.exclude or ()), *(each[1:] for each in patterns if each.startswith("!"))]
-        return Filter([each for each in patterns if not each.startswith("!")], excluded, self.hidden, self.no_ignore)
+        return FileFilter(
+            [each for each in patterns if not each.startswith("!")], excluded, self.hidden, self.no_ignore
+        )
 
 
-@group
-class Searching:
+@option_group
+class SearchModelGroup:
     """Search models."""
 
     embedder: str | None = option(
@@ -55,14 +57,14 @@ Top = Annotated[int, option("-k --top", "Number of passages.  [default: 5]", "N"
 Threshold = Annotated[
     float | None, option("--threshold", "Show only passages with at least this cosine similarity, up to 1.", "N")
 ]
-Places = Annotated[
+SearchPaths = Annotated[
     list[str] | None,
     argument("[PATH]... QUESTION", "Files and folders, then the question in quotes; - reads lines from stdin."),
 ]
 PIPE = "-"
 
 
-def places_and_question(arguments: Sequence[str], question: str | None, command: str) -> tuple[list[str], str]:
+def split_question(arguments: Sequence[str], question: str | None, command: str) -> tuple[list[str], str]:
     """Split the arguments into paths and the question. Raises UsageError.
 
     question: from an option.  Without paths, stdin's lines or the current folder are searched.
@@ -73,14 +75,14 @@ def places_and_question(arguments: Sequence[str], question: str | None, command:
             raise UsageError(f'QUESTION is missing: localllm {command} FOLDER "QUESTION"')
         if len(places) == 1 and os.path.isdir(places[0]):
             raise UsageError(f'QUESTION is missing: localllm {command} {places[0]} "QUESTION"')
-        is_first = len(places) > 1 and not is_place(places[0]) and all(is_place(each) for each in places[1:])
+        is_first = len(places) > 1 and not is_searchable(places[0]) and all(is_searchable(each) for each in places[1:])
         question = places.pop(0 if is_first else -1)
     if not question.strip():
         raise UsageError("QUESTION is empty")
     if not places:
         piped = sys.stdin is not None and not is_terminal(sys.stdin) and command == "search"
         places = [PIPE] if piped else ["."]
-    if missing := [each for each in places if not is_place(each)]:
+    if missing := [each for each in places if not is_searchable(each)]:
         quoted = "; put the question in quotes" if len(places) > 1 else ""
         raise UsageError(f"{missing[0]}: no such file or folder{quoted}")
     if PIPE in places and len(places) > 1:
@@ -88,7 +90,7 @@ def places_and_question(arguments: Sequence[str], question: str | None, command:
     return places, question
 
 
-def require_places(names: Sequence[str]) -> list[str]:
+def require_paths(names: Sequence[str]) -> list[str]:
     """Return files and folders, by default the current folder. Raises UsageError for a missing one."""
     for name in names:
         if not os.path.exists(name):
@@ -96,14 +98,14 @@ def require_places(names: Sequence[str]) -> list[str]:
     return [*names] or ["."]
 
 
-def is_place(name: str) -> bool:
+def is_searchable(name: str) -> bool:
     return name == PIPE or os.path.exists(name)
 
 
-def piped_lines(places: Sequence[str]) -> list[str] | None:
+def read_piped_lines(places: Sequence[str]) -> list[str] | None:
     """Return the lines of stdin if they are to be searched, else None."""
     if [*places] != [PIPE]:
         return None
     if sys.stdin is None:
         raise UsageError("-: stdin is closed")
-    return str(stdin().read().decode(errors="replace")).splitlines()
+    return str(open_stdin().read().decode(errors="replace")).splitlines()

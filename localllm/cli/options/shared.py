@@ -9,20 +9,20 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from localllm.cli.options.offers import offer_known_models, offer_models, offer_templates, one_of
+from localllm.cli.options.offers import make_offer, offer_known_models, offer_models, offer_templates
 from localllm.cli.parameters import (
     DeclaredGroup,
     GroupField,
     argument,
     explicit_options,
-    group,
-    number_or_default,
+    make_integer_parser,
     option,
+    option_group,
 )
 from localllm.cli.terminal.output import say
 from localllm.errors import CutError, UsageError
 from localllm.generation.options import OPTIONS, GenerationOptions
-from localllm.generation.sampling.options import LETTERS, ORDER, Option, SamplingOptions, steps_lettered
+from localllm.generation.sampling.options import LETTERS, ORDER, Option, SamplingOptions, parse_sampler_letters
 from localllm.generation.sampling.options import OPTIONS as SAMPLING
 
 if TYPE_CHECKING:
@@ -33,10 +33,16 @@ if TYPE_CHECKING:
     from localllm.generation.constraints.constraint import Constraint
     from localllm.generation.options import GenerationOptions
     from localllm.kernels.build.objects import Progress
-    from localllm.services.remote.dialect import Form
+    from localllm.services.remote.dialect import OutputFormat
 
 DRAFT, NAMED = "draft:", ("-m", "--model")
-CUTS = "head", "tail", "middle", "relevant", "chunks"  # values of --on-overflow that `run` implements itself
+SHORTENING_METHODS = (
+    "head",
+    "tail",
+    "middle",
+    "relevant",
+    "chunks",
+)  # values of --on-overflow that `run` implements itself
 KV_TYPES = ("f16", "f32", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 A_MODEL = "GGUF file or model name (see `localllm list`)."
 ModelName = Annotated[str, argument("MODEL", A_MODEL, offer_models, also=NAMED)]
@@ -48,7 +54,7 @@ System = Annotated[str | None, option("-sys --system --system-prompt", "System m
 SystemFile = Annotated[str | None, option("-sysf --system-prompt-file", "File with the system message.", "FILE")]
 
 
-def template_text(choice: str) -> str:
+def read_template(choice: str) -> str:
     """Return a chat template's name or text, see read_template_choice. Raises UsageError if it cannot be read."""
     from localllm.files.text_file import read_template_choice
 
@@ -62,7 +68,7 @@ ChatTemplate = Annotated[
         "Chat template: a llama.cpp name, a Jinja file, or Jinja text.  [default: the model's]",
         "NAME|FILE",
         autocompletion=offer_templates,
-        parser=template_text,
+        parser=read_template,
     ),
 ]
 AsJson = Annotated[bool, option("--json", "Print JSON.")]
@@ -72,7 +78,7 @@ Threads = Annotated[
         "-t --threads",
         "Number of CPU threads.  [default: the physical cores that this process may use]",
         "N",
-        parser=number_or_default("-1"),
+        parser=make_integer_parser("-1"),
     ),
 ]
 NoCache = Annotated[bool, option("--no-cache", "Neither use nor update the prefix cache (see `localllm cache`).")]
@@ -83,7 +89,7 @@ Device = Annotated[
         "-dev --device",
         "Where to compute: cpu, cuda, cuda:N, or auto (a GPU if one is usable).  [default: auto]",
         "NAME",
-        autocompletion=one_of(("auto", "cpu", "cuda", "cuda:0", "cuda:1")),
+        autocompletion=make_offer(("auto", "cpu", "cuda", "cuda:0", "cuda:1")),
     ),
 ]
 
@@ -95,7 +101,7 @@ def parse_layers(text: str) -> str:
     raise ValueError(f"{text!r} must be a number, all or auto")
 
 
-def layer_count(text: str) -> int | str:
+def convert_layer_count(text: str) -> int | str:
     """Convert a parsed layer count to an int, unless it is "all" or "auto"."""
     return int(text) if text.isdecimal() else text
 
@@ -111,8 +117,8 @@ GpuLayers = Annotated[
 ]
 
 
-@group
-class Cache:
+@option_group
+class CacheGroup:
     """KV cache."""
 
     kv_type: str = option(
@@ -120,20 +126,20 @@ class Cache:
         "Type of the KV cache: f16, f32, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl, or one each: "
         "k=q8_0,v=q4_0.  [default: f16]",
         "TYPE",
-        autocompletion=one_of(KV_TYPES),
+        autocompletion=make_offer(KV_TYPES),
         default="f16",
     )
     keys: str | None = option(
         "-ctk --cache-type-k",
         "Type of the keys only.  [default: --kv-type]",
         "TYPE",
-        autocompletion=one_of(KV_TYPES),
+        autocompletion=make_offer(KV_TYPES),
     )
     values: str | None = option(
         "-ctv --cache-type-v",
         "Type of the values only.  [default: --kv-type]",
         "TYPE",
-        autocompletion=one_of(KV_TYPES),
+        autocompletion=make_offer(KV_TYPES),
     )
 
     def types(self) -> str:
@@ -145,8 +151,8 @@ class Cache:
         return f"k={self.keys or self.kv_type},v={self.values or self.kv_type}"
 
 
-@group
-class Rope:
+@option_group
+class RopeGroup:
     """Rotary positions (RoPE)."""
 
     rope_scaling: Literal["none", "linear", "yarn"] | None = option(
@@ -163,7 +169,7 @@ class Rope:
         "--yarn-orig-ctx", "YaRN: trained context before the scaling, in tokens.  [default: the model's]", "N"
     )
 
-    def scaling(self) -> "RopeScaling | None":
+    def make_scaling(self) -> "RopeScaling | None":
         """Return the RopeScaling, or None if no option is given. Raises UsageError.
 
         A value of 0 means the model's own, as in llama.cpp.
@@ -182,7 +188,7 @@ class Rope:
         return RopeScaling(self.rope_scaling, factor, self.rope_freq_base or None, self.yarn_orig_ctx or None)
 
 
-def scaled_files(text: str) -> list[tuple[str, float]]:
+def parse_scaled_files(text: str) -> list[tuple[str, float]]:
     """Parse FILE[:SCALE],...; the scale of a FILE alone is 1. Raises ValueError."""
     pairs = []
     for each in text.split(","):
@@ -196,7 +202,7 @@ def scaled_files(text: str) -> list[tuple[str, float]]:
     return pairs
 
 
-def layer_range(text: str) -> tuple[int, int]:
+def parse_layer_range(text: str) -> tuple[int, int]:
     """Parse the numbers of the first and the last layer. Raises ValueError."""
     numbers = text.split()
     if len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
@@ -204,7 +210,7 @@ def layer_range(text: str) -> tuple[int, int]:
     return int(numbers[0]), int(numbers[1])
 
 
-@group
+@option_group
 class Adapters:
     """Adapters."""
 
@@ -212,7 +218,7 @@ class Adapters:
         "--lora --lora-scaled",
         "Low-rank adapters (LoRA), GGUF files or PEFT folders, each with its scale; repeatable.  [default scale: 1]",
         "FILE[:SCALE],...",
-        parser=scaled_files,
+        parser=parse_scaled_files,
     )
     lora_init_without_apply: bool = option(
         "--lora-init-without-apply", "Begin with all adapters at scale 0; requests and /lora switch them on."
@@ -221,13 +227,13 @@ class Adapters:
         "--control-vector --control-vector-scaled",
         "Control vectors (GGUF), each with its scale; they are added up; repeatable.  [default scale: 1]",
         "FILE[:SCALE],...",
-        parser=scaled_files,
+        parser=parse_scaled_files,
     )
     control_vector_layer_range: str | None = option(
         "--control-vector-layer-range",
         "First and last layer that control vectors change.  [default: all]",
         "FIRST LAST",
-        parser=layer_range,
+        parser=parse_layer_range,
     )
 
     def fields(self) -> dict[str, Any]:
@@ -240,7 +246,7 @@ class Adapters:
         return {"lora": tuple(lora), "control_vectors": tuple(control), "control_layers": layers}
 
 
-@group
+@option_group
 class EngineGroup:
     """Model and hardware."""
 
@@ -248,21 +254,21 @@ class EngineGroup:
         "-c --context --ctx-size",
         "Context length, in tokens.  [default: the model's training context]",
         "N",
-        parser=number_or_default("0"),
+        parser=make_integer_parser("0"),
     )
     threads: Threads = None
     device: Device = "auto"
     gpu_layers: GpuLayers = "auto"
-    cache: Cache
-    rope: Rope
+    cache: CacheGroup
+    rope: RopeGroup
     adapters: Adapters
 
     def options(self, progress: "Progress", on_upload: "Progress") -> "EngineOptions":
-        from localllm.engine.options import EngineOptions, layers_of  # not needed for --help
+        from localllm.engine.options import EngineOptions, parse_gpu_layers  # not needed for --help
 
-        layers = layers_of(layer_count(self.gpu_layers))
+        layers = parse_gpu_layers(convert_layer_count(self.gpu_layers))
         types, context = self.cache.types(), self.context or None
-        scaling = self.rope.scaling()
+        scaling = self.rope.make_scaling()
         return EngineOptions(
             self.threads, context, types, self.device, layers, progress, on_upload, rope=scaling,
             **self.adapters.fields(),
@@ -272,7 +278,7 @@ class EngineGroup:
 # ---- options of answers
 
 
-def flags_of(
+def declare_option(
     declared: Option, parser: Callable[[str], object] | None = None, offers: Callable[..., list[str]] | None = None,
     default: object = None,
 ) -> Any:  # fmt: skip
@@ -281,7 +287,7 @@ def flags_of(
     return option(declared.flags, declared.full_help, metavar, default=default, parser=parser, autocompletion=offers)
 
 
-def token_bias(text: str) -> tuple[int, float]:
+def parse_token_bias(text: str) -> tuple[int, float]:
     """Parse a token id and its bias, as in 15043+1.5 or 15043-inf. Raises ValueError."""
     token, sign, bias = text.partition("+") if "+" in text else text.partition("-")
     try:
@@ -292,23 +298,23 @@ def token_bias(text: str) -> tuple[int, float]:
     return int(token), -amount if sign == "-" else amount
 
 
-PARSERS = {"seed": number_or_default("-1"), "logit_bias": token_bias}
+PARSERS = {"seed": make_integer_parser("-1"), "logit_bias": parse_token_bias}
 
 
-def declared(is_usual: bool) -> Iterator[GroupField]:
+def iter_declared(is_usual: bool) -> Iterator[GroupField]:
     """Yield the common sampling options, or the others."""
     for name, each in SAMPLING.items():
         if each.is_usual == is_usual:
             hint: Any = list[str] if each.is_repeatable else each.kind
-            flags = flags_of(each, PARSERS.get(name))
+            flags = declare_option(each, PARSERS.get(name))
             is_switch = hint is bool
             yield GroupField(name, Annotated[hint if is_switch else hint | None, flags], False if is_switch else None)
 
 
-class Sampling(DeclaredGroup):
+class SamplingGroup(DeclaredGroup):
     """Sampling."""
 
-    options = tuple(declared(is_usual=True))
+    options = tuple(iter_declared(is_usual=True))
 
 
 Letters = Annotated[
@@ -321,12 +327,12 @@ Letters = Annotated[
 ]
 
 
-class ExactSampling(DeclaredGroup):
+class MoreSamplingGroup(DeclaredGroup):
     """More sampling options."""
 
-    options = (*declared(is_usual=False), GroupField("letters", Letters, None))
+    options = (*iter_declared(is_usual=False), GroupField("letters", Letters, None))
 
-    def as_fields(self) -> dict[str, Any]:
+    def to_fields(self) -> dict[str, Any]:
         """Return the given options by field of SamplingOptions. Raises UsageError."""
         fields = explicit_options(self)
         if breakers := fields.get("dry_sequence_breakers"):
@@ -336,7 +342,7 @@ class ExactSampling(DeclaredGroup):
         if "letters" in fields:
             if "samplers" in fields:
                 raise UsageError("give either --samplers or --sampling-seq, not both")
-            fields["samplers"] = steps_lettered(fields.pop("letters"))
+            fields["samplers"] = parse_sampler_letters(fields.pop("letters"))
         return fields
 
 
@@ -345,8 +351,8 @@ HideThinking = Annotated[
 ]
 
 
-@group
-class Shape:
+@option_group
+class ConstraintGroup:
     """Constrained output. Thinking is not constrained."""
 
     json_schema: str | None = option(
@@ -368,25 +374,25 @@ class Shape:
     def constraint(self) -> "Constraint | None":
         if not self.forms:
             return None
-        from localllm.generation.constraints.constraint import constraint_of
+        from localllm.generation.constraints.constraint import make_constraint
 
         if len(self.forms) > 1:
             names = (f"--{name.replace('_', '-')}" for name in self.forms)
             raise UsageError(f"{' and '.join(names)} cannot be combined")
-        schema, grammar = text_of("json_schema", self.json_schema, "{"), text_of("grammar", self.grammar, "::=")
-        return constraint_of(schema, grammar, self.regex, self.json_whitespace, self.additional_properties)
+        schema, grammar = read_value("json_schema", self.json_schema, "{"), read_value("grammar", self.grammar, "::=")
+        return make_constraint(schema, grammar, self.regex, self.json_whitespace, self.additional_properties)
 
-    def form(self) -> "Form":
+    def form(self) -> "OutputFormat":
         """Return the output format for a server. Raises UsageError."""
-        from localllm.services.remote.dialect import Form
+        from localllm.services.remote.dialect import OutputFormat
 
-        schema = text_of("json_schema", self.json_schema, "{")
-        grammar = text_of("grammar", self.grammar, "::=")
+        schema = read_value("json_schema", self.json_schema, "{")
+        grammar = read_value("grammar", self.grammar, "::=")
         parsed = None if schema is None else json.loads(schema)
-        return Form(parsed, grammar, self.regex, self.additional_properties)
+        return OutputFormat(parsed, grammar, self.regex, self.additional_properties)
 
 
-def text_of(name: str, argument: str | None, sign: str) -> str | None:
+def read_value(name: str, argument: str | None, sign: str) -> str | None:
     """Return an option's value if it contains the sign, else the content of the file that it names.
 
     Raises UsageError.
@@ -402,25 +408,25 @@ def text_of(name: str, argument: str | None, sign: str) -> str | None:
         raise UsageError(f"cannot read {argument}: {reason}") from None
 
 
-@group
-class Thoughts:
+@option_group
+class ThinkingGroup:
     """Thinking and chat template variables."""
 
-    think: Literal["auto", "on", "off", "low", "medium", "high"] = flags_of(OPTIONS["think"], default="auto")
-    think_budget: int | None = flags_of(OPTIONS["think_budget"], number_or_default("-1"))
+    think: Literal["auto", "on", "off", "low", "medium", "high"] = declare_option(OPTIONS["think"], default="auto")
+    think_budget: int | None = declare_option(OPTIONS["think_budget"], make_integer_parser("-1"))
     template_var: list[str] | None = option(
         "--template-var --chat-template-kwargs",
         "Set a chat template variable; VALUE may be JSON. A JSON object sets several.  [repeatable]",
         "NAME=VALUE",
     )
 
-    def as_fields(self) -> dict[str, Any]:
+    def to_fields(self) -> dict[str, Any]:
         variables = dict[str, object]()
         if self.template_var:
-            from localllm.services.hub.name_values import variables_of  # seldom needed
+            from localllm.services.hub.name_values import parse_variables  # seldom needed
 
             for text in self.template_var:
-                variables |= variables_of(text)
+                variables |= parse_variables(text)
         return {"think": self.think, "think_budget": self.think_budget, "template_variables": variables}
 
 
@@ -436,49 +442,51 @@ def is_draft_model(speculate: str) -> bool:
     return speculate.startswith(DRAFT)
 
 
-@group
-class Answers:
+@option_group
+class AnswerGroup:
     """Generation."""
 
-    max_tokens: int | None = flags_of(OPTIONS["max_tokens"])
-    stop: list[str] | None = flags_of(OPTIONS["stop"])
-    ban: list[str] | None = flags_of(OPTIONS["ban"])
+    max_tokens: int | None = declare_option(OPTIONS["max_tokens"])
+    stop: list[str] | None = declare_option(OPTIONS["stop"])
+    ban: list[str] | None = declare_option(OPTIONS["ban"])
     escape: bool = option("-e/--no-escape --escape", r"Process escape sequences in TEXT: \n, \t, \xNN, ...")
-    sampling: Sampling
-    steps: ExactSampling
-    shape: Shape
-    thoughts: Thoughts
+    sampling: SamplingGroup
+    steps: MoreSamplingGroup
+    shape: ConstraintGroup
+    thoughts: ThinkingGroup
 
-    def drawing(self) -> dict[str, Any]:
+    def get_sampling(self) -> dict[str, Any]:
         """Return the given sampling options by field of SamplingOptions. Raises UsageError."""
-        return explicit_options(self.sampling) | self.steps.as_fields()
+        return explicit_options(self.sampling) | self.steps.to_fields()
 
 
-@group
-class GenerationGroup(Answers):
+@option_group
+class GenerationGroup(AnswerGroup):
     """Generation."""
 
-    speculate: str = flags_of(
-        OPTIONS["speculate"], parse_speculate, one_of(("auto", "mtp", "ngram", "off", "draft:")), default="auto"
+    speculate: str = declare_option(
+        OPTIONS["speculate"], parse_speculate, make_offer(("auto", "mtp", "ngram", "off", "draft:")), default="auto"
     )
     on_overflow: Literal["error", "drop-turns", "shift", "head", "tail", "middle", "relevant", "chunks"] | None = (
-        flags_of(OPTIONS["on_overflow"])
+        declare_option(OPTIONS["on_overflow"])
     )
-    keep: int | None = flags_of(OPTIONS["keep"])
+    keep: int | None = declare_option(OPTIONS["keep"])
 
 
-def generation_options(on_progress: "Callable[[int, int], None] | None", choices: Answers) -> GenerationOptions:
+def build_generation_options(
+    on_progress: "Callable[[int, int], None] | None", choices: AnswerGroup
+) -> GenerationOptions:
     """Build and check GenerationOptions, without a draft model. Raises UsageError.
 
     on_progress: called during the prefill.
     """
-    drawing = choices.drawing()
+    drawing = choices.get_sampling()
     sampling = SamplingOptions(**drawing)
     if "samplers" in drawing or drawing.get("mirostat"):
-        tell_unused(sampling, drawing)
+        warn_unused(sampling, drawing)
     limit, stop = None if choices.max_tokens == -1 else choices.max_tokens, tuple(choices.stop or ())
     further = {
-        **choices.thoughts.as_fields(),
+        **choices.thoughts.to_fields(),
         "constraint": choices.shape.constraint(),
         "ban": tuple(choices.ban or ()),
     }
@@ -489,21 +497,21 @@ def generation_options(on_progress: "Callable[[int, int], None] | None", choices
         say("localllm: --keep is ignored: it needs --on-overflow shift")
         keep = None
     kind = "auto" if is_draft_model(choices.speculate) else choices.speculate
-    overflow = None if choices.on_overflow in CUTS else choices.on_overflow
+    overflow = None if choices.on_overflow in SHORTENING_METHODS else choices.on_overflow
     return GenerationOptions(limit, stop, sampling, on_progress, kind, overflow, keep, **further)
 
 
-def tell_unused(sampling: SamplingOptions, names: "Iterable[str]") -> None:
+def warn_unused(sampling: SamplingOptions, names: "Iterable[str]") -> None:
     """Warn of the given options whose step is not in the sampler chain."""
-    from localllm.generation.sampling.sampler import unused_options
+    from localllm.generation.sampling.sampler import list_unused_options
 
-    if unused := unused_options(sampling, names):
+    if unused := list_unused_options(sampling, names):
         options = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
         reason = "mirostat replaces all steps except temperature" if sampling.mirostat else "not in --samplers"
         say(f"localllm: ignored (no effect): {options} ({reason})")
 
 
-def system_message(text: str | None, file: str | None) -> str | None:
+def read_system_message(text: str | None, file: str | None) -> str | None:
     """Return the system message of -sys, or the content of -sysf's file. Raises UsageError."""
     if file is None:
         return text
@@ -514,15 +522,15 @@ def system_message(text: str | None, file: str | None) -> str | None:
     return read_text(file)
 
 
-def require_whole(options: "GenerationOptions", finish_reasons: Iterable[str]) -> None:
+def require_complete(options: "GenerationOptions", finish_reasons: Iterable[str]) -> None:
     """Raise CutError if an answer was cut off before it matched its constraint."""
     if options.constraint and "length" in finish_reasons:
         raise CutError(f"the answer was cut off before it {options.constraint.promise}; raise -n or the context")
 
 
-def tell_cut(options: "GenerationOptions", finish_reasons: Iterable[str]) -> None:
+def warn_cut(options: "GenerationOptions", finish_reasons: Iterable[str]) -> None:
     """Warn if an answer was cut off before it matched its constraint."""
     try:
-        require_whole(options, finish_reasons)
+        require_complete(options, finish_reasons)
     except CutError as error:
         say(f"localllm: warning: {error}")

@@ -23,25 +23,25 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.key_binding.bindings.search import accept_search_and_accept_input
 from prompt_toolkit.output import DummyOutput, Output, create_output
 
-from localllm.cli.terminal.output import exit_on_signals, has_colour, is_dumb, is_terminal, printable
-from localllm.cli.terminal.stream_renderer import cells
+from localllm.cli.terminal.output import exit_on_signals, has_colour, is_dumb, is_terminal, make_printable
+from localllm.cli.terminal.stream_renderer import measure_width
 from localllm.errors import LocalllmError
-from localllm.files.safe_file import SafeFile, make_private
-from localllm.system.files import folder_of, open_file
-from localllm.system.processes import can_handle_in_loop, fatal_signals
-from localllm.system.terminal import is_silent, raw_keys, shows_keys
+from localllm.files.safe_file import SafeFile, create_private_folder
+from localllm.system.files import get_user_folder, open_file
+from localllm.system.processes import can_handle_in_loop, list_fatal_signals
+from localllm.system.terminal import echoes_keys, is_silent, use_raw_keys
 
 QUOTES = '"""'
 Complete = Callable[[str], Iterable[tuple[str, int]]]  # line up to the cursor -> (completion, its start in the line)
-ENDS, ERASE, ERASE_LINE, ERASE_WORD, LEAVE, ESCAPE = "\r\n", "\x7f\b", "\x15", "\x17", "\x04", "\x1b"  # keys
+ENDS, ERASE, ERASE_LINE, ERASE_WORD, END_KEY, ESCAPE = "\r\n", "\x7f\b", "\x15", "\x17", "\x04", "\x1b"  # keys
 BYTES = 65536  # maximum bytes of one read
 PASTE_GAP = (
     0.05  # seconds without a key after which a line break counts as typed, and an escape key as a key of its own
 )
-LONGEST = 4096  # maximum characters of an escape sequence
+MAX_SEQUENCE = 4096  # maximum characters of an escape sequence
 # Keys with escape sequences: control sequences, function keys, strings up to BEL or ST, and Alt with a key (ECMA-48).
 SEQUENCE = re.compile("\x1b(?:\\[[0-?]*[ -/]*[@-~]|O.|[]PX^_].*?(?:\x07|\x1b\\\\)|[^][OPX^_])", re.DOTALL)
-MOST_BYTES, MOST_TEXT = (
+MAX_BYTES, MAX_ENTRY = (
     1_000_000,
     50_000,
 )  # maximum bytes of the file, before its older half is removed, and of an entry
@@ -57,9 +57,10 @@ class LineEditor:
 
     def __init__(self, complete: Complete = lambda line: ()) -> None:
         self._session: PromptSession[str] = PromptSession(
-            prompt(), multiline=True, prompt_continuation="  ", key_bindings=key_bindings(), history=FileHistory(),
-            completer=Completions(complete), complete_while_typing=False, enable_open_in_editor=True,
-            enable_suspend=True, output=screen(),
+            format_prompt(), multiline=True, prompt_continuation="  ", key_bindings=make_key_bindings(),
+            history=FileHistory(),
+            completer=LineCompleter(complete), complete_while_typing=False, enable_open_in_editor=True,
+            enable_suspend=True, output=open_output(),
         )  # fmt: skip
         self._signal = 0  # the signal that requested the end
 
@@ -75,7 +76,7 @@ class LineEditor:
             exit_on_signals()
         if self._signal:
             raise SystemExit(128 + self._signal)
-        return without_quotes(without_controls(text))
+        return strip_quotes(strip_controls(text))
 
     def _end_on_signals(self) -> None:
         """Let the event loop handle signals between two of its callbacks.
@@ -83,7 +84,7 @@ class LineEditor:
         An exception inside a callback would leave the terminal unrestored, or be shown as the callback's error.
         """
         if can_handle_in_loop():
-            for number in fatal_signals():
+            for number in list_fatal_signals():
                 asyncio.get_running_loop().add_signal_handler(number, self._end, number)
 
     def _end(self, number: int) -> None:
@@ -93,7 +94,7 @@ class LineEditor:
             self._session.app.exit(result="")
 
 
-class Completions(Completer):
+class LineCompleter(Completer):
     def __init__(self, complete: Complete):
         self._complete = complete
 
@@ -103,11 +104,11 @@ class Completions(Completer):
             yield Completion(text, start_position=begin - len(line))
 
 
-class DumbEditor:
+class PlainLineEditor:
     """A line editor for a terminal without escape sequences, which reads whole lines."""
 
     def __init__(self) -> None:
-        self._lines = DumbLines()
+        self._lines = RawLineReader()
 
     def read(self, text: str = "") -> str:
         """Read one input, as LineEditor.read does; `text` is printed, and returned if the line is empty."""
@@ -120,37 +121,37 @@ class DumbEditor:
                 raise EOFError
             goes_on = line.endswith("\\\n")
             lines.append(line.rstrip("\n").removesuffix("\\") if goes_on else line.rstrip("\n"))
-            if not line or (not goes_on and not is_open("\n".join(lines))):
-                return without_quotes("\n".join(lines)) or text
+            if not line or (not goes_on and not has_open_quotes("\n".join(lines))):
+                return strip_quotes("\n".join(lines)) or text
 
 
-def editor(complete: Complete) -> LineEditor | DumbEditor:
-    return DumbEditor() if is_dumb() else LineEditor(complete)
+def make_editor(complete: Complete) -> LineEditor | PlainLineEditor:
+    return PlainLineEditor() if is_dumb() else LineEditor(complete)
 
 
-def prompt() -> AnyFormattedText:
+def format_prompt() -> AnyFormattedText:
     return [("bold ansicyan" if has_colour() else "", "> ")]
 
 
-def is_open(text: str) -> bool:
+def has_open_quotes(text: str) -> bool:
     """Return whether a text begins with three quotes that are not closed."""
     inner = text.strip()
     return inner.startswith(QUOTES) and not (len(inner) >= 2 * len(QUOTES) and inner.endswith(QUOTES))
 
 
-def without_quotes(text: str) -> str:
+def strip_quotes(text: str) -> str:
     """Return the text between triple quotes, or all of it without them."""
-    if not text.lstrip().startswith(QUOTES) or is_open(text):
+    if not text.lstrip().startswith(QUOTES) or has_open_quotes(text):
         return text
     return text.strip()[len(QUOTES) : -len(QUOTES)].strip("\n")
 
 
-def screen() -> Output:
+def open_output() -> Output:
     terminal: TextIO | None = next((stream for stream in (sys.stderr, sys.stdout) if is_terminal(stream)), None)
     return DummyOutput() if terminal is None else create_output(terminal)
 
 
-def key_bindings() -> KeyBindings:
+def make_key_bindings() -> KeyBindings:
     bindings = KeyBindings()
 
     @bindings.add("escape", "enter")
@@ -159,7 +160,7 @@ def key_bindings() -> KeyBindings:
 
     @bindings.add("enter", filter=~is_searching)
     def send(event: KeyPressEvent) -> None:
-        enter(event.current_buffer)
+        handle_enter(event.current_buffer)
 
     @bindings.add("tab", filter=~is_searching)
     def complete(event: KeyPressEvent) -> None:
@@ -179,14 +180,14 @@ def key_bindings() -> KeyBindings:
     return bindings
 
 
-def enter(buffer: Buffer) -> None:
+def handle_enter(buffer: Buffer) -> None:
     """Send the text, or begin a new line within triple quotes."""
     if buffer.complete_state:
         buffer.complete_state = None
     elif buffer.document.text_before_cursor.endswith("\\"):
         buffer.delete_before_cursor()
         buffer.insert_text("\n")
-    elif is_open(buffer.text):
+    elif has_open_quotes(buffer.text):
         buffer.insert_text("\n")
     else:
         buffer.validate_and_handle()
@@ -195,7 +196,7 @@ def enter(buffer: Buffer) -> None:
 # ---- a terminal without escape sequences
 
 
-class DumbLines:
+class RawLineReader:
     """A line editor like the terminal's own, without its limit of 4095 bytes per line.
 
     Lines that arrive together, as pasted text does, are one input. Lines typed before the prompt stay separate.
@@ -212,27 +213,27 @@ class DumbLines:
     def read(self, prompt: str) -> str:
         """Read one input with its line break; "" at the end of input. Raises KeyboardInterrupt."""
         typed: list[str] = []
-        echoes = shows_keys(sys.stdin)
+        echoes = echoes_keys(sys.stdin)
 
-        def show() -> None:
-            print(prompt + (display_line("".join(typed)) if echoes else ""), end="", file=sys.stderr, flush=True)
+        def show_prompt() -> None:
+            print(prompt + (format_displayed("".join(typed)) if echoes else ""), end="", file=sys.stderr, flush=True)
 
-        with raw_keys(sys.stdin, come_back=show) as can:
+        with use_raw_keys(sys.stdin, come_back=show_prompt) as can:
             self._typed_ahead = can and (bool(self._waiting) or not is_silent(sys.stdin, 0))
             if self._typed_ahead:
-                self._more()
-            show()
+                self._wait_for_keys()
+            show_prompt()
             if not can:
                 return sys.stdin.readline()
             try:
-                return self._edit(typed, write if echoes else lambda text: None)
+                return self._edit(typed, write_stderr if echoes else lambda text: None)
             except KeyboardInterrupt:
-                write("\n")
+                write_stderr("\n")
                 raise
 
     def _edit(self, typed: list[str], echo: Callable[[str], None]) -> str:
         """Read keys until the input ends; return it. `typed` always has the keys so far."""
-        while self._more():
+        while self._wait_for_keys():
             keys, self._waiting = self._waiting, ""
             for index, key in enumerate(keys):
                 previous_key, self._last = self._last, key
@@ -248,15 +249,18 @@ class DumbLines:
                         return "".join(typed) + "\n"
                     typed.append("\n")
                 elif key in ERASE or key in (ERASE_LINE, ERASE_WORD):
-                    kept_length = length_after_erasing("".join(typed), key)
-                    echo("\b \b" * sum(cells(display_line(each)) for each in typed[kept_length:] if each != "\n"))
+                    kept_length = compute_kept_length("".join(typed), key)
+                    echo(
+                        "\b \b"
+                        * sum(measure_width(format_displayed(each)) for each in typed[kept_length:] if each != "\n")
+                    )
                     del typed[kept_length:]
-                elif key == LEAVE and not typed:
+                elif key == END_KEY and not typed:
                     self._waiting = keys[index + 1 :]
                     return ""
                 elif category(key) != "Cc" or key == "\t":
                     typed.append(key)
-                    echo(display_line(key))
+                    echo(format_displayed(key))
             self._typed_ahead = False
         return "".join(typed)
 
@@ -267,11 +271,11 @@ class DumbLines:
         if not self._sequence and key != ESCAPE:
             return False
         self._sequence += key
-        if SEQUENCE.fullmatch(self._sequence) or len(self._sequence) > LONGEST:
+        if SEQUENCE.fullmatch(self._sequence) or len(self._sequence) > MAX_SEQUENCE:
             self._sequence = ""
         return True
 
-    def _more(self) -> bool:
+    def _wait_for_keys(self) -> bool:
         """Wait for keys; return whether there are any."""
         if self._sequence and not self._waiting and is_silent(sys.stdin, PASTE_GAP):
             self._sequence = ""  # the escape key alone
@@ -286,12 +290,12 @@ class DumbLines:
         return True
 
 
-def without_controls(text: str) -> str:
+def strip_controls(text: str) -> str:
     """Remove escape sequences and control characters, except tab and newline."""
     return "".join(each for each in SEQUENCE.sub("", text) if category(each) != "Cc" or each in "\n\t")
 
 
-def length_after_erasing(text: str, key: str) -> int:
+def compute_kept_length(text: str, key: str) -> int:
     """Return how many characters remain after an erase key."""
     if key == ERASE_LINE:
         return text.rfind("\n") + 1
@@ -300,12 +304,12 @@ def length_after_erasing(text: str, key: str) -> int:
     return max(0, len(text) - 1)
 
 
-def display_line(text: str) -> str:
+def format_displayed(text: str) -> str:
     """Return the text as it is printed, on one line."""
-    return printable(text.replace("\t", " "))
+    return make_printable(text.replace("\t", " "))
 
 
-def write(text: str) -> None:
+def write_stderr(text: str) -> None:
     print(text, end="", file=sys.stderr, flush=True)
 
 
@@ -317,17 +321,17 @@ class FileHistory(History):
 
     def __init__(self, path: Path | None = None):
         super().__init__()
-        self.path = path or folder_of("state") / "history"
+        self.path = path or get_user_folder("state") / "history"
 
     def load_history_strings(self) -> Iterable[str]:
         """Yield the entries, latest first; skip invalid lines."""
-        for line in reversed(self._lines()):
+        for line in reversed(self._read_lines()):
             with suppress(ValueError, RecursionError):
                 text = json.loads(line)
                 if isinstance(text, str):
                     yield text
 
-    def _lines(self) -> list[bytes]:
+    def _read_lines(self) -> list[bytes]:
         try:
             return self.path.read_bytes().splitlines(keepends=True)
         except OSError:
@@ -336,24 +340,24 @@ class FileHistory(History):
     def store_string(self, string: str) -> None:
         """Append an entry; several programs may do so concurrently."""
         line = json.dumps(string).encode() + b"\n"
-        if len(line) > MOST_TEXT:
+        if len(line) > MAX_ENTRY:
             return
         with suppress(OSError, LocalllmError):
-            make_private(self.path.parent)
+            create_private_folder(self.path.parent)
             descriptor = open_file(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
                 os.write(descriptor, line)
                 size = os.fstat(descriptor).st_size
             finally:
                 os.close(descriptor)
-            if size > MOST_BYTES:
+            if size > MAX_BYTES:
                 self._shorten()
 
     def _shorten(self) -> None:
         lines, size = list[bytes](), 0
-        for line in reversed(self._lines()):
+        for line in reversed(self._read_lines()):
             size += len(line)
-            if size > MOST_BYTES // 2:
+            if size > MAX_BYTES // 2:
                 break
             lines.append(line)
         with SafeFile(self.path) as file:

@@ -11,11 +11,11 @@ import sys
 from time import monotonic
 from typing import BinaryIO, NoReturn, Self, TextIO
 
-from localllm.system.processes import on_termination, restore_termination
-from localllm.system.terminal import is_console, is_silent, restore_terminal, understands_escapes
+from localllm.system.processes import handle_termination, restore_termination
+from localllm.system.terminal import is_console, is_silent, restore_terminal, supports_escapes
 
-PATIENCE = 2.0  # seconds before a hint about missing input, and before the first progress line on a dumb terminal
-EVERY = 10.0  # seconds between two progress lines on a dumb terminal
+HINT_SECONDS = 2.0  # seconds before a hint about missing input, and before the first progress line on a dumb terminal
+UPDATE_SECONDS = 10.0  # seconds between two progress lines on a dumb terminal
 # Replaced by U+FFFD: C0 and C1 controls except tab and newline, DEL, line separators, and marks that change the text
 # direction.
 _HARMFUL = [*range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)]
@@ -29,12 +29,12 @@ _JOINERS = re.compile("(?<=[\\x00-\\xff\u200c\u200d])[\u200c\u200d]+")
 _BREAKS = re.compile("[ \t]*[\t\n\v\f\r\x1c-\x1e\x85\u2028\u2029]\\s*")
 
 
-def printable(text: str) -> str:
+def make_printable(text: str) -> str:
     """Replace control characters, except tab and newline, and drop invisible characters."""
     return text if text.isascii() and text.isprintable() else _JOINERS.sub("", text.translate(_HARMLESS))
 
 
-def on_one_line(text: str) -> str:
+def join_lines(text: str) -> str:
     """Replace each line break or tab, and the spaces around it, by one space; keep other spaces."""
     return _BREAKS.sub(" ", text).strip(" ")
 
@@ -49,12 +49,12 @@ def is_terminal(stream: TextIO | None) -> bool:
 def write(text: str) -> None:
     """Write a segment of the answer to stdout and flush it: as UTF-8; on a terminal, printable characters only."""
     if is_terminal(sys.stdout):
-        text = printable(text)
+        text = make_printable(text)
     sys.stdout.buffer.write(text.encode(errors="replace"))
     sys.stdout.buffer.flush()
 
 
-def as_line(value: object) -> str:
+def to_json_line(value: object) -> str:
     """Format a value as a line of JSON."""
     return json.dumps(value, ensure_ascii=False) + "\n"
 
@@ -67,9 +67,9 @@ def write_paths(text: str) -> None:
     sys.stdout.buffer.flush()
 
 
-def stdin() -> BinaryIO:
+def open_stdin() -> BinaryIO:
     """Return stdin as a binary stream; print a hint if no input arrives for PATIENCE seconds."""
-    if not is_terminal(sys.stdin) and is_silent(sys.stdin, PATIENCE):
+    if not is_terminal(sys.stdin) and is_silent(sys.stdin, HINT_SECONDS):
         say("localllm: waiting for input on stdin; use --no-stdin or </dev/null if there is none, Ctrl-C to quit")
     return sys.stdin.buffer
 
@@ -90,14 +90,14 @@ def say(line: str) -> None:
     if sys.stderr is None:  # print would write to stdout
         return
     try:
-        print(broken(printable(on_one_line(line)), sys.stderr), file=sys.stderr, flush=True)
+        print(wrap_line(make_printable(join_lines(line)), sys.stderr), file=sys.stderr, flush=True)
     except (OSError, ValueError):
         return
 
 
-def broken(line: str, stream: TextIO | None) -> str:
+def wrap_line(line: str, stream: TextIO | None) -> str:
     """Wrap a line between words at the terminal's width; return it unchanged if the stream is no terminal."""
-    if not is_terminal(stream) or len(line) <= (width := width_of(stream)):
+    if not is_terminal(stream) or len(line) <= (width := get_width(stream)):
         return line
     from textwrap import fill
 
@@ -105,7 +105,7 @@ def broken(line: str, stream: TextIO | None) -> str:
 
 
 def is_dumb() -> bool:
-    return os.environ.get("TERM") in ("dumb", "unknown") or not understands_escapes(sys.stdout, sys.stderr)
+    return os.environ.get("TERM") in ("dumb", "unknown") or not supports_escapes(sys.stdout, sys.stderr)
 
 
 def has_colour() -> bool:
@@ -113,26 +113,26 @@ def has_colour() -> bool:
     return not os.environ.get("NO_COLOR") and not is_dumb()
 
 
-def coloured(text: str, code: str) -> str:
+def add_attribute(text: str, code: str) -> str:
     """Add a terminal attribute to the text (ECMA-48's SGR): "1" bold, "2" dim, "36" cyan."""
     return f"\x1b[{code}m{text}\x1b[0m" if text and has_colour() else text
 
 
-def heading(name: str) -> str:
+def format_heading(name: str) -> str:
     """Return a heading for the reasoning or the answer if colours cannot tell them apart, else ""."""
     return "" if has_colour() else f"{name}:\n"
 
 
-def dim(line: str) -> None:
-    dim_text(broken(on_one_line(line), sys.stderr))
+def say_dim(line: str) -> None:
+    print_dim(wrap_line(join_lines(line), sys.stderr))
 
 
-def dim_text(text: str) -> None:
+def print_dim(text: str) -> None:
     if is_terminal(sys.stderr):
-        print(coloured(printable(text), "2"), file=sys.stderr, flush=True)
+        print(add_attribute(make_printable(text), "2"), file=sys.stderr, flush=True)
 
 
-def size_of(stream: TextIO | None) -> tuple[int, int]:
+def get_size(stream: TextIO | None) -> tuple[int, int]:
     try:
         size = os.get_terminal_size(stream.fileno() if stream else -1)
     except (OSError, ValueError, AttributeError):
@@ -140,11 +140,11 @@ def size_of(stream: TextIO | None) -> tuple[int, int]:
     return size.columns or 80, size.lines or 24
 
 
-def width_of(stream: TextIO | None) -> int:
-    return size_of(stream)[0]
+def get_width(stream: TextIO | None) -> int:
+    return get_size(stream)[0]
 
 
-def beginning(text: str, width: int) -> str:
+def truncate_columns(text: str, width: int) -> str:
     """Return the start of a text that fits `width` columns; most East Asian characters and emoji take two."""
     if text.isascii():
         return text[:width]
@@ -157,10 +157,10 @@ def beginning(text: str, width: int) -> str:
     return text
 
 
-def dim_piece(text: str) -> None:
+def print_dim_inline(text: str) -> None:
     """Print dim text that continues the current line, only on a terminal."""
     if is_terminal(sys.stderr):
-        print(coloured(printable(text), "2"), end="", file=sys.stderr, flush=True)
+        print(add_attribute(make_printable(text), "2"), end="", file=sys.stderr, flush=True)
 
 
 class ProgressLine:
@@ -178,12 +178,12 @@ class ProgressLine:
         if not is_terminal(sys.stderr):
             return
         if is_dumb():
-            self._next = self._next or monotonic() + PATIENCE
+            self._next = self._next or monotonic() + HINT_SECONDS
             if monotonic() >= self._next:
-                self._next = monotonic() + EVERY
+                self._next = monotonic() + UPDATE_SECONDS
                 say(f"localllm: {text}")
             return
-        text = beginning(text, width_of(sys.stderr) - 1)
+        text = truncate_columns(text, get_width(sys.stderr) - 1)
         if text != self._shown:
             self._shown = text
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
@@ -204,9 +204,9 @@ class ProgressLine:
 def exit_on_signals() -> None:
     """Raise SystemExit on every signal that would end the process, so that terminal and files are restored."""
 
-    def leave(number: int, frame: object) -> NoReturn:
+    def exit_on_signal(number: int, frame: object) -> NoReturn:
         restore_terminal()
         restore_termination()  # a second signal does not wait
         raise SystemExit(128 + number)
 
-    on_termination(leave)
+    handle_termination(exit_on_signal)

@@ -8,14 +8,14 @@ from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
 from localllm.cli.terminal.output import ProgressLine, exit_on_signals, is_dumb, is_terminal, say, write
-from localllm.cli.terminal.render import duration, one_line, size
+from localllm.cli.terminal.render import format_duration, format_size, to_one_line
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Rich
 
     from localllm.files.gguf.file import GGUFFile
     from localllm.quantizing.plan import OnProgress, OnStage
-    from localllm.quantizing.rewrite import NewFile
+    from localllm.quantizing.rewrite import OutputFile
 
 EVERY = 30.0  # seconds between two plain lines
 # Shares of the time, measured with EmbeddingGemma: with --calibrate, and with --size in addition.
@@ -23,11 +23,11 @@ ENCODING = "encoding"
 BY_SENSITIVITY = ("measuring scales:", "measuring formats:", "checking formats:")
 CALIBRATED = {"measuring scales:": 15.0, "calibrating": 70.0, "writing": 15.0}
 SIZED = {"measuring scales:": 15.0, "measuring formats:": 60.0, "checking formats:": 60.0} | CALIBRATED
-ENOUGH = 0.05  # share of a stage, or of all, after which the measured pace replaces the usual share
-WIDE = 60  # minimum columns for a bar
+MIN_SHARE = 0.05  # share of a stage, or of all, after which the measured pace replaces the usual share
+MIN_BAR_WIDTH = 60  # minimum columns for a bar
 
 
-class Stages:
+class StageEstimator:
     """Estimates the remaining time of a command's stages from their usual shares and the measured pace."""
 
     def __init__(self, shares: Mapping[str, float], clock: Callable[[], float] = monotonic):
@@ -57,35 +57,39 @@ class Stages:
         """The elapsed share of the total time, 0 to 1; the share of the work until the time is known."""
         left, spent = self.left, sum(self._spent.values())
         if left is None or spent + left <= 0:
-            return self._of_all(self._done)
+            return self._compute_share(self._done)
         return spent / (spent + left)
 
     @property
     def left(self) -> float | None:
         """The estimated remaining seconds; None until enough work is done to estimate them."""
-        worked = self._of_all(self._worked)
+        worked = self._compute_share(self._worked)
         if min(self._done.values()) == 1.0:
             return 0.0
-        if worked < ENOUGH:
+        if worked < MIN_SHARE:
             return None
         pace = sum(self._spent.values()) / worked / sum(self._shares.values())  # seconds for a share of 1
         done, in_stage = self._done[self._stage], self._worked[self._stage]
         later = sum(self._shares[stage] for stage in [*self._shares] if self._done[stage] == 0)
-        stage_seconds = self._spent[self._stage] / in_stage if in_stage > ENOUGH else pace * self._shares[self._stage]
+        stage_seconds = (
+            self._spent[self._stage] / in_stage if in_stage > MIN_SHARE else pace * self._shares[self._stage]
+        )
         return stage_seconds * (1 - done) + pace * (later - self._shares[self._stage] * (done == 0))
 
-    def _of_all(self, done: Mapping[str, float]) -> float:
+    def _compute_share(self, done: Mapping[str, float]) -> float:
         """Return the usual share of the total time that the finished shares of stages take, 0 to 1."""
         return sum(self._shares[stage] * part for stage, part in done.items()) / sum(self._shares.values())
 
 
-class Progress:
+class StageProgress:
     """Shows the stages of a command; a context manager, which may be entered again for further stages."""
 
     def __init__(self, shares: Mapping[str, float], line: ProgressLine):
         """Set up the display; line: shows the progress of compiling."""
-        self._stages, self._line = Stages(shares), line
-        self._display: _Bar | _Lines = _Bar(line) if is_terminal(sys.stderr) and not is_dumb() else _Lines()
+        self._stages, self._line = StageEstimator(shares), line
+        self._display: _ProgressBar | _ProgressLog = (
+            _ProgressBar(line) if is_terminal(sys.stderr) and not is_dumb() else _ProgressLog()
+        )
 
     def __enter__(self) -> "OnStage":
         return self.show
@@ -93,21 +97,21 @@ class Progress:
     def show(self, stage: str, done: int, total: int, name: str) -> None:
         self._stages.update(stage, done, total)
         seconds_left = self._stages.left
-        time_left = "" if seconds_left is None else f"about {duration(seconds_left)} left"
-        self._display.show(self._stages.fraction, time_left, one_line(f"{stage} {name}"))
+        time_left = "" if seconds_left is None else f"about {format_duration(seconds_left)} left"
+        self._display.show(self._stages.fraction, time_left, to_one_line(f"{stage} {name}"))
 
     def __exit__(self, *error: object) -> None:
         self._display.stop()
 
 
 @contextmanager
-def progress_of(total: int, line: ProgressLine) -> "Iterator[OnProgress]":
+def show_weight_progress(total: int, line: ProgressLine) -> "Iterator[OnProgress]":
     """Show on stderr how many of `total` weights are done; line: shows the progress of compiling."""
-    with Progress({ENCODING: 1.0}, line) as show:
+    with StageProgress({ENCODING: 1.0}, line) as show:
         yield lambda done, name: show(ENCODING, done, total, name)
 
 
-class _Lines:
+class _ProgressLog:
     """Lines for logs, at most one every EVERY seconds; none if the job takes less."""
 
     def __init__(self) -> None:
@@ -123,7 +127,7 @@ class _Lines:
         """Do nothing, since each line is complete."""
 
 
-class _Bar:
+class _ProgressBar:
     def __init__(self, line: ProgressLine):
         self._progress: Rich | None = None
         self._line = line
@@ -137,7 +141,7 @@ class _Bar:
         self._line.clear()
         console, percentage = Console(stderr=True), TaskProgressColumn(table_column=Column(min_width=4, no_wrap=True))
         text = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis"))
-        columns = (BarColumn(), percentage, text) if console.width >= WIDE else (percentage, text)
+        columns = (BarColumn(), percentage, text) if console.width >= MIN_BAR_WIDTH else (percentage, text)
         progress = Progress(*columns, console=console, transient=True)
         self._task = progress.add_task("", total=1.0)
         progress.start()
@@ -159,24 +163,27 @@ class _Bar:
 # ---- commands that copy tensors
 
 
-def copy_files(source: "GGUFFile", files: "Sequence[NewFile]", force: bool) -> None:
+def copy_files(source: "GGUFFile", files: "Sequence[OutputFile]", force: bool) -> None:
     """Write the files with a progress line, and print their names and sizes. Raises UsageError, LocalllmError."""
     from localllm.kernels.build.faults import end_on_bus_error
     from localllm.quantizing.rewrite import write_files
-    from localllm.services.outputs import is_model, require_kind
+    from localllm.services.outputs import is_model, require_replaceable
 
     exit_on_signals()
     for file in files:
-        require_kind(file.path, is_model, "a model", force)
+        require_replaceable(file.path, is_model, "a model", force)
     start, line, total = perf_counter(), ProgressLine(), sum(file.nbytes(source) for file in files)
     end_on_bus_error(source.path)
     with line:
-        write_files(source, files, lambda done, name: line.show(f"copying: {100 * done // total} %, {one_line(name)}"))
+        write_files(
+            source, files, lambda done, name: line.show(f"copying: {100 * done // total} %, {to_one_line(name)}")
+        )
     more_files = f" and {len(files) - 1} more" if len(files) > 1 else ""
-    write(f"{one_line(files[0].path)}{more_files}: {size(total)}, {perf_counter() - start:.1f} s\n")
+    write(f"{to_one_line(files[0].path)}{more_files}: {format_size(total)}, {perf_counter() - start:.1f} s\n")
 
 
-def describe_plan(source: "GGUFFile", files: "Sequence[NewFile]") -> str:
+def describe_plan(source: "GGUFFile", files: "Sequence[OutputFile]") -> str:
     return "".join(
-        f"{one_line(os.fspath(file.path))}: {len(file.names)} tensors, {size(file.nbytes(source))}\n" for file in files
+        f"{to_one_line(os.fspath(file.path))}: {len(file.names)} tensors, {format_size(file.nbytes(source))}\n"
+        for file in files
     )

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 from localllm.cli.terminal.output import (
     ProgressLine,
-    dim_piece,
-    heading,
+    format_heading,
+    get_width,
     is_terminal,
-    on_one_line,
-    printable,
+    join_lines,
+    make_printable,
+    print_dim_inline,
     say,
-    width_of,
 )
 from localllm.errors import CutError
 
 if TYPE_CHECKING:
-    from localllm.cli.terminal.stream_renderer import Page
+    from localllm.cli.terminal.stream_renderer import AnswerPage
     from localllm.generation.beam_search import Answer
     from localllm.generation.scheduler import Generation
 
@@ -28,8 +28,12 @@ LABEL = 14  # columns of a fact's label
 TITLE = 40  # maximum characters of the first question
 
 
-def stream(
-    answer: "Generation", line: ProgressLine, silent: bool = False, thoughts: bool = True, out: "Page | None" = None
+def print_stream(
+    answer: "Generation",
+    line: ProgressLine,
+    silent: bool = False,
+    thoughts: bool = True,
+    out: "AnswerPage | None" = None,
 ) -> bool:
     """Print the answer as it is generated, and a line break; return whether Ctrl-C interrupted it.
 
@@ -37,14 +41,14 @@ def stream(
     """
     from localllm.generation.reasoning import ANSWER, REASONING  # here, because every command imports this module
 
-    interrupted, last_kind, out = False, "", out or page_of_stdout()
+    interrupted, last_kind, out = False, "", out or make_stdout_page()
     try:
         for kind, piece in answer.parts:
             line.clear()
             if kind == REASONING and thoughts:
-                dim_piece(piece if last_kind == REASONING else heading("thinking") + piece)
+                print_dim_inline(piece if last_kind == REASONING else format_heading("thinking") + piece)
             elif kind == ANSWER and last_kind == REASONING and thoughts:
-                dim_piece("\n\n" + (heading("answer") if is_terminal(sys.stdout) and not silent else ""))
+                print_dim_inline("\n\n" + (format_heading("answer") if is_terminal(sys.stdout) and not silent else ""))
             if kind == ANSWER and not silent:
                 out.push(piece)
             last_kind = kind
@@ -53,18 +57,18 @@ def stream(
     finally:
         line.clear()
     if last_kind == REASONING and thoughts:
-        dim_piece("\n")
+        print_dim_inline("\n")
     if not silent and (answer.text or not (interrupted or answer.calls)):
         out.end()
-    tell_overflow(answer)
+    note_overflow(answer)
     return interrupted
 
 
-def page_of_stdout() -> "Page":
+def make_stdout_page() -> "AnswerPage":
     """Create the renderer of an answer on stdout; on a terminal, it wraps lines between words."""
-    from localllm.cli.terminal.stream_renderer import page
+    from localllm.cli.terminal.stream_renderer import make_page
 
-    return page()
+    return make_page()
 
 
 def count_noun(count: int, noun: str) -> str:
@@ -86,7 +90,7 @@ def require_answers(answers: "Sequence[Generation | Answer]") -> None:
     say(EMPTY)
 
 
-def tell_overflow(answer: "Generation") -> None:
+def note_overflow(answer: "Generation") -> None:
     """Print a note if tokens were dropped, or the answer ended, because the context is full."""
     if answer.dropped:
         say(f"localllm: the context is full: {answer.dropped} tokens after the first {answer.kept} were dropped")
@@ -94,17 +98,17 @@ def tell_overflow(answer: "Generation") -> None:
         say("localllm: the answer ended because the context is full; raise -c or use --on-overflow shift")
 
 
-def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
-    return columns(header, rows, "<" + ">" * (len(header) - 1), terminal_width())
+def format_table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    return format_columns(header, rows, "<" + ">" * (len(header) - 1), get_terminal_width())
 
 
-def fact_lines(facts: Iterable[tuple[str, str]], label: int = LABEL) -> list[str]:
+def format_facts(facts: Iterable[tuple[str, str]], label: int = LABEL) -> list[str]:
     """Format labelled facts, one per line, wrapped between words on a terminal."""
-    width = terminal_width()
-    return [line for name, text in facts for line in hanging(f"{name:<{label}}{one_line(text)}", width, label)]
+    width = get_terminal_width()
+    return [line for name, text in facts for line in wrap_hanging(f"{name:<{label}}{to_one_line(text)}", width, label)]
 
 
-def hanging(line: str, width: int, indent: int) -> list[str]:
+def wrap_hanging(line: str, width: int, indent: int) -> list[str]:
     """Wrap a line between words if it is wider than `width`; 0 means no limit."""
     if not width or len(line) <= width:
         return [line]
@@ -113,7 +117,7 @@ def hanging(line: str, width: int, indent: int) -> list[str]:
     return wrap(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
 
-def columns(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], sides: str, wide: int = 0) -> list[str]:
+def format_columns(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], sides: str, wide: int = 0) -> list[str]:
     """Format rows as columns, each aligned to the left (<) or the right (>), at most `wide` columns wide.
 
     wide: 0 means no limit. Without enough room, right-aligned columns are omitted, and long cells of left-aligned
@@ -126,7 +130,7 @@ def columns(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], sides: str
     layout = [*zip(sides, widths, strict=False)]
     return [
         "  ".join(
-            f"{shortened(cell, width):{side}{width}}" for cell, (side, width) in zip(row, layout, strict=False)
+            f"{shorten(cell, width):{side}{width}}" for cell, (side, width) in zip(row, layout, strict=False)
         ).rstrip(" ")
         for row in (header, *rows)
     ]
@@ -144,43 +148,43 @@ def fit_columns(widths: Sequence[int], may_be_cut: Sequence[bool], wide: int) ->
     return fitted
 
 
-def terminal_width() -> int:
+def get_terminal_width() -> int:
     """Return the width of stdout's terminal; 0, which means no limit, without a terminal."""
-    return width_of(sys.stdout) if is_terminal(sys.stdout) else 0
+    return get_width(sys.stdout) if is_terminal(sys.stdout) else 0
 
 
-def shortened(text: str, width: int) -> str:
+def shorten(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
-def one_line(text: str) -> str:
+def to_one_line(text: str) -> str:
     """Return a text on one line, without control characters."""
-    return printable(on_one_line(text))
+    return make_printable(join_lines(text))
 
 
-def checksum_line(checksum: str, path: str) -> str:
+def format_checksum(checksum: str, path: str) -> str:
     """Format a file's checksum as sha256sum does, which escapes names with line breaks or backslashes."""
     escaped = path.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
     return f"{chr(92) if escaped != path else ''}{checksum}  {escaped}"
 
 
-def count(number: int, units: Sequence[str] = ("B", "M", "k", "")) -> str:
+def format_count(number: int, units: Sequence[str] = ("B", "M", "k", "")) -> str:
     for unit, name in zip((1e9, 1e6, 1e3), units, strict=False):
         if number >= unit:
             return f"{number / unit:.1f} {name}"
     return f"{number} {units[-1]}".rstrip()
 
 
-def size(number: int) -> str:
-    return count(number, ("GB", "MB", "kB", "B"))
+def format_size(number: int) -> str:
+    return format_count(number, ("GB", "MB", "kB", "B"))
 
 
-def file_stem(path: str) -> str:
+def get_file_stem(path: str) -> str:
     """Return a name for a model whose file has none."""
     return path.replace("\\", "/").rpartition("/")[2].removesuffix(".gguf")
 
 
-class Remaining:
+class RemainingTime:
     """Estimates the remaining time of a job in equal steps; the clock starts on creation."""
 
     def __init__(self, total: int, done: int = 0):
@@ -190,23 +194,23 @@ class Remaining:
         """
         self._total, self._before, self._start = total, done, perf_counter()
 
-    def at_first(self) -> str:
+    def format_first(self) -> str:
         return f"chunk {self._before + 1} of {self._total}"
 
     def after(self, done: int) -> str:
         """Describe the state after `done` steps, such as "chunk 3 of 40, 2 min 10 s left"."""
         per_step = (perf_counter() - self._start) / max(done - self._before, 1)
-        return f"chunk {done} of {self._total}, {duration(per_step * (self._total - done))} left"
+        return f"chunk {done} of {self._total}, {format_duration(per_step * (self._total - done))} left"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     total = round(seconds)
     if total >= 3600:
         return f"{total // 3600} h {total % 3600 // 60} min"
     return f"{total // 60} min {total % 60} s" if total >= 60 else f"{total} s"
 
 
-def session_lines() -> list[str]:
+def format_sessions() -> list[str]:
     """Format the sessions below a header, latest first; [] without sessions."""
     from time import localtime, strftime
 
@@ -216,10 +220,10 @@ def session_lines() -> list[str]:
     for listed in sessions.list_sessions():
         messages = listed.chat.messages
         question = next((message["content"] for message in messages if message["role"] == "user"), "")
-        title = shortened(one_line(question), TITLE)
+        title = shorten(to_one_line(question), TITLE)
         when = strftime("%Y-%m-%d %H:%M", localtime(listed.used))
         name = listed.chat.model.name or listed.chat.model.path
-        about = (title, one_line(name)) if not listed.damage else ("damaged", "")
+        about = (title, to_one_line(name)) if not listed.damage else ("damaged", "")
         rows.append((listed.name, when, str(len(messages)), *about))
     header = ("session", "last used", "messages", "first question", "model")
-    return columns(header, rows, "<<><<", terminal_width()) if rows else []
+    return format_columns(header, rows, "<<><<", get_terminal_width()) if rows else []

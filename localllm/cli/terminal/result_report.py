@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     from localllm.generation.scheduler import Generation
 
 
-def report(
+def build_report(
     model: "Model", answers: "list[Generation] | list[Answer]", are_several: bool, load_s: float, total_s: float
 ) -> dict[str, object]:
     """Build the object that --json prints, for one Generation or several Answers."""
     if are_several:
-        return report_several(model, cast("list[Answer]", answers), load_s, total_s)
-    return report_one(model, cast("Generation", answers[0]), load_s, total_s)
+        return build_multiple_report(model, cast("list[Answer]", answers), load_s, total_s)
+    return build_single_report(model, cast("Generation", answers[0]), load_s, total_s)
 
 
-def report_one(model: "Model", answer: "Generation", load_s: float, total_s: float) -> dict[str, object]:
+def build_single_report(model: "Model", answer: "Generation", load_s: float, total_s: float) -> dict[str, object]:
     """Report an answer; times in seconds.
 
     ttft_s: from the end of loading to the first token.
@@ -31,46 +31,46 @@ def report_one(model: "Model", answer: "Generation", load_s: float, total_s: flo
         "decode_tps": (completion - 1) / answer.decode_s if answer.decode_s else 0.0,
     }  # fmt: skip
     return {
-        "text": answer.text, "thinking": answer.thinking, **tokens_of(answer), "finish_reason": answer.finish_reason,
+        "text": answer.text, "thinking": answer.thinking, **get_tokens(answer), "finish_reason": answer.finish_reason,
         "prompt_tokens": answer.prompt_tokens, "cached_tokens": answer.cached_tokens, "completion_tokens": completion,
         "dropped_tokens": answer.dropped, "seed": answer.seed,
         "speculation": {"drafted": answer.drafted, "accepted": answer.accepted, "steps_saved": answer.accepted},
-        **circumstances(model, times),
+        **describe_run(model, times),
     }  # fmt: skip
 
 
-def tokens_of(answer: object) -> dict[str, object]:
+def get_tokens(answer: object) -> dict[str, object]:
     return {"tokens": answer.tokens} if hasattr(answer, "tokens") else {}
 
 
-def report_several(model: "Model", answers: "list[Answer]", load_s: float, total_s: float) -> dict[str, object]:
+def build_multiple_report(model: "Model", answers: "list[Answer]", load_s: float, total_s: float) -> dict[str, object]:
     """Report several answers, the likeliest first; a beam search's answers have no seed."""
     reports = [
         {
             "text": answer.text,
             "thinking": answer.thinking,
             "logprob": answer.logprob,
-            **tokens_of(answer),
+            **get_tokens(answer),
             "finish_reason": answer.finish_reason,
             **({} if getattr(answer, "seed", None) is None else {"seed": answer.seed}),
         }
         for answer in answers
     ]
-    return {"answers": reports, **circumstances(model, {"load_s": load_s, "total_s": total_s})}
+    return {"answers": reports, **describe_run(model, {"load_s": load_s, "total_s": total_s})}
 
 
-def circumstances(model: "Model", times: dict[str, float]) -> dict[str, object]:
+def describe_run(model: "Model", times: dict[str, float]) -> dict[str, object]:
     """Return the model and the timings, rounded to microseconds."""
-    return {"model": about(model), "timings": {name: round(value, 6) for name, value in times.items()}}
+    return {"model": describe_model(model), "timings": {name: round(value, 6) for name, value in times.items()}}
 
 
-def about(model: "Model") -> dict[str, str]:
+def describe_model(model: "Model") -> dict[str, str]:
     if model.file is None:
         return {"endpoint": model.path, "name": model.name}
     return {"path": model.path, "arch": model.arch, "format": model.format, "device": model.device}
 
 
-def tell(result: dict[str, Any]) -> None:
+def print_stats(result: dict[str, Any]) -> None:
     """Print the lines of --stats for a report."""
     times = result["timings"]
     if "answers" in result:

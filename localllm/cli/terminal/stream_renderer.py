@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 NEVER_FIRST = frozenset("、。，．！？：；）」』】〕》〉”’…・ー々ぁぃぅぇぉっゃゅょァィゥェォッャュョ")
 UNBREAKABLE = frozenset("\xa0\u2007\u202f")  # spaces that do not allow a line break
 JOINER, TONES, FLAGS = "\u200d", ("\U0001f3fb", "\U0001f3ff"), ("\U0001f1e6", "\U0001f1ff")
-FRAME = 0.05  # minimum seconds between two drawings of the same block
+FRAME_SECONDS = 0.05  # minimum seconds between two drawings of the same block
 CUT_OFF = "localllm: the code block is incomplete because the answer reached its limit; raise -n or the context"
 NO_BLOCK = "localllm: the answer has no code block; printing all of it"
 
 
-class Page(Protocol):
+class AnswerPage(Protocol):
     """A renderer of a streamed answer."""
 
     def push(self, text: str, is_thought: bool = False) -> None:
@@ -32,18 +32,18 @@ class Page(Protocol):
         """End the answer; further output begins on a new line."""
 
 
-def page(markdown: bool = False) -> Page:
+def make_page(markdown: bool = False) -> AnswerPage:
     """Create a renderer that suits stdout; markdown: render Markdown if the terminal can."""
     if not terminal.is_terminal(sys.stdout):
-        return Plain()
-    return Markdown() if markdown and not terminal.is_dumb() else Wrapped()
+        return PlainPage()
+    return MarkdownPage() if markdown and not terminal.is_dumb() else WrappedPage()
 
 
-def columns() -> int:
-    return terminal.width_of(sys.stdout)
+def get_width() -> int:
+    return terminal.get_width(sys.stdout)
 
 
-class Plain:
+class PlainPage:
     def push(self, text: str, is_thought: bool = False) -> None:
         if not is_thought:
             terminal.write(text)
@@ -52,30 +52,30 @@ class Plain:
         terminal.write("\n")
 
 
-class Wrapped:
+class WrappedPage:
     """Wraps at words; shows reasoning dim, or under a heading without colours, followed by an empty line."""
 
-    def __init__(self, width: Callable[[], int] = columns):
-        self._width, self._wrapper, self._was_thought, self._has_begun = width, Wrapper(width), False, False
+    def __init__(self, width: Callable[[], int] = get_width):
+        self._width, self._wrapper, self._was_thought, self._has_begun = width, WordWrapper(width), False, False
 
     def push(self, text: str, is_thought: bool = False) -> None:
         if self._was_thought and not is_thought:
             self.end()
-            terminal.write("\n" + terminal.heading("answer"))
-            self._wrapper, self._has_begun = Wrapper(self._width), False
+            terminal.write("\n" + terminal.format_heading("answer"))
+            self._wrapper, self._has_begun = WordWrapper(self._width), False
         elif is_thought and not self._was_thought:
             self.end()
-            terminal.write(terminal.heading("thinking"))
-            self._wrapper, self._has_begun = Wrapper(self._width), False
+            terminal.write(terminal.format_heading("thinking"))
+            self._wrapper, self._has_begun = WordWrapper(self._width), False
         if not self._has_begun:
             text = text.lstrip("\n")
         self._was_thought, self._has_begun = is_thought, self._has_begun or bool(text)
-        self._write(self._wrapper.push(terminal.printable(text)))
+        self._write(self._wrapper.push(terminal.make_printable(text)))
 
     def _write(self, text: str) -> None:
         if text:
             dims = self._was_thought and not text.isspace()
-            sys.stdout.buffer.write((terminal.coloured(text, "2") if dims else text).encode(errors="replace"))
+            sys.stdout.buffer.write((terminal.add_attribute(text, "2") if dims else text).encode(errors="replace"))
             sys.stdout.buffer.flush()
 
     def end(self) -> None:
@@ -84,7 +84,7 @@ class Wrapped:
             terminal.write("\n")
 
 
-class Wrapper:
+class WordWrapper:
     """Breaks lines between words at the terminal's current width, except in code.
 
     A word is held back until it is complete, which is one token in most cases. Characters of scripts without spaces,
@@ -105,12 +105,12 @@ class Wrapper:
 
     def push(self, text: str) -> str:
         """Add text; return the text that can be shown now."""
-        *complete, last = clusters(self._word + text) or [""]
+        *complete, last = split_clusters(self._word + text) or [""]
         self._word, output = "", ""
         for cluster in complete:
-            output += self._take(cluster)
+            output += self._add_cluster(cluster)
         if last and is_space(last):  # later text cannot change it
-            return output + self._take(last)
+            return output + self._add_cluster(last)
         if self._word and begins_word(self._word, last):
             output += self._place()
         self._word += last
@@ -119,7 +119,7 @@ class Wrapper:
     def flush(self) -> str:
         return self._place()
 
-    def _take(self, cluster: str) -> str:
+    def _add_cluster(self, cluster: str) -> str:
         """Add a character (grapheme cluster); return the text that can be printed now."""
         if is_space(cluster):
             output = self._place()
@@ -131,7 +131,7 @@ class Wrapper:
             return output + "\n"
         output = self._place() if self._word and begins_word(self._word, cluster) else ""
         self._word += cluster
-        if cells(self._word) > self._width():
+        if measure_width(self._word) > self._width():
             output += self._place()
             self._is_endless = True
         return output
@@ -141,7 +141,7 @@ class Wrapper:
         word, space, self._word = self._word, self._space, ""
         if not word:
             return ""
-        width, size, gap, self._space = self._width(), cells(word), self._gap(space), ""
+        width, size, gap, self._space = self._width(), measure_width(word), self._gap(space), ""
         if not self._has_words and word.startswith("```"):
             self._in_code = not self._in_code
         self._has_words = True
@@ -160,7 +160,7 @@ class Wrapper:
         """Return the width in columns of white space at the current column."""
         column = self.column
         for character in space:
-            column = column // 8 * 8 + 8 if character == "\t" else column + cells(character)
+            column = column // 8 * 8 + 8 if character == "\t" else column + measure_width(character)
         return column - self.column
 
 
@@ -170,15 +170,17 @@ def is_space(cluster: str) -> bool:
 
 def begins_word(word: str, cluster: str) -> bool:
     """Return whether a line may break between a word and a character without a space."""
-    return cluster not in NEVER_FIRST and (is_wide(word[-1]) or is_wide(cluster[0]) or cells(cluster) > 1)
+    return cluster not in NEVER_FIRST and (is_wide(word[-1]) or is_wide(cluster[0]) or measure_width(cluster) > 1)
 
 
 def is_wide(character: str) -> bool:
     """Return whether a character is wide, or a symbol that the next character may turn into an emoji."""
-    return character > "\u1100" and (cells(character) > 1 or "\u2190" <= character <= "\u2bff" or character == "\ufe0f")
+    return character > "\u1100" and (
+        measure_width(character) > 1 or "\u2190" <= character <= "\u2bff" or character == "\ufe0f"
+    )
 
 
-def cells(text: str) -> int:
+def measure_width(text: str) -> int:
     """Return the width in columns of a text without control characters."""
     if text.isascii():
         return len(text)
@@ -187,18 +189,18 @@ def cells(text: str) -> int:
     return max(wcswidth(text), 0)
 
 
-def clusters(text: str) -> list[str]:
+def split_clusters(text: str) -> list[str]:
     """Split a text into grapheme clusters: a letter with its accents, an emoji of several characters, a flag."""
     result: list[str] = []
     for character in text:
-        if result and joins(result[-1], character):
+        if result and joins_cluster(result[-1], character):
             result[-1] += character
         else:
             result.append(character)
     return result
 
 
-def joins(cluster: str, character: str) -> bool:
+def joins_cluster(cluster: str, character: str) -> bool:
     """Return whether a character is displayed as part of the preceding cluster."""
     if character.isascii() or cluster == "\n":
         return False
@@ -206,10 +208,10 @@ def joins(cluster: str, character: str) -> bool:
         return True
     if FLAGS[0] <= character <= FLAGS[1]:
         return len(cluster) == 1 and FLAGS[0] <= cluster <= FLAGS[1]
-    return cells(character) == 0
+    return measure_width(character) == 0
 
 
-class Markdown:
+class MarkdownPage:
     """A renderer of Markdown with rich, block by block; the last block is redrawn whenever it grows.
 
     If a block is higher than the screen, lines that have scrolled off stay unchanged.
@@ -221,7 +223,7 @@ class Markdown:
         self._console = Console(
             file=sys.stdout, force_terminal=True, no_color=not terminal.has_colour(), highlight=False
         )
-        self._thoughts = Wrapped()
+        self._thoughts = WrappedPage()
         self._text, self._live, self._lines_done, self._drawn_at = "", 0, 0, 0.0
         self._has_thought = self._follows = False
 
@@ -230,11 +232,11 @@ class Markdown:
             self._has_thought = True
             return self._thoughts.push(text, is_thought)
         self._end_thoughts()
-        self._text += terminal.printable(text)
-        *complete, self._text = blocks(self._text)
+        self._text += terminal.make_printable(text)
+        *complete, self._text = split_blocks(self._text)
         for block in complete:
             self._draw(block, is_whole=True)
-        if self._text.strip() and monotonic() - self._drawn_at > FRAME:
+        if self._text.strip() and monotonic() - self._drawn_at > FRAME_SECONDS:
             self._draw(self._text)
 
     def end(self) -> None:
@@ -248,12 +250,12 @@ class Markdown:
         if self._has_thought:
             self._has_thought = False
             self._thoughts.end()
-            terminal.write("\n" + terminal.heading("answer"))
+            terminal.write("\n" + terminal.format_heading("answer"))
 
     def _draw(self, block: str, is_whole: bool = False) -> None:
         """Draw a block over its earlier, partial version."""
-        self._console.size = terminal.size_of(sys.stdout)  # rich uses COLUMNS, which may be outdated
-        lines = self._lines(block)
+        self._console.size = terminal.get_size(sys.stdout)  # rich uses COLUMNS, which may be outdated
+        lines = self._lay_out(block)
         fixed = len(lines) if is_whole else max(self._lines_done, len(lines) - (self._console.height - 2))
         output = f"\r\x1b[{self._live}A\x1b[J" if self._live else ""
         if lines and self._follows and not (self._live or self._lines_done):
@@ -265,7 +267,7 @@ class Markdown:
         if is_whole:
             self._lines_done, self._follows = 0, self._follows or bool(lines)
 
-    def _lines(self, block: str) -> list[str]:
+    def _lay_out(self, block: str) -> list[str]:
         """Lay out the text in lines as the terminal shows them."""
         from rich.markdown import Markdown as Rendered
 
@@ -276,7 +278,7 @@ class Markdown:
         return "\n".join(line.rstrip() for line in captured.get().split("\n")).strip("\n").split("\n")
 
 
-def blocks(text: str) -> list[str]:
+def split_blocks(text: str) -> list[str]:
     """Split Markdown at empty lines outside fenced code; the last block may be incomplete."""
     texts, lines, in_code = [""], text.split("\n"), False
     for number, line in enumerate(lines):
@@ -292,13 +294,13 @@ def blocks(text: str) -> list[str]:
 # ---- code blocks only
 
 
-class FirstBlock:
+class FirstBlockPage:
     """A Page that shows the first code block, and stops the answer after it."""
 
     def __init__(self, answer: "Generation"):
-        from localllm.services.search.code_blocks import BlockReader  # seldom needed
+        from localllm.services.search.code_blocks import CodeBlockReader  # seldom needed
 
-        self._answer, self._page, self._reader = answer, page(), BlockReader()
+        self._answer, self._page, self._reader = answer, make_page(), CodeBlockReader()
         self._text, self._held = "", ""
 
     def push(self, text: str, is_thought: bool = False) -> None:
@@ -328,26 +330,26 @@ class FirstBlock:
             terminal.say(CUT_OFF)
 
 
-class LastBlock:
+class LastBlockPage:
     """A Page that shows the last code block after the end of the answer."""
 
     def __init__(self) -> None:
-        self._page, self._text = page(), ""
+        self._page, self._text = make_page(), ""
 
     def push(self, text: str, is_thought: bool = False) -> None:
         self._text += "" if is_thought else text
 
     def end(self) -> None:
-        self._page.push(code_or_all(self._text, last=True))
+        self._page.push(extract_or_all(self._text, last=True))
         self._page.end()
 
 
-def make_code_page(answer: "Generation", last: bool) -> Page:
+def make_code_page(answer: "Generation", last: bool) -> AnswerPage:
     """Create the renderer of --extract or --extract-last."""
-    return LastBlock() if last else FirstBlock(answer)
+    return LastBlockPage() if last else FirstBlockPage(answer)
 
 
-def code_or_all(text: str, last: bool) -> str:
+def extract_or_all(text: str, last: bool) -> str:
     """Return an answer's first or last code block; without one, the whole answer, with a note on stderr."""
     from localllm.services.search.code_blocks import extract_code  # seldom needed
 

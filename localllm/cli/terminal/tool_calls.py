@@ -8,12 +8,12 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Self, TextIO
 
-from localllm.cli.terminal.output import ProgressLine, dim, is_terminal, printable, say, write
-from localllm.cli.terminal.render import stream
+from localllm.cli.terminal.output import ProgressLine, is_terminal, make_printable, say, say_dim, write
+from localllm.cli.terminal.render import print_stream
 from localllm.errors import LocalllmError, UsageError
-from localllm.services.tools.box import Outcome, Toolbox
+from localllm.services.tools.box import Toolbox, ToolResult
 from localllm.services.tools.transcript import ToolTranscript
-from localllm.system.terminal import KEYS, SCREEN, discard_input, usual_keys
+from localllm.system.terminal import KEYBOARD_PATH, SCREEN_PATH, discard_input, use_normal_keys
 
 if TYPE_CHECKING:
     from localllm.api import Model
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from localllm.generation.tools.tool_call_parser import ToolCall
     from localllm.text.messages import Message
 
-REFUSED = "error: the user does not allow this call"
+DENIED = "error: the user does not allow this call"
 ASKED, ALWAYS, NAMED, NO = "asked", "always", "yes", "no"  # how a call was permitted
 
 
-class ToolCalls:
+class ToolCallRunner:
     """Runs the tools that a model calls, if the user permits it.
 
     Attributes:
@@ -34,7 +34,12 @@ class ToolCalls:
     """
 
     def __init__(
-        self, box: Toolbox, yes: Sequence[str], most_steps: int, keyboard: "Keyboard | None", transcript: str | None
+        self,
+        box: Toolbox,
+        yes: Sequence[str],
+        most_steps: int,
+        keyboard: "ConsentTerminal | None",
+        transcript: str | None,
     ):
         """Set up the tools; transcript: the name of a file, or None."""
         self.box, self._yes, self._always, self._most = box, {*yes}, set[str](), most_steps
@@ -49,7 +54,7 @@ class ToolCalls:
             raise UsageError(f"yes: unknown tool {unknown[0]!r}; available: {', '.join(box.names)}")
         keyboard = None
         if silent := [name for name in box.names if name not in yes]:
-            keyboard = Keyboard.open()
+            keyboard = ConsentTerminal.open()
             if keyboard is None and len(silent) == len(box.names):
                 raise UsageError(
                     f"there is no terminal to ask for consent: allow the calls with --yes {','.join(silent)}"
@@ -76,7 +81,7 @@ class ToolCalls:
         if self._transcript:
             self._transcript.add({**message, **fields})
 
-    def note_question(self, messages: "Sequence[Message]") -> None:
+    def log_question(self, messages: "Sequence[Message]") -> None:
         """Start a new question, with the step count reset."""
         self._steps = 0
         for message in messages:
@@ -87,13 +92,13 @@ class ToolCalls:
         self._steps += 1
         if self._steps > self._most:
             raise LocalllmError(f"the model called tools {self._most} times without answering; raise --max-steps")
-        return [self._result(call) for call in calls]
+        return [self._run_call(call) for call in calls]
 
-    def _result(self, call: "ToolCall") -> "Message":
+    def _run_call(self, call: "ToolCall") -> "Message":
         started = perf_counter()
         allowed = self._ask_permission(call)
-        outcome = Outcome(REFUSED, True) if allowed == NO else self.box.perform(call)
-        tell(outcome)
+        outcome = ToolResult(DENIED, True) if allowed == NO else self.box.perform(call)
+        show_result(outcome)
         message = {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": outcome.text}
         seconds = round(perf_counter() - started, 3)
         self.note(message, allowed=allowed, failed=outcome.failed, seconds=seconds)
@@ -106,7 +111,7 @@ class ToolCalls:
         if call.name in self._yes or call.name in self._always or call.name not in self.box.names:
             say(f"localllm: tool: {call_text}")
             return NAMED if call.name in self._yes else ALWAYS
-        self._keyboard = self._keyboard or Keyboard.open()  # none is open yet if the tool was added later
+        self._keyboard = self._keyboard or ConsentTerminal.open()  # none is open yet if the tool was added later
         if self._keyboard is None:
             return NO
         answer = self._keyboard.ask(f"tool: {call_text}\nallow it? [y]es, [n]o, [a]lways {call.name}: ")
@@ -116,34 +121,34 @@ class ToolCalls:
         return ASKED if answer in ("y", "yes") else NO
 
 
-def tell(outcome: Outcome) -> None:
+def show_result(outcome: ToolResult) -> None:
     """Print a line about a call's result, on a terminal."""
     first, _, further = outcome.text.strip().partition("\n")
-    dim(first[:200] if outcome.failed or not further else f"{len(outcome.text)} characters: {first[:100]} …")
+    say_dim(first[:200] if outcome.failed or not further else f"{len(outcome.text)} characters: {first[:100]} …")
 
 
-class Keyboard:
+class ConsentTerminal:
     """The terminal itself, to ask the user even if stdin and stderr are redirected."""
 
     def __init__(self, keys: TextIO, screen: TextIO):
         self._keys, self._screen = keys, screen
 
     @classmethod
-    def open(cls) -> "Keyboard | None":
+    def open(cls) -> "ConsentTerminal | None":
         """Open the terminal for questions; return None without one."""
         with ExitStack() as stack:
             try:
-                keys = stack.enter_context(open(KEYS, encoding="utf-8", errors="replace"))
-                screen = stack.enter_context(open(SCREEN, "w", encoding="utf-8", errors="replace"))
+                keys = stack.enter_context(open(KEYBOARD_PATH, encoding="utf-8", errors="replace"))
+                screen = stack.enter_context(open(SCREEN_PATH, "w", encoding="utf-8", errors="replace"))
             except OSError:
                 return None
             stack.pop_all()
             return cls(keys, screen)
 
     def ask(self, question: str) -> str:
-        with usual_keys():
+        with use_normal_keys():
             discard_input(self._keys)
-            self._screen.write(printable(question))
+            self._screen.write(make_printable(question))
             self._screen.flush()
             try:
                 return self._keys.readline().strip().lower() or "n"
@@ -161,7 +166,7 @@ def answer_with_tools(
     model: "Model",
     question: "list[Message]",
     options: "GenerationOptions",
-    tools: ToolCalls,
+    tools: ToolCallRunner,
     line: ProgressLine,
     silent: bool = False,
     thoughts: bool = True,
@@ -170,11 +175,11 @@ def answer_with_tools(
 
     If stdout is not a terminal, it gets only the final answer, not the text before calls.
     """
-    tools.note_question(question)
+    tools.log_question(question)
     messages, holds = list(question), silent or not is_terminal(sys.stdout)
     while True:
         answer = model.session.chat(messages, options)
-        interrupted = stream(answer, line, holds, thoughts)
+        interrupted = print_stream(answer, line, holds, thoughts)
         message = answer.message()
         tools.note(message, finish=answer.finish_reason)
         messages.append(message)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from localllm.cli.terminal.output import is_dumb, is_terminal
-from localllm.system.terminal import raw_keys
+from localllm.system.terminal import use_raw_keys
 
 PASTES, NO_PASTES = (
     "\x1b[?2004h",
@@ -19,7 +19,7 @@ _is_held = False  # whether keys are held back
 
 
 @contextmanager
-def type_ahead() -> Iterator[None]:
+def hold_keys() -> Iterator[None]:
     """Hold back keys within the block; pasted text of several lines stays one input. Nested blocks do nothing."""
     global _is_held
     if _is_held:
@@ -27,18 +27,18 @@ def type_ahead() -> Iterator[None]:
         return
     screen = next((stream for stream in (sys.stderr, sys.stdout) if is_terminal(stream)), None)
 
-    def mark(sign: str) -> None:
+    def send_sequence(sign: str) -> None:
         if screen is not None and not is_dumb():
             with suppress(OSError):  # the terminal is gone
                 print(sign, end="", file=screen, flush=True)
 
-    with raw_keys(sys.stdin, lambda: mark(NO_PASTES), lambda: mark(PASTES)) as can:
+    with use_raw_keys(sys.stdin, lambda: send_sequence(NO_PASTES), lambda: send_sequence(PASTES)) as can:
         try:
             _is_held = True
             if can:
-                mark(PASTES)
+                send_sequence(PASTES)
             yield
         finally:
             _is_held = False
             if can:
-                mark(NO_PASTES)
+                send_sequence(NO_PASTES)

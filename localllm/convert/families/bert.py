@@ -4,46 +4,46 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from localllm.arch.metadata import MOST_LAYERS
-from localllm.convert.config import Config
-from localllm.convert.hyperparameters import CheckpointFacts, Reader, attention_sizes, by_layer
+from localllm.arch.metadata import MAX_LAYERS
+from localllm.convert.config import CheckpointConfig
+from localllm.convert.hyperparameters import CheckpointHyperparameters, Reader, name_layer_sizes, read_attention_sizes
 from localllm.convert.transforms import Shape, Sizes, TensorSource, pick_rows
 
 RANK = 4  # llama.cpp's pooling type for scores
 CLASSIFIERS = {"mean": 1, "cls": 2}  # poolings before the classification head
 
 
-def bert(config: Config, declared: Reader) -> CheckpointFacts:
+def bert(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read BERT: a position table, layer norms, exact GELU."""
     config.only("hidden_act", "gelu")
     config.only("position_embedding_type", "absolute")
     config.only("is_decoder", False)
-    return encoder(config, config.count("max_position_embeddings", 512), config.number("layer_norm_eps", 1e-12))
+    return read_encoder(config, config.count("max_position_embeddings", 512), config.number("layer_norm_eps", 1e-12))
 
 
-def roberta(config: Config, declared: Reader) -> CheckpointFacts:
+def roberta(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read RoBERTa, without the first rows of its position table, which are for padding."""
     positions, padding = config.count("max_position_embeddings", 514), config.get("pad_token_id", 1)
     if not isinstance(padding, int) or not 0 <= padding < positions - 1:
-        raise config.refusal(f"pad_token_id {padding} is not supported")
+        raise config.make_error(f"pad_token_id {padding} is not supported")
     h = bert(config, declared)
     context = positions - padding - 1
-    return h.updated({"context": context, "positions": positions}, context_length=context)
+    return h.update({"context": context, "positions": positions}, context_length=context)
 
 
-def distilbert(config: Config, declared: Reader) -> CheckpointFacts:
+def distilbert(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read DistilBERT: its own key names; a single token type without a table."""
     names = {"hidden_size": "dim", "num_attention_heads": "n_heads", "intermediate_size": "hidden_dim",
              "num_hidden_layers": "n_layers", "hidden_act": "activation"}  # fmt: skip
     config.only("sinusoidal_pos_embds", False)  # stored like the others, but untested
     renamed = {name: config.get(key) for name, key in names.items()}
-    return bert(config.updated(layer_norm_eps=1e-12, **renamed), declared)
+    return bert(config.update(layer_norm_eps=1e-12, **renamed), declared)
 
 
-def encoder(config: Config, context: int, epsilon: float) -> CheckpointFacts:
+def read_encoder(config: CheckpointConfig, context: int, epsilon: float) -> CheckpointHyperparameters:
     """Read the values that all encoders share."""
-    sizes = attention_sizes(config) | {"context": context, "types": config.count("type_vocab_size", 2)}
-    sizes["labels"] = len(labels(config))
+    sizes = read_attention_sizes(config) | {"context": context, "types": config.count("type_vocab_size", 2)}
+    sizes["labels"] = len(read_labels(config))
     metadata: dict[str, object] = {
         "block_count": sizes["layers"],
         "context_length": context,
@@ -53,10 +53,10 @@ def encoder(config: Config, context: int, epsilon: float) -> CheckpointFacts:
         "attention.layer_norm_epsilon": epsilon,
         "attention.causal": False,
     }
-    return CheckpointFacts(sizes, metadata, {}, tied=True)
+    return CheckpointHyperparameters(sizes, metadata, {}, tied=True)
 
 
-def labels(config: Config) -> list[str]:
+def read_labels(config: CheckpointConfig) -> list[str]:
     """Return the labels of a head's scores, in order."""
     named = config.get("id2label")
     if isinstance(named, dict) and all(key.isdecimal() for key in named):
@@ -70,45 +70,45 @@ def behind_padding(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) 
     return pick_rows(sources[0], shape, lambda rows: np.asarray(rows) + first)
 
 
-def rank(config: Config, declared: Reader) -> CheckpointFacts:
+def rank(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read BERT with a classification head."""
-    return with_labels(config, bert(config, declared))
+    return add_labels(config, bert(config, declared))
 
 
-def roberta_rank(config: Config, declared: Reader) -> CheckpointFacts:
+def roberta_rank(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read RoBERTa with a classification head."""
-    return with_labels(config, roberta(config, declared))
+    return add_labels(config, roberta(config, declared))
 
 
-def with_labels(config: Config, h: CheckpointFacts) -> CheckpointFacts:
-    return h.updated(pooling_type=RANK, classifier__output_labels=labels(config))
+def add_labels(config: CheckpointConfig, h: CheckpointHyperparameters) -> CheckpointHyperparameters:
+    return h.update(pooling_type=RANK, classifier__output_labels=read_labels(config))
 
 
-def eurobert(config: Config, declared: Reader) -> CheckpointFacts:
+def eurobert(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read EuroBERT: Llama with bidirectional attention. llama.cpp ignores its RoPE scaling."""
-    return declared(config).updated(classifier__pooling_type=CLASSIFIERS.get(config.get("classifier_pooling")))
+    return declared(config).update(classifier__pooling_type=CLASSIFIERS.get(config.get("classifier_pooling")))
 
 
 CODE_NAME = "qk-post-norm"  # in the name of the code that jina-embeddings-v2-base-code uses
 
 
-def jina_bert(config: Config, declared: Reader) -> CheckpointFacts:
+def jina_bert(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Jina Embeddings 2: ALiBi, gated GELU, gate and up projections in one matrix."""
     config.only("hidden_act", "gelu")
     config.only("position_embedding_type", "alibi")
     config.only("feed_forward_type", "geglu")
-    h = encoder(config, config.count("max_position_embeddings", 8192), config.number("layer_norm_eps", 1e-12))
-    return h.updated(
+    h = read_encoder(config, config.count("max_position_embeddings", 8192), config.number("layer_norm_eps", 1e-12))
+    return h.update(
         {"both_hidden": 2 * h.sizes["hidden"], "norms_heads": int(CODE_NAME in str(config.get("auto_map")))}
     )
 
 
-def modern_bert(config: Config, declared: Reader) -> CheckpointFacts:
+def modern_bert(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read ModernBERT: RoPE, with another base in layers with a window."""
     config.only("hidden_activation", "gelu", "silu")
     for name in ("attention_bias", "mlp_bias", "norm_bias"):
         config.only(name, False)
-    h = encoder(config, config.count("max_position_embeddings", 8192), config.number("norm_eps", 1e-5))
+    h = read_encoder(config, config.count("max_position_embeddings", 8192), config.number("norm_eps", 1e-5))
     pooling = config.get("classifier_pooling", "cls")
     bases = (("full", "global", 160000.0), ("sliding", "local", 10000.0))
     base, local = (
@@ -119,11 +119,11 @@ def modern_bert(config: Config, declared: Reader) -> CheckpointFacts:
     )
     period = config.count("global_attn_every_n_layers", 3)
     config.windows([number % period != 0 for number in range(h.sizes["layers"])])
-    return h.updated(
+    return h.update(
         {
             "fused_rows": 3 * h.sizes["width"],
             "both_hidden": 2 * h.sizes["hidden"],
-            **by_layer("normed", [number > 0 for number in range(h.sizes["layers"])]),
+            **name_layer_sizes("normed", [number > 0 for number in range(h.sizes["layers"])]),
         },
         attention__sliding_window=config.count("local_attention", 128),
         attention__sliding_window_pattern=period,
@@ -135,12 +135,12 @@ def modern_bert(config: Config, declared: Reader) -> CheckpointFacts:
     )  # fmt: skip
 
 
-def modern_bert_rank(config: Config, declared: Reader) -> CheckpointFacts:
+def modern_bert_rank(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read ModernBERT with a classification head."""
-    return with_labels(config, modern_bert(config, declared))
+    return add_labels(config, modern_bert(config, declared))
 
 
-def nomic_bert_original(config: Config, declared: Reader) -> CheckpointFacts:
+def nomic_bert_original(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Nomic Embed: GPT-2's names, RoPE, SwiGLU, or experts in every other layer."""
     experts = config.get("moe_every_n_layers") or 0
     config.only("activation_function", "gelu" if experts else "swiglu")
@@ -153,21 +153,23 @@ def nomic_bert_original(config: Config, declared: Reader) -> CheckpointFacts:
     trained = config.count("max_trained_positions", 2048)
     context = min(config.count("n_positions"), trained) if not experts else 512  # the context that both are trained for
     plain = {"hidden_size": width, "num_attention_heads": heads, "intermediate_size": config.count("n_inner")}
-    plain |= {"num_hidden_layers": config.count("n_layer", maximum=MOST_LAYERS)}
-    h = encoder(Config({**config.content, **plain}, config.path), context, config.number("layer_norm_epsilon", 1e-12))
-    h = h.updated({"fused_rows": 3 * width}, rope__freq_base=config.number("rotary_emb_base", 10000.0))
+    plain |= {"num_hidden_layers": config.count("n_layer", maximum=MAX_LAYERS)}
+    h = read_encoder(
+        CheckpointConfig({**config.content, **plain}, config.path), context, config.number("layer_norm_epsilon", 1e-12)
+    )
+    h = h.update({"fused_rows": 3 * width}, rope__freq_base=config.number("rotary_emb_base", 10000.0))
     if not experts:
         return h
     count, mixes = config.count("num_experts"), [number % 2 for number in range(h.sizes["layers"])]
-    return h.updated(
-        {"experts": count, "stacked": count * plain["intermediate_size"], **by_layer("mixes", mixes)},
+    return h.update(
+        {"experts": count, "stacked": count * plain["intermediate_size"], **name_layer_sizes("mixes", mixes)},
         expert_count=count,
         expert_used_count=config.count("moe_top_k"),
         moe_every_n_layers=2,
     )
 
 
-def nomic_bert(config: Config, declared: Reader) -> CheckpointFacts:
+def nomic_bert(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Nomic Embed with its publisher's key names, or with transformers' (without experts only)."""
     if config.get("n_embd") is not None:
         return nomic_bert_original(config, declared)
@@ -175,11 +177,11 @@ def nomic_bert(config: Config, declared: Reader) -> CheckpointFacts:
     rope = config.section("rope_parameters")
     rope.only("rope_type", "default")
     rope.only("partial_rotary_factor", 1.0, 1)
-    h = encoder(config, config.count("max_position_embeddings", 2048), config.number("layer_norm_eps", 1e-12))
+    h = read_encoder(config, config.count("max_position_embeddings", 2048), config.number("layer_norm_eps", 1e-12))
     base = rope.number("rope_theta", config.number("rope_theta", 1000.0))
-    return h.updated({"fused_rows": 3 * h.sizes["width"]}, rope__freq_base=base)
+    return h.update({"fused_rows": 3 * h.sizes["width"]}, rope__freq_base=base)
 
 
-def select_nomic_bert(config: Config) -> str:
+def select_nomic_bert(config: CheckpointConfig) -> str:
     """Return the name of the record: with experts, or without."""
     return "NomicBertModel+experts" if config.get("moe_every_n_layers") else "NomicBertModel"

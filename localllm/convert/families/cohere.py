@@ -1,30 +1,30 @@
 """Command A with experts."""
 
-from localllm.convert.config import Config
+from localllm.convert.config import CheckpointConfig
 from localllm.convert.hyperparameters import (
     SCORES,
-    CheckpointFacts,
+    CheckpointHyperparameters,
     Reader,
-    leading_dense,
-    windows_of,
-    with_experts,
+    add_experts,
+    count_leading_dense,
+    list_windows,
 )
 
 
-def read(config: Config, declared: Reader) -> CheckpointFacts:
+def read(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Command A with experts: attention and feed-forward network share a norm; the first layers are dense."""
     function = config.get("expert_selection_fn", "softmax")
     if function == "softmax":  # of the selected experts
         config.only("norm_topk_prob", True)
     hidden = config.count("prefix_dense_intermediate_size", config.count("intermediate_size"))
-    h = with_experts(config, declared(config.updated(intermediate_size=hidden)), "intermediate_size")
+    h = add_experts(config, declared(config.update(intermediate_size=hidden)), "intermediate_size")
     shared, epsilon = config.count("num_shared_experts", 0), config.get("rms_norm_eps")
     rms_epsilon = None if epsilon is None else h.metadata["attention.layer_norm_rms_epsilon"]
     centered = {"attention__layer_norm_rms_epsilon": rms_epsilon}
     if epsilon is None or config.get("layer_norm_eps") is not None:
         centered["attention__layer_norm_epsilon"] = config.number("layer_norm_eps", 1e-5)
-    leading, of_experts = leading_dense(config), h.sizes["expert_hidden"]
-    return h.updated(
+    leading, of_experts = count_leading_dense(config), h.sizes["expert_hidden"]
+    return h.update(
         {"leading_dense": leading, "shared_hidden": shared * of_experts},
         attention__sliding_window_pattern=windows_behind(config, h.sizes["layers"], leading),
         expert_feed_forward_length=of_experts,
@@ -37,7 +37,7 @@ def read(config: Config, declared: Reader) -> CheckpointFacts:
     )
 
 
-def windows_behind(config: Config, layers: int, leading: int) -> list[bool]:
+def windows_behind(config: CheckpointConfig, layers: int, leading: int) -> list[bool]:
     """Mark the layers with a window: after the first `leading` layers, all but the last of every four."""
     usual = [number % 4 != 3 and number >= 0 for number in range(-leading, layers - leading)]
-    return usual if config.get("layer_types") is None else windows_of(config, layers)
+    return usual if config.get("layer_types") is None else list_windows(config, layers)

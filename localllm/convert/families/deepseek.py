@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from localllm.convert.config import Config
+from localllm.convert.config import CheckpointConfig
 from localllm.convert.family import (
     EXPERTS,
     GATED,
@@ -10,39 +10,39 @@ from localllm.convert.family import (
     SHARED_EXPERT,
     DerivedTensor,
     Layer,
-    as_it_is,
-    as_stored,
-    in_full,
+    keep_float32,
+    keep_tensor,
     mtp_layer,
+    rename_tensor,
 )
 from localllm.convert.hyperparameters import (
     SCORES,
     SIGMOID,
     SOFTMAX,
-    CheckpointFacts,
+    CheckpointHyperparameters,
     Reader,
-    by_layer,
-    kinds_by_layer,
-    leading_dense,
-    with_deepseek_experts,
-    with_experts,
+    add_deepseek_experts,
+    add_experts,
+    count_leading_dense,
+    name_layer_sizes,
+    read_layer_types,
 )
-from localllm.convert.rope_scaling import rope_parameters
+from localllm.convert.rope_scaling import find_rope_parameters
 from localllm.convert.transforms import FUNCTIONS, Shape, Sizes, TensorSource, take_strided, transpose
 
 
-def deepseek(config: Config, declared: Reader) -> CheckpointFacts:
+def deepseek(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read DeepSeek MoE: experts next to shared ones, after the first layers."""
-    return declared(config).updated(expert_gating_func=None if config.get("scoring_func") is None else SOFTMAX)
+    return declared(config).update(expert_gating_func=None if config.get("scoring_func") is None else SOFTMAX)
 
 
-def ernie(config: Config, declared: Reader) -> CheckpointFacts:
+def ernie(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read ERNIE 4.5, which has experts up to the last layer."""
     config.only("moe_layer_end_index", config.count("num_hidden_layers") - 1, -1)
     return declared(config)
 
 
-def deepseek2(config: Config, declared: Reader) -> CheckpointFacts:
+def deepseek2(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read MLA: one latent row for all heads' keys and values; the first layers are dense.
 
     In GGUF the heads attend to that row, as if there were a single key head.
@@ -51,7 +51,7 @@ def deepseek2(config: Config, declared: Reader) -> CheckpointFacts:
     sizes = {"rotated": config.count("qk_rope_head_dim"), "latent": config.count("kv_lora_rank")}
     sizes |= {"key_dim": config.count("qk_nope_head_dim"), "value_dim": config.count("v_head_dim")}
     renamed = {"head_dim": sizes["rotated"], "num_key_value_heads": 1}
-    h = declared(config.updated(**renamed))
+    h = declared(config.update(**renamed))
     whole_key = sizes["key_dim"] + sizes["rotated"]
     sizes |= {
         "queries": heads * whole_key,
@@ -60,8 +60,8 @@ def deepseek2(config: Config, declared: Reader) -> CheckpointFacts:
         "values": heads * sizes["value_dim"],
         "narrow": config.count("q_lora_rank", 0),
     }
-    h = with_deepseek_experts(config, with_multiplier(config, h.updated(sizes)))
-    return h.updated(
+    h = add_deepseek_experts(config, with_multiplier(config, h.update(sizes)))
+    return h.update(
         attention__q_lora_rank=sizes["narrow"] or None,
         attention__kv_lora_rank=sizes["latent"],
         attention__key_length=sizes["latent_and_key"],
@@ -72,18 +72,18 @@ def deepseek2(config: Config, declared: Reader) -> CheckpointFacts:
     )
 
 
-def with_multiplier(config: Config, h: CheckpointFacts) -> CheckpointFacts:
+def with_multiplier(config: CheckpointConfig, h: CheckpointHyperparameters) -> CheckpointHyperparameters:
     """Add YaRN's multiplier: the scores are multiplied instead of the rotated values.
 
     GGUF stores a tenth of it.
     """
     if h.metadata.get("rope.scaling.type") != "yarn":
         return h
-    rope = rope_parameters(config)
+    rope = find_rope_parameters(config)
     rope.only("attention_factor")
     multiplier = rope.number("mscale_all_dim")
     rope.only("mscale", multiplier)
-    return h.updated(rope__scaling__attn_factor=None, rope__scaling__yarn_log_multiplier=0.1 * multiplier)
+    return h.update(rope__scaling__attn_factor=None, rope__scaling__yarn_log_multiplier=0.1 * multiplier)
 
 
 def keys_of_latents(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
@@ -126,16 +126,16 @@ def deepseek2_layer(sizes: Sizes, number: int) -> Layer:
     }
 
 
-def deepseek32(config: Config, declared: Reader) -> CheckpointFacts:
+def deepseek32(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read V3.2: an indexer in every layer."""
     h = with_indexer(config, deepseek2(config, declared))
     mtp_layers = h.sizes["mtp_layers"] if config.get("num_nextn_predict_layers") is not None else None
-    return h.updated(nextn_predict_layers=mtp_layers)
+    return h.update(nextn_predict_layers=mtp_layers)
 
 
-def with_indexer(config: Config, h: CheckpointFacts) -> CheckpointFacts:
+def with_indexer(config: CheckpointConfig, h: CheckpointHyperparameters) -> CheckpointHyperparameters:
     heads, dim = config.count("index_n_heads"), config.count("index_head_dim")
-    return h.updated(
+    return h.update(
         {"index_heads": heads, "index_dim": dim, "index_queries": heads * dim},
         attention__indexer__head_count=heads,
         attention__indexer__key_length=dim,
@@ -144,11 +144,11 @@ def with_indexer(config: Config, h: CheckpointFacts) -> CheckpointFacts:
 
 
 INDEXER: Layer = {
-    "indexer.attn_q_b.weight": as_stored("self_attn.indexer.wq_b", "index_queries", "narrow"),
-    "indexer.attn_k.weight": as_stored("self_attn.indexer.wk", "index_dim", "width"),
-    "indexer.k_norm.weight": as_stored("self_attn.indexer.k_norm", "index_dim"),
-    "indexer.k_norm.bias": as_it_is("self_attn.indexer.k_norm.bias", "index_dim"),
-    "indexer.proj.weight": as_stored("self_attn.indexer.weights_proj", "index_heads", "width"),
+    "indexer.attn_q_b.weight": rename_tensor("self_attn.indexer.wq_b", "index_queries", "narrow"),
+    "indexer.attn_k.weight": rename_tensor("self_attn.indexer.wk", "index_dim", "width"),
+    "indexer.k_norm.weight": rename_tensor("self_attn.indexer.k_norm", "index_dim"),
+    "indexer.k_norm.bias": keep_tensor("self_attn.indexer.k_norm.bias", "index_dim"),
+    "indexer.proj.weight": rename_tensor("self_attn.indexer.weights_proj", "index_heads", "width"),
 }
 
 
@@ -159,33 +159,33 @@ def indexer(sizes: Sizes, number: int) -> Layer:
 FULL = "full", "shared"  # types of indexers
 
 
-def glm_dsa(config: Config, declared: Reader) -> CheckpointFacts:
+def glm_dsa(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read GLM: layers without an indexer attend to the keys that the last indexer selected."""
     h = deepseek32(config, declared)
     types = config.get("indexer_types", ["full"] * h.sizes["layers"])
-    full = [kind == "full" for kind in kinds_by_layer(config, "indexer_types", h.sizes["layers"], FULL, types)]
-    return h.updated(
-        by_layer("chooses", [*full, *[True] * h.sizes["mtp_layers"]]),
+    full = [kind == "full" for kind in read_layer_types(config, "indexer_types", h.sizes["layers"], FULL, types)]
+    return h.update(
+        name_layer_sizes("chooses", [*full, *[True] * h.sizes["mtp_layers"]]),
         attention__indexer__types=full if config.get("indexer_types") is not None else None,
     )
 
 
-def youtu(config: Config, declared: Reader) -> CheckpointFacts:
+def youtu(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Youtu: DeepSeek 2 with dense layers only."""
     layers, hidden = config.count("num_hidden_layers"), config.count("intermediate_size")
     none = {"n_routed_experts": 1, "num_experts_per_tok": 1, "n_shared_experts": None, "moe_intermediate_size": hidden}
-    h = deepseek2(config.updated(**none, first_k_dense_replace=layers), declared)
-    return h.updated(expert_count=None, expert_used_count=None, expert_weights_scale=None)
+    h = deepseek2(config.update(**none, first_k_dense_replace=layers), declared)
+    return h.update(expert_count=None, expert_used_count=None, expert_weights_scale=None)
 
 
-def glm4moe(config: Config, declared: Reader) -> CheckpointFacts:
+def glm4moe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read GLM 4.5: partial RoPE, head norms in the largest models.
 
     A multi-token prediction layer is counted even where the checkpoint lacks it.
     """
-    h = with_deepseek_experts(config, declared(config))
+    h = add_deepseek_experts(config, declared(config))
     mtp_layers = h.sizes["mtp_layers"]
-    return h.updated(
+    return h.update(
         {"head_norms": int(config.flag("use_qk_norm", False)), "attention_bias": int(config.flag("attention_bias"))},
         block_count=h.sizes["layers"] + mtp_layers,
         nextn_predict_layers=mtp_layers or None,
@@ -193,38 +193,38 @@ def glm4moe(config: Config, declared: Reader) -> CheckpointFacts:
     )
 
 
-def solar_open(config: Config, declared: Reader) -> CheckpointFacts:
+def solar_open(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Solar Open: experts in all layers, without a key for leading dense ones."""
-    return glm4moe(config, declared).updated(leading_dense_block_count=None)
+    return glm4moe(config, declared).update(leading_dense_block_count=None)
 
 
-def chatglm(config: Config, declared: Reader) -> CheckpointFacts:
+def chatglm(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read GLM, whose heads have the dimension width / heads."""
     h = declared(config)
     if h.sizes["queries"] != h.sizes["width"]:
-        raise config.refusal("head_dim must equal hidden_size / num_attention_heads")
-    return h.updated(attention__key_length=None, attention__value_length=None)
+        raise config.make_error("head_dim must equal hidden_size / num_attention_heads")
+    return h.update(attention__key_length=None, attention__value_length=None)
 
 
-def kimi_linear(config: Config, declared: Reader) -> CheckpointFacts:
+def kimi_linear(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Kimi Linear: no RoPE. config.json numbers the layers with attention from 1."""
     section, heads = config.section("linear_attn_config"), config.count("num_attention_heads")
     section.only("num_heads", heads)
     rotated, latent = config.count("qk_rope_head_dim"), config.count("kv_lora_rank")
     context = config.get("max_position_embeddings", config.get("model_max_length"))
     renamed = {"max_position_embeddings": context, "num_key_value_heads": 1, "head_dim": rotated}
-    h = declared(config.updated(**renamed))
+    h = declared(config.update(**renamed))
     active = "num_experts_per_tok" if config.get("num_experts_per_token") is None else "num_experts_per_token"
-    h = with_experts(config, h, "moe_intermediate_size", active_key=active)
+    h = add_experts(config, h, "moe_intermediate_size", active_key=active)
     attends = attending(section, h.sizes["layers"])
     key_dim, value_dim = config.count("qk_nope_head_dim"), config.count("v_head_dim")
     score, shared = config.get("moe_router_activation_func"), config.count("num_shared_experts")
     dim = section.count("head_dim")
     config.only("moe_router_activation_func", "sigmoid", "softmax")
-    taps, leading = section.count("short_conv_kernel_size", 4), leading_dense(config)
-    return h.updated(
+    taps, leading = section.count("short_conv_kernel_size", 4), count_leading_dense(config)
+    return h.update(
         {
-            **by_layer("attends", attends),
+            **name_layer_sizes("attends", attends),
             "queries": heads * (key_dim + rotated),
             "latent": latent,
             "latent_and_key": latent + rotated,
@@ -258,14 +258,14 @@ def kimi_linear(config: Config, declared: Reader) -> CheckpointFacts:
     )
 
 
-def attending(section: Config, layers: int) -> list[bool]:
+def attending(section: CheckpointConfig, layers: int) -> list[bool]:
     """Mark the layers with attention. Raises ModelError if the others lack the delta rule."""
     full, kda = section.get("full_attn_layers"), section.get("kda_layers")
     if not isinstance(full, list) or not all(type(number) is int and 0 < number <= layers for number in full):
-        raise section.refusal(f"full_attn_layers must be layer numbers from 1 to {layers}")
+        raise section.make_error(f"full_attn_layers must be layer numbers from 1 to {layers}")
     attends = [number + 1 in full for number in range(layers)]
     if kda is not None and kda != [number + 1 for number in range(layers) if not attends[number]]:
-        raise section.refusal("kda_layers must be the layers that are not in full_attn_layers")
+        raise section.make_error("kda_layers must be the layers that are not in full_attn_layers")
     return attends
 
 
@@ -278,14 +278,14 @@ DELTA_RULE: Layer = {
         )
         for name in "qkv"
     },
-    "ssm_f_a": as_stored("self_attn.f_a_proj", "delta_dim", "width"),
-    "ssm_f_b": as_stored("self_attn.f_b_proj", "delta", "delta_dim"),
-    "ssm_beta": as_stored("self_attn.b_proj", "heads", "width"),
+    "ssm_f_a": rename_tensor("self_attn.f_a_proj", "delta_dim", "width"),
+    "ssm_f_b": rename_tensor("self_attn.f_b_proj", "delta", "delta_dim"),
+    "ssm_beta": rename_tensor("self_attn.b_proj", "heads", "width"),
     "ssm_a": DerivedTensor(FOUR, {"self_attn.A_log": FOUR}, FUNCTIONS["decay"]),
-    "ssm_g_a": as_stored("self_attn.g_a_proj", "delta_dim", "width"),
-    "ssm_g_b": as_stored("self_attn.g_b_proj", "delta", "delta_dim"),
-    "ssm_dt.bias": as_it_is("self_attn.dt_bias", "delta"),
-    "ssm_norm": as_stored("self_attn.o_norm", "delta_dim"),
+    "ssm_g_a": rename_tensor("self_attn.g_a_proj", "delta_dim", "width"),
+    "ssm_g_b": rename_tensor("self_attn.g_b_proj", "delta", "delta_dim"),
+    "ssm_dt.bias": keep_tensor("self_attn.dt_bias", "delta"),
+    "ssm_norm": rename_tensor("self_attn.o_norm", "delta_dim"),
     "attn_output": ("width", "delta"),
 }
 
@@ -293,7 +293,7 @@ DELTA_RULE: Layer = {
 def kimi_linear_layer(sizes: Sizes, number: int) -> Layer:
     mixer = {**QUERIES, **LATENT} if sizes[f"attends_{number}"] else DELTA_RULE
     shared: Layer = {
-        name: as_stored(f"block_sparse_moe.shared_experts.{name[4:-6]}_proj", *shape)
+        name: rename_tensor(f"block_sparse_moe.shared_experts.{name[4:-6]}_proj", *shape)
         for name, shape in SHARED_EXPERT.items()
     }
     mixture: Layer = {**EXPERTS, **shared, "exp_probs_b.bias": ("experts",)}
@@ -303,26 +303,26 @@ def kimi_linear_layer(sizes: Sizes, number: int) -> Layer:
 KINDS, LOWEST = ("full_attention", "indexed_attention", "linear_attention"), -5.0
 
 
-def glm5_next(config: Config, declared: Reader) -> CheckpointFacts:
+def glm5_next(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read GLM 5.3 Flash: delta-rule layers, and MLA layers that select pools of keys."""
     section, heads = config.section("linear_attn_config"), config.count("num_attention_heads")
     section.only("num_heads", heads)
-    h = declared(config.updated(num_key_value_heads=1, head_dim=None))
-    h = with_experts(config, h, "moe_intermediate_size", "n_routed_experts")
+    h = declared(config.update(num_key_value_heads=1, head_dim=None))
+    h = add_experts(config, h, "moe_intermediate_size", "n_routed_experts")
     layers = h.sizes["layers"]
-    attends = [kind != "linear_attention" for kind in kinds_by_layer(config, "layer_types", layers, KINDS)]
-    full = [kind == "full" for kind in kinds_by_layer(config, "indexer_types", layers, FULL)]
+    attends = [kind != "linear_attention" for kind in read_layer_types(config, "layer_types", layers, KINDS)]
+    full = [kind == "full" for kind in read_layer_types(config, "indexer_types", layers, FULL)]
     row, key_dim, value_dim = (config.count(n) for n in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"))
     dim, taps = section.count("head_dim"), section.count("short_conv_kernel_size")
     lowest = section.get("gate_lower_bound")
     if lowest is None and section.flag("safe_gate", True):
         lowest = LOWEST
-    leading, shared, limit = leading_dense(config), config.count("n_shared_experts"), config.get("swiglu_limit")
-    sizes = {**by_layer("attends", attends), **by_layer("chooses", full)}
+    leading, shared, limit = count_leading_dense(config), config.count("n_shared_experts"), config.get("swiglu_limit")
+    sizes = {**name_layer_sizes("attends", attends), **name_layer_sizes("chooses", full)}
     sizes |= {"latent": row, "latent_and_key": row, "key_dim": key_dim, "value_dim": value_dim, "one": 1, "taps": taps}
     sizes |= {"queries": heads * key_dim, "values": heads * value_dim, "both_rows": heads * (key_dim + value_dim)}
     sizes |= {"narrow": config.count("q_lora_rank"), "delta": heads * dim, "delta_dim": dim, "leading_dense": leading}
-    return with_pools(config, h).updated(
+    return with_pools(config, h).update(
         sizes | {"shared_hidden": shared * h.sizes["expert_hidden"]},
         attention__head_count_kv=[int(does) for does in attends],
         attention__layer_norm_epsilon=1e-6,
@@ -348,12 +348,12 @@ def glm5_next(config: Config, declared: Reader) -> CheckpointFacts:
     )
 
 
-def with_pools(config: Config, h: CheckpointFacts) -> CheckpointFacts:
+def with_pools(config: CheckpointConfig, h: CheckpointHyperparameters) -> CheckpointHyperparameters:
     """Add indexers and residual streams."""
     config.only("scoring_func", "sigmoid")
     pool, streams = config.count("index_kpool"), config.count("hc_mult")
     sizes = {"all_streams": streams * h.sizes["width"], "stream_weights": (2 + streams) * streams}
-    return with_indexer(config, h).updated(
+    return with_indexer(config, h).update(
         {**sizes, "pool": pool, "three": 3},
         attention__indexer__kpool=pool,
         attention__indexer__kpool_select_tail=True,
@@ -368,8 +368,8 @@ def with_pools(config: Config, h: CheckpointFacts) -> CheckpointFacts:
 
 POOLS: Layer = {
     **INDEXER,
-    "indexer_compressor_gate.weight": in_full("self_attn.indexer.index_kpool_compress_gate", "index_dim", "width"),
-    "indexer_compressor_ape.weight": in_full("self_attn.indexer.index_kpool_compress_ape", "pool", "index_dim"),
+    "indexer_compressor_gate.weight": keep_float32("self_attn.indexer.index_kpool_compress_gate", "index_dim", "width"),
+    "indexer_compressor_ape.weight": keep_float32("self_attn.indexer.index_kpool_compress_ape", "pool", "index_dim"),
 }
 
 
@@ -377,9 +377,9 @@ STREAMS: Layer = {
     name: build
     for part in ("attn", "ffn")
     for name, build in {
-        f"hc_{part}_fn.weight": in_full(f"hc_{part}_fn", "stream_weights", "all_streams"),
-        f"hc_{part}_base.weight": as_it_is(f"hc_{part}_base", "stream_weights"),
-        f"hc_{part}_scale.weight": as_it_is(f"hc_{part}_scale", "three"),
+        f"hc_{part}_fn.weight": keep_float32(f"hc_{part}_fn", "stream_weights", "all_streams"),
+        f"hc_{part}_base.weight": keep_tensor(f"hc_{part}_base", "stream_weights"),
+        f"hc_{part}_scale.weight": keep_tensor(f"hc_{part}_scale", "three"),
     }.items()
 }
 
@@ -393,18 +393,18 @@ def glm5_next_layer(sizes: Sizes, number: int) -> Layer:
     return {**NORMS_BEFORE, **STREAMS, **mixer, **(GATED if number < sizes["leading_dense"] else feeds)}
 
 
-def dots1(config: Config, declared: Reader) -> CheckpointFacts:
+def dots1(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read dots.llm1: experts next to a shared one, after the first layers."""
-    return with_deepseek_experts(config, declared(config))
+    return add_deepseek_experts(config, declared(config))
 
 
-def bailing2(config: Config, declared: Reader) -> CheckpointFacts:
+def bailing2(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Ling 2: head norms; experts are selected with a bias from the best groups."""
-    h = declared(config.updated(partial_rotary_factor=config.get("partial_rotary_factor", 0.5)))
+    h = declared(config.update(partial_rotary_factor=config.get("partial_rotary_factor", 0.5)))
     function = config.get("score_function")
     hidden = config.count("num_shared_experts") * h.sizes["expert_hidden"]
     hidden = config.count("moe_shared_expert_intermediate_size", hidden)
-    return h.updated(
+    return h.update(
         {"shared_hidden": hidden},
         expert_shared_feed_forward_length=hidden,
         expert_gating_func=function and SCORES[function],

@@ -13,7 +13,7 @@ import numpy as np
 
 from localllm.arch.families import gemma2 as arch_gemma2
 from localllm.arch.families import gemma3 as arch_gemma3
-from localllm.convert.config import Config
+from localllm.convert.config import CheckpointConfig
 from localllm.convert.family import (
     ATTENTION,
     EXPERTS,
@@ -23,19 +23,28 @@ from localllm.convert.family import (
     NORMS_BEHIND,
     DerivedTensor,
     Layer,
-    as_it_is,
-    as_stored,
+    keep_tensor,
+    rename_tensor,
 )
-from localllm.convert.hyperparameters import CheckpointFacts, Reader, by_layer, one_for_all, windows_of, with_experts
+from localllm.convert.hyperparameters import (
+    CheckpointHyperparameters,
+    Reader,
+    add_experts,
+    list_windows,
+    name_layer_sizes,
+    read_uniform_value,
+)
 from localllm.convert.transforms import Shape, Sizes, TensorSource, pad_rows, stack
 
 
-def gemma2(config: Config, declared: Reader) -> CheckpointFacts:
+def gemma2(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Gemma 2: every other layer has a window."""
-    return with_usual_scale(config, declared(config), arch_gemma2.LAYERS_OF_27B)
+    return require_usual_scale(config, declared(config), arch_gemma2.LAYERS_OF_27B)
 
 
-def with_usual_scale(config: Config, h: CheckpointFacts, exception: int) -> CheckpointFacts:
+def require_usual_scale(
+    config: CheckpointConfig, h: CheckpointHyperparameters, exception: int
+) -> CheckpointHyperparameters:
     """Raise ModelError if scores are not scaled as GGUF's readers do.
 
     They scale by the head dimension, and in the model with `exception` layers by width / heads.
@@ -46,42 +55,42 @@ def with_usual_scale(config: Config, h: CheckpointFacts, exception: int) -> Chec
     return h
 
 
-def gemma3(config: Config, declared: Reader) -> CheckpointFacts:
+def gemma3(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Gemma 3: five layers of six have a window and another RoPE base."""
-    h = with_usual_scale(config, declared(config), arch_gemma3.LAYERS_OF_27B)
+    h = require_usual_scale(config, declared(config), arch_gemma3.LAYERS_OF_27B)
     if config.get("attn_logit_softcapping") is not None:
-        raise config.refusal("attn_logit_softcapping is not supported")
-    return with_local_base(config, h)
+        raise config.make_error("attn_logit_softcapping is not supported")
+    return add_local_base(config, h)
 
 
-def with_local_base(config: Config, h: CheckpointFacts) -> CheckpointFacts:
+def add_local_base(config: CheckpointConfig, h: CheckpointHyperparameters) -> CheckpointHyperparameters:
     """Add the RoPE base of layers with a window."""
     local = config.section("rope_parameters").section("sliding_attention")
-    return h.updated(rope__freq_base_swa=local.number("rope_theta", config.number("rope_local_base_freq", 10000.0)))
+    return h.update(rope__freq_base_swa=local.number("rope_theta", config.number("rope_local_base_freq", 10000.0)))
 
 
-def gemma_embedding(config: Config, declared: Reader) -> CheckpointFacts:
+def gemma_embedding(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read EmbeddingGemma, whose windows are symmetric."""
     if not config.flag("use_bidirectional_attention"):
-        raise config.refusal("a causal Gemma3TextModel is not supported: it computes neither logits nor embeddings")
+        raise config.make_error("a causal Gemma3TextModel is not supported: it computes neither logits nor embeddings")
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         if config.get(name) is not None:
-            raise config.refusal(f"{name} is not supported")
-    return with_local_base(config, with_usual_scale(config, declared(config), 0))
+            raise config.make_error(f"{name} is not supported")
+    return add_local_base(config, require_usual_scale(config, declared(config), 0))
 
 
 STREAMS = 4
 
 
-def gemma3n(config: Config, declared: Reader) -> CheckpointFacts:
+def gemma3n(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Gemma 3n: layers with and without a window; the last layers reuse keys and values."""
     hidden, layers = config.get("intermediate_size"), config.count("num_hidden_layers")
-    h = declared(config.updated(intermediate_size=one_for_all(config, "intermediate_size")))
+    h = declared(config.update(intermediate_size=read_uniform_value(config, "intermediate_size")))
     shared, narrow = config.count("num_kv_shared_layers", 0), config.count("hidden_size_per_layer_input")
     if shared >= layers:
-        raise config.refusal(f"num_kv_shared_layers must be below {layers}")
-    windows = windows_of(config, layers)
-    return with_local_base(config, h).updated(
+        raise config.make_error(f"num_kv_shared_layers must be below {layers}")
+    windows = list_windows(config, layers)
+    return add_local_base(config, h).update(
         {
             "streams": STREAMS,
             "predictions": STREAMS * STREAMS,
@@ -98,22 +107,22 @@ def gemma3n(config: Config, declared: Reader) -> CheckpointFacts:
         altup__active_idx=0,
         altup__num_inputs=STREAMS,
         embedding_length_per_layer_input=narrow,
-        activation_sparsity_scale=deviations(config, layers),
+        activation_sparsity_scale=compute_deviations(config, layers),
     )
 
 
-def deviations(config: Config, layers: int) -> list[float] | None:
+def compute_deviations(config: CheckpointConfig, layers: int) -> list[float] | None:
     """Convert the share of gates that is set to 0 to standard deviations above the mean, per layer."""
     shares = config.get("activation_sparsity_pattern")
     if shares is None:
         return None
     shares = shares if isinstance(shares, list) else [shares] * layers
     if len(shares) != layers or not all(type(share) in (int, float) and 0 <= share < 1 for share in shares):
-        raise config.refusal(f"activation_sparsity_pattern must have {layers} values from 0 to 1, one per layer")
+        raise config.make_error(f"activation_sparsity_pattern must have {layers} values from 0 to 1, one per layer")
     return [float(np.float32(NormalDist().inv_cdf(share))) if share else -inf for share in shares]
 
 
-def stream_matrix(name: str) -> DerivedTensor:
+def stack_streams(name: str) -> DerivedTensor:
     """Stack the matrices of all streams but the first."""
     stored = {f"model.{name}.{number}.weight": ("width", "width") for number in range(STREAMS - 1)}
     return DerivedTensor(("others", "width", "width"), stored, lambda sources, shape, sizes: stack(sources))
@@ -125,8 +134,8 @@ def below(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> Tensor
 
 
 GEMMA3N_WHOLE: Layer = {
-    "altup_proj": stream_matrix("altup_projections"),
-    "altup_unembd_proj": stream_matrix("altup_unembed_projections"),
+    "altup_proj": stack_streams("altup_projections"),
+    "altup_unembd_proj": stack_streams("altup_unembed_projections"),
     "per_layer_token_embd": DerivedTensor(
         ("vocab", "all_narrow"), {"model.embed_tokens_per_layer.weight": ("known", "all_narrow")}, below
     ),
@@ -135,7 +144,7 @@ GEMMA3N_WHOLE: Layer = {
 }
 GEMMA3N_LAYER: Layer = {
     **ATTENTION, **HEAD_NORMS, **GATED, **NORMS_BEFORE, **NORMS_BEHIND,
-    "altup_correct_scale": as_it_is("altup.correct_output_scale", "width"),
+    "altup_correct_scale": keep_tensor("altup.correct_output_scale", "width"),
     "altup_correct_coef": ("streams", "streams"), "altup_router": ("streams", "width"),
     "altup_predict_coef": ("predictions", "streams"), "altup_router_norm": ("width",), "laurel_l": ("rank", "width"),
     "laurel_r": ("width", "rank"), "laurel_post_norm": ("width",), "inp_gate": ("narrow", "width"),
@@ -143,9 +152,9 @@ GEMMA3N_LAYER: Layer = {
 }  # fmt: skip
 # Unused tensors that published checkpoints have in layers with shared keys and values.
 UNREAD_KEYS: Layer = {
-    "attn_k": as_stored("self_attn.k_proj", "keys", "width", needed=False),
-    "attn_v": as_stored("self_attn.v_proj", "keys", "width", needed=False),
-    "attn_k_norm": as_stored("self_attn.k_norm", "head_dim", needed=False),
+    "attn_k": rename_tensor("self_attn.k_proj", "keys", "width", needed=False),
+    "attn_v": rename_tensor("self_attn.v_proj", "keys", "width", needed=False),
+    "attn_k_norm": rename_tensor("self_attn.k_norm", "head_dim", needed=False),
 }
 
 
@@ -156,24 +165,24 @@ def gemma3n_layer(sizes: Sizes, number: int) -> Layer:
 UNROTATED = 1e30  # divides the frequencies of pairs that do not rotate
 
 
-def gemma4(config: Config, declared: Reader) -> CheckpointFacts:
+def gemma4(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Gemma 4.
 
     Sizes are those of layers with full attention; with the prefix "local_", those of layers with a window.
     """
     layers, shared = config.count("num_hidden_layers"), config.count("num_kv_shared_layers", 0)
     windows, dim, local = (
-        windows_of(config, layers, period=6),
-        count_of_whole(config, "head_dim"),
+        list_windows(config, layers, period=6),
+        read_global_integer(config, "head_dim"),
         config.count("head_dim"),
     )
     if shared >= layers or windows[-1]:
-        raise config.refusal("the last layer must have full attention, and some layer must compute its own keys")
+        raise config.make_error("the last layer must have full attention, and some layer must compute its own keys")
     kv_heads = config.count("num_key_value_heads")
-    few = count_of_whole(config, "num_key_value_heads") if config.flag("attention_k_eq_v") else kv_heads
+    few = read_global_integer(config, "num_key_value_heads") if config.flag("attention_k_eq_v") else kv_heads
     rope, of_windows = (config.section("rope_parameters").section(f"{kind}_attention") for kind in ("full", "sliding"))
     base = {"rope_theta": rope.number("rope_theta", 1e6)}
-    h = declared(config.updated(head_dim=dim, num_key_value_heads=few, rope_parameters=base))
+    h = declared(config.update(head_dim=dim, num_key_value_heads=few, rope_parameters=base))
     narrow, hidden = config.count("hidden_size_per_layer_input", 0), h.sizes["hidden"]
     wide = [hidden * (1 + (number >= layers - shared)) for number in range(layers)]
     sizes = {
@@ -186,15 +195,15 @@ def gemma4(config: Config, declared: Reader) -> CheckpointFacts:
         "alike": int(config.flag("attention_k_eq_v")),
         "double": 2 * hidden if config.flag("use_double_wide_mlp") else hidden,
         "one": 1,
-        **by_layer("window", windows),
+        **name_layer_sizes("window", windows),
     }
     if config.flag("enable_moe_block"):
-        h = with_experts(config, h, "moe_intermediate_size", active_key="top_k_experts")
+        h = add_experts(config, h, "moe_intermediate_size", active_key="top_k_experts")
         sizes["both_hidden"] = 2 * h.sizes["expert_hidden"]
-        h = h.updated(expert_feed_forward_length=h.sizes["expert_hidden"])
+        h = h.update(expert_feed_forward_length=h.sizes["expert_hidden"])
     if narrow:
         config.only("vocab_size_per_layer_input", h.sizes["vocab"])
-    return replace(h, tensors={"rope_freqs.weight": rope_factors(rope, dim)}).updated(
+    return replace(h, tensors={"rope_freqs.weight": compute_rope_factors(rope, dim)}).update(
         sizes,
         feed_forward_length=wide if config.flag("use_double_wide_mlp") else hidden,
         attention__head_count_kv=[kv_heads if window else few for window in windows] if few != kv_heads else kv_heads,
@@ -211,22 +220,22 @@ def gemma4(config: Config, declared: Reader) -> CheckpointFacts:
     )
 
 
-def count_of_whole(config: Config, name: str) -> int:
+def read_global_integer(config: CheckpointConfig, name: str) -> int:
     """Read an integer for the layers with full attention: global_..., or per_layer_config of transformers."""
     of_layers = config.section("per_layer_config").content.values()
     values = [layer[name] for layer in of_layers if isinstance(layer, dict) and layer.get(name) is not None]
     if len({*map(str, values)}) > 1:
-        raise config.refusal(f"per_layer_config: {name} must be the same for all layers with full attention")
+        raise config.make_error(f"per_layer_config: {name} must be the same for all layers with full attention")
     key, usual = {"head_dim": ("global_head_dim", 512)}.get(name, (f"num_global_{name[4:]}", config.get(name)))
-    return config.updated(**{key: config.get(key, next(iter(values), usual))}).count(key)
+    return config.update(**{key: config.get(key, next(iter(values), usual))}).count(key)
 
 
-def rope_factors(rope: Config, dim: int) -> np.ndarray:
+def compute_rope_factors(rope: CheckpointConfig, dim: int) -> np.ndarray:
     """Compute the divisors of frequencies, float32 [dim / 2]: only the first pairs rotate."""
     rope.only("rope_type", "proportional")
     share = rope.number("partial_rotary_factor", 0.25)
     if share > 1:
-        raise rope.refusal(f"partial_rotary_factor {share} is not supported")
+        raise rope.make_error(f"partial_rotary_factor {share} is not supported")
     factors = np.full(dim // 2, UNROTATED, np.float32)
     factors[: int(dim * share / 2)] = 1
     return factors
@@ -241,19 +250,19 @@ def gemma4_attention(sizes: Sizes, number: int) -> Layer:
     own: Layer = {"attn_k": (keys, "width"), **values, "attn_k_norm": (dim,)}
     if number >= sizes["own_keys"]:
         own = {
-            "attn_k": as_stored("self_attn.k_proj", keys, "width", needed=False),
-            **({"attn_v": as_stored("self_attn.v_proj", keys, "width", needed=False)} if values else {}),
-            "attn_k_norm": as_stored("self_attn.k_norm", dim, needed=False),
+            "attn_k": rename_tensor("self_attn.k_proj", keys, "width", needed=False),
+            **({"attn_v": rename_tensor("self_attn.v_proj", keys, "width", needed=False)} if values else {}),
+            "attn_k_norm": rename_tensor("self_attn.k_norm", dim, needed=False),
         }
     return {"attn_q": (queries, "width"), **own, "attn_q_norm": (dim,), "attn_output": ("width", queries)}
 
 
 MIXTURE: Layer = {
     "ffn_gate_inp": ("experts", "width"),
-    "ffn_gate_inp.scale": as_it_is("router.scale", "width"),
-    "ffn_gate_up_exps": as_it_is("experts.gate_up_proj", "experts", "both_hidden", "width"),
-    "ffn_down_exps": as_it_is("experts.down_proj", *EXPERTS["ffn_down_exps"]),
-    "ffn_down_exps.scale": as_it_is("router.per_expert_scale", "experts"),
+    "ffn_gate_inp.scale": keep_tensor("router.scale", "width"),
+    "ffn_gate_up_exps": keep_tensor("experts.gate_up_proj", "experts", "both_hidden", "width"),
+    "ffn_down_exps": keep_tensor("experts.down_proj", *EXPERTS["ffn_down_exps"]),
+    "ffn_down_exps.scale": keep_tensor("router.per_expert_scale", "experts"),
     **{name: ("width",) for name in ("pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2")},
 }
 
@@ -268,7 +277,7 @@ def gemma4_layer(sizes: Sizes, number: int) -> Layer:
         **(GATED if number < sizes["own_keys"] else wide),
         **(inputs if sizes["narrow"] else {}),
         **(MIXTURE if "experts" in sizes else {}),
-        "layer_output_scale": as_it_is("layer_scalar", "one"),
+        "layer_output_scale": keep_tensor("layer_scalar", "one"),
     }
 
 

@@ -3,13 +3,27 @@
 from collections.abc import Sequence
 from functools import partial
 
-from localllm.arch.metadata import MOST_LAYERS
-from localllm.convert.config import Config
-from localllm.convert.hyperparameters import APPROXIMATED, GELU, CheckpointFacts, Reader, refuse_other_activations
-from localllm.convert.transforms import Shape, Sizes, TensorSource, every_second, mxfp4, take_strided, transpose
+from localllm.arch.metadata import MAX_LAYERS
+from localllm.convert.config import CheckpointConfig
+from localllm.convert.hyperparameters import (
+    APPROXIMATED,
+    GELU,
+    CheckpointHyperparameters,
+    Reader,
+    refuse_other_activations,
+)
+from localllm.convert.transforms import (
+    Shape,
+    Sizes,
+    TensorSource,
+    take_every_second,
+    take_strided,
+    to_mxfp4_blocks,
+    transpose,
+)
 
 
-def gpt2(config: Config, declared: Reader) -> CheckpointFacts:
+def gpt2(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read GPT-2: its own key names, a position table."""
     refuse_other_activations(config, GELU)
     config.only("scale_attn_weights", True)
@@ -17,10 +31,10 @@ def gpt2(config: Config, declared: Reader) -> CheckpointFacts:
     config.only("add_cross_attention", False)
     width, heads, context = config.count("n_embd"), config.count("n_head"), config.count("n_positions")
     if width % heads:
-        raise config.refusal(f"n_embd {width} must be divisible by n_head {heads}")
+        raise config.make_error(f"n_embd {width} must be divisible by n_head {heads}")
     sizes = {
         "vocab": config.count("vocab_size"),
-        "layers": config.count("n_layer", maximum=MOST_LAYERS),
+        "layers": config.count("n_layer", maximum=MAX_LAYERS),
         "width": width,
         "fused_rows": 3 * width,
         "queries": width,
@@ -35,94 +49,94 @@ def gpt2(config: Config, declared: Reader) -> CheckpointFacts:
         "attention.head_count": heads,
         "attention.layer_norm_epsilon": config.number("layer_norm_epsilon", 1e-5),
     }
-    return CheckpointFacts(sizes, metadata, {}, config.flag("tie_word_embeddings"))
+    return CheckpointHyperparameters(sizes, metadata, {}, config.flag("tie_word_embeddings"))
 
 
-def starcoder(config: Config, declared: Reader) -> CheckpointFacts:
+def starcoder(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read StarCoder 1: GPT-2 with a single key head, and matrices that are not transposed."""
     config.only("multi_query", True)
     h = gpt2(config, declared)
     width, head_dim = h.sizes["width"], h.sizes["width"] // h.metadata["attention.head_count"]
     config.only("n_inner", 4 * width)
-    return h.updated({"fused_rows": width + 2 * head_dim}, attention__head_count_kv=1)
+    return h.update({"fused_rows": width + 2 * head_dim}, attention__head_count_kv=1)
 
 
-def codeshell(config: Config, declared: Reader) -> CheckpointFacts:
+def codeshell(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read CodeShell: RoPE, and biases."""
     width = config.count("n_embd")
     config.only("n_inner", 4 * width)
-    return declared(early(config, 4 * width, config.count("num_query_groups")))
+    return declared(rename_keys(config, 4 * width, config.count("num_query_groups")))
 
 
-def refact(config: Config, declared: Reader) -> CheckpointFacts:
+def refact(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Refact: ALiBi, a single key head."""
     hidden = -(-int(8 * config.count("n_embd") / 3) // 256) * 256  # as in its code, whatever n_inner is
-    return declared(early(config.updated(rms_norm_eps=config.number("layer_norm_epsilon", 1e-5)), hidden, 1))
+    return declared(rename_keys(config.update(rms_norm_eps=config.number("layer_norm_epsilon", 1e-5)), hidden, 1))
 
 
-def early(config: Config, hidden: int, groups: int) -> Config:
+def rename_keys(config: CheckpointConfig, hidden: int, groups: int) -> CheckpointConfig:
     """Rename GPT-2's keys to the usual ones."""
     renamed = {"hidden_size": config.count("n_embd"), "num_attention_heads": config.count("n_head"), "head_dim": None}
-    renamed |= {"num_hidden_layers": config.count("n_layer", maximum=MOST_LAYERS), "num_key_value_heads": groups}
+    renamed |= {"num_hidden_layers": config.count("n_layer", maximum=MAX_LAYERS), "num_key_value_heads": groups}
     renamed |= {"max_position_embeddings": config.count("n_positions"), "intermediate_size": hidden}
-    return config.updated(**renamed)
+    return config.update(**renamed)
 
 
-def bloom(config: Config, declared: Reader) -> CheckpointFacts:
+def bloom(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read BLOOM, also with its older key names."""
     width, heads = config.count("hidden_size", config.get("n_embed")), config.count("n_head", config.get("num_heads"))
     renamed: dict[str, object] = {"hidden_size": width, "num_attention_heads": heads, "num_key_value_heads": heads}
     renamed |= {"num_hidden_layers": config.get("n_layer", config.get("num_hidden_layers"))}
-    return declared(config.updated(**renamed, intermediate_size=4 * width, head_dim=None))
+    return declared(config.update(**renamed, intermediate_size=4 * width, head_dim=None))
 
 
-def mpt(config: Config, declared: Reader) -> CheckpointFacts:
+def mpt(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read MPT, whose exact GELU is approximated; queries, keys and values may be clamped."""
     config.warnings.append(APPROXIMATED)
     attention = config.section("attn_config")
     limit = attention.number("clip_qkv") if attention.get("clip_qkv") else None
-    return declared(config).updated(attention__clamp_kqv=limit)
+    return declared(config).update(attention__clamp_kqv=limit)
 
 
-def falcon(config: Config, declared: Reader) -> CheckpointFacts:
+def falcon(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Falcon: one KV head per group of heads, or one in all; newer models have a norm per branch."""
     newer, heads = config.flag("new_decoder_architecture"), config.count("num_attention_heads", config.get("n_head"))
     groups = 1 if config.flag("multi_query", True) and not newer else config.count("num_kv_heads", heads)
     renamed = {"num_attention_heads": heads, "num_key_value_heads": groups}
     renamed |= {"num_hidden_layers": config.get("num_hidden_layers", config.get("n_layer"))}
     renamed |= {"intermediate_size": config.count("ffn_hidden_size", 4 * config.count("hidden_size"))}
-    h = declared(config.updated(**renamed))
-    return h.updated({"two_norms": newer and config.get("num_ln_in_parallel_attn", 2) == 2})
+    h = declared(config.update(**renamed))
+    return h.update({"two_norms": newer and config.get("num_ln_in_parallel_attn", 2) == 2})
 
 
-def gpt_oss(config: Config, declared: Reader) -> CheckpointFacts:
+def gpt_oss(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read gpt-oss: every other layer has a window; quantized experts are in MXFP4 blocks of 32."""
     h = declared(config)
     width, hidden = h.sizes["width"], h.sizes["expert_hidden"]
     if width % 32 or hidden % 32:
-        raise config.refusal(f"the sizes of experts, {hidden} and {width}, must be multiples of the block size 32")
+        raise config.make_error(f"the sizes of experts, {hidden} and {width}, must be multiples of the block size 32")
     blocks = {"both_hidden": 2 * hidden, "block_bytes": 16, "width_blocks": width // 32, "hidden_blocks": hidden // 32}
-    return h.updated(blocks)
+    return h.update(blocks)
 
 
-def half_of_blocks(start: int, sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+def take_half_of_blocks(start: int, sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     """Take every other row of MXFP4 matrices: gate and up projections are interleaved."""
-    return take_strided(mxfp4(*sources), shape, 2 * shape[-2], start, 2)
+    return take_strided(to_mxfp4_blocks(*sources), shape, 2 * shape[-2], start, 2)
 
 
-def half_of_columns(start: int, sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+def take_half_of_columns(start: int, sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     """Take every other column of transposed matrices."""
     return take_strided(transpose(sources[0]), shape, 2 * shape[-2], start, 2)
 
 
-def half_of_biases(start: int, sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    return every_second(sources[0], start)
+def take_half_of_biases(start: int, sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
+    return take_every_second(sources[0], start)
 
 
 def mxfp4_blocks(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
-    return mxfp4(*sources)
+    return to_mxfp4_blocks(*sources)
 
 
-even_mxfp4, odd_mxfp4 = (partial(half_of_blocks, start) for start in (0, 1))
-even_columns, odd_columns = (partial(half_of_columns, start) for start in (0, 1))
-even_biases, odd_biases = (partial(half_of_biases, start) for start in (0, 1))
+even_mxfp4, odd_mxfp4 = (partial(take_half_of_blocks, start) for start in (0, 1))
+even_columns, odd_columns = (partial(take_half_of_columns, start) for start in (0, 1))
+even_biases, odd_biases = (partial(take_half_of_biases, start) for start in (0, 1))

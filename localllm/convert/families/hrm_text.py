@@ -3,23 +3,23 @@
 import re
 from collections.abc import Sequence
 
-from localllm.arch.metadata import MOST_LAYERS
-from localllm.convert.config import Config
-from localllm.convert.hyperparameters import CheckpointFacts, Reader
+from localllm.arch.metadata import MAX_LAYERS
+from localllm.convert.config import CheckpointConfig
+from localllm.convert.hyperparameters import CheckpointHyperparameters, Reader
 from localllm.convert.transforms import Build, Shape, Sizes, TensorSource, take_strided
 
 LAYER = re.compile(r"model\.([LH])_module\.layers\.([0-9]+)\.(.+)")
 
 
-def read(config: Config, declared: Reader) -> CheckpointFacts:
+def read(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read HRM-Text. A layer is counted once for each pass with keys and values of its own."""
     config.only("num_key_value_heads", config.get("num_attention_heads"))
-    high, low = (config.count(f"{name}_cycles", maximum=MOST_LAYERS) for name in "HL")
-    in_stack = config.count("num_layers_per_stack", config.get("num_hidden_layers"), maximum=MOST_LAYERS)
-    h = declared(config.updated(num_hidden_layers=in_stack))
+    high, low = (config.count(f"{name}_cycles", maximum=MAX_LAYERS) for name in "HL")
+    in_stack = config.count("num_layers_per_stack", config.get("num_hidden_layers"), maximum=MAX_LAYERS)
+    h = declared(config.update(num_hidden_layers=in_stack))
     if config.flag("prefix_lm", True):
         config.warnings.append("attention to the prompt is causal, although the model supports bidirectional attention")
-    return h.updated(
+    return h.update(
         {"layers": 2 * in_stack, "all_queries": 4 * h.sizes["queries"], "both_hidden": 2 * h.sizes["hidden"]},
         block_count=in_stack * high * (low + 1),
         attention__head_count_kv=None,
@@ -40,7 +40,7 @@ def in_one_stack(name: str, layers: int) -> str:
     return f"model.layers.{int(match[2]) + (layers // 2 if match[1] == 'H' else 0)}.{match[3]}"
 
 
-def part(number: int) -> Build:
+def take_matrix(number: int) -> Build:
     """Return a function that takes one of several matrices that are stored below each other."""
 
     def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
@@ -49,4 +49,4 @@ def part(number: int) -> Build:
     return build
 
 
-gate, queries, keys, values = map(part, range(4))
+gate, queries, keys, values = map(take_matrix, range(4))

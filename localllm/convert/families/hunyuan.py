@@ -1,40 +1,40 @@
 """HunYuan, including 3 and 4, and Maincoder."""
 
-from localllm.convert.config import Config
+from localllm.convert.config import CheckpointConfig
 from localllm.convert.families import deepseek
-from localllm.convert.family import Layer, as_it_is, as_stored, experts_of, in_full
+from localllm.convert.family import Layer, keep_float32, keep_tensor, list_expert_tensors, rename_tensor
 from localllm.convert.hyperparameters import (
     SIGMOID,
-    CheckpointFacts,
+    CheckpointHyperparameters,
     Reader,
-    by_layer,
-    leading_dense,
-    one_for_all,
-    with_sigmoid_experts,
+    add_sigmoid_experts,
+    count_leading_dense,
+    name_layer_sizes,
+    read_uniform_value,
 )
-from localllm.convert.rope_scaling import rope_parameters
+from localllm.convert.rope_scaling import find_rope_parameters
 from localllm.convert.transforms import Sizes
 
 LONGEST = 1 << 18  # HunYuan's training context, even if config.json has less
 
 
-def maincoder(config: Config, declared: Reader) -> CheckpointFacts:
+def maincoder(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Maincoder, whose files have a head dimension only if config.json does."""
     h = declared(config)
-    return h.updated(rope__dimension_count=h.sizes["head_dim"] if config.get("head_dim") is not None else None)
+    return h.update(rope__dimension_count=h.sizes["head_dim"] if config.get("head_dim") is not None else None)
 
 
-def hunyuan(config: Config, declared: Reader) -> CheckpointFacts:
+def hunyuan(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read HunYuan: head norms after RoPE."""
     rope = config.section("rope_parameters" if config.get("rope_parameters") else "rope_scaling")
     if rope.get("type", rope.get("rope_type")) != "dynamic":
         return declared(config)
-    base = {"rope_theta": rope_parameters(config).number("rope_theta", 10000.0)}
-    h = declared(config.updated(rope_parameters=base, rope_scaling=None))
+    base = {"rope_theta": find_rope_parameters(config).number("rope_theta", 10000.0)}
+    h = declared(config.update(rope_parameters=base, rope_scaling=None))
     alpha, dims = rope.number("alpha"), h.sizes["head_dim"]
     if rope.number("factor", 1.0) != 1:
-        raise config.refusal("dynamic RoPE scaling must have the factor 1")
-    return h.updated(
+        raise config.make_error("dynamic RoPE scaling must have the factor 1")
+    return h.update(
         rope__freq_base=h.metadata["rope.freq_base"] * alpha ** (dims / (dims - 2)),
         rope__scaling__type="none",
         rope__scaling__factor=1.0,
@@ -43,18 +43,18 @@ def hunyuan(config: Config, declared: Reader) -> CheckpointFacts:
     )
 
 
-def hunyuan_vl(config: Config, declared: Reader) -> CheckpointFacts:
+def hunyuan_vl(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read HunYuan VL: four positions per token; GGUF's readers compute the base from alpha."""
-    rope = rope_parameters(config)
+    rope = find_rope_parameters(config)
     if rope.get("rope_type", rope.get("type")) not in ("dynamic", "xdrope"):
-        raise config.refusal("rope_type must be dynamic or xdrope")
+        raise config.make_error("rope_type must be dynamic or xdrope")
     counts = rope.get("xdrope_section", rope.get("mrope_section"))
     plain = {"rope_type": "default", "rope_theta": rope.number("rope_theta", 10000.0)}
-    h = declared(config.updated(rope_parameters=plain, rope_scaling=None))
+    h = declared(config.update(rope_parameters=plain, rope_scaling=None))
     are_counts = isinstance(counts, list) and all(isinstance(count, int) and count > 0 for count in counts)
     if not are_counts or len(counts) != 4 or 2 * sum(counts) != h.sizes["head_dim"]:
-        raise config.refusal(f"mrope_section must be four counts that add up to {h.sizes['head_dim'] // 2}")
-    return h.updated(
+        raise config.make_error(f"mrope_section must be four counts that add up to {h.sizes['head_dim'] // 2}")
+    return h.update(
         rope__scaling__alpha=rope.number("alpha"),
         rope__scaling__type="none",
         rope__scaling__factor=rope.number("factor", 1.0),
@@ -63,24 +63,24 @@ def hunyuan_vl(config: Config, declared: Reader) -> CheckpointFacts:
     )
 
 
-def hunyuan_moe(config: Config, declared: Reader) -> CheckpointFacts:
+def hunyuan_moe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read HunYuan MoE, some of whose values are given per layer."""
     layers = config.count("num_hidden_layers")
     names = ("moe_topk", "moe_intermediate_size", "num_shared_expert")
-    values = {name: one_for_all(config, name, layers) for name in names}
+    values = {name: read_uniform_value(config, name, layers) for name in names}
     values["moe_intermediate_size"] = values["moe_intermediate_size"] or config.count("intermediate_size")
-    return hunyuan(config.updated(**values), declared)
+    return hunyuan(config.update(**values), declared)
 
 
-def hy_v4(config: Config, declared: Reader) -> CheckpointFacts:
+def hy_v4(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Hunyuan 4: several residual streams, a gate on the heads' output, and a sink per head."""
     config.only("n_group", 1)
     config.only("topk_group", 1)
-    plain = config.updated(n_group=None, topk_group=None, first_k_dense_replace=leading_dense(config))
+    plain = config.update(n_group=None, topk_group=None, first_k_dense_replace=count_leading_dense(config))
     h = deepseek.deepseek2(plain, declared)
     layers, streams, limit = h.sizes["layers"], config.count("hc_mult"), config.get("swiglu_limit")
     full = choosing(config, layers)
-    h = h.updated(
+    h = h.update(
         {
             "mtp_layers": 0,
             "streams": streams,
@@ -89,7 +89,7 @@ def hy_v4(config: Config, declared: Reader) -> CheckpointFacts:
             "one": 1,
             "two": 2,
             "both_hidden": 2 * h.sizes["expert_hidden"],
-            **by_layer("chooses", full or [False] * layers),
+            **name_layer_sizes("chooses", full or [False] * layers),
         },
         expert_gating_func=SIGMOID,
         swiglu_clamp_exp=[config.number("swiglu_limit")] * layers if limit else None,
@@ -97,14 +97,14 @@ def hy_v4(config: Config, declared: Reader) -> CheckpointFacts:
         hyper_connection__epsilon=config.number("hc_eps"),
         hyper_connection__magnitude=config.number("hc_magnitude"),
     )
-    return h if full is None else deepseek.with_indexer(config, h).updated(attention__indexer__types=full)
+    return h if full is None else deepseek.with_indexer(config, h).update(attention__indexer__types=full)
 
 
 INDEXERS = {"full": True, "shared": False}
 KINDS = {"full_attention": False, "sparse_attention": True, "deepseek_sparse_attention": True}
 
 
-def choosing(config: Config, layers: int) -> list[bool] | None:
+def choosing(config: CheckpointConfig, layers: int) -> list[bool] | None:
     """Mark the layers with an indexer, by indexer_types or older keys; None without any."""
     types, kinds = config.get("indexer_types"), config.get("layer_types")
     if types is None and kinds is None:
@@ -112,32 +112,32 @@ def choosing(config: Config, layers: int) -> list[bool] | None:
     name, by_type = ("indexer_types", INDEXERS) if types is not None else ("layer_types", KINDS)
     layer_types = types if types is not None else kinds
     if not isinstance(layer_types, list) or len(layer_types) < layers or not {*map(str, layer_types)} <= by_type.keys():
-        raise config.refusal(f"{name} must be {' or '.join(by_type)} for each of {layers} layers")
+        raise config.make_error(f"{name} must be {' or '.join(by_type)} for each of {layers} layers")
     full = [by_type[kind] for kind in layer_types[:layers]]
     if not full[0] and (types is not None or any(full)):
-        raise config.refusal(f"{name}: the first layer must have an indexer")
+        raise config.make_error(f"{name}: the first layer must have an indexer")
     return full if any(full) else None
 
 
 def hy_v4_layer(sizes: Sizes, number: int) -> Layer:
     layer = {
         **deepseek.deepseek2_layer(sizes, number),
-        "attn_gate": as_stored("self_attn.linear_gate", "values", "width"),
-        "attn_sinks.weight": as_it_is("self_attn.learnable_sink_param", "heads"),
+        "attn_gate": rename_tensor("self_attn.linear_gate", "values", "width"),
+        "attn_sinks.weight": keep_tensor("self_attn.learnable_sink_param", "heads"),
     }
     for name, part in (("attn", "attn"), ("ffn", "mlp")):
         place = f"hc_{part}_layer.hc_pre.hc"
-        layer[f"hc_{name}_fn.weight"] = in_full(f"{place}_fn", "stream_weights", "all_streams")
-        layer[f"hc_{name}_base.weight"] = as_it_is(f"{place}_base", "stream_weights")
-        layer[f"hc_{name}_scale.weight"] = as_it_is(f"{place}_scale", "two")
+        layer[f"hc_{name}_fn.weight"] = keep_float32(f"{place}_fn", "stream_weights", "all_streams")
+        layer[f"hc_{name}_base.weight"] = keep_tensor(f"{place}_base", "stream_weights")
+        layer[f"hc_{name}_scale.weight"] = keep_tensor(f"{place}_scale", "two")
     if sizes[f"chooses_{number}"]:
         layer |= deepseek.INDEXER
-    return layer if number < sizes["leading_dense"] else {**layer, **experts_of(sizes, "mlp.experts")}
+    return layer if number < sizes["leading_dense"] else {**layer, **list_expert_tensors(sizes, "mlp.experts")}
 
 
-def hy_v3(config: Config, declared: Reader) -> CheckpointFacts:
+def hy_v3(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read HunYuan 3."""
-    return with_sigmoid_experts(config, declared(config))
+    return add_sigmoid_experts(config, declared(config))
 
 
 def with_shared_norm(name: str, layers: int) -> str:

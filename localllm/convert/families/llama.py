@@ -7,22 +7,22 @@ import numpy as np
 
 from localllm.arch.families.llama4 import EXPERTS_OF_MAVERICK
 from localllm.arch.families.smallthinker import PERIOD, WINDOW
-from localllm.arch.metadata import MOST_LAYERS
-from localllm.convert.config import Config
+from localllm.arch.metadata import MAX_LAYERS
+from localllm.convert.config import CheckpointConfig
 from localllm.convert.family import DerivedTensor, Layer
 from localllm.convert.hyperparameters import (
     SIGMOID,
     SLIDING,
     SOFTMAX,
-    CheckpointFacts,
+    CheckpointHyperparameters,
     Reader,
-    by_layer,
-    flags,
-    windows_of,
-    with_experts,
+    add_experts,
+    list_windows,
+    name_layer_sizes,
+    read_layer_flags,
 )
-from localllm.convert.rope_scaling import rope_parameters
-from localllm.convert.safetensors_files import Stored
+from localllm.convert.rope_scaling import find_rope_parameters
+from localllm.convert.safetensors_files import StoredTensor
 from localllm.convert.transforms import Shape, Sizes, TensorSource, as_float32, from_array
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
@@ -37,7 +37,7 @@ UNLIKE = "GGUF's readers apply RMS norms and normalize the weights of both exper
 IN_VISION_MODELS = ("lfm2", "llama", "mistral", "qwen2", "qwen3")
 
 
-def llama4(config: Config, declared: Reader) -> CheckpointFacts:
+def llama4(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Llama 4: three layers of four attend within chunks and have RoPE; experts in every few layers."""
     config.only("use_qk_norm", config.get("num_local_experts") != EXPERTS_OF_MAVERICK)
     h = declared(config)
@@ -46,27 +46,27 @@ def llama4(config: Config, declared: Reader) -> CheckpointFacts:
     chunks = [number % 4 != 3 for number in range(layers)]
     config.only("layer_types", ["chunked_attention" if chunk else "full_attention" for chunk in chunks])
     config.only("no_rope_layers", [*map(int, chunks)], [])
-    h = with_experts(config, h, "intermediate_size", "num_local_experts")
+    h = add_experts(config, h, "intermediate_size", "num_local_experts")
     hidden = h.sizes["expert_hidden"]
-    dense = by_layer("dense", [(number + 1) % step for number in range(layers)])
-    return h.updated({**dense, "shared_hidden": hidden, "both_hidden": 2 * hidden}, expert_feed_forward_length=hidden)
+    dense = name_layer_sizes("dense", [(number + 1) % step for number in range(layers)])
+    return h.update({**dense, "shared_hidden": hidden, "both_hidden": 2 * hidden}, expert_feed_forward_length=hidden)
 
 
-def afmoe(config: Config, declared: Reader) -> CheckpointFacts:
+def afmoe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read AFMoE, which scales embeddings."""
     if not config.flag("mup_enabled"):
-        raise config.refusal("mup_enabled must be true: GGUF's readers always scale embeddings")
+        raise config.make_error("mup_enabled must be true: GGUF's readers always scale embeddings")
     return declared(config)
 
 
-def apertus(config: Config, declared: Reader) -> CheckpointFacts:
+def apertus(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Apertus, which scales RoPE even if config.json has no parameters."""
     if config.get("rope_parameters") is None and config.get("rope_scaling") is None:
-        config = config.updated(rope_parameters=ROPE_OF_APERTUS)
+        config = config.update(rope_parameters=ROPE_OF_APERTUS)
     return declared(config)
 
 
-def xielu(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, object]:
+def xielu(stored: Mapping[str, StoredTensor], h: CheckpointHyperparameters) -> dict[str, object]:
     """Read the activation's parameters as metadata. Raises ModelError."""
     numbers: dict[str, list[float]] = {name: [] for name in XIELU}
     for number in range(h.sizes["layers"]):
@@ -78,11 +78,11 @@ def xielu(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, object]
     return {f"xielu.{name}": values for name, values in numbers.items()}
 
 
-def baichuan(config: Config, declared: Reader) -> CheckpointFacts:
+def baichuan(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Baichuan: the larger models have ALiBi, which GGUF's readers infer from the layer count."""
     unsaid = {"rope_theta": "rope__freq_base", "num_key_value_heads": "attention__head_count_kv"}
     defaults: dict[str, object] = {key: None for name, key in unsaid.items() if config.get(name) is None}
-    return declared(config).updated(**defaults)
+    return declared(config).update(**defaults)
 
 
 def ternary(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
@@ -92,52 +92,52 @@ def ternary(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> Tens
     return from_array(np.clip(np.round(numbers * inverse), -1, 1) / inverse)
 
 
-def diffusion(config: Config, declared: Reader) -> CheckpointFacts:
+def diffusion(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     return add_mask_token(config, declared(config))
 
 
-def diffusion_moe(config: Config, declared: Reader) -> CheckpointFacts:
+def diffusion_moe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     return add_mask_token(config, declared(config), USUAL_MASK)
 
 
-def add_mask_token(config: Config, h: CheckpointFacts, usual: int = 0) -> CheckpointFacts:
+def add_mask_token(config: CheckpointConfig, h: CheckpointHyperparameters, usual: int = 0) -> CheckpointHyperparameters:
     """Add the mask token's id.
 
     usual: the default.
     """
     mask = config.count("mask_token_id", usual) if config.get("mask_token_id") is not None else usual
-    return h.updated({"mask": mask}, attention__causal=False)
+    return h.update({"mask": mask}, attention__causal=False)
 
 
-def mask_token(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, object]:
+def mask_token(stored: Mapping[str, StoredTensor], h: CheckpointHyperparameters) -> dict[str, object]:
     return {"tokenizer.ggml.mask_token_id": h.sizes["mask"]} if h.sizes["mask"] else {}
 
 
-def granite_swa(config: Config, declared: Reader) -> CheckpointFacts:
+def granite_swa(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Granite 4 with windows: a sink per head; some layers may lack RoPE."""
-    h = declared(config.updated(sliding_window=None))
+    h = declared(config.update(sliding_window=None))
     layers, base = h.sizes["layers"], h.metadata["rope.freq_base"]
     if config.get("layer_types") is None:
         types = ["full_attention" if number % 4 == 0 else SLIDING for number in range(layers)]
-        config = config.updated(layer_types=types)
+        config = config.update(layer_types=types)
     thetas = config.get("layer_rope_theta", [base] * layers)
     if not isinstance(thetas, list) or len(thetas) != layers or not {*map(str, thetas)} <= NO_ROPE | {str(base)}:
-        raise config.refusal(f"layer_rope_theta must be {base} or 0 for each of {layers} layers")
+        raise config.make_error(f"layer_rope_theta must be {base} or 0 for each of {layers} layers")
     rotates = [str(theta) not in NO_ROPE for theta in thetas]
     if config.get("no_rope_layers"):
-        rotates = [*map(bool, flags(config, "no_rope_layers", layers))]
-    return h.updated(
+        rotates = [*map(bool, read_layer_flags(config, "no_rope_layers", layers))]
+    return h.update(
         attention__rope_pattern=None if all(rotates) and not config.get("no_rope_layers") else rotates,
         attention__sliding_window=config.count("sliding_window"),
-        attention__sliding_window_pattern=windows_of(config, layers),
+        attention__sliding_window_pattern=list_windows(config, layers),
     )
 
 
-def minicpm(config: Config, declared: Reader) -> CheckpointFacts:
+def minicpm(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read MiniCPM: factors of embeddings, residuals and logits; RoPE factors for short and long contexts."""
     h = declared(config)
     magnitude = h.metadata.get("rope.scaling.attn_factor")
-    return h.updated(
+    return h.update(
         embedding_scale=config.number("scale_emb"),
         residual_scale=config.number("scale_depth") / h.sizes["layers"] ** 0.5,
         logit_scale=h.sizes["width"] / config.number("dim_model_base"),
@@ -146,18 +146,20 @@ def minicpm(config: Config, declared: Reader) -> CheckpointFacts:
     )
 
 
-def minicpm3(config: Config, declared: Reader) -> CheckpointFacts:
+def minicpm3(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read MiniCPM 3, whose factors are constants in GGUF's readers; RoPE factors as in MiniCPM."""
     heads, rotated = config.count("num_attention_heads"), config.count("qk_rope_head_dim")
-    h = declared(config.updated(head_dim=rotated))
+    h = declared(config.update(head_dim=rotated))
     if h.metadata["rope.freq_base"] != BASE:
-        raise config.refusal(f"rope_theta {h.metadata['rope.freq_base']} is not supported: GGUF's readers take {BASE}")
+        raise config.make_error(
+            f"rope_theta {h.metadata['rope.freq_base']} is not supported: GGUF's readers take {BASE}"
+        )
     magnitude = h.metadata.get("rope.scaling.attn_factor")
     latent, narrow = config.count("kv_lora_rank"), config.count("q_lora_rank")
     key_dim, value_dim = config.count("qk_nope_head_dim"), config.count("v_head_dim", h.sizes["width"] // heads)
     sizes = {"latent": latent, "narrow": narrow, "latent_and_key": latent + rotated, "values": heads * value_dim}
     sizes |= {"queries": heads * (key_dim + rotated), "both_rows": heads * (key_dim + value_dim)}
-    return h.updated(
+    return h.update(
         sizes,
         attention__q_lora_rank=narrow,
         attention__kv_lora_rank=latent,
@@ -168,34 +170,34 @@ def minicpm3(config: Config, declared: Reader) -> CheckpointFacts:
     )
 
 
-def mistral3(config: Config, declared: Reader) -> CheckpointFacts:
+def mistral3(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read the language model of Mistral Small 3; Ministral 3 adds YaRN and a temperature by position."""
     h = declared(config)
     if h.metadata.get("rope.scaling.type") != "yarn":
         return h
-    rope = rope_parameters(config)
+    rope = find_rope_parameters(config)
     rope.only("attention_factor")
     rope.only("mscale", 1)
-    return h.updated(
+    return h.update(
         rope__scaling__attn_factor=None,
         rope__scaling__yarn_log_multiplier=rope.number("mscale_all_dim"),
         attention__temperature_scale=rope.number("llama_4_scaling_beta"),
     )
 
 
-def muse_glimmer(config: Config, declared: Reader) -> CheckpointFacts:
+def muse_glimmer(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Muse Glimmer: three layers of four have a window and RoPE; head norms have one weight.
 
     Raises ModelError.
     """
     scale = np.array([config.number("qk_scale_factor")], np.float32)
     h = declared(config)
-    base, windows = h.metadata["rope.freq_base"], windows_of(config, h.sizes["layers"], period=4)
+    base, windows = h.metadata["rope.freq_base"], list_windows(config, h.sizes["layers"], period=4)
     config.only("layer_rope_theta", [base if window else 0 for window in windows])
-    return replace(h, factors={"attn_q_norm": [scale]}).updated(attention__sliding_window_pattern=windows)
+    return replace(h, factors={"attn_q_norm": [scale]}).update(attention__sliding_window_pattern=windows)
 
 
-def olmo2(config: Config, declared: Reader) -> CheckpointFacts:
+def olmo2(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read OLMo 2, and OLMo 3, where some layers have a window."""
     h = declared(config)
     if config.get("sliding_window") is None:
@@ -203,29 +205,29 @@ def olmo2(config: Config, declared: Reader) -> CheckpointFacts:
     windows = [(number + 1) % 4 != 0 for number in range(h.sizes["layers"])]
     config.windows(windows)
     local = config.section("rope_parameters").section("sliding_attention")
-    return h.updated(
+    return h.update(
         attention__sliding_window=config.count("sliding_window"),
         attention__sliding_window_pattern=windows,
         rope__freq_base_swa=local.number("rope_theta", h.metadata["rope.freq_base"]),
     )
 
 
-def phi3(config: Config, declared: Reader) -> CheckpointFacts:
+def phi3(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Phi 3: fused matrices, and RoPE factors for long contexts."""
     h = declared(config)
-    rope, context = rope_parameters(config), h.metadata["context_length"]
-    return h.updated(rope__scaling__original_context_length=rope.count("original_max_position_embeddings", context))
+    rope, context = find_rope_parameters(config), h.metadata["context_length"]
+    return h.update(rope__scaling__original_context_length=rope.count("original_max_position_embeddings", context))
 
 
-def phimoe(config: Config, declared: Reader) -> CheckpointFacts:
+def phimoe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Phi 3.5 MoE: biases, and two experts per token."""
     config.warnings.append(UNLIKE)
     return phi3(config, declared)
 
 
-def smallthinker(config: Config, declared: Reader) -> CheckpointFacts:
+def smallthinker(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read SmallThinker: three layers of four have a window and RoPE, or all have RoPE."""
-    layers = config.count("num_hidden_layers", maximum=MOST_LAYERS)
+    layers = config.count("num_hidden_layers", maximum=MAX_LAYERS)
     config.only("moe_layer_layout", [1] * layers)
     windows = [int(number % PERIOD != 0) for number in range(layers)]
     layout = config.get("sliding_window_layout")
@@ -234,13 +236,13 @@ def smallthinker(config: Config, declared: Reader) -> CheckpointFacts:
     config.only("rope_layout", windows if has_windows else [1] * layers)
     if has_windows:
         config.only("sliding_window_size", WINDOW)
-    return declared(config).updated(
+    return declared(config).update(
         expert_gating_func=SOFTMAX if config.flag("moe_primary_router_apply_softmax") else SIGMOID,
         attention__sliding_window=WINDOW if has_windows else None,
     )
 
 
-def smollm3(config: Config, declared: Reader) -> CheckpointFacts:
+def smollm3(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read SmolLM 3: GGUF's readers skip RoPE in every fourth layer."""
     h = declared(config)
     config.only("no_rope_layer_interval", 4)
@@ -248,20 +250,20 @@ def smollm3(config: Config, declared: Reader) -> CheckpointFacts:
     return h
 
 
-def stablelm(config: Config, declared: Reader) -> CheckpointFacts:
+def stablelm(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read StableLM: the largest has head norms, and one norm for attention and feed-forward network."""
     parallel = config.flag("use_parallel_residual")
     flags = {"head_norms": int(config.flag("qk_layernorm")), "parallel": int(parallel)}
-    return declared(config).updated(flags, use_parallel_residual=parallel)
+    return declared(config).update(flags, use_parallel_residual=parallel)
 
 
 def head_norms(sizes: Sizes, number: int) -> Layer:
     """List norms that are stored per head."""
     heads = {"q": sizes["heads"], "k": sizes["kv_heads"]}
-    return {f"attn_{kind}_norm": norm_of_heads(kind, count) for kind, count in heads.items()}
+    return {f"attn_{kind}_norm": stack_head_norms(kind, count) for kind, count in heads.items()}
 
 
-def norm_of_heads(kind: str, heads: int) -> DerivedTensor:
+def stack_head_norms(kind: str, heads: int) -> DerivedTensor:
     """Stack norms that are stored per head.
 
     kind: q or k in the checkpoint.
@@ -274,21 +276,23 @@ def norm_of_heads(kind: str, heads: int) -> DerivedTensor:
     return DerivedTensor(("heads" if kind == "q" else "kv_heads", "head_dim"), stored, build)
 
 
-def orion(config: Config, declared: Reader) -> CheckpointFacts:
+def orion(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Orion: layer norms, though config.json names RMS norms."""
     h = declared(config)
     if h.metadata["rope.freq_base"] != BASE:
-        raise config.refusal(f"rope_theta {h.metadata['rope.freq_base']} is not supported: GGUF's readers take {BASE}")
-    return h.updated(
+        raise config.make_error(
+            f"rope_theta {h.metadata['rope.freq_base']} is not supported: GGUF's readers take {BASE}"
+        )
+    return h.update(
         attention__layer_norm_epsilon=h.metadata["attention.layer_norm_rms_epsilon"],
         attention__layer_norm_rms_epsilon=None,
     )
 
 
-def select_vision(config: Config) -> str:
+def select_vision(config: CheckpointConfig) -> str:
     """Return the name of the language model's record, by text_config. Raises ModelError."""
     kind = config.section("text_config").get("model_type", "llama")
     if kind not in IN_VISION_MODELS:
         supported = f"({', '.join(IN_VISION_MODELS)} are)"
-        raise config.refusal(f"text_config: model_type {printable(str(kind))} is not supported {supported}")
+        raise config.make_error(f"text_config: model_type {printable(str(kind))} is not supported {supported}")
     return f"vision+{kind}"

@@ -9,24 +9,24 @@ from typing import Any
 
 import numpy as np
 
-from localllm.arch.metadata import MOST_LAYERS
-from localllm.convert.config import Config
+from localllm.arch.metadata import MAX_LAYERS
+from localllm.convert.config import CheckpointConfig
 from localllm.convert.family import ATTENTION, DerivedTensor, Layer
 from localllm.convert.hyperparameters import (
-    CheckpointFacts,
+    CheckpointHyperparameters,
     Reader,
-    by_layer,
-    kinds_by_layer,
+    add_experts,
+    count_rotary_dims,
+    name_layer_sizes,
+    read_layer_types,
     refuse_other_activations,
-    rotary_dims,
-    with_experts,
 )
-from localllm.convert.transforms import FUNCTIONS, Shape, Sizes, TensorSource, as_float32, column, from_array
+from localllm.convert.transforms import FUNCTIONS, Shape, Sizes, TensorSource, as_float32, from_array, to_column
 
 CONTEXT = 1 << 20  # unlimited; GGUF's readers need a value
 
 
-def mamba(config: Config, declared: Reader) -> CheckpointFacts:
+def mamba(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Mamba (Gu and Dao 2023, arXiv 2312.00752)."""
     refuse_other_activations(config, ("silu", "swish"))
     config.only("use_conv_bias", True)
@@ -34,9 +34,9 @@ def mamba(config: Config, declared: Reader) -> CheckpointFacts:
     inner, state = config.count("intermediate_size", 2 * width), config.count("state_size", 16)
     rank = config.get("time_step_rank")
     rank = -(-width // 16) if rank in (None, "auto") else config.count("time_step_rank")
-    kernel, layers = config.count("conv_kernel", 4), config.count("num_hidden_layers", maximum=MOST_LAYERS)
+    kernel, layers = config.count("conv_kernel", 4), config.count("num_hidden_layers", maximum=MAX_LAYERS)
     if inner != 2 * width:
-        raise config.refusal(f"intermediate_size must be twice the hidden_size {width} (found {inner})")
+        raise config.make_error(f"intermediate_size must be twice the hidden_size {width} (found {inner})")
     sizes = {
         "vocab": config.count("vocab_size"),
         "layers": layers,
@@ -50,17 +50,17 @@ def mamba(config: Config, declared: Reader) -> CheckpointFacts:
         "one": 1,
     }
     metadata = {
-        **without_attention(config, layers, width),
+        **describe_recurrent(config, layers, width),
         "ssm.conv_kernel": kernel,
         "ssm.inner_size": inner,
         "ssm.state_size": state,
         "ssm.time_step_rank": rank,
         "ssm.dt_b_c_rms": False,
     }
-    return CheckpointFacts(sizes, metadata, {}, config.flag("tie_word_embeddings"))
+    return CheckpointHyperparameters(sizes, metadata, {}, config.flag("tie_word_embeddings"))
 
 
-def without_attention(config: Config, layers: int, width: int) -> dict[str, Any]:
+def describe_recurrent(config: CheckpointConfig, layers: int, width: int) -> dict[str, Any]:
     """Return the metadata of models whose layers are all recurrent."""
     return {
         "block_count": layers,
@@ -72,21 +72,21 @@ def without_attention(config: Config, layers: int, width: int) -> dict[str, Any]
     }
 
 
-def falcon_mamba(config: Config, declared: Reader) -> CheckpointFacts:
+def falcon_mamba(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Falcon Mamba: norms of the scan's inputs."""
     h = mamba(config, declared)
     config.only("mixer_rms_eps", config.number("layer_norm_epsilon", 1e-5))
-    return h.updated(ssm__dt_b_c_rms=True)
+    return h.update(ssm__dt_b_c_rms=True)
 
 
-def states_of(config: Config, inner: int, prefix: str, names: dict[str, str]) -> dict[str, int]:
+def read_state_sizes(config: CheckpointConfig, inner: int, prefix: str, names: dict[str, str]) -> dict[str, int]:
     """Read the sizes of a layer's state.
 
     prefix, names: of keys in config.json.
     """
     heads, head_dim, groups, state, kernel = (config.count(prefix + names[name]) for name in names)
     if inner != heads * head_dim or inner % groups or heads % groups:
-        raise config.refusal(
+        raise config.make_error(
             f"{heads} heads of dimension {head_dim} in {groups} groups do not match the inner width {inner}"
         )
     return {
@@ -102,9 +102,9 @@ def states_of(config: Config, inner: int, prefix: str, names: dict[str, str]) ->
     }
 
 
-def with_states(h: CheckpointFacts, sizes: dict[str, int]) -> CheckpointFacts:
+def add_state_metadata(h: CheckpointHyperparameters, sizes: dict[str, int]) -> CheckpointHyperparameters:
     """Add the ssm.* metadata."""
-    return h.updated(
+    return h.update(
         sizes,
         ssm__conv_kernel=sizes["kernel"],
         ssm__inner_size=sizes["inner"],
@@ -119,22 +119,24 @@ MAMBA2_KEYS = {"heads": "num_heads", "dim": "head_dim", "groups": "n_groups", "s
 HYBRID_KEYS = {"heads": "n_heads", "dim": "d_head", "groups": "n_groups", "state": "d_state", "kernel": "d_conv"}
 
 
-def mamba2(config: Config, declared: Reader) -> CheckpointFacts:
+def mamba2(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Mamba 2 (Dao and Gu 2024, arXiv 2405.21060)."""
     refuse_other_activations(config, ("silu", "swish"))
     config.only("use_conv_bias", True)
     config.only("use_bias", False)
     config.only("rms_norm", True)
-    width, layers = config.count("hidden_size"), config.count("num_hidden_layers", maximum=MOST_LAYERS)
-    sizes = states_of(config, config.count("expand", 2) * width, "", MAMBA2_KEYS)
-    metadata = without_attention(config, layers, width)
+    width, layers = config.count("hidden_size"), config.count("num_hidden_layers", maximum=MAX_LAYERS)
+    sizes = read_state_sizes(config, config.count("expand", 2) * width, "", MAMBA2_KEYS)
+    metadata = describe_recurrent(config, layers, width)
     sizes_of_model = {"vocab": config.count("vocab_size"), "layers": layers, "width": width}
-    return with_states(CheckpointFacts(sizes_of_model, metadata, {}, config.flag("tie_word_embeddings")), sizes)
+    return add_state_metadata(
+        CheckpointHyperparameters(sizes_of_model, metadata, {}, config.flag("tie_word_embeddings")), sizes
+    )
 
 
 def rates(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
     """Convert logarithms, stored as a vector, to GGUF's column of decay rates."""
-    return FUNCTIONS["decay"]([column(sources[0])], shape, sizes)
+    return FUNCTIONS["decay"]([to_column(sources[0])], shape, sizes)
 
 
 def in_rows(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
@@ -142,7 +144,7 @@ def in_rows(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> Tens
     return from_array(as_float32(sources[0].rows(0, 1), sources[0].dtype).reshape(shape))
 
 
-def mamba2_of(prefix: str) -> Layer:
+def list_mamba2_tensors(prefix: str) -> Layer:
     """List the tensors of a Mamba 2 layer without its norm.
 
     prefix: of names in the checkpoint.
@@ -156,13 +158,13 @@ def mamba2_of(prefix: str) -> Layer:
         "ssm_dt.bias": DerivedTensor(("state_heads",), {f"{prefix}.dt_bias": ("state_heads",)}, FUNCTIONS["same"]),
         "ssm_a": DerivedTensor(("state_heads", "one"), {f"{prefix}.A_log": ("state_heads",)}, rates),
         "ssm_d": DerivedTensor(
-            ("state_heads", "one"), {f"{prefix}.D": ("state_heads",)}, lambda s, shape, _: column(s[0])
+            ("state_heads", "one"), {f"{prefix}.D": ("state_heads",)}, lambda s, shape, _: to_column(s[0])
         ),
         "ssm_out": ("width", "inner"),
     }
 
 
-def norm_of(prefix: str) -> Layer:
+def declare_norm(prefix: str) -> Layer:
     """Declare Mamba 2's norm over groups.
 
     prefix: of names in the checkpoint.
@@ -170,10 +172,10 @@ def norm_of(prefix: str) -> Layer:
     return {"ssm_norm": DerivedTensor(("groups", "inner_of_group"), {f"{prefix}.norm.weight": ("inner",)}, in_rows)}
 
 
-MAMBA2, NORM = mamba2_of("mamba"), norm_of("mamba")
+MAMBA2, NORM = list_mamba2_tensors("mamba"), declare_norm("mamba")
 
 
-def with_mamba2(config: Config, h: CheckpointFacts, inner: int) -> CheckpointFacts:
+def add_mamba2(config: CheckpointConfig, h: CheckpointHyperparameters, inner: int) -> CheckpointHyperparameters:
     """Add sizes and metadata of Mamba 2, with the key names of hybrids.
 
     inner: width between its matrices.
@@ -182,11 +184,11 @@ def with_mamba2(config: Config, h: CheckpointFacts, inner: int) -> CheckpointFac
     config.only("mamba_proj_bias", False)
     heads, groups = config.count("mamba_n_heads"), config.count("mamba_n_groups")
     if inner != heads * config.count("mamba_d_head") or heads % groups:
-        raise config.refusal(f"{heads} heads in {groups} groups do not match the inner width {inner}")
+        raise config.make_error(f"{heads} heads in {groups} groups do not match the inner width {inner}")
     kernel = config.count("mamba_d_conv", 4)
-    sizes = states_of(config.updated(mamba_d_conv=kernel), inner, "mamba_", HYBRID_KEYS)
+    sizes = read_state_sizes(config.update(mamba_d_conv=kernel), inner, "mamba_", HYBRID_KEYS)
     state = sizes.pop("state")
-    return h.updated(
+    return h.update(
         sizes,
         ssm__conv_kernel=kernel,
         ssm__state_size=state,
@@ -196,17 +198,17 @@ def with_mamba2(config: Config, h: CheckpointFacts, inner: int) -> CheckpointFac
     )
 
 
-def attending(h: CheckpointFacts, attends: Sequence[bool]) -> CheckpointFacts:
+def attending(h: CheckpointHyperparameters, attends: Sequence[bool]) -> CheckpointHyperparameters:
     """Mark the layers with attention, which have key heads."""
     kv_heads = [h.sizes["kv_heads"] if does else 0 for does in attends]
-    return h.updated(by_layer("attends", attends), attention__head_count_kv=kv_heads)
+    return h.update(name_layer_sizes("attends", attends), attention__head_count_kv=kv_heads)
 
 
 def mamba2_layer(sizes: Sizes, number: int) -> Layer:
-    return {**mamba2_of("mixer"), **norm_of("mixer")}
+    return {**list_mamba2_tensors("mixer"), **declare_norm("mixer")}
 
 
-def jamba(config: Config, declared: Reader) -> CheckpointFacts:
+def jamba(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Jamba: no RoPE; experts in every few layers; norms of the scan's inputs."""
     h = declared(config)
     layers, width = h.sizes["layers"], h.sizes["width"]
@@ -215,10 +217,10 @@ def jamba(config: Config, declared: Reader) -> CheckpointFacts:
     rank = -(-width // 16) if rank in (None, "auto") else config.count("mamba_dt_rank")
     sizes = {"kernel": kernel, "state": state, "inner": inner, "both_inner": 2 * inner, "rank": rank, "one": 1}
     sizes |= {"rank_and_states": rank + 2 * state, "expert_hidden": h.sizes["hidden"]}
-    experts, every = config.count("num_experts", 16), every_so_many(config, "expert", layers, 2, 1)
-    sizes |= {"experts": experts} | by_layer("mixes", [does and experts > 1 for does in every])
-    h = attending(h.updated(sizes), every_so_many(config, "attn", layers, 8, 4))
-    return h.updated(
+    experts, every = config.count("num_experts", 16), mark_periodic(config, "expert", layers, 2, 1)
+    sizes |= {"experts": experts} | name_layer_sizes("mixes", [does and experts > 1 for does in every])
+    h = attending(h.update(sizes), mark_periodic(config, "attn", layers, 8, 4))
+    return h.update(
         ssm__conv_kernel=kernel,
         ssm__state_size=state,
         ssm__inner_size=inner,
@@ -228,72 +230,72 @@ def jamba(config: Config, declared: Reader) -> CheckpointFacts:
     )
 
 
-def every_so_many(config: Config, name: str, layers: int, period: int, offset: int) -> list[bool]:
+def mark_periodic(config: CheckpointConfig, name: str, layers: int, period: int, offset: int) -> list[bool]:
     """Mark every `period`-th layer from `offset` on."""
     period, offset = config.count(f"{name}_layer_period", period), config.get(f"{name}_layer_offset", offset)
     if not isinstance(offset, int) or not 0 <= offset < period:
-        raise config.refusal(f"{name}_layer_offset must be below {name}_layer_period, {period}")
+        raise config.make_error(f"{name}_layer_offset must be below {name}_layer_period, {period}")
     return [number % period == offset for number in range(layers)]
 
 
 GRANITE_KINDS = {"mamba": False, "attention": True, "linear_attention": False, "full_attention": True}
 
 
-def granitehybrid(config: Config, declared: Reader) -> CheckpointFacts:
+def granitehybrid(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Granite 4: no RoPE; experts and a shared network, or the shared network alone."""
     h = declared(config)
     kinds = config.get("layer_types") or config.get("layers_block_type")
-    kinds = kinds_by_layer(config, "layer_types", h.sizes["layers"], GRANITE_KINDS, kinds)
+    kinds = read_layer_types(config, "layer_types", h.sizes["layers"], GRANITE_KINDS, kinds)
     attends = [GRANITE_KINDS[kind] for kind in kinds]
     if all(attends):
-        raise config.refusal("at least one layer must be a Mamba 2 layer in this architecture")
-    h = with_mamba2(config, h, config.count("mamba_expand", 2) * h.sizes["width"])
+        raise config.make_error("at least one layer must be a Mamba 2 layer in this architecture")
+    h = add_mamba2(config, h, config.count("mamba_expand", 2) * h.sizes["width"])
     h = attending(h, attends)
     experts, shared = config.count("num_local_experts", 0), config.count("shared_intermediate_size")
     sizes = {"experts": experts, "shared_hidden": shared, "both_shared": 2 * shared}
     sizes |= {"expert_hidden": h.sizes["hidden"], "both_hidden": 2 * h.sizes["hidden"]}
-    h = h.updated(
+    h = h.update(
         sizes, context_length=CONTEXT, rope__scaling__finetuned=False, expert_shared_feed_forward_length=shared
     )
     if not experts:
         config.only("shared_intermediate_size", h.sizes["hidden"])
-    return h.updated(expert_count=experts, expert_used_count=config.count("num_experts_per_tok", 0))
+    return h.update(expert_count=experts, expert_used_count=config.count("num_experts_per_tok", 0))
 
 
-def bamba(config: Config, declared: Reader) -> CheckpointFacts:
+def bamba(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Bamba: attention with partial RoPE in some layers, Mamba 2 in the others."""
     dims = config.get("attn_rotary_emb")
     head_dim = config.count("hidden_size") // config.count("num_attention_heads")
     renamed = config
     if dims is not None:
-        renamed = config.updated(partial_rotary_factor=config.count("attn_rotary_emb") / head_dim)
+        renamed = config.update(partial_rotary_factor=config.count("attn_rotary_emb") / head_dim)
     h = declared(renamed)
     indices, layers = config.get("attn_layer_indices"), h.sizes["layers"]
     if not isinstance(indices, list) or not all(type(index) is int and 0 <= index < layers for index in indices):
-        raise config.refusal(f"attn_layer_indices must be a list of some of the {layers} layers")
-    rotated_dims = rotary_dims(renamed, h.sizes["head_dim"])
-    h = with_mamba2(config, h, config.count("mamba_expand", 2) * h.sizes["width"])
-    h = attending(h.updated({"rotated_dims": rotated_dims}), [number in indices for number in range(layers)])
-    return h.updated(vocab_size=h.sizes["vocab"], rope__dimension_count=rotated_dims, rope__scaling__finetuned=True)
+        raise config.make_error(f"attn_layer_indices must be a list of some of the {layers} layers")
+    rotated_dims = count_rotary_dims(renamed, h.sizes["head_dim"])
+    h = add_mamba2(config, h, config.count("mamba_expand", 2) * h.sizes["width"])
+    h = attending(h.update({"rotated_dims": rotated_dims}), [number in indices for number in range(layers)])
+    return h.update(vocab_size=h.sizes["vocab"], rope__dimension_count=rotated_dims, rope__scaling__finetuned=True)
 
 
 def granitehybrid_layer(sizes: Sizes, number: int) -> Layer:
     return ATTENTION if sizes[f"attends_{number}"] else {**MAMBA2, **NORM}
 
 
-def falcon_h1(config: Config, declared: Reader) -> CheckpointFacts:
+def falcon_h1(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Falcon H1: attention and Mamba 2 in parallel; muP multipliers are folded into the matrices."""
     h = declared(config)
     config.only("tie_word_embeddings", False)
     if config.flag("mamba_rms_norm", False):
         config.only("mamba_norm_before_gate", False)
     inner = config.count("mamba_d_ssm", config.count("mamba_expand", 2) * h.sizes["width"])
-    h = with_states(h, states_of(config, inner, "mamba_", HYBRID_KEYS))
-    h = h.updated({"has_norm": int(config.flag("mamba_rms_norm", False))})
-    return replace(h, factors=factors_of(config, h.sizes))
+    h = add_state_metadata(h, read_state_sizes(config, inner, "mamba_", HYBRID_KEYS))
+    h = h.update({"has_norm": int(config.flag("mamba_rms_norm", False))})
+    return replace(h, factors=compute_factors(config, h.sizes))
 
 
-def factors_of(config: Config, sizes: Sizes) -> dict[str, list[np.ndarray]]:
+def compute_factors(config: CheckpointConfig, sizes: Sizes) -> dict[str, list[np.ndarray]]:
     """Return muP's multipliers, by matrix."""
 
     def factor(name: str) -> np.ndarray:
@@ -330,17 +332,17 @@ NEMOTRON_KINDS |= {"attention": ATTENDS, "full_attention": ATTENDS, "mlp": FEEDS
 EXPERT_KINDS = ("E", "moe")
 
 
-def nemotron_h(config: Config, declared: Reader) -> CheckpointFacts:
+def nemotron_h(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Nemotron H, which has no RoPE."""
-    kinds = kinds_of(config)
+    kinds = classify_layers(config)
     renamed = {"num_hidden_layers": len(kinds), "rope_parameters": None, "rope_scaling": None}
-    h = declared(config.updated(**renamed))
+    h = declared(config.update(**renamed))
     inner = config.count("mamba_num_heads") * config.count("mamba_head_dim")
-    h = with_states(h, states_of(config, inner, "", NEMOTRON_KEYS))
+    h = add_state_metadata(h, read_state_sizes(config, inner, "", NEMOTRON_KEYS))
     hidden = config.count("moe_intermediate_size") if has_experts(config) else h.sizes["hidden"]
     epsilon = config.number("layer_norm_epsilon", config.number("rms_norm_eps", config.number("norm_eps", 1e-5)))
-    return h.updated(
-        by_layer("kind", kinds) | by_layer("feeds", [kind == FEEDS for kind in kinds]),
+    return h.update(
+        name_layer_sizes("kind", kinds) | name_layer_sizes("feeds", [kind == FEEDS for kind in kinds]),
         context_length=CONTEXT,
         feed_forward_length=[hidden if kind == FEEDS else 0 for kind in kinds],
         attention__head_count_kv=[h.sizes["kv_heads"] if kind == ATTENDS else 0 for kind in kinds],
@@ -354,34 +356,34 @@ def nemotron_h(config: Config, declared: Reader) -> CheckpointFacts:
     )
 
 
-def layer_kinds(config: Config) -> list[str]:
+def layer_kinds(config: CheckpointConfig) -> list[str]:
     """Return the layers' types as in config.json: letters, or words."""
     kinds = config.get("hybrid_override_pattern", config.get("layers_block_type"))
     if not isinstance(kinds, str | list) or not kinds or not {*map(str, kinds)} <= NEMOTRON_KINDS.keys():
-        raise config.refusal(f"layers_block_type must be a list of {', '.join(NEMOTRON_KINDS)}")
+        raise config.make_error(f"layers_block_type must be a list of {', '.join(NEMOTRON_KINDS)}")
     return [*kinds]
 
 
-def kinds_of(config: Config) -> list[int]:
+def classify_layers(config: CheckpointConfig) -> list[int]:
     kinds = layer_kinds(config)
     config.only("num_hidden_layers", len(kinds))
     if {NEMOTRON_KINDS[kind] for kind in kinds} != {STATES, ATTENDS, FEEDS}:
-        raise config.refusal("the layers must include attention, Mamba 2 and feed-forward networks")
+        raise config.make_error("the layers must include attention, Mamba 2 and feed-forward networks")
     if {kind in EXPERT_KINDS for kind in kinds if NEMOTRON_KINDS[kind] == FEEDS} == {True, False}:
-        raise config.refusal("all feed-forward networks must have experts, or none")
+        raise config.make_error("all feed-forward networks must have experts, or none")
     return [NEMOTRON_KINDS[kind] for kind in kinds]
 
 
-def has_experts(config: Config) -> bool:
+def has_experts(config: CheckpointConfig) -> bool:
     """Return whether feed-forward networks are experts."""
     return any(kind in EXPERT_KINDS for kind in layer_kinds(config))
 
 
-def nemotron_h_moe(config: Config, declared: Reader) -> CheckpointFacts:
+def nemotron_h_moe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Nemotron H with ungated experts next to a shared one."""
-    h = with_experts(config, nemotron_h(config, declared), "moe_intermediate_size", "n_routed_experts")
+    h = add_experts(config, nemotron_h(config, declared), "moe_intermediate_size", "n_routed_experts")
     shared = config.count("moe_shared_expert_intermediate_size")
-    return h.updated(
+    return h.update(
         {"shared_hidden": shared},
         expert_feed_forward_length=h.sizes["expert_hidden"],
         expert_shared_feed_forward_length=shared,
@@ -393,7 +395,7 @@ def nemotron_h_moe(config: Config, declared: Reader) -> CheckpointFacts:
     )
 
 
-def select_nemotron_h(config: Config) -> str:
+def select_nemotron_h(config: CheckpointConfig) -> str:
     """Return the name of the record: with experts, or without."""
     return "NemotronHForCausalLM+experts" if has_experts(config) else "NemotronHForCausalLM"
 
@@ -404,17 +406,17 @@ def nemotron_h_layer(sizes: Sizes, number: int) -> Layer:
     return ATTENTION if kind == ATTENDS else mamba2_layer(sizes, number) if kind == STATES else {}
 
 
-def lfm2(config: Config, declared: Reader) -> CheckpointFacts:
+def lfm2(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read LFM2: convolutions over the latest tokens; some layers have attention."""
-    epsilon = {"rms_norm_eps": config.number("norm_eps", 1e-5), "intermediate_size": hidden_of_lfm2(config)}
-    h = declared(config.updated(**epsilon))
-    kinds = kinds_by_layer(config, "layer_types", h.sizes["layers"], ("conv", "full_attention"))
+    epsilon = {"rms_norm_eps": config.number("norm_eps", 1e-5), "intermediate_size": compute_hidden_size(config)}
+    h = declared(config.update(**epsilon))
+    kinds = read_layer_types(config, "layer_types", h.sizes["layers"], ("conv", "full_attention"))
     taps = config.count("conv_L_cache", 3)
     sizes = {"taps": taps, "one": 1, "into_gates": 3 * h.sizes["width"]}
-    return attending(h.updated(sizes), [kind != "conv" for kind in kinds]).updated(shortconv__l_cache=taps)
+    return attending(h.update(sizes), [kind != "conv" for kind in kinds]).update(shortconv__l_cache=taps)
 
 
-def hidden_of_lfm2(config: Config) -> int:
+def compute_hidden_size(config: CheckpointConfig) -> int:
     """Return the feed-forward hidden size, adjusted like in transformers unless config.json's is final."""
     hidden = config.count("block_ff_dim" if config.get("block_ff_dim") is not None else "intermediate_size")
     if not config.flag("block_auto_adjust_ff_dim", True):
@@ -424,8 +426,8 @@ def hidden_of_lfm2(config: Config) -> int:
     return -(-hidden // multiple) * multiple
 
 
-def lfm2_moe(config: Config, declared: Reader) -> CheckpointFacts:
+def lfm2_moe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read LFM2 with experts after the first layers."""
-    h = lfm2(config.updated(block_auto_adjust_ff_dim=False), declared)
+    h = lfm2(config.update(block_auto_adjust_ff_dim=False), declared)
     leading = config.count("num_dense_layers", 2)
-    return h.updated({"leading_dense": leading}, leading_dense_block_count=leading)
+    return h.update({"leading_dense": leading}, leading_dense_block_count=leading)

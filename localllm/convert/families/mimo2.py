@@ -1,27 +1,27 @@
 """MiMo-V2."""
 
-from localllm.convert.config import Config
-from localllm.convert.family import Layer, as_it_is
-from localllm.convert.hyperparameters import CheckpointFacts, Reader, by_layer, flags
+from localllm.convert.config import CheckpointConfig
+from localllm.convert.family import Layer, keep_tensor
+from localllm.convert.hyperparameters import CheckpointHyperparameters, Reader, name_layer_sizes, read_layer_flags
 from localllm.convert.transforms import Sizes
 
 
-def read(config: Config, declared: Reader) -> CheckpointFacts:
+def read(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read MiMo-V2: other key heads in layers with a window; values shorter than keys."""
     for name in ("head_dim", "num_attention_heads", "v_head_dim"):
         config.only(f"swa_{name}", config.get(name))
     h = declared(config)
     layers, dim = h.sizes["layers"], config.count("v_head_dim")
-    windows, mixes = (flags(config, name, layers) for name in ("hybrid_layer_pattern", "moe_layer_freq"))
+    windows, mixes = (read_layer_flags(config, name, layers) for name in ("hybrid_layer_pattern", "moe_layer_freq"))
     local = config.count("swa_num_key_value_heads", h.sizes["kv_heads"])
     kv_heads = [local if window else h.sizes["kv_heads"] for window in windows]
     scale = config.get("attention_value_scale")
-    return h.updated(
+    return h.update(
         {
-            **by_layer("keys", [n * h.sizes["head_dim"] for n in kv_heads]),
-            **by_layer("values", [n * dim for n in kv_heads]),
-            **by_layer("window", windows),
-            **by_layer("mixes", mixes),
+            **name_layer_sizes("keys", [n * h.sizes["head_dim"] for n in kv_heads]),
+            **name_layer_sizes("values", [n * dim for n in kv_heads]),
+            **name_layer_sizes("window", windows),
+            **name_layer_sizes("mixes", mixes),
             "seen": h.sizes["heads"] * dim,
         },
         attention__head_count_kv=kv_heads,
@@ -40,5 +40,5 @@ def layer(sizes: Sizes, number: int) -> Layer:
         "attn_v": (f"values_{number}", "width"),
         "attn_output": ("width", "seen"),
     }
-    sinks: Layer = {"attn_sinks.weight": as_it_is("self_attn.attention_sink_bias", "heads")}
+    sinks: Layer = {"attn_sinks.weight": keep_tensor("self_attn.attention_sink_bias", "heads")}
     return {**attention, **(sinks if sizes[f"window_{number}"] else {})}

@@ -1,34 +1,44 @@
 """MiniMax-Text-01, M1 and M3."""
 
-from localllm.convert.config import Config
-from localllm.convert.hyperparameters import CheckpointFacts, Reader, by_layer, flags, rotary_dims, with_experts
+from localllm.convert.config import CheckpointConfig
+from localllm.convert.hyperparameters import (
+    CheckpointHyperparameters,
+    Reader,
+    add_experts,
+    count_rotary_dims,
+    name_layer_sizes,
+    read_layer_flags,
+)
 
 
-def minimax_01(config: Config, declared: Reader) -> CheckpointFacts:
+def minimax_01(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read MiniMax-Text-01: every eighth layer has softmax attention; residuals are scaled norms."""
     for kind in ("full_attention", "linear_attention", "mlp"):
         config.only(f"layernorm_{kind}_alpha", config.get("layernorm_full_attention_alpha"))
     h = declared(config)
     attends = [number % 8 == 7 for number in range(h.sizes["layers"])]
     config.only("attn_type_list", [*map(int, attends)])
-    return h.updated(by_layer("attends", attends))
+    return h.update(name_layer_sizes("attends", attends))
 
 
-def minimax_m3(config: Config, declared: Reader) -> CheckpointFacts:
+def minimax_m3(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read MiniMax M3: after the first layers, experts, and an indexer per key head."""
     dims, dense = config.count("rotary_dim"), config.count("dense_intermediate_size", config.get("intermediate_size"))
-    h = declared(config.updated(intermediate_size=dense))
-    if rotary_dims(config, h.sizes["head_dim"]) not in (dims, h.sizes["head_dim"]):
-        raise config.refusal(f"partial_rotary_factor and rotary_dim {dims} contradict each other")
-    h = with_experts(config, h, "intermediate_size", "num_local_experts")
+    h = declared(config.update(intermediate_size=dense))
+    if count_rotary_dims(config, h.sizes["head_dim"]) not in (dims, h.sizes["head_dim"]):
+        raise config.make_error(f"partial_rotary_factor and rotary_dim {dims} contradict each other")
+    h = add_experts(config, h, "intermediate_size", "num_local_experts")
     layers, section = h.sizes["layers"], config.section("sparse_attention_config")
-    mixes, sparse = flags(config, "moe_layer_freq", layers), flags(section, "sparse_attention_freq", layers)
+    mixes, sparse = (
+        read_layer_flags(config, "moe_layer_freq", layers),
+        read_layer_flags(section, "sparse_attention_freq", layers),
+    )
     leading, shared = mixes.index(1) if 1 in mixes else layers, config.count("n_shared_experts")
     if mixes != [int(number >= leading) for number in range(layers)] or sparse != mixes:
-        raise config.refusal("moe_layer_freq must be 0 in the first layers only, which lack experts and indexers")
+        raise config.make_error("moe_layer_freq must be 0 in the first layers only, which lack experts and indexers")
     hidden = shared * config.count("shared_intermediate_size", h.sizes["expert_hidden"])
     heads, dim = section.count("sparse_num_index_heads"), section.count("sparse_index_dim")
-    return h.updated(
+    return h.update(
         {"leading_dense": leading, "shared_hidden": hidden, "index_dim": dim, "index_queries": heads * dim},
         rope__dimension_count=dims,
         leading_dense_block_count=leading,

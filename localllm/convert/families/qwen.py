@@ -12,8 +12,8 @@ from math import isqrt
 
 import numpy as np
 
-from localllm.convert.config import Config
-from localllm.convert.families.bert import RANK, labels
+from localllm.convert.config import CheckpointConfig
+from localllm.convert.families.bert import RANK, read_labels
 from localllm.convert.family import (
     ATTENTION,
     HEAD_NORMS,
@@ -21,40 +21,46 @@ from localllm.convert.family import (
     DerivedTensor,
     Dimensions,
     Layer,
-    as_stored,
-    experts_of,
+    list_expert_tensors,
     mtp_layer,
+    rename_tensor,
 )
 from localllm.convert.files import read_json, read_text, report_as_model_error
-from localllm.convert.hyperparameters import CheckpointFacts, Reader, by_layer, kinds_by_layer, with_experts
-from localllm.convert.safetensors_files import Stored
+from localllm.convert.hyperparameters import (
+    CheckpointHyperparameters,
+    Reader,
+    add_experts,
+    name_layer_sizes,
+    read_layer_types,
+)
+from localllm.convert.safetensors_files import StoredTensor
 from localllm.convert.transforms import (
     FUNCTIONS,
     Shape,
     Sizes,
     TensorSource,
     as_float32,
-    column,
-    flat,
     from_array,
     permute_columns,
     pick_rows,
     reshape,
     stack,
+    to_column,
+    to_vector,
 )
 from localllm.errors import ModelError
 
 ANSWERS = "yes", "no"
 
 
-def is_ranker(config: Config) -> bool:
+def is_reranker(config: CheckpointConfig) -> bool:
     """Return whether a Qwen3 checkpoint is a yes-no reranker, by its model card or name."""
     names = (config.path.parent.name, str(config.get("_name_or_path")))
     card = read_text(config.path.parent / "README.md") or ""
     return "# qwen3-reranker" in card.lower() or any("qwen3-reranker" in name.lower() for name in names)
 
 
-def ranker(config: Config, declared: Reader) -> CheckpointFacts:
+def ranker(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read a reranker whose head is two rows of the output matrix."""
     path = config.path.parent / "tokenizer.json"
     with report_as_model_error(path):
@@ -62,15 +68,15 @@ def ranker(config: Config, declared: Reader) -> CheckpointFacts:
         answers = {name: int(vocabulary[name]) for name in ANSWERS}
     h = declared(config)
     if max(answers.values()) >= h.sizes["vocab"]:
-        raise config.refusal("the vocabulary must have the tokens yes and no")
-    return h.updated({**answers, "labels": 2}, pooling_type=RANK, classifier__output_labels=[*ANSWERS])
+        raise config.make_error("the vocabulary must have the tokens yes and no")
+    return h.update({**answers, "labels": 2}, pooling_type=RANK, classifier__output_labels=[*ANSWERS])
 
 
-def classifier(config: Config, declared: Reader) -> CheckpointFacts:
+def classifier(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read a reranker with a separate head."""
-    named = labels(config)
-    h = declared(config).updated({"labels": len(named)}, pooling_type=RANK)
-    return h.updated(classifier__output_labels=named) if len(named) > 1 else h
+    named = read_labels(config)
+    h = declared(config).update({"labels": len(named)}, pooling_type=RANK)
+    return h.update(classifier__output_labels=named) if len(named) > 1 else h
 
 
 def rows_of_answers(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
@@ -78,31 +84,31 @@ def rows_of_answers(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes)
     return pick_rows(sources[0], shape, lambda rows: np.array([sizes[name] for name in ANSWERS])[np.asarray(rows)])
 
 
-def select(config: Config) -> str:
+def select(config: CheckpointConfig) -> str:
     """Return the name of the record: of a chat model, or of a reranker."""
-    if not is_ranker(config):
+    if not is_reranker(config):
         return "Qwen3ForCausalLM"
     return "Qwen3ForCausalLM+tied_ranker" if config.flag("tie_word_embeddings") else "Qwen3ForCausalLM+ranker"
 
 
-def qwen3vl(config: Config, declared: Reader) -> CheckpointFacts:
+def qwen3vl(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Qwen3-VL, with the number of its DeepStack layers."""
     h = declared(config)
     deep = config.section("vision_config").get("deepstack_visual_indexes", [])
-    return h.updated(n_deepstack_layers=len(deep) if isinstance(deep, list) else 0)
+    return h.update(n_deepstack_layers=len(deep) if isinstance(deep, list) else 0)
 
 
 KINDS = {"linear_attention": False, "full_attention": True}
 
 
-def delta_rule(config: Config, declared: Reader) -> CheckpointFacts:
+def delta_rule(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read attention with gated queries, and the delta rule."""
     h = declared(config)
     keys, values = config.count("linear_num_key_heads"), config.count("linear_num_value_heads")
     key_dim, value_dim = config.count("linear_key_head_dim"), config.count("linear_value_head_dim")
     kernel = config.count("linear_conv_kernel_dim", 4)
     if values % keys:
-        raise config.refusal(f"the {values} value heads must be a multiple of the {keys} key heads")
+        raise config.make_error(f"the {values} value heads must be a multiple of the {keys} key heads")
     attends, interval = attending(config, h.sizes["layers"])
     sizes = {
         "both_queries": 2 * h.sizes["queries"],
@@ -118,9 +124,9 @@ def delta_rule(config: Config, declared: Reader) -> CheckpointFacts:
         "one": 1,
         "mtp_layers": int(config.get("mtp_num_hidden_layers", 1) != 0),
         "both_inputs": 2 * h.sizes["width"],
-        **by_layer("attends", [*attends, True]),
+        **name_layer_sizes("attends", [*attends, True]),
     }
-    return h.updated(
+    return h.update(
         sizes,
         attention__key_length=h.sizes["head_dim"],
         attention__value_length=h.sizes["head_dim"],
@@ -134,47 +140,47 @@ def delta_rule(config: Config, declared: Reader) -> CheckpointFacts:
     )
 
 
-def attending(config: Config, layers: int) -> tuple[list[bool], int]:
+def attending(config: CheckpointConfig, layers: int) -> tuple[list[bool], int]:
     """Mark the layers with attention; also return their period, for files that do not list them."""
     interval = config.count("full_attention_interval", 4)
     if config.get("layer_types") is None:
         return [(number + 1) % interval == 0 for number in range(layers)], interval
-    return [KINDS[kind] for kind in kinds_by_layer(config, "layer_types", layers, KINDS)], interval
+    return [KINDS[kind] for kind in read_layer_types(config, "layer_types", layers, KINDS)], interval
 
 
-def qwen3next(config: Config, declared: Reader) -> CheckpointFacts:
+def qwen3next(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Qwen3-Next: experts in every layer, next to a shared one."""
     return with_qwen_experts(config, delta_rule(config, declared))
 
 
-def qwen35(config: Config, declared: Reader) -> CheckpointFacts:
+def qwen35(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Qwen 3.5: M-RoPE."""
-    return delta_rule(with_sections(config), declared)
+    return delta_rule(add_sections(config), declared)
 
 
-def qwen35moe(config: Config, declared: Reader) -> CheckpointFacts:
+def qwen35moe(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     return with_qwen_experts(config, qwen35(config, declared))
 
 
-def with_sections(config: Config) -> Config:
+def add_sections(config: CheckpointConfig) -> CheckpointConfig:
     """Add the family's M-RoPE sections."""
     rope = config.section("rope_parameters").content
-    return config.updated(rope_parameters={"mrope_section": [11, 11, 10], **rope})
+    return config.update(rope_parameters={"mrope_section": [11, 11, 10], **rope})
 
 
-def with_qwen_experts(config: Config, h: CheckpointFacts) -> CheckpointFacts:
+def with_qwen_experts(config: CheckpointConfig, h: CheckpointHyperparameters) -> CheckpointHyperparameters:
     for name, value in (("norm_topk_prob", True), ("decoder_sparse_step", 1), ("mlp_only_layers", [])):
         config.only(name, value)
     shared = config.count("shared_expert_intermediate_size")
-    h = with_experts(config, h, "moe_intermediate_size")
-    return h.updated(
+    h = add_experts(config, h, "moe_intermediate_size")
+    return h.update(
         {"shared_hidden": shared, "both_hidden": 2 * h.sizes["expert_hidden"]},
         expert_feed_forward_length=h.sizes["expert_hidden"],
         expert_shared_feed_forward_length=shared,
     )
 
 
-def rule_tensor(
+def declare_rule_tensor(
     name: str, *dimensions: str, order: Callable[[Sizes], np.ndarray], stored: Dimensions = ()
 ) -> DerivedTensor:
     """Declare a tensor of the delta rule.
@@ -184,9 +190,9 @@ def rule_tensor(
 
     def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
         numbers = order(sizes)
-        matrix = sources[0] if len(shape) > 1 else column(sources[0])
+        matrix = sources[0] if len(shape) > 1 else to_column(sources[0])
         sorted_rows = pick_rows(matrix, shape, lambda rows: numbers[rows])
-        return sorted_rows if len(shape) > 1 else flat(replace(sorted_rows, shape=(*shape, 1)))
+        return sorted_rows if len(shape) > 1 else to_vector(replace(sorted_rows, shape=(*shape, 1)))
 
     return DerivedTensor(dimensions, {f"linear_attn.{name}": stored or dimensions}, build)
 
@@ -203,7 +209,7 @@ def interleave_values(sizes: Sizes) -> np.ndarray:
     return np.concatenate([np.arange(keys), interleave_heads(sizes, sizes["value_dim"], keys)])
 
 
-def order_of_part(number: slice) -> Callable[[Sizes], np.ndarray]:
+def order_group_part(number: slice) -> Callable[[Sizes], np.ndarray]:
     """Order rows of groups (a query, a key, values and their gates) so that each of these is contiguous.
 
     number: which of them to return.
@@ -234,9 +240,11 @@ NORM: Layer = {
 WIDE = ("all_four", "width")
 RULE_OF_NEXT: Layer = {
     **NORM,
-    "attn_qkv": rule_tensor("in_proj_qkvz.weight", "convolved", "width", order=order_of_part(slice(0, 3)), stored=WIDE),
-    "attn_gate": rule_tensor(
-        "in_proj_qkvz.weight", "rule_values", "width", order=order_of_part(slice(3, 4)), stored=WIDE
+    "attn_qkv": declare_rule_tensor(
+        "in_proj_qkvz.weight", "convolved", "width", order=order_group_part(slice(0, 3)), stored=WIDE
+    ),
+    "attn_gate": declare_rule_tensor(
+        "in_proj_qkvz.weight", "rule_values", "width", order=order_group_part(slice(3, 4)), stored=WIDE
     ),
     "ssm_ba": ("both_strengths", "width"),
     "ssm_conv1d": DerivedTensor(("convolved", "kernel"), {"linear_attn.conv1d.weight": TAPS}, FUNCTIONS["reshape"]),
@@ -247,14 +255,14 @@ RULE_OF_NEXT: Layer = {
 BY_ONE = partial(interleave_heads, length=1)
 RULE: Layer = {
     **NORM,
-    "attn_qkv": rule_tensor("in_proj_qkv.weight", "convolved", "width", order=interleave_values),
-    "attn_gate": rule_tensor(
+    "attn_qkv": declare_rule_tensor("in_proj_qkv.weight", "convolved", "width", order=interleave_values),
+    "attn_gate": declare_rule_tensor(
         "in_proj_z.weight", "rule_values", "width", order=lambda sizes: interleave_heads(sizes, sizes["value_dim"])
     ),
-    "ssm_alpha": rule_tensor("in_proj_a.weight", "value_heads", "width", order=BY_ONE),
-    "ssm_beta": rule_tensor("in_proj_b.weight", "value_heads", "width", order=BY_ONE),
-    "ssm_conv1d": rule_tensor("conv1d.weight", "convolved", "kernel", order=interleave_values, stored=TAPS),
-    "ssm_dt.bias": rule_tensor("dt_bias", "value_heads", order=BY_ONE),
+    "ssm_alpha": declare_rule_tensor("in_proj_a.weight", "value_heads", "width", order=BY_ONE),
+    "ssm_beta": declare_rule_tensor("in_proj_b.weight", "value_heads", "width", order=BY_ONE),
+    "ssm_conv1d": declare_rule_tensor("conv1d.weight", "convolved", "kernel", order=interleave_values, stored=TAPS),
+    "ssm_dt.bias": declare_rule_tensor("dt_bias", "value_heads", order=BY_ONE),
     "ssm_a": DerivedTensor(HEADS, {"linear_attn.A_log": HEADS}, interleave_rates),
     "ssm_out": DerivedTensor(
         ("width", "rule_values"), {"linear_attn.out_proj.weight": ("width", "rule_values")}, interleave_columns
@@ -266,10 +274,10 @@ NORMS: Layer = {"attn_norm": ("width",), "post_attention_norm": ("width",)}
 
 
 def experts(sizes: Sizes, number: int) -> Layer:
-    return {**experts_of(sizes, "mlp.experts"), **BESIDE}
+    return {**list_expert_tensors(sizes, "mlp.experts"), **BESIDE}
 
 
-def with_offsets(layer: Layer) -> Layer:
+def add_norm_offsets(layer: Layer) -> Layer:
     """Declare the norms of a multi-token prediction layer, which multiply by 1 + weight."""
     offset = FUNCTIONS["offset"]
     return {name: replace(its, build=offset) if "norm" in name else its for name, its in layer.items()}  # type: ignore[type-var]
@@ -291,7 +299,7 @@ def with_mtp(name: str, layers: int) -> str:
 def layer(rule: Layer, sizes: Sizes, number: int) -> Layer:
     """List the tensors of a layer without its feed-forward network."""
     mixer = ATTENDING if sizes[f"attends_{number}"] else rule
-    return {**NORMS, **mixer, **with_offsets(mtp_layer(sizes, number))}
+    return {**NORMS, **mixer, **add_norm_offsets(mtp_layer(sizes, number))}
 
 
 qwen35_layer, qwen3next_layer = partial(layer, RULE), partial(layer, RULE_OF_NEXT)
@@ -301,24 +309,24 @@ CONSTANTS = {"layer_multipliers": "layer_multipliers", "head_offsets": "ngram_he
              "head_vocab_sizes": "ngram_heads_vocab_sizes"}  # fmt: skip
 
 
-def qwen4exp(config: Config, declared: Reader) -> CheckpointFacts:
+def qwen4exp(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read Qwen 4 as an extension of Qwen 3.5, without multi-token prediction."""
     if config.get("output_gate_type") != "sigmoid":
-        raise config.refusal("output_gate_type must be sigmoid")
+        raise config.make_error("output_gate_type must be sigmoid")
     kinds, hidden = config.get("layer_types"), config.count("moe_intermediate_size")
     if isinstance(kinds, list):  # the publisher's keys, not those that transformers saves
         kinds = ["full_attention" if kind == "indexed_attention" else kind for kind in kinds]
-    renamed = with_sections(config).updated(
+    renamed = add_sections(config).update(
         layer_types=kinds, intermediate_size=config.count("intermediate_size", hidden)
     )
     h = with_qwen_experts(renamed, delta_rule(renamed, declared))
     if config.get("intermediate_size") is None:
-        h = h.updated(feed_forward_length=None)
+        h = h.update(feed_forward_length=None)
     heads, dim, size = (config.count(f"indexer_{name}") for name in ("n_heads", "head_dim", "compress_ratio"))
     streams, rank = config.count("hc_count", 4), config.count("hc_lowrank", 320)
     sizes = {"streams": streams, "all_streams": streams * h.sizes["width"], "rank": rank, "mtp_layers": 0}
     sizes |= {"index_dim": dim, "index_queries": heads * dim, "queries_and_key": (heads + 1) * dim}
-    return with_ngrams(config, h).updated(
+    return with_ngrams(config, h).update(
         sizes,
         hyper_connection__count=streams,
         hyper_connection__low_rank=rank,
@@ -329,29 +337,29 @@ def qwen4exp(config: Config, declared: Reader) -> CheckpointFacts:
     )
 
 
-def with_ngrams(config: Config, h: CheckpointFacts) -> CheckpointFacts:
+def with_ngrams(config: CheckpointConfig, h: CheckpointHyperparameters) -> CheckpointHyperparameters:
     """Add n-gram embeddings, if there are any."""
     layers, end = config.get("ple_layer_ids", []), config.get("eos_token_id")
     if not layers:
-        return h.updated({"hashes": 0})
+        return h.update({"hashes": 0})
     if not isinstance(layers, list) or len(layers) != 1 or not isinstance(layers[0], int):
-        raise config.refusal("ple_layer_ids must name one layer only for n-grams of tokens")
+        raise config.make_error("ple_layer_ids must name one layer only for n-grams of tokens")
     end = end[0] if isinstance(end, list) and len(end) == 1 else end
     if not isinstance(end, int):
-        raise config.refusal("eos_token_id must be a single token, which separates sequences")
+        raise config.make_error("eos_token_id must be a single token, which separates sequences")
     length, each = config.count("ngram_size", 3), config.count("heads_per_ngram", 8)
     hashes, parts = (length - 1) * each, config.count("split_ngram_parts", 512)
     width = config.count("ple_embed_dim", h.sizes["width"])
     multiple = config.count("make_ngram_vocab_size_divisible_by", 128)
-    rows = sum(primes_from(config.count("ngram_vocab_size_base", 20_000_000, 1 << 31), hashes))
+    rows = sum(find_primes(config.count("ngram_vocab_size_base", 20_000_000, 1 << 31), hashes))
     rows = -(-rows // multiple) * multiple
     if not hashes or width % hashes or rows % parts:
-        raise config.refusal(
+        raise config.make_error(
             f"inconsistent n-gram embeddings: {rows} rows of width {width} for {hashes} hashes in {parts} shards"
         )
     sizes = {"hashes": hashes, "ngram_layer": layers[0] - 1, "parts": parts, "part": rows // parts, "rows": rows}
     sizes |= {"of_hash": width // hashes, "of_hashes": width, "near": config.count("ple_conv_kernel_size", 4)}
-    return h.updated(
+    return h.update(
         sizes,
         ple__layers=[layers[0] - 1],
         ple__ngram_size=length,
@@ -363,7 +371,7 @@ def with_ngrams(config: Config, h: CheckpointFacts) -> CheckpointFacts:
     )
 
 
-def primes_from(least: int, count: int) -> list[int]:
+def find_primes(least: int, count: int) -> list[int]:
     """Return the first `count` primes from `least` on, the number of rows of each hash."""
     primes, number = list[int](), max(least, 2)
     while len(primes) < count:
@@ -373,7 +381,7 @@ def primes_from(least: int, count: int) -> list[int]:
     return primes
 
 
-def constants(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, object]:
+def constants(stored: Mapping[str, StoredTensor], h: CheckpointHyperparameters) -> dict[str, object]:
     """Read the hashes' constants from stored tensors. Raises ModelError."""
     tensors = {}
     for key, name in CONSTANTS.items() if h.sizes["hashes"] else ():
@@ -386,12 +394,12 @@ def constants(stored: Mapping[str, Stored], h: CheckpointFacts) -> dict[str, obj
     return tensors
 
 
-def offset(name: str, *dimensions: str) -> DerivedTensor:
+def declare_offset_norm(name: str, *dimensions: str) -> DerivedTensor:
     """Declare a norm that multiplies by 1 + weight."""
     return DerivedTensor(dimensions, {f"{name}.weight": dimensions}, FUNCTIONS["offset"])
 
 
-def indexer_rows(rows: str, start: str = "") -> DerivedTensor:
+def take_indexer_rows(rows: str, start: str = "") -> DerivedTensor:
     """Take the query rows of an indexer's matrix, or the key rows after them."""
 
     def build(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> TensorSource:
@@ -401,37 +409,37 @@ def indexer_rows(rows: str, start: str = "") -> DerivedTensor:
     return DerivedTensor((rows, "width"), stored, build)
 
 
-def streams_of(name: str, stored: str) -> Layer:
+def list_stream_tensors(name: str, stored: str) -> Layer:
     """List the tensors that mix residual streams.
 
     stored: their name in the checkpoint.
     """
     return {
-        f"{name}_norm": offset(f"{stored}.hc_norm", "all_streams"),
-        f"{name}_down": as_stored(f"{stored}.input_mix_weight_down", "rank", "all_streams"),
-        f"{name}_up": as_stored(f"{stored}.input_mix_weight_up", "all_streams", "rank"),
+        f"{name}_norm": declare_offset_norm(f"{stored}.hc_norm", "all_streams"),
+        f"{name}_down": rename_tensor(f"{stored}.input_mix_weight_down", "rank", "all_streams"),
+        f"{name}_up": rename_tensor(f"{stored}.input_mix_weight_up", "all_streams", "rank"),
     }
 
 
 INDEXER: Layer = {
-    "indexer.q_proj.weight": indexer_rows("index_queries"),
-    "indexer.k_proj.weight": indexer_rows("index_dim", "index_queries"),
-    "indexer.q_norm.weight": offset("self_attn.indexer.q_layernorm", "index_dim"),
-    "indexer.k_norm.weight": offset("self_attn.indexer.k_layernorm", "index_dim"),
+    "indexer.q_proj.weight": take_indexer_rows("index_queries"),
+    "indexer.k_proj.weight": take_indexer_rows("index_dim", "index_queries"),
+    "indexer.q_norm.weight": declare_offset_norm("self_attn.indexer.q_layernorm", "index_dim"),
+    "indexer.k_norm.weight": declare_offset_norm("self_attn.indexer.k_layernorm", "index_dim"),
 }
 HALVES = {"hc_attn": "attn_hyper_connection", "hc_ffn": "mlp_hyper_connection"}
 STREAMS: Layer = {
     part: its
     for name, stored in HALVES.items()
     for part, its in {
-        **streams_of(name, stored),
-        f"{name}_inject": as_stored(f"{stored}.block_inject_weight", "streams", "all_streams"),
+        **list_stream_tensors(name, stored),
+        f"{name}_inject": rename_tensor(f"{stored}.block_inject_weight", "streams", "all_streams"),
     }.items()
 }
 SEQUENCES: Layer = {
-    "ple_key": as_stored("ple.key_proj", "all_streams", "of_hashes"),
-    "ple_value": as_stored("ple.value_proj", "width", "of_hashes"),
-    **{f"ple_norm_{kind}": offset(f"ple.norm_{kind}", "all_streams") for kind in ("key", "query", "conv")},
+    "ple_key": rename_tensor("ple.key_proj", "all_streams", "of_hashes"),
+    "ple_value": rename_tensor("ple.value_proj", "width", "of_hashes"),
+    **{f"ple_norm_{kind}": declare_offset_norm(f"ple.norm_{kind}", "all_streams") for kind in ("key", "query", "conv")},
     "ple_conv1d": DerivedTensor(
         ("all_streams", "near"), {"ple.conv1d.weight": ("all_streams", "one", "near")}, FUNCTIONS["reshape"]
     ),
@@ -449,7 +457,7 @@ def joined(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> Tenso
 
 
 def qwen4exp_whole(sizes: Sizes) -> Layer:
-    streams = streams_of("output_hc", "model.hyper_connection_mixer")
+    streams = list_stream_tensors("output_hc", "model.hyper_connection_mixer")
     if not sizes["hashes"]:
         return streams
     place = f"blk.{sizes['ngram_layer']}.ple.ple_embedding.ngram_embedding.shard_{{}}.weight"

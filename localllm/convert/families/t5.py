@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from localllm.arch.families.t5 import REACH
-from localllm.arch.metadata import MOST_LAYERS
-from localllm.convert.config import Config
+from localllm.arch.metadata import MAX_LAYERS
+from localllm.convert.config import CheckpointConfig
 from localllm.convert.family import DerivedTensor, Layer
-from localllm.convert.hyperparameters import CheckpointFacts, Reader
+from localllm.convert.hyperparameters import CheckpointHyperparameters, Reader
 from localllm.convert.transforms import Shape, Sizes, TensorSource, map_values
 
 NETWORKS = {"relu": False, "gated-gelu": True}  # activations, and whether they are gated
@@ -16,15 +16,15 @@ NORMS = {"attn_norm": ("width",), "ffn_norm": ("width",)}
 LAST = "dec.output_norm.weight"
 
 
-def read(config: Config, declared: Reader) -> CheckpointFacts:
+def read(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read encoder and decoder. Raises ModelError."""
     config.only("relative_attention_max_distance", REACH)
     network = config.get("feed_forward_proj", "relu")
     if not isinstance(network, str) or network not in NETWORKS:
-        raise config.refusal(f"feed_forward_proj must be {' or '.join(NETWORKS)}")
+        raise config.make_error(f"feed_forward_proj must be {' or '.join(NETWORKS)}")
     width, heads, head_dim = (config.count(name) for name in ("d_model", "num_heads", "d_kv"))
-    encoder = config.count("num_layers", maximum=MOST_LAYERS)
-    decoder = config.count("num_decoder_layers", encoder, maximum=MOST_LAYERS)
+    encoder = config.count("num_layers", maximum=MAX_LAYERS)
+    decoder = config.count("num_decoder_layers", encoder, maximum=MAX_LAYERS)
     buckets, tied = config.count("relative_attention_num_buckets", 32), config.flag("tie_word_embeddings")
     start, epsilon = config.get("decoder_start_token_id", 0), config.number("layer_norm_epsilon", 1e-6)
     sizes = {"vocab": config.count("vocab_size"), "width": width, "hidden": config.count("d_ff"), "heads": heads}
@@ -45,10 +45,10 @@ def read(config: Config, declared: Reader) -> CheckpointFacts:
         "attention.layer_norm_rms_epsilon": epsilon,
         "decoder_start_token_id": start,
     }
-    return CheckpointFacts(sizes, metadata, {}, tied)
+    return CheckpointHyperparameters(sizes, metadata, {}, tied)
 
 
-def is_scaled(config: Config, tied: bool) -> bool:
+def is_scaled(config: CheckpointConfig, tied: bool) -> bool:
     """Return whether the output matrix's input is scaled, which GGUF's readers do not support.
 
     It is scaled where embeddings are tied, unless newer checkpoints disable it; never in mT5.
@@ -75,10 +75,10 @@ def scaled(sources: Sequence[TensorSource], shape: Shape, sizes: Sizes) -> Tenso
     return map_values(sources[0], lambda numbers: numbers * sizes["width"] ** -0.5)
 
 
-def encoder(config: Config, declared: Reader) -> CheckpointFacts:
+def encoder(config: CheckpointConfig, declared: Reader) -> CheckpointHyperparameters:
     """Read an encoder without a decoder, an embedding model."""
-    h = read(config.updated(num_decoder_layers=None), declared)
-    return h.updated({"decoder": 0}, decoder_block_count=None, decoder_start_token_id=None)
+    h = read(config.update(num_decoder_layers=None), declared)
+    return h.update({"decoder": 0}, decoder_block_count=None, decoder_start_token_id=None)
 
 
 def encoder_whole(sizes: Sizes) -> Layer:

@@ -6,12 +6,12 @@ table.
 
 from collections.abc import Callable
 
-from localllm.convert.config import Config
+from localllm.convert.config import CheckpointConfig
 from localllm.convert.projectors import internvl, llava, qwen, siglip
-from localllm.convert.projectors.parts import ProjectorFacts, SeeingConfig
+from localllm.convert.projectors.parts import ProjectorDeclaration, VisionConfig
 from localllm.files.gguf.header import printable
 
-PROJECTORS: dict[str, Callable[[SeeingConfig], ProjectorFacts]] = {
+PROJECTORS: dict[str, Callable[[VisionConfig], ProjectorDeclaration]] = {
     "Gemma3ForConditionalGeneration": siglip.gemma3,
     "Idefics3ForConditionalGeneration": siglip.idefics3,
     "InternVLForConditionalGeneration": internvl.internvl,
@@ -29,11 +29,11 @@ PROJECTORS: dict[str, Callable[[SeeingConfig], ProjectorFacts]] = {
 }
 
 
-def projector_of(config: Config) -> Callable[[SeeingConfig], ProjectorFacts]:
+def find_projector(config: CheckpointConfig) -> Callable[[VisionConfig], ProjectorDeclaration]:
     """Return the function that reads a checkpoint's projector. Raises ModelError if there is none."""
     if config.get("vision_config") is None:
-        raise config.refusal("vision_config is missing: the model has no vision encoder")
+        raise config.make_error("vision_config is missing: the model has no vision encoder")
     if config.architecture not in PROJECTORS:
         supported = ", ".join(PROJECTORS)
-        raise config.refusal(f"the projector of {printable(config.architecture)} is not supported ({supported} are)")
+        raise config.make_error(f"the projector of {printable(config.architecture)} is not supported ({supported} are)")
     return PROJECTORS[config.architecture]

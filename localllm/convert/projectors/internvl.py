@@ -3,17 +3,17 @@
 from functools import partial
 
 from localllm.arch.vision.internvl import LARGE
-from localllm.convert.config import Config
+from localllm.convert.config import CheckpointConfig
 from localllm.convert.projectors.parts import (
     EncoderSizes,
-    Part,
     Parts,
-    ProjectorFacts,
-    SeeingConfig,
-    in_layers,
-    plain,
-    sizes_of,
-    with_bias,
+    ProjectorDeclaration,
+    ProjectorTensor,
+    VisionConfig,
+    declare_tensor,
+    declare_with_bias,
+    read_encoder_sizes,
+    repeat_in_layers,
 )
 from localllm.convert.transforms import reshape
 
@@ -21,17 +21,17 @@ EPSILON = 1e-6  # epsilon of norms that config.json may omit
 LEAST_TILES, MOST_TILES = 1, 12  # defaults of preprocessor_config.json
 
 
-def internvl(c: SeeingConfig) -> ProjectorFacts:
+def internvl(c: VisionConfig) -> ProjectorDeclaration:
     """Read the configuration. Raises ModelError."""
     c.whole.only("vision_feature_layer", -1)
     c.whole.only("vision_feature_select_strategy", "default")
     c.whole.only("projector_hidden_act", "gelu")
     c.vision.only("hidden_act", "gelu")
     c.vision.only("use_mean_pooling", True)
-    h = sizes_of(c, side=one_side(c.vision, "image_size"), patch=one_side(c.vision, "patch_size"))
+    h = read_encoder_sizes(c, side=read_side(c.vision, "image_size"), patch=read_side(c.vision, "patch_size"))
     merge = round(1 / c.whole.number("downsample_ratio", 0.5))
     if h.side // h.patch % max(merge, 1):
-        raise c.whole.refusal(
+        raise c.whole.make_error(
             f"downsample_ratio: {h.side // h.patch} patches per side must be divisible by the merge size {merge}"
         )
     metadata = {
@@ -44,52 +44,52 @@ def internvl(c: SeeingConfig) -> ProjectorFacts:
     }
     together = merge**2 * h.width
     parts = {
-        "v.class_embd": Part("embeddings.cls_token", (1, 1, h.width), partial(reshape, shape=(h.width,))),
-        "v.position_embd.weight": Part(
+        "v.class_embd": ProjectorTensor("embeddings.cls_token", (1, 1, h.width), partial(reshape, shape=(h.width,))),
+        "v.position_embd.weight": ProjectorTensor(
             "embeddings.position_embeddings",
             (1, h.patches + 1, h.width),
             partial(reshape, shape=(h.patches + 1, h.width)),
         ),
-        **with_bias("v.patch_embd", "embeddings.patch_embeddings.projection", *h.convolution),
-        **in_layers(h.layers, "encoder.layer", layer(c, h)),
-        **with_bias("mm.model.mlp.0", "layer_norm", together),
-        **with_bias("mm.model.mlp.1", "linear_1", h.out, together),
-        **with_bias("mm.model.mlp.3", "linear_2", h.out, h.out),
+        **declare_with_bias("v.patch_embd", "embeddings.patch_embeddings.projection", *h.convolution),
+        **repeat_in_layers(h.layers, "encoder.layer", layer(c, h)),
+        **declare_with_bias("mm.model.mlp.0", "layer_norm", together),
+        **declare_with_bias("mm.model.mlp.1", "linear_1", h.out, together),
+        **declare_with_bias("mm.model.mlp.3", "linear_2", h.out, h.out),
     }
-    return ProjectorFacts(h, metadata, parts)
+    return ProjectorDeclaration(h, metadata, parts)
 
 
-def one_side(config: Config, name: str) -> int:
+def read_side(config: CheckpointConfig, name: str) -> int:
     """Read a length that config.json may give for both sides of a square. Raises ModelError."""
     value = config.get(name)
     if isinstance(value, list):
         if len(value) != 2 or value[0] != value[1]:
-            raise config.refusal(f"{name} must be the same for both sides")
+            raise config.make_error(f"{name} must be the same for both sides")
         value = value[0]
-    return Config({name: value}, config.path).count(name)
+    return CheckpointConfig({name: value}, config.path).count(name)
 
 
-def layer(c: SeeingConfig, h: EncoderSizes) -> Parts:
+def layer(c: VisionConfig, h: EncoderSizes) -> Parts:
     """List a layer's tensors. Raises ModelError for norms that readers of the file would not apply."""
     is_large, biased = (h.width, h.layers) == LARGE, c.vision.flag("attention_bias", False)
     c.vision.only("norm_type", "rms_norm" if is_large else "layer_norm")
     normed = c.vision.flag("use_qk_norm", False)
     if normed and not is_large:
-        raise c.vision.refusal(
+        raise c.vision.make_error(
             "use_qk_norm: GGUF's readers expect norms of queries and keys if the other norms are RMS norms"
         )
-    norm, matrix = (plain if is_large else with_bias), with_bias if biased else plain
+    norm, matrix = (declare_tensor if is_large else declare_with_bias), declare_with_bias if biased else declare_tensor
     return {
         **norm("ln1", "layernorm_before", h.width),
         **norm("ln2", "layernorm_after", h.width),
-        **(plain("attn_q_norm", "attention.q_norm", h.width) if normed else {}),
-        **(plain("attn_k_norm", "attention.k_norm", h.width) if normed else {}),
+        **(declare_tensor("attn_q_norm", "attention.q_norm", h.width) if normed else {}),
+        **(declare_tensor("attn_k_norm", "attention.k_norm", h.width) if normed else {}),
         **matrix("attn_q", "attention.q_proj", h.width, h.width),
         **matrix("attn_k", "attention.k_proj", h.width, h.width),
         **matrix("attn_v", "attention.v_proj", h.width, h.width),
-        **with_bias("attn_out", "attention.projection_layer", h.width, h.width),
-        **with_bias("ffn_up", "mlp.fc1", h.hidden, h.width),
-        **with_bias("ffn_down", "mlp.fc2", h.width, h.hidden),
-        "ls1.weight": Part("lambda_1", (h.width,)),
-        "ls2.weight": Part("lambda_2", (h.width,)),
+        **declare_with_bias("attn_out", "attention.projection_layer", h.width, h.width),
+        **declare_with_bias("ffn_up", "mlp.fc1", h.hidden, h.width),
+        **declare_with_bias("ffn_down", "mlp.fc2", h.width, h.hidden),
+        "ls1.weight": ProjectorTensor("lambda_1", (h.width,)),
+        "ls2.weight": ProjectorTensor("lambda_2", (h.width,)),
     }

@@ -9,37 +9,37 @@ from functools import partial
 from localllm.arch.vision.llava import UNPADDED
 from localllm.convert.files import read_json, report_as_model_error
 from localllm.convert.projectors.parts import (
-    Part,
     Parts,
-    ProjectorFacts,
-    SeeingConfig,
-    in_layers,
-    plain,
-    sizes_of,
-    with_bias,
-    with_defaults,
+    ProjectorDeclaration,
+    ProjectorTensor,
+    VisionConfig,
+    add_defaults,
+    declare_tensor,
+    declare_with_bias,
+    read_encoder_sizes,
+    repeat_in_layers,
 )
-from localllm.convert.projectors.siglip import transformer_layer
+from localllm.convert.projectors.siglip import list_layer_tensors
 from localllm.convert.transforms import DerivedSource, TensorSource, as_float32, from_array, to_pairs
 
 EPSILON = 1e-5  # a default of config.json
 CLIP = "clip_vision_model"
 
 
-def llava(c: SeeingConfig) -> ProjectorFacts:
+def llava(c: VisionConfig) -> ProjectorDeclaration:
     """Read LLaVA 1.5, or Pixtral, which has the same class name. Raises ModelError."""
     c.vision.only("model_type", CLIP, "pixtral")
     return pixtral(c) if c.vision.get("model_type") == "pixtral" else llava15(c)
 
 
-def llava15(c: SeeingConfig) -> ProjectorFacts:
+def llava15(c: VisionConfig) -> ProjectorDeclaration:
     """Read LLaVA 1.5. Raises ModelError."""
     c.vision.only("hidden_act", "quick_gelu")
     c.whole.only("projector_hidden_act", "gelu")
     c.whole.only("vision_feature_select_strategy", "default")
     c.whole.only("multimodal_projector_bias", True)
     stored = c.vision.count("num_hidden_layers", maximum=1024)
-    h = sizes_of(c, layers=last_layer(c, stored))
+    h = read_encoder_sizes(c, layers=count_used_layers(c, stored))
     metadata = {
         "projector_type": "mlp",
         "has_llava_projector": True,
@@ -47,48 +47,48 @@ def llava15(c: SeeingConfig) -> ProjectorFacts:
         "vision.feature_layer": [h.layers],
     }
     parts = {
-        "v.patch_embd.weight": Part("embeddings.patch_embedding.weight", h.convolution),
-        "v.class_embd": Part("embeddings.class_embedding", (h.width,)),
-        "v.position_embd.weight": Part("embeddings.position_embedding.weight", (h.patches + 1, h.width)),
-        **with_bias("v.pre_ln", "pre_layrnorm", h.width),
-        **in_layers(h.layers, "encoder.layers", transformer_layer(h)),
-        **with_bias("mm.0", "linear_1", h.out, h.width),
-        **with_bias("mm.2", "linear_2", h.out, h.out),
+        "v.patch_embd.weight": ProjectorTensor("embeddings.patch_embedding.weight", h.convolution),
+        "v.class_embd": ProjectorTensor("embeddings.class_embedding", (h.width,)),
+        "v.position_embd.weight": ProjectorTensor("embeddings.position_embedding.weight", (h.patches + 1, h.width)),
+        **declare_with_bias("v.pre_ln", "pre_layrnorm", h.width),
+        **repeat_in_layers(h.layers, "encoder.layers", list_layer_tensors(h)),
+        **declare_with_bias("mm.0", "linear_1", h.out, h.width),
+        **declare_with_bias("mm.2", "linear_2", h.out, h.out),
     }
     unread = [f"encoder.layers.{number}." for number in range(h.layers, stored)]
-    return ProjectorFacts(h, metadata, parts, ("post_layernorm.", *unread))
+    return ProjectorDeclaration(h, metadata, parts, ("post_layernorm.", *unread))
 
 
-def llava_next(c: SeeingConfig) -> ProjectorFacts:
+def llava_next(c: VisionConfig) -> ProjectorDeclaration:
     """Read LLaVA 1.6, with an embedding after each line of an image. Raises ModelError."""
     c.vision.only("model_type", CLIP)
     c.whole.only("use_image_newline_parameter", True)
     facts = llava15(c)
     metadata = {
         **facts.metadata,
-        "vision.image_grid_pinpoints": sizes(c, facts.encoder.side),
+        "vision.image_grid_pinpoints": list_grid_sizes(c, facts.encoder.side),
         "vision.mm_patch_merge_type": UNPADDED,
     }
-    newline = Part("image_newline", (facts.encoder.out,))
-    return ProjectorFacts(facts.encoder, metadata, {**facts.parts, "v.image_newline": newline}, facts.unread)
+    newline = ProjectorTensor("image_newline", (facts.encoder.out,))
+    return ProjectorDeclaration(facts.encoder, metadata, {**facts.parts, "v.image_newline": newline}, facts.unread)
 
 
-def sizes(c: SeeingConfig, side: int) -> list[int]:
+def list_grid_sizes(c: VisionConfig, side: int) -> list[int]:
     """Return columns and rows of the image grids, concatenated. Raises ModelError."""
     pairs = c.whole.get("image_grid_pinpoints")
     for pair in pairs if isinstance(pairs, list) and pairs else [None]:
         lengths = pair if isinstance(pair, list) and len(pair) == 2 else [0]
         if any(type(length) is not int or length < side or length % side for length in lengths):
-            raise c.whole.refusal(f"image_grid_pinpoints must be pairs of multiples of {side}")
+            raise c.whole.make_error(f"image_grid_pinpoints must be pairs of multiples of {side}")
     return [length for rows, columns in pairs for length in (columns, rows)]
 
 
-def last_layer(c: SeeingConfig, stored: int) -> int:
+def count_used_layers(c: VisionConfig, stored: int) -> int:
     """Return the number of layers in use. Raises ModelError."""
     layer = c.whole.get("vision_feature_layer", -2)
     layer = layer[0] if isinstance(layer, list) and len(layer) == 1 else layer
     if not isinstance(layer, int) or isinstance(layer, bool) or not -stored <= layer <= stored or not layer:
-        raise c.whole.refusal(f"vision_feature_layer must be one layer, from 1 to {stored} or from -{stored} to -1")
+        raise c.whole.make_error(f"vision_feature_layer must be one layer, from 1 to {stored} or from -{stored} to -1")
     return layer if layer > 0 else stored + 1 + layer
 
 
@@ -101,57 +101,57 @@ PIXTRAL_DEFAULTS = {  # values that config.json may omit
 }  # fmt: skip
 
 
-def pixtral(c: SeeingConfig) -> ProjectorFacts:
+def pixtral(c: VisionConfig) -> ProjectorDeclaration:
     """Read Pixtral. Raises ModelError."""
-    return pixtral_facts(c, 1, c.whole.flag("multimodal_projector_bias", True))
+    return read_pixtral(c, 1, c.whole.flag("multimodal_projector_bias", True))
 
 
-def mistral3(c: SeeingConfig) -> ProjectorFacts:
+def mistral3(c: VisionConfig) -> ProjectorDeclaration:
     """Read Mistral Small 3.1. Raises ModelError."""
     c.vision.only("model_type", "pixtral")
-    c.whole.text_config({}).only("rms_norm_eps", PIXTRAL_EPSILON)  # all norms share one epsilon
-    return pixtral_facts(c, c.whole.count("spatial_merge_size", 2), c.whole.flag("multimodal_projector_bias", False))
+    c.whole.merge_text_config({}).only("rms_norm_eps", PIXTRAL_EPSILON)  # all norms share one epsilon
+    return read_pixtral(c, c.whole.count("spatial_merge_size", 2), c.whole.flag("multimodal_projector_bias", False))
 
 
-def pixtral_facts(c: SeeingConfig, merge: int, biased: bool) -> ProjectorFacts:
+def read_pixtral(c: VisionConfig, merge: int, biased: bool) -> ProjectorDeclaration:
     """Read the encoder. Raises ModelError.
 
     merge: number of patches per side that become one row.
     """
-    c = with_defaults(c, PIXTRAL_DEFAULTS)
+    c = add_defaults(c, PIXTRAL_DEFAULTS)
     require_expressible(c)
-    h = sizes_of(c)
+    h = read_encoder_sizes(c)
     metadata: dict[str, object] = {
         "projector_type": "pixtral",
         "use_silu": True,
         "vision.attention.layer_norm_epsilon": PIXTRAL_EPSILON,
         "vision.spatial_merge_size": merge if merge > 1 else None,
     }
-    reorder, matrix = partial(to_pairs, head_dim=h.width // h.heads), with_bias if biased else plain
+    reorder, matrix = partial(to_pairs, head_dim=h.width // h.heads), declare_with_bias if biased else declare_tensor
     layer = {
-        **plain("ln1", "attention_norm", h.width),
-        **plain("ln2", "ffn_norm", h.width),
-        "attn_q.weight": Part("attention.q_proj.weight", (h.width, h.width), reorder),
-        "attn_k.weight": Part("attention.k_proj.weight", (h.width, h.width), reorder),
-        **plain("attn_v", "attention.v_proj", h.width, h.width),
-        **plain("attn_out", "attention.o_proj", h.width, h.width),
-        **plain("ffn_gate", "feed_forward.gate_proj", h.hidden, h.width),
-        **plain("ffn_up", "feed_forward.up_proj", h.hidden, h.width),
-        **plain("ffn_down", "feed_forward.down_proj", h.width, h.hidden),
+        **declare_tensor("ln1", "attention_norm", h.width),
+        **declare_tensor("ln2", "ffn_norm", h.width),
+        "attn_q.weight": ProjectorTensor("attention.q_proj.weight", (h.width, h.width), reorder),
+        "attn_k.weight": ProjectorTensor("attention.k_proj.weight", (h.width, h.width), reorder),
+        **declare_tensor("attn_v", "attention.v_proj", h.width, h.width),
+        **declare_tensor("attn_out", "attention.o_proj", h.width, h.width),
+        **declare_tensor("ffn_gate", "feed_forward.gate_proj", h.hidden, h.width),
+        **declare_tensor("ffn_up", "feed_forward.up_proj", h.hidden, h.width),
+        **declare_tensor("ffn_down", "feed_forward.down_proj", h.width, h.hidden),
     }
     parts = {
-        **plain("v.patch_embd", "patch_conv", *h.convolution),
-        **plain("v.pre_ln", "ln_pre", h.width),
-        **in_layers(h.layers, "transformer.layers", layer),
-        **(merger(h.width, merge) if merge > 1 else {}),
+        **declare_tensor("v.patch_embd", "patch_conv", *h.convolution),
+        **declare_tensor("v.pre_ln", "ln_pre", h.width),
+        **repeat_in_layers(h.layers, "transformer.layers", layer),
+        **(list_merger_tensors(h.width, merge) if merge > 1 else {}),
         **matrix("mm.1", "linear_1", h.out, h.width),
         **matrix("mm.2", "linear_2", h.out, h.out),
-        "v.token_embd.img_break": line_end(c),
+        "v.token_embd.img_break": declare_line_end(c),
     }
-    return ProjectorFacts(h, metadata, parts)
+    return ProjectorDeclaration(h, metadata, parts)
 
 
-def require_expressible(c: SeeingConfig) -> None:
+def require_expressible(c: VisionConfig) -> None:
     """Raise ModelError for a configuration that the file cannot express."""
     c.vision.only("hidden_act", "silu")
     c.vision.only("rope_theta", BASE)
@@ -160,27 +160,27 @@ def require_expressible(c: SeeingConfig) -> None:
     c.whole.only("vision_feature_layer", -1)
 
 
-def merger(width: int, merge: int) -> Parts:
+def list_merger_tensors(width: int, merge: int) -> Parts:
     """List the tensors that merge patches into one row."""
     return {
-        **plain("mm.input_norm", "norm", width),
-        **plain("mm.patch_merger", "patch_merger.merging_layer", width, merge**2 * width),
+        **declare_tensor("mm.input_norm", "norm", width),
+        **declare_tensor("mm.patch_merger", "patch_merger.merging_layer", width, merge**2 * width),
     }
 
 
-def line_end(c: SeeingConfig) -> Part:
+def declare_line_end(c: VisionConfig) -> ProjectorTensor:
     """Declare the embedding after each line of an image."""
-    text = c.whole.text_config({})
+    text = c.whole.merge_text_config({})
     vocab = text.count("vocab_size")
-    return Part("embed_tokens.weight", (vocab, c.out), partial(one_row, number=break_token(c, vocab)))
+    return ProjectorTensor("embed_tokens.weight", (vocab, c.out), partial(take_row, number=find_break_token(c, vocab)))
 
 
-def one_row(source: TensorSource, number: int) -> DerivedSource:
+def take_row(source: TensorSource, number: int) -> DerivedSource:
     """Take a row of a matrix as a vector."""
     return from_array(as_float32(source.rows(number, number + 1), source.dtype).reshape(-1))
 
 
-def break_token(c: SeeingConfig, vocab: int) -> int:
+def find_break_token(c: VisionConfig, vocab: int) -> int:
     """Return the id of [IMG_BREAK]. Raises ModelError."""
     folder = c.whole.path.parent
     for name in ("tokenizer_config.json", "tokenizer.json"):
@@ -191,4 +191,4 @@ def break_token(c: SeeingConfig, vocab: int) -> int:
             ids = [number for number, token in tokens.items() if token["content"] == BREAK]
         if ids and 0 <= ids[0] < vocab:
             return ids[0]
-    raise c.whole.refusal(f"tokenizer_config.json or tokenizer.json must have the token {BREAK}")
+    raise c.whole.make_error(f"tokenizer_config.json or tokenizer.json must have the token {BREAK}")

@@ -4,14 +4,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod
 
-from localllm.arch.vision.hyperparameters import MOST_SIDE
-from localllm.convert.config import Config
+from localllm.arch.vision.hyperparameters import MAX_SIDE
+from localllm.convert.config import CheckpointConfig
 from localllm.convert.transforms import DerivedSource, Shape, TensorSource, as_float32, from_array, pick_rows
 from localllm.frozen import frozen
 
 
 @frozen
-class SeeingConfig:
+class VisionConfig:
     """The configuration files of a vision model's checkpoint.
 
     Attributes:
@@ -20,16 +20,16 @@ class SeeingConfig:
         out: embedding length of the language model.
     """
 
-    whole: Config
-    vision: Config
-    pictures: Config
+    whole: CheckpointConfig
+    vision: CheckpointConfig
+    pictures: CheckpointConfig
     out: int
 
 
-def with_defaults(c: SeeingConfig, defaults: Mapping[str, object]) -> SeeingConfig:
+def add_defaults(c: VisionConfig, defaults: Mapping[str, object]) -> VisionConfig:
     """Add values that vision_config may omit."""
     values = {name: value for name, value in c.vision.content.items() if value is not None}
-    return replace(c, vision=Config({**defaults, **values}, c.vision.path))
+    return replace(c, vision=CheckpointConfig({**defaults, **values}, c.vision.path))
 
 
 @frozen
@@ -68,7 +68,7 @@ class EncoderSizes:
 
 
 @frozen
-class Part:
+class ProjectorTensor:
     """A tensor of the projector's file.
 
     Attributes:
@@ -81,11 +81,11 @@ class Part:
     convert: Callable[[TensorSource], TensorSource] = lambda source: source
 
 
-Parts = Mapping[str, Part]  # by GGUF's names
+Parts = Mapping[str, ProjectorTensor]  # by GGUF's names
 
 
 @frozen
-class ProjectorFacts:
+class ProjectorDeclaration:
     """A projector before its weights are read.
 
     Attributes:
@@ -99,7 +99,7 @@ class ProjectorFacts:
     unread: tuple[str, ...] = ()
 
 
-def sizes_of(c: SeeingConfig, names: Mapping[str, str] = {}, **sizes: int) -> EncoderSizes:
+def read_encoder_sizes(c: VisionConfig, names: Mapping[str, str] = {}, **sizes: int) -> EncoderSizes:
     """Read the encoder's sizes by the usual keys or by `names`, except those in `sizes`.
 
     Raises ModelError.
@@ -108,36 +108,39 @@ def sizes_of(c: SeeingConfig, names: Mapping[str, str] = {}, **sizes: int) -> En
         "layers": "num_hidden_layers", "width": "hidden_size", "hidden": "intermediate_size",
         "heads": "num_attention_heads", "side": "image_size", "patch": "patch_size", **names,
     }  # fmt: skip
-    read = {size: c.vision.count(name, maximum=MOST_SIDE * 4) for size, name in usual.items() if size not in sizes}
+    read = {size: c.vision.count(name, maximum=MAX_SIDE * 4) for size, name in usual.items() if size not in sizes}
     result = EncoderSizes(**read, **sizes, out=c.out)
-    if result.width % result.heads or not result.patch <= result.side <= MOST_SIDE:
-        raise c.vision.refusal("vision_config: inconsistent sizes")
+    if result.width % result.heads or not result.patch <= result.side <= MAX_SIDE:
+        raise c.vision.make_error("vision_config: inconsistent sizes")
     return result
 
 
-def with_bias(ours: str, source: str, *shape: int) -> dict[str, Part]:
+def declare_with_bias(ours: str, source: str, *shape: int) -> dict[str, ProjectorTensor]:
     """Declare a matrix or a norm with its bias."""
-    return {f"{ours}.weight": Part(f"{source}.weight", shape), f"{ours}.bias": Part(f"{source}.bias", shape[:1])}
+    return {
+        f"{ours}.weight": ProjectorTensor(f"{source}.weight", shape),
+        f"{ours}.bias": ProjectorTensor(f"{source}.bias", shape[:1]),
+    }
 
 
-def plain(ours: str, source: str, *shape: int) -> dict[str, Part]:
+def declare_tensor(ours: str, source: str, *shape: int) -> dict[str, ProjectorTensor]:
     """Declare a matrix or a norm without a bias."""
-    return {f"{ours}.weight": Part(f"{source}.weight", shape)}
+    return {f"{ours}.weight": ProjectorTensor(f"{source}.weight", shape)}
 
 
-def in_layers(count: int, source: str, layer: Parts) -> dict[str, Part]:
+def repeat_in_layers(count: int, source: str, layer: Parts) -> dict[str, ProjectorTensor]:
     """Repeat the tensors for every layer.
 
     source: the checkpoint's name for the list of layers.
     """
     return {
-        f"v.blk.{number}.{name}": Part(f"{source}.{number}.{part.theirs}", part.shape, part.convert)
+        f"v.blk.{number}.{name}": ProjectorTensor(f"{source}.{number}.{part.theirs}", part.shape, part.convert)
         for number in range(count)
         for name, part in layer.items()
     }
 
 
-def slice_of(source: TensorSource, first: int, count: int) -> DerivedSource:
+def take_slice(source: TensorSource, first: int, count: int) -> DerivedSource:
     """Take rows of a matrix, or elements of a vector."""
     if len(source.shape) == 1:
         return from_array(as_float32(source.rows(0, 1), source.dtype).reshape(-1)[first : first + count])

@@ -5,15 +5,15 @@ from math import isqrt, prod
 
 from localllm.convert.projectors.parts import (
     EncoderSizes,
-    Part,
     Parts,
-    ProjectorFacts,
-    SeeingConfig,
-    in_layers,
-    plain,
-    sizes_of,
-    with_bias,
-    with_defaults,
+    ProjectorDeclaration,
+    ProjectorTensor,
+    VisionConfig,
+    add_defaults,
+    declare_tensor,
+    declare_with_bias,
+    read_encoder_sizes,
+    repeat_in_layers,
 )
 from localllm.convert.transforms import (
     DerivedSource,
@@ -28,14 +28,14 @@ from localllm.convert.transforms import (
 USUAL_MERGE = 4  # readers' default
 
 
-def gemma3(c: SeeingConfig) -> ProjectorFacts:
+def gemma3(c: VisionConfig) -> ProjectorDeclaration:
     """Read Gemma 3: a norm and a matrix. Raises ModelError."""
     c.vision.only("hidden_act", "gelu_pytorch_tanh")
-    h = sizes_of(c)
+    h = read_encoder_sizes(c)
     rows = isqrt(c.whole.count("mm_tokens_per_image", 256))
     merge = h.side // h.patch // rows
     if not merge:
-        raise c.whole.refusal(
+        raise c.whole.make_error(
             f"mm_tokens_per_image: {rows} rows per side must be at most {h.side // h.patch}, the patches per side"
         )
     metadata = {
@@ -44,35 +44,37 @@ def gemma3(c: SeeingConfig) -> ProjectorFacts:
         "vision.attention.layer_norm_epsilon": c.vision.number("layer_norm_eps", 1e-6),
         "vision.projector.scale_factor": None if merge == USUAL_MERGE else merge,
     }
-    norm = Part("mm_soft_emb_norm.weight", (h.width,), lambda source: map_values(source, lambda numbers: numbers + 1))
+    norm = ProjectorTensor(
+        "mm_soft_emb_norm.weight", (h.width,), lambda source: map_values(source, lambda numbers: numbers + 1)
+    )
     # It is transposed, so that no block format fits it. F32 is lossless.
-    matrix = Part("mm_input_projection_weight", (h.width, h.out), to_float32)
-    return ProjectorFacts(
-        h, metadata, {**siglip(h), "mm.soft_emb_norm.weight": norm, "mm.input_projection.weight": matrix}
+    matrix = ProjectorTensor("mm_input_projection_weight", (h.width, h.out), to_float32)
+    return ProjectorDeclaration(
+        h, metadata, {**list_encoder_tensors(h), "mm.soft_emb_norm.weight": norm, "mm.input_projection.weight": matrix}
     )
 
 
-def siglip(h: EncoderSizes) -> dict[str, Part]:
+def list_encoder_tensors(h: EncoderSizes) -> dict[str, ProjectorTensor]:
     """List the encoder's tensors under transformers' names."""
     return {
-        **with_bias("v.patch_embd", "embeddings.patch_embedding", *h.convolution),
-        "v.position_embd.weight": Part("embeddings.position_embedding.weight", (h.patches, h.width)),
-        **in_layers(h.layers, "encoder.layers", transformer_layer(h)),
-        **with_bias("v.post_ln", "post_layernorm", h.width),
+        **declare_with_bias("v.patch_embd", "embeddings.patch_embedding", *h.convolution),
+        "v.position_embd.weight": ProjectorTensor("embeddings.position_embedding.weight", (h.patches, h.width)),
+        **repeat_in_layers(h.layers, "encoder.layers", list_layer_tensors(h)),
+        **declare_with_bias("v.post_ln", "post_layernorm", h.width),
     }
 
 
-def transformer_layer(h: EncoderSizes) -> Parts:
+def list_layer_tensors(h: EncoderSizes) -> Parts:
     """List the tensors of a layer of SigLIP or CLIP."""
     return {
-        **with_bias("ln1", "layer_norm1", h.width),
-        **with_bias("attn_q", "self_attn.q_proj", h.width, h.width),
-        **with_bias("attn_k", "self_attn.k_proj", h.width, h.width),
-        **with_bias("attn_v", "self_attn.v_proj", h.width, h.width),
-        **with_bias("attn_out", "self_attn.out_proj", h.width, h.width),
-        **with_bias("ln2", "layer_norm2", h.width),
-        **with_bias("ffn_up", "mlp.fc1", h.hidden, h.width),
-        **with_bias("ffn_down", "mlp.fc2", h.width, h.hidden),
+        **declare_with_bias("ln1", "layer_norm1", h.width),
+        **declare_with_bias("attn_q", "self_attn.q_proj", h.width, h.width),
+        **declare_with_bias("attn_k", "self_attn.k_proj", h.width, h.width),
+        **declare_with_bias("attn_v", "self_attn.v_proj", h.width, h.width),
+        **declare_with_bias("attn_out", "self_attn.out_proj", h.width, h.width),
+        **declare_with_bias("ln2", "layer_norm2", h.width),
+        **declare_with_bias("ffn_up", "mlp.fc1", h.hidden, h.width),
+        **declare_with_bias("ffn_down", "mlp.fc2", h.width, h.hidden),
     }
 
 
@@ -82,11 +84,11 @@ IDEFICS3_DEFAULTS = {  # values that config.json may omit
 }  # fmt: skip
 
 
-def idefics3(c: SeeingConfig) -> ProjectorFacts:
+def idefics3(c: VisionConfig) -> ProjectorDeclaration:
     """Read Idefics 3: a matrix. Raises ModelError."""
-    c = with_defaults(c, IDEFICS3_DEFAULTS)
+    c = add_defaults(c, IDEFICS3_DEFAULTS)
     c.vision.only("hidden_act", "gelu_pytorch_tanh")
-    h, merge = sizes_of(c), c.whole.count("scale_factor", 2)
+    h, merge = read_encoder_sizes(c), c.whole.count("scale_factor", 2)
     metadata = {
         "projector_type": "idefics3",
         "use_gelu": True,
@@ -95,14 +97,14 @@ def idefics3(c: SeeingConfig) -> ProjectorFacts:
         "vision.projector.scale_factor": merge,
         "vision.preproc_image_size": c.pictures.section("size").count("longest_edge", h.side),
     }
-    matrix = Part("modality_projection.proj.weight", (h.out, merge**2 * h.width))
-    return ProjectorFacts(h, metadata, {**siglip(h), "mm.model.fc.weight": matrix})
+    matrix = ProjectorTensor("modality_projection.proj.weight", (h.out, merge**2 * h.width))
+    return ProjectorDeclaration(h, metadata, {**list_encoder_tensors(h), "mm.model.fc.weight": matrix})
 
 
 PATCHES, MERGE, HIDDEN = 256, 2, 2560  # values that LFM2-VL's config.json may omit
 
 
-def lfm2vl(c: SeeingConfig) -> ProjectorFacts:
+def lfm2vl(c: VisionConfig) -> ProjectorDeclaration:
     """Read LFM2-VL: a norm and two matrices. Raises ModelError."""
     c.vision.only("model_type", "siglip2_vision_model")
     c.vision.only("hidden_act", "gelu_pytorch_tanh")
@@ -110,9 +112,9 @@ def lfm2vl(c: SeeingConfig) -> ProjectorFacts:
     c.whole.only("vision_feature_layer", -1)
     patches = c.vision.count("num_patches", PATCHES)
     if isqrt(patches) ** 2 != patches:
-        raise c.vision.refusal(f"num_patches must be a square number (found {patches})")
+        raise c.vision.make_error(f"num_patches must be a square number (found {patches})")
     patch = c.vision.count("patch_size", 16)
-    h = sizes_of(c, patch=patch, side=isqrt(patches) * patch)
+    h = read_encoder_sizes(c, patch=patch, side=isqrt(patches) * patch)
     merge, hidden = c.whole.count("downsample_factor", MERGE), c.whole.count("projector_hidden_size", HIDDEN)
     metadata = {
         "projector_type": "lfm2",
@@ -120,20 +122,24 @@ def lfm2vl(c: SeeingConfig) -> ProjectorFacts:
         "vision.attention.layer_norm_epsilon": c.vision.number("layer_norm_eps", 1e-6),
         "vision.projector.scale_factor": merge,
     }
-    matrix = with_bias if c.whole.flag("projector_bias", True) else plain
-    together, by_colours = merge**2 * h.width, partial(convolution, shape=h.convolution)
+    matrix = declare_with_bias if c.whole.flag("projector_bias", True) else declare_tensor
+    together, by_colours = merge**2 * h.width, partial(to_convolution, shape=h.convolution)
     stored = (h.width, prod(h.convolution[1:]))
     parts = {
-        **siglip(h),
-        "v.patch_embd.weight": Part("embeddings.patch_embedding.weight", stored, by_colours),
-        **(with_bias("mm.input_norm", "layer_norm", together) if c.whole.flag("projector_use_layernorm", True) else {}),
+        **list_encoder_tensors(h),
+        "v.patch_embd.weight": ProjectorTensor("embeddings.patch_embedding.weight", stored, by_colours),
+        **(
+            declare_with_bias("mm.input_norm", "layer_norm", together)
+            if c.whole.flag("projector_use_layernorm", True)
+            else {}
+        ),
         **matrix("mm.1", "linear_1", hidden, together),
         **matrix("mm.2", "linear_2", h.out, hidden),
     }
-    return ProjectorFacts(h, metadata, parts)
+    return ProjectorDeclaration(h, metadata, parts)
 
 
-def convolution(source: TensorSource, shape: Shape) -> DerivedSource:
+def to_convolution(source: TensorSource, shape: Shape) -> DerivedSource:
     """Convert a matrix with channels-last columns to a convolution [width, colours, patch, patch]."""
     width, colours, patch, _ = shape
     numbers = as_float32(source.rows(0, width), source.dtype).reshape(width, patch, patch, colours)

@@ -6,15 +6,15 @@ X.weight, whose rows are dequantized when they are read. Unquantized tensors sta
 
 from collections.abc import Callable, Mapping
 
-from localllm.convert.config import Config
+from localllm.convert.config import CheckpointConfig
 from localllm.convert.quantized import bitsandbytes, compressed_tensors, fp8, packed_columns
-from localllm.convert.quantized.unpacking import Tensors
-from localllm.convert.safetensors_files import Stored
+from localllm.convert.quantized.unpacking import TensorCollection
+from localllm.convert.safetensors_files import StoredTensor
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
 
 # By quant_method: a function that replaces the method's tensors in a mapping by name.
-METHODS: dict[str, Callable[[Tensors, Config], Tensors]] = {
+METHODS: dict[str, Callable[[TensorCollection, CheckpointConfig], TensorCollection]] = {
     "awq": packed_columns.open_awq,
     "bitsandbytes": bitsandbytes.open_bitsandbytes,
     "compressed-tensors": compressed_tensors.open_compressed_tensors,
@@ -25,7 +25,7 @@ METHODS: dict[str, Callable[[Tensors, Config], Tensors]] = {
 }
 
 
-def quant_method(config: Config) -> str:
+def read_method(config: CheckpointConfig) -> str:
     """Return the quantization method of a checkpoint, "" if its weights are not quantized."""
     method = config.get("quantization_config") or config.get("compression_config")
     if isinstance(method, dict):
@@ -34,22 +34,24 @@ def quant_method(config: Config) -> str:
     return str(method) if method else ""
 
 
-def find_method(config: Config) -> str:
+def require_method(config: CheckpointConfig) -> str:
     """Return the quantization method, "" without one. Raises ModelError if it is not supported."""
-    name = quant_method(config)
+    name = read_method(config)
     if name and name not in METHODS:
         supported = ", ".join(METHODS)
-        raise config.refusal(f"the weights are quantized ({printable(name)}), which is not supported ({supported} are)")
+        raise config.make_error(
+            f"the weights are quantized ({printable(name)}), which is not supported ({supported} are)"
+        )
     return name
 
 
-def open_quantized(stored: Mapping[str, Stored], config: Config) -> Mapping[str, Stored]:
+def open_quantized(stored: Mapping[str, StoredTensor], config: CheckpointConfig) -> Mapping[str, StoredTensor]:
     """Replace quantized tensors by dequantized ones. Raises ModelError for an unknown method or setting."""
-    name = find_method(config)
+    name = require_method(config)
     if not name:
-        return fp8.open_unscaled(Tensors(stored)).remaining
+        return fp8.open_unscaled(TensorCollection(stored)).remaining
     key = "quantization_config" if config.get("quantization_config") else "compression_config"
-    tensors = METHODS[name](Tensors(stored), config.section(key))
+    tensors = METHODS[name](TensorCollection(stored), config.section(key))
     for each in tensors.remaining.values():
         if each.dtype in fp8.EIGHT_BITS:
             raise ModelError(f"{each.path}: the {each.dtype} tensor {printable(each.name)} must have a scale")

@@ -11,35 +11,35 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localllm.convert.config import Config
-from localllm.convert.quantized.unpacking import Tensors, load, refusal, require, unpack_nibbles
-from localllm.convert.safetensors_files import Stored
+from localllm.convert.config import CheckpointConfig
+from localllm.convert.quantized.unpacking import TensorCollection, load, make_error, require_dtype, unpack_nibbles
+from localllm.convert.safetensors_files import StoredTensor
 
 STATE = ".quant_state.bitsandbytes__"
 KINDS = ("nf4", "fp4")
 
 
-def open_bitsandbytes(tensors: Tensors, config: Config) -> Tensors:
+def open_bitsandbytes(tensors: TensorCollection, config: CheckpointConfig) -> TensorCollection:
     """Dequantize 4-bit and 8-bit weights. Raises ModelError."""
     for kind in KINDS:
         for name in tensors.names(STATE + kind):
-            put_fours(tensors, name, tensors.take(name + STATE + kind))
+            add_4bit_weight(tensors, name, tensors.take(name + STATE + kind))
     for name in tensors.names(".SCB"):
-        put_eights(tensors, name)
+        add_8bit_weight(tensors, name)
     tensors.drop(".weight_format")
     return tensors
 
 
-def put_fours(tensors: Tensors, name: str, state: Stored) -> None:
+def add_4bit_weight(tensors: TensorCollection, name: str, state: StoredTensor) -> None:
     """Add a weight of 4-bit codes. Raises ModelError if its tensors are inconsistent."""
     described = read_state(state)
-    packed = require(tensors.take(name), ["U8"])
+    packed = require_dtype(tensors.take(name), ["U8"])
     shape, size = described.shape, described.block_size
     count, values = int(np.prod(shape)), load(tensors.take(f"{name}.quant_map")).astype(np.float32)
-    scales = absolute_maxima(tensors, name, described)
+    scales = read_scales(tensors, name, described)
     if int(np.prod(packed.shape)) != -(-count // 2) or len(scales) != -(-count // size) or len(values) != 16:
-        raise refusal(packed, f"the shape {list(packed.shape)} does not match the weight {list(shape)}")
-    columns, flat = shape[-1], Stored(packed.name, packed.path, "U8", (-(-count // 2), 1), packed.start)
+        raise make_error(packed, f"the shape {list(packed.shape)} does not match the weight {list(shape)}")
+    columns, flat = shape[-1], StoredTensor(packed.name, packed.path, "U8", (-(-count // 2), 1), packed.start)
 
     def read(first: int, last: int) -> np.ndarray:
         begin, end = first * columns, last * columns
@@ -59,7 +59,7 @@ class QuantState(NamedTuple):
     nested_offset: float
 
 
-def read_state(state: Stored) -> QuantState:
+def read_state(state: StoredTensor) -> QuantState:
     """Parse a quant_state. Raises ModelError."""
     try:
         fields = json.loads(load(state).tobytes())
@@ -72,10 +72,10 @@ def read_state(state: Stored) -> QuantState:
             )
     except (ValueError, KeyError, TypeError):
         pass
-    raise refusal(state, "expected a quant_state of bitsandbytes")
+    raise make_error(state, "expected a quant_state of bitsandbytes")
 
 
-def absolute_maxima(tensors: Tensors, name: str, described: QuantState) -> np.ndarray:
+def read_scales(tensors: TensorCollection, name: str, described: QuantState) -> np.ndarray:
     """Return the blocks' scales, float32, dequantized if necessary. Raises ModelError."""
     stored = tensors.take(f"{name}.absmax")
     scales = load(stored).reshape(-1)
@@ -84,17 +84,17 @@ def absolute_maxima(tensors: Tensors, name: str, described: QuantState) -> np.nd
     nested, values = load(tensors.take(f"{name}.nested_absmax")), load(tensors.take(f"{name}.nested_quant_map"))
     size, offset = described.nested_block_size, np.float32(described.nested_offset)
     if len(values) != 256 or nested.size != -(-len(scales) // size):
-        raise refusal(stored, f"{nested.size} nested scales do not match {len(scales)} scales")
+        raise make_error(stored, f"{nested.size} nested scales do not match {len(scales)} scales")
     return values[scales] * np.repeat(nested.reshape(-1), size)[: len(scales)] + offset
 
 
-def put_eights(tensors: Tensors, name: str) -> None:
+def add_8bit_weight(tensors: TensorCollection, name: str) -> None:
     """Add a weight of 8-bit integers with a scale per row."""
-    weight, scale = require(tensors.take(f"{name}.weight"), ["I8"]), tensors.take(f"{name}.SCB")
+    weight, scale = require_dtype(tensors.take(f"{name}.weight"), ["I8"]), tensors.take(f"{name}.SCB")
     scales = load(scale).reshape(-1).astype(np.float32)
     rows, columns = weight.shape
     if len(scales) != rows:
-        raise refusal(scale, f"the weight has {rows} rows, but there are {len(scales)} scales")
+        raise make_error(scale, f"the weight has {rows} rows, but there are {len(scales)} scales")
 
     def read(first: int, last: int) -> np.ndarray:
         return weight.rows(first, last).view(np.int8) * (scales[first:last, None] / np.float32(127))

@@ -7,38 +7,38 @@ package's compressors (quantized_compressors/pack_quantized.py and its neighbour
 
 import numpy as np
 
-from localllm.convert.config import Config
-from localllm.convert.quantized.fp8 import ACTIVATIONS, EIGHT_BITS, put_fours, put_scaled
-from localllm.convert.quantized.unpacking import Tensors, decode, load, refusal, require, unpack_words
-from localllm.convert.safetensors_files import Stored
+from localllm.convert.config import CheckpointConfig
+from localllm.convert.quantized.fp8 import ACTIVATIONS, EIGHT_BITS, add_float4_weight, add_scaled_weight
+from localllm.convert.quantized.unpacking import TensorCollection, decode, load, make_error, require_dtype, unpack_words
+from localllm.convert.safetensors_files import StoredTensor
 
 IGNORED = (*ACTIVATIONS, ".input_zero_point", ".input_global_scale", ".output_zero_point", ".k_zero_point",
            ".v_zero_point", ".input_g_idx")  # fmt: skip
 
 
-def open_compressed_tensors(tensors: Tensors, config: Config) -> Tensors:
+def open_compressed_tensors(tensors: TensorCollection, config: CheckpointConfig) -> TensorCollection:
     """Dequantize packed and scaled weights. Raises ModelError."""
     if config.section("sparsity_config").get("format") not in (None, "dense"):
-        raise config.refusal("compressed-tensors with sparse weights are not supported")
+        raise config.make_error("compressed-tensors with sparse weights are not supported")
     tensors.drop(*IGNORED)
-    blocks = block_sizes(config)
+    blocks = read_block_size(config)
     for name in tensors.names(".weight_packed"):
         packed = tensors.take(f"{name}.weight_packed")
         if packed.dtype == "U8":
-            put_floats(tensors, name, packed)
+            add_float_weight(tensors, name, packed)
         else:
-            put_integers(tensors, name, require(packed, ["I32"]))
+            add_packed_weight(tensors, name, require_dtype(packed, ["I32"]))
     for name in tensors.names(".weight_scale"):
         weight = tensors.take(f"{name}.weight")
         if weight.dtype in EIGHT_BITS:
-            tensors.take_if_there(f"{name}.weight_zero_point")
-            put_scaled(tensors, weight, tensors.take(f"{name}.weight_scale"), f"{name}.weight", blocks)
+            tensors.take_optional(f"{name}.weight_zero_point")
+            add_scaled_weight(tensors, weight, tensors.take(f"{name}.weight_scale"), f"{name}.weight", blocks)
         else:
-            put_plain_integers(tensors, name, require(weight, ["I8"]))
+            add_integer_weight(tensors, name, require_dtype(weight, ["I8"]))
     return tensors
 
 
-def block_sizes(config: Config) -> list[int] | None:
+def read_block_size(config: CheckpointConfig) -> list[int] | None:
     """Return the number of rows and columns that share a scale; None without blocks."""
     groups = config.section("config_groups")
     for name in groups.content:
@@ -48,30 +48,30 @@ def block_sizes(config: Config) -> list[int] | None:
     return None
 
 
-def put_floats(tensors: Tensors, name: str, packed: Stored) -> None:
+def add_float_weight(tensors: TensorCollection, name: str, packed: StoredTensor) -> None:
     """Add a weight of 4-bit floats: NVFP4, whose scales are divided by a global one, or MXFP4."""
-    scale, global_scale = tensors.take(f"{name}.weight_scale"), tensors.take_if_there(f"{name}.weight_global_scale")
+    scale, global_scale = tensors.take(f"{name}.weight_scale"), tensors.take_optional(f"{name}.weight_global_scale")
     factor = 1.0 if global_scale is None else 1.0 / float(load(global_scale).reshape(-1)[0])
-    put_fours(tensors, f"{name}.weight", packed, scale, factor)
+    add_float4_weight(tensors, f"{name}.weight", packed, scale, factor)
 
 
-def put_integers(tensors: Tensors, name: str, packed: Stored) -> None:
+def add_packed_weight(tensors: TensorCollection, name: str, packed: StoredTensor) -> None:
     """Add a weight of packed integers. Raises ModelError if its tensors are inconsistent."""
     shape = tensors.take(f"{name}.weight_shape")
     rows, columns = (int(size) for size in load(shape).reshape(-1))
-    bits = bits_of(packed, rows, columns)
+    bits = detect_bits(packed, rows, columns)
     scales, middle = load(tensors.take(f"{name}.weight_scale")), 1 << bits - 1
     scales = scales.reshape(-1, scales.shape[-1] if scales.ndim > 1 else 1)
     zeros = np.zeros_like(scales)
-    if (zero := tensors.take_if_there(f"{name}.weight_zero_point")) is not None:
+    if (zero := tensors.take_optional(f"{name}.weight_zero_point")) is not None:
         zeros = load(zero)
         if zero.dtype == "I32":  # packed along rows
             zeros = unpack_words(np.ascontiguousarray(zeros.T), bits).T[: len(scales)] - middle
         zeros = zeros.astype(np.float32).reshape(scales.shape)
-    order = tensors.take_if_there(f"{name}.weight_g_idx")
-    group = groups_of(packed, order, columns, scales.shape[1])
+    order = tensors.take_optional(f"{name}.weight_g_idx")
+    group = compute_groups(packed, order, columns, scales.shape[1])
     if len(scales) not in (1, rows):
-        raise refusal(packed, f"the weight has {rows} rows, but its scales have {len(scales)}")
+        raise make_error(packed, f"the weight has {rows} rows, but its scales have {len(scales)}")
 
     def read(first: int, last: int) -> np.ndarray:
         numbers = unpack_words(packed.rows(first, last).view("<i4"), bits)[:, :columns] - middle
@@ -81,40 +81,40 @@ def put_integers(tensors: Tensors, name: str, packed: Stored) -> None:
     tensors.put(f"{name}.weight", packed, (rows, columns), read)
 
 
-def bits_of(packed: Stored, rows: int, columns: int) -> int:
+def detect_bits(packed: StoredTensor, rows: int, columns: int) -> int:
     """Compute the bits per value from the words of a row. Raises ModelError if no width fits."""
     words = packed.shape[-1]
     for bits in (4, 8, 2, 3, 5, 6, 7, 1):
         if packed.shape == (rows, words) and -(-columns // (32 // bits)) == words:
             return bits
-    raise refusal(packed, f"the shape {list(packed.shape)} does not match the weight {[rows, columns]}")
+    raise make_error(packed, f"the shape {list(packed.shape)} does not match the weight {[rows, columns]}")
 
 
-def groups_of(packed: Stored, order: Stored | None, columns: int, groups: int) -> np.ndarray:
+def compute_groups(packed: StoredTensor, order: StoredTensor | None, columns: int, groups: int) -> np.ndarray:
     """Return the group of each column, int [columns]. Raises ModelError for groups out of range."""
     if order is None:
         if columns % groups:
-            raise refusal(packed, f"{columns} columns are not divisible into {groups} groups")
+            raise make_error(packed, f"{columns} columns are not divisible into {groups} groups")
         return np.arange(columns) // (columns // groups)
     group_numbers = load(order).reshape(-1).astype(np.int64)
     if (group_numbers < 0).all():  # the value for columns in order
         return np.arange(columns) // (columns // groups)
     if len(group_numbers) != columns or group_numbers.min() < 0 or group_numbers.max() >= groups:
-        raise refusal(order, f"the group of each of {columns} columns must be from 0 to {groups - 1}")
+        raise make_error(order, f"the group of each of {columns} columns must be from 0 to {groups - 1}")
     return group_numbers
 
 
-def put_plain_integers(tensors: Tensors, name: str, weight: Stored) -> None:
+def add_integer_weight(tensors: TensorCollection, name: str, weight: StoredTensor) -> None:
     """Add a weight of 8-bit integers with a scale per row, per group of columns, or for all."""
     rows, columns = weight.shape
     scale = tensors.take(f"{name}.weight_scale")
     scales = load(scale)
     scales = scales.reshape(-1, scales.shape[-1] if scales.ndim > 1 else 1)
-    zero = tensors.take_if_there(f"{name}.weight_zero_point")
+    zero = tensors.take_optional(f"{name}.weight_zero_point")
     zeros = np.zeros_like(scales) if zero is None else load(zero).astype(np.float32).reshape(scales.shape)
     if len(scales) not in (1, rows):
-        raise refusal(scale, f"the shape {list(scale.shape)} does not match the weight {list(weight.shape)}")
-    group = groups_of(weight, None, columns, scales.shape[1])
+        raise make_error(scale, f"the shape {list(scale.shape)} does not match the weight {list(weight.shape)}")
+    group = compute_groups(weight, None, columns, scales.shape[1])
 
     def read(first: int, last: int) -> np.ndarray:
         numbers = decode(weight.rows(first, last), "I8").astype(np.float32)

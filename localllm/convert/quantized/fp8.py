@@ -9,9 +9,17 @@ from math import prod
 
 import numpy as np
 
-from localllm.convert.config import Config
-from localllm.convert.quantized.unpacking import E2M1, Tensors, decode, load, refusal, require, unpack_nibbles
-from localllm.convert.safetensors_files import Stored
+from localllm.convert.config import CheckpointConfig
+from localllm.convert.quantized.unpacking import (
+    E2M1,
+    TensorCollection,
+    decode,
+    load,
+    make_error,
+    require_dtype,
+    unpack_nibbles,
+)
+from localllm.convert.safetensors_files import StoredTensor
 
 EIGHT_BITS = ("F8_E4M3", "F8_E5M2")
 # Scales of activations and of the KV cache, on which no weights depend.
@@ -19,40 +27,42 @@ ACTIVATIONS = (".input_scale", ".activation_scale", ".k_scale", ".v_scale", ".ou
 SCALES = ("_scale_inv", "_scale")  # after a weight's name
 
 
-def open_fp8(tensors: Tensors, config: Config) -> Tensors:
+def open_fp8(tensors: TensorCollection, config: CheckpointConfig) -> TensorCollection:
     """Dequantize the tensors that have a scale next to them. Raises ModelError."""
     tensors.drop(*ACTIVATIONS)
     block = config.get("weight_block_size") or [128, 128]
     for name in [name for suffix in SCALES for name in tensors.names(suffix)]:
         weight = tensors.remaining.get(name)
         if weight is not None and weight.dtype in EIGHT_BITS:
-            scale = tensors.take_if_there(*(name + suffix for suffix in SCALES))
+            scale = tensors.take_optional(*(name + suffix for suffix in SCALES))
             assert scale is not None
-            put_scaled(tensors, tensors.take(name), scale, name, block if isinstance(block, list) else None)
+            add_scaled_weight(tensors, tensors.take(name), scale, name, block if isinstance(block, list) else None)
     for name in tensors.names(".weight_scale_2"):
-        put_nvfp4(tensors, name)
+        add_nvfp4_weight(tensors, name)
     return tensors
 
 
-def open_unscaled(tensors: Tensors) -> Tensors:
+def open_unscaled(tensors: TensorCollection) -> TensorCollection:
     """Decode weights that were cast to 8 bits, in checkpoints without a quantization method."""
     for name, weight in [*tensors.remaining.items()]:
         if weight.dtype in EIGHT_BITS and weight.shape:
-            put_numbers(tensors, name, weight)
+            add_unscaled_weight(tensors, name, weight)
     return tensors
 
 
-def put_numbers(tensors: Tensors, name: str, weight: Stored) -> None:
+def add_unscaled_weight(tensors: TensorCollection, name: str, weight: StoredTensor) -> None:
     """Add a weight of 8-bit floats without scales."""
     tensors.put(name, weight, weight.shape, lambda first, last: decode(weight.rows(first, last), weight.dtype))
 
 
-def put_scaled(tensors: Tensors, weight: Stored, scale: Stored, name: str, block: Sequence[int] | None) -> None:
+def add_scaled_weight(
+    tensors: TensorCollection, weight: StoredTensor, scale: StoredTensor, name: str, block: Sequence[int] | None
+) -> None:
     """Add a weight of 8-bit floats times scales. Raises ModelError for scales of a wrong shape."""
     scales = load(scale)
     scales = scales if scales.ndim >= 2 else scales.reshape(-1, 1) if scales.size > 1 else scales.reshape(1, 1)
     *stack, rows, columns = weight.shape if len(weight.shape) > 1 else (1, *weight.shape)
-    tall, wide = block_size(weight, scale, scales.shape, (rows, columns), block)
+    tall, wide = find_block_size(weight, scale, scales.shape, (rows, columns), block)
     scales = np.broadcast_to(scales, (*stack, *scales.shape[-2:])).reshape(-1, *scales.shape[-2:])
 
     def read(first: int, last: int) -> np.ndarray:
@@ -64,8 +74,8 @@ def put_scaled(tensors: Tensors, weight: Stored, scale: Stored, name: str, block
     tensors.put(name, weight, weight.shape, read)
 
 
-def block_size(
-    weight: Stored, scale: Stored, shape: Sequence[int], size: tuple[int, int], block: Sequence[int] | None
+def find_block_size(
+    weight: StoredTensor, scale: StoredTensor, shape: Sequence[int], size: tuple[int, int], block: Sequence[int] | None
 ) -> tuple[int, int]:
     """Return the number of rows and columns that share a scale.
 
@@ -80,22 +90,24 @@ def block_size(
     for tall, wide in candidates:
         if is_stack and -(-rows // tall) == down and -(-columns // wide) == across:
             return tall, wide
-    raise refusal(scale, f"the shape {list(scale.shape)} does not match the weight {list(weight.shape)}")
+    raise make_error(scale, f"the shape {list(scale.shape)} does not match the weight {list(weight.shape)}")
 
 
-def put_nvfp4(tensors: Tensors, name: str) -> None:
+def add_nvfp4_weight(tensors: TensorCollection, name: str) -> None:
     """Add a weight of ModelOpt's NVFP4: 4-bit floats, an FP8 scale per 16 of them, and a global one."""
-    weight = require(tensors.take(f"{name}.weight"), ["U8"])
+    weight = require_dtype(tensors.take(f"{name}.weight"), ["U8"])
     scale, second = tensors.take(f"{name}.weight_scale"), load(tensors.take(f"{name}.weight_scale_2"))
-    put_fours(tensors, f"{name}.weight", weight, scale, float(second.reshape(-1)[0]))
+    add_float4_weight(tensors, f"{name}.weight", weight, scale, float(second.reshape(-1)[0]))
 
 
-def put_fours(tensors: Tensors, name: str, weight: Stored, scale: Stored, factor: float) -> None:
+def add_float4_weight(
+    tensors: TensorCollection, name: str, weight: StoredTensor, scale: StoredTensor, factor: float
+) -> None:
     """Add a weight of 4-bit floats (E2M1), two in a byte, with scales along rows, times a factor."""
     *outer, half = weight.shape
     groups, columns = scale.shape[-1], 2 * half
     if [*scale.shape[:-1]] != outer or groups == 0 or columns % groups:
-        raise refusal(scale, f"the shape {list(scale.shape)} does not match the weight {[*outer, columns]}")
+        raise make_error(scale, f"the shape {list(scale.shape)} does not match the weight {[*outer, columns]}")
 
     def read(first: int, last: int) -> np.ndarray:
         codes = unpack_nibbles(weight.rows(first, last))

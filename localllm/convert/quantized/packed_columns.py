@@ -7,80 +7,82 @@ AutoAWQ's utils/packing_utils.py and GPTQModel's qlinear/__init__.py; vLLM docum
 
 import numpy as np
 
-from localllm.convert.config import Config
+from localllm.convert.config import CheckpointConfig
 from localllm.convert.quantized.unpacking import (
-    Tensors,
+    TensorCollection,
     load,
+    make_error,
     map_words,
-    refusal,
-    require,
+    require_dtype,
     unpack_stream,
     unpack_words,
 )
-from localllm.convert.safetensors_files import Stored
+from localllm.convert.safetensors_files import StoredTensor
 
 AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # index in a word of outputs 0, 1, 2, ...
 
 
-def open_awq(tensors: Tensors, config: Config) -> Tensors:
+def open_awq(tensors: TensorCollection, config: CheckpointConfig) -> TensorCollection:
     """Dequantize AWQ's weights. Raises ModelError for a packing other than "gemm"."""
     version = str(config.get("version") or "gemm").lower()
     if version != "gemm" or config.count("bits", 4) != 4:
-        raise config.refusal(f"AWQ of {config.get('bits', 4)} bits, version {version}, is not supported (4, gemm is)")
+        raise config.make_error(
+            f"AWQ of {config.get('bits', 4)} bits, version {version}, is not supported (4, gemm is)"
+        )
     for name in tensors.names(".qweight"):
-        put_awq(tensors, name)
+        add_awq_weight(tensors, name)
     return tensors
 
 
-def put_awq(tensors: Tensors, name: str) -> None:
+def add_awq_weight(tensors: TensorCollection, name: str) -> None:
     """Add a weight of AWQ. Raises ModelError if its tensors are inconsistent."""
-    packed = require(tensors.take(f"{name}.qweight"), ["I32"])
-    scale, zero = tensors.take(f"{name}.scales"), require(tensors.take(f"{name}.qzeros"), ["I32"])
+    packed = require_dtype(tensors.take(f"{name}.qweight"), ["I32"])
+    scale, zero = tensors.take(f"{name}.scales"), require_dtype(tensors.take(f"{name}.qzeros"), ["I32"])
     scales, (inputs, words) = load(scale), packed.shape
     groups, outputs = scales.shape
     if outputs != 8 * words or groups == 0 or inputs % groups or zero.shape != (groups, words):
-        raise refusal(scale, f"the shape {list(scales.shape)} does not fit numbers of {list(packed.shape)}")
-    zeros, mapped, size = in_order(load(zero)), map_words(packed), inputs // groups
+        raise make_error(scale, f"the shape {list(scales.shape)} does not fit numbers of {list(packed.shape)}")
+    zeros, mapped, size = unpack_awq(load(zero)), map_words(packed), inputs // groups
 
     def read(first: int, last: int) -> np.ndarray:
         start, end = first // 8, -(-last // 8)
-        numbers = in_order(np.ascontiguousarray(mapped[:, start:end]))[:, first - 8 * start : last - 8 * start]
+        numbers = unpack_awq(np.ascontiguousarray(mapped[:, start:end]))[:, first - 8 * start : last - 8 * start]
         of_inputs = np.repeat(scales[:, first:last], size, axis=0)
         return ((numbers - np.repeat(zeros[:, first:last], size, axis=0)) * of_inputs).T
 
     tensors.put(f"{name}.weight", packed, (outputs, inputs), read)
 
 
-def in_order(words: np.ndarray) -> np.ndarray:
+def unpack_awq(words: np.ndarray) -> np.ndarray:
     """Unpack AWQ's words, [rows, words], in the order of outputs, int32 [rows, 8 * words]."""
     return unpack_words(words, 4).reshape(len(words), -1, 8)[:, :, AWQ_ORDER].reshape(len(words), -1)
 
 
-def open_gptq(tensors: Tensors, config: Config) -> Tensors:
+def open_gptq(tensors: TensorCollection, config: CheckpointConfig) -> TensorCollection:
     """Dequantize GPTQ's weights, also with activation order (g_idx). Raises ModelError."""
     bits = config.count("bits", 4)
     if bits not in (2, 3, 4, 8):
-        raise config.refusal(f"GPTQ of {bits} bits is not supported (2, 3, 4 and 8 are)")
+        raise config.make_error(f"GPTQ of {bits} bits is not supported (2, 3, 4 and 8 are)")
     is_second = str(config.get("checkpoint_format") or "gptq") == "gptq_v2"
     for name in tensors.names(".qweight"):
-        put_gptq(tensors, name, bits, 0 if is_second else 1)
+        add_gptq_weight(tensors, name, bits, 0 if is_second else 1)
     return tensors
 
 
-def put_gptq(tensors: Tensors, name: str, bits: int, added: int) -> None:
+def add_gptq_weight(tensors: TensorCollection, name: str, bits: int, added: int) -> None:
     """Add a weight of GPTQ. Raises ModelError if its tensors are inconsistent.
 
     added: constant to add to stored zero points.
     """
-    packed = require(tensors.take(f"{name}.qweight"), ["I32"])
-    scale, zero = tensors.take(f"{name}.scales"), require(tensors.take(f"{name}.qzeros"), ["I32"])
-    order = tensors.take_if_there(f"{name}.g_idx")
+    packed = require_dtype(tensors.take(f"{name}.qweight"), ["I32"])
+    scale, zero = tensors.take(f"{name}.scales"), require_dtype(tensors.take(f"{name}.qzeros"), ["I32"])
+    order = tensors.take_optional(f"{name}.g_idx")
     scales, inputs = load(scale), packed.shape[0] * 32 // bits
     groups, outputs = scales.shape
     if packed.shape[1] != outputs or groups == 0 or zero.shape != (groups, -(-outputs * bits // 32)):
-        raise refusal(scale, f"the shape {list(scales.shape)} does not fit numbers of {list(packed.shape)}")
+        raise make_error(scale, f"the shape {list(scales.shape)} does not fit numbers of {list(packed.shape)}")
     zeros = unpack_stream(load(zero), bits)[:, :outputs] + added
-    group, mapped = group_of_inputs(packed, order, inputs, groups), map_words(packed)
+    group, mapped = compute_groups(packed, order, inputs, groups), map_words(packed)
 
     def read(first: int, last: int) -> np.ndarray:
         numbers = unpack_stream(np.ascontiguousarray(mapped[:, first:last].T), bits)[:, :inputs]
@@ -89,13 +91,13 @@ def put_gptq(tensors: Tensors, name: str, bits: int, added: int) -> None:
     tensors.put(f"{name}.weight", packed, (outputs, inputs), read)
 
 
-def group_of_inputs(packed: Stored, order: Stored | None, inputs: int, groups: int) -> np.ndarray:
+def compute_groups(packed: StoredTensor, order: StoredTensor | None, inputs: int, groups: int) -> np.ndarray:
     """Return the group of each input, int [inputs]. Raises ModelError for groups out of range."""
     if order is None:
         if inputs % groups:
-            raise refusal(packed, f"{inputs} inputs are not divisible into {groups} groups")
+            raise make_error(packed, f"{inputs} inputs are not divisible into {groups} groups")
         return np.arange(inputs) // (inputs // groups)
     group_numbers = load(order).reshape(-1).astype(np.int64)
     if len(group_numbers) != inputs or group_numbers.min() < 0 or group_numbers.max() >= groups:
-        raise refusal(order, f"the group of each of {inputs} inputs must be from 0 to {groups - 1}")
+        raise make_error(order, f"the group of each of {inputs} inputs must be from 0 to {groups - 1}")
     return group_numbers

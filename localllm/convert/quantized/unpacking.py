@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from localllm.convert.safetensors_files import Stored
+from localllm.convert.safetensors_files import StoredTensor
 from localllm.convert.transforms import BYTES, as_float32
 from localllm.errors import ModelError
 from localllm.files.gguf.header import printable
@@ -32,24 +32,24 @@ class DequantizedTensor:
         return np.ascontiguousarray(self.read(first, last), np.float32).view(np.uint8)
 
 
-class Tensors:
+class TensorCollection:
     """A checkpoint's tensors by name, from which a quantization method takes its own."""
 
-    def __init__(self, stored: Mapping[str, Stored]):
+    def __init__(self, stored: Mapping[str, StoredTensor]):
         self.remaining = dict[str, Any](stored)
 
     def names(self, suffix: str) -> list[str]:
         """Return the names of the modules that have a tensor with this suffix."""
         return [name.removesuffix(suffix) for name in self.remaining if name.endswith(suffix)]
 
-    def take(self, name: str) -> Stored:
+    def take(self, name: str) -> StoredTensor:
         """Remove a tensor and return it. Raises ModelError if it is missing."""
         if name not in self.remaining:
             path = next(iter(self.remaining.values())).path if self.remaining else "the checkpoint"
             raise ModelError(f"{path}: the tensor {printable(name)} is missing")
         return self.remaining.pop(name)
 
-    def take_if_there(self, *names: str) -> Stored | None:
+    def take_optional(self, *names: str) -> StoredTensor | None:
         """Remove the first of these tensors and return it, None if there is none."""
         return next((self.remaining.pop(name) for name in names if name in self.remaining), None)
 
@@ -58,7 +58,7 @@ class Tensors:
         for name in [name for name in self.remaining if name.endswith(suffixes)]:
             del self.remaining[name]
 
-    def put(self, name: str, like: Stored, shape: Sequence[int], read: ReadRows) -> None:
+    def put(self, name: str, like: StoredTensor, shape: Sequence[int], read: ReadRows) -> None:
         """Add a computed tensor.
 
         like: one of the tensors that it is computed from.
@@ -66,17 +66,17 @@ class Tensors:
         self.remaining[name] = DequantizedTensor(name, like.path, tuple(shape), read)
 
 
-def refusal(tensor: Stored, problem: str) -> ModelError:
+def make_error(tensor: StoredTensor, problem: str) -> ModelError:
     return ModelError(f"{tensor.path}: tensor {printable(tensor.name)}: {problem}")
 
 
-def load(tensor: Stored) -> np.ndarray:
+def load(tensor: StoredTensor) -> np.ndarray:
     """Read a whole small tensor: floats as float32, integers unchanged. Raises ModelError."""
     count = int(np.prod(tensor.shape[:-1]))
     if tensor.dtype not in BYTES:
-        raise refusal(tensor, f"type {printable(tensor.dtype)} is not supported")
+        raise make_error(tensor, f"type {printable(tensor.dtype)} is not supported")
     if not tensor.shape:
-        data = Stored(tensor.name, tensor.path, tensor.dtype, (1,), tensor.start).rows(0, 1)
+        data = StoredTensor(tensor.name, tensor.path, tensor.dtype, (1,), tensor.start).rows(0, 1)
         return decode(data, tensor.dtype).reshape(())
     return decode(tensor.rows(0, count), tensor.dtype).reshape(tensor.shape)
 
@@ -90,19 +90,19 @@ def decode(data: np.ndarray, dtype: str) -> np.ndarray:
     return data.view(WORDS[dtype])
 
 
-def map_words(tensor: Stored) -> np.ndarray:
+def map_words(tensor: StoredTensor) -> np.ndarray:
     """Map a tensor of integers whose columns are read, [rows, columns]."""
     return np.memmap(tensor.path, WORDS[tensor.dtype], "r", tensor.start, tensor.shape)
 
 
-def require(tensor: Stored, dtypes: Sequence[str]) -> Stored:
+def require_dtype(tensor: StoredTensor, dtypes: Sequence[str]) -> StoredTensor:
     """Return the tensor. Raises ModelError for an unexpected type."""
     if tensor.dtype not in dtypes:
-        raise refusal(tensor, f"expected the type {' or '.join(dtypes)}, found {printable(tensor.dtype)}")
+        raise make_error(tensor, f"expected the type {' or '.join(dtypes)}, found {printable(tensor.dtype)}")
     return tensor
 
 
-def float8(exponent: int, mantissa: int, bias: int, is_ieee: bool) -> np.ndarray:
+def tabulate_float8(exponent: int, mantissa: int, bias: int, is_ieee: bool) -> np.ndarray:
     """Tabulate 8-bit floats with a sign and these numbers of exponent and mantissa bits, float32 [256].
 
     is_ieee: the topmost exponent is infinity and NaN; otherwise only all ones are NaN (OCP 8-bit Floating Point 1.0).
@@ -121,7 +121,7 @@ def float8(exponent: int, mantissa: int, bias: int, is_ieee: bool) -> np.ndarray
     return np.where(sign == 1, -size, size).astype(np.float32)
 
 
-def exponents() -> np.ndarray:
+def tabulate_exponents() -> np.ndarray:
     """Tabulate powers of two by their 8-bit exponent (E8M0), float32 [256]."""
     powers = np.ldexp(np.float32(1), np.minimum(np.arange(256), 254) - 127)
     powers[255] = np.nan
@@ -129,9 +129,9 @@ def exponents() -> np.ndarray:
 
 
 FLOATS_OF_8_BITS = {
-    "F8_E4M3": float8(4, 3, 7, False),
-    "F8_E5M2": float8(5, 2, 15, True),
-    "F8_E8M0": exponents(),
+    "F8_E4M3": tabulate_float8(4, 3, 7, False),
+    "F8_E5M2": tabulate_float8(5, 2, 15, True),
+    "F8_E8M0": tabulate_exponents(),
 }
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)  # 4-bit floats
 

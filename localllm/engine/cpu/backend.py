@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from localllm.arch.layer_state import Latent, Paged, Recurrent, State
+from localllm.arch.layer_state import LatentState, PagedState, Recurrent, State
 from localllm.engine.cpu.lowering import CpuTarget
-from localllm.engine.cpu.program import Program, Threads, compile_program
-from localllm.engine.lower.header import Header, Span
-from localllm.engine.lower.steps import StepPlaces, stream_arguments
-from localllm.engine.lower.tape import Buffer, Step, Tape, row_bytes
+from localllm.engine.cpu.program import CpuProgram, TapeThreads, compile_program
+from localllm.engine.lower.header import Header, SequenceSpan
+from localllm.engine.lower.steps import StepMemory, locate_stream
+from localllm.engine.lower.tape import Buffer, Step, Tape, compute_row_bytes
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.page_table import CachePool
 from localllm.engine.memory.recurrent import StateLayout
@@ -17,10 +17,10 @@ from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.operations.operation import Operation
 from localllm.engine.options import EngineOptions
 from localllm.engine.runs import BATCH
-from localllm.engine.trace.recorder import RowOperations
+from localllm.engine.trace.recorder import ImageRowOperations
 from localllm.engine.trace.rope_shift import RopeShift
 from localllm.errors import UnsupportedError
-from localllm.kernels.build.library import Library
+from localllm.kernels.build.library import KernelLibrary
 
 
 class CpuBackend:
@@ -30,7 +30,7 @@ class CpuBackend:
 
     def __init__(
         self, operations: list[Operation], states: Sequence[State], context: int, options: EngineOptions,
-        encoding: Sequence[Operation] = (), rows: Callable[[bool], RowOperations | None] | None = None,
+        encoding: Sequence[Operation] = (), rows: Callable[[bool], ImageRowOperations | None] | None = None,
     ):  # fmt: skip
         """Compile the operations; encoding: those of an encoder; rows: as in TracedModel.
 
@@ -40,44 +40,44 @@ class CpuBackend:
         self._states = [state for state in states if not isinstance(state, Recurrent)]
         self._cache = KVCache(self._states, context, options.kv_cache_type)
         layout = StateLayout(recurrent) if recurrent else None
-        self.room, places = CachePool(self._cache, layout), StepPlaces(self._cache, layout, Header())
+        self.room, places = CachePool(self._cache, layout), StepMemory(self._cache, layout, Header())
         program = compile_program(operations, places, options.thread_count, options.progress)
         self.store, self.cache_usage = self.room.store, self.room.cache_usage
         self.bytes_per_token = self.room.bytes_per_token
         self._run, self.warning, self._programs = program.run, program.warning, [program]
         self.kernel_limits = program.kernel_limits
         self._rows, self._places, self._options = rows, places, options
-        self._row_programs: dict[bool, RowProgram] = {}
+        self._row_programs: dict[bool, ImageRowProgram] = {}
         if encoding:
-            places = StepPlaces(self._cache, layout, Header(max(BATCH, context)))
+            places = StepMemory(self._cache, layout, Header(max(BATCH, context)))
             encoder = compile_program(encoding, places, options.thread_count, options.progress)
             self._programs.append(encoder)
 
-    def run(self, spans: Sequence[Span], precise: bool) -> np.ndarray:
+    def run(self, spans: Sequence[SequenceSpan], precise: bool) -> np.ndarray:
         if (image := spans[0].seen) is None:
             return self._run(spans, precise)
         (span,) = spans
-        return self._row_program(image.is_whole).run(span, precise)
+        return self._build_row_program(image.is_whole).run(span, precise)
 
-    def _row_program(self, is_whole: bool) -> "RowProgram":
+    def _build_row_program(self, is_whole: bool) -> "ImageRowProgram":
         """Return the program for image rows, which is built on first use."""
         if is_whole not in self._row_programs:
             operations = self._rows(is_whole) if self._rows else None
             if operations is None:
                 raise UnsupportedError("the model does not accept images")
-            self._row_programs[is_whole] = RowProgram(operations, self._places, self._options)
+            self._row_programs[is_whole] = ImageRowProgram(operations, self._places, self._options)
         return self._row_programs[is_whole]
 
-    def encode(self, spans: Sequence[Span], precise: bool) -> None:
+    def encode(self, spans: Sequence[SequenceSpan], precise: bool) -> None:
         self._programs[1].run(spans, precise)
 
-    def become(self, operations: list[Operation]) -> None:
+    def replace_operations(self, operations: list[Operation]) -> None:
         """Replace the operations, keeping the cache. Raises LocalllmError."""
         program = compile_program(operations, self._places, self._options.thread_count, self._options.progress)
         self._programs[0].close()
         self._programs[0], self._run = program, program.run
 
-    def beside(self, operations: list[Operation]) -> Program:
+    def compile_second(self, operations: list[Operation]) -> CpuProgram:
         """Compile a second program over the same cache; `close` closes it, too. Raises LocalllmError."""
         places = self._places._replace(header=Header())
         self._programs.append(compile_program(operations, places, self._options.thread_count, self._options.progress))
@@ -97,10 +97,10 @@ class CpuBackend:
         self.rotate_keys = KeyRotator(self._cache, self._states, turns).rotate_keys
 
 
-class RowProgram:
+class ImageRowProgram:
     """A model's program that processes image rows instead of tokens."""
 
-    def __init__(self, operations: RowOperations, places: StepPlaces, options: EngineOptions):
+    def __init__(self, operations: ImageRowOperations, places: StepMemory, options: EngineOptions):
         """Compile the program over the model's memory, with a separate header.
 
         Raises ModelError, LocalllmError.
@@ -109,9 +109,9 @@ class RowProgram:
         places = places._replace(header=Header())
         self._program = compile_program(operations.operations, places, options.thread_count, options.progress)
 
-    def run(self, span: Span, precise: bool) -> np.ndarray:
+    def run(self, span: SequenceSpan, precise: bool) -> np.ndarray:
         assert span.seen is not None
-        count, rows = len(span.ids), span.seen.rows_of(span.ids)
+        count, rows = len(span.ids), span.seen.select_rows(span.ids)
         self._operations.rows[:count, : rows.shape[1]] = rows
         turns = span.seen.mrope_positions(span.ids, span.position - span.ahead)
         for angles in self._operations.angles:
@@ -122,7 +122,7 @@ class RowProgram:
         self._program.close()
 
 
-IDS = np.zeros(BATCH, np.int64)  # placeholders: only their count matters
+PLACEHOLDER_IDS = np.zeros(BATCH, np.int64)  # placeholders: only their count matters
 BUFFER_ROWS = CpuTarget(1, False, {}).buffer_rows
 NO_LOGITS = np.zeros((0, 0), np.float32)
 
@@ -130,22 +130,22 @@ NO_LOGITS = np.zeros((0, 0), np.float32)
 class KeyRotator:
     """Rotates the cached keys of sequences, on one thread."""
 
-    def __init__(self, cache: KVCache, states: Sequence[Paged | Latent], turns: Mapping[State, RopeShift]):
+    def __init__(self, cache: KVCache, states: Sequence[PagedState | LatentState], turns: Mapping[State, RopeShift]):
         self._header, self._tape = Header(), Tape()
         self._distances = np.zeros(BATCH, np.int64)
         for state in states:
             if state in turns:
                 self._add(cache, state, turns[state])
-        library = Library({step.kernel for step in self._tape.steps} | {"run", "work"})
+        library = KernelLibrary({step.kernel for step in self._tape.steps} | {"run", "work"})
         tape = self._tape.finish(library.addresses)
-        self._walker = Threads(1, library.addresses, tape, keep=(library, self._header, self._tape.memory, cache))
+        self._walker = TapeThreads(1, library.addresses, tape, keep=(library, self._header, self._tape.memory, cache))
 
-    def _add(self, cache: KVCache, state: Paged | Latent, turn: RopeShift) -> None:
-        side, block = cache.sides(state)[0], state.rotations(cache.kv_type)[0]
+    def _add(self, cache: KVCache, state: PagedState | LatentState, turn: RopeShift) -> None:
+        side, block = cache.sides(state)[0], state.find_rotation_sizes(cache.kv_type)[0]
         columns = side.heads * state.key_dim
-        x = Buffer(BUFFER_ROWS, row_bytes(columns))
+        x = Buffer(BUFFER_ROWS, compute_row_bytes(columns))
         heads = {"x": x, "stride": x.stride, "head_dim": state.key_dim}
-        in_cache = heads | stream_arguments(cache, side, self._header)
+        in_cache = heads | locate_stream(cache, side, self._header)
         hadamard = {"x": x, "y": x, "stride": x.stride, "columns": columns, "block": block}
         pairs, table = len(turn.frequencies), Buffer(BATCH, len(turn.frequencies) * 8)
         angles = {"positions": self._distances, "before": 0, "frequencies": turn.frequencies, "pairs": pairs}
@@ -167,5 +167,5 @@ class KeyRotator:
         self._distances[:] = -distance
         for position in range(first, end, BATCH):
             count = min(BATCH, end - position)
-            self._header.fill([Span(store, position, IDS[:count], 0)], True, NO_LOGITS)
+            self._header.fill([SequenceSpan(store, position, PLACEHOLDER_IDS[:count], 0)], True, NO_LOGITS)
             self._walker.run()

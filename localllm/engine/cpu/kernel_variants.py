@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localllm.engine.lower.activation import ALL, Routed, Rows
-from localllm.kernels.build.library import Library
+from localllm.engine.lower.activation import ALL, RoutedRows, Rows
+from localllm.kernels.build.library import KernelLibrary
 from localllm.kernels.build.objects import Progress
 from localllm.kernels.cpu import PRECISE_TOKENS
-from localllm.kernels.cpu.matmul.kernel_variants import VARIANTS, few_fast, few_tokens, variant_for
+from localllm.kernels.cpu.matmul.kernel_variants import VARIANTS, get_max_few_fast, get_max_few_tokens, select_variant
 
-EVERY = 1 << 40  # more tokens than any run has
+UNLIMITED = 1 << 40  # more tokens than any run has
 
 
 class RunShape(NamedTuple):
@@ -46,15 +46,15 @@ class VariantProduct(NamedTuple):
 
     def variants(self, run: RunShape) -> list[str]:
         """List the kernels that a run needs."""
-        of = self.rows.of if isinstance(self.rows, Routed) else self.rows
+        of = self.rows.of if isinstance(self.rows, RoutedRows) else self.rows
         tokens, kernel_tokens = (run.tokens, run.kernel_tokens) if of is ALL else (run.wanted, run.kernel_wanted)
-        most_precise = EVERY if self.is_precise else run.most_precise
+        most_precise = UNLIMITED if self.is_precise else run.most_precise
         counts = [(tokens, kernel_tokens)]
-        if isinstance(self.rows, Routed):  # experts with some of the tokens, in the run's precision
-            most_precise = EVERY if kernel_tokens <= most_precise else 0
+        if isinstance(self.rows, RoutedRows):  # experts with some of the tokens, in the run's precision
+            most_precise = UNLIMITED if kernel_tokens <= most_precise else 0
             numbers = [count for count in (1, 2, self.few + 1, self.few_fast + 1) if count <= tokens]
             counts = [(count, 1 if kernel_tokens <= PRECISE_TOKENS else count) for count in numbers]
-        select: Callable[..., int] = variant_for
+        select: Callable[..., int] = select_variant
         chosen = {
             select(count, kernel, self.few, self.few_fast, most_precise)
             for count, kernel in counts
@@ -73,7 +73,7 @@ class VariantTable:
     def arguments(self, format: str, columns: int, rows: Rows, most_tokens: int, is_precise: bool) -> dict[str, object]:
         """Register a matrix product, and return its kernel arguments that locate the variants."""
         table = self._tables.setdefault(format, np.zeros(len(VARIANTS), np.int64))
-        few, fast = few_tokens(format, columns), few_fast(format, columns)
+        few, fast = get_max_few_tokens(format, columns), get_max_few_fast(format, columns)
         product = VariantProduct(format, few, fast, rows, most_tokens, is_precise)
         self._products[product] = None
         return {"variants": table, "few_tokens": few, "few_fast": fast}
@@ -82,11 +82,11 @@ class VariantTable:
         """List the kernels that a run needs."""
         return [*dict.fromkeys(name for product in self._products for name in product.variants(run))]
 
-    def all_names(self) -> list[str]:
+    def list_all_names(self) -> list[str]:
         """List the kernels of all possible runs, those of the most common first runs first."""
         limits = {1, *self.limits, *(product.most for product in self._products)}
         numbers = sorted(limits | {limit + 1 for limit in limits})
-        shapes = [(number, number, precise) for number in numbers for precise in (EVERY, 1)] + [(2, 1, EVERY)]
+        shapes = [(number, number, precise) for number in numbers for precise in (UNLIMITED, 1)] + [(2, 1, UNLIMITED)]
         runs = [*FIRST_RUNS, *(RunShape(count, count, kernel, kernel, precise) for count, kernel, precise in shapes)]
         return [*dict.fromkeys(name for run in runs for name in self.names(run))]
 
@@ -100,14 +100,14 @@ class VariantTable:
             table[:] = [addresses.get(f"{piece}-{format}", 0) for piece in VARIANTS]
 
 
-class Loader:
+class VariantLoader:
     """Loads the variants that runs need.
 
     Attributes:
         library: all kernels of the model.
     """
 
-    def __init__(self, library: Library, variants: VariantTable, progress: Progress | None):
+    def __init__(self, library: KernelLibrary, variants: VariantTable, progress: Progress | None):
         """Set the library and a progress callback.
 
         progress(done, total) is called while runs wait for variants, up to the first logits.
@@ -122,11 +122,11 @@ class Loader:
             self._ready.add(run)
             if run.wanted:
                 self._progress = None
-                self.library.give_way()
+                self.library.lower_priority()
 
     def prepare_all(self) -> None:
         """Load the variants of all possible runs. Raises LocalllmError."""
-        self._load(self._variants.all_names(), self._progress)
+        self._load(self._variants.list_all_names(), self._progress)
 
     def _load(self, names: list[str], progress: Progress | None) -> None:
         self.library.load(names, progress)

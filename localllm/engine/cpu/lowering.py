@@ -12,17 +12,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from localllm.arch.layer_state import Latent, Paged
+from localllm.arch.layer_state import LatentState, PagedState
 from localllm.arch.weights import Weight
 from localllm.engine.cpu.kernel_variants import VariantTable
-from localllm.engine.lower.activation import ALL, WANTED, Activation, Routed, Rows
-from localllm.engine.lower.steps import Steps
-from localllm.engine.lower.tape import SCRATCH_BYTES, Address, Buffer, Scratch, row_bytes
+from localllm.engine.lower.activation import ALL, WANTED, Activation, RoutedRows, Rows
+from localllm.engine.lower.steps import StepBuilder
+from localllm.engine.lower.tape import SCRATCH_BYTES, Buffer, KernelAddress, Scratch, compute_row_bytes
 from localllm.engine.operations.attention import Attend, WriteKV
 from localllm.engine.operations.experts import ExpertLinear
 from localllm.engine.operations.key_selection import SelectKeys
 from localllm.engine.operations.linear import Linear
-from localllm.engine.operations.operation import ActivationForm, Operation, Product, insert_activation_forms
+from localllm.engine.operations.operation import ActivationForm, MatrixProduct, Operation, insert_activation_forms
 from localllm.engine.runs import BATCH, PRECISE_TOKENS
 from localllm.errors import UnsupportedError
 from localllm.frozen import frozen
@@ -33,23 +33,23 @@ from localllm.kernels.cpu import (
     CALL_BYTES,
     EXPERT_ROWS,
     FEW_TOKENS,
+    FLOAT_FORMATS,
     FLOAT_SCRATCH,
     HALVES,
-    LEAST_IN_TILES,
-    MOST_SPLITS,
+    MAX_SPLITS,
+    MIN_SOME_TILES,
+    MIN_TILE_TOKENS,
     PANEL_BYTES,
     PANEL_TOKENS,
-    PLAIN,
-    SOME_IN_TILES,
     SPLIT_TOKENS,
     SUB_BLOCK,
     TILE_SLAB,
     TILES_SCRATCH,
     TOKENS_AT_ONCE,
-    linear_scratch,
+    compute_linear_scratch,
 )
 from localllm.kernels.formats import supports_int8
-from localllm.kernels.machine import has_tiles, this_lane
+from localllm.kernels.machine import get_lane, has_tiles
 from localllm.kernels.table import (
     LINEAR_FLOAT,
     LINEAR_QUANTIZED,
@@ -74,11 +74,11 @@ class CpuTarget:
     """
 
     threads: int
-    in_tiles: bool
+    uses_tiles: bool
     verbs: Mapping[str, Callable[..., None]]
     variants: VariantTable = field(default_factory=VariantTable)
     tokens: int = BATCH
-    keeps: bool = True
+    keeps_cache: bool = True
     expert_rows: ClassVar[int] = EXPERT_ROWS
 
     @property
@@ -92,7 +92,7 @@ class CpuTarget:
 
     def matrix(self, weight: Weight) -> np.ndarray:
         name = weight.tensor.format.name
-        if name not in PLAIN and name not in LAYOUTS:
+        if name not in FLOAT_FORMATS and name not in LAYOUTS:
             raise UnsupportedError(f"tensor {weight.name}: format {name} is not supported")
         return weight.tensor.data
 
@@ -113,21 +113,21 @@ class CpuTarget:
 # Bytes of weights in a part. A part costs a thread about a microsecond, in which it claims the part and waits for the
 # first weights, which were not prefetched. Threads with equally many parts finish together. Matrices of 0.2 to 0.6 MB
 # (SmolLM2, 2 threads) took 1.02 to 1.08 times as long in parts of 64 KB, for any number of parts.
-PART_BYTES, LEAST_BYTES = 1 << 17, 1 << 15
+PART_BYTES, MIN_PART_BYTES = 1 << 17, 1 << 15
 SLICE_BYTES = 1 << 16  # bytes of an expert's weights in a part
 # Arguments of a matrix product that are addresses of rows; an expert's call advances them to its first row.
-BY_ROW = {
+ROW_ARGUMENTS = {
     "linear_quantized": ("high", "low", "words", "scales", "sums", "high_sums", "excess", "y"),
     "linear_float": ("x", "halves", "y"),
 }
-LINEAR = {"linear_quantized": LINEAR_QUANTIZED, "linear_float": LINEAR_FLOAT}
+LINEAR_SIGNATURES = {"linear_quantized": LINEAR_QUANTIZED, "linear_float": LINEAR_FLOAT}
 # Products in tiles advance likewise; their panels are located separately.
-BY_ROW |= {name.replace("linear", "linear_tiles"): places for name, places in BY_ROW.items()}
-LINEAR |= {"linear_tiles_quantized": LINEAR_TILES_QUANTIZED, "linear_tiles_float": LINEAR_TILES_FLOAT}
+ROW_ARGUMENTS |= {name.replace("linear", "linear_tiles"): places for name, places in ROW_ARGUMENTS.items()}
+LINEAR_SIGNATURES |= {"linear_tiles_quantized": LINEAR_TILES_QUANTIZED, "linear_tiles_float": LINEAR_TILES_FLOAT}
 
 
 @frozen
-class Quantized:
+class QuantizedActivations:
     """Integer activations, see localllm.kernels.cpu.matmul.quantize."""
 
     high: Buffer
@@ -145,7 +145,7 @@ class Quantized:
 
 
 @frozen
-class Call:
+class ProductCall:
     """A call of a matrix product's kernel, with the buffers that it reads and its output y.
 
     scratch: bytes per thread.
@@ -158,24 +158,24 @@ class Call:
     scratch: int
 
 
-def has_integers(weight: Weight) -> bool:
+def uses_integers(weight: Weight) -> bool:
     return supports_int8(weight.tensor.format.name, weight.shape[-1])
 
 
 def rounds_activations(operations: Sequence[Operation]) -> bool:
     """Return whether some matrices are multiplied by 8-bit activations in long runs."""
-    return any(isinstance(operation, Product) and has_integers(operation.weight) for operation in operations)
+    return any(isinstance(operation, MatrixProduct) and uses_integers(operation.weight) for operation in operations)
 
 
-def halves_verb(weight: Weight) -> str | None:
+def select_halves_verb(weight: Weight) -> str | None:
     """Return the verb that converts activations to the 16-bit format of a float matrix; None without one."""
     kind = HALVES.get(weight.tensor.format.name)
-    return None if kind is None or has_integers(weight) or weight.shape[-1] % kind.multiple else kind.kernel
+    return None if kind is None or uses_integers(weight) or weight.shape[-1] % kind.multiple else kind.kernel
 
 
-def linear(steps: Steps, operation: Linear, target: CpuTarget) -> None:
+def lower_linear(steps: StepBuilder, operation: Linear, target: CpuTarget) -> None:
     weight, bias = operation.weight, operation.bias
-    product = make_product(steps, operation, target)
+    product = build_product_call(steps, operation, target)
     parts = count_parts(weight.tensor.nbytes, target.threads)
     arguments = product.arguments | target.scratch(product.scratch)
     steps.append(product.kernel, arguments, parts, product.reads, [product.y])
@@ -185,23 +185,23 @@ def linear(steps: Steps, operation: Linear, target: CpuTarget) -> None:
 
 def count_parts(nbytes: int, threads: int) -> int:
     """Return the number of parts of a matrix of `nbytes`: equally many per thread if it is large enough."""
-    if nbytes < LEAST_BYTES * threads:
-        return max(nbytes // LEAST_BYTES, 1)
+    if nbytes < MIN_PART_BYTES * threads:
+        return max(nbytes // MIN_PART_BYTES, 1)
     return min(-(-nbytes // (PART_BYTES * threads)), 8) * threads
 
 
-def expert_linear(steps: Steps, operation: ExpertLinear, target: CpuTarget) -> None:
+def lower_expert_linear(steps: StepBuilder, operation: ExpertLinear, target: CpuTarget) -> None:
     """Append the product with each expert's matrix, by the kernel for one matrix."""
     choice, weight = operation.choice, operation.weight
     experts, data, columns = steps.experts[choice.routed], weight.tensor.data, operation.inputs[0].columns
-    product = make_product(steps, operation, target)
+    product = build_product_call(steps, operation, target)
     arguments, name = product.arguments, product.kernel.partition("-")[0]
-    buffers = {at: buffer for at in BY_ROW[name] if isinstance(buffer := arguments[at], Buffer)}
-    strides = [(getattr(LINEAR[name], at), buffer.stride) for at, buffer in buffers.items()]
-    of_one = linear_scratch(columns) if name.endswith("quantized") else float_scratch(columns)
+    buffers = {at: buffer for at in ROW_ARGUMENTS[name] if isinstance(buffer := arguments[at], Buffer)}
+    strides = [(getattr(LINEAR_SIGNATURES[name], at), buffer.stride) for at, buffer in buffers.items()]
+    of_one = compute_linear_scratch(columns) if name.endswith("quantized") else count_float_scratch(columns)
     # A dense matrix of that size gets as many parts: prefetched weights are lost at the end of a part.
     slices = min(max(data[0].nbytes // SLICE_BYTES, 1), max(8 * target.threads // choice.columns, 1))
-    arguments |= {"linear": Address(product.kernel), "by_row": np.array(strides, np.int64)}
+    arguments |= {"linear": KernelAddress(product.kernel), "by_row": np.array(strides, np.int64)}
     arguments |= {"by_row_count": len(strides), "slices": slices}
     arguments |= {"active": experts.active, "active_count": experts.active_count, "expert_bytes": data.strides[0]}
     arguments |= target.scratch(max(product.scratch, CALL_BYTES + of_one))
@@ -210,45 +210,49 @@ def expert_linear(steps: Steps, operation: ExpertLinear, target: CpuTarget) -> N
     operation.add_bias(steps)
 
 
-def make_product(steps: Steps, operation: Product, target: CpuTarget) -> Call:
+def build_product_call(steps: StepBuilder, operation: MatrixProduct, target: CpuTarget) -> ProductCall:
     """Return the kernel call of a matrix product; the caller adds the scratch memory to its arguments."""
     x, weight, is_stored = operation.inputs[0], operation.weight, operation.is_stored
     y, format = steps.new(operation.output), weight.tensor.format
     arguments = {"count": steps.counts[x.rows], "weights": target.matrix(weight), "columns": x.columns}
     arguments |= {"row_bytes": format.row_bytes(x.columns), "rows": operation.output.columns}
-    arguments |= {"y": y, "y_stride": y.stride, "kernel_tokens": kernel_tokens(steps, x.rows)}
-    if has_integers(weight):
-        quantized = steps.form_of(operation, Quantized)
-        arguments |= integer_arguments(steps, x, format.name, quantized, is_stored)
+    arguments |= {"y": y, "y_stride": y.stride, "kernel_tokens": select_kernel_tokens(steps, x.rows)}
+    if uses_integers(weight):
+        quantized = steps.find_form(operation, QuantizedActivations)
+        arguments |= list_integer_arguments(steps, x, format.name, quantized, is_stored)
         # products of more kernel_tokens than this are computed in tiles
-        most_tokens = LEAST_IN_TILES[format.name] - 1 if target.in_tiles else target.tokens
+        most_tokens = MIN_TILE_TOKENS[format.name] - 1 if target.uses_tiles else target.tokens
         arguments |= target.variants.arguments(format.name, x.columns, x.rows, most_tokens, is_stored)
-        product = Call("linear_quantized", arguments, quantized.buffers, y, linear_scratch(x.columns))
+        product = ProductCall("linear_quantized", arguments, quantized.buffers, y, compute_linear_scratch(x.columns))
     else:
-        forms = (steps.forms.get(x) for x in operation.inputs if not target.in_tiles)
+        forms = (steps.forms.get(x) for x in operation.inputs if not target.uses_tiles)
         halves = next((form for form in forms if isinstance(form, Buffer)), None)
-        arguments |= float_arguments(steps, x, halves, is_stored and target.keeps)
+        arguments |= list_float_arguments(steps, x, halves, is_stored and target.keeps_cache)
         reads = [steps.buffers[x], halves] if halves else [steps.buffers[x]]
-        product = Call(f"linear_float-{format.name}", arguments, reads, y, float_scratch(x.columns))
-    if not target.in_tiles:
+        product = ProductCall(f"linear_float-{format.name}", arguments, reads, y, count_float_scratch(x.columns))
+    if not target.uses_tiles:
         return product
-    kernel, tile_arguments, panels = in_tiles(
-        steps, product.kernel, format.name, steps.form_of(operation, Panels), is_stored
+    kernel, tile_arguments, panels = select_tile_kernel(
+        steps, product.kernel, format.name, steps.find_form(operation, ActivationPanels), is_stored
     )
     scratch = max(product.scratch, CALL_BYTES + TILES_SCRATCH)
-    return Call(kernel, arguments | tile_arguments, [*product.reads, panels], y, scratch)
+    return ProductCall(kernel, arguments | tile_arguments, [*product.reads, panels], y, scratch)
 
 
-def integer_arguments(steps: Steps, x: Activation, format: str, q: Quantized, is_stored: bool) -> dict[str, object]:
+def list_integer_arguments(
+    steps: StepBuilder, x: Activation, format: str, q: QuantizedActivations, is_stored: bool
+) -> dict[str, object]:
     """Return the further arguments of a product of quantized weights and integer activations."""
     sub_block, header = SUB_BLOCK[format], steps.header
     arguments: dict[str, object] = {"high": q.high, "low": q.low, "words": q.words or 0}
     arguments |= {"scales": q.scales, "excess": q.excess}
     arguments |= {"sums": q.sums[sub_block], "high_sums": q.high_sums[sub_block]}
-    return arguments | {"most_precise": header.most_precise_stored if is_stored else header.most_precise}
+    return arguments | {"most_precise": header.max_precise_stored if is_stored else header.most_precise}
 
 
-def float_arguments(steps: Steps, x: Activation, halves: Buffer | None, is_stored: bool) -> dict[str, object]:
+def list_float_arguments(
+    steps: StepBuilder, x: Activation, halves: Buffer | None, is_stored: bool
+) -> dict[str, object]:
     """Return the further arguments of a product of float weights; halves: x in 16 bits, for many tokens."""
     source = steps.buffers[x]
     arguments = {"x": source, "x_stride": source.stride, "halves": halves or 0}
@@ -256,18 +260,18 @@ def float_arguments(steps: Steps, x: Activation, halves: Buffer | None, is_store
     return arguments | {"most_precise": steps.target.tokens if is_stored else PRECISE_TOKENS}
 
 
-def float_scratch(columns: int) -> int:
+def count_float_scratch(columns: int) -> int:
     return max(FLOAT_SCRATCH, 4 * columns)
 
 
-def quantize(steps: Steps, operation: ActivationForm, target: CpuTarget) -> None:
+def lower_quantize(steps: StepBuilder, operation: ActivationForm, target: CpuTarget) -> None:
     """Append the conversion of x to integers; on CPUs with tiles only if there are few tokens."""
     (x,) = operation.inputs
     source, scale = steps.buffers[x], x.columns // 16 * 4  # bytes per token
     sizes = (x.columns, x.columns, scale, scale, scale, scale, scale, scale // 2)
     high, low, scales, *sums, excess = (Buffer(steps.max_rows(x.rows), size) for size in sizes)
-    words = Buffer(steps.max_rows(x.rows), 2 * x.columns) if this_lane().has_avx2_only else None
-    q = Quantized(high, low, words, scales, {32: sums[0], 16: sums[1]}, {32: sums[2], 16: sums[3]}, excess)
+    words = Buffer(steps.max_rows(x.rows), 2 * x.columns) if get_lane().has_avx2_only else None
+    q = QuantizedActivations(high, low, words, scales, {32: sums[0], 16: sums[1]}, {32: sums[2], 16: sums[3]}, excess)
     arguments = {"x": source, "stride": source.stride, "columns": x.columns, "high": high, "low": low}
     arguments |= {
         "words": words or 0,
@@ -277,21 +281,21 @@ def quantize(steps: Steps, operation: ActivationForm, target: CpuTarget) -> None
         "high_sums_32": sums[2],
     }
     arguments |= {"high_sums_16": sums[3], "excess": excess, "count": steps.counts[x.rows]}
-    arguments |= {"most_precise": steps.header.most_precise, "kernel_tokens": kernel_tokens(steps, x.rows)}
-    if target.in_tiles:
-        arguments["count"] = few_count(steps, x.rows)
+    arguments |= {"most_precise": steps.header.most_precise, "kernel_tokens": select_kernel_tokens(steps, x.rows)}
+    if target.uses_tiles:
+        arguments["count"] = select_few_count(steps, x.rows)
     parts, limit = target.share(steps.max_rows(x.rows), steps.counts[x.rows])
     steps.append("quantize", arguments, parts, [source], q.buffers, limit)
     steps.forms[operation.output] = q
 
 
-def halves(steps: Steps, operation: ActivationForm, target: CpuTarget) -> None:
+def lower_halves(steps: StepBuilder, operation: ActivationForm, target: CpuTarget) -> None:
     """Append the conversion of x to 16 bits; the kernel has the verb's name."""
     (x,) = operation.inputs
     kind, source = next(kind for kind in HALVES.values() if kind.kernel == operation.verb), steps.buffers[x]
-    y = Buffer(steps.max_rows(x.rows), row_bytes(-(-kind.bytes(x.columns) // 4)))
+    y = Buffer(steps.max_rows(x.rows), compute_row_bytes(-(-kind.bytes(x.columns) // 4)))
     arguments = {"x": source, "stride": source.stride, "y": y, "y_stride": y.stride, "columns": x.columns}
-    steps.row_step(operation.verb, x.rows, arguments, [source], [y])
+    steps.append_row_step(operation.verb, x.rows, arguments, [source], [y])
     steps.forms[operation.output] = y
 
 
@@ -299,22 +303,22 @@ UNPACK = {"linear_quantized": "unpack_groups", "linear_float": "unpack_rows"}
 
 
 @frozen
-class Panels:
+class ActivationPanels:
     """Activations as panels of tokens, see localllm.kernels.cpu.amx.pack."""
 
     buffer: Buffer
     slab_bytes: int
 
 
-def in_tiles(
-    steps: Steps, kernel: str, format: str, panels: Panels, is_stored: bool
+def select_tile_kernel(
+    steps: StepBuilder, kernel: str, format: str, panels: ActivationPanels, is_stored: bool
 ) -> tuple[str, dict[str, object], Buffer]:
     """Return the tile kernel that replaces `kernel`, its further arguments, and its panels."""
     kind, header = kernel.partition("-")[0], steps.header
     is_exact = needs_both_planes(format, is_stored)
-    arguments: dict[str, object] = {"few": Address(kernel), "unpack": Address(f"{UNPACK[kind]}-{format}")}
-    arguments |= {"panels": panels.buffer, "slab_bytes": panels.slab_bytes, "least": LEAST_IN_TILES[format]}
-    arguments["most_exact"] = header.most_precise_stored if is_exact else header.most_precise
+    arguments: dict[str, object] = {"few": KernelAddress(kernel), "unpack": KernelAddress(f"{UNPACK[kind]}-{format}")}
+    arguments |= {"panels": panels.buffer, "slab_bytes": panels.slab_bytes, "least": MIN_TILE_TOKENS[format]}
+    arguments["most_exact"] = header.max_precise_stored if is_exact else header.most_precise
     return kind.replace("linear", "linear_tiles"), arguments, panels.buffer
 
 
@@ -323,38 +327,38 @@ def needs_both_planes(format: str, is_stored: bool) -> bool:
     return is_stored or format == "F32"
 
 
-def pack(steps: Steps, operation: ActivationForm, target: CpuTarget) -> None:
+def lower_pack(steps: StepBuilder, operation: ActivationForm, target: CpuTarget) -> None:
     (x,) = operation.inputs
     source, rows, header = steps.buffers[x], x.rows, steps.header
     slabs, panels = -(-x.columns // TILE_SLAB), -(-steps.max_rows(rows) // PANEL_TOKENS)
     arguments: dict[str, object] = {"active": 0, "active_count": 0}
     reads, tokens = [source], rows
-    if isinstance(rows, Routed):  # each expert's rows begin a new panel
+    if isinstance(rows, RoutedRows):  # each expert's rows begin a new panel
         experts, tokens = steps.experts[rows], rows.of
         arguments = {"active": experts.active, "active_count": experts.active_count}
         panels += experts.active.rows
         reads.append(experts.active)
     y = Buffer(slabs * panels, PANEL_BYTES)
     arguments |= {"count": steps.counts[tokens], "x": source, "stride": source.stride, "columns": x.columns}
-    arguments |= {"panels": y, "slab_bytes": panels * PANEL_BYTES, "least": SOME_IN_TILES}
-    arguments["most_exact"] = header.most_precise_stored if operation.exact else header.most_precise
-    arguments["kernel_tokens"] = kernel_tokens(steps, rows)
+    arguments |= {"panels": y, "slab_bytes": panels * PANEL_BYTES, "least": MIN_SOME_TILES}
+    arguments["most_exact"] = header.max_precise_stored if operation.exact else header.most_precise
+    arguments["kernel_tokens"] = select_kernel_tokens(steps, rows)
     parts, limit = target.share(steps.max_rows(rows), steps.counts[rows])
     steps.append("pack", arguments | target.scratch(TILES_SCRATCH), parts, reads, [y], limit)
-    steps.forms[operation.output] = Panels(y, panels * PANEL_BYTES)
+    steps.forms[operation.output] = ActivationPanels(y, panels * PANEL_BYTES)
 
 
-def few_count(steps: Steps, rows: Rows) -> np.ndarray:
+def select_few_count(steps: StepBuilder, rows: Rows) -> np.ndarray:
     """Return the number of rows, int64 [1], or 0 in runs whose products are in tiles, except for experts."""
-    return steps.counts[rows] if isinstance(rows, Routed) else pick_count(steps.header.few_counts, rows)
+    return steps.counts[rows] if isinstance(rows, RoutedRows) else select_count(steps.header.few_counts, rows)
 
 
-def kernel_tokens(steps: Steps, rows: Rows) -> np.ndarray:
+def select_kernel_tokens(steps: StepBuilder, rows: Rows) -> np.ndarray:
     """Return the token count that selects the kernels for some rows, int64 [1]; for experts the run's."""
-    return pick_count(steps.header.kernel_tokens, rows.of if isinstance(rows, Routed) else rows)
+    return select_count(steps.header.kernel_tokens, rows.of if isinstance(rows, RoutedRows) else rows)
 
 
-def pick_count(numbers: np.ndarray, rows: Rows) -> np.ndarray:
+def select_count(numbers: np.ndarray, rows: Rows) -> np.ndarray:
     """Return the first of two counts, int64 [2], for all tokens, the second for requested logits."""
     place = {ALL: 0, WANTED: 1}[rows]
     return numbers[place : place + 1]
@@ -370,18 +374,18 @@ class AttentionPlan:
     made: Buffer  # represents the plan in the reads and writes of steps
 
 
-def attend(steps: Steps, operation: Attend, target: CpuTarget) -> None:
+def lower_attend(steps: StepBuilder, operation: Attend, target: CpuTarget) -> None:
     """Append the steps that compute attention in units, and merge partial results over a context."""
     attention = operation.prepare(steps)
     state, sides, heads, arguments, reads, y = attention
     plan = plan_attention(steps, operation, state)
     key_dim, value_dim = -(-state.key_dim // 16) * 16, -(-state.value_dim // 16) * 16
-    partial = Buffer(SPLIT_TOKENS * heads * MOST_SPLITS, (value_dim + 32) * 4)
+    partial = Buffer(SPLIT_TOKENS * heads * MAX_SPLITS, (value_dim + 32) * 4)
     arguments |= {"units": plan.units, "unit_count": plan.unit_count, "splits": plan.splits, "partial": partial}
     arguments |= {"count": steps.counts[ALL], "positions": steps.header.positions}
     arguments |= {"key_dim": state.key_dim, "value_dim": state.value_dim}
-    kernel, tile_bytes = ("attend_tiles", ATTEND_TILES) if target.in_tiles else ("attend", 0)
-    arguments |= target.scratch(attention_scratch(key_dim, value_dim) + tile_bytes)
+    kernel, tile_bytes = ("attend_tiles", ATTEND_TILES) if target.uses_tiles else ("attend", 0)
+    arguments |= target.scratch(count_attention_scratch(key_dim, value_dim) + tile_bytes)
     kinds = "-".join(dict.fromkeys(side.kind.upper() for side in sides))
     reads, count = [*reads, plan.made], plan.unit_count
     steps.append(f"{kernel}-{kinds}", arguments, 8 * target.threads, reads, [y, partial], count)
@@ -389,19 +393,19 @@ def attend(steps: Steps, operation: Attend, target: CpuTarget) -> None:
     operation.finish(steps, attention)
 
 
-def select_keys(steps: Steps, operation: SelectKeys, target: CpuTarget) -> None:
+def lower_select_keys(steps: StepBuilder, operation: SelectKeys, target: CpuTarget) -> None:
     arguments, reads, y, kernel = operation.prepare(steps)
     context = 32 * operation.output.columns  # bits, one per position for each head that selects
-    arguments |= target.scratch(select_scratch(operation.heads, operation.state.key_dim, context))
-    steps.row_step(kernel, operation.inputs[0].rows, arguments, reads, [y])
+    arguments |= target.scratch(count_selection_scratch(operation.heads, operation.state.key_dim, context))
+    steps.append_row_step(kernel, operation.inputs[0].rows, arguments, reads, [y])
 
 
-def select_scratch(heads: int, key_dim: int, context: int) -> int:
+def count_selection_scratch(heads: int, key_dim: int, context: int) -> int:
     """Return the scratch bytes of a thread that selects keys (localllm.kernels.cpu.attention.select_keys)."""
     return 4 * (heads + 1) * -(-key_dim // 16) * 16 + 8 * 256 + 4 * context
 
 
-def plan_attention(steps: Steps, operation: Attend, state: Paged | Latent) -> AttentionPlan:
+def plan_attention(steps: StepBuilder, operation: Attend, state: PagedState | LatentState) -> AttentionPlan:
     """Append the step that plans attention, once for all layers of the same shape."""
     heads, windowed = operation.heads, operation.windowed
     alike = {"heads": heads, "kv_heads": state.kv_heads, "window": state.window or 0, "chunked": state.chunked}
@@ -409,48 +413,48 @@ def plan_attention(steps: Steps, operation: Attend, state: Paged | Latent) -> At
     sequences = steps.header.windows if windowed else steps.header.sequences
     count = steps.header.window_count if windowed else steps.header.sequence_count
 
-    def make() -> AttentionPlan:
+    def append_plan() -> AttentionPlan:
         tokens = steps.target.tokens
-        units = np.empty((max_units(tokens, heads, state.kv_heads), len(UNIT)), np.int64)
+        units = np.empty((count_max_units(tokens, heads, state.kv_heads), len(UNIT)), np.int64)
         plan = AttentionPlan(units, np.zeros(1, np.int64), np.empty((tokens, len(SPLIT)), np.int64), Buffer(0, 0))
         arguments: dict[str, object] = {"units": units, "unit_count": plan.unit_count, "splits": plan.splits}
         arguments |= {"sequences": sequences, "sequence_count": count}
         steps.append("plan", alike | arguments, 1, [], [plan.made])
         return plan
 
-    return steps.memoize(("plan", windowed, *alike.values()), make)
+    return steps.memoize(("plan", windowed, *alike.values()), append_plan)
 
 
-def attention_scratch(key_dim: int, value_dim: int) -> int:
+def count_attention_scratch(key_dim: int, value_dim: int) -> int:
     """Return the scratch bytes of a thread that computes attention; the dimensions are padded."""
     tiles = 2 * ATTEND_KEYS * max(key_dim, value_dim)
     return 4 * (ATTEND_ROWS * (key_dim + value_dim + ATTEND_KEYS + 32) + tiles)
 
 
-def max_units(tokens: int, heads: int, kv_heads: int) -> int:
+def count_max_units(tokens: int, heads: int, kv_heads: int) -> int:
     """Return the maximum number of work units in a run of `tokens` tokens.
 
     There is one per tile of rows, and one per section of the context if there are few tokens.
     """
     group = heads // kv_heads
     unsplit, split = tokens * group // ATTEND_ROWS + tokens, FEW_TOKENS * group // ATTEND_ROWS + 1
-    return kv_heads * (unsplit + split * SPLIT_TOKENS * MOST_SPLITS)
+    return kv_heads * (unsplit + split * SPLIT_TOKENS * MAX_SPLITS)
 
 
 VERBS: dict[str, Callable[..., None]] = {
-    "linear": linear, "expert_linear": expert_linear, "attend": attend,
-    "select_keys": select_keys, "select_key_blocks": select_keys,
-    "quantize": quantize, "pack": pack,
-    **dict.fromkeys((kind.kernel for kind in HALVES.values()), halves),
+    "linear": lower_linear, "expert_linear": lower_expert_linear, "attend": lower_attend,
+    "select_keys": lower_select_keys, "select_key_blocks": lower_select_keys,
+    "quantize": lower_quantize, "pack": lower_pack,
+    **dict.fromkeys((kind.kernel for kind in HALVES.values()), lower_halves),
 }  # fmt: skip
 
 
-def target_for_this_cpu(threads: int, tokens: int = BATCH, keeps: bool = True) -> CpuTarget:
+def create_target(threads: int, tokens: int = BATCH, keeps: bool = True) -> CpuTarget:
     """Create the target of this CPU, with BF16 tiles if it has AMX.
 
     tokens: maximum number of tokens in a run; keeps: see CpuTarget.
     """
-    return CpuTarget(threads, has_tiles(), VERBS, tokens=tokens, keeps=keeps)
+    return CpuTarget(threads, has_tiles(), VERBS, tokens=tokens, keeps_cache=keeps)
 
 
 def optimize_graph(operations: Sequence[Operation], target: CpuTarget) -> list[Operation]:
@@ -459,37 +463,39 @@ def optimize_graph(operations: Sequence[Operation], target: CpuTarget) -> list[O
     Forms are integers, halves (16 bits) and panels (BF16 tiles). Also set `is_stored` of the products whose outputs
     become keys and values.
     """
-    producers = kv_producers(operations)
+    producers = find_kv_producers(operations)
     marked = [
         replace(each, is_stored=isinstance(each, Linear) and each.output in producers)
-        if isinstance(each, Product)
+        if isinstance(each, MatrixProduct)
         else each
         for each in operations
     ]
     exact = {
         operation.inputs[0]
         for operation in marked
-        if isinstance(operation, Product)
+        if isinstance(operation, MatrixProduct)
         and needs_both_planes(operation.weight.tensor.format.name, operation.is_stored)
     }
 
-    def forms_of(operation: Operation) -> dict[str, bool]:
-        if not isinstance(operation, Product):
+    def select_forms(operation: Operation) -> dict[str, bool]:
+        if not isinstance(operation, MatrixProduct):
             return {}
         weight = operation.weight
-        verb = "quantize" if has_integers(weight) else None if target.in_tiles else halves_verb(weight)
+        verb = "quantize" if uses_integers(weight) else None if target.uses_tiles else select_halves_verb(weight)
         forms = {verb: False} if verb else {}
-        return forms | ({"pack": operation.inputs[0] in exact} if target.in_tiles else {})
+        return forms | ({"pack": operation.inputs[0] in exact} if target.uses_tiles else {})
 
-    return insert_activation_forms(marked, forms_of)
+    return insert_activation_forms(marked, select_forms)
 
 
-def kv_producers(operations: Sequence[Operation]) -> set[Activation]:
+def find_kv_producers(operations: Sequence[Operation]) -> set[Activation]:
     """Find the activations that become keys and values, back to the last matrix product before them."""
     stored: set[Activation] = set()
     for operation in reversed(operations):
         if isinstance(operation, Attend | SelectKeys):
             stored |= set(operation.inputs[1:])
-        elif isinstance(operation, WriteKV) or (operation.output in stored and not isinstance(operation, Product)):
+        elif isinstance(operation, WriteKV) or (
+            operation.output in stored and not isinstance(operation, MatrixProduct)
+        ):
             stored |= set(operation.inputs)
     return stored

@@ -10,24 +10,24 @@ from typing import NamedTuple
 import numpy as np
 
 from localllm.arch.layer_state import KVType, State
-from localllm.engine.cpu.kernel_variants import Loader, RunShape
-from localllm.engine.cpu.lowering import CpuTarget, has_integers, optimize_graph, target_for_this_cpu
-from localllm.engine.lower.header import Header, Span, TextSpan
-from localllm.engine.lower.steps import StepPlaces
+from localllm.engine.cpu.kernel_variants import RunShape, VariantLoader
+from localllm.engine.cpu.lowering import CpuTarget, create_target, optimize_graph, uses_integers
+from localllm.engine.lower.header import Header, SequenceSpan, TextSpan
+from localllm.engine.lower.steps import StepMemory
 from localllm.engine.lower.tape import Step, Tape
-from localllm.engine.memory.cache import KVCache, Reserved, Streams
+from localllm.engine.memory.cache import HeadStreams, KVCache, ReservedMemory
 from localllm.engine.operations.attention import Attend
-from localllm.engine.operations.operation import Crossing, Operation, Product, lower_operations
+from localllm.engine.operations.operation import Crossing, MatrixProduct, Operation, lower_operations
 from localllm.engine.runs import PRECISE_TOKENS
 from localllm.errors import NOT_NUMBERS, ModelError
 from localllm.files.gguf.file import release_pages
-from localllm.kernels.build.library import Library
+from localllm.kernels.build.library import KernelLibrary
 from localllm.kernels.build.objects import Progress
-from localllm.kernels.cpu import ALL_IN_TILES, FEW_IN_FLOAT32, LEAST_IN_TILES
+from localllm.kernels.cpu import MAX_FLOAT_ROW_TOKENS, MIN_ALL_TILES, MIN_TILE_TOKENS
 from localllm.kernels.cpu.shared_job import JOB, JOB_WORDS
 from localllm.kernels.table import PAGE
-from localllm.system.cpu import LINE
-from localllm.system.processes import prepare_waiting, waiting_functions
+from localllm.system.cpu import CACHE_LINE
+from localllm.system.processes import get_waiting_functions, init_waiting
 
 KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 
@@ -42,7 +42,7 @@ class WorkerGroup:
         """Allocate the shared job; tape: int64 [steps, len(STEP)]; keep: objects that must outlive the tape."""
         self.keep = keep, tape
         self.run, self.work = KERNEL(addresses["run"]), KERNEL(addresses["work"])
-        self.cells, self.job = aligned_zeros(len(tape) * LINE), aligned_zeros(JOB_WORDS * 8)
+        self.cells, self.job = allocate_aligned(len(tape) * CACHE_LINE), allocate_aligned(JOB_WORDS * 8)
         for place, value in ((JOB.tape, tape.ctypes.data), (JOB.steps, len(tape)), (JOB.cells, self.cells.ctypes.data)):
             self.job[place] = value
         self.prepare_system_calls()
@@ -51,11 +51,11 @@ class WorkerGroup:
 
     def prepare_system_calls(self) -> None:
         """Write the addresses of the system's waiting functions, mutexes and condition to the job."""
-        self.job[JOB.offer : JOB.wake + 1] = waiting_functions()
+        self.job[JOB.offer : JOB.wake + 1] = get_waiting_functions()
         run, sleep, wake = (
             self.job.ctypes.data + 8 * place for place in (JOB.run_mutex, JOB.sleep_mutex, JOB.wake_condition)
         )
-        prepare_waiting((run, sleep), wake)
+        init_waiting((run, sleep), wake)
 
     def choose(self, first: int, end: int) -> None:
         """Set the steps of the next runs. A late thread sees that its run is over, and executes no step."""
@@ -64,11 +64,11 @@ class WorkerGroup:
 
     def start(self, count: int) -> None:
         for i in range(1, count):
-            thread = threading.Thread(target=self.live, args=(i,), daemon=True)
+            thread = threading.Thread(target=self._work, args=(i,), daemon=True)
             thread.start()
             self.threads.append(thread)
 
-    def live(self, thread: int) -> None:
+    def _work(self, thread: int) -> None:
         self.work(self.job.ctypes.data, thread, 0, 0)
 
     def end(self) -> None:
@@ -85,45 +85,45 @@ class WorkerGroup:
                 thread.join()
 
 
-class Threads:
+class TapeThreads:
     """Runs a tape on several threads (see localllm.kernels.cpu.tape_runner for the rules).
 
     The threads end with `close`, with the last reference, or when Python ends, whichever comes first.
     """
 
     def __init__(self, count: int, addresses: dict[str, int], tape: np.ndarray, keep: object = None):
-        self._team = WorkerGroup(addresses, tape, keep)
-        self._end = weakref.finalize(self, self._team.end)
-        self._team.start(count)
+        self._workers = WorkerGroup(addresses, tape, keep)
+        self._end = weakref.finalize(self, self._workers.end)
+        self._workers.start(count)
 
     def close(self) -> None:
         self._end()
-        self._team.join()
+        self._workers.join()
 
     def run(self) -> None:
         """Run the tape once; after `close`, on the caller's thread alone. Concurrent calls are serialized.
 
         Ctrl-C takes effect after the run. Memory that the tape reads may change only between runs.
         """
-        self._team.run(self._team.job.ctypes.data, 0, 0, 0)
+        self._workers.run(self._workers.job.ctypes.data, 0, 0, 0)
 
     def run_steps(self, first: int, end: int) -> None:
         """Run only steps [first, end), which must be whole stages; `run` then repeats these steps.
 
         Only a single caller may use it, and must run the other steps later.
         """
-        self._team.choose(first, end)
+        self._workers.choose(first, end)
         self.run()
 
 
-def aligned_zeros(size: int) -> np.ndarray:
+def allocate_aligned(size: int) -> np.ndarray:
     """Allocate int64 zeros, `size` bytes, aligned to a cache line."""
-    memory = np.zeros((size + LINE) // 8, np.int64)
-    start = -memory.ctypes.data % LINE // 8
+    memory = np.zeros((size + CACHE_LINE) // 8, np.int64)
+    start = -memory.ctypes.data % CACHE_LINE // 8
     return memory[start : start + size // 8]
 
 
-AT_ONCE = 1 << 25  # maximum bytes of weights in a slice, unless a stage has more
+MAX_SLICE_BYTES = 1 << 25  # maximum bytes of weights in a slice, unless a stage has more
 
 
 class TapeSlice(NamedTuple):
@@ -141,7 +141,7 @@ class StreamingRunner:
     for the next image takes all threads 80 ms, of 3.5 s per image.
     """
 
-    def __init__(self, threads: Threads, steps: Sequence[Step]):
+    def __init__(self, threads: TapeThreads, steps: Sequence[Step]):
         self._threads, self._pieces = threads, slice_steps(steps)
 
     def run(self) -> None:
@@ -159,7 +159,7 @@ def slice_steps(steps: Sequence[Step]) -> list[TapeSlice]:
     for number, step in enumerate(steps):
         some = step.arguments.get("weights")
         nbytes = some.nbytes if isinstance(some, np.ndarray) else 0
-        if size + nbytes > AT_ONCE and step.stage != steps[number - 1].stage:
+        if size + nbytes > MAX_SLICE_BYTES and step.stage != steps[number - 1].stage:
             pieces.append(TapeSlice(number, weights))
             weights, size = [], 0
         if isinstance(some, np.ndarray):
@@ -180,19 +180,19 @@ class RunCache(KVCache):
         self._is_shared = all(len(operation.inputs) > 1 for operation in attends)
         super().__init__(states, pages * PAGE, kv_type, (1,))
 
-    def _reserve(self, size: int) -> Reserved:
+    def _reserve(self, size: int) -> ReservedMemory:
         """Reserve memory that is usable as a whole: runs do not announce their pages."""
-        return Reserved(size, is_context=True)
+        return ReservedMemory(size, is_context=True)
 
-    def _arrange(self, states: Sequence[State]) -> tuple[dict[State, tuple[Streams, Streams]], int]:
+    def _lay_out(self, states: Sequence[State]) -> tuple[dict[State, tuple[HeadStreams, HeadStreams]], int]:
         if not self._is_shared:
-            return super()._arrange(states)
-        arranged = [super(RunCache, self)._arrange([state]) for state in states]
+            return super()._lay_out(states)
+        arranged = [super(RunCache, self)._lay_out([state]) for state in states]
         layers = {layer: sides for of_one, _ in arranged for layer, sides in of_one.items()}
         return layers, max(size for _, size in arranged)
 
 
-class Program:
+class CpuProgram:
     """A model compiled for the CPU.
 
     Attributes:
@@ -202,7 +202,8 @@ class Program:
     """
 
     def __init__(
-        self, header: Header, threads: Threads, vocab_size: int, loader: Loader, memory: Sequence[Reserved] = (),
+        self, header: Header, threads: TapeThreads, vocab_size: int, loader: VariantLoader,
+        memory: Sequence[ReservedMemory] = (),
         streaming: StreamingRunner | None = None, kernel_limits: Sequence[int] = (),
     ):  # fmt: skip
         """Set what runs need; memory: memory of a run's buffers; streaming: runs the tape in slices."""
@@ -211,7 +212,7 @@ class Program:
         self.warning, self.prepare_all = loader.library.warning, loader.prepare_all
         self._header, self._threads, self._vocab_size, self._loader = header, threads, vocab_size, loader
 
-    def run(self, spans: Sequence[Span], precise: bool) -> np.ndarray:
+    def run(self, spans: Sequence[SequenceSpan], precise: bool) -> np.ndarray:
         """Process the tokens of all spans, at most BATCH; return requested logits, float32 [wanted, vocab].
 
         Raises ModelError for NaN or infinite logits, LocalllmError if a kernel cannot be compiled.
@@ -229,7 +230,7 @@ class Program:
         pages, precise: see Header.fill_texts. Raises the errors of `run`.
         """
         rows = np.empty((len(texts), self._vocab_size), np.float32)
-        self._header.fill_texts(texts, pages, rows, precise)
+        self._header.describe_texts(texts, pages, rows, precise)
         return self._compute(rows)
 
     def rows(self, count: int, pages: np.ndarray, windows: np.ndarray | None = None) -> np.ndarray:
@@ -240,9 +241,9 @@ class Program:
         `run`.
         """
         rows = np.empty((count, self._vocab_size), np.float32)
-        self._header.fill_texts([TextSpan(np.zeros(count, np.int64), count)], pages, rows, False)
+        self._header.describe_texts([TextSpan(np.zeros(count, np.int64), count)], pages, rows, False)
         if windows is not None:
-            self._header.fill_windows(windows)
+            self._header.describe_windows(windows)
         return self._compute(rows)
 
     def _compute(self, logits: np.ndarray) -> np.ndarray:
@@ -266,34 +267,34 @@ class Program:
 
 
 def compile_program(
-    operations: Sequence[Operation], places: StepPlaces, threads: int, progress: Progress | None,
+    operations: Sequence[Operation], places: StepMemory, threads: int, progress: Progress | None,
     exported: Crossing | None = None, keeps: bool = True, streams: bool = False,
-) -> Program:  # fmt: skip
+) -> CpuProgram:  # fmt: skip
     """Compile recorded operations; the last one computes the logits, unless activations are exported.
 
     exported: see `lower_operations`; keeps: see CpuTarget; streams: release weights after each use (StreamingRunner);
     progress(done, total) is called while a caller waits for kernels, in this call or in the first run. Raises
     ModelError, LocalllmError.
     """
-    target = target_for_this_cpu(threads, len(places.header.ids), keeps)
+    target = create_target(threads, len(places.header.ids), keeps)
     tape = Tape(lower_operations(optimize_graph(operations, target), target, places, exported=exported).all)
-    library = Library(tape.kernels | {"run", "work"}, progress, target.variants.all_names())
+    library = KernelLibrary(tape.kernels | {"run", "work"}, progress, target.variants.list_all_names())
     rows = tape.finish(library.addresses, threads)
     memory = library, places, tape.memory  # must outlive the threads
-    walkers = Threads(threads, library.addresses, rows, keep=memory)
+    walkers = TapeThreads(threads, library.addresses, rows, keep=memory)
     vocab_size = operations[-1].output.columns
-    of_runs = [region for region in tape.memory if isinstance(region, Reserved)]
+    of_runs = [region for region in tape.memory if isinstance(region, ReservedMemory)]
     streaming = StreamingRunner(walkers, tape.steps) if streams else None
-    loader, limits = Loader(library, target.variants, progress), kernel_limits(operations, target)
-    return Program(places.header, walkers, vocab_size, loader, of_runs, streaming, limits)
+    loader, limits = VariantLoader(library, target.variants, progress), find_kernel_limits(operations, target)
+    return CpuProgram(places.header, walkers, vocab_size, loader, of_runs, streaming, limits)
 
 
-def kernel_limits(operations: Sequence[Operation], target: CpuTarget) -> list[int]:
+def find_kernel_limits(operations: Sequence[Operation], target: CpuTarget) -> list[int]:
     """Return the token counts above which some matrix product of a model uses other kernels, ascending."""
-    weights = [operation.weight for operation in operations if isinstance(operation, Product)]
+    weights = [operation.weight for operation in operations if isinstance(operation, MatrixProduct)]
     limits = {PRECISE_TOKENS, *target.variants.limits}
-    if not all(has_integers(weight) for weight in weights):
-        limits.add(FEW_IN_FLOAT32)
-    if target.in_tiles:
-        limits |= {LEAST_IN_TILES.get(weight.tensor.format.name, ALL_IN_TILES) - 1 for weight in weights}
+    if not all(uses_integers(weight) for weight in weights):
+        limits.add(MAX_FLOAT_ROW_TOKENS)
+    if target.uses_tiles:
+        limits |= {MIN_TILE_TOKENS.get(weight.tensor.format.name, MIN_ALL_TILES) - 1 for weight in weights}
     return sorted(limit for limit in limits if limit <= PRECISE_TOKENS)

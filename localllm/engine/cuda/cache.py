@@ -5,38 +5,38 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from localllm.arch.layer_state import KVType, Recurrent, State
-from localllm.engine.cuda.card import Card
-from localllm.engine.cuda.devices import state_bytes
-from localllm.engine.memory.cache import KVCache, Streams
+from localllm.engine.cuda.card import Gpu
+from localllm.engine.cuda.devices import compute_state_bytes
+from localllm.engine.memory.cache import HeadStreams, KVCache
 from localllm.engine.memory.recurrent import StateLayout
 from localllm.kernels.table import PAGE
 
-SEQUENCES = (2, 1)  # contexts to allocate: if memory suffices two, for two conversations
+CONTEXT_COUNTS = (2, 1)  # contexts to allocate: if memory suffices two, for two conversations
 
 
-class CardMemory:
+class GpuBlock:
     """A block of GPU memory.
 
     Attributes:
         address: address of the first byte.
     """
 
-    def __init__(self, card: Card, size: int):
+    def __init__(self, card: Gpu, size: int):
         self.address = card.allocate(size)
 
 
 class CudaCache(KVCache):
-    def __init__(self, card: Card, states: Sequence[State], context: int, kv_type: KVType, spare: int):
+    def __init__(self, card: Gpu, states: Sequence[State], context: int, kv_type: KVType, spare: int):
         """Allocate the cache; spare: bytes that a second context may use. Raises MemoryLimitError, ModelError."""
         self._card = card
-        has_room = sum(state_bytes(state, context, kv_type) for state in states) <= spare
-        super().__init__(states, context, kv_type, SEQUENCES if has_room else SEQUENCES[-1:])
+        has_room = sum(compute_state_bytes(state, context, kv_type) for state in states) <= spare
+        super().__init__(states, context, kv_type, CONTEXT_COUNTS if has_room else CONTEXT_COUNTS[-1:])
 
-    def _reserve(self, size: int) -> CardMemory:  # type: ignore[override]  # has an address, and no bytes
-        return CardMemory(self._card, size)
+    def _reserve(self, size: int) -> GpuBlock:  # type: ignore[override]  # has an address, and no bytes
+        return GpuBlock(self._card, size)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        for side in self._streams():
+        for side in self._list_streams():
             for head in range(side.heads):
                 first = self._memory.address + side.start + head * self.head_stride(side)
                 page = PAGE * side.token_bytes
@@ -56,14 +56,14 @@ class CudaCache(KVCache):
 
     def _pieces(self, pages: np.ndarray, local: bool) -> Iterable[tuple[int, int]]:
         """Yield addresses and sizes of pages, stream by stream; local: of layers with a window, or the others."""
-        windowed = set(self._streams(local=True))
-        for side in self._streams():
+        windowed = set(self._list_streams(local=True))
+        for side in self._list_streams():
             if (side in windowed) == local:
                 for head in range(side.heads):
                     for page in pages:
                         yield self._place(side, head, int(page)), PAGE * side.token_bytes
 
-    def _place(self, side: Streams, head: int, page: int) -> int:
+    def _place(self, side: HeadStreams, head: int, page: int) -> int:
         return self._memory.address + side.start + head * self.head_stride(side) + page * PAGE * side.token_bytes
 
     def use(self, pages: Iterable[int]) -> None: ...
@@ -72,10 +72,10 @@ class CudaCache(KVCache):
     def give_back(self, pages: Iterable[int], local: bool = False) -> None: ...
 
 
-class CardStates:
+class GpuStates:
     """The states of all layers, freed with the last reference."""
 
-    def __init__(self, card: Card, size: int):
+    def __init__(self, card: Gpu, size: int):
         self._card, self.address = card, card.allocate(size)
 
     def __del__(self) -> None:
@@ -83,25 +83,25 @@ class CardStates:
             self._card.release(self.address)
 
 
-class CardLayout(StateLayout):
+class GpuStateLayout(StateLayout):
     """A StateLayout on a GPU."""
 
-    def __init__(self, card: Card, states: Sequence[Recurrent]):
+    def __init__(self, card: Gpu, states: Sequence[Recurrent]):
         super().__init__(states)
         self._card = card
         self.zeros = self.from_bytes(np.zeros(self.nbytes, np.uint8))
 
-    def new(self) -> CardStates:
-        return CardStates(self._card, self.nbytes)
+    def new(self) -> GpuStates:
+        return GpuStates(self._card, self.nbytes)
 
     def address(self, memory: object) -> int:
-        assert isinstance(memory, CardStates)
+        assert isinstance(memory, GpuStates)
         return memory.address
 
     def content(self, memory: object) -> np.ndarray:
         return self._card.download(self.address(memory), self.nbytes)
 
-    def from_bytes(self, content: np.ndarray) -> CardStates:
+    def from_bytes(self, content: np.ndarray) -> GpuStates:
         if content.nbytes != self.nbytes:
             raise ValueError(f"{content.nbytes} bytes for {self.nbytes}")
         memory = self.new()

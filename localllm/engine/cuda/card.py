@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cuda.core import Device, DeviceProperties, Event, GraphBuilder, Stream
 
 
-CHUNK = 32 << 20  # maximum bytes of an upload
+MAX_CHUNK_BYTES = 32 << 20  # maximum bytes of an upload
 
 
 class Launch(NamedTuple):
@@ -32,7 +32,7 @@ class Launch(NamedTuple):
     arguments: tuple[int, ...]
 
 
-class LibraryProduct(NamedTuple):
+class CublasProduct(NamedTuple):
     """A matrix product by cuBLAS: c = b a^T, with c float32 [n, m], b [n, k], a [m, k], row-major.
 
     kind: the type of a and b, f16, bf16 or f32; sums are float32. a, b, c: addresses. Strides are between rows, in
@@ -52,10 +52,10 @@ class LibraryProduct(NamedTuple):
     adds: bool  # whether the product is added to c
 
 
-Work = Launch | LibraryProduct
+Work = Launch | CublasProduct
 
 
-class Card(Protocol):
+class Gpu(Protocol):
     """A GPU. Addresses are in its memory, int64; calls take effect in the order in which they are made.
 
     Attributes:
@@ -98,7 +98,9 @@ class Card(Protocol):
         """Copy contiguous host bytes to GPU memory."""
         ...
 
-    def feed(self, chunks: Iterable[np.ndarray], work: Callable[[int, np.ndarray], Work | None], place: int) -> None:
+    def upload_chunks(
+        self, chunks: Iterable[np.ndarray], work: Callable[[int, np.ndarray], Work | None], place: int
+    ) -> None:
         """Upload chunks of at most CHUNK bytes, uint8.
 
         work(address, chunk) returns the work that processes an uploaded chunk; if None, the chunk is stored at `place`,
@@ -120,7 +122,7 @@ class Card(Protocol):
         """Record work as a graph that can be launched repeatedly."""
         ...
 
-    def do(self, works: Sequence[Work]) -> None: ...
+    def launch(self, works: Sequence[Work]) -> None: ...
 
     def synchronize(self) -> None:
         """Wait until all work is done. Raises LocalllmError if a call has failed."""
@@ -132,40 +134,40 @@ class Card(Protocol):
 
 
 WORKSPACE = 32 << 20  # bytes that cuBLAS may use
-OLDEST = (7, 5)  # the first compute capability whose tensor cores support these float16 products
+MIN_CAPABILITY = (7, 5)  # the first compute capability whose tensor cores support these float16 products
 
 
-class NoCardError(LocalllmError):
+class NoGpuError(LocalllmError):
     """Raised when there is no usable GPU."""
 
 
-def open_card(number: int) -> "CudaCard":
+def open_card(number: int) -> "CudaGpu":
     """Open a GPU by its index. Raises NoCardError with one line that says what is missing."""
     if not has_driver():
-        raise NoCardError("no NVIDIA driver found")
+        raise NoGpuError("no NVIDIA driver found")
     try:
         from cuda.bindings import driver
         from cuda.core import Device
         from nvmath.bindings import cublas
     except ImportError as error:
-        raise NoCardError(f"no {error.name}: pip install 'localllm[cuda]'") from None
+        raise NoGpuError(f"no {error.name}: pip install 'localllm[cuda]'") from None
     try:
         check_call(driver, driver.cuInit(0))
         count = check_call(driver, driver.cuDeviceGetCount())
         if number >= count:
-            raise NoCardError(f"GPU {number} does not exist; found {count}")
+            raise NoGpuError(f"GPU {number} does not exist; found {count}")
         device = Device(number)
         capability = tuple(device.compute_capability)
-        if capability < OLDEST:
-            raise NoCardError(
+        if capability < MIN_CAPABILITY:
+            raise NoGpuError(
                 f"{device.name} is of compute capability {capability[0]}.{capability[1]}; 7.5 or greater is needed"
             )
         device.set_current()
-        return CudaCard(device, driver, cublas)
-    except NoCardError:
+        return CudaGpu(device, driver, cublas)
+    except NoGpuError:
         raise
     except Exception as error:  # from the driver or cuda.core: too old, busy, broken
-        raise NoCardError(f"GPU {number} cannot be used: {one_line(error)}") from None
+        raise NoGpuError(f"GPU {number} cannot be used: {format_error(error)}") from None
 
 
 def check_call(driver: ModuleType, result: tuple[Any, ...]) -> Any:
@@ -186,36 +188,44 @@ def report_failures() -> Iterator[None]:
     except (LocalllmError, MemoryError):
         raise
     except Exception as error:
-        raise LocalllmError(f"the GPU failed: {one_line(error)}") from error
+        raise LocalllmError(f"the GPU failed: {format_error(error)}") from error
 
 
-def one_line(error: Exception) -> str:
+def format_error(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
 # Dense float16 operations with float32 sums per cycle of a multiprocessor's tensor cores, by compute capability
 # (NVIDIA's white papers of these generations).
-OPERATIONS = {(7, 5): 1024, (8, 0): 2048, (8, 6): 512, (8, 7): 2048, (8, 9): 1024, (9, 0): 4096, (10, 0): 8192}
+OPERATIONS_PER_CYCLE = {
+    (7, 5): 1024,
+    (8, 0): 2048,
+    (8, 6): 512,
+    (8, 7): 2048,
+    (8, 9): 1024,
+    (9, 0): 4096,
+    (10, 0): 8192,
+}
 
 
-def limits(properties: "DeviceProperties", capability: tuple[int, ...]) -> tuple[float, float]:
+def compute_limits(properties: "DeviceProperties", capability: tuple[int, ...]) -> tuple[float, float]:
     """Return memory bytes per second and tensor core operations per second; 0 for unknown capabilities."""
     bandwidth = 2 * 1e3 * properties.memory_clock_rate * properties.global_memory_bus_width / 8
     cycles = 1e3 * properties.clock_rate * properties.multiprocessor_count
-    return bandwidth, cycles * OPERATIONS.get((capability[0], capability[1]), 0)
+    return bandwidth, cycles * OPERATIONS_PER_CYCLE.get((capability[0], capability[1]), 0)
 
 
-class CudaCard:
+class CudaGpu:
     """A GPU that implements localllm.engine.cuda.card.Card.
 
     All threads may call it: each call makes the device current in its thread.
 
-        Attributes:
-            name: name of the device.  capability: major and minor version.
+    Attributes:
+        name: name of the device.  capability: major and minor version.
     """
 
     def __init__(self, device: "Device", driver: ModuleType, cublas: ModuleType):
-        self.bandwidth, self.peak = limits(device.properties, tuple(device.compute_capability))
+        self.bandwidth, self.peak = compute_limits(device.properties, tuple(device.compute_capability))
         self.name, self.capability = device.name, tuple(device.compute_capability)
         self._device, self._driver, self._cublas = device, driver, cublas
         self.warning: str | None = None
@@ -224,7 +234,7 @@ class CudaCard:
         self._kernels: dict[str, object] = {}
         self._allocated, self._pinned, self._released = set[int](), list[int](), deque[int]()
         self._workspace = self.allocate(WORKSPACE)  # cuBLAS must not allocate while a graph is recorded
-        self._staging = [self.allocate_pinned(CHUNK) for _ in range(2)]
+        self._staging = [self.allocate_pinned(MAX_CHUNK_BYTES) for _ in range(2)]
         self._one, self._zero = (np.array([value], np.float32) for value in (1, 0))
 
     def use(self) -> None:
@@ -278,12 +288,14 @@ class CudaCard:
         check_call(self._driver, self._driver.cuMemcpyDtoDAsync(target, source, size, self._stream.handle))
 
     @report_failures()
-    def feed(self, chunks: Iterable[np.ndarray], work: Callable[[int, np.ndarray], Work | None], place: int) -> None:
+    def upload_chunks(
+        self, chunks: Iterable[np.ndarray], work: Callable[[int, np.ndarray], Work | None], place: int
+    ) -> None:
         """Upload chunks through pinned memory, see Card.feed.
 
         While one chunk is transferred, the next is read from the file and the previous one is processed.
         """
-        room = [self.allocate(CHUNK) for _ in range(2)]
+        room = [self.allocate(MAX_CHUNK_BYTES) for _ in range(2)]
         events: list[Event | None] = [None, None]
         for turn, chunk in zip(cycle((0, 1)), chunks, strict=False):
             if (event := events[turn]) is not None:
@@ -318,10 +330,10 @@ class CudaCard:
         from localllm.kernels.cuda.build import machine_code
 
         missing = {name for name in kernels if name not in self._kernels}
-        for name, (code, entry) in machine_code(missing, self.capability, progress, self._warn).items():
+        for name, (code, entry) in machine_code(missing, self.capability, progress, self._set_warning).items():
             self._kernels[name] = ObjectCode.from_cubin(code).get_kernel(entry)
 
-    def _warn(self, line: str) -> None:
+    def _set_warning(self, line: str) -> None:
         self.warning = line
 
     @report_failures()
@@ -334,7 +346,7 @@ class CudaCard:
         return report_failures()(lambda: graph.launch(self._stream))
 
     @report_failures()
-    def do(self, works: Sequence[Work]) -> None:
+    def launch(self, works: Sequence[Work]) -> None:
         for work in works:
             self._start(self._stream, work)
 
@@ -342,14 +354,14 @@ class CudaCard:
         """Enqueue work on a stream, or on a graph being recorded."""
         from cuda.core import LaunchConfig, launch
 
-        if isinstance(work, LibraryProduct):
+        if isinstance(work, CublasProduct):
             self._multiply(stream, work)
             return
         assert isinstance(work, Launch)
         config = LaunchConfig(grid=(work.grid.x, work.grid.y), block=work.grid.threads)
         launch(stream, config, self._kernels[work.kernel], *(np.int64(value) for value in work.arguments))
 
-    def _multiply(self, stream: "Stream | GraphBuilder", work: LibraryProduct) -> None:
+    def _multiply(self, stream: "Stream | GraphBuilder", work: CublasProduct) -> None:
         """Compute c = b a^T, row-major; for cuBLAS, which is column-major, c = a^T b."""
         names = self._cublas
         _, handle = stream.__cuda_stream__()

@@ -7,63 +7,63 @@ from math import prod
 from typing import NamedTuple
 
 from localllm.arch.layer_state import ON_GPU, KVType, Recurrent, State
-from localllm.engine.cuda.card import Card, NoCardError
+from localllm.engine.cuda.card import Gpu, NoGpuError
 from localllm.engine.cuda.card import open_card as open_card  # callers import it from here
 from localllm.engine.lower.activation import ALL, Activation, RoutedActivation
-from localllm.engine.memory.recurrent import SNAPSHOTS
+from localllm.engine.memory.recurrent import MAX_SNAPSHOTS
 from localllm.engine.operations.operation import MatrixOperation, Operation, StateOperation
 from localllm.engine.options import EngineOptions
 from localllm.errors import MemoryLimitError, UnsupportedError
 from localllm.files.gguf.file import GGUFFile, Tensor
-from localllm.kernels.cuda.matmul.planes import row_bytes, stored_as
+from localllm.kernels.cuda.matmul.planes import compute_row_bytes, get_storage_format
 from localllm.kernels.table import PAGE
 
 # Bytes of GPU memory for kernels, graphs and the driver, with a reserve for other programs.
 MARGIN = 400 << 20
 
 
-class Sizes(NamedTuple):
+class GpuSizes(NamedTuple):
     """A model's memory on the GPU, in bytes."""
 
     layers: list[int]  # weights and cache of each layer
     rest: int  # embedding and output matrices, buffers
 
 
-def sizes(
+def compute_sizes(
     tensors: Mapping[str, Tensor], states: Sequence[State], layers: int, context: int, kv_type: KVType, buffers: int
-) -> Sizes:
+) -> GpuSizes:
     """Compute the bytes of each layer, with a cache for `context` tokens."""
     by_layer, other_bytes = [0] * layers, buffers
     for name, tensor in tensors.items():
-        layer, size = LAYER.match(name), card_bytes(tensor)
+        layer, size = LAYER.match(name), compute_gpu_bytes(tensor)
         if layer and int(layer[1]) < layers:
             by_layer[int(layer[1])] += size
         else:
             other_bytes += size
     for state in states:
-        by_layer[state.layer] += state_bytes(state, context, kv_type)
-    return Sizes(by_layer, other_bytes)
+        by_layer[state.layer] += compute_state_bytes(state, context, kv_type)
+    return GpuSizes(by_layer, other_bytes)
 
 
-def card_bytes(tensor: Tensor) -> int:
+def compute_gpu_bytes(tensor: Tensor) -> int:
     """Compute a tensor's bytes on the GPU: more than in the file if its format has no GPU kernels."""
-    return prod(tensor.shape[:-1]) * row_bytes(stored_as(tensor.format.name), tensor.shape[-1])
+    return prod(tensor.shape[:-1]) * compute_row_bytes(get_storage_format(tensor.format.name), tensor.shape[-1])
 
 
-def state_bytes(state: State, context: int, kv_type: KVType) -> int:
+def compute_state_bytes(state: State, context: int, kv_type: KVType) -> int:
     """Compute the bytes of a layer's state: of all tokens (even with a window), or of all snapshots."""
     if isinstance(state, Recurrent):
-        return (SNAPSHOTS + 3) * state.bytes(context, kv_type)  # before a run and after it, and the initial states
+        return (MAX_SNAPSHOTS + 3) * state.bytes(context, kv_type)  # before a run and after it, and the initial states
     state = replace(state, window=None)
     return state.bytes(context + 2 * PAGE, kv_type)  # the cache rounds up to an odd number of whole pages
 
 
-def spare(needed_sizes: Sizes, count: int, free: int) -> int:
+def compute_spare(needed_sizes: GpuSizes, count: int, free: int) -> int:
     """Return the bytes that stay free with the last `count` layers on the GPU."""
     return free - MARGIN - needed_sizes.rest - sum(needed_sizes.layers[len(needed_sizes.layers) - count :])
 
 
-def layers_that_fit(needed_sizes: Sizes, free: int) -> int:
+def count_fitting_layers(needed_sizes: GpuSizes, free: int) -> int:
     """Return how many of the last layers fit, beside the memory that is not of layers; 0 for none."""
     room, count = free - MARGIN - needed_sizes.rest, 0
     for size in reversed(needed_sizes.layers):
@@ -74,9 +74,9 @@ def layers_that_fit(needed_sizes: Sizes, free: int) -> int:
     return count
 
 
-def require_room(needed_sizes: Sizes, count: int, free: int) -> None:
+def require_memory(needed_sizes: GpuSizes, count: int, free: int) -> None:
     """Raise MemoryLimitError unless the last `count` layers fit."""
-    if count and layers_that_fit(needed_sizes, free) < min(count, len(needed_sizes.layers)):
+    if count and count_fitting_layers(needed_sizes, free) < min(count, len(needed_sizes.layers)):
         size = needed_sizes.rest + sum(needed_sizes.layers[len(needed_sizes.layers) - count :])
         raise MemoryLimitError(
             f"{count} layers need {size / 1e9:.1f} GB of GPU memory; {free / 1e9:.1f} GB are free: use -ngl auto, a"
@@ -87,7 +87,7 @@ def require_room(needed_sizes: Sizes, count: int, free: int) -> None:
 LAYER = re.compile(r"blk\.(\d+)\.")
 
 
-class Halves(NamedTuple):
+class SplitOperations(NamedTuple):
     """The operations before and after a cut, and the activations that cross it."""
 
     before: list[Operation]
@@ -95,22 +95,22 @@ class Halves(NamedTuple):
     crossing: list[Activation]
 
 
-def split_at_layer(operations: list[Operation], layer: int) -> Halves:
+def split_at_layer(operations: list[Operation], layer: int) -> SplitOperations:
     """Cut before a layer, where the fewest columns cross.
 
     Raises UnsupportedError if the layers cannot be separated.
     """
-    layers = [layer_of(operation) for operation in operations]
+    layers = [find_layer(operation) for operation in operations]
     first = next((i for i, number in enumerate(layers) if number is not None and number >= layer), len(operations))
     last = max((i for i, number in enumerate(layers) if number is not None and number < layer), default=-1)
-    cuts = [(crossing, at) for at in range(last + 1, first + 1) if can_cross(crossing := live(operations, at))]
+    cuts = [(crossing, at) for at in range(last + 1, first + 1) if can_cross(crossing := find_live(operations, at))]
     if not cuts:
         raise UnsupportedError(f"the model cannot be split before layer {layer}")
     crossing, at = min(cuts, key=lambda candidate: (sum(x.columns for x in candidate[0]), candidate[1]))
-    return Halves(operations[:at], operations[at:], crossing)
+    return SplitOperations(operations[:at], operations[at:], crossing)
 
 
-def layer_of(operation: Operation) -> int | None:
+def find_layer(operation: Operation) -> int | None:
     """Return the layer of an operation's weight or state; None if it has neither."""
     if isinstance(operation, StateOperation):
         return operation.state.layer
@@ -118,7 +118,7 @@ def layer_of(operation: Operation) -> int | None:
     return int(match[1]) if match else None
 
 
-def live(operations: list[Operation], at: int) -> list[Activation]:
+def find_live(operations: list[Operation], at: int) -> list[Activation]:
     """List the activations that operations before index `at` compute and later ones read."""
     outputs = dict.fromkeys(operation.output for operation in operations[:at])
     inputs = {x for operation in operations[at:] for x in operation.inputs}
@@ -132,7 +132,7 @@ def can_cross(activations: list[Activation]) -> bool:
 class GpuPlacement(NamedTuple):
     """A GPU for the model's last layers, or none."""
 
-    card: Card | None
+    card: Gpu | None
     layers: int  # number of layers
     spare: int = 0  # bytes that stay free besides the layers and one context
     warning: str | None = None  # why no GPU is used, where that is unexpected
@@ -154,7 +154,7 @@ def place_layers(
         return GpuPlacement(None, 0)
     try:
         card = open_card(int(device.partition(":")[2] or 0))
-    except NoCardError as error:
+    except NoGpuError as error:
         if automatic:
             return GpuPlacement(None, 0, warning=f"the CPU computes: {error}")
         raise
@@ -163,10 +163,10 @@ def place_layers(
             raise UnsupportedError(
                 f"no KV cache of type {min(missing)} on GPUs: use {', '.join(ON_GPU)}, or --device cpu"
             )
-        needed_sizes = sizes(file.tensors, states, layers, context, kv_type, buffers(states, kv_type))
+        needed_sizes = compute_sizes(file.tensors, states, layers, context, kv_type, buffers(states, kv_type))
         free = card.free_bytes()
-        count = layers_on(card.name, needed_sizes, requested, free)
-        return GpuPlacement(card, count, spare(needed_sizes, count, free))
+        count = select_layer_count(card.name, needed_sizes, requested, free)
+        return GpuPlacement(card, count, compute_spare(needed_sizes, count, free))
     except (MemoryLimitError, UnsupportedError) as error:
         card.close()
         if automatic and requested == "auto":
@@ -174,15 +174,15 @@ def place_layers(
         raise
 
 
-def layers_on(card: str, needed_sizes: Sizes, requested: int | str, free: int) -> int:
+def select_layer_count(card: str, needed_sizes: GpuSizes, requested: int | str, free: int) -> int:
     """Return how many layers a GPU gets; requested: a count, "all" or "auto"; free: bytes.
 
     Raises MemoryLimitError if the GPU's memory does not suffice for the requested count, or for a single layer.
     """
     count = len(needed_sizes.layers) if requested == "all" else requested
     if isinstance(count, int):
-        require_room(needed_sizes, min(count, len(needed_sizes.layers)), free)
+        require_memory(needed_sizes, min(count, len(needed_sizes.layers)), free)
         return min(count, len(needed_sizes.layers))
-    if not (count := layers_that_fit(needed_sizes, free)):
+    if not (count := count_fitting_layers(needed_sizes, free)):
         raise MemoryLimitError(f"{card} has {free / 1e9:.1f} GB free, too little for one layer of this model")
     return count

@@ -15,27 +15,27 @@ from typing import ClassVar, NamedTuple, SupportsInt
 import numpy as np
 
 from localllm.arch.weights import Weight
-from localllm.engine.cuda.card import Launch, LibraryProduct, Work
-from localllm.engine.cuda.weights import CardWeights
+from localllm.engine.cuda.card import CublasProduct, Launch, Work
+from localllm.engine.cuda.weights import GpuWeights
 from localllm.engine.lower.activation import ALL, WANTED, Activation
-from localllm.engine.lower.steps import StepPlaces, Steps
+from localllm.engine.lower.steps import StepBuilder, StepMemory
 from localllm.engine.lower.tape import Buffer, Step
-from localllm.engine.operations.attention import Attend, AttentionSteps, reach_of
+from localllm.engine.operations.attention import Attend, AttentionArguments, get_bias_reach
 from localllm.engine.operations.experts import ExpertLinear, Route
 from localllm.engine.operations.key_selection import SelectKeys
 from localllm.engine.operations.linear import Linear
 from localllm.engine.operations.operation import (
     ActivationForm,
     Crossing,
+    MatrixProduct,
     Operation,
-    Product,
     insert_activation_forms,
     lower_operations,
 )
 from localllm.errors import UnsupportedError
 from localllm.frozen import frozen
-from localllm.kernels.cuda import CHOOSING, MOST_EXPERTS, at_a_time, grid, parameters
-from localllm.kernels.cuda.matmul.planes import PLAIN
+from localllm.kernels.cuda import MAX_EXPERTS, MAX_SELECTION_BLOCKS, compute_grid, count_tokens_at_once, list_parameters
+from localllm.kernels.cuda.matmul.planes import FLOAT_FORMATS
 
 
 @frozen
@@ -44,7 +44,7 @@ class CudaTarget:
 
     tokens: int
     wanted_rows: int
-    weights: CardWeights
+    weights: GpuWeights
     verbs: Mapping[str, Callable[..., None]]
     expert_rows: ClassVar[int] = 1
     threads: ClassVar[int] = 1
@@ -62,7 +62,7 @@ class CudaTarget:
         return self.weights.address(weight)
 
     def layout_of(self, weight: Weight) -> tuple[str, int]:
-        return CardWeights.format(weight), CardWeights.row_bytes(weight)
+        return GpuWeights.format(weight), GpuWeights.row_bytes(weight)
 
     def scratch(self, size: int) -> dict[str, object]:
         """Return no arguments, because CUDA kernels allocate their scratch memory themselves."""
@@ -77,8 +77,8 @@ class CudaTarget:
 
 
 FEW_TOKENS = 8  # up to this many tokens are multiplied by packed weights
-UNPACKED = 64 << 20  # bytes of a matrix that are unpacked at a time
-DENSE: dict[str, object] = {
+UNPACKED_BYTES = 64 << 20  # bytes of a matrix that are unpacked at a time
+DENSE_ARGUMENTS: dict[str, object] = {
     "active": 0,
     "active_count": 0,
     "expert_bytes": 0,
@@ -93,7 +93,7 @@ class BufferSlice(NamedTuple):
     offset: int  # bytes
 
 
-class Planes(NamedTuple):
+class QuantizedPlanes(NamedTuple):
     """Activations as integer codes of 2 bytes, with a scale per 32 and a sum per 16 of them."""
 
     codes: Buffer
@@ -101,7 +101,7 @@ class Planes(NamedTuple):
     sums: Buffer
 
 
-class Halved(NamedTuple):
+class HalfActivations(NamedTuple):
     """Activations in float16, with a float32 scale per row."""
 
     halves: Buffer
@@ -115,34 +115,34 @@ class SplitBF16(NamedTuple):
     low: Buffer
 
 
-class Factor(NamedTuple):
+class ProductFactor(NamedTuple):
     """A matrix of a tensor core product: its buffer or address, and its row stride in elements."""
 
     place: Buffer | int
     stride: int
 
 
-def form_of(operation: Product, rows: int) -> str | None:
+def select_form(operation: MatrixProduct, rows: int) -> str | None:
     """Return the verb that converts a product's float32 input, or None; rows: maximum rows of the input."""
-    kind = CardWeights.format(operation.weight)
+    kind = GpuWeights.format(operation.weight)
     if isinstance(operation, ExpertLinear) or rows <= FEW_TOKENS:
-        return None if kind in PLAIN else "quantize_planes"
+        return None if kind in FLOAT_FORMATS else "quantize_planes"
     return {"F32": None, "BF16": "split_bf16"}.get(kind, "halve")
 
 
-def linear(steps: Steps, operation: Linear, target: CudaTarget) -> None:
+def lower_linear(steps: StepBuilder, operation: Linear, target: CudaTarget) -> None:
     """Append the steps of a product with one matrix."""
     bias = operation.bias
     steps.new(operation.output)
     if steps.max_rows(operation.inputs[0].rows) <= FEW_TOKENS:
-        multiply_few(steps, operation, target, DENSE, [])
+        multiply_few(steps, operation, target, DENSE_ARGUMENTS, [])
     else:
         multiply_many(steps, operation, target)
     if bias is not None:
         steps.add_vector(operation.output, bias)
 
 
-def expert_linear(steps: Steps, operation: ExpertLinear, target: CudaTarget) -> None:
+def lower_expert_linear(steps: StepBuilder, operation: ExpertLinear, target: CudaTarget) -> None:
     """Append the steps that multiply each expert's rows by its matrix, some rows at a time."""
     weight, experts = operation.weight, steps.experts[operation.choice.routed]
     steps.new(operation.output)
@@ -151,72 +151,74 @@ def expert_linear(steps: Steps, operation: ExpertLinear, target: CudaTarget) -> 
         "active_count": experts.active_count,
         "experts": weight.shape[0],
     }
-    of_experts["expert_bytes"] = weight.shape[1] * CardWeights.row_bytes(weight)
+    of_experts["expert_bytes"] = weight.shape[1] * GpuWeights.row_bytes(weight)
     multiply_few(steps, operation, target, of_experts, [experts.active])
     operation.add_bias(steps)
 
 
-def route(steps: Steps, operation: Route, target: CudaTarget) -> None:
+def lower_route(steps: StepBuilder, operation: Route, target: CudaTarget) -> None:
     """Append the steps of routing. Raises UnsupportedError for more than MOST_EXPERTS experts."""
     experts = operation.routing.experts
-    if experts > MOST_EXPERTS:
-        raise UnsupportedError(f"{experts} experts are too many for a GPU; the limit is {MOST_EXPERTS}")
+    if experts > MAX_EXPERTS:
+        raise UnsupportedError(f"{experts} experts are too many for a GPU; the limit is {MAX_EXPERTS}")
     operation.lower(steps, target)
 
 
 def multiply_few(
-    steps: Steps, operation: Product, target: CudaTarget, of_experts: dict[str, object], reads: list[Buffer]
+    steps: StepBuilder, operation: MatrixProduct, target: CudaTarget, of_experts: dict[str, object], reads: list[Buffer]
 ) -> None:
     """Append the step that multiplies by packed weights."""
     x, weight, y = operation.inputs[0], operation.weight, steps.buffers[operation.output]
-    kind, most_rows = CardWeights.format(weight), steps.max_rows(x.rows)
-    kernel = f"{at_a_time(min(most_rows, target.tokens))}-{kind}"  # no expert has more rows than there are tokens
+    kind, most_rows = GpuWeights.format(weight), steps.max_rows(x.rows)
+    kernel = (
+        f"{count_tokens_at_once(min(most_rows, target.tokens))}-{kind}"  # no expert has more rows than there are tokens
+    )
     arguments = {"count": steps.counts[x.rows], "weights": target.matrix(weight), "rows": weight.shape[-2]}
-    arguments |= {"row_bytes": CardWeights.row_bytes(weight), "columns": x.columns, "y": y, "y_stride": y.stride}
-    if kind in PLAIN:
+    arguments |= {"row_bytes": GpuWeights.row_bytes(weight), "columns": x.columns, "y": y, "y_stride": y.stride}
+    if kind in FLOAT_FORMATS:
         source = steps.buffers[x]
         arguments |= {"x": source, "x_stride": source.stride}
         steps.append(f"linear_plain-{kernel}", arguments | of_experts, most_rows, [source, *reads], [y])
     else:
-        integers = steps.form_of(operation, Planes)
+        integers = steps.find_form(operation, QuantizedPlanes)
         arguments |= integers._asdict()
         steps.append(f"linear_planes-{kernel}", arguments | of_experts, most_rows, [*integers, *reads], [y])
 
 
-def multiply_many(steps: Steps, operation: Product, target: CudaTarget) -> None:
+def multiply_many(steps: StepBuilder, operation: MatrixProduct, target: CudaTarget) -> None:
     x, weight, y = operation.inputs[0], operation.weight, steps.buffers[operation.output]
-    kind, width, rows = CardWeights.format(weight), CardWeights.row_bytes(weight), weight.shape[0]
+    kind, width, rows = GpuWeights.format(weight), GpuWeights.row_bytes(weight), weight.shape[0]
     if kind == "F32":
-        matrix, source = Factor(target.matrix(weight), width // 4), steps.buffers[x]
-        multiply(steps, "f32", matrix, Factor(source, source.stride // 4), x, y, rows)
+        matrix, source = ProductFactor(target.matrix(weight), width // 4), steps.buffers[x]
+        append_product(steps, "f32", matrix, ProductFactor(source, source.stride // 4), x, y, rows)
     elif kind == "BF16":
-        high, low = steps.form_of(operation, SplitBF16)
+        high, low = steps.find_form(operation, SplitBF16)
         for part in (high, low):
-            matrix = Factor(target.matrix(weight), width // 2)
-            multiply(steps, "bf16", matrix, Factor(part, part.stride // 2), x, y, rows, adds=part is low)
+            matrix = ProductFactor(target.matrix(weight), width // 2)
+            append_product(steps, "bf16", matrix, ProductFactor(part, part.stride // 2), x, y, rows, adds=part is low)
     else:
         multiply_halves(steps, operation, target, kind)
 
 
-def multiply_halves(steps: Steps, operation: Product, target: CudaTarget, kind: str) -> None:
+def multiply_halves(steps: StepBuilder, operation: MatrixProduct, target: CudaTarget, kind: str) -> None:
     """Append the steps that multiply in float16; weights are unpacked some rows at a time."""
     x, weight, y = operation.inputs[0], operation.weight, steps.buffers[operation.output]
-    halves, scales = steps.form_of(operation, Halved)
+    halves, scales = steps.find_form(operation, HalfActivations)
     rows, columns = weight.shape
-    step = rows if kind == "F16" else max(UNPACKED // (2 * columns), 1)
+    step = rows if kind == "F16" else max(UNPACKED_BYTES // (2 * columns), 1)
     for first in range(0, rows, step):
         count = min(step, rows - first)
         if kind == "F16":
-            matrix = Factor(target.matrix(weight), CardWeights.row_bytes(weight) // 2)
+            matrix = ProductFactor(target.matrix(weight), GpuWeights.row_bytes(weight) // 2)
         else:
-            matrix = Factor(append_unpacking(steps, weight, target, first, count), columns)
+            matrix = ProductFactor(append_unpacking(steps, weight, target, first, count), columns)
         target_rows = BufferSlice(y, 4 * first)
-        multiply(steps, "f16", matrix, Factor(halves, halves.stride // 2), x, target_rows, count)
+        append_product(steps, "f16", matrix, ProductFactor(halves, halves.stride // 2), x, target_rows, count)
     arguments = {"y": y, "stride": y.stride, "columns": rows, "scales": scales}
-    steps.row_step("scale_rows", x.rows, arguments, [y, scales], [y])
+    steps.append_row_step("scale_rows", x.rows, arguments, [y, scales], [y])
 
 
-def append_unpacking(steps: Steps, weight: Weight, target: CudaTarget, first: int, count: int) -> Buffer:
+def append_unpacking(steps: StepBuilder, weight: Weight, target: CudaTarget, first: int, count: int) -> Buffer:
     """Append the step that unpacks some rows of a matrix to float16; return their buffer."""
     columns, (kind, row_bytes) = weight.shape[-1], target.layout_of(weight)
     y = Buffer(count, 2 * columns)
@@ -225,8 +227,9 @@ def append_unpacking(steps: Steps, weight: Weight, target: CudaTarget, first: in
     return y
 
 
-def multiply(
-    steps: Steps, kind: str, matrix: Factor, source: Factor, x: Activation, y: Buffer | BufferSlice, rows: int,
+def append_product(
+    steps: StepBuilder, kind: str, matrix: ProductFactor, source: ProductFactor, x: Activation,
+    y: Buffer | BufferSlice, rows: int,
     adds: bool = False,
 ) -> None:  # fmt: skip
     """Append the step that computes y = source matrix^T, or y += source matrix^T if `adds`.
@@ -244,43 +247,45 @@ def multiply(
 # ---- conversions of activations
 
 
-def quantize_planes(steps: Steps, operation: ActivationForm, target: CudaTarget) -> None:
+def lower_quantize_planes(steps: StepBuilder, operation: ActivationForm, target: CudaTarget) -> None:
     """Append the step that converts x to codes, scales and sums."""
     (x,) = operation.inputs
     most_rows, source = steps.max_rows(x.rows), steps.buffers[x]
     sizes = 2 * x.columns, x.columns // 32 * 4, x.columns // 16 * 4  # bytes per token
-    integers = Planes(*(Buffer(most_rows, size) for size in sizes))
+    integers = QuantizedPlanes(*(Buffer(most_rows, size) for size in sizes))
     arguments = {"x": source, "stride": source.stride, "columns": x.columns} | integers._asdict()
-    steps.row_step("quantize_planes", x.rows, arguments, [source], [*integers])
+    steps.append_row_step("quantize_planes", x.rows, arguments, [source], [*integers])
     steps.forms[operation.output] = integers
 
 
-def halve(steps: Steps, operation: ActivationForm, target: CudaTarget) -> None:
+def lower_halve(steps: StepBuilder, operation: ActivationForm, target: CudaTarget) -> None:
     """Append the step that converts x to float16 with a scale per row."""
     (x,) = operation.inputs
     most_rows, source = steps.max_rows(x.rows), steps.buffers[x]
-    y, scales = steps.forms[operation.output] = Halved(Buffer(most_rows, source.stride // 2), Buffer(most_rows, 4))
+    y, scales = steps.forms[operation.output] = HalfActivations(
+        Buffer(most_rows, source.stride // 2), Buffer(most_rows, 4)
+    )
     arguments = {"x": source, "stride": source.stride, "columns": x.columns, "y": y}
     arguments |= {"y_stride": y.stride, "scales": scales}
-    steps.row_step("halve", x.rows, arguments, [source], [y, scales])
+    steps.append_row_step("halve", x.rows, arguments, [source], [y, scales])
 
 
-def split_bf16(steps: Steps, operation: ActivationForm, target: CudaTarget) -> None:
+def lower_split_bf16(steps: StepBuilder, operation: ActivationForm, target: CudaTarget) -> None:
     """Append the step that converts x to the sum of two BF16 values."""
     (x,) = operation.inputs
     most_rows, source = steps.max_rows(x.rows), steps.buffers[x]
     high, low = steps.forms[operation.output] = SplitBF16(*(Buffer(most_rows, source.stride // 2) for _ in range(2)))
     arguments = {"x": source, "stride": source.stride, "columns": x.columns}
     arguments |= {"high": high, "low": low, "y_stride": high.stride}
-    steps.row_step("split_bf16", x.rows, arguments, [source], [high, low])
+    steps.append_row_step("split_bf16", x.rows, arguments, [source], [high, low])
 
 
 BLOCKS = 264  # blocks that fill a GPU of 132 multiprocessors, two each
-DECODE = 8  # up to this many tokens, each one's context is divided as if it were alone, for the same bits
+MAX_DECODE_TOKENS = 8  # up to this many tokens, each one's context is divided as if it were alone, for the same bits
 FEW_IN_FLOAT32 = 16  # runs of at most this many tokens do not use tensor cores
-MOST_DIM = 256  # largest head on tensor cores; larger ones need too many registers
-LANES, NUMBERS = 32, 8  # maximum lanes that share a head, and elements that each lane loads at once
-MOST_HEADS, MOST_NUMBERS = 8, 128  # maximum query heads of a bundle, and query and result values in registers
+MAX_HEAD_DIM = 256  # largest head on tensor cores; larger ones need too many registers
+LANES, VALUES_PER_LANE = 32, 8  # maximum lanes that share a head, and elements that each lane loads at once
+MAX_HEADS, MAX_REGISTER_VALUES = 8, 128  # maximum query heads of a bundle, and query and result values in registers
 
 
 @frozen
@@ -297,8 +302,8 @@ class FewTokenAttention:
 
         Bundles are equal shares of the group that fit the registers.
         """
-        numbers = NUMBERS * sum(-(-dim // (NUMBERS * LANES)) for dim in (self.key_dim, self.value_dim))
-        most_heads = min(max(MOST_NUMBERS // numbers, 1), MOST_HEADS)
+        numbers = VALUES_PER_LANE * sum(-(-dim // (VALUES_PER_LANE * LANES)) for dim in (self.key_dim, self.value_dim))
+        most_heads = min(max(MAX_REGISTER_VALUES // numbers, 1), MAX_HEADS)
         return -(-self.group // -(-self.group // most_heads))
 
     @property
@@ -311,33 +316,33 @@ class FewTokenAttention:
 
     def parts(self, tokens: int, kv_heads: int) -> int:
         """Return the maximum number of parts that a context is divided into."""
-        return -(-BLOCKS // (kv_heads * self.bundles * (tokens if tokens > DECODE else 1)))
+        return -(-BLOCKS // (kv_heads * self.bundles * (tokens if tokens > MAX_DECODE_TOKENS else 1)))
 
 
-def attend(steps: Steps, operation: Attend, target: CudaTarget) -> None:
+def lower_attend(steps: StepBuilder, operation: Attend, target: CudaTarget) -> None:
     """Append the steps of attention: in float32 for few tokens, on tensor cores for many."""
     attention = operation.prepare(steps)
-    if operation.cross_attention or reach_of(operation.biases):
+    if operation.cross_attention or get_bias_reach(operation.biases):
         raise UnsupportedError("encoder models run on the CPU only: use --device cpu")
     for name in ("cross_attention", "reach", "biases"):
         del attention.arguments[name]
     attention.arguments["sequences"] = steps.header.sequences
     needs_few = any(attention.arguments[name] for name in ("chosen", "logs")) or attention.state.period > 1
-    append = attend_few if needs_few or are_few(attention, target) else attend_many
+    append = append_attend_few if needs_few or uses_float32_attention(attention, target) else append_attend_many
     append(steps, attention, target)
     operation.finish(steps, attention)
 
 
-def are_few(attention: AttentionSteps, target: CudaTarget) -> bool:
+def uses_float32_attention(attention: AttentionArguments, target: CudaTarget) -> bool:
     """Return whether attention is computed in float32 instead of on tensor cores.
 
     This is so for few tokens, a float32 cache, and very long heads.
     """
     state, is_exact = attention.state, any(side.kind == "f32" for side in attention.sides)
-    return target.tokens <= FEW_IN_FLOAT32 or is_exact or max(state.key_dim, state.value_dim) > MOST_DIM
+    return target.tokens <= FEW_IN_FLOAT32 or is_exact or max(state.key_dim, state.value_dim) > MAX_HEAD_DIM
 
 
-def attend_few(steps: Steps, attention: AttentionSteps, target: CudaTarget) -> None:
+def append_attend_few(steps: StepBuilder, attention: AttentionArguments, target: CudaTarget) -> None:
     """Append the steps that compute attention token by token, each context divided into parts."""
     state, sides, heads, arguments, reads, y = attention
     header = steps.header
@@ -357,14 +362,14 @@ def attend_few(steps: Steps, attention: AttentionSteps, target: CudaTarget) -> N
     steps.append("merge_few", merged, target.tokens, [partial], [y])
 
 
-def select_keys(steps: Steps, operation: SelectKeys, target: CudaTarget) -> None:
+def lower_select_keys(steps: StepBuilder, operation: SelectKeys, target: CudaTarget) -> None:
     arguments, reads, y, kernel = operation.prepare(steps)
-    scores = Buffer(min(target.tokens, CHOOSING), 4 * 32 * operation.output.columns)
+    scores = Buffer(min(target.tokens, MAX_SELECTION_BLOCKS), 4 * 32 * operation.output.columns)
     arguments |= {"count": steps.counts[ALL], "scratch": scores, "scratch_bytes": scores.stride}
     steps.append(kernel, arguments, target.tokens, reads, [y, scores])
 
 
-def attend_many(steps: Steps, attention: AttentionSteps, target: CudaTarget) -> None:
+def append_attend_many(steps: StepBuilder, attention: AttentionArguments, target: CudaTarget) -> None:
     """Append the step that computes attention for all tokens of a sequence together, on tensor cores."""
     state, sides, _, arguments, reads, y = attention
     kinds = "-".join(side.kind.upper() for side in sides)
@@ -375,20 +380,20 @@ def attend_many(steps: Steps, attention: AttentionSteps, target: CudaTarget) -> 
     steps.append(kernel, arguments, target.tokens, reads, [y])
 
 
-WITH_INTEGERS = {"rms_norm": "norm_quantize", "swiglu": "swiglu_quantize"}  # kernels that also quantize
+QUANTIZING_KERNELS = {"rms_norm": "norm_quantize", "swiglu": "swiglu_quantize"}  # kernels that also quantize
 
 
 def merge_quantizations(steps: list[Step]) -> list[Step]:
     """Merge each quantization into the step that computes its input, if that step's kernel can quantize."""
     result: list[Step] = []
     for step in steps:
-        place = maker(result, step) if step.kernel == "quantize_planes" else None
+        place = find_quantizing_step(result, step) if step.kernel == "quantize_planes" else None
         if place is None:
             result.append(step)
         else:
             step_before, integers = result[place], {name: step.arguments[name] for name in ("codes", "scales", "sums")}
             writes = [*step_before.writes, *step.writes]
-            kernel = WITH_INTEGERS[step_before.kernel]
+            kernel = QUANTIZING_KERNELS[step_before.kernel]
             result[place] = Step(
                 kernel,
                 step_before.arguments | integers,
@@ -400,27 +405,27 @@ def merge_quantizations(steps: list[Step]) -> list[Step]:
     return result
 
 
-def maker(earlier_steps: list[Step], step: Step) -> int | None:
+def find_quantizing_step(earlier_steps: list[Step], step: Step) -> int | None:
     """Return the index of the earlier step that computes the input of `step` and can quantize it, or None."""
     x, columns = step.arguments["x"], step.arguments["columns"]
     place = next((place for place in reversed(range(len(earlier_steps))) if x in earlier_steps[place].writes), None)
-    if place is None or earlier_steps[place].kernel not in WITH_INTEGERS:
+    if place is None or earlier_steps[place].kernel not in QUANTIZING_KERNELS:
         return None
     return place if earlier_steps[place].arguments.get("group", columns) == columns else None
 
 
-def fuse(steps: list[Step]) -> list[Step]:
+def fuse_norms(steps: list[Step]) -> list[Step]:
     """Fuse sums with norms, and norms with RoPE."""
     result: list[Step] = []
     for step in steps:
-        place = fusion_place(result, step)
+        place = find_fusible_step(result, step)
         if place is not None:
             step = fuse_steps(result.pop(place), step)
         result.append(step)
     return result
 
 
-def fusion_place(earlier_steps: list[Step], step: Step) -> int | None:
+def find_fusible_step(earlier_steps: list[Step], step: Step) -> int | None:
     """Return the index of the earlier step that `step` can be fused with; None if there is none."""
     x = step.arguments.get("x")
     if not isinstance(x, Buffer):
@@ -460,15 +465,15 @@ def fuse_steps(first: Step, step: Step) -> Step:
 
 
 VERBS: dict[str, Callable[..., None]] = {
-    "linear": linear, "expert_linear": expert_linear, "route": route, "attend": attend,
-    "select_keys": select_keys,
-    "select_key_blocks": select_keys,
-    "quantize_planes": quantize_planes, "halve": halve, "split_bf16": split_bf16,
+    "linear": lower_linear, "expert_linear": lower_expert_linear, "route": lower_route, "attend": lower_attend,
+    "select_keys": lower_select_keys,
+    "select_key_blocks": lower_select_keys,
+    "quantize_planes": lower_quantize_planes, "halve": lower_halve, "split_bf16": lower_split_bf16,
 }  # fmt: skip
 
 
-def card_steps(
-    operations: Sequence[Operation], places: StepPlaces, weights: CardWeights, size: tuple[int, int], crossing: Crossing
+def lower_to_gpu(
+    operations: Sequence[Operation], places: StepMemory, weights: GpuWeights, size: tuple[int, int], crossing: Crossing
 ) -> list[Step]:
     """Lower operations to the steps of a program.
 
@@ -476,30 +481,30 @@ def card_steps(
     """
     target = CudaTarget(*size, weights, VERBS)
 
-    def forms_of(operation: Operation) -> dict[str, bool]:
-        if not isinstance(operation, Product):
+    def select_forms(operation: Operation) -> dict[str, bool]:
+        if not isinstance(operation, MatrixProduct):
             return {}
-        form = form_of(operation, size[1] if operation.inputs[0].rows is WANTED else size[0])
+        form = select_form(operation, size[1] if operation.inputs[0].rows is WANTED else size[0])
         return {form: False} if form else {}
 
-    steps = lower_operations(insert_activation_forms(operations, forms_of), target, places, crossing)
-    return fuse(merge_quantizations(steps.all))
+    steps = lower_operations(insert_activation_forms(operations, select_forms), target, places, crossing)
+    return fuse_norms(merge_quantizations(steps.all))
 
 
-def kernels_of(steps: Sequence[Step]) -> set[str]:
+def list_kernels(steps: Sequence[Step]) -> set[str]:
     return {step.kernel for step in steps if step.kernel != "product"}
 
 
-def work_of(step: Step, place: Callable[[np.ndarray], int], memory: int) -> Work:
+def convert_step(step: Step, place: Callable[[np.ndarray], int], memory: int) -> Work:
     """Convert a step to GPU work; place(array): its GPU address; memory: address of the buffers."""
     values = {name: encode_argument(value, place, memory) for name, value in step.arguments.items()}
     if step.kernel == "product":
         del values["kind"], values["adds"]
-        return LibraryProduct(kind=str(step.arguments["kind"]), adds=bool(step.arguments["adds"]), **values)
-    names = parameters(step.kernel)
+        return CublasProduct(kind=str(step.arguments["kind"]), adds=bool(step.arguments["adds"]), **values)
+    names = list_parameters(step.kernel)
     if missing := values.keys() ^ set(names):
         raise TypeError(f"{step.kernel}: {', '.join(sorted(missing))}")
-    launch_grid = grid(step.kernel, step.arguments, step.parts)
+    launch_grid = compute_grid(step.kernel, step.arguments, step.parts)
     return Launch(step.kernel, launch_grid, tuple(values[name] for name in names))
 
 

@@ -7,12 +7,12 @@ import numpy as np
 
 from localllm.arch.layer_state import KVType, Recurrent, State
 from localllm.arch.weights import Weight
-from localllm.engine.cuda.card import CHUNK, Card, Launch
-from localllm.engine.cuda.lowering import card_steps, kernels_of, work_of
-from localllm.engine.cuda.weights import CardWeights
-from localllm.engine.lower.header import Header, Span, TextSpan, int64_zeros
-from localllm.engine.lower.steps import StepPlaces
-from localllm.engine.lower.tape import assign_stages, offsets
+from localllm.engine.cuda.card import MAX_CHUNK_BYTES, Gpu, Launch
+from localllm.engine.cuda.lowering import convert_step, list_kernels, lower_to_gpu
+from localllm.engine.cuda.weights import GpuWeights
+from localllm.engine.lower.header import Header, SequenceSpan, TextSpan, allocate_int64
+from localllm.engine.lower.steps import StepMemory
+from localllm.engine.lower.tape import assign_stages, plan_offsets
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.recurrent import StateLayout
 from localllm.engine.operations.operation import Crossing, MatrixOperation, Operation
@@ -20,10 +20,10 @@ from localllm.engine.options import EngineOptions
 from localllm.engine.runs import BATCH
 from localllm.errors import NOT_NUMBERS, ModelError
 from localllm.kernels.build.objects import Progress
-from localllm.kernels.cuda import grid
+from localllm.kernels.cuda import compute_grid
 from localllm.kernels.table import FETCH, PAGE
 
-MOST_SEQUENCES = 64  # maximum number of sequences in a run; the header holds a page table for each
+MAX_SEQUENCES = 64  # maximum number of sequences in a run; the header holds a page table for each
 
 
 class PinnedHeader(Header):
@@ -33,17 +33,17 @@ class PinnedHeader(Header):
         words: the whole header, int64.  base: its GPU address.
     """
 
-    def __init__(self, card: Card, tokens: int, table_words: int):
+    def __init__(self, card: Gpu, tokens: int, table_words: int):
         """Allocate the header for at most `tokens` tokens, and `table_words` pages per sequence."""
-        sequences = min(tokens, MOST_SEQUENCES)
-        size = words_of_header(tokens) + sequences * table_words
+        sequences = min(tokens, MAX_SEQUENCES)
+        size = count_header_words(tokens) + sequences * table_words
         self.words, self._used = card.allocate_pinned(8 * size).view(np.int64), 0
         self.words[:] = 0
-        super().__init__(tokens, self._zeros)
-        self._tables = self._zeros((sequences, table_words))
+        super().__init__(tokens, self._allocate)
+        self._tables = self._allocate((sequences, table_words))
         self.base = 0
 
-    def _zeros(self, shape: tuple[int, ...]) -> np.ndarray:
+    def _allocate(self, shape: tuple[int, ...]) -> np.ndarray:
         size = int(np.prod(shape))
         self._used += size
         return self.words[self._used - size : self._used].reshape(shape)
@@ -53,15 +53,15 @@ class PinnedHeader(Header):
         offset = array.ctypes.data - self.words.ctypes.data
         return offset if 0 <= offset < self.words.nbytes else None
 
-    def fill(self, spans: Sequence[Span], precise: bool, logits: np.ndarray) -> None:
+    def fill(self, spans: Sequence[SequenceSpan], precise: bool, logits: np.ndarray) -> None:
         super().fill(spans, precise, logits)
         for number, span in enumerate(spans):
             table = span.store.table
             self._tables[number, : len(table)] = table
             self.sequences[number, 3] = self.base + self._tables[number].ctypes.data - self.words.ctypes.data
 
-    def fill_texts(self, texts: Sequence[TextSpan], pages: np.ndarray, rows: np.ndarray, precise: bool) -> None:
-        super().fill_texts(texts, pages, rows, precise)
+    def describe_texts(self, texts: Sequence[TextSpan], pages: np.ndarray, rows: np.ndarray, precise: bool) -> None:
+        super().describe_texts(texts, pages, rows, precise)
         first = 0
         for number, text in enumerate(texts):
             count = -(-len(text.ids) // PAGE)
@@ -70,22 +70,22 @@ class PinnedHeader(Header):
             first += count
 
 
-def words_of_header(tokens: int) -> int:
+def count_header_words(tokens: int) -> int:
     """Return the number of int64 words that a header allocates."""
     arrays = list[np.ndarray]()
 
     def allocate(shape: tuple[int, ...]) -> np.ndarray:
-        arrays.append(int64_zeros(shape))
+        arrays.append(allocate_int64(shape))
         return arrays[-1]
 
     Header(tokens, allocate)
     return sum(array.size for array in arrays)
 
 
-class Arena:
+class BufferArena:
     """GPU memory for the buffers of runs. Programs share it, because only one runs at a time."""
 
-    def __init__(self, card: Card):
+    def __init__(self, card: Gpu):
         self._card, self._address, self._size = card, 0, -1
 
     def address(self, size: int) -> int:
@@ -101,14 +101,14 @@ class GpuContext(NamedTuple):
     taken: activations that the CPU computes, see `lower_operations`.
     """
 
-    card: Card
+    card: Gpu
     operations: list[Operation]
     cache: KVCache
     layout: StateLayout | None
-    weights: CardWeights
+    weights: GpuWeights
     context: int
-    taken: Crossing
-    arena: Arena
+    imported: Crossing
+    arena: BufferArena
 
 
 class SizedProgram:
@@ -119,16 +119,16 @@ class SizedProgram:
         card = self._card = model.card
         self.header = PinnedHeader(card, size[0], -(-model.context // PAGE))
         self._constants: dict[int, tuple[int, np.ndarray]] = {}
-        places = StepPlaces(model.cache, model.layout, self.header)
-        steps = card_steps(model.operations, places, model.weights, size, model.taken)
+        places = StepMemory(model.cache, model.layout, self.header)
+        steps = lower_to_gpu(model.operations, places, model.weights, size, model.imported)
         assign_stages(steps)
-        self._keep, memory = steps, model.arena.address(offsets(steps))
+        self._keep, memory = steps, model.arena.address(plan_offsets(steps))
         self.header.base = card.allocate(self.header.words.nbytes)
         self._flaws = card.allocate_pinned(8).view(np.int64)
-        card.prepare(kernels_of(steps) | {"fetch"}, progress)
+        card.prepare(list_kernels(steps) | {"fetch"}, progress)
         fetch = {"source": self.header.words.ctypes.data, "target": self.header.base, "words": len(self.header.words)}
-        first = Launch("fetch", grid("fetch", fetch, 0), tuple(fetch[name] for name in FETCH._fields))
-        works = [work_of(step, self._place, memory) for step in steps]
+        first = Launch("fetch", compute_grid("fetch", fetch, 0), tuple(fetch[name] for name in FETCH._fields))
+        works = [convert_step(step, self._place, memory) for step in steps]
         self._replay: Callable[[], None] = card.record([first, *works])
 
     def _place(self, array: np.ndarray) -> int:
@@ -159,37 +159,39 @@ class CudaProgram:
     """A model for a GPU."""
 
     def __init__(
-        self, card: Card, operations: list[Operation], cache: KVCache, layout: StateLayout | None, context: int,
+        self, card: Gpu, operations: list[Operation], cache: KVCache, layout: StateLayout | None, context: int,
         options: EngineOptions, crossing: Crossing,
     ):  # fmt: skip
         """Upload the matrices; crossing: activations that the CPU computes (`imported` of `lower_operations`)."""
         matrices = [operation.weight for operation in operations if isinstance(operation, MatrixOperation)]
-        weights = CardWeights(card, matrices, options.on_upload)
+        weights = GpuWeights(card, matrices, options.on_upload)
         for weight in matrices:
             weights.address(weight)
-        self._model = GpuContext(card, operations, cache, layout, weights, context, crossing, Arena(card))
+        self._model = GpuContext(card, operations, cache, layout, weights, context, crossing, BufferArena(card))
         self._card, self._vocab_size = card, operations[-1].output.columns
         self._programs: dict[tuple[int, int], SizedProgram] = {}
         self._logits = np.zeros((0, self._vocab_size), np.float32)
         for size in ((BATCH, 1), (1, 1)):  # the largest first: its memory suffices for the others
             self._programs[size] = SizedProgram(self._model, size, options.progress)
 
-    def run(self, spans: Sequence[Span], precise: bool) -> np.ndarray:
+    def run(self, spans: Sequence[SequenceSpan], precise: bool) -> np.ndarray:
         tokens, wanted = sum(len(span.ids) for span in spans), sum(span.wanted for span in spans)
         return self._run(tokens, wanted, lambda header, logits: header.fill(spans, precise, logits))
 
     def read(self, texts: Sequence[TextSpan], pages: np.ndarray) -> np.ndarray:
         tokens = sum(len(text.ids) for text in texts)
-        return self._run(tokens, len(texts), lambda header, rows: header.fill_texts(texts, pages, rows, False))
+        return self._run(tokens, len(texts), lambda header, rows: header.describe_texts(texts, pages, rows, False))
 
     def _run(self, tokens: int, wanted: int, fill: Callable[[PinnedHeader, np.ndarray], None]) -> np.ndarray:
         """Compute float32 [wanted, vocab]; fill(header, output) describes the run."""
         self._card.use()
         if wanted > len(self._logits):
-            size = 4 * program_size(wanted) * self._vocab_size
+            size = 4 * round_program_size(wanted) * self._vocab_size
             self._logits = self._card.allocate_pinned(size).view(np.float32).reshape(-1, self._vocab_size)
         logits = self._logits[:wanted]
-        self._program(program_size(tokens), program_size(max(wanted, 1))).run(lambda header: fill(header, logits))
+        self._program(round_program_size(tokens), round_program_size(max(wanted, 1))).run(
+            lambda header: fill(header, logits)
+        )
         return logits.copy()
 
     def _program(self, tokens: int, wanted: int) -> SizedProgram:
@@ -200,7 +202,7 @@ class CudaProgram:
         return self._programs[size]
 
 
-def buffer_bytes(operations: list[Operation], states: Sequence[State], kv_type: KVType) -> int:
+def compute_buffer_bytes(operations: list[Operation], states: Sequence[State], kv_type: KVType) -> int:
     """Compute the bytes that a GPU needs in addition to weights and cache.
 
     These are buffers for BATCH tokens and for uploads.
@@ -208,12 +210,12 @@ def buffer_bytes(operations: list[Operation], states: Sequence[State], kv_type: 
     paged = [state for state in states if not isinstance(state, Recurrent)]
     recurrent = [state for state in states if isinstance(state, Recurrent)]
     cache, layout = KVCache(paged, PAGE, kv_type, (1,)), StateLayout(recurrent) if recurrent else None
-    steps = card_steps(operations, StepPlaces(cache, layout, Header()), NullPlacement(), (BATCH, 1), {})
+    steps = lower_to_gpu(operations, StepMemory(cache, layout, Header()), UnplacedWeights(), (BATCH, 1), {})
     assign_stages(steps)
-    return offsets(steps) + 3 * CHUNK
+    return plan_offsets(steps) + 3 * MAX_CHUNK_BYTES
 
 
-class NullPlacement(CardWeights):
+class UnplacedWeights(GpuWeights):
     """Replaces uploaded matrices where only the sizes of buffers are computed."""
 
     capability = 8, 0
@@ -225,6 +227,6 @@ class NullPlacement(CardWeights):
         return 0
 
 
-def program_size(tokens: int) -> int:
+def round_program_size(tokens: int) -> int:
     """Round a token count up to a power of two. Only runs of inputs have more than BATCH tokens."""
     return 1 << (tokens - 1).bit_length()

@@ -6,40 +6,40 @@ from dataclasses import replace
 import numpy as np
 
 from localllm.arch.weights import Weight
-from localllm.engine.cuda.card import CHUNK, Card, Launch
+from localllm.engine.cuda.card import MAX_CHUNK_BYTES, Gpu, Launch
 from localllm.files.gguf.file import Tensor
 from localllm.kernels.build.objects import Progress
-from localllm.kernels.cuda import grid, parameters
-from localllm.kernels.cuda.matmul.planes import PLANES, row_bytes, stored_as
+from localllm.kernels.cuda import compute_grid, list_parameters
+from localllm.kernels.cuda.matmul.planes import PLANES, compute_row_bytes, get_storage_format
 from localllm.quant.formats import BY_NAME
 
 Key = tuple[str, int, tuple[int, ...]]
 
 
-class CardWeights:
+class GpuWeights:
     """Matrices in GPU memory, uploaded once and used by all programs.
 
     Attributes:
         unpacked: replacement of each format that has no GPU kernels.  capability: the GPU's compute capability.
     """
 
-    def __init__(self, card: Card, matrices: Iterable[Weight], on_upload: Progress | None):
+    def __init__(self, card: Gpu, matrices: Iterable[Weight], on_upload: Progress | None):
         """Prepare the upload of `matrices`; on_upload is called with the bytes uploaded so far."""
         self.capability = card.capability
         self._card, self._on_upload, self._done = card, on_upload or (lambda done, total: None), 0
-        self._size = sum(size for size in {key_of(weight): weight.tensor.nbytes for weight in matrices}.values())
+        self._size = sum(size for size in {create_key(weight): weight.tensor.nbytes for weight in matrices}.values())
         self._places: dict[Key, int] = {}
         self.unpacked: dict[str, str] = {}
 
     def address(self, weight: Weight) -> int:
         """Return the address of a matrix or stack, uploading it first if necessary. Raises LocalllmError."""
-        key = key_of(weight)
+        key = create_key(weight)
         if key not in self._places:
             tensor, kind = weight.tensor, self.format(weight)
             if kind != tensor.format.name:
                 self.unpacked[tensor.format.name] = kind
             rows, columns = int(np.prod(tensor.shape[:-1])), tensor.shape[-1]
-            place = self._card.allocate(rows * row_bytes(kind, columns))
+            place = self._card.allocate(rows * compute_row_bytes(kind, columns))
             if kind in PLANES:
                 self._upload_planes(tensor, kind, place)
             else:
@@ -50,17 +50,17 @@ class CardWeights:
     @staticmethod
     def format(weight: Weight) -> str:
         """Return the format of a matrix on the GPU."""
-        return stored_as(weight.tensor.format.name)
+        return get_storage_format(weight.tensor.format.name)
 
     @classmethod
     def row_bytes(cls, weight: Weight) -> int:
         """Return the row stride on the GPU in bytes."""
-        return row_bytes(cls.format(weight), weight.shape[-1])
+        return compute_row_bytes(cls.format(weight), weight.shape[-1])
 
     def _upload_planes(self, tensor: Tensor, kind: str, place: int) -> None:
         """Upload blocks as they are in the file; a kernel rearranges them into planes."""
         columns = tensor.shape[-1]
-        shared_arguments = {"columns": columns, "planes": place, "row_bytes": row_bytes(kind, columns)}
+        shared_arguments = {"columns": columns, "planes": place, "row_bytes": compute_row_bytes(kind, columns)}
         last = 0
 
         def take_apart(blocks: int, chunk: np.ndarray) -> Launch:
@@ -68,39 +68,41 @@ class CardWeights:
             first, last = last, last + chunk.nbytes // BY_NAME[kind].bytes * BY_NAME[kind].block
             arguments = shared_arguments | {"blocks": blocks, "first": first, "last": last}
             name = f"to_planes-{kind}"
-            values = tuple(arguments[key] for key in parameters(name))
-            return Launch(name, grid(name, arguments, 0), values)
+            values = tuple(arguments[key] for key in list_parameters(name))
+            return Launch(name, compute_grid(name, arguments, 0), values)
 
         self._card.prepare({f"to_planes-{kind}"}, None)
-        self._card.feed(self._with_progress(pieces(tensor, kind)), take_apart, place)
+        self._card.upload_chunks(self._report_progress(iterate_chunks(tensor, kind)), take_apart, place)
 
     def _upload_rows(self, tensor: Tensor, kind: str, place: int) -> None:
         """Upload float values, in rows padded to 16 bytes."""
-        width = row_bytes(kind, tensor.shape[-1])
+        width = compute_row_bytes(kind, tensor.shape[-1])
 
         def padded(chunk: np.ndarray) -> np.ndarray:
             rows = chunk.reshape(-1, BY_NAME[kind].row_bytes(tensor.shape[-1]))
             return np.pad(rows, ((0, 0), (0, width - rows.shape[1]))).reshape(-1)
 
-        self._card.feed(map(padded, self._with_progress(pieces(tensor, kind))), lambda address, chunk: None, place)
+        self._card.upload_chunks(
+            map(padded, self._report_progress(iterate_chunks(tensor, kind))), lambda address, chunk: None, place
+        )
 
-    def _with_progress(self, chunks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+    def _report_progress(self, chunks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
         for chunk in chunks:
             yield chunk
             self._done += chunk.nbytes
             self._on_upload(min(self._done, self._size), self._size)
 
 
-def key_of(weight: Weight) -> Key:
+def create_key(weight: Weight) -> Key:
     """Return a key that is equal for the same rows of the same tensor."""
     return weight.name, weight.first_row, weight.shape
 
 
-def pieces(tensor: Tensor, kind: str) -> Iterator[np.ndarray]:
+def iterate_chunks(tensor: Tensor, kind: str) -> Iterator[np.ndarray]:
     """Yield a tensor's rows in format `kind`, in chunks: uint8, at most CHUNK bytes with row padding."""
     columns = tensor.shape[-1]
     rows = tensor.data.reshape(-1, tensor.data.shape[-1])
-    step = max(CHUNK // max(row_bytes(kind, columns), BY_NAME[kind].row_bytes(columns)), 1)
+    step = max(MAX_CHUNK_BYTES // max(compute_row_bytes(kind, columns), BY_NAME[kind].row_bytes(columns)), 1)
     for first in range(0, len(rows), step):
         some = rows[first : first + step]
         if kind != tensor.format.name:

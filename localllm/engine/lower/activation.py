@@ -17,7 +17,7 @@ ALL, WANTED = Rows("all"), Rows("wanted")
 
 
 @dataclass(frozen=True, eq=False)
-class Routed(Rows):
+class RoutedRows(Rows):
     """A row for each pair of token and expert, sorted by expert; their count is known only during a run."""
 
     routing: Routing
@@ -36,7 +36,7 @@ class Activation:
 class RoutedActivation(Activation):
     """The experts that tokens are routed to: a column for each of a token's experts."""
 
-    routed: Routed
+    routed: RoutedRows
 
 
 class Node(Protocol):

@@ -6,24 +6,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from localllm.engine.runs import BATCH
-from localllm.kernels.cpu import ALL_IN_TILES, PRECISE_TOKENS
+from localllm.kernels.cpu import MIN_ALL_TILES, PRECISE_TOKENS
 from localllm.kernels.machine import has_tiles
 from localllm.kernels.table import MAX_ADAPTERS, PAGE, SEQUENCE
 
-NO_KINDS = np.zeros(1, np.int64)  # token type 0 for all
+SAME_TOKEN_TYPE = np.zeros(1, np.int64)  # token type 0 for all
 # Minimum of kernel_tokens for a text that is embedded: with AMX short texts are multiplied in tiles, too, so that many
 # can share a run.
-LEAST_OF_TEXTS = ALL_IN_TILES if has_tiles() else 1
+MIN_TEXT_KERNEL_TOKENS = MIN_ALL_TILES if has_tiles() else 1
 
 
-class Span(NamedTuple):
+class SequenceSpan(NamedTuple):
     """One sequence's tokens in a run."""
 
     store: Any  # the sequence's state
     position: int  # position of the first token
     ids: np.ndarray  # int64
     wanted: int  # logits are returned for this many tokens at the end
-    kinds: np.ndarray = NO_KINDS  # token types, see localllm.arch.verbs
+    kinds: np.ndarray = SAME_TOKEN_TYPE  # token types, see localllm.arch.verbs
     encoded: int = 0  # number of the sequence's first tokens that belong to the encoder
     seen: Any = None  # the ImageEmbedding whose rows the ids are; such a span is alone in its run
     ahead: int = 0  # index in the sequence minus RoPE position; they differ after images
@@ -31,7 +31,7 @@ class Span(NamedTuple):
     kernel_wanted: int = 1  # the count that selects kernels for its requested logits
     adapter_scales: np.ndarray | None = None  # float32 [len(ids), MAX_ADAPTERS]; None: the model has no adapters
 
-    def scales_by_token(self) -> np.ndarray:
+    def expand_scales(self) -> np.ndarray:
         """Return the adapters' scales for each token, float32 [len(ids), MAX_ADAPTERS]."""
         if self.adapter_scales is None:
             return np.zeros((len(self.ids), MAX_ADAPTERS), np.float32)
@@ -45,14 +45,14 @@ class TextSpan(NamedTuple):
     second: int  # index of the second text of a pair; the number of tokens for a single text
 
 
-def int64_zeros(shape: tuple[int, ...]) -> np.ndarray:
+def allocate_int64(shape: tuple[int, ...]) -> np.ndarray:
     return np.zeros(shape, np.int64)
 
 
 class Header:
     """Arguments of kernels that change from run to run: int64 arrays at fixed addresses."""
 
-    def __init__(self, tokens: int = BATCH, zeros: Callable[[tuple[int, ...]], np.ndarray] = int64_zeros):
+    def __init__(self, tokens: int = BATCH, zeros: Callable[[tuple[int, ...]], np.ndarray] = allocate_int64):
         """Allocate the arrays for runs of at most `tokens` tokens; zeros: allocates one array."""
         # The counts of tokens, requested logits and sequences; the maximum number of tokens that keep 16-bit
         # activations; the address of the logits, and whether one of them is NaN or infinite.
@@ -62,14 +62,14 @@ class Header:
         self.ids, self.positions, self.owners, self.wanted, self.kinds = (zeros((tokens,)) for _ in range(5))
         self.rotary_positions = zeros((tokens,))  # RoPE positions
         self.sequences = zeros((tokens, len(SEQUENCE)))
-        self.most_precise_stored = zeros((1,)) + tokens  # for keys and values, whose errors affect all later tokens
+        self.max_precise_stored = zeros((1,)) + tokens  # for keys and values, whose errors affect all later tokens
         self.kernel_tokens = zeros((2,))  # select the kernels for tokens, and for requested logits
         self.few_counts = zeros((2,))  # counts of tokens and of requested logits, each 0 if tile kernels process them
         self.adapter_scales = zeros((tokens, MAX_ADAPTERS // 2)).view(np.float32)
         # Attention windows of an image. Always in main memory: only the CPU encodes images.
-        self.windows, self.window_count = int64_zeros((tokens, len(SEQUENCE))), int64_zeros((1,))
+        self.windows, self.window_count = allocate_int64((tokens, len(SEQUENCE))), allocate_int64((1,))
 
-    def fill(self, spans: Sequence[Span], precise: bool, logits: np.ndarray) -> None:
+    def fill(self, spans: Sequence[SequenceSpan], precise: bool, logits: np.ndarray) -> None:
         """Describe a run; logits: the output, float32 [wanted, vocab]."""
         first = wanted = most_tokens = most_wanted = 0  # the last two select kernels
         for number, span in enumerate(spans):
@@ -92,7 +92,7 @@ class Header:
         else:
             self._select_kernels(max(most_tokens, first), wanted)
 
-    def fill_texts(self, texts: Sequence[TextSpan], pages: np.ndarray, rows: np.ndarray, precise: bool) -> None:
+    def describe_texts(self, texts: Sequence[TextSpan], pages: np.ndarray, rows: np.ndarray, precise: bool) -> None:
         """Describe a run that processes whole inputs.
 
         pages: pages of the cache, int64; rows: the output, float32 [inputs, width]; precise: activations keep 16 bits,
@@ -112,9 +112,9 @@ class Header:
         self.wanted[:number] = ends - 1
         most_precise = max(tokens, PRECISE_TOKENS) if precise else PRECISE_TOKENS
         self.numbers[:] = tokens, number, number, most_precise, rows.ctypes.data, 0
-        self._select_kernels(max(int(counts.max()), LEAST_OF_TEXTS), LEAST_OF_TEXTS)
+        self._select_kernels(max(int(counts.max()), MIN_TEXT_KERNEL_TOKENS), MIN_TEXT_KERNEL_TOKENS)
 
-    def fill_windows(self, ends: np.ndarray) -> None:
+    def describe_windows(self, ends: np.ndarray) -> None:
         """Divide the only input of a run into attention windows that end after these rows, int64."""
         firsts, zeros = np.concatenate(([0], ends[:-1])), np.zeros_like(ends)
         tables = zeros + self.sequences[0, SEQUENCE.table]
@@ -124,4 +124,4 @@ class Header:
 
     def _select_kernels(self, for_tokens: int, for_wanted: int) -> None:
         self.kernel_tokens[:] = for_tokens, for_wanted
-        self.few_counts[:] = np.where(self.kernel_tokens < ALL_IN_TILES, self.numbers[:2], 0)
+        self.few_counts[:] = np.where(self.kernel_tokens < MIN_ALL_TILES, self.numbers[:2], 0)

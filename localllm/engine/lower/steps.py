@@ -8,20 +8,20 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from localllm.arch.layer_state import Latent, Paged, State
+from localllm.arch.layer_state import LatentState, PagedState, State
 from localllm.arch.verbs import Routing
 from localllm.arch.weights import Weight
-from localllm.engine.lower.activation import ALL, WANTED, Activation, Node, Routed, Rows
+from localllm.engine.lower.activation import ALL, WANTED, Activation, Node, RoutedRows, Rows
 from localllm.engine.lower.header import Header
-from localllm.engine.lower.tape import Buffer, Step, pad_columns, row_bytes
-from localllm.engine.memory.cache import KVCache, Streams
+from localllm.engine.lower.tape import Buffer, Step, compute_row_bytes, pad_columns
+from localllm.engine.memory.cache import HeadStreams, KVCache
 from localllm.engine.memory.recurrent import StateLayout
 from localllm.frozen import frozen
 
 T = TypeVar("T")
 
 
-class StepPlaces(NamedTuple):
+class StepMemory(NamedTuple):
     """The memory that steps use besides activations; layout: layout of recurrent states, or None."""
 
     cache: KVCache
@@ -30,7 +30,7 @@ class StepPlaces(NamedTuple):
 
 
 @frozen
-class Experts:
+class RoutingBuffers:
     """The buffers of a mixture's routing in a run (localllm.kernels.cpu.matmul.experts)."""
 
     chosen: Buffer | np.ndarray
@@ -93,7 +93,7 @@ class Target(Protocol):
         ...
 
 
-class Steps:
+class StepBuilder:
     """Builds the steps of one target on virtual buffers. Appended steps do not change.
 
     Attributes:
@@ -104,14 +104,14 @@ class Steps:
         last_uses: by activation, the last operation that reads it.
     """
 
-    def __init__(self, target: Target, places: StepPlaces, last_uses: Mapping[Activation, Node]):
+    def __init__(self, target: Target, places: StepMemory, last_uses: Mapping[Activation, Node]):
         self.target, self.last_uses = target, last_uses
         self.cache, self.layout, self.header = places
         self.all: list[Step] = []
         self.buffers: dict[Activation, Buffer] = {}
         self.counts: dict[Rows, np.ndarray] = {ALL: self.header.token_count, WANTED: self.header.wanted_count}
         self.forms: dict[Activation, object] = {}
-        self.experts: dict[Rows, Experts] = {}
+        self.experts: dict[Rows, RoutingBuffers] = {}
         self.in_cache: dict[State, list[Buffer]] = {}
         self._memo: dict[Hashable, Any] = {}
 
@@ -121,7 +121,7 @@ class Steps:
             self._memo[key] = make()
         return self._memo[key]
 
-    def form_of(self, operation: Node, kind: type[T]) -> T:
+    def find_form(self, operation: Node, kind: type[T]) -> T:
         """Return the form of this type among an operation's inputs."""
         return next(form for x in operation.inputs if isinstance(form := self.forms.get(x), kind))
 
@@ -129,7 +129,7 @@ class Steps:
 
     def max_rows(self, rows: Rows) -> int:
         """Return the number of rows to allocate."""
-        if isinstance(rows, Routed):
+        if isinstance(rows, RoutedRows):
             return self.max_routed_rows(rows.routing)
         return self.target.wanted_rows if rows is WANTED else self.target.buffer_rows
 
@@ -140,7 +140,7 @@ class Steps:
 
     def new(self, x: Activation) -> Buffer:
         """Allocate an activation: float32 [rows, columns padded to 16]."""
-        self.buffers[x] = Buffer(self.max_rows(x.rows), row_bytes(x.columns))
+        self.buffers[x] = Buffer(self.max_rows(x.rows), compute_row_bytes(x.columns))
         return self.buffers[x]
 
     def alloc_or_reuse(self, operation: Node) -> Buffer:
@@ -162,7 +162,7 @@ class Steps:
         """
         self.all.append(Step(kernel, arguments, parts, count, reads, writes))
 
-    def row_step(
+    def append_row_step(
         self, kernel: str, rows: Rows, arguments: dict[str, object], reads: list[Buffer], writes: list[Buffer]
     ) -> None:
         """Append a step whose work is divided by rows."""
@@ -170,7 +170,7 @@ class Steps:
         parts, limit = self.target.share(self.max_rows(rows), count)
         self.append(kernel, {"count": count, **arguments}, parts, reads, writes, limit)
 
-    def split_step(self, kernel: str, x: Activation, arguments: dict[str, object], parts: int) -> None:
+    def append_split_step(self, kernel: str, x: Activation, arguments: dict[str, object], parts: int) -> None:
         """Append a step that reads x, writes no buffer, and is not divided by rows."""
         source = self.buffers[x]
         arguments |= {"count": self.counts[x.rows], "x": source, "stride": source.stride, "columns": x.columns}
@@ -186,37 +186,42 @@ class Steps:
         source = self.buffers[x]
         arguments = {"x": source, "x_stride": source.stride, "first": 0, "groups": 1, "period": x.columns}
         arguments |= {"y": rows, "stride": rows.strides[0], "columns": x.columns}
-        self.row_step("slice_columns", x.rows, arguments, [source], [Buffer(0, 0)])
+        self.append_row_step("slice_columns", x.rows, arguments, [source], [Buffer(0, 0)])
 
     def emit_logits(self, x: Activation) -> None:
         """Append the step that copies the logits to the address in the header."""
         header = self.header
-        self.split_step("logits", x, {"y": header.logits, "flaws": header.flaws}, 4 * self.target.threads)
+        self.append_split_step("logits", x, {"y": header.logits, "flaws": header.flaws}, 4 * self.target.threads)
 
     def add_vector(self, x: Activation, vector: np.ndarray) -> None:
         """Append a step that adds a vector to every row of an activation, in place."""
         y = self.buffers[x]
-        self.row_step("add", x.rows, {"x": y, "z": vector_of(vector), "z_stride": 0} | shape(x, y), [y], [y])
+        self.append_row_step(
+            "add", x.rows, {"x": y, "z": pad_vector(vector), "z_stride": 0} | output_arguments(x, y), [y], [y]
+        )
 
 
-def shape(x: Activation, y: Buffer) -> dict[str, object]:
+def output_arguments(x: Activation, y: Buffer) -> dict[str, object]:
     """Return the kernel arguments of an output y that is as wide as x."""
     return {"y": y, "stride": y.stride, "columns": x.columns}
 
 
-def vector_of(numbers: np.ndarray) -> np.ndarray:
+def pad_vector(numbers: np.ndarray) -> np.ndarray:
     """Pad a vector for kernels (`pad_columns`)."""
     return pad_columns(numbers)
 
 
-def store_all(steps: Steps, new: Sequence[Activation], state: Paged | Latent) -> None:
+def append_cache_writes(steps: StepBuilder, new: Sequence[Activation], state: PagedState | LatentState) -> None:
     """Append the steps that write new keys to the cache, and new values unless the state is latent."""
-    ready = [rotate(steps, x, block) for x, block in zip(new, state.rotations(steps.cache.kv_type), strict=False)]
+    ready = [
+        append_hadamard(steps, x, block)
+        for x, block in zip(new, state.find_rotation_sizes(steps.cache.kv_type), strict=False)
+    ]
     triples = zip(new, ready, steps.cache.sides(state), strict=False)
-    steps.in_cache[state] = [store(steps, x, buffer, side) for x, buffer, side in triples]
+    steps.in_cache[state] = [append_cache_write(steps, x, buffer, side) for x, buffer, side in triples]
 
 
-def cache_arguments(cache: KVCache, sides: tuple[Streams, Streams]) -> dict[str, object]:
+def locate_cache(cache: KVCache, sides: tuple[HeadStreams, HeadStreams]) -> dict[str, object]:
     """Return the kernel arguments that locate keys and values."""
     keys, values = sides
     where: dict[str, object] = {"key_bytes": keys.token_bytes, "value_bytes": values.token_bytes}
@@ -224,17 +229,17 @@ def cache_arguments(cache: KVCache, sides: tuple[Streams, Streams]) -> dict[str,
     return where | {"values": cache.address(values), "value_head_stride": cache.head_stride(values)}
 
 
-def store(steps: Steps, x: Activation, buffer: Buffer, side: Streams) -> Buffer:
+def append_cache_write(steps: StepBuilder, x: Activation, buffer: Buffer, side: HeadStreams) -> Buffer:
     """Append the step that writes keys or values; return a buffer that represents them in the cache."""
     in_cache = Buffer(0, 0)
     arguments = {"x": buffer, "stride": buffer.stride, "head_dim": x.columns // side.heads}
-    arguments |= stream_arguments(steps.cache, side, steps.header)
-    steps.row_step(f"store-{side.kind.upper()}", ALL, arguments, [buffer], [in_cache])
+    arguments |= locate_stream(steps.cache, side, steps.header)
+    steps.append_row_step(f"store-{side.kind.upper()}", ALL, arguments, [buffer], [in_cache])
     return in_cache
 
 
-def rotate(
-    steps: Steps, x: Activation, block: int, source: Buffer | None = None, target: Buffer | None = None
+def append_hadamard(
+    steps: StepBuilder, x: Activation, block: int, source: Buffer | None = None, target: Buffer | None = None
 ) -> Buffer:
     """Append the step that multiplies x by Hadamard matrices of size `block`; return its output.
 
@@ -245,11 +250,11 @@ def rotate(
     if block == 1:
         return source
     y = target or Buffer(steps.target.buffer_rows, source.stride)
-    steps.row_step("hadamard", x.rows, {"x": source, "block": block} | shape(x, y), [source], [y])
+    steps.append_row_step("hadamard", x.rows, {"x": source, "block": block} | output_arguments(x, y), [source], [y])
     return y
 
 
-def stream_arguments(cache: KVCache, side: Streams, header: Header) -> dict[str, object]:
+def locate_stream(cache: KVCache, side: HeadStreams, header: Header) -> dict[str, object]:
     """Return the kernel arguments that locate a run's tokens in a stream."""
     where: dict[str, object] = {"positions": header.positions, "owners": header.owners}
     where |= {"sequences": header.sequences, "base": cache.address(side), "head_stride": cache.head_stride(side)}

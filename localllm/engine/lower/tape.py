@@ -14,9 +14,9 @@ from typing import SupportsInt
 
 import numpy as np
 
-from localllm.engine.memory.cache import Reserved
+from localllm.engine.memory.cache import ReservedMemory
 from localllm.frozen import frozen
-from localllm.kernels.table import in_order
+from localllm.kernels.table import order_arguments
 
 LINE = 64  # bytes of a cache line
 FLOAT, FLOAT_BITS = Struct("<f"), Struct("<i")
@@ -57,7 +57,7 @@ class Step:
 
 
 @frozen
-class Address:
+class KernelAddress:
     """An argument that becomes the address of a kernel."""
 
     kernel: str
@@ -88,7 +88,7 @@ class Tape:
 
     @property
     def kernels(self) -> set[str]:
-        named = {value.kernel for value in self._values() if isinstance(value, Address)}
+        named = {value.kernel for value in self._values() if isinstance(value, KernelAddress)}
         return named | {step.kernel for step in self.steps}
 
     def _values(self) -> Iterator[object]:
@@ -102,14 +102,16 @@ class Tape:
         assign_stages(self.steps)
         size = max((value.size for value in self._values() if isinstance(value, Scratch)), default=0)
         self._kernels, self._scratch_bytes = addresses, -(-size // 4096) * 4096
-        scratch = Reserved(max(self._scratch_bytes * threads, 1))
+        scratch = ReservedMemory(max(self._scratch_bytes * threads, 1))
         self._scratch = scratch.address
         self.memory.append(scratch)
-        self.memory.append(place_buffers(self.steps))
-        values = [[self._encode(value) for value in in_order(step.kernel, step.arguments)] for step in self.steps]
+        self.memory.append(allocate_buffers(self.steps))
+        values = [
+            [self._encode(value) for value in order_arguments(step.kernel, step.arguments)] for step in self.steps
+        ]
         arguments = np.array([value for some in values for value in some], np.int64)
         self.memory.append(arguments)
-        rows, address, previous = list[tuple[int, int, int, int, bool]](), address_of(arguments), -1
+        rows, address, previous = list[tuple[int, int, int, int, bool]](), get_address(arguments), -1
         for step, some in zip(self.steps, values, strict=True):
             count = 0 if step.count is None else self._encode(step.count)
             rows.append((addresses[step.kernel], address, step.parts, count, step.stage != previous))
@@ -125,11 +127,11 @@ class Tape:
         if isinstance(value, np.ndarray):
             if id(value) not in self._addresses:
                 self.memory.append(value)
-                self._addresses[id(value)] = address_of(value)
+                self._addresses[id(value)] = get_address(value)
             return self._addresses[id(value)]
         if isinstance(value, float):
             return FLOAT_BITS.unpack(FLOAT.pack(value))[0]
-        if isinstance(value, Address):
+        if isinstance(value, KernelAddress):
             return self._kernels[value.kernel]
         if isinstance(value, Scratch):
             return self._scratch
@@ -154,15 +156,15 @@ def assign_stages(steps: list[Step]) -> None:
             buffer.last = stage
 
 
-def place_buffers(steps: list[Step]) -> Reserved:
+def allocate_buffers(steps: list[Step]) -> ReservedMemory:
     """Allocate memory for all buffers and set their addresses; return the memory."""
-    memory = Reserved(max(offsets(steps), 1))
+    memory = ReservedMemory(max(plan_offsets(steps), 1))
     for buffer in {buffer for step in steps for buffer in step.reads + step.writes if buffer.rows}:
         buffer.address += memory.address
     return memory
 
 
-def offsets(steps: list[Step]) -> int:
+def plan_offsets(steps: list[Step]) -> int:
     """Set each buffer's address to the lowest offset that overlaps no live buffer; return the total bytes."""
     buffers = {buffer: None for step in steps for buffer in step.reads + step.writes if buffer.rows}
     placed: list[tuple[int, int, int]] = []  # (first byte, last + 1, last stage) of live buffers, in order
@@ -179,7 +181,7 @@ def offsets(steps: list[Step]) -> int:
     return end
 
 
-def row_bytes(columns: int) -> int:
+def compute_row_bytes(columns: int) -> int:
     """Return the row stride of an activation in bytes: an odd number of cache lines.
 
     Rows at powers of two would share a few sets of every cache: matrix products of 512 tokens took 14 % longer.
@@ -187,7 +189,7 @@ def row_bytes(columns: int) -> int:
     return (-(-columns // 16) | 1) * LINE
 
 
-def address_of(array: np.ndarray) -> int:
+def get_address(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]  # array.ctypes.data takes five times as long
 
 

@@ -11,16 +11,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localllm.arch.layer_state import KVType, Latent, Paged, Recurrent, State, stored_bytes
+from localllm.arch.layer_state import KVType, LatentState, PagedState, Recurrent, State, count_stored_bytes
 from localllm.errors import MemoryLimitError, ModelError
 from localllm.kernels.table import PAGE
-from localllm.system.memory import Region, address_room, data_room, describe_limit
+from localllm.system.memory import MemoryRegion, describe_limit, get_address_room, get_data_room
 
-SEQUENCES = (16, 4, 1)  # contexts to reserve addresses for: the first count that the system allows
-WITHOUT_KEYS = (1024,)  # the same for models without keys
+CONTEXT_COUNTS = (16, 4, 1)  # contexts to reserve addresses for: the first count that the system allows
+KEYLESS_CONTEXT_COUNTS = (1024,)  # the same for models without keys
 
 
-class Reserved:
+class ReservedMemory:
     """A range of `size` zero bytes that cost memory only once they are touched.
 
     Attributes:
@@ -34,7 +34,7 @@ class Reserved:
         is_context: whether a smaller context needs less. Raises MemoryLimitError.
         """
         try:
-            self._region = Region(size, whole)
+            self._region = MemoryRegion(size, whole)
         except (OSError, OverflowError, ValueError):
             limit, ways = describe_limit(size), ["use a smaller context"] if is_context else []
             ways += ["raise this limit"] if limit else [] if ways else ["close other programs"]
@@ -61,7 +61,7 @@ class Reserved:
             raise MemoryLimitError(f"cannot return {end - start} bytes of memory to the system") from None
 
 
-class Streams(NamedTuple):
+class HeadStreams(NamedTuple):
     """The keys or the values of a layer: the streams of all heads, one after the other."""
 
     start: int  # offset in the reserved memory
@@ -79,7 +79,9 @@ class KVCache:
         window: the largest sliding window of a layer, in tokens; 0 if no layer has one.
     """
 
-    def __init__(self, states: Sequence[State], context: int, kv_type: KVType, sequences: Sequence[int] = SEQUENCES):
+    def __init__(
+        self, states: Sequence[State], context: int, kv_type: KVType, sequences: Sequence[int] = CONTEXT_COUNTS
+    ):
         """Reserve memory for contexts of `context` tokens.
 
         The number of contexts is the first of `sequences` that fits. Raises MemoryLimitError, ModelError.
@@ -87,13 +89,13 @@ class KVCache:
         self.kv_type = kv_type
         windows = {state: state.window for state in states if not isinstance(state, Recurrent) and state.window}
         self.window, self._local = max(windows.values(), default=0), frozenset(windows)
-        numbers = sequences if states else WITHOUT_KEYS
+        numbers = sequences if states else KEYLESS_CONTEXT_COUNTS
         for number in numbers:
             self.sequences = (number,)
             self.pages = number * -(-context // PAGE) | 1  # odd: streams do not share the same cache sets
-            self._layers, size = self._arrange(states)
+            self._layers, size = self._lay_out(states)
             is_least = number == numbers[-1]
-            if size > min(address_room(), data_room()) // 2 and not is_least:  # other memory is needed too
+            if size > min(get_address_room(), get_data_room()) // 2 and not is_least:  # other memory is needed too
                 continue
             try:
                 self._memory = self._reserve(max(size, 1))
@@ -102,71 +104,71 @@ class KVCache:
                 if is_least:
                     raise
 
-    def _reserve(self, size: int) -> Reserved:
-        return Reserved(size, whole=False, is_context=True)
+    def _reserve(self, size: int) -> ReservedMemory:
+        return ReservedMemory(size, whole=False, is_context=True)
 
     def use(self, pages: Iterable[int]) -> None:
         """Announce that these pages will be written. Raises MemoryLimitError."""
         if not self._memory.is_whole:
-            for start, end in self._pieces_of(pages):
+            for start, end in self._list_byte_ranges(pages):
                 self._memory.use(start, end)
 
-    def _arrange(self, states: Sequence[State]) -> tuple[dict[State, tuple[Streams, Streams]], int]:
+    def _lay_out(self, states: Sequence[State]) -> tuple[dict[State, tuple[HeadStreams, HeadStreams]], int]:
         """Lay out the keys and values of each state; return them and the total bytes."""
-        layers: dict[State, tuple[Streams, Streams]] = {}
+        layers: dict[State, tuple[HeadStreams, HeadStreams]] = {}
         end = 0
         for state in states:
             if isinstance(state, Recurrent):
                 raise ModelError(f"a {type(state).__name__.lower()} state is not supported yet (layer {state.layer})")
-            sides, dims = [], (state.key_dim,) if isinstance(state, Latent) else (state.key_dim, state.value_dim)
+            sides, dims = [], (state.key_dim,) if isinstance(state, LatentState) else (state.key_dim, state.value_dim)
             for dim, kind in zip(dims, self.kv_type, strict=False):
-                sides.append(Streams(end, state.kv_heads, stored_bytes(dim, kind), kind))
+                sides.append(HeadStreams(end, state.kv_heads, count_stored_bytes(dim, kind), kind))
                 end += state.kv_heads * self.head_stride(sides[-1])
             layers[state] = sides[0], sides[-1]
         return layers, end
 
-    def head_stride(self, side: Streams) -> int:
+    def head_stride(self, side: HeadStreams) -> int:
         """Return the distance in bytes from one head's stream to the next."""
         return self.pages * PAGE * side.token_bytes
 
-    def sides(self, state: Paged | Latent) -> tuple[Streams, Streams]:
+    def sides(self, state: PagedState | LatentState) -> tuple[HeadStreams, HeadStreams]:
         """Return the keys and the values of a layer; for a latent state, both are the same."""
         return self._layers[state]
 
-    def address(self, side: Streams) -> int:
+    def address(self, side: HeadStreams) -> int:
         """Return the address of the first slot of the first head."""
         return self._memory.address + side.start
 
     @property
     def bytes_per_token(self) -> int:
         """Memory of a token in all streams, in bytes."""
-        return sum(side.heads * side.token_bytes for side in self._streams())
+        return sum(side.heads * side.token_bytes for side in self._list_streams())
 
     def page_bytes(self, local: bool) -> int:
         """Return the size in bytes of a page in layers with a window (local), or in those without."""
-        windowed = set(self._streams(local=True))
-        sides = [side for side in self._streams() if (side in windowed) == local]
+        windowed = set(self._list_streams(local=True))
+        sides = [side for side in self._list_streams() if (side in windowed) == local]
         return sum(side.heads * PAGE * side.token_bytes for side in sides)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Copy the first `tokens` slots of a page to another one, in every stream."""
-        for pages, token_bytes in self._views():
+        for pages, token_bytes in self._iterate_views():
             pages[:, target, : tokens * token_bytes] = pages[:, source, : tokens * token_bytes]
 
     def copy_slots(self, source: np.ndarray, target: np.ndarray) -> None:
         """Copy tokens from some slots to others, int64 [tokens] each, in every stream."""
-        for pages, token_bytes in self._views():
+        for pages, token_bytes in self._iterate_views():
             slots = pages.reshape(len(pages), -1, token_bytes)
             slots[:, target] = slots[:, source]
 
     def content(self, pages: np.ndarray, local: bool) -> np.ndarray:
         """Copy pages of the layers with a window (local), or of those without: uint8, stream by stream."""
-        views = [view[:, pages].reshape(-1) for view in self._kind(local)]
+        views = [view[:, pages].reshape(-1) for view in self._select_views(local)]
         return np.concatenate(views) if views else np.zeros(0, np.uint8)
 
     def fill(self, pages: np.ndarray, local: bool, content: np.ndarray) -> None:
         """Write pages from bytes that `content` returned. Raises ValueError if the size differs."""
-        views = self._kind(local)
+        views = self._select_views(local)
         sizes = [len(view) * len(pages) * view.shape[2] for view in views]
         if sum(sizes) != len(content):
             raise ValueError(f"{len(content)} bytes for {sum(sizes)}")
@@ -175,40 +177,40 @@ class KVCache:
             view[:, pages] = content[start : start + size].reshape(len(view), len(pages), view.shape[2])
             start += size
 
-    def _kind(self, local: bool) -> list[np.ndarray]:
+    def _select_views(self, local: bool) -> list[np.ndarray]:
         """Select the views of layers with a window (local), or of the others."""
-        windowed = set(self._streams(local=True))
-        return [self._view(side) for side in self._streams() if (side in windowed) == local]
+        windowed = set(self._list_streams(local=True))
+        return [self._view_stream(side) for side in self._list_streams() if (side in windowed) == local]
 
-    def _streams(self, local: bool = False) -> list[Streams]:
+    def _list_streams(self, local: bool = False) -> list[HeadStreams]:
         layers = [sides for layer, sides in self._layers.items() if layer in self._local or not local]
         return list(dict.fromkeys(side for sides in layers for side in sides))
 
-    def _views(self, local: bool = False) -> Iterator[tuple[np.ndarray, int]]:
+    def _iterate_views(self, local: bool = False) -> Iterator[tuple[np.ndarray, int]]:
         """Yield each stream, uint8 [heads, pages, bytes of a page], and its bytes per token."""
-        for side in self._streams(local):
-            yield self._view(side), side.token_bytes
+        for side in self._list_streams(local):
+            yield self._view_stream(side), side.token_bytes
 
-    def _view(self, side: Streams) -> np.ndarray:
+    def _view_stream(self, side: HeadStreams) -> np.ndarray:
         """View a stream as uint8 [heads, pages, bytes of a page]."""
         data = self._memory.bytes[side.start : side.start + side.heads * self.head_stride(side)]
         return data.reshape(side.heads, self.pages, -1)
 
     def give_back(self, pages: Iterable[int], local: bool = False) -> None:
         """Return the memory of these pages to the system; local: only that of layers with a window."""
-        for start, end in self._pieces_of(pages, local):
+        for start, end in self._list_byte_ranges(pages, local):
             self._memory.give_back(start, end)
 
-    def _pieces_of(self, pages: Iterable[int], local: bool = False) -> Iterator[tuple[int, int]]:
+    def _list_byte_ranges(self, pages: Iterable[int], local: bool = False) -> Iterator[tuple[int, int]]:
         """Yield the byte ranges of pages in every stream, adjacent ones merged."""
-        for first, last in ranges(sorted(pages)):
-            for side in self._streams(local):
+        for first, last in merge_ranges(sorted(pages)):
+            for side in self._list_streams(local):
                 stride, page_bytes = self.head_stride(side), PAGE * side.token_bytes
                 for start in range(side.start, side.start + side.heads * stride, stride):
                     yield int(start + first * page_bytes), int(start + last * page_bytes)
 
 
-def ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
+def merge_ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
     """Merge sorted integers into ranges (first, last + 1)."""
     result: list[tuple[int, int]] = []
     for number in numbers:

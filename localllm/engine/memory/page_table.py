@@ -16,7 +16,7 @@ from localllm.errors import MemoryLimitError
 from localllm.kernels.table import PAGE
 
 
-class Pages:
+class PageAllocator:
     """Allocates pages by index, and counts in references, int64 [pages], the tables that use each page."""
 
     def __init__(self, count: int):
@@ -38,11 +38,11 @@ class Pages:
         """
         page = -1 if after is None else after + 1
         if not 0 < page < len(self) or self.references[page]:
-            page = self._middle_of_largest_gap()
+            page = self._find_middle_of_gap()
         self.references[page] = 1
         return page
 
-    def _middle_of_largest_gap(self) -> int:
+    def _find_middle_of_gap(self) -> int:
         used_pages = np.flatnonzero(self.references)
         if not len(used_pages):
             return 0
@@ -76,15 +76,15 @@ class PageTable:
     addresses: tuple[int, int, int]
 
     def __init__(
-        self, cache: KVCache | JointCache, pages: Pages, table: np.ndarray | None = None, length: int = 0,
+        self, cache: KVCache | JointCache, pages: PageAllocator, table: np.ndarray | None = None, length: int = 0,
         dropped: int = 0,
     ):  # fmt: skip
         """Wrap pages of `length` tokens; layers with a window have dropped the first `dropped` pages."""
         self._cache, self._pages, self._length, self._dropped = cache, pages, length, dropped
         self._returned = dropped  # number of dropped pages whose memory was returned to the system
-        self._use(np.zeros(0, np.int64) if table is None else table)
+        self._set_table(np.zeros(0, np.int64) if table is None else table)
 
-    def _use(self, table: np.ndarray) -> None:
+    def _set_table(self, table: np.ndarray) -> None:
         self.table, self.addresses = table, (table.ctypes.data, 0, 0)
 
     def prepare(self, length: int, count: int) -> None:
@@ -93,14 +93,14 @@ class PageTable:
         if used_rows and self._pages.references[self.table[last]] > 1:
             self._copy_page(last, used_rows)
         if self._cache.window:
-            self._lose(length)
+            self._release_windows(length)
         missing = -(-(length + count) // PAGE) - len(self.table)
         if missing > 0:
             last_page = int(self.table[-1]) if len(self.table) else None
-            self._use(np.concatenate((self.table, self._take(missing, last_page))))
+            self._set_table(np.concatenate((self.table, self._take(missing, last_page))))
         self._length = length + count
 
-    def _lose(self, length: int) -> None:
+    def _release_windows(self, length: int) -> None:
         """Free memory that layers with a window no longer read after `length` tokens, except in shared pages."""
         end, step = (length - self._cache.window - SLACK) // PAGE, SLACK // PAGE
         while self._dropped + step <= end:
@@ -115,7 +115,7 @@ class PageTable:
         shared = int(self.table[number])
         (page,) = self._take(1, after=None)
         self._cache.copy(shared, page, tokens)
-        self._use(self.table.copy())
+        self._set_table(self.table.copy())
         self.table[number] = page
         self._pages.release([shared])
 
@@ -136,7 +136,7 @@ class PageTable:
 
     def part(self, name: str, first: int, last: int) -> np.ndarray:
         """Copy these tokens of the layers without a window ("pages") or with one ("windows"); uint8."""
-        return self._cache.content(self._between(first, last), local=name == "windows")
+        return self._cache.content(self._select_pages(first, last), local=name == "windows")
 
     def put(self, first: int, last: int, parts: Mapping[str, np.ndarray]) -> None:
         """Insert tokens [first, last) from sections of another table.
@@ -145,13 +145,13 @@ class PageTable:
         ValueError for sections of another size.
         """
         self.prepare(first, last - first)
-        self._cache.fill(self._between(first, last), False, parts["pages"])
+        self._cache.fill(self._select_pages(first, last), False, parts["pages"])
         if "windows" in parts:
-            self._cache.fill(self._between(first, last), True, parts["windows"])
+            self._cache.fill(self._select_pages(first, last), True, parts["windows"])
         elif self._cache.window:
             self._dropped = last // PAGE
 
-    def _between(self, first: int, last: int) -> np.ndarray:
+    def _select_pages(self, first: int, last: int) -> np.ndarray:
         """Return the pages of tokens [first, last); `first` begins a page."""
         return self.table[first // PAGE : -(-last // PAGE)]
 
@@ -174,7 +174,7 @@ class PageTable:
         if page_count >= len(self.table):
             return length
         unneeded = self.table[page_count:]
-        self._use(self.table[:page_count].copy())
+        self._set_table(self.table[:page_count].copy())
         self._cache.give_back(self._pages.release(unneeded))
         return length
 
@@ -194,22 +194,22 @@ class PageTable:
         if within:
             self._cache.copy(int(self.table[first]), int(self.table[first + gone]), within)
         unneeded = self.table[first : first + gone]
-        self._use(np.concatenate((self.table[:first], self.table[first + gone :])))
+        self._set_table(np.concatenate((self.table[:first], self.table[first + gone :])))
         self._length -= count
         if self._dropped:
             self._dropped = max(self._dropped - gone, first + bool(within))
         self._cache.give_back(self._pages.release(unneeded))
         return self.truncate(self._length)
 
-    def append_from(self, source: "PageTable", first: int, length: int, count: int) -> bool:
+    def append_copies(self, source: "PageTable", first: int, length: int, count: int) -> bool:
         """Copy tokens of another table; return False if it lacks some of them, if only in windowed layers."""
         if first < source._dropped * PAGE or first + count > source._length:
             return False
         self.prepare(length, count)
-        self._cache.copy_slots(source._slots(first, count), self._slots(length, count))
+        self._cache.copy_slots(source._compute_slots(first, count), self._compute_slots(length, count))
         return True
 
-    def _slots(self, first: int, count: int) -> np.ndarray:
+    def _compute_slots(self, first: int, count: int) -> np.ndarray:
         """Return the slots in the cache of `count` tokens from position `first` on, int64."""
         positions = np.arange(first, first + count)
         return self.table[positions // PAGE] * PAGE + positions % PAGE
@@ -239,7 +239,7 @@ class HybridState:
 
     def parts(self, first: int, last: int) -> list[str]:
         """List the sections of PageTable, and "states" if the recurrent states after `last` tokens are known."""
-        return [*self._pages.parts(first, last), *(["states"] if self._states.knows(last) else [])]
+        return [*self._pages.parts(first, last), *(["states"] if self._states.has_states(last) else [])]
 
     def part(self, name: str, first: int, last: int) -> np.ndarray:
         if name != "states":
@@ -264,7 +264,7 @@ class HybridState:
         """Refuse: recurrent states cannot drop tokens (localllm.engine.trace.rope_shift)."""
         raise AssertionError
 
-    def append_from(self, source: "HybridState", first: int, length: int, count: int) -> bool:
+    def append_copies(self, source: "HybridState", first: int, length: int, count: int) -> bool:
         """Refuse: recurrent states cannot be moved (localllm.engine.trace.rope_shift)."""
         raise AssertionError
 
@@ -281,7 +281,7 @@ class CachePool:
     """
 
     def __init__(self, cache: KVCache | JointCache, layout: StateLayout | None):
-        self._cache, self.layout, self.pages = cache, layout, Pages(cache.pages)
+        self._cache, self.layout, self.pages = cache, layout, PageAllocator(cache.pages)
         self.bytes_per_token = cache.bytes_per_token
 
     def store(self) -> SequenceState:

@@ -14,8 +14,8 @@ from localllm.arch.layer_state import Recurrent
 from localllm.errors import MemoryLimitError
 from localllm.kernels.table import PAGE
 
-LINE = 16  # floats of a cache line, to which blocks and the states in them are aligned
-SNAPSHOTS = 4  # maximum number of snapshots of a sequence
+LINE_FLOATS = 16  # floats of a cache line, to which blocks and the states in them are aligned
+MAX_SNAPSHOTS = 4  # maximum number of snapshots of a sequence
 
 
 class StateLayout:
@@ -33,9 +33,9 @@ class StateLayout:
         for state in states:
             for number, shape in enumerate(state.shapes):
                 self._offsets[state.layer, number] = 4 * end
-                end += int(np.prod(shape[:-1])) * (-(-shape[-1] // LINE) * LINE)
+                end += int(np.prod(shape[:-1])) * (-(-shape[-1] // LINE_FLOATS) * LINE_FLOATS)
         self._size, self.nbytes = end, 4 * end
-        self.zeros = self._aligned(np.zeros(end + LINE, np.float32))
+        self.zeros = self._align(np.zeros(end + LINE_FLOATS, np.float32))
 
     def offset(self, layer: int, number: int) -> int:
         return self._offsets[layer, number]
@@ -46,7 +46,7 @@ class StateLayout:
 
     def _allocate(self) -> np.ndarray:
         try:
-            return self._aligned(np.empty(self._size + LINE, np.float32))
+            return self._align(np.empty(self._size + LINE_FLOATS, np.float32))
         except MemoryError:
             raise MemoryLimitError(f"no memory for the {self.nbytes / 1e6:.0f} MB of a sequence's states") from None
 
@@ -67,8 +67,8 @@ class StateLayout:
         memory.view(np.uint8)[:] = content
         return memory
 
-    def _aligned(self, memory: np.ndarray) -> np.ndarray:
-        start = -(memory.ctypes.data // 4) % LINE
+    def _align(self, memory: np.ndarray) -> np.ndarray:
+        start = -(memory.ctypes.data // 4) % LINE_FLOATS
         return memory[start : start + self._size]
 
 
@@ -86,8 +86,8 @@ class RecurrentState:
     boundaries; at most SNAPSHOTS of them remain. A sequence that is truncated elsewhere recomputes the tokens after the
     last snapshot before that position.
 
-        Attributes:
-            source, target: the blocks that a run reads and writes.
+    Attributes:
+        source, target: the blocks that a run reads and writes.
     """
 
     def __init__(self, layout: StateLayout, position: int = 0, memory: object | None = None):
@@ -115,7 +115,7 @@ class RecurrentState:
             return
         self._snapshots.append(snapshot)
         self._shared = True
-        if len(self._snapshots) > SNAPSHOTS:
+        if len(self._snapshots) > MAX_SNAPSHOTS:
             places = [0, *(snapshot_kept.position for snapshot_kept in self._snapshots)]
             pairs = pairwise(places[:-1])
             gains = [(place - lower) / (snapshot.position - place + 1) for lower, place in pairs]
@@ -132,7 +132,7 @@ class RecurrentState:
         block = self.target if length == self._position else blocks[0] if blocks else None
         return None if block is None else self._layout.content(block)
 
-    def knows(self, length: int) -> bool:
+    def has_states(self, length: int) -> bool:
         return length in (self._position, *(snapshot.position for snapshot in self._snapshots))
 
     def put(self, length: int, states: np.ndarray) -> None:

@@ -28,7 +28,7 @@ class SequenceState(Protocol):
         """
         ...
 
-    def append_from(self, source: Self, first: int, length: int, count: int) -> bool:
+    def append_copies(self, source: Self, first: int, length: int, count: int) -> bool:
         """Copy `count` tokens of another state, from position `first` on, after the first `length`.
 
         Both states have the same type. Keys are copied unchanged: the backend rotates them afterwards. Return False if

@@ -5,20 +5,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localllm.arch.layer_state import Latent, Paged
-from localllm.arch.verbs import FULL_ATTENTION, Scores
+from localllm.arch.layer_state import LatentState, PagedState
+from localllm.arch.verbs import FULL_ATTENTION, AttentionScores
 from localllm.engine.lower.activation import Activation
-from localllm.engine.lower.header import Span
-from localllm.engine.lower.steps import Steps, Target, cache_arguments, rotate, store_all
+from localllm.engine.lower.header import SequenceSpan
+from localllm.engine.lower.steps import StepBuilder, Target, append_cache_writes, append_hadamard, locate_cache
 from localllm.engine.lower.tape import Buffer
-from localllm.engine.memory.cache import Streams
-from localllm.engine.operations.builders import Array, Computing, Recording
+from localllm.engine.memory.cache import HeadStreams
+from localllm.engine.operations.builders import Array, RecorderBase, ReferenceBase
 from localllm.engine.operations.key_selection import unpack_bits
 from localllm.engine.operations.operation import StateOperation, operation
 from localllm.errors import ModelError
 
 
-class AttentionSteps(NamedTuple):
+class AttentionArguments(NamedTuple):
     """The arguments of a target's attention steps.
 
     Attributes:
@@ -26,8 +26,8 @@ class AttentionSteps(NamedTuple):
         arguments: arguments of the kernels.  reads: buffers that they read.  y: the buffer of the results.
     """
 
-    state: Paged | Latent
-    sides: tuple[Streams, Streams]
+    state: PagedState | LatentState
+    sides: tuple[HeadStreams, HeadStreams]
     heads: int
     arguments: dict[str, object]
     reads: list[Buffer]
@@ -40,15 +40,15 @@ class Attend(StateOperation):
 
     The inputs are queries, new keys and values if the layer writes some, and the selected keys if keys are selected.
 
-        Attributes:
-            sinks: float32 [heads].
-            choices: number of key selections: 1 for all heads, or one per group.
-            The others are those of localllm.arch.verbs.Scores.
+    Attributes:
+        sinks: float32 [heads].
+        choices: number of key selections: 1 for all heads, or one per group.
+        The others are those of localllm.arch.verbs.Scores.
     """
 
     VERB = "attend"
 
-    state: Paged | Latent
+    state: PagedState | LatentState
     heads: int
     scale: float
     softcap: float
@@ -66,16 +66,16 @@ class Attend(StateOperation):
         """Return whether the layer writes new keys; otherwise it reads those of an earlier layer."""
         return len(self.inputs) > 1 + bool(self.choices)
 
-    def prepare(self, steps: Steps) -> AttentionSteps:
+    def prepare(self, steps: StepBuilder) -> AttentionArguments:
         """Append the steps that store keys and values, and apply Hadamard rotations to them and the queries."""
         inputs, state = list(self.inputs), self.state
         selected = steps.buffers[inputs.pop()] if self.choices else None
         q, *new = inputs
-        sides, of_keys = steps.cache.sides(state), state.rotations(steps.cache.kv_type)[0]
+        sides, of_keys = steps.cache.sides(state), state.find_rotation_sizes(steps.cache.kv_type)[0]
         if new:
-            store_all(steps, new, state)
-        source, y = rotate(steps, q, of_keys), steps.new(self.output)
-        arguments = cache_arguments(steps.cache, sides) | {"heads": self.heads, "scale": self.scale}
+            append_cache_writes(steps, new, state)
+        source, y = append_hadamard(steps, q, of_keys), steps.new(self.output)
+        arguments = locate_cache(steps.cache, sides) | {"heads": self.heads, "scale": self.scale}
         arguments |= {
             "softcap": self.softcap,
             "lookahead": self.lookahead,
@@ -86,7 +86,7 @@ class Attend(StateOperation):
         arguments |= {"q": source, "q_stride": source.stride, "y": y, "y_stride": y.stride}
         arguments |= {"window": state.window or 0, "chunked": state.chunked, "period": state.period}
         arguments["slopes"] = np.array(self.slopes, np.float32) if self.slopes else 0
-        arguments |= {"biases": 0, "reach": reach_of(self.biases)}
+        arguments |= {"biases": 0, "reach": get_bias_reach(self.biases)}
         if self.biases is not None:  # repeat the first and the last value 16 times: kernels load 16 values at once
             padded = np.pad(self.biases.astype(np.float32), ((0, 0), (16, 16)), mode="edge")
             arguments["biases"] = np.ascontiguousarray(padded)
@@ -96,25 +96,26 @@ class Attend(StateOperation):
         # For cross-attention, another run has stored the encoder's keys and values.
         in_cache = steps.in_cache.get(state, []) if self.cross_attention else steps.in_cache[state]
         reads = [source, *in_cache, *([selected] if selected else [])]
-        return AttentionSteps(state, sides, self.heads, arguments, reads, y)
+        return AttentionArguments(state, sides, self.heads, arguments, reads, y)
 
-    def finish(self, steps: Steps, attention: AttentionSteps) -> None:
+    def finish(self, steps: StepBuilder, attention: AttentionArguments) -> None:
         """Append the step that undoes the Hadamard rotation of the results."""
         state, rows = attention.state, self.output.rows
         results = Activation(rows, self.heads * state.value_dim)
-        rotate(steps, results, state.rotations(steps.cache.kv_type)[1], attention.y, attention.y)
+        append_hadamard(steps, results, state.find_rotation_sizes(steps.cache.kv_type)[1], attention.y, attention.y)
 
     @staticmethod
     def record(
-        recorder: Recording, q: Activation, k: Activation | None, v: Activation | None, state: Paged | Latent,
-        scores: Scores,
+        recorder: RecorderBase, q: Activation, k: Activation | None, v: Activation | None,
+        state: PagedState | LatentState,
+        scores: AttentionScores,
     ) -> Activation:  # fmt: skip
         heads, biases = scores.heads, scores.biases
         expected = {"q": (q, heads * state.key_dim), "k": (k, state.kv_heads * state.key_dim)}
         for name, (x, columns) in {**expected, "v": (v, state.kv_heads * state.value_dim)}.items():
             if x is not None and x.columns != columns:
                 raise ModelError(f"layer {state.layer}: {name} must have {columns} columns (found {x.columns})")
-        sinks = recorder._vector(scores.sinks, heads) if scores.sinks else None
+        sinks = recorder._load_vector(scores.sinks, heads) if scores.sinks else None
         if biases is not None and (len(biases) != heads or biases.shape[1] % 2 == 0):
             raise ModelError(f"layer {state.layer}: biases of the shape {biases.shape} for {heads} heads")
         inputs, choices = tuple(x for x in (q, k, v, scores.chosen) if x is not None), 0
@@ -132,7 +133,12 @@ class Attend(StateOperation):
 
     @staticmethod
     def reference(
-        run: Computing, q: Array, k: Array | None, v: Array | None, state: Paged | Latent, scores: Scores
+        run: ReferenceBase,
+        q: Array,
+        k: Array | None,
+        v: Array | None,
+        state: PagedState | LatentState,
+        scores: AttentionScores,
     ) -> Array:
         results = []
         for span, rows in run._rows():
@@ -143,7 +149,7 @@ class Attend(StateOperation):
             values = cached_values[0] if cached_values else keys[:, :, : state.value_dim]
             queries = q[rows].reshape(len(span.ids), state.kv_heads, scores.heads // state.kv_heads, -1)
             s = (queries.transpose(1, 2, 0, 3) @ keys.transpose(1, 2, 0)[:, None]).transpose(2, 0, 1, 3)  # [t, h, g, k]
-            s, sees = hide_keys(run, add_biases(run, s, rows, state, scores), span, rows, state, scores)
+            s, sees = mask_scores(run, apply_biases(run, s, rows, state, scores), span, rows, state, scores)
             weights, logs = normalize_scores(s, sees, state, scores)
             mixed = weights.transpose(1, 2, 0, 3) @ values.transpose(1, 0, 2)[:, None]
             results.append(mixed.transpose(2, 0, 1, 3).reshape(len(span.ids), -1))
@@ -157,29 +163,31 @@ class WriteKV(StateOperation):
 
     VERB = "write_kv"
 
-    state: Paged
+    state: PagedState
 
-    def lower(self, steps: Steps, target: Target) -> None:
-        store_all(steps, self.inputs, self.state)
+    def lower(self, steps: StepBuilder, target: Target) -> None:
+        append_cache_writes(steps, self.inputs, self.state)
 
     @staticmethod
-    def record(recorder: Recording, k: Activation, v: Activation, state: Paged) -> None:
+    def record(recorder: RecorderBase, k: Activation, v: Activation, state: PagedState) -> None:
         if (k.columns, v.columns) != (state.kv_heads * state.key_dim, state.kv_heads * state.value_dim):
             raise ModelError(f"layer {state.layer}: keys and values of {k.columns} and {v.columns} columns")
         recorder._add(WriteKV((k, v), Activation(k.rows, 0), state))
 
     @staticmethod
-    def reference(run: Computing, k: Array, v: Array, state: Paged) -> None:
+    def reference(run: ReferenceBase, k: Array, v: Array, state: PagedState) -> None:
         for span, rows in run._rows():
             span.store.keep(state, span.position, *(x[rows].reshape(len(span.ids), state.kv_heads, -1) for x in (k, v)))
 
 
-def reach_of(biases: np.ndarray | None) -> int:
+def get_bias_reach(biases: np.ndarray | None) -> int:
     """Return the largest distance that has a separate bias, or 0 without biases."""
     return 0 if biases is None else biases.shape[1] // 2
 
 
-def normalize_scores(s: Array, sees: Array | np.bool, state: Paged | Latent, scores: Scores) -> tuple[Array, Array]:
+def normalize_scores(
+    s: Array, sees: Array | np.bool, state: PagedState | LatentState, scores: AttentionScores
+) -> tuple[Array, Array]:
     """Compute the softmax of scores, and the logarithms of its sums (log-sum-exp)."""
     floor = -np.inf if scores.sinks is None else scores.sinks.vector().reshape(state.kv_heads, -1, 1)
     top = np.maximum(s.max(axis=-1, keepdims=True), floor)
@@ -191,7 +199,9 @@ def normalize_scores(s: Array, sees: Array | np.bool, state: Paged | Latent, sco
     return weights, np.log(total) + top if scores.logs else total
 
 
-def add_biases(run: Computing, s: Array, rows: slice, state: Paged | Latent, scores: Scores) -> Array:
+def apply_biases(
+    run: ReferenceBase, s: Array, rows: slice, state: PagedState | LatentState, scores: AttentionScores
+) -> Array:
     """Scale scores, and add the terms that depend on distances."""
     s *= np.float32(scores.scale)
     s = run.softcap(s, scores.softcap) if scores.softcap else s
@@ -206,8 +216,13 @@ def add_biases(run: Computing, s: Array, rows: slice, state: Paged | Latent, sco
     return s
 
 
-def hide_keys(
-    run: Computing, s: Array, span: Span, rows: slice, state: Paged | Latent, scores: Scores
+def mask_scores(
+    run: ReferenceBase,
+    s: Array,
+    span: SequenceSpan,
+    rows: slice,
+    state: PagedState | LatentState,
+    scores: AttentionScores,
 ) -> tuple[Array, Array | np.bool]:
     """Set the scores of hidden keys to -inf.
 

@@ -9,16 +9,16 @@ import numpy as np
 from localllm.arch.layer_state import Recurrent
 from localllm.arch.weights import Weight
 from localllm.engine.lower.activation import ALL, WANTED, Activation
-from localllm.engine.lower.header import Span
+from localllm.engine.lower.header import SequenceSpan
 from localllm.engine.operations.operation import Operation
 from localllm.errors import ModelError
 from localllm.kernels.reference import dequantize
 
-NO_MATRICES = ("I8", "I16", "I32", "I64", "F64")
+NON_MATRIX_FORMATS = ("I8", "I16", "I32", "I64", "F64")
 MISFIT = "the model's tensors do not fit together"
 
 
-class Recording:
+class RecorderBase:
     """The base of the recording builder; its verbs are the operations' `record` methods.
 
     Attributes:
@@ -61,7 +61,7 @@ class Recording:
         require_format(weight)
         return weight.shape[0], weight.shape[1]
 
-    def _vector(self, weight: Weight, columns: int) -> np.ndarray:
+    def _load_vector(self, weight: Weight, columns: int) -> np.ndarray:
         """Return the values of a norm or bias, float32 [columns], and mark it as used."""
         self._used.add(weight.name)
         vector = weight.vector()
@@ -73,9 +73,9 @@ class Recording:
         """Return a bias for each expert, float32 [experts, columns], and mark it as used."""
         if weight.shape != (experts, columns):
             raise ModelError(f"tensor {weight.name} must have the shape {[experts, columns]}")
-        return self._vector(weight.flat(), experts * columns).reshape(experts, columns)
+        return self._load_vector(weight.flat(), experts * columns).reshape(experts, columns)
 
-    def _numbers(self, weight: Weight, shape: tuple[int, ...]) -> np.ndarray:
+    def _load_array(self, weight: Weight, shape: tuple[int, ...]) -> np.ndarray:
         """Return a small tensor as float32 of a shape, and mark it as used; dimensions of 1 are ignored."""
         self._used.add(weight.name)
         if prod(weight.shape) != prod(shape) or [n for n in weight.shape if n > 1] != [n for n in shape if n > 1]:
@@ -85,7 +85,7 @@ class Recording:
     def _dequantize(self, weight: Weight, shape: tuple[int, ...]) -> np.ndarray:
         """Return a matrix of any format as float32, and mark it as used."""
         if weight.tensor.format.block == 1:
-            return self._numbers(weight, shape)
+            return self._load_array(weight, shape)
         from localllm.kernels.reference import dequantize  # seldom needed
 
         self._used.add(weight.name)
@@ -97,7 +97,7 @@ class Recording:
 
 def require_format(weight: Weight) -> None:
     """Raise ModelError for a matrix in a format that is supported for other tensors only."""
-    if weight.tensor.format.name in NO_MATRICES:
+    if weight.tensor.format.name in NON_MATRIX_FORMATS:
         raise ModelError(f"tensor {weight.name}: format {weight.tensor.format.name} is not supported for matrices")
 
 
@@ -107,7 +107,7 @@ def require_columns(name: str, x: Activation, columns: int) -> None:
         raise ModelError(f"{MISFIT}: {name} for {x.columns} of {columns} columns")
 
 
-def same_columns(x: Activation, y: Activation) -> int:
+def require_same_columns(x: Activation, y: Activation) -> int:
     """Return the width of both activations. Raises ModelError if they differ."""
     if x.columns != y.columns:
         raise ModelError(f"{MISFIT}: {x.columns} and {y.columns} columns")
@@ -125,20 +125,20 @@ class Observer(Protocol):
     def add_experts(self, name: str, x: np.ndarray, experts: np.ndarray, count: int) -> None: ...
 
 
-class Computing:
+class ReferenceBase:
     """The base of the NumPy builder, one for each run; its verbs are the operations' `reference` methods.
 
     Activations are float32 [tokens, columns].
 
-        Attributes:
-            windows: the index of each row's attention window, in a run that is an image.
-            adapter_scales: float32 [tokens, MAX_ADAPTERS].
+    Attributes:
+        windows: the index of each row's attention window, in a run that is an image.
+        adapter_scales: float32 [tokens, MAX_ADAPTERS].
     """
 
     windows: np.ndarray | None = None
 
     def __init__(
-        self, spans: Sequence[Span], matrices: dict[tuple[str, int], np.ndarray], context: int,
+        self, spans: Sequence[SequenceSpan], matrices: dict[tuple[str, int], np.ndarray], context: int,
         observer: Observer | None = None,
     ):  # fmt: skip
         """Prepare a run of spans (see Program.run), whose stores are ReferenceCaches.
@@ -152,7 +152,7 @@ class Computing:
         self._ends = np.cumsum([len(span.ids) for span in spans])
         places = [np.arange(end - span.wanted, end) for span, end in zip(spans, self._ends, strict=True)]
         self.wanted = np.concatenate(places)
-        self.adapter_scales = np.concatenate([span.scales_by_token() for span in spans])
+        self.adapter_scales = np.concatenate([span.expand_scales() for span in spans])
         self._spans, self._matrices, self._context, self._observer = spans, matrices, context, observer
 
     if TYPE_CHECKING:
@@ -169,11 +169,11 @@ class Computing:
     def ignore(self, *weights: Weight | None) -> None:
         """Do nothing: only the recorder checks which tensors are used."""
 
-    def _rows(self) -> Iterator[tuple[Span, slice]]:
+    def _rows(self) -> Iterator[tuple[SequenceSpan, slice]]:
         for span, end in zip(self._spans, self._ends, strict=True):
             yield span, slice(end - len(span.ids), end)
 
-    def _by_sequence(
+    def _scan_sequences(
         self, state: Recurrent, number: int, run_sequence: Callable[..., tuple[Array, Array]], *inputs: Array
     ) -> Array:
         """Call run_sequence(state, *inputs) -> (new state, outputs) for each sequence's rows.
@@ -195,6 +195,6 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return powers / powers.sum(axis=1, keepdims=True)
 
 
-def largest(values: np.ndarray, count: int) -> np.ndarray:
+def find_largest(values: np.ndarray, count: int) -> np.ndarray:
     """Find the indices of the largest values of each row, int64 [rows, count]; ties go to the first."""
     return np.argsort(-values, axis=1, kind="stable")[:, :count]

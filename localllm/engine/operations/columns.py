@@ -3,7 +3,7 @@
 import numpy as np
 
 from localllm.engine.lower.activation import Activation
-from localllm.engine.operations.builders import MISFIT, Array, Computing, Recording, same_columns
+from localllm.engine.operations.builders import MISFIT, Array, RecorderBase, ReferenceBase, require_same_columns
 from localllm.engine.operations.operation import Operation, operation
 from localllm.errors import ModelError
 
@@ -22,7 +22,7 @@ class SliceColumns(Operation):
         return self.inputs[0].columns // self.groups
 
     @staticmethod
-    def record(recorder: Recording, x: Activation, first: int, end: int, period: int | None = None) -> Activation:
+    def record(recorder: RecorderBase, x: Activation, first: int, end: int, period: int | None = None) -> Activation:
         period = period or x.columns
         if not 0 <= first < end <= period or x.columns % period:
             raise ModelError(f"{MISFIT}: columns {first} to {end} of {x.columns}")
@@ -30,7 +30,7 @@ class SliceColumns(Operation):
         return recorder._add(SliceColumns((x,), Activation(x.rows, groups * (end - first)), first, groups))
 
     @staticmethod
-    def reference(run: Computing, x: Array, first: int, end: int, period: int | None = None) -> Array:
+    def reference(run: ReferenceBase, x: Array, first: int, end: int, period: int | None = None) -> Array:
         period = period or x.shape[1]
         groups = x.shape[1] // period
         return x.reshape(len(x), groups, period)[:, :, first:end].reshape(len(x), groups * (end - first))
@@ -57,14 +57,14 @@ class ConcatHeads(Operation):
         return self.inputs[1].columns // (1 if self.shared else self.heads)
 
     @staticmethod
-    def record(recorder: Recording, x: Activation, y: Activation, heads: int, shared: bool = False) -> Activation:
+    def record(recorder: RecorderBase, x: Activation, y: Activation, heads: int, shared: bool = False) -> Activation:
         if x.columns % heads or (y.columns % heads and not shared):
             raise ModelError(f"{MISFIT}: {x.columns}, {y.columns} columns, {heads} heads")
         columns = x.columns + y.columns * (heads if shared else 1)
         return recorder._add(ConcatHeads((x, y), Activation(x.rows, columns), heads, shared))
 
     @staticmethod
-    def reference(run: Computing, x: Array, y: Array, heads: int, shared: bool = False) -> Array:
+    def reference(run: ReferenceBase, x: Array, y: Array, heads: int, shared: bool = False) -> Array:
         rows, in_x, in_y = len(x), x.shape[1] // heads, y.shape[1] // (1 if shared else heads)
         of_y = np.repeat(y[:, None], heads, axis=1) if shared else y.reshape(rows, heads, in_y)
         return np.concatenate((x.reshape(rows, heads, in_x), of_y), axis=2).reshape(rows, heads * (in_x + in_y))
@@ -83,13 +83,13 @@ class HeadDots(Operation):
         return self.inputs[0].columns // self.heads
 
     @staticmethod
-    def record(recorder: Recording, x: Activation, z: Activation, heads: int) -> Activation:
-        if same_columns(x, z) % heads:
+    def record(recorder: RecorderBase, x: Activation, z: Activation, heads: int) -> Activation:
+        if require_same_columns(x, z) % heads:
             raise ModelError(f"{MISFIT}: {x.columns} columns, {heads} heads")
         return recorder._add(HeadDots((x, z), Activation(x.rows, heads), heads))
 
     @staticmethod
-    def reference(run: Computing, x: Array, z: Array, heads: int) -> Array:
+    def reference(run: ReferenceBase, x: Array, z: Array, heads: int) -> Array:
         products = (x * z).reshape(len(x), heads, x.shape[1] // heads)
         return products.sum(axis=2, dtype=np.float64).astype(np.float32)
 
@@ -107,14 +107,14 @@ class MixStreams(Operation):
         return self.inputs[0].columns // self.streams
 
     @staticmethod
-    def record(recorder: Recording, x: Activation, weights: Activation, streams: int) -> Activation:
+    def record(recorder: RecorderBase, x: Activation, weights: Activation, streams: int) -> Activation:
         if x.columns % streams or weights.columns % streams:
             raise ModelError(f"{MISFIT}: {x.columns} columns, {weights.columns} weights, {streams} streams")
         columns = x.columns // streams * (weights.columns // streams)
         return recorder._add(MixStreams((x, weights), Activation(x.rows, columns), streams))
 
     @staticmethod
-    def reference(run: Computing, x: Array, weights: Array, streams: int) -> Array:
+    def reference(run: ReferenceBase, x: Array, weights: Array, streams: int) -> Array:
         rows, outputs, width = len(x), weights.shape[1] // streams, x.shape[1] // streams
         of_made = weights.reshape(rows, outputs, streams)
         return np.einsum("tms,tsw->tmw", of_made, x.reshape(rows, streams, width)).reshape(rows, outputs * width)

@@ -11,8 +11,15 @@ import numpy as np
 from localllm.arch.rowwise_verbs import RowwiseVerbs, if_finite
 from localllm.arch.weights import Weight
 from localllm.engine.lower.activation import Activation
-from localllm.engine.lower.steps import Steps, Target, shape, vector_of
-from localllm.engine.operations.builders import MISFIT, Array, Computing, Recording, same_columns, softmax
+from localllm.engine.lower.steps import StepBuilder, Target, output_arguments, pad_vector
+from localllm.engine.operations.builders import (
+    MISFIT,
+    Array,
+    RecorderBase,
+    ReferenceBase,
+    require_same_columns,
+    softmax,
+)
 from localllm.engine.operations.operation import Operation, operation
 from localllm.errors import ModelError
 
@@ -53,13 +60,15 @@ class RMSNorm(Norm):
 
     @staticmethod
     def record(
-        recorder: Recording, x: Activation, weight: Weight | None, epsilon: float, group: int | None = None
+        recorder: RecorderBase, x: Activation, weight: Weight | None, epsilon: float, group: int | None = None
     ) -> Activation:
-        factors = norm_weights(recorder, weight, x.columns, group)
-        return recorder._add(RMSNorm((x,), like(x), factors, group or x.columns, epsilon, weight))
+        factors = load_norm_weights(recorder, weight, x.columns, group)
+        return recorder._add(RMSNorm((x,), create_like(x), factors, group or x.columns, epsilon, weight))
 
     @staticmethod
-    def reference(run: Computing, x: Array, weight: Weight | None, epsilon: float, group: int | None = None) -> Array:
+    def reference(
+        run: ReferenceBase, x: Array, weight: Weight | None, epsilon: float, group: int | None = None
+    ) -> Array:
         groups = split_groups(x, group)
         y = multiply_by_weights(divide_by_rms(groups, (groups**2).mean(axis=2, keepdims=True) + epsilon), weight)
         return y.astype(np.float32).reshape(x.shape)
@@ -75,14 +84,18 @@ class LayerNorm(Norm):
 
     @staticmethod
     def record(
-        recorder: Recording, x: Activation, weight: Weight | None, epsilon: float, group: int | None = None
+        recorder: RecorderBase, x: Activation, weight: Weight | None, epsilon: float, group: int | None = None
     ) -> Activation:
-        factors = norm_weights(recorder, weight, x.columns, group)
-        bias = recorder._vector(weight.bias, x.columns) if weight and weight.bias else np.zeros(x.columns, np.float32)
-        return recorder._add(LayerNorm((x,), like(x), factors, group or x.columns, epsilon, weight, bias))
+        factors = load_norm_weights(recorder, weight, x.columns, group)
+        bias = (
+            recorder._load_vector(weight.bias, x.columns) if weight and weight.bias else np.zeros(x.columns, np.float32)
+        )
+        return recorder._add(LayerNorm((x,), create_like(x), factors, group or x.columns, epsilon, weight, bias))
 
     @staticmethod
-    def reference(run: Computing, x: Array, weight: Weight | None, epsilon: float, group: int | None = None) -> Array:
+    def reference(
+        run: ReferenceBase, x: Array, weight: Weight | None, epsilon: float, group: int | None = None
+    ) -> Array:
         groups = split_groups(x, group)
         groups = groups - groups.mean(axis=2, keepdims=True)
         y = multiply_by_weights(divide_by_rms(groups, (groups**2).mean(axis=2, keepdims=True) + epsilon), weight)
@@ -96,13 +109,13 @@ class SigmoidGate(Operation):
     VERB = "sigmoid_gate"
 
     @staticmethod
-    def record(recorder: Recording, x: Activation, gate: Activation) -> Activation:
+    def record(recorder: RecorderBase, x: Activation, gate: Activation) -> Activation:
         if gate.columns != 1:
             raise ModelError(f"{MISFIT}: a gate of {gate.columns} columns")
-        return recorder._add(SigmoidGate((x, gate), like(x)))
+        return recorder._add(SigmoidGate((x, gate), create_like(x)))
 
     @staticmethod
-    def reference(run: Computing, x: Array, gate: Array) -> Array:
+    def reference(run: ReferenceBase, x: Array, gate: Array) -> Array:
         return x * run.sigmoid(gate)
 
 
@@ -115,14 +128,14 @@ class Scale(Operation):
     factor: float
 
     @staticmethod
-    def record(recorder: Recording, x: Activation, factor: float | Weight) -> Activation:
+    def record(recorder: RecorderBase, x: Activation, factor: float | Weight) -> Activation:
         if isinstance(factor, Weight):
             recorder._used.add(factor.name)
             factor = factor.number()
-        return recorder._add(Scale((x,), like(x), float(factor)))
+        return recorder._add(Scale((x,), create_like(x), float(factor)))
 
     @staticmethod
-    def reference(run: Computing, x: Array, factor: float | Weight) -> Array:
+    def reference(run: ReferenceBase, x: Array, factor: float | Weight) -> Array:
         return x * np.float32(factor if isinstance(factor, float | int) else factor.number())
 
 
@@ -135,11 +148,11 @@ class ScaleColumns(Operation):
     vector: np.ndarray
 
     @staticmethod
-    def record(recorder: Recording, x: Activation, weight: Weight) -> Activation:
-        return recorder._add(ScaleColumns((x,), like(x), recorder._vector(weight.flat(), x.columns)))
+    def record(recorder: RecorderBase, x: Activation, weight: Weight) -> Activation:
+        return recorder._add(ScaleColumns((x,), create_like(x), recorder._load_vector(weight.flat(), x.columns)))
 
     @staticmethod
-    def reference(run: Computing, x: Array, weight: Weight) -> Array:
+    def reference(run: ReferenceBase, x: Array, weight: Weight) -> Array:
         return x * weight.flat().vector()
 
 
@@ -152,11 +165,13 @@ class Lerp(Operation):
     vector: np.ndarray
 
     @staticmethod
-    def record(recorder: Recording, x: Activation, z: Activation, weight: Weight) -> Activation:
-        return recorder._add(Lerp((x, z), like(x), recorder._vector(weight.flat(), same_columns(x, z))))
+    def record(recorder: RecorderBase, x: Activation, z: Activation, weight: Weight) -> Activation:
+        return recorder._add(
+            Lerp((x, z), create_like(x), recorder._load_vector(weight.flat(), require_same_columns(x, z)))
+        )
 
     @staticmethod
-    def reference(run: Computing, x: Array, z: Array, weight: Weight) -> Array:
+    def reference(run: ReferenceBase, x: Array, z: Array, weight: Weight) -> Array:
         return x + (z - x) * weight.flat().vector()
 
 
@@ -169,13 +184,13 @@ class MultiplyHeads(Operation):
     heads: int
 
     @staticmethod
-    def record(recorder: Recording, x: Activation, gates: Activation) -> Activation:
+    def record(recorder: RecorderBase, x: Activation, gates: Activation) -> Activation:
         if x.columns % gates.columns:
             raise ModelError(f"{MISFIT}: {gates.columns} gates of {x.columns} columns")
-        return recorder._add(MultiplyHeads((x, gates), like(x), gates.columns))
+        return recorder._add(MultiplyHeads((x, gates), create_like(x), gates.columns))
 
     @staticmethod
-    def reference(run: Computing, x: Array, gates: Array) -> Array:
+    def reference(run: ReferenceBase, x: Array, gates: Array) -> Array:
         return (x.reshape(*gates.shape, x.shape[1] // gates.shape[1]) * gates[:, :, None]).reshape(x.shape)
 
 
@@ -185,11 +200,11 @@ class Softmax(Operation):
     VERB = "softmax"
 
     @staticmethod
-    def record(recorder: Recording, x: Activation) -> Activation:
-        return recorder._add(Softmax((x,), like(x)))
+    def record(recorder: RecorderBase, x: Activation) -> Activation:
+        return recorder._add(Softmax((x,), create_like(x)))
 
     @staticmethod
-    def reference(run: Computing, x: Array) -> Array:
+    def reference(run: ReferenceBase, x: Array) -> Array:
         with np.errstate(invalid="ignore"):
             return softmax(x + (x - x)).astype(np.float32)
 
@@ -205,13 +220,13 @@ class Sinkhorn(Operation):
     epsilon: float
 
     @staticmethod
-    def record(recorder: Recording, x: Activation, size: int, iterations: int, epsilon: float) -> Activation:
+    def record(recorder: RecorderBase, x: Activation, size: int, iterations: int, epsilon: float) -> Activation:
         if x.columns != size * size:
             raise ModelError(f"{MISFIT}: {x.columns} columns, {size} streams")
-        return recorder._add(Sinkhorn((x,), like(x), size, iterations, epsilon))
+        return recorder._add(Sinkhorn((x,), create_like(x), size, iterations, epsilon))
 
     @staticmethod
-    def reference(run: Computing, x: Array, size: int, iterations: int, epsilon: float) -> Array:
+    def reference(run: ReferenceBase, x: Array, size: int, iterations: int, epsilon: float) -> Array:
         with np.errstate(invalid="ignore"):
             y = softmax((x + (x - x).sum(axis=1, keepdims=True)).reshape(len(x) * size, size)) + epsilon
         y = y.reshape(len(x), size, size)
@@ -231,12 +246,12 @@ class Softplus(Operation):
     bias: np.ndarray
 
     @staticmethod
-    def record(recorder: Recording, x: Activation, bias: Weight | None = None) -> Activation:
-        numbers = recorder._vector(bias, x.columns) if bias else np.zeros(x.columns, np.float32)
-        return recorder._add(Softplus((x,), like(x), numbers))
+    def record(recorder: RecorderBase, x: Activation, bias: Weight | None = None) -> Activation:
+        numbers = recorder._load_vector(bias, x.columns) if bias else np.zeros(x.columns, np.float32)
+        return recorder._add(Softplus((x,), create_like(x), numbers))
 
     @staticmethod
-    def reference(run: Computing, x: Array, bias: Weight | None = None) -> Array:
+    def reference(run: ReferenceBase, x: Array, bias: Weight | None = None) -> Array:
         x = x + (bias.vector() if bias else 0)
         with np.errstate(invalid="ignore"):
             return if_finite(np.logaddexp(0, x).astype(np.float32), x)
@@ -250,40 +265,40 @@ class AddVector(Operation):
 
     vector: np.ndarray
 
-    def lower(self, steps: Steps, target: Target) -> None:
+    def lower(self, steps: StepBuilder, target: Target) -> None:
         (x,) = self.inputs
         source, y = steps.buffers[x], steps.alloc_or_reuse(self)
-        arguments = {"x": source, "z": vector_of(self.vector), "z_stride": 0} | shape(x, y)
-        steps.row_step("add", x.rows, arguments, [source], [y])
+        arguments = {"x": source, "z": pad_vector(self.vector), "z_stride": 0} | output_arguments(x, y)
+        steps.append_row_step("add", x.rows, arguments, [source], [y])
 
     @staticmethod
-    def record(recorder: Recording, x: Activation, vector: Weight | np.ndarray) -> Activation:
-        numbers = recorder._vector(vector, x.columns) if isinstance(vector, Weight) else vector.astype(np.float32)
+    def record(recorder: RecorderBase, x: Activation, vector: Weight | np.ndarray) -> Activation:
+        numbers = recorder._load_vector(vector, x.columns) if isinstance(vector, Weight) else vector.astype(np.float32)
         if numbers.shape != (x.columns,):
             raise ModelError(f"{MISFIT}: {numbers.size} numbers for {x.columns} columns")
-        return recorder._add(AddVector((x,), like(x), numbers))
+        return recorder._add(AddVector((x,), create_like(x), numbers))
 
     @staticmethod
-    def reference(run: Computing, x: Array, vector: Weight | np.ndarray) -> Array:
+    def reference(run: ReferenceBase, x: Array, vector: Weight | np.ndarray) -> Array:
         return x + (vector if isinstance(vector, np.ndarray) else vector.vector())
 
 
-class ElementwiseVerbs(Recording, RowwiseVerbs):
+class ElementwiseVerbs(RecorderBase, RowwiseVerbs):
     """The recorder's implementation of the verbs of element-wise operations."""
 
     def rowwise(self, verb: str, formula: Callable[..., Array], *inputs: Activation, **numbers: float) -> Activation:
         for x in inputs[1:]:
-            same_columns(inputs[0], x)
+            require_same_columns(inputs[0], x)
         rounded = {name: float(number) for name, number in numbers.items()}  # kernels get the bits of a float
         return self._add(Elementwise(inputs, Activation(inputs[-1].rows, inputs[0].columns), verb, rounded))
 
 
-def like(x: Activation) -> Activation:
+def create_like(x: Activation) -> Activation:
     """Create an activation of the same shape."""
     return Activation(x.rows, x.columns)
 
 
-class ElementwiseReference(Computing, RowwiseVerbs):
+class ElementwiseReference(ReferenceBase, RowwiseVerbs):
     """The NumPy reference of the verbs of element-wise operations."""
 
     def rowwise(self, verb: str, formula: Callable[..., Array], *inputs: Array, **numbers: float) -> Array:
@@ -309,11 +324,11 @@ def multiply_by_weights(groups: np.ndarray, weight: Weight | None) -> np.ndarray
     return groups * vector.reshape(-1 if len(vector) > groups.shape[2] else 1, groups.shape[2])
 
 
-def norm_weights(recorder: Recording, weight: Weight | None, columns: int, group: int | None) -> np.ndarray:
+def load_norm_weights(recorder: RecorderBase, weight: Weight | None, columns: int, group: int | None) -> np.ndarray:
     """Return a norm's weights, float32 [columns]; the tensor has the weights of a row or of a group."""
     if columns % (group or columns):
         raise ModelError(f"{columns} columns cannot be divided into groups of {group}")
     if weight is None:
         return np.ones(columns, np.float32)
     width = columns if group is None or weight.shape == (columns,) else group
-    return np.tile(recorder._vector(weight, width), columns // width)
+    return np.tile(recorder._load_vector(weight, width), columns // width)

@@ -7,18 +7,25 @@ import numpy as np
 
 from localllm.arch.verbs import Routing
 from localllm.arch.weights import Weight
-from localllm.engine.lower.activation import Activation, Routed, RoutedActivation, Rows
-from localllm.engine.lower.steps import Experts, Steps, Target, shape, vector_of
+from localllm.engine.lower.activation import Activation, RoutedActivation, RoutedRows, Rows
+from localllm.engine.lower.steps import RoutingBuffers, StepBuilder, Target, output_arguments, pad_vector
 from localllm.engine.lower.tape import Buffer
-from localllm.engine.operations.builders import Array, Computing, Recording, largest, require_format, softmax
-from localllm.engine.operations.operation import Operation, Product, operation
+from localllm.engine.operations.builders import (
+    Array,
+    RecorderBase,
+    ReferenceBase,
+    find_largest,
+    require_format,
+    softmax,
+)
+from localllm.engine.operations.operation import MatrixProduct, Operation, operation
 from localllm.errors import ModelError, UnsupportedError
 from localllm.kernels.table import EXPERT, PLAN_EXPERTS
 
-OF_ROUTING = ("experts", "used", "sigmoid", "rooted", "normalized", "scale", "groups", "groups_used", "together")
+ROUTING_FIELDS = ("experts", "used", "sigmoid", "rooted", "normalized", "scale", "groups", "groups_used", "together")
 
 
-class ChosenExperts(NamedTuple):
+class SelectedExperts(NamedTuple):
     """The experts that tokens are routed to, and their weights.
 
     Shapes: int64 and float32 [tokens, used].
@@ -29,19 +36,19 @@ class ChosenExperts(NamedTuple):
     routing: Routing
 
 
-class Planned(Operation):
+class PlannedRouting(Operation):
     """An operation that routes tokens to experts, and sorts a run's rows by expert."""
 
     output: RoutedActivation
 
-    def plan_experts(self, steps: Steps, selected: Buffer | np.ndarray, weights: Buffer) -> None:
+    def plan_experts(self, steps: StepBuilder, selected: Buffer | np.ndarray, weights: Buffer) -> None:
         """Append the step that sorts rows by expert; selected: experts of each token, int64; weights: float32."""
         choice = self.output
         routing = choice.routed.routing
         most_selections, rows = routing.used * steps.target.tokens, steps.max_routed_rows(routing)
         active = Buffer(min(routing.matrices, most_selections), 8 * len(EXPERT))
         row_count, active_count = np.zeros(1, np.int64), np.zeros(1, np.int64)
-        experts = Experts(
+        experts = RoutingBuffers(
             selected, weights, Buffer(most_selections, 8), Buffer(rows, 8), active, active_count, row_count
         )
         steps.experts[choice.routed], steps.counts[choice.routed] = experts, row_count
@@ -53,7 +60,7 @@ class Planned(Operation):
 
 
 @operation
-class Route(Planned):
+class Route(PlannedRouting):
     """The selection of experts by a router's logits.
 
     Attributes:
@@ -68,62 +75,65 @@ class Route(Planned):
     bias: np.ndarray | None
     table: np.ndarray | None
 
-    def lower(self, steps: Steps, target: Target) -> None:
+    def lower(self, steps: StepBuilder, target: Target) -> None:
         (logits,), routing = self.inputs, self.routing
         source = steps.buffers[logits]
         selected, weights = Buffer(target.tokens, 8 * routing.used), Buffer(target.tokens, 4 * routing.used)
         arguments = {"logits": source, "stride": source.stride, "ids": steps.header.ids}
         arguments |= {"bias": 0 if self.bias is None else self.bias, "table": 0 if self.table is None else self.table}
-        arguments |= {name: getattr(routing, name) for name in OF_ROUTING} | {"chosen": selected, "weights": weights}
+        arguments |= {name: getattr(routing, name) for name in ROUTING_FIELDS} | {
+            "chosen": selected,
+            "weights": weights,
+        }
         arguments |= target.scratch(4 * (2 * routing.experts + routing.groups))
-        steps.row_step("route", logits.rows, arguments, [source], [selected, weights])
+        steps.append_row_step("route", logits.rows, arguments, [source], [selected, weights])
         self.plan_experts(steps, selected, weights)
 
     @staticmethod
     def record(
-        recorder: Recording, logits: Activation, routing: Routing, bias: Weight | None = None,
+        recorder: RecorderBase, logits: Activation, routing: Routing, bias: Weight | None = None,
         table: Weight | None = None,
     ) -> RoutedActivation:  # fmt: skip
         if logits.columns != routing.experts:
             raise ModelError(f"a router with {logits.columns} columns for {routing.experts} experts")
-        vector = recorder._vector(bias, routing.experts) if bias else None
-        choice = RoutedActivation(logits.rows, routing.used, Routed("routed", routing, logits.rows))
+        vector = recorder._load_vector(bias, routing.experts) if bias else None
+        choice = RoutedActivation(logits.rows, routing.used, RoutedRows("routed", routing, logits.rows))
         recorder._add(
-            Route((logits,), choice, routing, vector, experts_by_id(recorder, table, routing) if table else None)
+            Route((logits,), choice, routing, vector, load_expert_table(recorder, table, routing) if table else None)
         )
         return choice
 
     @staticmethod
     def reference(
-        run: Computing, logits: Array, routing: Routing, bias: Weight | None = None, table: Weight | None = None
-    ) -> ChosenExperts:
-        scores = scores_of(logits, routing)
+        run: ReferenceBase, logits: Array, routing: Routing, bias: Weight | None = None, table: Weight | None = None
+    ) -> SelectedExperts:
+        scores = compute_router_scores(logits, routing)
         ranks = scores + (bias.vector() if bias else 0) if bias or routing.groups > 1 else logits
         size = routing.experts // routing.groups
         if routing.groups > 1:
             best_two = np.sort(ranks.reshape(len(ranks), routing.groups, size))[:, :, -2:].sum(axis=2)
             is_kept = np.zeros(best_two.shape, bool)
-            np.put_along_axis(is_kept, largest(best_two, routing.groups_used), True, axis=1)
+            np.put_along_axis(is_kept, find_largest(best_two, routing.groups_used), True, axis=1)
             ranks = np.where(np.repeat(is_kept, size, axis=1), ranks, -np.inf)
-        selected = largest(ranks, routing.used) // routing.together if table is None else table.whole()[run.ids]
+        selected = find_largest(ranks, routing.used) // routing.together if table is None else table.whole()[run.ids]
         weights = np.take_along_axis(scores, selected, axis=1)
         if routing.normalized:
             weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), 2.0**-14)
         weights[~np.isfinite(logits).all(axis=1)] = np.nan
-        return ChosenExperts(selected, (weights * routing.scale).astype(np.float32), routing)
+        return SelectedExperts(selected, (weights * routing.scale).astype(np.float32), routing)
 
 
-class EveryHead(Planned):
+class RouteToAllHeads(PlannedRouting):
     """The routing of every token to all heads, for per-head matrices that are computed like experts."""
 
     VERB = "every_head"
 
-    def lower(self, steps: Steps, target: Target) -> None:
+    def lower(self, steps: StepBuilder, target: Target) -> None:
         heads = self.output.columns
         self.plan_experts(steps, np.tile(np.arange(heads), (target.tokens, 1)), Buffer(0, 0))
 
 
-class ChoiceOperation(Operation):
+class RoutedOperation(Operation):
     """An operation whose inputs are an activation and the selection of experts."""
 
     @property
@@ -133,96 +143,100 @@ class ChoiceOperation(Operation):
         return choice
 
 
-class Gather(ChoiceOperation):
+class Gather(RoutedOperation):
     """A copy of a token's row for each of its experts."""
 
     VERB = "gather"
 
-    def lower(self, steps: Steps, target: Target) -> None:
+    def lower(self, steps: StepBuilder, target: Target) -> None:
         x, choice, output = self.inputs[0], self.choice, self.output
         experts, source, y = steps.experts[choice.routed], steps.buffers[x], steps.new(output)
         arguments = {"pairs": experts.pairs, "used": choice.columns, "x": source, "x_stride": source.stride}
         arguments |= {"weights": experts.weights if choice.routed.routing.weighs_inputs else 0, "part_bytes": 0}
         reads = [source, experts.pairs, experts.weights]
-        steps.row_step("gather", output.rows, arguments | shape(output, y), reads, [y])
+        steps.append_row_step("gather", output.rows, arguments | output_arguments(output, y), reads, [y])
 
     @staticmethod
-    def record(recorder: Recording, x: Activation, choice: RoutedActivation) -> Activation:
+    def record(recorder: RecorderBase, x: Activation, choice: RoutedActivation) -> Activation:
         return recorder._add(Gather((x, choice), Activation(choice.routed, x.columns)))
 
     @staticmethod
-    def reference(run: Computing, x: Array, choice: ChosenExperts) -> Array:
+    def reference(run: ReferenceBase, x: Array, choice: SelectedExperts) -> Array:
         rows = np.repeat(x, choice.routing.used, axis=0)
         return rows * choice.weights.reshape(-1, 1) if choice.routing.weighs_inputs else rows
 
 
-class ToHeads(ChoiceOperation):
+class ToHeads(RoutedOperation):
     """A row for each head, with the head's columns of a token's row."""
 
     VERB = "to_heads"
 
-    def lower(self, steps: Steps, target: Target) -> None:
+    def lower(self, steps: StepBuilder, target: Target) -> None:
         x, choice, output = self.inputs[0], self.choice, self.output
         experts, source, y = steps.experts[choice.routed], steps.buffers[x], steps.new(output)
         arguments = {"pairs": experts.pairs, "used": choice.columns, "x": source, "x_stride": source.stride}
         arguments |= {"weights": 0, "part_bytes": 4 * output.columns}
-        steps.row_step("gather", output.rows, arguments | shape(output, y), [source, experts.pairs], [y])
+        steps.append_row_step(
+            "gather", output.rows, arguments | output_arguments(output, y), [source, experts.pairs], [y]
+        )
 
 
-class FromHeads(ChoiceOperation):
+class FromHeads(RoutedOperation):
     """The concatenated rows of a token's heads."""
 
     VERB = "from_heads"
 
-    def lower(self, steps: Steps, target: Target) -> None:
+    def lower(self, steps: StepBuilder, target: Target) -> None:
         x, choice = self.inputs[0], self.choice
         experts, source, y = steps.experts[choice.routed], steps.buffers[x], steps.new(self.output)
         arguments = {"rows": experts.rows, "used": choice.columns, "x": source, "x_stride": source.stride}
-        steps.row_step("from_heads", choice.rows, arguments | shape(x, y), [source, experts.rows], [y])
+        steps.append_row_step(
+            "from_heads", choice.rows, arguments | output_arguments(x, y), [source, experts.rows], [y]
+        )
 
 
-class Scatter(ChoiceOperation):
+class Scatter(RoutedOperation):
     """The sum of a token's rows, weighted by the router."""
 
     VERB = "scatter"
 
-    def lower(self, steps: Steps, target: Target) -> None:
+    def lower(self, steps: StepBuilder, target: Target) -> None:
         x, choice = self.inputs[0], self.choice
         experts, source, y = steps.experts[choice.routed], steps.buffers[x], steps.new(self.output)
         weights = 0 if choice.routed.routing.weighs_inputs else experts.weights
         arguments = {"rows": experts.rows, "used": choice.columns, "x": source, "x_stride": source.stride}
-        arguments |= {"weights": weights} | shape(x, y)
+        arguments |= {"weights": weights} | output_arguments(x, y)
         reads = [source, experts.rows, experts.weights]
-        steps.row_step("scatter", self.output.rows, arguments, reads, [y])
+        steps.append_row_step("scatter", self.output.rows, arguments, reads, [y])
 
     @staticmethod
-    def record(recorder: Recording, x: Activation, choice: RoutedActivation) -> Activation:
+    def record(recorder: RecorderBase, x: Activation, choice: RoutedActivation) -> Activation:
         return recorder._add(Scatter((x, choice), Activation(choice.rows, x.columns)))
 
     @staticmethod
-    def reference(run: Computing, x: Array, choice: ChosenExperts) -> Array:
+    def reference(run: ReferenceBase, x: Array, choice: SelectedExperts) -> Array:
         rows = x.reshape(*choice.weights.shape, -1)
         weighted: Array = rows if choice.routing.weighs_inputs else rows * choice.weights[:, :, None]
         return weighted.sum(axis=1)
 
 
-class ExpertLinear(Product, ChoiceOperation):
+class ExpertLinear(MatrixProduct, RoutedOperation):
     """The product of each row and its expert's matrix; each target lowers it itself."""
 
     VERB = "expert_linear"
 
-    def add_bias(self, steps: Steps) -> None:
+    def add_bias(self, steps: StepBuilder) -> None:
         if self.bias is None:
             return
-        x, experts, vectors = self.output, steps.experts[self.choice.routed], vector_of(self.bias)
+        x, experts, vectors = self.output, steps.experts[self.choice.routed], pad_vector(self.bias)
         y = steps.buffers[x]
         arguments: dict[str, object] = {"pairs": experts.pairs, "chosen": experts.chosen, "x": y, "z": vectors}
         arguments["z_stride"] = vectors.strides[0]
         reads = [y, experts.pairs, experts.chosen] if isinstance(experts.chosen, Buffer) else [y, experts.pairs]
-        steps.row_step("add_by_expert", x.rows, arguments | shape(x, y), reads, [y])
+        steps.append_row_step("add_by_expert", x.rows, arguments | output_arguments(x, y), reads, [y])
 
     @staticmethod
-    def record(recorder: Recording, x: Activation, weight: Weight, choice: RoutedActivation) -> Activation:
+    def record(recorder: RecorderBase, x: Activation, weight: Weight, choice: RoutedActivation) -> Activation:
         recorder._used.add(weight.name)
         expected = choice.routed.routing.matrices, x.columns
         if len(weight.shape) != 3 or (weight.shape[0], weight.shape[2]) != expected:
@@ -237,7 +251,7 @@ class ExpertLinear(Product, ChoiceOperation):
         return recorder._add(ExpertLinear((x, choice), Activation(x.rows, weight.shape[1]), weight, bias))
 
     @staticmethod
-    def reference(run: Computing, x: Array, weight: Weight, choice: ChosenExperts) -> Array:
+    def reference(run: ReferenceBase, x: Array, weight: Weight, choice: SelectedExperts) -> Array:
         matrices, experts = run.matrix(weight), choice.experts.reshape(-1)
         if run._observer:
             run._observer.add_experts(weight.name, x, experts, len(matrices))
@@ -248,7 +262,7 @@ class ExpertLinear(Product, ChoiceOperation):
 
 
 @operation
-class AddExpertSquares(ChoiceOperation):
+class AddExpertSquares(RoutedOperation):
     """Add the squares of each expert's input rows to its sums, and the number of rows to its count.
 
     Attributes:
@@ -260,7 +274,7 @@ class AddExpertSquares(ChoiceOperation):
     sums: np.ndarray
     counts: np.ndarray
 
-    def lower(self, steps: Steps, target: Target) -> None:
+    def lower(self, steps: StepBuilder, target: Target) -> None:
         x, experts = self.inputs[0], steps.experts[self.choice.routed]
         source = steps.buffers[x]
         arguments = {"active": experts.active, "active_count": experts.active_count, "x": source}
@@ -270,7 +284,7 @@ class AddExpertSquares(ChoiceOperation):
         steps.append("add_expert_squares", arguments, target.parts(parts, parts), [source, experts.active], [])
 
 
-class ExpertVerbs(Recording):
+class ExpertVerbs(RecorderBase):
     """The recorder's implementation of the verbs of experts."""
 
     @cached_property
@@ -283,21 +297,21 @@ class ExpertVerbs(Recording):
         heads = weight.shape[0]
         if x.columns % heads or weight.bias or weight.scale:
             raise ModelError(f"tensor {weight.name} does not fit {x.columns} columns, or has a bias or a scale")
-        every = self._every_head(heads, x.rows)
+        every = self._route_to_heads(heads, x.rows)
         rows = self._add(ToHeads((x, every), Activation(every.routed, x.columns // heads)))
         y = self.expert_linear(rows, weight, every)
         return self._add(FromHeads((y, every), Activation(x.rows, heads * y.columns)))
 
-    def _every_head(self, heads: int, rows: Rows) -> RoutedActivation:
+    def _route_to_heads(self, heads: int, rows: Rows) -> RoutedActivation:
         """Return the routing of every token to all heads, recorded once per number of heads."""
         if (heads, rows) not in self._heads:
-            choice = RoutedActivation(rows, heads, Routed("heads", Routing(heads, heads), rows))
-            self._add(EveryHead((), choice))
+            choice = RoutedActivation(rows, heads, RoutedRows("heads", Routing(heads, heads), rows))
+            self._add(RouteToAllHeads((), choice))
             self._heads[heads, rows] = choice
         return self._heads[heads, rows]
 
 
-class ExpertReference(Computing):
+class ExpertReference(ReferenceBase):
     """The NumPy reference of the verbs of experts; rows for experts are sorted by token, not by expert."""
 
     def head_linear(self, x: Array, weight: Weight) -> Array:
@@ -310,7 +324,7 @@ class ExpertReference(Computing):
         return np.einsum("thc,hrc->thr", heads, matrices, optimize=True).reshape(len(x), count * rows)
 
 
-def scores_of(logits: np.ndarray, routing: Routing) -> np.ndarray:
+def compute_router_scores(logits: np.ndarray, routing: Routing) -> np.ndarray:
     """Compute a router's scores, float64."""
     with np.errstate(invalid="ignore", over="ignore"):
         if routing.rooted:
@@ -318,10 +332,10 @@ def scores_of(logits: np.ndarray, routing: Routing) -> np.ndarray:
         return 1 / (1 + np.exp(-logits.astype(np.float64))) if routing.sigmoid else softmax(logits)
 
 
-def experts_by_id(recorder: Recording, table: Weight, routing: Routing) -> np.ndarray:
+def load_expert_table(recorder: RecorderBase, table: Weight, routing: Routing) -> np.ndarray:
     """Return the table of experts by token id, int64 [vocab, used], and mark the tensor as used."""
     recorder._used.add(table.name)
-    experts = table.shaped(recorder._vocab_size, routing.used).whole()
+    experts = table.require_shape(recorder._vocab_size, routing.used).whole()
     if experts.min() < 0 or experts.max() >= routing.experts:
         raise ModelError(f"tensor {table.name} must have expert indices below {routing.experts}")
     return experts

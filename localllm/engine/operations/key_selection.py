@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localllm.arch.layer_state import Latent
+from localllm.arch.layer_state import LatentState
 from localllm.engine.lower.activation import Activation
-from localllm.engine.lower.steps import Steps, rotate, store
+from localllm.engine.lower.steps import StepBuilder, append_cache_write, append_hadamard
 from localllm.engine.lower.tape import Buffer
-from localllm.engine.operations.builders import Array, Computing, Recording, largest
+from localllm.engine.operations.builders import Array, RecorderBase, ReferenceBase, find_largest
 from localllm.engine.operations.operation import StateOperation, operation
 from localllm.errors import ModelError
 
@@ -22,36 +22,36 @@ class SelectKeys(StateOperation):
 
     The inputs are the indexer's queries, its keys, and weights of its heads if it has some.
 
-        Attributes:
-            most: number of keys to select, or of blocks of keys.  block: positions of a block.
-            heads: heads of the indexer, or groups of heads.
+    Attributes:
+        most: number of keys to select, or of blocks of keys.  block: positions of a block.
+        heads: heads of the indexer, or groups of heads.
     """
 
     VERB = "select_keys"
     KERNEL = "select_keys"
 
-    state: Latent
+    state: LatentState
     most: int
     block: int
     heads: int
 
-    def prepare(self, steps: Steps) -> tuple[dict[str, object], list[Buffer], Buffer, str]:
+    def prepare(self, steps: StepBuilder) -> tuple[dict[str, object], list[Buffer], Buffer, str]:
         """Append the steps that store the indexer's new keys.
 
         Return the arguments of the kernel that selects, the buffers that it reads, its output, and its name.
         """
         (q, k, *_), index = self.inputs, self.state
-        side, block = steps.cache.sides(index)[0], index.rotations(steps.cache.kv_type)[0]
-        steps.in_cache[index] = [store(steps, k, rotate(steps, k, block), side)]
-        source, y = rotate(steps, q, block), steps.new(self.output)
+        side, block = steps.cache.sides(index)[0], index.find_rotation_sizes(steps.cache.kv_type)[0]
+        steps.in_cache[index] = [append_cache_write(steps, k, append_hadamard(steps, k, block), side)]
+        source, y = append_hadamard(steps, q, block), steps.new(self.output)
         arguments: dict[str, object] = {"positions": steps.header.positions, "owners": steps.header.owners}
         arguments |= {"sequences": steps.header.sequences, "q": source, "q_stride": source.stride}
         arguments |= {"keys": steps.cache.address(side), "key_bytes": side.token_bytes, "key_dim": index.key_dim}
-        own_fields, reads = self.own_arguments(steps)
+        own_fields, reads = self.collect_arguments(steps)
         arguments |= {"y": y, "y_stride": y.stride, "most": self.most, "block": self.block} | own_fields
         return arguments, [source, *reads, *steps.in_cache[index]], y, f"{self.KERNEL}-{side.kind.upper()}"
 
-    def own_arguments(self, steps: Steps) -> tuple[dict[str, object], list[Buffer]]:
+    def collect_arguments(self, steps: StepBuilder) -> tuple[dict[str, object], list[Buffer]]:
         arguments: dict[str, object] = {"heads": self.heads}
         if weights := [steps.buffers[x] for x in self.inputs[2:]]:
             return arguments | {"weights": weights[0], "weights_stride": weights[0].stride}, weights
@@ -59,10 +59,11 @@ class SelectKeys(StateOperation):
 
     @staticmethod
     def record(
-        recorder: Recording, q: Activation, k: Activation, weights: Activation | None, index: Latent, count: int,
+        recorder: RecorderBase, q: Activation, k: Activation, weights: Activation | None, index: LatentState,
+        count: int,
         block: int = 1,
     ) -> Activation:  # fmt: skip
-        heads = indexer_heads(q, k, index)
+        heads = count_indexer_heads(q, k, index)
         if weights and weights.columns != heads:
             raise ModelError(f"layer {index.layer}: indexer queries of {q.columns} columns, keys of {k.columns}")
         inputs, output = (q, k, *([weights] if weights else [])), Activation(q.rows, recorder._words)
@@ -70,7 +71,7 @@ class SelectKeys(StateOperation):
 
     @staticmethod
     def reference(
-        run: Computing, q: Array, k: Array, weights: Array | None, index: Latent, count: int, block: int = 1
+        run: ReferenceBase, q: Array, k: Array, weights: Array | None, index: LatentState, count: int, block: int = 1
     ) -> Array:
         def scores(q: Array, keys: Array, rows: slice) -> Array:
             products = np.maximum(np.einsum("thd,kd->thk", q, keys, optimize=True), 0)
@@ -79,7 +80,7 @@ class SelectKeys(StateOperation):
         def score_blocks(scores: Array) -> Array:
             return scores[:, block - 1 :: block]
 
-        return select_bits(run, q, k, index, scores, score_blocks, Selection(count, block))
+        return select_bits(run, q, k, index, scores, score_blocks, SelectionLimits(count, block))
 
 
 @operation
@@ -94,21 +95,21 @@ class SelectKeyBlocks(SelectKeys):
 
     local: int
 
-    def own_arguments(self, steps: Steps) -> tuple[dict[str, object], list[Buffer]]:
+    def collect_arguments(self, steps: StepBuilder) -> tuple[dict[str, object], list[Buffer]]:
         arguments: dict[str, object] = {"local": self.local, "heads": self.heads}
         return arguments | {"choice_stride": 4 * self.output.columns // self.heads}, []
 
     @staticmethod
     def record(  # type: ignore[override]  # another verb
-        recorder: Recording, q: Activation, k: Activation, index: Latent, count: int, block: int, local: int
+        recorder: RecorderBase, q: Activation, k: Activation, index: LatentState, count: int, block: int, local: int
     ) -> Activation:
-        groups = indexer_heads(q, k, index)
+        groups = count_indexer_heads(q, k, index)
         output = Activation(q.rows, groups * recorder._words)
         return recorder._add(SelectKeyBlocks((q, k), output, index, count, block, groups, local))
 
     @staticmethod
     def reference(  # type: ignore[override]  # another verb
-        run: Computing, q: Array, k: Array, index: Latent, count: int, block: int, local: int
+        run: ReferenceBase, q: Array, k: Array, index: LatentState, count: int, block: int, local: int
     ) -> Array:
         def scores(q: Array, keys: Array, rows: slice) -> Array:
             return np.einsum("thd,kd->thk", q, keys, optimize=True)
@@ -118,11 +119,11 @@ class SelectKeyBlocks(SelectKeys):
             padded = np.pad(numbers, ((0, 0), (0, -scores.shape[1] % block)), constant_values=-np.inf)
             return padded.reshape(len(scores), -1, block).max(axis=2)
 
-        selection = Selection(count, block, q.shape[1] // index.key_dim, local)
+        selection = SelectionLimits(count, block, q.shape[1] // index.key_dim, local)
         return select_bits(run, q, k, index, scores, score_blocks, selection)
 
 
-def indexer_heads(q: Activation, k: Activation, index: Latent) -> int:
+def count_indexer_heads(q: Activation, k: Activation, index: LatentState) -> int:
     """Return the number of heads in the queries. Raises ModelError for columns that do not fit."""
     heads, remainder = divmod(q.columns, index.key_dim)
     if k.columns != index.key_dim or remainder:
@@ -130,7 +131,7 @@ def indexer_heads(q: Activation, k: Activation, index: Latent) -> int:
     return heads
 
 
-class Selection(NamedTuple):
+class SelectionLimits(NamedTuple):
     """The limits of a selection of key blocks, see SelectKeyBlocks."""
 
     most: int
@@ -144,8 +145,8 @@ def unpack_bits(words: np.ndarray, count: int) -> np.ndarray:
 
 
 def select_bits(
-    run: Computing, q: Array, k: Array, index: Latent, scores: Score, score_blocks: Callable[[Array], Array],
-    selection: Selection,
+    run: ReferenceBase, q: Array, k: Array, index: LatentState, scores: Score, score_blocks: Callable[[Array], Array],
+    selection: SelectionLimits,
 ) -> Array:  # fmt: skip
     """Return a bit per key for each group, uint32 [tokens, words].
 
@@ -164,7 +165,7 @@ def select_bits(
                     selected[rows][token, group, : position + 1] = True
                 elif np.isfinite(best).all():
                     best[len(best) - local :] = np.inf
-                    blocks = np.isin(np.arange(position + 1) // block, largest(best[None], count)[0])
+                    blocks = np.isin(np.arange(position + 1) // block, find_largest(best[None], count)[0])
                     blocks |= np.arange(position + 1) // block >= len(best)
                     selected[rows][token, group, : position + 1] = blocks
     return np.packbits(selected.reshape(len(q), -1), axis=1, bitorder="little").view(np.uint32)

@@ -3,10 +3,10 @@
 import numpy as np
 
 from localllm.arch.weights import Weight
-from localllm.engine.lower.activation import WANTED, Activation, Routed, RoutedActivation
-from localllm.engine.lower.steps import Steps, Target, shape
-from localllm.engine.operations.builders import Array, Computing, Recording, same_columns
-from localllm.engine.operations.experts import ChosenExperts
+from localllm.engine.lower.activation import WANTED, Activation, RoutedActivation, RoutedRows
+from localllm.engine.lower.steps import StepBuilder, Target, output_arguments
+from localllm.engine.operations.builders import Array, RecorderBase, ReferenceBase, require_same_columns
+from localllm.engine.operations.experts import SelectedExperts
 from localllm.engine.operations.operation import MatrixOperation, Operation, operation
 
 
@@ -17,20 +17,20 @@ class Update(Operation):
     adapter: int
     factor: float
 
-    def append(self, steps: Steps, target: Target, kernel: str, arguments: dict[str, object]) -> None:
+    def append(self, steps: StepBuilder, target: Target, kernel: str, arguments: dict[str, object]) -> None:
         """Append the step that adds to the first input's buffer, which no other operation may read later."""
         total, x = self.inputs[:2]
         assert steps.last_uses[total] is self
         y = steps.buffers[self.output] = steps.buffers[total]
         rows, source = total.rows, steps.buffers[x]
         reads, pairs, used = [y, source], None, 1
-        if isinstance(rows, Routed):
+        if isinstance(rows, RoutedRows):
             experts = steps.experts[rows]
             pairs, used, rows = experts.pairs, rows.routing.used, rows.of
             reads.append(experts.pairs)
         arguments |= {"scales": steps.header.adapter_scales, "adapter": self.adapter, "pairs": pairs or 0, "used": used}
         arguments |= {"rows": steps.header.wanted if rows is WANTED else 0, "x": source, "x_stride": source.stride}
-        arguments |= {"factor": self.factor, "count": steps.counts[total.rows]} | shape(self.output, y)
+        arguments |= {"factor": self.factor, "count": steps.counts[total.rows]} | output_arguments(self.output, y)
         vectors = -(-self.output.columns // 16)
         wanted = min(-(-vectors // 8), 4 * target.threads)
         steps.append(kernel, arguments, target.parts(wanted, steps.max_rows(total.rows)), reads, [y])
@@ -42,22 +42,22 @@ class AddLowRank(Update, MatrixOperation):
 
     VERB = "add_low_rank"
 
-    def lower(self, steps: Steps, target: Target) -> None:
+    def lower(self, steps: StepBuilder, target: Target) -> None:
         rank, (kind, _) = self.inputs[1].columns, target.layout_of(self.weight)
         arguments: dict[str, object] = {"weights": target.matrix(self.weight), "rank": rank}
         self.append(steps, target, f"add_low_rank-{kind}", arguments)
 
     @staticmethod
     def record(
-        recorder: Recording, y: Activation, x: Activation, weight: Weight, adapter: int, factor: float
+        recorder: RecorderBase, y: Activation, x: Activation, weight: Weight, adapter: int, factor: float
     ) -> Activation:
         rank, columns = recorder._matrix(weight)
         assert (rank, columns) == (x.columns, y.columns)
         return recorder._add(AddLowRank((y, x), Activation(y.rows, columns), weight, adapter, factor))
 
     @staticmethod
-    def reference(run: Computing, y: Array, x: Array, weight: Weight, adapter: int, factor: float) -> Array:
-        return y + np.float32(factor) * scales_of_rows(run, adapter, len(y)) * (x @ run.matrix(weight))
+    def reference(run: ReferenceBase, y: Array, x: Array, weight: Weight, adapter: int, factor: float) -> Array:
+        return y + np.float32(factor) * select_scales(run, adapter, len(y)) * (x @ run.matrix(weight))
 
 
 class AddScaled(Update):
@@ -65,26 +65,26 @@ class AddScaled(Update):
 
     VERB = "add_scaled"
 
-    def lower(self, steps: Steps, target: Target) -> None:
+    def lower(self, steps: StepBuilder, target: Target) -> None:
         self.append(steps, target, "add_scaled", {})
 
     @staticmethod
     def record(
-        recorder: Recording, y: Activation, x: Activation, adapter: int, factor: float,
+        recorder: RecorderBase, y: Activation, x: Activation, adapter: int, factor: float,
         choice: RoutedActivation | None = None,
     ) -> Activation:  # fmt: skip
-        return recorder._add(AddScaled((y, x), Activation(y.rows, same_columns(y, x)), adapter, factor))
+        return recorder._add(AddScaled((y, x), Activation(y.rows, require_same_columns(y, x)), adapter, factor))
 
     @staticmethod
     def reference(
-        run: Computing, y: Array, x: Array, adapter: int, factor: float, choice: ChosenExperts | None = None
+        run: ReferenceBase, y: Array, x: Array, adapter: int, factor: float, choice: SelectedExperts | None = None
     ) -> Array:
         tokens = len(y) if choice is None else len(choice.experts)
-        scales = np.float32(factor) * scales_of_rows(run, adapter, tokens)
+        scales = np.float32(factor) * select_scales(run, adapter, tokens)
         return y + np.repeat(scales, len(y) // tokens, axis=0) * x
 
 
-def scales_of_rows(run: Computing, adapter: int, rows: int) -> Array:
+def select_scales(run: ReferenceBase, adapter: int, rows: int) -> Array:
     """Return the adapter's scale for each row, float32 [rows, 1]; rows of requested logits are fewer than tokens."""
     scales = run.adapter_scales[:, adapter]
     return (scales if rows == len(scales) else scales[run.wanted])[:, None]

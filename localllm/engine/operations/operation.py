@@ -13,12 +13,12 @@ import numpy as np
 from localllm.arch.layer_state import State
 from localllm.arch.weights import Weight
 from localllm.engine.lower.activation import Activation
-from localllm.engine.lower.steps import StepPlaces, Steps, Target, shape, vector_of
+from localllm.engine.lower.steps import StepBuilder, StepMemory, Target, output_arguments, pad_vector
 from localllm.frozen import frozen
-from localllm.kernels.table import KERNELS, missing
+from localllm.kernels.table import KERNELS, describe_missing
 
 T = TypeVar("T")
-OF_RUN = {
+HEADER_FIELDS = {
     "ids": "ids",
     "positions": "positions",
     "sequences": "sequences",
@@ -53,7 +53,7 @@ class Operation:
     def verb(self) -> str:
         return self.VERB
 
-    def lower(self, steps: Steps, target: Target) -> None:
+    def lower(self, steps: StepBuilder, target: Target) -> None:
         """Append the steps, for targets that do not lower this verb themselves (`Target.verbs`).
 
         By default append one step of the kernel that has the verb's name; its arguments are the inputs, attributes of
@@ -61,20 +61,24 @@ class Operation:
         """
         kernel = KERNELS.get(self.verb)
         if kernel is None or kernel.inputs is None:
-            raise NotImplementedError(missing(self.verb))
+            raise NotImplementedError(describe_missing(self.verb))
         inputs = [steps.buffers[x] for x in self.inputs]
         named = dict(zip(kernel.inputs, inputs, strict=True))
         y = steps.alloc_or_reuse(self) if kernel.in_place else steps.new(self.output)
-        values = named | {f"{name}_stride": buffer.stride for name, buffer in named.items()} | shape(self.output, y)
-        values |= {name: getattr(steps.header, place) for name, place in OF_RUN.items()}
+        values = (
+            named
+            | {f"{name}_stride": buffer.stride for name, buffer in named.items()}
+            | output_arguments(self.output, y)
+        )
+        values |= {name: getattr(steps.header, place) for name, place in HEADER_FIELDS.items()}
         names = [name for name in kernel.arguments._fields if name != "count"]
         arguments = {name: values[name] if name in values else self.argument(name) for name in names}
-        steps.row_step(self.verb, self.output.rows, arguments, inputs, [y])
+        steps.append_row_step(self.verb, self.output.rows, arguments, inputs, [y])
 
     def argument(self, name: str) -> object:
         """Return the kernel argument of that name, an attribute; arrays are padded as kernels require."""
         value = getattr(self, "vector" if name == "weight" else name)
-        return vector_of(value) if isinstance(value, np.ndarray) else value
+        return pad_vector(value) if isinstance(value, np.ndarray) else value
 
 
 @operation
@@ -92,7 +96,7 @@ class StateOperation(Operation):
 
 
 @operation
-class Product(MatrixOperation):
+class MatrixProduct(MatrixOperation):
     """A product with a matrix, or with the matrices of experts.
 
     Attributes:
@@ -110,9 +114,9 @@ class ActivationForm(Operation):
 
     A target's pass inserts it.
 
-        Attributes:
-            form: the target's verb that converts.
-            exact: whether a product needs both planes of panels.
+    Attributes:
+        form: the target's verb that converts.
+        exact: whether a product needs both planes of panels.
     """
 
     form: str
@@ -124,15 +128,15 @@ class ActivationForm(Operation):
 
 
 def lower_operations(
-    operations: Sequence[Operation], target: Target, places: StepPlaces, imported: Crossing | None = None,
+    operations: Sequence[Operation], target: Target, places: StepMemory, imported: Crossing | None = None,
     exported: Crossing | None = None,
-) -> Steps:  # fmt: skip
+) -> StepBuilder:  # fmt: skip
     """Lower operations in order.
 
     imported: activations that another target computes, and their memory; exported: activations for another target, and
     the memory to write them to; if empty, the last operation's output is the logits. Raises UnsupportedError.
     """
-    steps = Steps(target, places, last_uses(operations))
+    steps = StepBuilder(target, places, find_last_uses(operations))
     for x, rows in (imported or {}).items():
         steps.import_activation(x, rows)
     for operation in operations:
@@ -144,12 +148,12 @@ def lower_operations(
     return steps
 
 
-def last_uses(operations: Iterable[Operation]) -> dict[Activation, Operation]:
+def find_last_uses(operations: Iterable[Operation]) -> dict[Activation, Operation]:
     """Return for each activation the last operation that reads it."""
     return {x: operation for operation in operations for x in operation.inputs}
 
 
-def lower(steps: Steps, operation: Operation, target: Target) -> None:
+def lower(steps: StepBuilder, operation: Operation, target: Target) -> None:
     """Append the steps of an operation.
 
     Raises NotImplementedError, which names the file that lacks the verb.

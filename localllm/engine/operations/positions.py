@@ -5,14 +5,14 @@ import numpy as np
 from localllm.arch.rope import Rope
 from localllm.arch.weights import Weight
 from localllm.engine.lower.activation import ALL, Activation, Rows
-from localllm.engine.lower.header import Span
-from localllm.engine.lower.steps import Steps, Target
+from localllm.engine.lower.header import SequenceSpan
+from localllm.engine.lower.steps import StepBuilder, Target
 from localllm.engine.lower.tape import Buffer
-from localllm.engine.operations.builders import Array, Computing, Recording
+from localllm.engine.operations.builders import Array, RecorderBase, ReferenceBase
 from localllm.engine.operations.operation import Operation, operation
 from localllm.errors import ModelError
 
-LEAST_DIVISOR = 1e-3  # minimum divisor of RoPE frequencies; those of known models are at least 0.9
+MIN_DIVISOR = 1e-3  # minimum divisor of RoPE frequencies; those of known models are at least 0.9
 
 
 @operation
@@ -32,17 +32,17 @@ class Rotate(Operation):
     divisors: np.ndarray | None
     table: np.ndarray | None
 
-    def lower(self, steps: Steps, target: Target) -> None:
+    def lower(self, steps: StepBuilder, target: Target) -> None:
         (x,), rope = self.inputs, self.rope
         source, y, pairs = steps.buffers[x], steps.alloc_or_reuse(self), rope.dims // 2
-        table = self._angle_table(steps) if self.table is None else self.table
+        table = self._compute_angles(steps) if self.table is None else self.table
         arguments = {"x": source, "y": y, "stride": y.stride, "heads": x.columns // rope.head_dim}
         arguments |= {"head_dim": rope.head_dim, "table": table, "pairs": pairs}
         step, apart = (2, 1) if rope.interleaved else (1, pairs)
         reads = [source, table] if isinstance(table, Buffer) else [source]
-        steps.row_step("rope", x.rows, arguments | {"step": step, "apart": apart}, reads, [y])
+        steps.append_row_step("rope", x.rows, arguments | {"step": step, "apart": apart}, reads, [y])
 
-    def _angle_table(self, steps: Steps) -> Buffer:
+    def _compute_angles(self, steps: StepBuilder) -> Buffer:
         """Return the buffer of a run's angles, which one step computes for all layers with the same RoPE."""
         rope, divisors = self.rope, self.divisors
 
@@ -52,25 +52,25 @@ class Rotate(Operation):
             table = Buffer(steps.target.tokens, pairs * 8)
             arguments: dict[str, object] = {"positions": steps.header.rotary_positions, "before": rope.position_offset}
             arguments |= {"frequencies": frequencies, "pairs": pairs}
-            steps.row_step("angles", ALL, arguments | {"table": table, "factor": rope.magnitude}, [], [table])
+            steps.append_row_step("angles", ALL, arguments | {"table": table, "factor": rope.magnitude}, [], [table])
             return table
 
         return steps.memoize(("angles", rope, self.factors.name if self.factors else ""), make)
 
     @staticmethod
     def record(
-        recorder: Recording, x: Activation, rope: Rope, positions: Rows, factors: Weight | None = None
+        recorder: RecorderBase, x: Activation, rope: Rope, positions: Rows, factors: Weight | None = None
     ) -> Activation:
         if x.columns % rope.head_dim:
             raise ModelError(f"{x.columns} columns cannot be divided into heads of {rope.head_dim}")
-        divisors = None if factors is None else recorder._vector(factors, rope.dims // 2)
+        divisors = None if factors is None else recorder._load_vector(factors, rope.dims // 2)
         if factors and divisors is not None:
             require_divisors(factors.name, divisors)
         table = recorder._angles(rope, divisors)
         return recorder._add(Rotate((x,), Activation(positions, x.columns), rope, factors, divisors, table))
 
     @staticmethod
-    def reference(run: Computing, x: Array, rope: Rope, positions: Array, factors: Weight | None = None) -> Array:
+    def reference(run: ReferenceBase, x: Array, rope: Rope, positions: Array, factors: Weight | None = None) -> Array:
         frequencies = rope.frequencies(factors.vector() if factors else None)
         angles = (run._turns(rope, positions) - rope.position_offset)[:, None] * frequencies
         cos, sin = np.cos(angles) * rope.magnitude, np.sin(angles) * rope.magnitude
@@ -96,16 +96,16 @@ class ScaleByPosition(Operation):
 
     @staticmethod
     def record(
-        recorder: Recording, x: Activation, positions: Rows, slope: float, length: int, offset: int = 0
+        recorder: RecorderBase, x: Activation, positions: Rows, slope: float, length: int, offset: int = 0
     ) -> Activation:
         return recorder._add(ScaleByPosition((x,), Activation(positions, x.columns), slope, length, offset))
 
     @staticmethod
-    def reference(run: Computing, x: Array, positions: Array, slope: float, length: int, offset: int = 0) -> Array:
+    def reference(run: ReferenceBase, x: Array, positions: Array, slope: float, length: int, offset: int = 0) -> Array:
         return x * (1 + slope * np.log((positions + offset) // length + 1))[:, None].astype(np.float32)
 
 
-class PositionVerbs(Recording):
+class PositionVerbs(RecorderBase):
     """The recorder's implementation of the verbs of positions."""
 
     def _angles(self, rope: Rope, divisors: np.ndarray | None) -> np.ndarray | None:
@@ -121,25 +121,25 @@ class PositionVerbs(Recording):
 
 def require_divisors(name: str, divisors: np.ndarray) -> None:
     """Raise ModelError for divisors of RoPE frequencies that are too small or negative."""
-    if divisors.min() < LEAST_DIVISOR:
+    if divisors.min() < MIN_DIVISOR:
         raise ModelError(f"tensor {name} must have positive values (found {divisors.min()})")
 
 
-class PositionReference(Computing):
+class PositionReference(ReferenceBase):
     """The NumPy reference of the verbs of positions."""
 
     def _turns(self, rope: Rope, positions: Array) -> Array:
         """Return the position by which each pair rotates, [tokens, pairs or 1]."""
         if positions is not self.positions:
             return positions[:, None]
-        turns = [positions_of(span) for span in self._spans]
+        turns = [compute_mrope_positions(span) for span in self._spans]
         return np.concatenate(turns)[:, list(rope.pair_axes) or [0]]
 
     def by_context(self, short: Weight, long: Weight, original: int) -> Weight:
         return long if self._context > original else short
 
 
-def positions_of(span: Span) -> np.ndarray:
+def compute_mrope_positions(span: SequenceSpan) -> np.ndarray:
     """Return the RoPE positions of a span's tokens by time, height and width: int64 [tokens, 3]."""
     place = span.position - span.ahead
     if span.seen is not None:

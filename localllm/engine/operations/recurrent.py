@@ -12,8 +12,8 @@ from localllm.arch.recurrent_verbs import HeadState
 from localllm.arch.rowwise_verbs import RowwiseVerbs
 from localllm.arch.weights import Weight
 from localllm.engine.lower.activation import Activation
-from localllm.engine.lower.steps import Steps, Target, vector_of
-from localllm.engine.operations.builders import Array, Computing, Recording, require_columns
+from localllm.engine.lower.steps import StepBuilder, Target, pad_vector
+from localllm.engine.operations.builders import Array, RecorderBase, ReferenceBase, require_columns
 from localllm.engine.operations.operation import StateOperation, operation
 
 
@@ -24,7 +24,9 @@ class ScanOperation(StateOperation):
     state: Recurrent
     number: int
 
-    def scan(self, steps: Steps, kernel: str, names: Sequence[str], parts: int, arguments: dict[str, object]) -> None:
+    def append_scan(
+        self, steps: StepBuilder, kernel: str, names: Sequence[str], parts: int, arguments: dict[str, object]
+    ) -> None:
         """Append a step that reads and updates the state; names: the kernel's names of the inputs."""
         assert steps.layout is not None
         inputs, y = [steps.buffers[x] for x in self.inputs], steps.new(self.output)
@@ -43,27 +45,28 @@ class SelectiveScan(ScanOperation):
     rates: np.ndarray
     skip: np.ndarray
 
-    def lower(self, steps: Steps, target: Target) -> None:
+    def lower(self, steps: StepBuilder, target: Target) -> None:
         blocks, rates = -(-self.inputs[0].columns // 16), self.rates
-        of_block = np.ascontiguousarray(vector_of(rates.T).reshape(-1, blocks, 16).swapaxes(0, 1))
-        arguments = {"rates": of_block, "skip": vector_of(self.skip), "state_size": rates.shape[1]}
+        of_block = np.ascontiguousarray(pad_vector(rates.T).reshape(-1, blocks, 16).swapaxes(0, 1))
+        arguments = {"rates": of_block, "skip": pad_vector(self.skip), "state_size": rates.shape[1]}
         arguments |= {"state_stride": steps.buffers[self.inputs[2]].stride, "columns": self.output.columns}
-        self.scan(steps, "selective_scan", ("x", "dt", "b", "c"), blocks, arguments)
+        self.append_scan(steps, "selective_scan", ("x", "dt", "b", "c"), blocks, arguments)
 
     @staticmethod
     def record(
-        recorder: Recording, x: Activation, dt: Activation, b: Activation, c: Activation, rates: Weight, skip: Weight,
+        recorder: RecorderBase, x: Activation, dt: Activation, b: Activation, c: Activation, rates: Weight,
+        skip: Weight,
         state: Recurrent,
     ) -> Activation:  # fmt: skip
         state_size, columns = state.shapes[1]
         require_inputs(columns, x=x, dt=dt)
         require_inputs(state_size, b=b, c=c)
-        numbers = recorder._numbers(rates, (columns, state_size)), recorder._numbers(skip, (columns,))
+        numbers = recorder._load_array(rates, (columns, state_size)), recorder._load_array(skip, (columns,))
         return recorder._add(SelectiveScan((x, dt, b, c), Activation(x.rows, columns), state, 1, *numbers))
 
     @staticmethod
     def reference(
-        run: Computing, x: Array, dt: Array, b: Array, c: Array, rates: Weight, skip: Weight, state: Recurrent
+        run: ReferenceBase, x: Array, dt: Array, b: Array, c: Array, rates: Weight, skip: Weight, state: Recurrent
     ) -> Array:
         of_columns, skips = rates.flat().vector().reshape(x.shape[1], -1).T, skip.flat().vector()
 
@@ -71,7 +74,7 @@ class SelectiveScan(ScanOperation):
             h = np.exp(dt * of_columns) * h + b[:, None] * (dt * x)
             return h, c @ h + skips * x
 
-        return scan_by_token(run, state, 1, token, x, dt, b, c)
+        return scan_tokens(run, state, 1, token, x, dt, b, c)
 
 
 @operation
@@ -87,7 +90,7 @@ class HeadScan(ScanOperation):
     key_heads: int
     repeat: int
 
-    def scan_heads(self, steps: Steps, rule: str, names: Sequence[str], arguments: dict[str, object]) -> None:
+    def scan_heads(self, steps: StepBuilder, rule: str, names: Sequence[str], arguments: dict[str, object]) -> None:
         heads, key_dim, value_dim = self.state.shapes[self.number]
         inputs = dict(zip(names, self.inputs, strict=True))
         if "dt" in inputs:
@@ -95,7 +98,7 @@ class HeadScan(ScanOperation):
         arguments["key_stride"] = steps.buffers[inputs["k"]].stride
         arguments |= {"rates": self.rates, "key_heads": self.key_heads, "repeat": self.repeat}
         arguments |= {"heads": heads, "key_dim": key_dim, "value_dim": value_dim}
-        self.scan(steps, f"head_scan-{rule}", names, heads * -(-value_dim // 16), arguments)
+        self.append_scan(steps, f"head_scan-{rule}", names, heads * -(-value_dim // 16), arguments)
 
 
 @operation
@@ -106,28 +109,34 @@ class StateSpace(HeadScan):
 
     skip: np.ndarray
 
-    def lower(self, steps: Steps, target: Target) -> None:
+    def lower(self, steps: StepBuilder, target: Target) -> None:
         arguments = {"strength": steps.buffers[self.inputs[1]], "skip": self.skip}
         self.scan_heads(steps, "plain", ("v", "dt", "k", "q"), arguments)
 
     @staticmethod
     def record(
-        recorder: Recording, x: Activation, dt: Activation, b: Activation, c: Activation, skip: Weight, heads: HeadState
+        recorder: RecorderBase,
+        x: Activation,
+        dt: Activation,
+        b: Activation,
+        c: Activation,
+        skip: Weight,
+        heads: HeadState,
     ) -> Activation:
-        rates = decay_rates(recorder, heads, {"b": b, "c": c}, {"x": x}, {"dt": dt})
-        skips = recorder._numbers(skip, rates.shape)
+        rates = load_decay_rates(recorder, heads, {"b": b, "c": c}, {"x": x}, {"dt": dt})
+        skips = recorder._load_array(skip, rates.shape)
         output = Activation(x.rows, x.columns)
         shared = heads.state, heads.number, rates, heads.key_heads, heads.repeat
         return recorder._add(StateSpace((x, dt, b, c), output, *shared, skips))
 
     @staticmethod
-    def reference(run: Computing, x: Array, dt: Array, b: Array, c: Array, skip: Weight, heads: HeadState) -> Array:
+    def reference(run: ReferenceBase, x: Array, dt: Array, b: Array, c: Array, skip: Weight, heads: HeadState) -> Array:
         skips = skip.flat().vector()[:, None]
 
         def token(h: Array, c: Array, b: Array, x: Array, dt: Array) -> tuple[Array, Array]:
             return h + b[:, :, None] * (dt[:, None] * x)[:, None], skips * x
 
-        return scan_by_head(run, heads, token, c, b, x, dt)
+        return scan_heads(run, heads, token, c, b, x, dt)
 
 
 class DeltaRule(HeadScan):
@@ -135,25 +144,27 @@ class DeltaRule(HeadScan):
 
     VERB = "delta_rule"
 
-    def lower(self, steps: Steps, target: Target) -> None:
+    def lower(self, steps: StepBuilder, target: Target) -> None:
         self.scan_heads(steps, "delta", ("q", "k", "v", "dt", "strength"), {"skip": 0})
 
     @staticmethod
     def record(
-        recorder: Recording, q: Activation, k: Activation, v: Activation, dt: Activation, strength: Activation,
+        recorder: RecorderBase, q: Activation, k: Activation, v: Activation, dt: Activation, strength: Activation,
         heads: HeadState,
     ) -> Activation:  # fmt: skip
-        rates = decay_rates(recorder, heads, {"q": q, "k": k}, {"v": v}, {"dt": dt, "strength": strength})
+        rates = load_decay_rates(recorder, heads, {"q": q, "k": k}, {"v": v}, {"dt": dt, "strength": strength})
         shared = heads.state, heads.number, rates, heads.key_heads, heads.repeat
         return recorder._add(DeltaRule((q, k, v, dt, strength), Activation(v.rows, v.columns), *shared))
 
     @staticmethod
-    def reference(run: Computing, q: Array, k: Array, v: Array, dt: Array, strength: Array, heads: HeadState) -> Array:
+    def reference(
+        run: ReferenceBase, q: Array, k: Array, v: Array, dt: Array, strength: Array, heads: HeadState
+    ) -> Array:
         def token(h: Array, q: Array, k: Array, v: Array, dt: Array, strength: Array) -> tuple[Array, Array | int]:
             change = strength[:, None] * (v - np.einsum("hk,hkv->hv", k, h))
             return h + k[:, :, None] * change[:, None], 0
 
-        return scan_by_head(run, heads, token, q, k, v, dt, strength)
+        return scan_heads(run, heads, token, q, k, v, dt, strength)
 
 
 class LightningAttention(HeadScan):
@@ -161,7 +172,7 @@ class LightningAttention(HeadScan):
 
     VERB = "lightning_attention"
 
-    def lower(self, steps: Steps, target: Target) -> None:
+    def lower(self, steps: StepBuilder, target: Target) -> None:
         heads = self.state.shapes[self.number][0]
         ones = np.ones(heads, np.float32)
         constants = {"dt": ones, "strength": ones, "skip": np.zeros(heads, np.float32), "head_stride": 0}
@@ -169,7 +180,7 @@ class LightningAttention(HeadScan):
 
     @staticmethod
     def record(
-        recorder: Recording, q: Activation, k: Activation, v: Activation, slopes: Sequence[float], state: Recurrent,
+        recorder: RecorderBase, q: Activation, k: Activation, v: Activation, slopes: Sequence[float], state: Recurrent,
         number: int,
     ) -> Activation:  # fmt: skip
         require_heads(state.shapes[number], v, q=q, k=k)
@@ -180,7 +191,7 @@ class LightningAttention(HeadScan):
 
     @staticmethod
     def reference(
-        run: Computing, q: Array, k: Array, v: Array, slopes: Sequence[float], state: Recurrent, number: int
+        run: ReferenceBase, q: Array, k: Array, v: Array, slopes: Sequence[float], state: Recurrent, number: int
     ) -> Array:
         decays = np.exp(-np.array(slopes, np.float32))[:, None, None]
 
@@ -188,17 +199,19 @@ class LightningAttention(HeadScan):
             h = decays * h + k[:, :, None] * v[:, None]
             return h, np.einsum("hk,hkv->hv", q, h)
 
-        return scan_by_row(run, state, number, token, q, k, v)
+        return scan_split_heads(run, state, number, token, q, k, v)
 
 
 class RowScan(ScanOperation):
     """A scan by heads with a decay for each row of the state."""
 
-    def scan_rows(self, steps: Steps, rule: str, names: Sequence[str], arguments: dict[str, object]) -> None:
+    def append_row_scan(
+        self, steps: StepBuilder, rule: str, names: Sequence[str], arguments: dict[str, object]
+    ) -> None:
         heads, key_dim, value_dim = self.state.shapes[self.number]
         arguments |= {"heads": heads, "key_dim": key_dim, "value_dim": value_dim}
         arguments["key_stride"] = steps.buffers[self.inputs[0]].stride
-        self.scan(steps, f"wkv-{rule}", names, heads * -(-value_dim // 16), arguments)
+        self.append_scan(steps, f"wkv-{rule}", names, heads * -(-value_dim // 16), arguments)
 
 
 class GatedLinearAttention(RowScan):
@@ -206,23 +219,29 @@ class GatedLinearAttention(RowScan):
 
     VERB = "gated_linear_attention"
 
-    def lower(self, steps: Steps, target: Target) -> None:
-        self.scan_rows(steps, "gated", ("r", "k", "v", "w"), {"a": 0, "b": 0, "first": 0})
+    def lower(self, steps: StepBuilder, target: Target) -> None:
+        self.append_row_scan(steps, "gated", ("r", "k", "v", "w"), {"a": 0, "b": 0, "first": 0})
 
     @staticmethod
     def record(
-        recorder: Recording, q: Activation, k: Activation, v: Activation, w: Activation, state: Recurrent, number: int
+        recorder: RecorderBase,
+        q: Activation,
+        k: Activation,
+        v: Activation,
+        w: Activation,
+        state: Recurrent,
+        number: int,
     ) -> Activation:
         require_heads(state.shapes[number], v, q=q, k=k, w=w)
         return recorder._add(GatedLinearAttention((q, k, v, w), Activation(v.rows, v.columns), state, number))
 
     @staticmethod
-    def reference(run: Computing, q: Array, k: Array, v: Array, w: Array, state: Recurrent, number: int) -> Array:
+    def reference(run: ReferenceBase, q: Array, k: Array, v: Array, w: Array, state: Recurrent, number: int) -> Array:
         def token(h: Array, q: Array, k: Array, v: Array, w: Array) -> tuple[Array, Array]:
             h = w[:, :, None] * h + k[:, :, None] * v[:, None]
             return h, np.einsum("hk,hkv->hv", q, h)
 
-        return scan_by_row(run, state, number, token, q, k, v, w)
+        return scan_split_heads(run, state, number, token, q, k, v, w)
 
 
 @operation
@@ -236,21 +255,21 @@ class WKV6(RowScan):
 
     first: np.ndarray
 
-    def lower(self, steps: Steps, target: Target) -> None:
-        self.scan_rows(steps, "first", ("r", "k", "v", "w"), {"a": 0, "b": 0, "first": vector_of(self.first)})
+    def lower(self, steps: StepBuilder, target: Target) -> None:
+        self.append_row_scan(steps, "first", ("r", "k", "v", "w"), {"a": 0, "b": 0, "first": pad_vector(self.first)})
 
     @staticmethod
     def record(
-        recorder: Recording, r: Activation, k: Activation, v: Activation, w: Activation, first: Weight,
+        recorder: RecorderBase, r: Activation, k: Activation, v: Activation, w: Activation, first: Weight,
         state: Recurrent, number: int,
     ) -> Activation:  # fmt: skip
         require_heads(state.shapes[number], v, r=r, k=k, w=w)
-        numbers = recorder._numbers(first, state.shapes[number][:2]).reshape(-1)
+        numbers = recorder._load_array(first, state.shapes[number][:2]).reshape(-1)
         return recorder._add(WKV6((r, k, v, w), Activation(v.rows, v.columns), state, number, numbers))
 
     @staticmethod
     def reference(
-        run: Computing, r: Array, k: Array, v: Array, w: Array, first: Weight, state: Recurrent, number: int
+        run: ReferenceBase, r: Array, k: Array, v: Array, w: Array, first: Weight, state: Recurrent, number: int
     ) -> Array:
         weights = first.flat().vector().reshape(*state.shapes[number][:2], 1)
 
@@ -258,7 +277,7 @@ class WKV6(RowScan):
             new = k[:, :, None] * v[:, None]
             return w[:, :, None] * h + new, np.einsum("hk,hkv->hv", r, h + weights * new)
 
-        return scan_by_row(run, state, number, token, r, k, v, w)
+        return scan_split_heads(run, state, number, token, r, k, v, w)
 
 
 class WKV7(RowScan):
@@ -266,12 +285,13 @@ class WKV7(RowScan):
 
     VERB = "wkv7"
 
-    def lower(self, steps: Steps, target: Target) -> None:
-        self.scan_rows(steps, "delta", ("r", "w", "k", "v", "a", "b"), {"first": 0})
+    def lower(self, steps: StepBuilder, target: Target) -> None:
+        self.append_row_scan(steps, "delta", ("r", "w", "k", "v", "a", "b"), {"first": 0})
 
     @staticmethod
     def record(
-        recorder: Recording, r: Activation, w: Activation, k: Activation, v: Activation, a: Activation, b: Activation,
+        recorder: RecorderBase, r: Activation, w: Activation, k: Activation, v: Activation, a: Activation,
+        b: Activation,
         state: Recurrent, number: int,
     ) -> Activation:  # fmt: skip
         require_heads(state.shapes[number], v, r=r, w=w, k=k, a=a, b=b)
@@ -279,14 +299,14 @@ class WKV7(RowScan):
 
     @staticmethod
     def reference(
-        run: Computing, r: Array, w: Array, k: Array, v: Array, a: Array, b: Array, state: Recurrent, number: int
+        run: ReferenceBase, r: Array, w: Array, k: Array, v: Array, a: Array, b: Array, state: Recurrent, number: int
     ) -> Array:
         def token(h: Array, r: Array, w: Array, k: Array, v: Array, a: Array, b: Array) -> tuple[Array, Array]:
             read = np.einsum("hk,hkv->hv", a, h)
             h = w[:, :, None] * h + b[:, :, None] * read[:, None] + k[:, :, None] * v[:, None]
             return h, np.einsum("hk,hkv->hv", r, h)
 
-        return scan_by_row(run, state, number, token, r, w, k, v, a, b)
+        return scan_split_heads(run, state, number, token, r, w, k, v, a, b)
 
 
 def require_heads(shape: tuple[int, ...], v: Activation, **keys: Activation) -> None:
@@ -302,8 +322,8 @@ def require_inputs(columns: int, **inputs: Activation) -> None:
         require_columns(name, x, columns)
 
 
-def decay_rates(
-    recorder: Recording, scan: HeadState, keys: dict[str, Activation], values: dict[str, Activation],
+def load_decay_rates(
+    recorder: RecorderBase, scan: HeadState, keys: dict[str, Activation], values: dict[str, Activation],
     single: dict[str, Activation],
 ) -> np.ndarray:  # fmt: skip
     """Return the heads' decay rates; single: inputs that have one value per head. Raises ModelError."""
@@ -311,11 +331,11 @@ def decay_rates(
     require_inputs(scan.key_heads * key_dim, **keys)
     require_inputs(heads * value_dim, **values)
     require_inputs(heads, **single)
-    return recorder._numbers(scan.rates, (heads,))
+    return recorder._load_array(scan.rates, (heads,))
 
 
-def scan_by_head(
-    run: Computing, scan: HeadState, token: Callable[..., tuple[Array, Array | int]], *inputs: Array
+def scan_heads(
+    run: ReferenceBase, scan: HeadState, token: Callable[..., tuple[Array, Array | int]], *inputs: Array
 ) -> Array:
     """Scan all heads token by token; return q h + skipped for each token.
 
@@ -330,11 +350,11 @@ def scan_by_head(
         h, skipped = token(faded, q, k, v.reshape(heads, value_dim), dt, *strength)
         return h, (np.einsum("hk,hkv->hv", q, h) + skipped).reshape(-1)
 
-    return scan_by_token(run, scan.state, scan.number, run_heads, *inputs)
+    return scan_tokens(run, scan.state, scan.number, run_heads, *inputs)
 
 
-def scan_by_row(
-    run: Computing, state: Recurrent, number: int, token: Callable[..., tuple[Array, Array]], *inputs: Array
+def scan_split_heads(
+    run: ReferenceBase, state: Recurrent, number: int, token: Callable[..., tuple[Array, Array]], *inputs: Array
 ) -> Array:
     """Scan token by token as `scan_by_token` does, with inputs and outputs divided into heads."""
     heads = state.shapes[number][0]
@@ -343,11 +363,11 @@ def scan_by_row(
         h, y = token(h, *(row.reshape(heads, -1) for row in rows))
         return h, y.reshape(-1)
 
-    return scan_by_token(run, state, number, run_heads, *inputs)
+    return scan_tokens(run, state, number, run_heads, *inputs)
 
 
-def scan_by_token(
-    run: Computing, state: Recurrent, number: int, token: Callable[..., tuple[Array, Array]], *inputs: Array
+def scan_tokens(
+    run: ReferenceBase, state: Recurrent, number: int, token: Callable[..., tuple[Array, Array]], *inputs: Array
 ) -> Array:
     """Call token(h, *rows) -> (new h, output) for one token after the other; return all outputs."""
 
@@ -358,7 +378,7 @@ def scan_by_token(
             outputs.append(y)
         return h, np.stack(outputs)
 
-    return run._by_sequence(state, number, run_sequence, *inputs)
+    return run._scan_sequences(state, number, run_sequence, *inputs)
 
 
 @operation
@@ -376,27 +396,27 @@ class Convolve(ScanOperation):
     bias: np.ndarray
     silu: bool
 
-    def lower(self, steps: Steps, target: Target) -> None:
-        weights = vector_of(self.taps.T)
-        arguments = {"taps": len(weights), "weights": weights, "bias": vector_of(self.bias), "silu": self.silu}
+    def lower(self, steps: StepBuilder, target: Target) -> None:
+        weights = pad_vector(self.taps.T)
+        arguments = {"taps": len(weights), "weights": weights, "bias": pad_vector(self.bias), "silu": self.silu}
         arguments["columns"] = self.output.columns
-        self.scan(steps, "convolve", ("x",), -(-self.inputs[0].columns // 16), arguments)
+        self.append_scan(steps, "convolve", ("x",), -(-self.inputs[0].columns // 16), arguments)
 
     @staticmethod
     def record(
-        recorder: Recording, x: Activation, weight: Weight, state: Recurrent, number: int = 0, silu: bool = True,
+        recorder: RecorderBase, x: Activation, weight: Weight, state: Recurrent, number: int = 0, silu: bool = True,
         dilation: int = 1,
     ) -> Activation:  # fmt: skip
         taps_before, columns = state.shapes[number]
         require_columns(weight.name, x, columns)
         taps = np.zeros((columns, taps_before + 1), np.float32)
-        taps[:, ::dilation] = recorder._numbers(weight, (columns, taps_before // dilation + 1))
-        bias = recorder._vector(weight.bias, columns) if weight.bias else None
+        taps[:, ::dilation] = recorder._load_array(weight, (columns, taps_before // dilation + 1))
+        bias = recorder._load_vector(weight.bias, columns) if weight.bias else None
         return recorder._convolve(x, state, number, taps, bias, silu)
 
     @staticmethod
     def reference(
-        run: Computing, x: Array, weight: Weight, state: Recurrent, number: int = 0, silu: bool = True,
+        run: ReferenceBase, x: Array, weight: Weight, state: Recurrent, number: int = 0, silu: bool = True,
         dilation: int = 1,
     ) -> Array:  # fmt: skip
         taps = weight.flat().vector().reshape(x.shape[1], -1)
@@ -406,7 +426,7 @@ class Convolve(ScanOperation):
             y = sum(taps[:, tap] * rows[tap * dilation :][: len(x)] for tap in range(taps.shape[1]))
             return rows[len(x) :], y + (weight.bias.vector() if weight.bias else 0)
 
-        y = run._by_sequence(state, number, run_sequence, x)
+        y = run._scan_sequences(state, number, run_sequence, x)
         return y * run.sigmoid(y) if silu else y
 
 
@@ -424,15 +444,15 @@ class GatedMean(ScanOperation):
     places: np.ndarray
     stretches: int
 
-    def lower(self, steps: Steps, target: Target) -> None:
-        x, places = self.inputs[0], vector_of(self.places)
+    def lower(self, steps: StepBuilder, target: Target) -> None:
+        x, places = self.inputs[0], pad_vector(self.places)
         arguments = {"taps": len(places), "places": places, "columns": self.output.columns}
         arguments |= {"x_stride": steps.buffers[x].stride, "stretches": self.stretches}
-        self.scan(steps, "gated_mean", ("x",), -(-self.output.columns // 16), arguments)
+        self.append_scan(steps, "gated_mean", ("x",), -(-self.output.columns // 16), arguments)
 
     @staticmethod
     def record(
-        recorder: Recording, x: Activation, places: Weight, state: Recurrent, number: int = 0, stretches: int = 1
+        recorder: RecorderBase, x: Activation, places: Weight, state: Recurrent, number: int = 0, stretches: int = 1
     ) -> Activation:
         taps_before, columns = state.shapes[number]
         require_columns(places.name, x, columns)
@@ -443,7 +463,7 @@ class GatedMean(ScanOperation):
 
     @staticmethod
     def reference(
-        run: Computing, x: Array, places: Weight, state: Recurrent, number: int = 0, stretches: int = 1
+        run: ReferenceBase, x: Array, places: Weight, state: Recurrent, number: int = 0, stretches: int = 1
     ) -> Array:
         columns = x.shape[1] // (2 * stretches)
         of_places = run.matrix(places).reshape(-1, stretches, columns).swapaxes(0, 1)  # [stretches, taps, columns]
@@ -461,10 +481,10 @@ class GatedMean(ScanOperation):
                 means = (powers * rows[:, :, 0]).sum(axis=0) / powers.sum(axis=0)
             return stream[len(x) :].reshape(taps - 1, 2 * stretches * columns), means
 
-        return run._by_sequence(state, number, run_sequence, x)
+        return run._scan_sequences(state, number, run_sequence, x)
 
 
-class ConvolutionVerbs(Recording):
+class ConvolutionVerbs(RecorderBase):
     """The recorder's implementation of the verbs of convolutions."""
 
     def previous(self, x: Activation, state: Recurrent, number: int) -> Activation:
@@ -486,14 +506,14 @@ class ConvolutionVerbs(Recording):
         return self._add(Convolve((x,), Activation(x.rows, x.columns), state, number, taps, bias, silu))
 
 
-class ConvolutionReference(Computing, RowwiseVerbs):
+class ConvolutionReference(ReferenceBase, RowwiseVerbs):
     """The NumPy reference of the verbs of convolutions."""
 
     def previous(self, x: Array, state: Recurrent, number: int) -> Array:
         def run_sequence(last: Array, x: Array) -> tuple[Array, Array]:
             return x[-1:], np.concatenate((last, x[:-1]))
 
-        return self._by_sequence(state, number, run_sequence, x)
+        return self._scan_sequences(state, number, run_sequence, x)
 
     def mean(self, x: Array, state: Recurrent, number: int) -> Array:
         def run_sequence(window: Array, x: Array) -> tuple[Array, Array]:
@@ -501,4 +521,4 @@ class ConvolutionReference(Computing, RowwiseVerbs):
             total: Array = np.add.reduce([rows[tap : tap + len(x)] for tap in range(taps)])
             return rows[len(x) :], total / np.float32(taps)
 
-        return self._by_sequence(state, number, run_sequence, x)
+        return self._scan_sequences(state, number, run_sequence, x)

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from localllm.engine.lower.header import Span
+from localllm.engine.lower.header import SequenceSpan
 from localllm.engine.operations import (
     attention,
     columns,
@@ -39,7 +39,7 @@ OPERATIONS: dict[str, type[Operation]] = {
 }
 
 
-def with_verbs(method: str) -> Callable[[type[T]], type[T]]:
+def add_verbs(method: str) -> Callable[[type[T]], type[T]]:
     """Return a class decorator that adds the verbs of all operations to a builder.
 
     method: the operations' function, "record" or "reference".
@@ -54,16 +54,18 @@ def with_verbs(method: str) -> Callable[[type[T]], type[T]]:
     return decorate
 
 
-@with_verbs("reference")
-class Reference(ElementwiseReference, ExpertReference, ConvolutionReference, PositionReference, HiddenStateReference):
+@add_verbs("reference")
+class ReferenceBuilder(
+    ElementwiseReference, ExpertReference, ConvolutionReference, PositionReference, HiddenStateReference
+):
     """A builder (localllm.arch.verbs) whose verbs compute in plain NumPy, one for each run.
 
     It is the oracle that the fast kernels are tested against. Activations are float32 [tokens, columns].
     """
 
     def __init__(
-        self, spans: Sequence[Span], matrices: dict[tuple[str, int], np.ndarray], context: int,
+        self, spans: Sequence[SequenceSpan], matrices: dict[tuple[str, int], np.ndarray], context: int,
         observer: Observer | None = None,
     ):  # fmt: skip
         super().__init__(spans, matrices, context, observer)
-        self.entered = {}
+        self.layer_inputs = {}

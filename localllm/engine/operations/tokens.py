@@ -9,35 +9,37 @@ import numpy as np
 from localllm.arch.verbs import Hashing
 from localllm.arch.weights import Weight
 from localllm.engine.lower.activation import ALL, WANTED, Activation, Rows
-from localllm.engine.lower.steps import Steps, Target, shape
+from localllm.engine.lower.steps import StepBuilder, Target, output_arguments
 from localllm.engine.lower.tape import Buffer
-from localllm.engine.operations.builders import Array, Computing, Recording
+from localllm.engine.operations.builders import Array, RecorderBase, ReferenceBase
 from localllm.engine.operations.operation import MatrixOperation, Operation, operation
 from localllm.errors import ModelError, UnsupportedError
 
-MOST_EXACT = 1 << 24  # up to this value float32 represents every integer
+MAX_EXACT_FLOAT = 1 << 24  # up to this value float32 represents every integer
 POOLINGS = "mean", "cls", "last"  # in the order of the kernel's constants
 
 
 class GatherRows(MatrixOperation):
     """An operation that dequantizes rows of a matrix by their indices."""
 
-    def gather_rows(self, steps: Steps, target: Target, ids: Buffer | np.ndarray, reads: list[Buffer]) -> None:
+    def append_gather(self, steps: StepBuilder, target: Target, ids: Buffer | np.ndarray, reads: list[Buffer]) -> None:
         """Append the step; ids: indices of rows, int64; reads: the buffer that holds them, if they are in one."""
         weight, output = self.weight, self.output
         x, (kind, row_bytes) = steps.new(output), target.layout_of(weight)
         arguments = {"weights": target.matrix(weight), "row_bytes": row_bytes, "columns": output.columns}
-        steps.row_step(f"embed-{kind}", output.rows, arguments | {"ids": ids, "x": x, "stride": x.stride}, reads, [x])
+        steps.append_row_step(
+            f"embed-{kind}", output.rows, arguments | {"ids": ids, "x": x, "stride": x.stride}, reads, [x]
+        )
 
 
 class EmbedRows(GatherRows):
     """Rows by indices from a run's header, or from an earlier operation."""
 
-    NUMBERS: ClassVar[str] = "ids"  # the header's array of row indices
+    INDEX_FIELD: ClassVar[str] = "ids"  # the header's array of row indices
 
-    def lower(self, steps: Steps, target: Target) -> None:
+    def lower(self, steps: StepBuilder, target: Target) -> None:
         sources = [steps.buffers[x] for x in self.inputs]
-        self.gather_rows(steps, target, sources[0] if sources else getattr(steps.header, self.NUMBERS), sources)
+        self.append_gather(steps, target, sources[0] if sources else getattr(steps.header, self.INDEX_FIELD), sources)
 
 
 class Embed(EmbedRows):
@@ -46,7 +48,7 @@ class Embed(EmbedRows):
     VERB = "embed"
 
     @staticmethod
-    def record(recorder: Recording, weight: Weight, ids: Rows | Activation) -> Activation:
+    def record(recorder: RecorderBase, weight: Weight, ids: Rows | Activation) -> Activation:
         rows, columns = recorder._matrix(weight)
         if rows != recorder._vocab_size:
             raise ModelError(f"tensor {weight.name} has {rows} rows for {recorder._vocab_size} tokens")
@@ -54,7 +56,7 @@ class Embed(EmbedRows):
         return recorder._add(Embed(inputs, Activation(of_tokens, columns), weight))
 
     @staticmethod
-    def reference(run: Computing, weight: Weight, ids: Array) -> Array:
+    def reference(run: ReferenceBase, weight: Weight, ids: Array) -> Array:
         return run.matrix(weight)[ids]
 
 
@@ -62,10 +64,10 @@ class EmbedPositions(EmbedRows):
     """The rows of a table of position embeddings."""
 
     VERB = "embed_positions"
-    NUMBERS = "positions"
+    INDEX_FIELD = "positions"
 
     @staticmethod
-    def record(recorder: Recording, weight: Weight, positions: Rows) -> Activation:
+    def record(recorder: RecorderBase, weight: Weight, positions: Rows) -> Activation:
         rows, columns = recorder._matrix(weight)
         if rows < recorder._context:
             raise ModelError(f"the model has only {rows} positions, too few for a context of {recorder._context}")
@@ -74,24 +76,24 @@ class EmbedPositions(EmbedRows):
         return recorder._add(EmbedPositions((), Activation(positions, columns), weight))
 
     @staticmethod
-    def reference(run: Computing, weight: Weight, positions: Array) -> Array:
+    def reference(run: ReferenceBase, weight: Weight, positions: Array) -> Array:
         return run.matrix(weight)[positions]
 
 
-class EmbedKinds(EmbedRows):
+class EmbedTokenTypes(EmbedRows):
     """The embeddings of token types."""
 
     VERB = "embed_kinds"
-    NUMBERS = "kinds"
+    INDEX_FIELD = "kinds"
 
     @staticmethod
-    def record(recorder: Recording, weight: Weight, kinds: Rows | Activation) -> Activation:
+    def record(recorder: RecorderBase, weight: Weight, kinds: Rows | Activation) -> Activation:
         _, columns = recorder._matrix(weight)
         inputs, of_tokens = ((kinds,), kinds.rows) if isinstance(kinds, Activation) else ((), kinds)
-        return recorder._add(EmbedKinds(inputs, Activation(of_tokens, columns), weight))
+        return recorder._add(EmbedTokenTypes(inputs, Activation(of_tokens, columns), weight))
 
     @staticmethod
-    def reference(run: Computing, weight: Weight, kinds: Array) -> Array:
+    def reference(run: ReferenceBase, weight: Weight, kinds: Array) -> Array:
         return run.matrix(weight)[kinds]
 
 
@@ -103,35 +105,35 @@ class ReplaceIds(Operation):
 
     table: np.ndarray
 
-    def lower(self, steps: Steps, target: Target) -> None:
+    def lower(self, steps: StepBuilder, target: Target) -> None:
         y = steps.buffers[self.output] = Buffer(steps.target.tokens, 8)
         arguments = {"ids": steps.header.ids, "table": self.table, "y": y}
-        steps.row_step("replace_ids", self.output.rows, arguments, [], [y])
+        steps.append_row_step("replace_ids", self.output.rows, arguments, [], [y])
 
     @staticmethod
-    def record(recorder: Recording, ids: Rows, table: np.ndarray) -> Activation:
+    def record(recorder: RecorderBase, ids: Rows, table: np.ndarray) -> Activation:
         if table.shape != (recorder._vocab_size,):
             raise ModelError(f"the table has {table.size} ids, the vocabulary {recorder._vocab_size} tokens")
         return recorder._add(ReplaceIds((), Activation(ids, 2), np.ascontiguousarray(table, np.int64)))
 
     @staticmethod
-    def reference(run: Computing, ids: Array, table: np.ndarray) -> Array:
+    def reference(run: ReferenceBase, ids: Array, table: np.ndarray) -> Array:
         return table[ids]
 
 
-class AsColumn(Operation):
+class IdsToColumn(Operation):
     """A column with each token's id plus 1, as float32."""
 
     VERB = "as_column"
 
     @staticmethod
-    def record(recorder: Recording, ids: Rows) -> Activation:
-        if recorder._vocab_size >= MOST_EXACT:
+    def record(recorder: RecorderBase, ids: Rows) -> Activation:
+        if recorder._vocab_size >= MAX_EXACT_FLOAT:
             raise UnsupportedError(f"n-gram hashes are not supported for a vocabulary of {recorder._vocab_size} tokens")
-        return recorder._add(AsColumn((), Activation(ids, 1)))
+        return recorder._add(IdsToColumn((), Activation(ids, 1)))
 
     @staticmethod
-    def reference(run: Computing, ids: Array) -> Array:
+    def reference(run: ReferenceBase, ids: Array) -> Array:
         return (ids[:, None] + 1).astype(np.float32)
 
 
@@ -143,17 +145,17 @@ class EmbedHashed(GatherRows):
 
     hashing: Hashing
 
-    def lower(self, steps: Steps, target: Target) -> None:
+    def lower(self, steps: StepBuilder, target: Target) -> None:
         (x,), hashing = self.inputs, self.hashing
         source, ids = steps.buffers[x], Buffer(steps.target.tokens, 8)
         factors = np.array(hashing.factors, np.int64)
         arguments = {"x": source, "stride": source.stride, "factors": factors, "length": len(factors), "y": ids}
         arguments |= {"size": hashing.size, "first": hashing.first, "end": hashing.end}
-        steps.row_step("hash", x.rows, arguments, [source], [ids])
-        self.gather_rows(steps, target, ids, [ids])
+        steps.append_row_step("hash", x.rows, arguments, [source], [ids])
+        self.append_gather(steps, target, ids, [ids])
 
     @staticmethod
-    def record(recorder: Recording, weight: Weight, tokens: Activation, hashing: Hashing) -> Activation:
+    def record(recorder: RecorderBase, weight: Weight, tokens: Activation, hashing: Hashing) -> Activation:
         rows, columns = recorder._matrix(weight)
         if rows < hashing.first + hashing.size:
             raise ModelError(f"tensor {weight.name} has {rows} rows; the hashes need {hashing.first + hashing.size}")
@@ -162,7 +164,7 @@ class EmbedHashed(GatherRows):
         return recorder._add(EmbedHashed((tokens,), Activation(tokens.rows, columns), weight, hashing))
 
     @staticmethod
-    def reference(run: Computing, weight: Weight, tokens: Array, hashing: Hashing) -> Array:
+    def reference(run: ReferenceBase, weight: Weight, tokens: Array, hashing: Hashing) -> Array:
         ids = tokens[:, : len(hashing.factors)].astype(np.int64) - 1
         for place in range(1, ids.shape[1]):
             is_cut = (ids[:, place] < 0) | ((ids[:, place - 1] == hashing.end) & (place > 1))
@@ -177,11 +179,11 @@ class Select(Operation):
     VERB = "select"
 
     @staticmethod
-    def record(recorder: Recording, x: Activation, rows: Rows) -> Activation:
+    def record(recorder: RecorderBase, x: Activation, rows: Rows) -> Activation:
         return recorder._add(Select((x,), Activation(rows, x.columns)))
 
     @staticmethod
-    def reference(run: Computing, x: Array, rows: Array) -> Array:
+    def reference(run: ReferenceBase, x: Array, rows: Array) -> Array:
         return x[rows]
 
 
@@ -197,11 +199,11 @@ class Pool(Operation):
         return POOLINGS.index(self.kind)
 
     @staticmethod
-    def record(recorder: Recording, x: Activation, kind: str) -> Activation:
+    def record(recorder: RecorderBase, x: Activation, kind: str) -> Activation:
         return recorder._add(Pool((x,), Activation(WANTED, x.columns), kind))
 
     @staticmethod
-    def reference(run: Computing, x: Array, kind: str) -> Array:
+    def reference(run: ReferenceBase, x: Array, kind: str) -> Array:
         texts = [x[rows] for _, rows in run._rows()]
         pooled = {"mean": lambda text: text.mean(axis=0, dtype=np.float64), "cls": lambda text: text[0]}
         return np.stack([pooled.get(kind, lambda text: text[-1])(text) for text in texts]).astype(np.float32)
@@ -227,13 +229,13 @@ class ExternalInput(Operation):
 
     memory: np.ndarray
 
-    def lower(self, steps: Steps, target: Target) -> None:
+    def lower(self, steps: StepBuilder, target: Target) -> None:
         rows, x, y = self.memory, self.output, steps.new(self.output)
         arguments = {"x": rows, "x_stride": rows.strides[0], "first": 0, "groups": 1, "period": x.columns}
-        steps.row_step("slice_columns", x.rows, arguments | shape(x, y), [], [y])
+        steps.append_row_step("slice_columns", x.rows, arguments | output_arguments(x, y), [], [y])
 
     @staticmethod
-    def record(recorder: Recording, rows: np.ndarray, columns: int) -> Activation:
+    def record(recorder: RecorderBase, rows: np.ndarray, columns: int) -> Activation:
         """Record rows that the caller writes before the run: float32 [BATCH, columns or more]."""
         return recorder._add(ExternalInput((), Activation(ALL, columns), rows))
 
@@ -246,22 +248,22 @@ class ExportHidden(Operation):
 
     memory: np.ndarray
 
-    def lower(self, steps: Steps, target: Target) -> None:
+    def lower(self, steps: StepBuilder, target: Target) -> None:
         steps.export_activation(self.inputs[0], self.memory)
 
     @staticmethod
-    def record(recorder: Recording, x: Activation) -> Activation:
+    def record(recorder: RecorderBase, x: Activation) -> Activation:
         assert recorder._tap
         recorder._add(ExportHidden((x,), Activation(ALL, x.columns), recorder._tap.memory))
         return x
 
     @staticmethod
     def reference(run: "HiddenStateReference", x: Array) -> Array:
-        run.revealed = x
+        run.last_hidden = x
         return x
 
 
-class HiddenStateVerbs(Recording):
+class HiddenStateVerbs(RecorderBase):
     """The recorder's implementation of the verbs of hidden states.
 
     Attributes:
@@ -292,7 +294,7 @@ class HiddenStateVerbs(Recording):
         self.reveals = hidden_state_tap is not None and not hidden_state_tap.layers
 
 
-class HiddenStateReference(Computing):
+class HiddenStateReference(ReferenceBase):
     """The NumPy reference of the verbs of hidden states.
 
     Attributes:
@@ -301,20 +303,20 @@ class HiddenStateReference(Computing):
     """
 
     reveals = False
-    revealed: Array
-    entered: dict[int, Array]
+    last_hidden: Array
+    layer_inputs: dict[int, Array]
     _parts: list[Array] | None
 
     def embed_inputs(self, embedded: Callable[[], Array], parts: int = 1) -> Array:
         """Return an image's rows if the run is one image, else the tokens' embeddings."""
         (image,) = {span.seen for span in self._spans}
-        self._parts = None if image is None else np.split(image.rows_of(self.ids), parts, axis=1)
+        self._parts = None if image is None else np.split(image.select_rows(self.ids), parts, axis=1)
         return embedded() if self._parts is None else self._parts[0]
 
     def add_deepstack(self, x: Array, part: int) -> Array:
         return x if self._parts is None else x + self._parts[part]
 
     def tap_layer_input(self, x: Array, layer: int) -> Array:
-        if layer in self.entered:
-            self.entered[layer] = x
+        if layer in self.layer_inputs:
+            self.layer_inputs[layer] = x
         return x

@@ -18,7 +18,7 @@ class ImatrixCollector:
         self._sums: dict[str, np.ndarray] = {}  # by the matrix's name; some share memory
         self._counts: dict[str, np.ndarray] = {}  # number of input rows of each expert of a stack, int64 [experts]
 
-    def watch(self, operations: list[Operation]) -> list[Operation]:
+    def insert_sums(self, operations: list[Operation]) -> list[Operation]:
         """Insert operations that add the inputs of matrix products to the sums, once per activation."""
         watched: list[Operation] = []
         by_input: dict[Activation, AddSquares | AddExpertSquares] = {}
@@ -26,7 +26,9 @@ class ImatrixCollector:
             if isinstance(operation, Linear | ExpertLinear):
                 x = operation.inputs[0]
                 if x not in by_input:
-                    by_input[x] = expert_sums(operation) if isinstance(operation, ExpertLinear) else sums_of(operation)
+                    by_input[x] = (
+                        create_expert_sum(operation) if isinstance(operation, ExpertLinear) else create_sum(operation)
+                    )
                     watched.append(by_input[x])
                 self._keep(operation.weight.name, by_input[x], x.columns)
             watched.append(operation)
@@ -55,7 +57,7 @@ class ImatrixCollector:
             sums[:] = 0
         return sums_taken
 
-    def take_counts(self) -> dict[str, np.ndarray]:
+    def pop_counts(self) -> dict[str, np.ndarray]:
         """Return and reset the number of rows of each expert, by the stack's name: int64 [experts]."""
         counts_taken = {name: counts.copy() for name, counts in self._counts.items()}
         for counts in self._counts.values():
@@ -63,18 +65,18 @@ class ImatrixCollector:
         return counts_taken
 
 
-def padded(columns: int) -> int:
+def pad_count(columns: int) -> int:
     """Round up to the 16 columns that kernels process at once."""
     return -(-columns // 16) * 16
 
 
-def sums_of(operation: Linear) -> AddSquares:
+def create_sum(operation: Linear) -> AddSquares:
     """Create the operation that sums the squares of a matrix product's input."""
     (x,) = operation.inputs
-    return AddSquares((x,), Activation(x.rows, 0), np.zeros(padded(x.columns), np.float32))
+    return AddSquares((x,), Activation(x.rows, 0), np.zeros(pad_count(x.columns), np.float32))
 
 
-def expert_sums(operation: ExpertLinear) -> AddExpertSquares:
+def create_expert_sum(operation: ExpertLinear) -> AddExpertSquares:
     x, count = operation.inputs[0], operation.choice.routed.routing.matrices
-    sums = np.zeros((count, padded(x.columns)), np.float32)
+    sums = np.zeros((count, pad_count(x.columns)), np.float32)
     return AddExpertSquares(operation.inputs, Activation(x.rows, 0), sums, np.zeros(count, np.int64))

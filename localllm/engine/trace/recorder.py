@@ -11,35 +11,35 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from localllm.arch.hyperparameters import Hyperparameters
-from localllm.arch.layer_state import Latent, Paged
+from localllm.arch.layer_state import LatentState, PagedState
 from localllm.arch.rope import Rope
-from localllm.arch.verbs import FULL_ATTENTION, Scores
-from localllm.arch.weights import Weights, without_other_parts
+from localllm.arch.verbs import FULL_ATTENTION, AttentionScores
+from localllm.arch.weights import Weights, remove_other_parts
 from localllm.engine.lower.activation import Activation
-from localllm.engine.lower.tape import row_bytes
+from localllm.engine.lower.tape import compute_row_bytes
 from localllm.engine.operations.attention import Attend
 from localllm.engine.operations.elementwise import ElementwiseVerbs
 from localllm.engine.operations.experts import ExpertVerbs
 from localllm.engine.operations.operation import Operation
 from localllm.engine.operations.positions import PositionVerbs
 from localllm.engine.operations.recurrent import ConvolutionVerbs
-from localllm.engine.operations.registry import with_verbs
+from localllm.engine.operations.registry import add_verbs
 from localllm.engine.operations.tokens import HiddenStateTap, HiddenStateVerbs
 from localllm.engine.runs import BATCH
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.header import printable
-from localllm.files.gguf.metadata import Oddities
+from localllm.files.gguf.metadata import Irregularities
 
 if TYPE_CHECKING:
-    from localllm.arch.vision.hyperparameters import Vision
+    from localllm.arch.vision.hyperparameters import VisionHyperparameters
 
 
 # Tensors that a file may contain although no verb uses them.
-HARMLESS = (".attn_rot_embd.weight", ".attn.rope_freqs")  # RoPE frequencies, which follow from the metadata
+UNUSED_TENSORS = (".attn_rot_embd.weight", ".attn.rope_freqs")  # RoPE frequencies, which follow from the metadata
 
 
-@with_verbs("record")
+@add_verbs("record")
 class Recorder(ElementwiseVerbs, ExpertVerbs, ConvolutionVerbs, PositionVerbs, HiddenStateVerbs):
     """A builder (localllm.arch.verbs) whose verbs record operations.
 
@@ -48,7 +48,10 @@ class Recorder(ElementwiseVerbs, ExpertVerbs, ConvolutionVerbs, PositionVerbs, H
     """
 
     def __init__(
-        self, hyperparameters: "Hyperparameters | Vision", context: int, hidden_state_tap: HiddenStateTap | None = None
+        self,
+        hyperparameters: "Hyperparameters | VisionHyperparameters",
+        context: int,
+        hidden_state_tap: HiddenStateTap | None = None,
     ):
         """Start a trace; context: maximum number of tokens; hidden_state_tap: the hidden states to export."""
         super().__init__(hyperparameters.vocab_size, hyperparameters.width, context)
@@ -58,13 +61,13 @@ class Recorder(ElementwiseVerbs, ExpertVerbs, ConvolutionVerbs, PositionVerbs, H
     def use(self, recorder: "Recorder") -> None:
         self._used |= recorder._used
 
-    def require_all_used(self, names: Collection[str], oddities: Oddities | None = None) -> None:
+    def require_all_used(self, names: Collection[str], oddities: Irregularities | None = None) -> None:
         """Raise ModelError for a tensor that no verb has used.
 
         oddities: collects unused tensors of other components, such as encoders, which cause no error.
         """
-        unused = [name for name in names if name not in self._used and not name.endswith(HARMLESS)]
-        if unused := unused if oddities is None else without_other_parts(unused, oddities):
+        unused = [name for name in names if name not in self._used and not name.endswith(UNUSED_TENSORS)]
+        if unused := unused if oddities is None else remove_other_parts(unused, oddities):
             more_tensors = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
             raise ModelError(
                 f"tensor {printable(unused[0])}{more_tensors}: not part of this architecture as localllm supports it"
@@ -95,7 +98,7 @@ def trace_model(
     return recorder
 
 
-class Angles(NamedTuple):
+class AngleTable(NamedTuple):
     """Cosines and sines of a RoPE whose frequencies are divided by divisors, float32 [tokens, 2, pairs]."""
 
     rope: Rope
@@ -115,20 +118,20 @@ class Angles(NamedTuple):
 class TabulatedRecorder(Recorder):
     """A recorder whose RoPE angles the caller writes before each run of at most `tokens` tokens."""
 
-    def __init__(self, hyperparameters: "Hyperparameters | Vision", context: int, tokens: int):
+    def __init__(self, hyperparameters: "Hyperparameters | VisionHyperparameters", context: int, tokens: int):
         super().__init__(hyperparameters, context)
-        self.angles, self._tokens = list[Angles](), tokens
+        self.angles, self._tokens = list[AngleTable](), tokens
 
     def _angles(self, rope: Rope, divisors: np.ndarray | None) -> np.ndarray:
         for angles in self.angles:
-            if angles.rope == rope and numbers_of(angles.divisors) == numbers_of(divisors):
+            if angles.rope == rope and list_divisors(angles.divisors) == list_divisors(divisors):
                 return angles.table
         table = np.zeros((self._tokens, 2, rope.dims // 2), np.float32)
-        self.angles.append(Angles(rope, divisors, table))
+        self.angles.append(AngleTable(rope, divisors, table))
         return table
 
 
-class RowRecorder(TabulatedRecorder):
+class ImageRowRecorder(TabulatedRecorder):
     """A recorder for runs of image rows; the caller writes the rows and the RoPE angles before a run.
 
     The rows are float32 [BATCH, width or more]. is_whole: whether the rows of a run have bidirectional attention.
@@ -136,7 +139,7 @@ class RowRecorder(TabulatedRecorder):
 
     def __init__(self, hyperparameters: Hyperparameters, context: int, is_whole: bool):
         super().__init__(hyperparameters, context, BATCH)
-        self.rows = np.zeros((BATCH, row_bytes(hyperparameters.row_width) // 4), np.float32)
+        self.rows = np.zeros((BATCH, compute_row_bytes(hyperparameters.row_width) // 4), np.float32)
         self._is_whole = is_whole
 
     def embed_inputs(self, embedded: Callable[[], Activation], parts: int = 1) -> Activation:
@@ -147,29 +150,34 @@ class RowRecorder(TabulatedRecorder):
         return self.add(x, self.external_input(self.rows[:, part * self._width :], self._width))
 
     def attend(
-        self, q: Activation, k: Activation | None, v: Activation | None, state: Paged | Latent, scores: Scores
+        self,
+        q: Activation,
+        k: Activation | None,
+        v: Activation | None,
+        state: PagedState | LatentState,
+        scores: AttentionScores,
     ) -> Activation:
         return Attend.record(
             self, q, k, v, state, replace(scores, lookahead=FULL_ATTENTION) if self._is_whole else scores
         )
 
 
-def numbers_of(divisors: np.ndarray | None) -> list[float]:
+def list_divisors(divisors: np.ndarray | None) -> list[float]:
     return [] if divisors is None else divisors.tolist()
 
 
-class RowOperations(NamedTuple):
+class ImageRowOperations(NamedTuple):
     """The operations for image rows, and the memory of their inputs."""
 
     operations: list[Operation]
     rows: np.ndarray
-    angles: list[Angles]
+    angles: list[AngleTable]
 
 
-def row_operations(
+def trace_image_rows(
     forward: Callable[..., Activation], w: Weights, h: Hyperparameters, context: int, is_whole: bool
-) -> RowOperations | None:
+) -> ImageRowOperations | None:
     """Trace a model for image rows; None if its family does not support images."""
-    recorder = RowRecorder(h, context, is_whole)
+    recorder = ImageRowRecorder(h, context, is_whole)
     forward(recorder, w, h)
-    return RowOperations(recorder.operations, recorder.rows, recorder.angles) if recorder.begins else None
+    return ImageRowOperations(recorder.operations, recorder.rows, recorder.angles) if recorder.begins else None

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from localllm.arch.layer_state import Latent, Paged, Recurrent, State
+from localllm.arch.layer_state import LatentState, PagedState, Recurrent, State
 from localllm.arch.rope import Rope
 from localllm.engine.lower.activation import Activation
 from localllm.engine.operations.attention import Attend
 from localllm.engine.operations.columns import ConcatHeads
 from localllm.engine.operations.elementwise import RMSNorm, Scale
 from localllm.engine.operations.key_selection import SelectKeys
-from localllm.engine.operations.operation import Operation, Product
+from localllm.engine.operations.operation import MatrixProduct, Operation
 from localllm.engine.operations.positions import Rotate
 from localllm.engine.operations.tokens import EmbedPositions
 from localllm.errors import UsageError
@@ -44,7 +44,7 @@ class RopeShift:
         return cls(np.pad(frequencies, (first // step, 0)), step, apart)
 
 
-def rotations(operations: Sequence[Operation], states: Sequence[State]) -> dict[State, RopeShift]:
+def find_rotations(operations: Sequence[Operation], states: Sequence[State]) -> dict[State, RopeShift]:
     """Return the rotation of each state's keys, without states whose keys have no position.
 
     Raises UsageError for a model whose tokens cannot be moved.
@@ -57,13 +57,13 @@ def rotations(operations: Sequence[Operation], states: Sequence[State]) -> dict[
     for operation in operations:
         if not (isinstance(operation, SelectKeys) or (isinstance(operation, Attend) and operation.has_keys)):
             continue
-        state: Paged | Latent = operation.state
-        if turn := rotation_of(producers, operation.inputs[1], state.key_dim, 0):
+        state: PagedState | LatentState = operation.state
+        if turn := find_rotation(producers, operation.inputs[1], state.key_dim, 0):
             shifts[state] = turn
     return shifts
 
 
-def rotation_of(
+def find_rotation(
     producers: Mapping[Activation, Operation], x: Activation, head_dim: int, first: int
 ) -> RopeShift | None:
     """Return the rotation of keys that begin at element `first` of a head; None if they are not rotated.
@@ -76,17 +76,19 @@ def rotation_of(
     if isinstance(operation, ConcatHeads):
         begin, behind = operation.inputs
         places = ((begin, first), (behind, first + begin.columns // operation.heads))
-        parts = [turn for part, place in places if (turn := rotation_of(producers, part, head_dim, place))]
+        parts = [turn for part, place in places if (turn := find_rotation(producers, part, head_dim, place))]
         if len(parts) < 2:
             return parts[0] if parts else None
-    elif isinstance(operation, Scale) or (isinstance(operation, RMSNorm) and is_plain(operation, head_dim)):
-        return rotation_of(producers, operation.inputs[0], head_dim, first)
+    elif isinstance(operation, Scale) or (
+        isinstance(operation, RMSNorm) and commutes_with_rotation(operation, head_dim)
+    ):
+        return find_rotation(producers, operation.inputs[0], head_dim, first)
     elif not is_rotated(producers, x):
         return None
     raise UsageError(f"context shift is not supported: {operation.verb!r} changes keys after RoPE")
 
 
-def is_plain(norm: RMSNorm, head_dim: int) -> bool:
+def commutes_with_rotation(norm: RMSNorm, head_dim: int) -> bool:
     """Return whether a norm has one weight for all elements of a head, so that it commutes with rotation."""
     return norm.group == head_dim and bool((norm.vector == norm.vector[0]).all())
 
@@ -94,6 +96,6 @@ def is_plain(norm: RMSNorm, head_dim: int) -> bool:
 def is_rotated(producers: Mapping[Activation, Operation], x: Activation) -> bool:
     """Return whether a rotation lies between the last matrix product and x."""
     operation = producers[x]
-    if isinstance(operation, Product):
+    if isinstance(operation, MatrixProduct):
         return False
     return isinstance(operation, Rotate) or any(is_rotated(producers, source) for source in operation.inputs)

@@ -17,11 +17,11 @@ from localllm.engine.lower.activation import Activation
 from localllm.engine.operations.attention import Attend, WriteKV
 from localllm.engine.operations.elementwise import Norm
 from localllm.engine.operations.experts import ExpertLinear
-from localllm.engine.operations.operation import MatrixOperation, Operation, Product
+from localllm.engine.operations.operation import MatrixOperation, MatrixProduct, Operation
 from localllm.files.gguf.file import Tensor
 
 # By verb, the indices of the inputs that it is linear in: factors, but not a gate with an activation function.
-PLACES = {
+LINEAR_INPUTS = {
     "swiglu": (1,), "geglu": (1,), "reglu": (1,), "multiply": (0, 1), "relu": (0,), "sigmoid_gate": (0,),
     "multiply_heads": (0,), "scale": (0,), "select": (0,), "gather": (0,),
 }  # fmt: skip
@@ -52,7 +52,7 @@ class ScaleFold(NamedTuple):
         return columns.reshape(self.heads, self.times, -1).mean(axis=1).reshape(-1)
 
 
-class Reached(NamedTuple):
+class ReachedMatrix(NamedTuple):
     """A matrix that an activation reaches; heads, times: see ScaleFold."""
 
     weight: Weight
@@ -61,14 +61,14 @@ class Reached(NamedTuple):
     times: int
 
 
-def folds(
+def find_folds(
     operations: Sequence[Operation], tensors: Mapping[str, Tensor], excluded: Sequence[str] = ()
 ) -> list[ScaleFold]:
     """Find all folds, in the order of the operations; excluded: names of tensors that must not change.
 
     At most one fold multiplies a tensor's columns, and at most one divides each of its rows.
     """
-    finder = Finder(operations, tensors)
+    finder = FoldFinder(operations, tensors)
     return [
         fold
         for operation in operations
@@ -77,7 +77,7 @@ def folds(
     ]
 
 
-class Finder:
+class FoldFinder:
     """Finds folds with an index of the operations that read each activation and use each tensor."""
 
     def __init__(self, operations: Sequence[Operation], tensors: Mapping[str, Tensor]):
@@ -86,14 +86,14 @@ class Finder:
         for operation in operations:
             for x in dict.fromkeys(operation.inputs):
                 self._readers.setdefault(x, []).append(operation)
-            for weight in weights_of(operation):
+            for weight in list_weights(operation):
                 self._uses.setdefault(weight.name, []).append(operation)
         self._states = Counter(operation.state for operation in operations if isinstance(operation, Attend | WriteKV))
 
     def fold(self, operation: Operation) -> ScaleFold | None:
         """Return the fold of an operation's output; None if it cannot be scaled."""
-        divided = self._tensors_to_divide(operation)
-        reads = self._reads(operation.output) if divided else None
+        divided = self._find_divided_tensors(operation)
+        reads = self._find_readers(operation.output) if divided else None
         if not divided or not reads:
             return None
         users = [read.operation for read in reads]
@@ -105,11 +105,11 @@ class Finder:
             return None
         return ScaleFold(operation.output.columns, divided, names, *shapes.pop())
 
-    def _tensors_to_divide(self, operation: Operation) -> tuple[tuple[str, int], ...] | None:
+    def _find_divided_tensors(self, operation: Operation) -> tuple[tuple[str, int], ...] | None:
         """Return the tensors to divide so that an operation's output is divided; None if that is impossible."""
-        if not isinstance(operation, Norm | Product) or not weights_of(operation):
+        if not isinstance(operation, Norm | MatrixProduct) or not list_weights(operation):
             return None
-        weight, columns = weights_of(operation)[0], operation.output.columns
+        weight, columns = list_weights(operation)[0], operation.output.columns
         parts = [part for part in (weight, weight.bias) if part]
         is_norm, is_stack = isinstance(operation, Norm), isinstance(operation, ExpertLinear)
         for part in parts:
@@ -128,22 +128,22 @@ class Finder:
             each.name == part.name
             and each.first_row < part.first_row + columns
             and part.first_row < each.first_row + (each.shape[-2] if len(each.shape) > 1 else each.shape[0])
-            for each in weights_of(use)
+            for each in list_weights(use)
         )
 
-    def _is_whole(self, read: Reached) -> bool:
+    def _is_whole(self, read: ReachedMatrix) -> bool:
         tensor = self._tensors.get(read.weight.name)
         return tensor is not None and tensor.shape[-1] == read.weight.shape[-1]
 
-    def _reads(self, x: Activation, heads: int = 1, times: int = 1) -> list[Reached] | None:
+    def _find_readers(self, x: Activation, heads: int = 1, times: int = 1) -> list[ReachedMatrix] | None:
         """Find the matrices that an activation reaches; None if it reaches anything else, or no matrix."""
-        reached: list[Reached] = []
+        reached: list[ReachedMatrix] = []
         for operation in self._readers.get(x, []):
-            if isinstance(operation, Product) and operation.inputs[0] is x:
-                reached.append(Reached(operation.weight, operation, heads, times))
+            if isinstance(operation, MatrixProduct) and operation.inputs[0] is x:
+                reached.append(ReachedMatrix(operation.weight, operation, heads, times))
                 continue
             shape = self._propagate(x, operation, heads, times)
-            further = self._reads(operation.output, *shape) if shape else None
+            further = self._find_readers(operation.output, *shape) if shape else None
             if not further:
                 return None
             reached += further
@@ -155,7 +155,7 @@ class Finder:
         places = [place for place, each in enumerate(inputs) if each is x]
         if isinstance(operation, Attend):
             return self._follow_attention(operation) if places == [2] and times == 1 else None
-        return (heads, times) if places in [[place] for place in PLACES.get(verb, ())] else None
+        return (heads, times) if places in [[place] for place in LINEAR_INPUTS.get(verb, ())] else None
 
     def _follow_attention(self, operation: Attend) -> tuple[int, int] | None:
         """Return heads and times of attention's output, for its values; None if other layers read them, too."""
@@ -166,6 +166,6 @@ class Finder:
         return state.kv_heads, heads // state.kv_heads
 
 
-def weights_of(operation: Operation) -> list[Weight]:
+def list_weights(operation: Operation) -> list[Weight]:
     weight = operation.weight if isinstance(operation, Norm | MatrixOperation) else None
     return [part for part in (weight, weight.bias) if part] if weight else []

@@ -15,7 +15,7 @@ from typing import BinaryIO, Self
 import numpy as np
 
 from localllm.errors import LocalllmError, UsageError
-from localllm.system.files import open_file, sync
+from localllm.system.files import open_file, sync_file
 
 MAGIC = b"localllm records 1\n"
 LENGTHS = struct.Struct("<QQ")
@@ -42,15 +42,15 @@ class ArrayLog:
             if not head.startswith(MAGIC[: len(head)]):
                 raise UsageError(f"{self.path}: expected a file written by localllm; move or rename this one")
             if head != self._head:
-                self._begin()
+                self._write_header()
             while self._next():
                 pass
             self._file.truncate(self._end)
         except OSError as error:
-            raise self._failure(error) from None
+            raise self._make_error(error) from None
         return self
 
-    def _begin(self) -> None:
+    def _write_header(self) -> None:
         self._file.seek(0)
         self._file.truncate(0)
         self._file.write(self._head)
@@ -88,7 +88,7 @@ class ArrayLog:
                 self._file.seek(start + first)
                 return np.frombuffer(self._file.read(end - first), np.uint8)
         except OSError as error:
-            raise self._failure(error) from None
+            raise self._make_error(error) from None
 
     def add(self, name: str, data: np.ndarray) -> None:
         """Append an array, and wait until it is on disk."""
@@ -100,9 +100,9 @@ class ArrayLog:
             for piece in (head, name.encode(), bytes_, digest.digest()):
                 self._file.write(piece)
             self._file.flush()
-            sync(self._file.fileno())
+            sync_file(self._file.fileno())
         except OSError as error:
-            raise self._failure(error) from None
+            raise self._make_error(error) from None
         start = self._end + len(head) + len(name.encode())
         self._places[name], self._end = (start, data.nbytes), self._file.tell()
 
@@ -113,5 +113,5 @@ class ArrayLog:
         """Delete the file once the work is done."""
         self.path.unlink(missing_ok=True)
 
-    def _failure(self, error: OSError) -> LocalllmError:
+    def _make_error(self, error: OSError) -> LocalllmError:
         return LocalllmError(f"{self.path}: cannot be written: {error.strerror or error}")

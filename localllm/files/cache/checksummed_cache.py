@@ -18,12 +18,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from localllm.files.safe_file import temporary_prefix
-from localllm.system.files import cache_folder, is_private, make_private, open_file, replace, temporary_file, version_of
-from localllm.system.locks import lock
+from localllm.files.safe_file import get_temporary_prefix
+from localllm.system.files import (
+    create_temporary_file,
+    get_cache_folder,
+    get_file_version,
+    is_private,
+    make_private_folder,
+    open_file,
+    replace_file,
+)
+from localllm.system.locks import lock_file
 
 
-def checksum(path: Path, content: bytes | memoryview) -> bytes:
+def compute_checksum(path: Path, content: bytes | memoryview) -> bytes:
     """Compute the SHA-256 (32 bytes) of a file's content and of the names of its folder and file."""
     digest = hashlib.sha256(f"{path.parent.name}/{path.name}\0".encode())
     digest.update(content)
@@ -35,13 +43,13 @@ def write_checksummed(path: Path, content: bytes) -> None:
 
     Other programs see the whole file or none. Raises OSError.
     """
-    make_private(path.parent)
-    handle, temporary = temporary_file(str(path.parent), temporary_prefix())
+    make_private_folder(path.parent)
+    handle, temporary = create_temporary_file(str(path.parent), get_temporary_prefix())
     try:
         with os.fdopen(handle, "wb") as file:
-            lock(handle)
-            file.write(checksum(path, content) + content)
-        replace(temporary, path)
+            lock_file(handle)
+            file.write(compute_checksum(path, content) + content)
+        replace_file(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
@@ -57,34 +65,34 @@ def read_checksummed(path: Path) -> bytes | None:
             data = file.read() if is_private(path.parent) and is_private(file.fileno()) else b""
     except OSError:
         return None
-    return data[32:] if checksum(path, memoryview(data)[32:]) == data[:32] else None
+    return data[32:] if compute_checksum(path, memoryview(data)[32:]) == data[:32] else None
 
 
-MOST = 1000  # maximum of recorded checks; beyond it, the oldest half is removed
+MAX_RECORDS = 1000  # maximum of recorded checks; beyond it, the oldest half is removed
 CHECKS = tuple(  # folders of the checks' source files
     Path(__file__).parents[2] / package for package in ("files", "files/cache", "files/gguf", "text")
 )
 
 
-def is_known(kind: str, digest: str) -> bool:
+def is_recorded(kind: str, digest: str) -> bool:
     """Return whether `remember` recorded a passed check.
 
     kind: name of the check.  digest: hash of the content.
     """
-    folder = cache_folder() / "known"
-    return os.path.exists(folder / _mark(kind, digest)) and is_private(folder)
+    folder = get_cache_folder() / "known"
+    return os.path.exists(folder / _name_record(kind, digest)) and is_private(folder)
 
 
-def remember(kind: str, digest: str) -> None:
+def record_check(kind: str, digest: str) -> None:
     """Record a passed check, if the cache folder can be written."""
-    folder = cache_folder() / "known"
+    folder = get_cache_folder() / "known"
     with suppress(OSError):
         folder.mkdir(0o700, parents=True, exist_ok=True)
-        (folder / _mark(kind, digest)).touch(0o600)
+        (folder / _name_record(kind, digest)).touch(0o600)
         remove_oldest(folder)
 
 
-def remove_oldest(folder: Path, max_files: int = MOST) -> None:
+def remove_oldest(folder: Path, max_files: int = MAX_RECORDS) -> None:
     """Remove the oldest half of a folder's files if there are more than `max_files`."""
     with os.scandir(folder) as entries:
         by_age = [(entry.stat().st_mtime, entry.path) for entry in entries]
@@ -92,12 +100,12 @@ def remove_oldest(folder: Path, max_files: int = MOST) -> None:
         os.unlink(path)
 
 
-def _mark(kind: str, digest: str) -> str:
-    return f"{kind}-{sources_hash(*CHECKS)}-{digest}"
+def _name_record(kind: str, digest: str) -> str:
+    return f"{kind}-{hash_sources(*CHECKS)}-{digest}"
 
 
 @functools.cache
-def sources_hash(*folders: Path) -> str:
+def hash_sources(*folders: Path) -> str:
     """Hash the names, sizes and modification times of the source files in folders.
 
     This takes 0.13 ms; hashing their contents takes 2.
@@ -114,35 +122,35 @@ def sources_hash(*folders: Path) -> str:
 
 # ---- SHA-256 hashes of large files
 
-PIECE = 1 << 23  # bytes read at once
+CHUNK_BYTES = 1 << 23  # bytes read at once
 HEX_DIGITS = 64  # of a hash
 
 OnProgress = Callable[[int, int], None]  # (bytes read so far, bytes to read)
 
 
-def sha256_of(path: str | os.PathLike[str], on_progress: OnProgress | None = None) -> str:
+def get_sha256(path: str | os.PathLike[str], on_progress: OnProgress | None = None) -> str:
     """Compute a file's SHA-256, 64 hexadecimal digits. Raises OSError."""
     with open(path, "rb", buffering=0) as file:
-        entry = entry_path(file.fileno())
+        entry = get_entry_path(file.fileno())
         if cached := read_entry(entry):
             return cached
         digest, size = hashlib.sha256(), os.fstat(file.fileno()).st_size
-        while data := file.read(PIECE):
+        while data := file.read(CHUNK_BYTES):
             digest.update(data)
             if on_progress:
                 on_progress(file.tell(), size)
-        if entry_path(file.fileno()) == entry:  # the file did not change meanwhile
+        if get_entry_path(file.fileno()) == entry:  # the file did not change meanwhile
             with suppress(OSError):
                 entry.parent.mkdir(0o700, parents=True, exist_ok=True)
                 entry.write_text(digest.hexdigest(), encoding="ascii")
     return digest.hexdigest()
 
 
-def entry_path(descriptor: int) -> Path:
+def get_entry_path(descriptor: int) -> Path:
     """Return the path of the cached hash of an open file in its current state. Raises OSError."""
     state = os.fstat(descriptor)
-    identity = state.st_dev, state.st_ino, *version_of(descriptor)
-    return cache_folder() / "sha256" / hashlib.sha256(repr(identity).encode()).hexdigest()[:32]
+    identity = state.st_dev, state.st_ino, *get_file_version(descriptor)
+    return get_cache_folder() / "sha256" / hashlib.sha256(repr(identity).encode()).hexdigest()[:32]
 
 
 def read_entry(entry: Path) -> str | None:

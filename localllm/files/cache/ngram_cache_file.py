@@ -15,18 +15,18 @@ import numpy as np
 
 from localllm.errors import LocalllmError
 from localllm.files.cache.checksummed_cache import read_checksummed, remove_oldest, write_checksummed
-from localllm.system.files import cache_folder
+from localllm.system.files import get_cache_folder
 
-MOST = 16  # vocabularies
+MAX_VOCABULARIES = 16  # vocabularies
 
 
-def folder() -> Path:
-    return cache_folder() / "written"
+def get_folder() -> Path:
+    return get_cache_folder() / "written"
 
 
 def read_texts(name: str) -> tuple[np.ndarray, np.ndarray] | None:
     """Read the tokens and the index of a vocabulary; None if the file is missing or damaged."""
-    content = read_checksummed(folder() / name)
+    content = read_checksummed(get_folder() / name)
     if not content:
         return None
     (count,) = struct.unpack_from("<I", content)
@@ -37,8 +37,8 @@ def read_texts(name: str) -> tuple[np.ndarray, np.ndarray] | None:
 def write_texts(name: str, tokens: np.ndarray, places: np.ndarray) -> None:
     """Write the tokens and the index of a vocabulary. Raises OSError."""
     content = struct.pack("<I", len(tokens)) + tokens.astype("<i4").tobytes() + places.astype("<i4").tobytes()
-    write_checksummed(folder() / name, content)
-    remove_oldest(folder(), MOST)
+    write_checksummed(get_folder() / name, content)
+    remove_oldest(get_folder(), MAX_VOCABULARIES)
 
 
 def list_files() -> list[tuple[int, int, float]]:
@@ -52,7 +52,7 @@ def list_files() -> list[tuple[int, int, float]]:
     return rows
 
 
-def clear() -> int:
+def remove_all() -> int:
     """Remove all files; return their total size in bytes.
 
     Raises LocalllmError if one cannot be removed.
@@ -73,5 +73,5 @@ def clear() -> int:
 def list_paths() -> list[Path]:
     """List the paths of all files; empty if there is no folder."""
     with suppress(FileNotFoundError):
-        return list(folder().iterdir())
+        return list(get_folder().iterdir())
     return []

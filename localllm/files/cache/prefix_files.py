@@ -25,23 +25,23 @@ from typing import BinaryIO
 import numpy as np
 
 from localllm.errors import LocalllmError
-from localllm.files.safe_file import SafeFile, make_private
+from localllm.files.safe_file import SafeFile, create_private_folder
 from localllm.files.settings import load_settings
 from localllm.frozen import frozen
-from localllm.system.files import cache_folder, open_file
+from localllm.system.files import get_cache_folder, open_file
 
 MAGIC = b"LLPREFX1"
-MOST_HEADER = 1 << 16  # bytes
+MAX_HEADER_BYTES = 1 << 16  # bytes
 FILE_NAME = re.compile("[0-9a-f]{32}")
 DAY = 24 * 3600  # seconds
-MOMENT = 1000  # nanoseconds between the times of use of a prompt's chunks
-USUAL_LIMIT = 4_000_000_000  # bytes of all files
+TIME_STEP = 1000  # nanoseconds between the times of use of a prompt's chunks
+DEFAULT_LIMIT = 4_000_000_000  # bytes of all files
 DISK_SHARE = 4  # the files take at most 1 / DISK_SHARE of the free disk space and their own
 SIZE_VARIABLE = "LOCALLLM_PREFIX_GB"  # environment variable for another limit, in GB; 0: store nothing
 
 
 @frozen
-class PrefixAbout:
+class PrefixChunkInfo:
     """The chunk of a prompt that a file holds: the tokens from the end of the chunk `before` up to `end`."""
 
     model: str
@@ -54,7 +54,7 @@ class PrefixEntry:
     """A file of the prefix cache in a listing."""
 
     key: str
-    about: PrefixAbout
+    about: PrefixChunkInfo
     size: int  # bytes
     used: float  # seconds since 1970
 
@@ -70,7 +70,7 @@ class PrefixFile:
         """Read the header. Raises ValueError if this is not the complete file of that key."""
         self._key, self._file, self._places = key, file, dict[str, tuple[int, int]]()
         start, length = file.read(len(MAGIC)), file.read(4)
-        if start != MAGIC or len(length) < 4 or (size := int.from_bytes(length, "little")) > MOST_HEADER:
+        if start != MAGIC or len(length) < 4 or (size := int.from_bytes(length, "little")) > MAX_HEADER_BYTES:
             raise ValueError("not a file of the prefix cache")
         header, checksum = file.read(size), file.read(4)
         if len(checksum) < 4 or zlib.crc32(header) != int.from_bytes(checksum, "little"):
@@ -78,7 +78,7 @@ class PrefixFile:
         fields = json.loads(header)
         if fields["key"] != key:
             raise ValueError("the file belongs to another key")
-        self.about, position = PrefixAbout(**fields["about"]), len(MAGIC) + 8 + size
+        self.about, position = PrefixChunkInfo(**fields["about"]), len(MAGIC) + 8 + size
         self.parts: dict[str, int] = {}
         for name, part_size, checksum in fields["parts"]:
             self.parts[name], self._places[name] = part_size, (position, checksum)
@@ -105,13 +105,13 @@ class PrefixFile:
         self._file.close()
 
 
-def folder() -> Path:
-    return cache_folder() / "prefixes"
+def get_folder() -> Path:
+    return get_cache_folder() / "prefixes"
 
 
 def open_prefix(key: str) -> PrefixFile | None:
     """Open the file of a key; None if it is missing or damaged. A damaged one is removed."""
-    path = folder() / key
+    path = get_folder() / key
     try:
         file = open(path, "rb", buffering=0, opener=open_file)  # noqa: SIM115 - it stays open
     except OSError:
@@ -120,25 +120,25 @@ def open_prefix(key: str) -> PrefixFile | None:
         return PrefixFile(key, file)
     except (ValueError, TypeError, KeyError, OSError):
         file.close()
-        remove(key)
+        remove_prefix(key)
         return None
 
 
-def remove(key: str) -> None:
+def remove_prefix(key: str) -> None:
     """Remove the file of a key, if it can be removed."""
     with suppress(OSError):
-        (folder() / key).unlink(missing_ok=True)
+        (get_folder() / key).unlink(missing_ok=True)
 
 
-def write_prefix(key: str, about: PrefixAbout, parts: Mapping[str, np.ndarray]) -> None:
+def write_prefix(key: str, about: PrefixChunkInfo, parts: Mapping[str, np.ndarray]) -> None:
     """Write sections, contiguous arrays by name, to the file of a key, in a folder private to the user.
 
     Raises LocalllmError, OSError.
     """
-    make_private(folder())
+    create_private_folder(get_folder())
     described = [(name, data.nbytes, zlib.crc32(data.data)) for name, data in parts.items()]
     header = json.dumps({"key": key, "about": asdict(about), "parts": described}).encode()
-    with SafeFile(folder() / key) as file:
+    with SafeFile(get_folder() / key) as file:
         file.write(MAGIC + struct.pack("<I", len(header)) + header + struct.pack("<I", zlib.crc32(header)))
         for data in parts.values():
             file.write(data)
@@ -147,7 +147,7 @@ def write_prefix(key: str, about: PrefixAbout, parts: Mapping[str, np.ndarray]) 
 def list_files() -> Iterator[tuple[str, os.stat_result]]:
     """Yield the key and the stat result of each file."""
     try:
-        items = list(os.scandir(folder()))
+        items = list(os.scandir(get_folder()))
     except OSError:
         return
     for item in items:
@@ -166,7 +166,7 @@ def list_entries() -> list[PrefixEntry]:
     return listed
 
 
-def clear() -> int:
+def remove_all() -> int:
     """Remove all files; return their total size in bytes.
 
     Raises LocalllmError if one cannot be removed.
@@ -174,15 +174,15 @@ def clear() -> int:
     freed = 0
     for key, state in list_files():
         try:
-            (folder() / key).unlink(missing_ok=True)
+            (get_folder() / key).unlink(missing_ok=True)
         except OSError as error:
-            raise LocalllmError(f"{folder() / key}: cannot be removed: {error.strerror}") from None
+            raise LocalllmError(f"{get_folder() / key}: cannot be removed: {error.strerror}") from None
         freed += state.st_size
     remove_temporary(0)
     return freed
 
 
-def size_limit() -> int:
+def get_size_limit() -> int:
     """Return the maximum size in bytes of all files.
 
     It is set by the environment, else by config.toml, else USUAL_LIMIT.
@@ -192,10 +192,10 @@ def size_limit() -> int:
         with suppress(ValueError, OverflowError):
             return max(0, int(float(variable) * 1e9))
     gigabytes = load_settings().cache_gb
-    return USUAL_LIMIT if gigabytes is None else int(gigabytes * 1e9)
+    return DEFAULT_LIMIT if gigabytes is None else int(gigabytes * 1e9)
 
 
-def size_limit_on_disk(total: int) -> int:
+def limit_by_disk(total: int) -> int:
     """Return size_limit, or less if the disk is nearly full.
 
     total: size in bytes of all files now.
@@ -203,26 +203,26 @@ def size_limit_on_disk(total: int) -> int:
     import shutil  # rarely needed, and slow to import
 
     with suppress(OSError):
-        return min(size_limit(), (shutil.disk_usage(folder()).free + total) // DISK_SHARE)
-    return size_limit()
+        return min(get_size_limit(), (shutil.disk_usage(get_folder()).free + total) // DISK_SHARE)
+    return get_size_limit()
 
 
 def prune() -> None:
     """Remove files until the limit is met: the least recently used prompts first, each from its last chunk."""
     by_age = [(state.st_mtime_ns, key, state.st_size) for key, state in list_files()]
     total = sum(size for _, _, size in by_age)
-    limit = size_limit_on_disk(total)
+    limit = limit_by_disk(total)
     for _, key, size in sorted(by_age):
         if total <= limit:
             break
-        remove(key)
+        remove_prefix(key)
         total -= size
     remove_temporary(DAY)
 
 
 def remove_temporary(age: float) -> None:
     """Remove temporary files of killed programs that are at least `age` seconds old."""
-    for path in folder().glob(".*.tmp"):
+    for path in get_folder().glob(".*.tmp"):
         with suppress(OSError):
             if path.stat().st_mtime <= time.time() - age:
                 path.unlink()
@@ -236,4 +236,4 @@ def mark_used(keys: Iterable[str]) -> None:
     now = time.time_ns()
     for place, key in enumerate(keys):
         with suppress(OSError):
-            os.utime(folder() / key, ns=(now - MOMENT * place,) * 2)
+            os.utime(get_folder() / key, ns=(now - TIME_STEP * place,) * 2)

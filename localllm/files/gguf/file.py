@@ -22,11 +22,11 @@ import numpy as np
 
 from localllm.errors import MemoryLimitError, ModelError
 from localllm.files.gguf.header import MAGIC, NEEDED, TensorEntry, printable, read_header
-from localllm.files.gguf.metadata import Metadata, Oddities
+from localllm.files.gguf.metadata import Irregularities, Metadata
 from localllm.files.models_folder import SPLIT
 from localllm.quant.formats import Format
 from localllm.system import memory
-from localllm.system.files import open_file, version_of
+from localllm.system.files import get_file_version, open_file
 from localllm.system.memory import describe_limit, is_out_of_memory, prefer_huge_pages
 
 OTHER_FILES = [  # first bytes -> type of the file
@@ -69,7 +69,7 @@ class GGUFFile:
         oddities: notes on irregularities found so far.
     """
 
-    def __init__(self, part: "FilePart", parts: dict[str, list[str]]):
+    def __init__(self, part: "FileSplit", parts: dict[str, list[str]]):
         self.path = part.path
         self.metadata = part.metadata
         self.tensors = part.tensors
@@ -109,7 +109,7 @@ class GGUFFile:
 
     def versions(self) -> list[tuple[int, int, int]]:
         """Return the size and times of each file. Raises OSError."""
-        return [version_of(path) for path in self.parts]
+        return [get_file_version(path) for path in self.parts]
 
     @property
     def type_name(self) -> str:
@@ -138,20 +138,20 @@ class GGUFFile:
         self.close()
 
 
-class FilePart(NamedTuple):
+class FileSplit(NamedTuple):
     """One file: a whole model, or one split of a model."""
 
     path: str
     metadata: Metadata
     tensors: dict[str, Tensor]
     packed: dict[str, np.ndarray]
-    oddities: Oddities
+    oddities: Irregularities
 
     def integer(self, key: str, default: int) -> int:
         value = self.metadata.get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < min(default, 0):
             actual = value if isinstance(value, int) else type(value).__name__
-            raise refusal(self.path, f"{key}: expected an integer, found {actual}")
+            raise make_error(self.path, f"{key}: expected an integer, found {actual}")
         return value
 
     def require_whole(self) -> None:
@@ -161,20 +161,20 @@ class FilePart(NamedTuple):
         """
         for key, expected in (("split.no", 0), ("split.tensors.count", len(self.tensors))):
             if (actual := self.integer(key, default=expected)) != expected:
-                raise refusal(self.path, f"{key}: expected {expected}, found {actual}, in a file that is not split")
+                raise make_error(self.path, f"{key}: expected {expected}, found {actual}, in a file that is not split")
 
 
-def refusal(path: str, problem: str) -> ModelError:
+def make_error(path: str, problem: str) -> ModelError:
     return ModelError(f"{printable(path, 4096)}: {problem}")
 
 
-def open_part(path: str, needed: Collection[str] = NEEDED) -> FilePart:
+def open_part(path: str, needed: Collection[str] = NEEDED) -> FileSplit:
     data = map_file(path)
     header = read_header(data, path, needed)
     bytes_of_file = np.frombuffer(data, np.uint8)
     tensors = {entry.name: make_tensor(entry, bytes_of_file) for entry in header.entries}
     packed = {key: bytes_of_file[place] for key, place in header.packed.items()}
-    return FilePart(path, header.metadata, tensors, packed, header.oddities)
+    return FileSplit(path, header.metadata, tensors, packed, header.oddities)
 
 
 def make_tensor(entry: TensorEntry, bytes_of_file: np.ndarray) -> Tensor:
@@ -191,31 +191,31 @@ def map_file(path: str) -> mmap.mmap:
         if stat.S_ISDIR(mode):
             is_checkpoint = os.path.exists(os.path.join(path, "config.json"))
             advice = f"; `localllm quantize {path} Q4_K_M` converts this checkpoint" if is_checkpoint else ""
-            raise refusal(path, f"expected a GGUF file, found a directory{advice}")
+            raise make_error(path, f"expected a GGUF file, found a directory{advice}")
         if not stat.S_ISREG(mode):  # a pipe would block, a device has no size
-            raise refusal(path, "expected a GGUF file, found no regular file")
+            raise make_error(path, "expected a GGUF file, found no regular file")
         with os.fdopen(open_file(path, os.O_RDONLY), "rb", buffering=0) as file:
             beginning = file.read(1024)
             if not beginning:
-                raise refusal(path, "expected a GGUF file, found an empty file")
+                raise make_error(path, "expected a GGUF file, found an empty file")
             if not beginning.startswith(MAGIC):
-                raise refusal(path, f"not a GGUF file: it {describe(beginning)}")
+                raise make_error(path, f"not a GGUF file: it {describe_other_file(beginning)}")
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             prefer_huge_pages(data)
             return data
     except FileNotFoundError:
-        raise refusal(path, "there is no such file") from None
+        raise make_error(path, "there is no such file") from None
     except PermissionError:
-        raise refusal(path, "no permission to read this file") from None
+        raise make_error(path, "no permission to read this file") from None
     except OSError as error:
         if is_out_of_memory(error):
             raise MemoryLimitError(f"{path}: not enough address space to map the file: {describe_limit()}") from None
-        raise refusal(path, f"cannot be read: {error.strerror or error}") from None
+        raise make_error(path, f"cannot be read: {error.strerror or error}") from None
     except ValueError as error:  # a NUL in the path
-        raise refusal(path, f"cannot be read: {error}") from None
+        raise make_error(path, f"cannot be read: {error}") from None
 
 
-def describe(beginning: bytes) -> str:
+def describe_other_file(beginning: bytes) -> str:
     """Return the end of the sentence "it ..." for a file that is not a GGUF file.
 
     beginning: its first bytes.
@@ -234,7 +234,7 @@ def describe(beginning: bytes) -> str:
     return "is a text file" if is_text else f"does not begin with {MAGIC.decode()}"
 
 
-def open_split(path: str, named: FilePart, count: int) -> list[FilePart]:
+def open_split(path: str, named: FileSplit, count: int) -> list[FileSplit]:
     """Open all `count` files of a split model.
 
     named: one of them, at `path`.
@@ -242,69 +242,69 @@ def open_split(path: str, named: FilePart, count: int) -> list[FilePart]:
     match = SPLIT.fullmatch(path)
     if not match or int(match["count"]) != count or not 1 <= int(match["number"]) <= count:
         ending = f"expected a name that ends in -NNNNN-of-{count:05d}.gguf"
-        raise refusal(path, f"split.count: this is one of the {count} files of a split model; {ending}")
+        raise make_error(path, f"split.count: this is one of the {count} files of a split model; {ending}")
     parts = []
     for number in range(count):
         name = f"{match['stem']}-{number + 1:05d}-of-{count:05d}.gguf"
         if not os.path.exists(name):
-            raise refusal(name, f"this file is missing; the model is split into {count} files")
+            raise make_error(name, f"this file is missing; the model is split into {count} files")
         part = named if name == path else open_part(name)
         for key, expected in (("split.no", number), ("split.count", count)):
             if (actual := part.integer(key, default=-1)) != expected:
-                raise refusal(name, f"{key}: expected {expected}, found {'nothing' if actual == -1 else actual}")
+                raise make_error(name, f"{key}: expected {expected}, found {'nothing' if actual == -1 else actual}")
         parts.append(part)
     for part in parts[1:]:
         require_same_model(parts[0], part)
     return parts
 
 
-def require_same_model(first: FilePart, part: FilePart) -> None:
+def require_same_model(first: FileSplit, part: FileSplit) -> None:
     """Raise ModelError if two files of a split model differ in common metadata other than split.no."""
     for key in part.packed.keys() & first.packed.keys() - {"split.no"}:
         if not np.array_equal(part.packed[key], first.packed[key]):
-            raise refusal(
+            raise make_error(
                 part.path, f"{printable(key)}: not as in {printable(first.path, 4096)}: files of different models?"
             )
 
 
-def merge_parts(parts: list[FilePart]) -> FilePart:
+def merge_parts(parts: list[FileSplit]) -> FileSplit:
     """Merge the files of a split model: the metadata of the first, the tensors of all."""
     first = parts[0]
     tensors: dict[str, Tensor] = {}
     for part in parts:
         first.oddities.extend(part.oddities)
         for name in part.tensors.keys() & tensors.keys():
-            raise refusal(part.path, f"tensor {printable(name)}: an earlier file of the split model also has it")
+            raise make_error(part.path, f"tensor {printable(name)}: an earlier file of the split model also has it")
         tensors |= part.tensors
     expected = first.integer("split.tensors.count", default=len(tensors))
     if expected != len(tensors):
-        raise refusal(first.path, f"split.tensors.count: expected {expected} tensors, found {len(tensors)}")
+        raise make_error(first.path, f"split.tensors.count: expected {expected} tensors, found {len(tensors)}")
     return first._replace(tensors=tensors)
 
 
-AT_ONCE = 1 << 22  # bytes mapped by one system call, during which other threads cannot allocate memory
-LEAST = 1 << 28  # bytes; for smaller files contention between the threads costs as much as prefaulting saves
+BYTES_PER_CALL = 1 << 22  # bytes mapped by one system call, during which other threads cannot allocate memory
+MIN_BYTES = 1 << 28  # bytes; for smaller files contention between the threads costs as much as prefaulting saves
 
 
 def prefault(file: GGUFFile) -> None:
     """Start mapping a model's large files in the background, if this system can."""
     if memory.can_prefault():
-        contents = {path: content_of(file.tensors[names[0]].data) for path, names in file.parts.items() if names}
-        large = {path: content for path, content in contents.items() if len(content) >= LEAST}
+        contents = {path: get_content(file.tensors[names[0]].data) for path, names in file.parts.items() if names}
+        large = {path: content for path, content in contents.items() if len(content) >= MIN_BYTES}
         if large:
-            Thread(target=populate, args=(large,), daemon=True).start()
+            Thread(target=map_pages, args=(large,), daemon=True).start()
 
 
-def populate(contents: dict[str, np.ndarray]) -> None:
+def map_pages(contents: dict[str, np.ndarray]) -> None:
     """Map the pages of files (path: content, uint8 [bytes]); runs in the background thread.
 
     The arrays keep the maps alive. Pages that are not mapped in advance are mapped on first use.
     """
     for path, content in contents.items():
-        memory.prefault(path, content.ctypes.data, len(content), AT_ONCE)
+        memory.prefault(path, content.ctypes.data, len(content), BYTES_PER_CALL)
 
 
-def content_of(view: np.ndarray) -> np.ndarray:
+def get_content(view: np.ndarray) -> np.ndarray:
     """Return the array that a view belongs to: for a tensor the whole file, uint8 [bytes]."""
     content = view
     while isinstance(content.base, np.ndarray):
@@ -312,15 +312,15 @@ def content_of(view: np.ndarray) -> np.ndarray:
     return content
 
 
-def map_of(view: np.ndarray) -> tuple[mmap.mmap, int] | None:
+def get_map(view: np.ndarray) -> tuple[mmap.mmap, int] | None:
     """Return the map that an array is a view of, and the view's offset in it; None for other arrays."""
-    content = content_of(view)
+    content = get_content(view)
     data = content.base.obj if isinstance(content.base, memoryview) else content.base
     return (data, view.ctypes.data - content.ctypes.data) if isinstance(data, mmap.mmap) else None
 
 
 def release_pages(view: np.ndarray) -> None:
     """Release the whole pages within a view of a mapped file; ignore other arrays."""
-    if mapping := map_of(view):
+    if mapping := get_map(view):
         data, start = mapping
         memory.release_pages(data, start, start + view.nbytes)

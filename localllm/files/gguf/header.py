@@ -18,18 +18,18 @@ from localllm.errors import ModelError
 from localllm.files.gguf.metadata import (
     BEFORE_STRINGS,
     CHUNK,
+    Irregularities,
     LazyValue,
     MappedStrings,
     Metadata,
-    Oddities,
     load_strings,
-    short_strings,
+    read_short_strings,
 )
 from localllm.quant.formats import FORMATS, Format
 
 MAGIC = b"GGUF"
 ALIGNMENT = "general.alignment"
-DEFAULT_ALIGNMENT, MOST_ALIGNMENT = 32, 1 << 16  # a page, at most
+DEFAULT_ALIGNMENT, MAX_ALIGNMENT = 32, 1 << 16  # a page, at most
 STRING, ARRAY, BOOL = 8, 9, 7
 SCALARS = {  # value type in the file -> its format for struct and NumPy
     0: struct.Struct("<B"),
@@ -53,7 +53,7 @@ MAX_ITEMS = 1 << 22  # strings in arrays and arrays in arrays, all together; the
 MAX_ARRAYS = 1 << 16  # in arrays; no real model has any
 MAX_DEPTH = 4  # of arrays in arrays
 MAX_TEXT_BYTES = 1 << 22  # of a string that is decoded; the largest chat templates have 100 KB
-MAX_PIECE_BYTES = 1 << 16  # of a string in an array; the longest tokens have some hundred
+MAX_ITEM_BYTES = 1 << 16  # of a string in an array; the longest tokens have some hundred
 MAX_KEY_BYTES = 65535  # these three are the specification's
 MAX_NAME_BYTES = 63
 MAX_DIMENSIONS = 4
@@ -77,7 +77,7 @@ class FileHeader(NamedTuple):
     metadata: Metadata
     entries: list[TensorEntry]
     packed: dict[str, slice]  # the bytes of each metadata value in the file, from the number of its type on
-    oddities: Oddities
+    oddities: Irregularities
 
 
 SPACES = dict.fromkeys((0xA0, 0x1680, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000))  # that paths may have
@@ -125,7 +125,7 @@ class HeaderReader:
         self.position = 0
         self.field = "header"
         self.items = self.arrays = 0
-        self.oddities = Oddities()
+        self.oddities = Irregularities()
 
     def fail(self, problem: str) -> NoReturn:
         raise ModelError(f"{printable(self.path, 4096)}: {self.field}: {problem}")
@@ -246,7 +246,7 @@ class HeaderReader:
             if key in self.needed:
                 cached = self.kept.get(self.position)
                 return self.strings(count) if cached is None else self.skip_strings(cached)
-            return LazyValue(self.strings_later(count), count)
+            return LazyValue(self.skip_to_decode(count), count)
         self.arrays += count
         if self.arrays > MAX_ARRAYS:
             self.fail(f"the metadata's arrays must have at most {MAX_ARRAYS} arrays")
@@ -270,11 +270,11 @@ class HeaderReader:
 
         A start may read 128,000 tokens and 280,000 merges, so short strings take a fast path.
         """
-        data, position, length_at, limit = self.data, self.position, UINT64.unpack_from, MAX_PIECE_BYTES
+        data, position, length_at, limit = self.data, self.position, UINT64.unpack_from, MAX_ITEM_BYTES
         strings: list[str] = []
         while missing := count - len(strings):
             chunk = np.frombuffer(data, np.uint8, min(CHUNK, self.size - position), position)
-            decoded_strings, size = short_strings(chunk, missing)
+            decoded_strings, size = read_short_strings(chunk, missing)
             if not decoded_strings:
                 break
             strings += decoded_strings
@@ -287,7 +287,7 @@ class HeaderReader:
                 self.ends(start)
             position = start + length
             if length > limit:
-                self.too_long(len(strings), length, position)
+                self.fail_too_long(len(strings), length, position)
             try:
                 strings.append(data[start:position].decode())
             except UnicodeDecodeError:
@@ -302,7 +302,7 @@ class HeaderReader:
         self.position = cached.end
         return LazyValue(lambda: cached[:], len(cached))
 
-    def strings_later(self, count: int) -> Callable[[], list[str]]:
+    def skip_to_decode(self, count: int) -> Callable[[], list[str]]:
         """Skip an array of strings and return a function that decodes it."""
         data, start, length_at = self.data, self.position, UINT64.unpack_from
         position = start
@@ -312,8 +312,8 @@ class HeaderReader:
             except struct.error:
                 self.ends(position + 8)
             position += 8 + length
-            if length > MAX_PIECE_BYTES:
-                self.too_long(number, length, position)
+            if length > MAX_ITEM_BYTES:
+                self.fail_too_long(number, length, position)
         if position > self.size:
             self.ends(position)
         self.position = position
@@ -325,16 +325,16 @@ class HeaderReader:
 
         return decode
 
-    def too_long(self, number: int, length: int, end: int) -> NoReturn:
+    def fail_too_long(self, number: int, length: int, end: int) -> NoReturn:
         if end > self.size:
             self.ends(end)
-        self.fail(f"string {number} of the array must have at most {MAX_PIECE_BYTES} bytes (found {length})")
+        self.fail(f"string {number} of the array must have at most {MAX_ITEM_BYTES} bytes (found {length})")
 
     def alignment(self, kind: int, value: object) -> int:
         if kind != 4 or not isinstance(value, int):
             self.fail(f"the value must be of type 4, uint32 (found type {kind})")
-        if not 8 <= value <= MOST_ALIGNMENT or value & (value - 1):
-            self.fail(f"the alignment must be a power of two from 8 to {MOST_ALIGNMENT} (found {value})")
+        if not 8 <= value <= MAX_ALIGNMENT or value & (value - 1):
+            self.fail(f"the alignment must be a power of two from 8 to {MAX_ALIGNMENT} (found {value})")
         return value
 
     # ---- the table of tensors

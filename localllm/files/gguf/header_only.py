@@ -13,45 +13,47 @@ from typing import BinaryIO, NoReturn
 from localllm.errors import LocalllmError, ModelError
 from localllm.files.gguf.file import GGUFFile, merge_parts, open_part
 from localllm.files.gguf.header import HeaderReader
-from localllm.system.files import file_with_path
+from localllm.system.files import open_temporary_file
 
-FIRST = 4 << 20  # bytes of the first download; most models' vocabularies fit, others need two or three times as many
-MOST = 1 << 28  # maximum size of a header in bytes; the largest known has 20 MB
+FIRST_BYTES = (
+    4 << 20
+)  # bytes of the first download; most models' vocabularies fit, others need two or three times as many
+MAX_BYTES = 1 << 28  # maximum size of a header in bytes; the largest known has 20 MB
 
 
 class IncompleteHeaderError(Exception):
     """The header does not end within the downloaded bytes."""
 
 
-class BeginningReader(HeaderReader):
+class PartialHeaderReader(HeaderReader):
     """A header reader for a file whose first `there` bytes are downloaded."""
 
     there = 0
 
     def take(self, count: int) -> int:
         start = super().take(count)
-        self.require_there()
+        self.require_available()
         return start
 
     def fail(self, problem: str) -> NoReturn:
-        self.require_there()
+        self.require_available()
         super().fail(problem)
 
-    def require_there(self) -> None:
+    def require_available(self) -> None:
         if self.position > self.there:
             raise IncompleteHeaderError
 
 
-def header_complete(data: mmap.mmap, path: str, available: int) -> bool:
+def is_header_complete(data: mmap.mmap, path: str, available: int) -> bool:
     """Return whether the first `available` bytes of a file hold its whole header.
 
     Raises ModelError if they are not a GGUF header.
     """
-    reader = BeginningReader(data, path)
+    reader = PartialHeaderReader(data, path)
     reader.there = available
     try:
         reader.read()
-        reader.require_there()
+        reader.require_available()
         return True
     except IncompleteHeaderError:
         return False
@@ -70,11 +72,11 @@ def write_header(file: BinaryIO, path: str, size: int, fetch: Callable[[int, int
     try:
         file.truncate(size)
         with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_WRITE) as data:
-            while available < min(size, MOST):
-                end = min(size, max(FIRST, 2 * available))
+            while available < min(size, MAX_BYTES):
+                end = min(size, max(FIRST_BYTES, 2 * available))
                 data[available:end] = fetch(available, end)
                 available = end
-                if header_complete(data, path, available):
+                if is_header_complete(data, path, available):
                     return available
     except (OSError, ValueError) as error:
         raise LocalllmError(f"{path}: no disk space for its header: {error}") from None
@@ -93,7 +95,7 @@ def open_header_only(
     with ExitStack() as stack:
         parts, fetched = [], 0
         for name, size in files.items():
-            file, path = stack.enter_context(file_with_path())
+            file, path = stack.enter_context(open_temporary_file())
             fetched += write_header(file, name, size, partial(fetch, name))
             try:
                 parts.append(open_part(path, needed=())._replace(path=name))

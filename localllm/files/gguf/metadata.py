@@ -21,16 +21,18 @@ import numpy as np
 
 from localllm.files.cache.checksummed_cache import (
     CHECKS,
+    hash_sources,
     read_checksummed,
     remove_oldest,
-    sources_hash,
     write_checksummed,
 )
-from localllm.system.files import cache_folder
+from localllm.system.files import get_cache_folder
 
-MOST = 32  # maximum of cached vocabularies, 1 to 10 MB each
-LEAST_STRINGS = 10_000  # smaller vocabularies decode so fast that a cache file is not worth it
-MOST_ALIKE = 8  # maximum of strings with one checksum; a hostile file could have more, which would slow searches
+MAX_FILES = 32  # maximum of cached vocabularies, 1 to 10 MB each
+MIN_STRINGS = 10_000  # smaller vocabularies decode so fast that a cache file is not worth it
+MAX_EQUAL_CHECKSUMS = (
+    8  # maximum of strings with one checksum; a hostile file could have more, which would slow searches
+)
 BEGINNING = 4096  # bytes of a model file whose hash names the cache file
 LENGTH = 8  # bytes of the length before a string
 LOOKUPS = 8192  # of texts; they take as long as building a dictionary
@@ -127,7 +129,7 @@ class StringIndex(Mapping[str, int]):
 
 def load_strings(data: mmap.mmap) -> dict[int, MappedStrings]:
     """Load the cached arrays of strings of a mapped file, by the offset of each one's first string."""
-    content = read_checksummed(path_of(data)) or b""
+    content = read_checksummed(get_cache_path(data)) or b""
     numbers = np.frombuffer(content, np.uint32, offset=32) if content else np.zeros(0, np.uint32)
     arrays = dict[int, MappedStrings]()
     while len(numbers):
@@ -135,7 +137,7 @@ def load_strings(data: mmap.mmap) -> dict[int, MappedStrings]:
         strings, numbers = MappedStrings(data, numbers[1:size]), numbers[size:]
         arrays[strings._begins[0]] = strings
     end = max((strings.end for strings in arrays.values()), default=0)
-    return arrays if content[:32] == digest(data, end) else {}
+    return arrays if content[:32] == hash_header(data, end) else {}
 
 
 def save_strings(data: mmap.mmap, arrays: Sequence[tuple[slice, Sequence[str]]]) -> None:
@@ -143,17 +145,17 @@ def save_strings(data: mmap.mmap, arrays: Sequence[tuple[slice, Sequence[str]]])
 
     Each comes with the slice of its bytes in the file.
     """
-    if min(len(strings) for _, strings in arrays) < LEAST_STRINGS:
+    if min(len(strings) for _, strings in arrays) < MIN_STRINGS:
         return
     tables = [table for place, strings in arrays if (table := build_table(place, strings)) is not None]
     if len(tables) < len(arrays):
         return
     end = max(int(table[len(table) // 3]) for table in tables)
     content = b"".join(np.uint32(len(table) // 3).tobytes() + table.tobytes() for table in tables)
-    path = path_of(data)
+    path = get_cache_path(data)
     with suppress(OSError):
-        write_checksummed(path, digest(data, end) + content)
-        remove_oldest(path.parent, MOST)
+        write_checksummed(path, hash_header(data, end) + content)
+        remove_oldest(path.parent, MAX_FILES)
 
 
 def build_table(place: slice, strings: Sequence[str]) -> np.ndarray | None:
@@ -167,27 +169,27 @@ def build_table(place: slice, strings: Sequence[str]) -> np.ndarray | None:
     sums = np.fromiter(map(crc32, texts), np.uint32, len(texts))
     places = np.argsort(sums, kind="stable")
     ordered = sums[places]
-    alike = (ordered[MOST_ALIKE:] == ordered[:-MOST_ALIKE]).any()
+    alike = (ordered[MAX_EQUAL_CHECKSUMS:] == ordered[:-MAX_EQUAL_CHECKSUMS]).any()
     if b"" in texts or begins[-1] != place.stop or place.stop >= 1 << 32 or alike:
         return None
     return np.concatenate((begins, ordered, places)).astype(np.uint32)
 
 
-def path_of(data: mmap.mmap) -> Path:
+def get_cache_path(data: mmap.mmap) -> Path:
     """Return the path of a model's cache file.
 
     Models with the same size and beginning share it; it holds the strings of the one that was opened last.
     """
     name = hashlib.sha256(b"%d\0" % len(data) + data[:BEGINNING]).hexdigest()[:32]
-    return cache_folder() / "vocabularies" / f"{sources_hash(*CHECKS)}-{name}"
+    return get_cache_folder() / "vocabularies" / f"{hash_sources(*CHECKS)}-{name}"
 
 
-def digest(data: mmap.mmap, end: int) -> bytes:
+def hash_header(data: mmap.mmap, end: int) -> bytes:
     with memoryview(data) as view, view[:end] as part:
         return hashlib.sha256(part).digest()
 
 
-def short_strings(chunk: np.ndarray, limit: int) -> tuple[list[str], int]:
+def read_short_strings(chunk: np.ndarray, limit: int) -> tuple[list[str], int]:
     """Read up to `limit` whole strings at the start of a chunk, uint8 [bytes].
 
     Returns them and the number of bytes they take. Before each string is its length in bytes (8 bytes, little-endian).
@@ -212,10 +214,10 @@ def short_strings(chunk: np.ndarray, limit: int) -> tuple[list[str], int]:
 
 
 BEFORE_STRINGS = 16  # bytes before an array's first string: the value's type, the strings' type, and their count
-MOST_NOTES = 6  # maximum of notes in the line that the user sees
+MAX_NOTES = 6  # maximum of notes in the line that the user sees
 
 
-class Oddities:
+class Irregularities:
     """Notes on irregularities of a file that can be used nevertheless, as other programs do.
 
     Missing parts, without which its outputs mean something else, have lines of their own.
@@ -241,7 +243,7 @@ class Oddities:
         """Note, once, that something is missing that changes the meaning of the file's outputs."""
         self._missing[problem] = None
 
-    def extend(self, other: "Oddities") -> None:
+    def extend(self, other: "Irregularities") -> None:
         """Add the notes on another split of the file."""
         self._notes |= other._notes
         self._missing |= other._missing
@@ -254,7 +256,7 @@ class Oddities:
         """Return a line about all irregularities, if there are any, and one for each missing part."""
         if not (notes := [*self._notes]):
             return [*self._missing]
-        shown_notes = notes[:MOST_NOTES] + ([f"and {len(notes) - MOST_NOTES} more"] if len(notes) > MOST_NOTES else [])
+        shown_notes = notes[:MAX_NOTES] + ([f"and {len(notes) - MAX_NOTES} more"] if len(notes) > MAX_NOTES else [])
         return [f"the file has irregularities that do not change its meaning: {'; '.join(shown_notes)}", *self._missing]
 
 

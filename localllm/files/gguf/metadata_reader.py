@@ -8,44 +8,48 @@ import numpy as np
 
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.header import printable
-from localllm.files.gguf.metadata import Metadata, Oddities
+from localllm.files.gguf.metadata import Irregularities, Metadata
 
-SHOWN = 8  # items of an array in a message
+MAX_SHOWN_ITEMS = 8  # items of an array in a message
 SMALLEST = float(np.finfo(np.float32).tiny)  # smaller positive float32 numbers are subnormal: surely a mistake
 
 
-def show(value: object) -> str:
+def format_value(value: object) -> str:
     """Format a metadata value for a message: one short line."""
-    if isinstance(value, list | np.ndarray) and len(value) > SHOWN:
+    if isinstance(value, list | np.ndarray) and len(value) > MAX_SHOWN_ITEMS:
         return f"an array of {len(value)}"
     return printable(str(value))
 
 
-class Checked:
+class MetadataReader:
     """The metadata whose keys begin with a prefix; each method validates the type of a value.
 
     Names are the keys without the prefix.
     """
 
-    def __init__(self, metadata: Mapping[str, object], prefix: str, path: str = "", oddities: Oddities | None = None):
+    def __init__(
+        self, metadata: Mapping[str, object], prefix: str, path: str = "", oddities: Irregularities | None = None
+    ):
         """Wrap metadata.
 
         path: path of the file, for messages; "" if it is not known yet.  oddities: receives notes on harmless
         irregularities.
         """
         self.metadata, self.prefix, self.path = metadata, prefix, path
-        self.oddities = Oddities() if oddities is None else oddities
+        self.oddities = Irregularities() if oddities is None else oddities
 
     def error(self, problem: str) -> ModelError:
         return ModelError(f"{self.path}: {problem}" if self.path else problem)
 
-    def unsupported(self, problem: str) -> UnsupportedError:
+    def make_unsupported_error(self, problem: str) -> UnsupportedError:
         return UnsupportedError(str(self.error(problem)))
 
     def wrong(self, name: str, expected: str) -> ModelError:
         """Make the error for a value that is not as expected."""
         value = self.raw(name)
-        return self.error(f"{self.key(name)} must be {expected} (found {'missing' if value is None else show(value)})")
+        return self.error(
+            f"{self.key(name)} must be {expected} (found {'missing' if value is None else format_value(value)})"
+        )
 
     def key(self, name: str) -> str:
         """Return the full key, escaped for a message."""
@@ -61,7 +65,7 @@ class Checked:
     def whole(self, name: str, default: int | None, minimum: int, maximum: int) -> int:
         """Read an integer from `minimum` to `maximum`."""
         value = self.raw(name, default)
-        if not is_whole(value) or not minimum <= value <= maximum:
+        if not is_integer(value) or not minimum <= value <= maximum:
             raise self.wrong(name, f"a number from {minimum} to {maximum}")
         return value
 
@@ -102,7 +106,7 @@ class Checked:
         return value
 
 
-def is_whole(value: object) -> TypeGuard[int]:
+def is_integer(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -111,7 +115,7 @@ def is_number(value: float) -> bool:
     return value == 0 or SMALLEST <= value < math.inf
 
 
-def number_of_strings(metadata: Mapping[str, object], key: str) -> int | None:
+def count_strings(metadata: Mapping[str, object], key: str) -> int | None:
     """Return the length of an array of strings without decoding it; None if there is no such array."""
     if isinstance(metadata, Metadata):
         return metadata.strings(key)

@@ -9,8 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
-from localllm.files.gguf.file import GGUFFile, Tensor, map_of
-from localllm.files.gguf.writer import Packed
+from localllm.files.gguf.file import GGUFFile, Tensor, get_map
+from localllm.files.gguf.writer import PackedValue
 from localllm.quant.formats import Format
 from localllm.system import memory
 
@@ -70,7 +70,7 @@ class GGUFSource:
 
     def __init__(self, file: GGUFFile):
         self.file, self.path, self.metadata = file, file.path, file.metadata
-        self.packed = {key: Packed(value) for key, value in file.packed.items()}
+        self.packed = {key: PackedValue(value) for key, value in file.packed.items()}
         self.files, self.parts = list(file.parts), [list(names) for names in file.parts.values()]
         self.tensors = [GGUFTensor(tensor) for tensor in file.tensors.values()]
 
@@ -88,8 +88,8 @@ class GGUFTensor:
 
     def __init__(self, tensor: Tensor):
         self.name, self.format, self.shape = tensor.name, tensor.format, tensor.shape
-        self._data = tensor.data.reshape(row_count(tensor.shape), -1)
-        self._mapping = map_of(tensor.data)
+        self._data = tensor.data.reshape(count_rows(tensor.shape), -1)
+        self._mapping = get_map(tensor.data)
 
     def rows(self, first: int, last: int) -> np.ndarray:
         return self._data[first:last]
@@ -102,6 +102,6 @@ class GGUFTensor:
             memory.release_pages(data, start + first * width, start + last * width)
 
 
-def row_count(shape: tuple[int, ...]) -> int:
+def count_rows(shape: tuple[int, ...]) -> int:
     """Count the rows of all matrices of a stack; a vector has one."""
     return prod(shape[:-1])

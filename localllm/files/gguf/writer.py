@@ -19,11 +19,11 @@ from localllm.quant.formats import BY_NAME, Format
 
 VERSION = 3
 UINT32, INT32, FLOAT32, UINT64, INT64 = 4, 5, 6, 10, 11
-KINDS = {np.dtype(scalar.format): kind for kind, scalar in SCALARS.items()}  # NumPy dtype -> GGUF value type
+TYPE_IDS = {np.dtype(scalar.format): kind for kind, scalar in SCALARS.items()}  # NumPy dtype -> GGUF value type
 LENGTH = struct.Struct("<Q")
 
 
-class Packed(bytes):
+class PackedValue(bytes):
     """A metadata value as stored in a file: its type id, then its bytes. See GGUFFile.packed."""
 
 
@@ -60,7 +60,7 @@ def write_gguf(path: str | os.PathLike[str], metadata: Mapping[str, object], ten
 
 def write_body(file: SafeFile, metadata: Mapping[str, object], tensors: Sequence[OutputTensor]) -> None:
     """Write the header and all tensors."""
-    alignment = alignment_of(metadata)
+    alignment = get_alignment(metadata)
     file.write(build_header(metadata, tensors, alignment))
     for tensor in tensors:
         start = file.position
@@ -71,7 +71,7 @@ def write_body(file: SafeFile, metadata: Mapping[str, object], tensors: Sequence
         file.write(bytes(-file.position % alignment))
 
 
-def alignment_of(metadata: Mapping[str, object]) -> int:
+def get_alignment(metadata: Mapping[str, object]) -> int:
     """Return the alignment of tensors in the file, in bytes."""
     value = metadata.get(ALIGNMENT)
     return DEFAULT_ALIGNMENT if value is None else int.from_bytes(pack_value(value)[4:8], "little")
@@ -84,7 +84,7 @@ def build_header(
     parts = [MAGIC, struct.pack("<IQQ", VERSION, len(tensors), len(metadata))]
     for key, value in metadata.items():
         parts += [pack_string(key), pack_value(value)]
-    for tensor, start in zip(tensors, tensor_offsets(tensors, alignment), strict=True):
+    for tensor, start in zip(tensors, compute_offsets(tensors, alignment), strict=True):
         dimensions = tensor.shape[::-1]
         parts += [pack_string(tensor.name), struct.pack(f"<I{len(dimensions)}Q", len(dimensions), *dimensions)]
         parts.append(struct.pack("<IQ", tensor.format.id, start))
@@ -92,7 +92,7 @@ def build_header(
     return b"".join(parts)  # at once: a stranger's metadata may be large
 
 
-def tensor_offsets(tensors: Sequence[OutputTensor], alignment: int) -> Iterator[int]:
+def compute_offsets(tensors: Sequence[OutputTensor], alignment: int) -> Iterator[int]:
     """Yield the offset of each tensor, relative to the end of the header."""
     position = 0
     for tensor in tensors:
@@ -106,29 +106,29 @@ def pack_string(value: str | bytes) -> bytes:
     return LENGTH.pack(len(data)) + data
 
 
-def pack_value(value: object) -> Packed:
+def pack_value(value: object) -> PackedValue:
     """Encode a metadata value with its type.
 
     bool and str keep their types, bytes become a string, float becomes float32, and int the first of uint32, int32,
     uint64 and int64 that holds it. A NumPy number or array keeps its dtype. A list or tuple becomes an array of
     strings, bool, float32 or int32. Raises TypeError for other types.
     """
-    if isinstance(value, Packed):
+    if isinstance(value, PackedValue):
         return value
     if isinstance(value, np.ndarray):
         dtype = value.dtype.newbyteorder("<")
-        return Packed(struct.pack("<IIQ", ARRAY, KINDS[dtype], value.size) + value.astype(dtype).tobytes())
+        return PackedValue(struct.pack("<IIQ", ARRAY, TYPE_IDS[dtype], value.size) + value.astype(dtype).tobytes())
     if isinstance(value, list | tuple):
         return pack_array(value)
     kind, data = pack_scalar(value)
-    return Packed(struct.pack("<I", kind) + data)
+    return PackedValue(struct.pack("<I", kind) + data)
 
 
-def pack_array(values: Sequence[object]) -> Packed:
+def pack_array(values: Sequence[object]) -> PackedValue:
     """Encode a sequence of strings or of numbers; an empty one becomes an array of strings."""
     strings = [value for value in values if isinstance(value, str | bytes)]
     if len(strings) == len(values):
-        return Packed(struct.pack("<IIQ", ARRAY, STRING, len(values)) + b"".join(map(pack_string, strings)))
+        return PackedValue(struct.pack("<IIQ", ARRAY, STRING, len(values)) + b"".join(map(pack_string, strings)))
     dtype = np.bool_ if isinstance(values[0], bool) else np.float32 if isinstance(values[0], float) else np.int32
     if not all(isinstance(value, bool | int | float) for value in values):
         raise TypeError("an array of a GGUF file must consist of strings, or of numbers")
@@ -138,7 +138,7 @@ def pack_array(values: Sequence[object]) -> Packed:
 def pack_scalar(value: object) -> tuple[int, bytes]:
     """Return a value's type id and its bytes."""
     if isinstance(value, np.generic):
-        return KINDS[value.dtype.newbyteorder("<")], value.tobytes()
+        return TYPE_IDS[value.dtype.newbyteorder("<")], value.tobytes()
     if isinstance(value, bool):
         return BOOL, bytes([value])
     if isinstance(value, str | bytes):

@@ -21,12 +21,12 @@ import numpy as np
 
 from localllm.errors import ConstraintError, UsageError
 from localllm.frozen import frozen
-from localllm.generation.constraints.distinct_items import drop_unique_items, has_distinct
+from localllm.generation.constraints.distinct_items import drop_unique_items, has_unique_items
 from localllm.generation.constraints.grammar_matcher import GrammarMatcher
-from localllm.generation.constraints.grammar_network import build_network, yielding
+from localllm.generation.constraints.grammar_network import build_network, yield_to_threads
 from localllm.generation.constraints.json_matcher import JsonMatcher
-from localllm.generation.constraints.json_text import is_type, schema_of
-from localllm.generation.constraints.schemas import OPTIONS, Schema, exact, order_properties
+from localllm.generation.constraints.json_text import is_type, make_json_schema
+from localllm.generation.constraints.schemas import OPTIONS, Schema, make_exact, order_properties
 from localllm.generation.constraints.vocabulary import (
     JSON_MARK,
     SpellingVocabulary,
@@ -35,17 +35,17 @@ from localllm.generation.constraints.vocabulary import (
     convert_vocabulary,
 )
 from localllm.generation.reasoning import REASONING, Thinking
-from localllm.system.processes import after_fork
+from localllm.system.processes import register_after_fork
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
     from localllm.text.tokenizer import Tokenizer
 
-_SHOWN = 300  # characters of an error
+_MAX_ERROR_LENGTH = 300  # characters of an error
 GRAMMAR = "grammar"  # kind of a grammar in GBNF, which does not use llguidance
 TOOLS = "tools"  # kind of a grammar of tool calls, with token ids of one vocabulary
-_KEPT = 64  # cached schemas
+_CACHED_SCHEMAS = 64  # cached schemas
 _MATCHERS = 64  # cached matchers of a tokenizer
 
 
@@ -94,11 +94,11 @@ class Constraint:
         if self.kind != TOOLS:  # schemas of tools were checked before
             problems = problems or matcher.get_grammar_warnings()
         if problems:
-            raise UsageError(f"the {self.kind} cannot be used: {_reason(problems[0])}")
+            raise UsageError(f"the {self.kind} cannot be used: {_shorten_error(problems[0])}")
         return matcher
 
     @classmethod
-    def of_schema(cls, schema: object, whitespace: bool = False, additional_properties: bool = False) -> "Constraint":
+    def from_schema(cls, schema: object, whitespace: bool = False, additional_properties: bool = False) -> "Constraint":
         """Constrain answers to a JSON schema: a dict, a string, or a type for pydantic.
 
         Types are classes, list[int], Literal and the like. whitespace: keep the white space that the model writes;
@@ -109,23 +109,23 @@ class Constraint:
 
         options = {"lenient": False, **OPTIONS}
         try:
-            prepared = exact(_schema_of(schema), additional_properties and not is_type(schema))
-            distinct = json.dumps(prepared) if has_distinct(prepared) else ""
+            prepared = make_exact(_parse_schema(schema), additional_properties and not is_type(schema))
+            distinct = json.dumps(prepared) if has_unique_items(prepared) else ""
             prepared = drop_unique_items(prepared)
             grammar = LLMatcher.grammar_from_json_schema(prepared, overrides=options)  # type: ignore[arg-type]
             return cls("schema", grammar, not whitespace, distinct)
         except ValueError as error:
-            raise UsageError(f"the schema cannot be used: {_reason(str(error))}") from None
+            raise UsageError(f"the schema cannot be used: {_shorten_error(str(error))}") from None
         except RecursionError:
             raise UsageError("the schema cannot be used: it is nested too deeply") from None
 
     @classmethod
-    def of_grammar(cls, text: str) -> "Constraint":
+    def from_grammar(cls, text: str) -> "Constraint":
         """Constrain answers to a grammar in GBNF, llama.cpp's notation."""
         return cls(GRAMMAR, text)
 
     @classmethod
-    def of_regex(cls, regex: str) -> "Constraint":
+    def from_regex(cls, regex: str) -> "Constraint":
         r"""Constrain answers to full matches of a regular expression, in the syntax of Rust's regex crate.
 
         \d, \w and \s mean ASCII, unless the regex begins with (?u).
@@ -158,7 +158,7 @@ def restrict_to_ascii(regex: str) -> str:
     return re.sub(r"\\.|\[|\]", replaced, regex, flags=re.DOTALL)
 
 
-def constraint_of(
+def make_constraint(
     schema: object = None, grammar: str | None = None, regex: str | None = None, json_whitespace: bool = False,
     additional_properties: bool = False,
 ) -> Constraint | None:  # fmt: skip
@@ -171,21 +171,21 @@ def constraint_of(
     if len(names) > 1:
         raise UsageError(f"{names[0]} and {names[1]} cannot be combined")
     if schema is not None:
-        return Constraint.of_schema(schema, json_whitespace, additional_properties)
+        return Constraint.from_schema(schema, json_whitespace, additional_properties)
     if grammar is not None:
-        return Constraint.of_grammar(grammar)
-    return None if regex is None else Constraint.of_regex(regex)
+        return Constraint.from_grammar(grammar)
+    return None if regex is None else Constraint.from_regex(regex)
 
 
-@lru_cache(maxsize=_KEPT)
-def _beginning(grammar: str) -> "LLMatcher":
+@lru_cache(maxsize=_CACHED_SCHEMAS)
+def _make_byte_matcher(grammar: str) -> "LLMatcher":
     """Make a matcher at the start of a text, byte by byte."""
     from llguidance import LLMatcher, LLTokenizer
 
     return LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
 
 
-def fits(text: str, schema: Schema) -> bool:
+def matches_schema(text: str, schema: Schema) -> bool:
     """Return whether a string is JSON that matches a schema, with properties in any order.
 
     schema: includes llguidance's options.
@@ -197,7 +197,7 @@ def fits(text: str, schema: Schema) -> bool:
         data = data.replace(b"\x7f", b"\\u007f")  # which llguidance expects
     except (ValueError, RecursionError):
         return False
-    matcher = _beginning(LLMatcher.grammar_from_json_schema(dict(schema))).deep_copy()
+    matcher = _make_byte_matcher(LLMatcher.grammar_from_json_schema(dict(schema))).deep_copy()
     return matcher.try_consume_tokens([*data]) == len(data) and matcher.is_accepting()
 
 
@@ -209,17 +209,17 @@ def require_usable(schema: Schema) -> None:
     from llguidance import LLMatcher
 
     try:
-        matcher = _beginning(LLMatcher.grammar_from_json_schema(dict(schema))).deep_copy()
+        matcher = _make_byte_matcher(LLMatcher.grammar_from_json_schema(dict(schema))).deep_copy()
     except ValueError as error:
-        raise UsageError(f"the schema cannot be used: {_reason(str(error))}") from None
+        raise UsageError(f"the schema cannot be used: {_shorten_error(str(error))}") from None
     if matcher.is_error():
-        raise UsageError(f"the schema cannot be used: {_reason(matcher.get_error())}")
+        raise UsageError(f"the schema cannot be used: {_shorten_error(matcher.get_error())}")
 
 
-def _schema_of(schema: object) -> dict[str, object]:
+def _parse_schema(schema: object) -> dict[str, object]:
     """Return a schema as a dict. Raises UsageError."""
     if is_type(schema):
-        schema = schema_of(schema)
+        schema = make_json_schema(schema)
     if isinstance(schema, str | bytes):
         try:
             schema = json.loads(schema)
@@ -234,13 +234,14 @@ def _schema_of(schema: object) -> dict[str, object]:
     return dict(schema)
 
 
-def _reason(message: str) -> str:
+def _shorten_error(message: str) -> str:
     """Shorten an error message of llguidance to one line."""
     message = re.split(r"\n *\d+ \| ", re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", message))[0]
     if message.startswith("NoExtension"):
         return "it matches no text"
     if outside := re.match(r"Resource '([^']*)'", message):
-        return f"{outside[1][:_SHOWN]} is another document, which cannot be looked at: put what it says into the schema"
+        name = outside[1][:_MAX_ERROR_LENGTH]
+        return f"{name} is another document, which cannot be looked at: put what it says into the schema"
     if number := re.match(r"Value is not JSON serializable: (-?\d+)", message):
         return f"{number[1][:40]} is beyond 64 bits"
     if message.startswith("oneOf constraints"):
@@ -251,7 +252,7 @@ def _reason(message: str) -> str:
         message = re.split(r"\n +1 \|", message)[0]
         if "error: " in message:
             message = "the regular expression is invalid: " + message.rpartition("error: ")[2]
-    return " ".join(message.split())[:_SHOWN]
+    return " ".join(message.split())[:_MAX_ERROR_LENGTH]
 
 
 class Matcher:
@@ -264,7 +265,7 @@ class Matcher:
         """
         self._matcher, self._vocab, self._tokenizer = matcher, vocab, tokenizer
         self._unfinished: np.ndarray | None = None
-        self._require_sound()
+        self._raise_error()
 
     def copy(self) -> "Matcher":
         twin = copy(self)
@@ -277,21 +278,21 @@ class Matcher:
         Raises ConstraintError if llguidance's limits are exceeded.
         """
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        self._require_sound()
+        self._raise_error()
         return np.unpackbits(mask, count=self._vocab, bitorder="little").view(bool)
 
     def accept(self, token: int) -> None:
         """Advance by a token, which must be allowed."""
         self._matcher.consume_token(token)
-        self._require_sound()
+        self._raise_error()
 
     def accept_text(self, text: str) -> bool:
         """Advance by a string if it is allowed; return whether it was."""
         tokens = self._tokenizer.encode_inside(text)
         return self._matcher.try_consume_tokens(tokens) == len(tokens)
 
-    def names_any(self, tokens: Container[int]) -> bool:
-        return isinstance(self._matcher, GrammarMatcher) and self._matcher.names_any(tokens)
+    def names_any_token(self, tokens: Container[int]) -> bool:
+        return isinstance(self._matcher, GrammarMatcher) and self._matcher.names_any_token(tokens)
 
     def unfinished_mask(self, thinking: Thinking) -> np.ndarray:
         """Compute the mask of reasoning before the answer, bool [vocab]: all tokens except end tokens.
@@ -320,9 +321,11 @@ class Matcher:
             return tokens if is_last else tokens[:-1]  # later text may change the last token
         return [*takewhile(lambda token: token < self._vocab, self._matcher.compute_ff_tokens())]
 
-    def _require_sound(self) -> None:
+    def _raise_error(self) -> None:
         if self._matcher.is_error():
-            raise ConstraintError(f"the answer cannot be constrained any further: {_reason(self._matcher.get_error())}")
+            raise ConstraintError(
+                f"the answer cannot be constrained any further: {_shorten_error(self._matcher.get_error())}"
+            )
 
 
 _WHOLE = ""  # the vocabulary without slices
@@ -341,7 +344,7 @@ class MatcherCache:
         self.trie: TokenTrie | None = None
         self.gates: dict[Hashable, threading.Lock] = {}  # of constraints that are being compiled
 
-    def gate(self, constraint: Hashable) -> threading.Lock:
+    def get_lock(self, constraint: Hashable) -> threading.Lock:
         """Return the lock of the thread that compiles a constraint, for which others wait."""
         with self.lock:
             return self.gates.setdefault(constraint, threading.Lock())
@@ -350,10 +353,10 @@ class MatcherCache:
         with self.lock:
             if kind not in self.vocabularies:
                 whole = self.vocabularies.get(_WHOLE) or convert_vocabulary(tokenizer, size)
-                self.vocabularies |= {_WHOLE: whole, kind: whole.sliced(is_json=kind == "schema")}
+                self.vocabularies |= {_WHOLE: whole, kind: whole.with_slices(is_json=kind == "schema")}
             return self.vocabularies[kind]
 
-    def find_trie(self, tokenizer: "Tokenizer", size: int) -> TokenTrie:
+    def get_trie(self, tokenizer: "Tokenizer", size: int) -> TokenTrie:
         with self.lock:
             self.trie = self.trie or build_trie(tokenizer, size)
             return self.trie
@@ -371,7 +374,7 @@ _CACHES: "WeakKeyDictionary[Tokenizer, MatcherCache]" = WeakKeyDictionary()
 _LOCK = threading.Lock()
 
 
-def _begin_anew() -> None:
+def _reset_after_fork() -> None:
     """Replace locks and the data they protect in a forked process.
 
     The threads that may hold them do not exist there.
@@ -380,10 +383,10 @@ def _begin_anew() -> None:
     _LOCK, _CACHES = threading.Lock(), WeakKeyDictionary()
 
 
-after_fork(_begin_anew)
+register_after_fork(_reset_after_fork)
 
 
-def matcher_of(constraint: Constraint, tokenizer: "Tokenizer", vocab: int) -> Matcher:
+def get_matcher(constraint: Constraint, tokenizer: "Tokenizer", vocab: int) -> Matcher:
     """Make a matcher at the start of an answer; cached, see Constraint.beginning for times.
 
     vocab: the model's vocabulary size, which may be larger than the tokenizer's. Raises UsageError for a vocabulary
@@ -396,20 +399,20 @@ def matcher_of(constraint: Constraint, tokenizer: "Tokenizer", vocab: int) -> Ma
     size = max(vocab, tokenizer.vocab_size)
     beginning = cache.beginnings.get(constraint)
     if beginning is None:
-        with cache.gate(constraint):
+        with cache.get_lock(constraint):
             if (beginning := cache.beginnings.get(constraint)) is None:
-                with yielding():
-                    beginning = _begin(cache, constraint, tokenizer, size)
+                with yield_to_threads():
+                    beginning = _make_matcher(cache, constraint, tokenizer, size)
                 cache.keep(constraint, beginning)
     return Matcher(beginning.deep_copy(), size, tokenizer)
 
 
-def _begin(
+def _make_matcher(
     cache: MatcherCache, constraint: Constraint, tokenizer: "Tokenizer", size: int
 ) -> "LLMatcher | GrammarMatcher | JsonMatcher":
     """Make a matcher at the start of an answer. Raises UsageError."""
     if constraint.kind == GRAMMAR:
-        return GrammarMatcher(constraint.grammar, tokenizer, cache.find_trie(tokenizer, size))
+        return GrammarMatcher(constraint.grammar, tokenizer, cache.get_trie(tokenizer, size))
     vocabulary = cache.vocabulary(constraint.kind, tokenizer, size)
     beginning = constraint.beginning(vocabulary.tokens)
     return beginning if constraint.kind == "regex" else JsonMatcher(beginning, vocabulary, constraint.kind == "schema")

@@ -10,30 +10,32 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from localllm.generation.constraints.schemas import Schema, alternatives
+from localllm.generation.constraints.schemas import Schema, list_alternatives
 
 
-def has_distinct(schema: object) -> bool:
+def has_unique_items(schema: object) -> bool:
     """Return whether a schema contains uniqueItems at any depth."""
     if isinstance(schema, list):
-        return any(map(has_distinct, schema))
+        return any(map(has_unique_items, schema))
     if not isinstance(schema, Mapping):
         return False
-    return schema.get("uniqueItems") is True or any(map(has_distinct, schema.values()))
+    return schema.get("uniqueItems") is True or any(map(has_unique_items, schema.values()))
 
 
 def drop_unique_items(schema: Schema) -> dict[str, object]:
-    return {word: _part_without(value) for word, value in schema.items() if word != "uniqueItems" or value is not True}
+    return {
+        word: _drop_from_value(value) for word, value in schema.items() if word != "uniqueItems" or value is not True
+    }
 
 
-def _part_without(value: object) -> object:
+def _drop_from_value(value: object) -> object:
     if isinstance(value, list):
-        return [_part_without(part) for part in value]
+        return [_drop_from_value(part) for part in value]
     return drop_unique_items(value) if isinstance(value, Mapping) else value
 
 
 @dataclass
-class _Level:
+class _Container:
     """An open object or array.
 
     Attributes:
@@ -55,7 +57,7 @@ class DistinctItems:
     """Filters streamed JSON: removes repeated items from arrays with uniqueItems."""
 
     schema: Schema
-    _levels: list[_Level] = field(default_factory=list)
+    _levels: list[_Container] = field(default_factory=list)
     _output: list[str] = field(default_factory=lambda: [""])  # releasable text, then items that are not complete
     _is_inside: bool = False
     _is_escaped: bool = False
@@ -70,11 +72,11 @@ class DistinctItems:
     def push(self, text: str) -> str:
         """Add text, and return the text that can be released."""
         for character in text:
-            self._take(character)
+            self._push_character(character)
         released, self._output[0] = self._output[0], ""
         return released
 
-    def _take(self, character: str) -> None:
+    def _push_character(self, character: str) -> None:
         level = self._levels[-1] if self._levels else None
         is_distinct = level is not None and level.seen is not None
         if self._is_inside:
@@ -101,10 +103,10 @@ class DistinctItems:
         self._output[-1] += character
 
     def _open(self, bracket: str) -> None:
-        schemas = [part for schema in self._next() for part in alternatives(schema, self.schema)]
+        schemas = [part for schema in self._next() for part in list_alternatives(schema, self.schema)]
         is_distinct = bracket == "[" and any(part.get("uniqueItems") is True for part in schemas)
         self._output[-1] += bracket
-        self._levels.append(_Level(schemas, bracket == "[", seen=set() if is_distinct else None))
+        self._levels.append(_Container(schemas, bracket == "[", seen=set() if is_distinct else None))
         self._output += [""] * is_distinct
 
     def _next(self) -> list[object]:
@@ -120,11 +122,11 @@ class DistinctItems:
                 schemas.append(named[level.key] if level.key in named else schema.get("additionalProperties"))
         return schemas
 
-    def _end_item(self, level: _Level) -> None:
+    def _end_item(self, level: _Container) -> None:
         item = self._output.pop()
         is_new = bool(item.strip())
         if is_new:
-            key = _identity(json.loads(item, parse_int=Decimal, parse_float=Decimal))
+            key = _make_key(json.loads(item, parse_int=Decimal, parse_float=Decimal))
             is_new = key not in (level.seen or ())
             level.seen = {*(level.seen or ()), key}
         if is_new:
@@ -132,10 +134,10 @@ class DistinctItems:
             level.has_output = True
 
 
-def _identity(value: object) -> object:
+def _make_key(value: object) -> object:
     """Return a key that is equal for values that JSON Schema considers equal."""
     if isinstance(value, dict):
-        return "{", frozenset((name, _identity(part)) for name, part in value.items())
+        return "{", frozenset((name, _make_key(part)) for name, part in value.items())
     if isinstance(value, list):
-        return "[", tuple(map(_identity, value))
+        return "[", tuple(map(_make_key, value))
     return type(value), value

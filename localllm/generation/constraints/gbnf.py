@@ -24,12 +24,12 @@ _CHARACTERS = re.compile(
     r"""\\x([0-9A-Fa-f]{2})|\\u([0-9A-Fa-f]{4})|\\U([0-9A-Fa-f]{8})|\\([tnr\\"\[\]-])|([^\\])""", re.DOTALL
 )
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r"}
-_LAST = 0x10FFFF
+_MAX_CODE_POINT = 0x10FFFF
 _COUNTS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
 @frozen
-class Characters:
+class CharacterSet:
     """One character of a set.
 
     Attributes:
@@ -84,7 +84,7 @@ class Repeat:
     most: int | None
 
 
-Expression: TypeAlias = Characters | VocabularyToken | RuleReference | Concatenation | Alternatives | Repeat
+Expression: TypeAlias = CharacterSet | VocabularyToken | RuleReference | Concatenation | Alternatives | Repeat
 
 
 @frozen
@@ -105,7 +105,7 @@ def parse_grammar(text: str) -> Mapping[str, Expression]:
     if not isinstance(text, str):
         raise UsageError(f"a grammar must be a string, not {text!r}")
     try:
-        rules = Parser(text.removeprefix("\ufeff")).read_rules()
+        rules = GrammarParser(text.removeprefix("\ufeff")).parse_rules()
     except RecursionError:
         raise UsageError("the grammar is invalid: its groups are nested too deeply") from None
     if "root" not in rules:
@@ -113,70 +113,70 @@ def parse_grammar(text: str) -> Mapping[str, Expression]:
     return rules
 
 
-def grammar_error(line: int, problem: str) -> UsageError:
+def make_grammar_error(line: int, problem: str) -> UsageError:
     return UsageError(f"the grammar is invalid in line {line}: {problem}")
 
 
-class Parser:
+class GrammarParser:
     """Parses a grammar by recursive descent."""
 
     def __init__(self, text: str):
-        self._tokens, self._place = [*_split(text)], 0
+        self._tokens, self._place = [*_tokenize(text)], 0
 
-    def read_rules(self) -> dict[str, Expression]:
+    def parse_rules(self) -> dict[str, Expression]:
         """Parse all rules, by name; the last of several with one name wins. Raises UsageError."""
         rules: dict[str, Expression] = {}
         references: list[Token] = []
         while self._place < len(self._tokens):
             if self._next("repeat"):
                 token = self._tokens[self._place]
-                raise grammar_error(token.line, f"{token.text} must follow the item that it repeats")
-            name = self._take("name", "a rule's name")
-            self._take("assign", "::=")
+                raise make_grammar_error(token.line, f"{token.text} must follow the item that it repeats")
+            name = self._consume("name", "a rule's name")
+            self._consume("assign", "::=")
             begin = self._place
-            rules[name.text] = self._read_alternatives()
+            rules[name.text] = self._parse_alternatives()
             references += [token for token in self._tokens[begin : self._place] if token.kind == "name"]
         for token in references:
             if token.text not in rules:
-                raise grammar_error(token.line, f"there is no rule {token.text!r}")
+                raise make_grammar_error(token.line, f"there is no rule {token.text!r}")
         return rules
 
-    def _read_alternatives(self) -> Expression:
-        parts = [self._read_sequence()]
+    def _parse_alternatives(self) -> Expression:
+        parts = [self._parse_sequence()]
         while self._next("mark", "|"):
             self._place += 1
-            parts.append(self._read_sequence())
+            parts.append(self._parse_sequence())
         return parts[0] if len(parts) == 1 else Alternatives(tuple(parts))
 
-    def _read_sequence(self) -> Expression:
+    def _parse_sequence(self) -> Expression:
         parts = list[Expression]()
-        while (part := self._read_item()) is not None:
+        while (part := self._parse_item()) is not None:
             while self._next("repeat"):
-                part = Repeat(part, *_read_count(self._take("repeat")))
+                part = Repeat(part, *_parse_count(self._consume("repeat")))
             parts.append(part)
         return parts[0] if len(parts) == 1 else Concatenation(tuple(parts))
 
-    def _read_item(self) -> Expression | None:
+    def _parse_item(self) -> Expression | None:
         """Parse a string, class, rule, token or group; None at the end of a sequence."""
         if self._next("name") and not self._next("assign", ahead=1):
-            return RuleReference(self._take("name").text)
+            return RuleReference(self._consume("name").text)
         if self._next("text"):
-            token = self._take("text")
+            token = self._consume("text")
             codes = [*map(ord, _unescape(token, token.text[1:-1]))]
             if any(0xD800 <= code < 0xE000 for code in codes):
-                raise grammar_error(token.line, "there are no characters from \\uD800 to \\uDFFF")
-            return Concatenation(tuple(Characters(((code, code),)) for code in codes))
+                raise make_grammar_error(token.line, "there are no characters from \\uD800 to \\uDFFF")
+            return Concatenation(tuple(CharacterSet(((code, code),)) for code in codes))
         if self._next("class"):
-            return _read_class(self._take("class"))
+            return _parse_class(self._consume("class"))
         if self._next("token"):
-            return _read_vocabulary_token(self._take("token"))
+            return _parse_vocabulary_token(self._consume("token"))
         if self._next("mark", "."):
             self._place += 1
-            return Characters(((0, _LAST),))
+            return CharacterSet(((0, _MAX_CODE_POINT),))
         if self._next("mark", "("):
             self._place += 1
-            inner = self._read_alternatives()
-            self._take("mark", ")")
+            inner = self._parse_alternatives()
+            self._consume("mark", ")")
             return inner
         return None
 
@@ -187,32 +187,34 @@ class Parser:
         token = self._tokens[self._place + ahead]
         return token.kind == kind and text in (None, token.text)
 
-    def _take(self, kind: str, text: str | None = None) -> Token:
+    def _consume(self, kind: str, text: str | None = None) -> Token:
         """Consume the next token, which must have this type. Raises UsageError."""
         if not self._next(kind, text if kind == "mark" else None):
             token = self._tokens[self._place] if self._place < len(self._tokens) else None
             line = token.line if token else self._tokens[-1].line
-            raise grammar_error(line, f"expected {text or kind}, found {repr(token.text[:20]) if token else 'the end'}")
+            raise make_grammar_error(
+                line, f"expected {text or kind}, found {repr(token.text[:20]) if token else 'the end'}"
+            )
         self._place += 1
         return self._tokens[self._place - 1]
 
 
-def _read_count(repeat: Token) -> tuple[int, int | None]:
+def _parse_count(repeat: Token) -> tuple[int, int | None]:
     """Return the minimum and maximum of repetitions (None: no limit). Raises UsageError."""
     if repeat.text in _COUNTS:
         return _COUNTS[repeat.text]
     minimum, comma, maximum = re.sub(r"\s", "", repeat.text)[1:-1].partition(",")
     if maximum and int(maximum) < int(minimum):
-        raise grammar_error(repeat.line, f"the maximum of {repeat.text} must not be below its minimum")
+        raise make_grammar_error(repeat.line, f"the maximum of {repeat.text} must not be below its minimum")
     return int(minimum), (int(maximum) if maximum else None) if comma else int(minimum)
 
 
-def _split(text: str) -> Iterator[Token]:
+def _tokenize(text: str) -> Iterator[Token]:
     place, line = 0, 1
     while place < len(text):
         match = _TOKENS.match(text, place)
         if match is None:
-            raise grammar_error(line, f"unexpected {text[place : place + 20].splitlines()[0]!r}")
+            raise make_grammar_error(line, f"unexpected {text[place : place + 20].splitlines()[0]!r}")
         if match.lastgroup != "space":
             assert match.lastgroup is not None
             yield Token(match.lastgroup, match[0], line)
@@ -225,18 +227,18 @@ def _unescape(token: Token, text: str) -> Iterator[str]:
     while place < len(text):
         match = _CHARACTERS.match(text, place)
         if match is None:
-            raise grammar_error(token.line, f"there is no escape {text[place : place + 2]}")
+            raise make_grammar_error(token.line, f"there is no escape {text[place : place + 2]}")
         if digits := match[1] or match[2] or match[3]:
             code = int(digits, 16)
-            if code > _LAST:
-                raise grammar_error(token.line, f"there is no character {match[0]}")
+            if code > _MAX_CODE_POINT:
+                raise make_grammar_error(token.line, f"there is no character {match[0]}")
             yield chr(code)
         else:
             yield match[5] or _ESCAPES.get(match[4], match[4])
         place = match.end()
 
 
-def _read_class(token: Token) -> Characters:
+def _parse_class(token: Token) -> CharacterSet:
     """Parse a character class such as [^a-z]. Raises UsageError."""
     body = token.text[1:-1]
     is_negated = body.startswith("^")
@@ -249,12 +251,12 @@ def _read_class(token: Token) -> Characters:
         if place + 2 < len(characters) and pieces[place + 1] == "-":
             last, place = characters[place + 2], place + 2
             if first > last:
-                raise grammar_error(token.line, f"the range {pieces[place - 2]}-{pieces[place]} runs backwards")
+                raise make_grammar_error(token.line, f"the range {pieces[place - 2]}-{pieces[place]} runs backwards")
         ranges.append((ord(first), ord(last)))
         place += 1
     if not ranges:
-        raise grammar_error(token.line, "a character class must not be empty")
-    return Characters(_invert(ranges) if is_negated else tuple(ranges))
+        raise make_grammar_error(token.line, "a character class must not be empty")
+    return CharacterSet(_invert(ranges) if is_negated else tuple(ranges))
 
 
 def _invert(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -264,12 +266,12 @@ def _invert(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
         if start < first:
             inverted.append((start, first - 1))
         start = max(start, last + 1)
-    return (*inverted, (start, _LAST)) if start <= _LAST else tuple(inverted)
+    return (*inverted, (start, _MAX_CODE_POINT)) if start <= _MAX_CODE_POINT else tuple(inverted)
 
 
-def _read_vocabulary_token(token: Token) -> VocabularyToken:
+def _parse_vocabulary_token(token: Token) -> VocabularyToken:
     """Parse a vocabulary token: <text> or <[id]>, with an optional ! before it. Raises UsageError."""
     text = token.text.removeprefix("!")
     if text.startswith("<[") and not re.fullmatch(r"<\[\d+\]>", text):
-        raise grammar_error(token.line, f"{text} must contain a token id, like <[1000]>")
+        raise make_grammar_error(token.line, f"{text} must contain a token id, like <[1000]>")
     return VocabularyToken(text, token.text.startswith("!"), token.line)

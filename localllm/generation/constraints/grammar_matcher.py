@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
-from localllm.generation.constraints.gbnf import VocabularyToken, grammar_error
+from localllm.generation.constraints.gbnf import VocabularyToken, make_grammar_error
 from localllm.generation.constraints.grammar_network import DEAD, READ, Closure, Network, build_network
 from localllm.generation.constraints.vocabulary import TokenConsumer, TokenTrie
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Way: TypeAlias = "tuple[int, Closure, RuleEntry | None]"
 Configuration: TypeAlias = frozenset[Way]
 
-BEHIND_ROOT = -1  # the state after the root rule
+AFTER_ROOT = -1  # the state after the root rule
 _ROWS = 20_000  # maximum rows of the table (some megabytes), which is then cleared
 _MASKS = 512  # cached masks, of 19 KB for 151 thousand tokens
 _WALKS = 64  # cached walks, of up to a megabyte
@@ -74,9 +74,9 @@ class Automaton:
         self._lock = threading.Lock()
         self._classify_bytes()
         root, end = Closure(-1, frozenset(), False), Closure(-1, frozenset(), False)
-        root.enters = ((network.root, BEHIND_ROOT),)
+        root.enters = ((network.root, AFTER_ROOT),)
         self._root, self._end = (0, root, None), (0, end, None)
-        begins = network.find_start(network.root).goes_on
+        begins = network.find_start(network.root).has_arcs
         self.beginning: Configuration = frozenset([self._root] * begins + [self._end] * network.root_is_empty)
         self._clear()
 
@@ -120,7 +120,9 @@ class Automaton:
         with self._lock:
             if len(self._configurations) > _ROWS:
                 self._clear()
-            return _recall(self._masks, configuration, _MASKS, lambda: self._compute_mask(configuration).tobytes())
+            return _get_or_compute(
+                self._masks, configuration, _MASKS, lambda: self._compute_mask(configuration).tobytes()
+            )
 
     def read(self, configuration: Configuration, token: int) -> Configuration:
         """Consume a token and return the next configuration, empty if the token is not allowed."""
@@ -128,7 +130,7 @@ class Automaton:
             row = self._get_row(configuration) if self._trie.texts[token] else 0
             for byte in self._trie.texts[token]:
                 row = self._follow(row, self._class_of[byte])
-            after = [self._land(closure, entry) for number, closure, entry in self._expand_tokens(configuration)
+            after = [self._continue_at(closure, entry) for number, closure, entry in self._expand_tokens(configuration)
                       if self._is_matched(number, token)]  # fmt: skip
             return self._merge(self._configurations[row].union(*after))
 
@@ -138,7 +140,7 @@ class Automaton:
         with self._lock:
             while len(forced) < _FORCED and self._end not in configuration and not self._expand_tokens(configuration):
                 row = self._get_row(configuration)
-                self._learn(row)
+                self._compute_successors(row)
                 columns = np.flatnonzero(self._table[row])
                 codes = np.flatnonzero(np.isin(self._class_of, columns))
                 if len(codes) != 1:
@@ -156,7 +158,7 @@ class Automaton:
         """
         allowed = np.zeros(len(self._trie.texts), bool)
         for number, _, _ in self._expand_tokens(configuration):
-            self._allow(allowed, number)
+            self._allow_vocabulary_token(allowed, number)
         if self._end in configuration:
             allowed[self._trie.ends] = True
         packed = np.packbits(allowed, bitorder="little")
@@ -181,7 +183,7 @@ class Automaton:
             self._alone[rule] = RuleEntry(frozenset([(rule, self._end[1], None)]), frozenset())
         configuration = frozenset((reader, closure, self._alone[rule]) for reader, closure, _ in ways)
         row = np.array([self._get_row(configuration)], np.int32)
-        return _recall(self._walks, configuration, _WALKS, lambda: self._walk(_TOP, row))
+        return _get_or_compute(self._walks, configuration, _WALKS, lambda: self._walk(_TOP, row))
 
     def _walk(self, nodes: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Follow all tokens below nodes of the trie at once, level by level.
@@ -194,7 +196,7 @@ class Automaton:
         ends = [_TOP[:0]]
         while len(nodes):
             for row in np.flatnonzero(np.bincount(rows[~self._is_known[rows]])).tolist():
-                self._learn(row)
+                self._compute_successors(row)
             counts = trie.counts[nodes]
             shifts = trie.first[nodes] - (np.cumsum(counts, dtype=np.int32) - counts)
             nodes = np.repeat(shifts, counts)
@@ -207,7 +209,7 @@ class Automaton:
             ends.append(nodes[self._is_end[rows]])
         return np.packbits(can_come[trie.node_of], bitorder="little"), np.concatenate(ends)
 
-    def _allow(self, allowed: np.ndarray, number: int) -> None:
+    def _allow_vocabulary_token(self, allowed: np.ndarray, number: int) -> None:
         """Allow the vocabulary token of an index; if it is negated, all other tokens."""
         token = self._token_ids[number]
         if self._network.vocabulary_tokens[number].is_negated:
@@ -234,10 +236,10 @@ class Automaton:
         return row
 
     def _follow(self, row: int, column: int) -> int:
-        self._learn(row)
+        self._compute_successors(row)
         return int(self._table[row, column])
 
-    def _learn(self, row: int) -> None:
+    def _compute_successors(self, row: int) -> None:
         """Compute the missing successors of a row, for each class of bytes."""
         if self._is_known[row]:
             return
@@ -251,10 +253,10 @@ class Automaton:
         for column, steps in by_column.items():
             key = tuple(steps)
             if key not in row_numbers:
-                row_numbers[key] = self._get_row(self._step(reads, key))
+                row_numbers[key] = self._get_row(self._advance(reads, key))
             self._table[row, column] = row_numbers[key]
 
-    def _step(self, reads: "list[_Read]", steps: Iterable[tuple[int, int]]) -> Configuration:
+    def _advance(self, reads: "list[_Read]", steps: Iterable[tuple[int, int]]) -> Configuration:
         """Return the configuration after a byte.
 
         steps: (index of a read that accepts the byte, the next state within its character).
@@ -263,7 +265,7 @@ class Automaton:
         for number, following in steps:
             _, closure, entry = reads[number]
             if following == READ:
-                ways.update(self._land(closure, entry))
+                ways.update(self._continue_at(closure, entry))
             else:
                 ways.add((following, closure, entry))
         return self._merge(ways)
@@ -299,7 +301,7 @@ class Automaton:
             else:
                 begin(closure, entry)
                 for rule, state in closure.enters:
-                    calls.update(self._enter(rule, state, entry))
+                    calls.update(self._enter_rule(rule, state, entry))
         if calls:
             entry = self._get_entry(frozenset(calls))
             for rule in entry.rules:
@@ -309,13 +311,13 @@ class Automaton:
     def _expand_tokens(self, configuration: Configuration) -> "list[_Read]":
         return self._expand(configuration)[1] if self._network.vocabulary_tokens else []
 
-    def _enter(self, rule: int, state: int, entry: RuleEntry | None) -> Iterator[_Call]:
+    def _enter_rule(self, rule: int, state: int, entry: RuleEntry | None) -> Iterator[_Call]:
         """Yield the calls that enter a rule; a call at its caller's end passes on the caller's continuations."""
-        if state == BEHIND_ROOT:
+        if state == AFTER_ROOT:
             yield rule, self._end[1], None
             return
         closure = self._network.find_closure(state)
-        if closure.goes_on or entry is None:
+        if closure.has_arcs or entry is None:
             yield rule, closure, entry
         else:
             for _, after, below in self._find_returns(closure.rule, entry):
@@ -327,9 +329,9 @@ class Automaton:
             self._entries[calls] = RuleEntry(calls, rules)
         return self._entries[calls]
 
-    def _land(self, closure: Closure, entry: RuleEntry | None) -> Iterable[Way]:
+    def _continue_at(self, closure: Closure, entry: RuleEntry | None) -> Iterable[Way]:
         """Yield the parses that continue at a closure, and after its rule if that may end there."""
-        if closure.goes_on:
+        if closure.has_arcs:
             yield 0, closure, entry
         if closure.ends and entry is not None:
             yield from self._find_returns(closure.rule, entry)
@@ -341,7 +343,7 @@ class Automaton:
             reached, todo = {(rule, entry)}, [(rule, entry)]
             while todo:
                 for closure, below in self._find_callers(*todo.pop()):
-                    if closure.goes_on or closure is self._end[1]:
+                    if closure.has_arcs or closure is self._end[1]:
                         ways.add((0, closure, below))
                     if closure.ends and below is not None and (closure.rule, below) not in reached:
                         reached.add((closure.rule, below))
@@ -364,7 +366,9 @@ class Automaton:
 _Value = TypeVar("_Value")
 
 
-def _recall(cache: dict[Configuration, _Value], key: Configuration, size: int, compute: Callable[[], _Value]) -> _Value:
+def _get_or_compute(
+    cache: dict[Configuration, _Value], key: Configuration, size: int, compute: Callable[[], _Value]
+) -> _Value:
     """Return a cached value, or compute it; a full cache drops the least recently used one."""
     value = cache.pop(key) if key in cache else compute()
     if len(cache) >= size:
@@ -397,7 +401,7 @@ class GrammarMatcher(TokenConsumer):
         """Compute the mask of the next token, including end tokens, one bit each, the lowest first."""
         return self._automaton.compute_mask(self._configuration)
 
-    def _take(self, token: int) -> bool:
+    def _accept(self, token: int) -> bool:
         if token in self._ends and self._automaton.can_end(self._configuration) and not self._has_ended:
             self._has_ended = True
             return True
@@ -415,7 +419,7 @@ class GrammarMatcher(TokenConsumer):
         """Return the forced text, about 200 bytes at most, and whether the answer must end after it."""
         return self._automaton.find_forced(self._configuration)
 
-    def names_any(self, tokens: Container[int]) -> bool:
+    def names_any_token(self, tokens: Container[int]) -> bool:
         return any(token in tokens for token in self._named)
 
 
@@ -424,12 +428,14 @@ def _find_token(token: VocabularyToken, tokenizer: "Tokenizer") -> int:
     if token.text.startswith("<["):
         number = int(token.text[2:-2])
         if number >= tokenizer.vocab_size:
-            raise grammar_error(
+            raise make_grammar_error(
                 token.line, f"there is no token {number}: the model's last token is {tokenizer.vocab_size - 1}"
             )
         return number
-    special = tokenizer.special_id(token.text)
+    special = tokenizer.get_special_id(token.text)
     ids = tokenizer.encode_inside(token.text) if special is None else [special]
     if len(ids) != 1:
-        raise grammar_error(token.line, f"{token.text} must be one token of the model's vocabulary (found {len(ids)})")
+        raise make_grammar_error(
+            token.line, f"{token.text} must be one token of the model's vocabulary (found {len(ids)})"
+        )
     return ids[0]

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 from localllm.errors import UsageError
 from localllm.generation.constraints.gbnf import (
     Alternatives,
-    Characters,
+    CharacterSet,
     Concatenation,
     Expression,
     Repeat,
@@ -58,10 +58,10 @@ class Utf8Automata:
         for block in {block for first, last in ranges for block in range(first // size, last // size + 1)}:
             remainders = tuple((a - block * size, b - block * size)
                          for a, b in _intersect(ranges, block * size, (block + 1) * size - 1))  # fmt: skip
-            steps[lead + block] = self._add_rest(continuations, remainders)
+            steps[lead + block] = self._add_continuation(continuations, remainders)
         return steps
 
-    def _add_rest(self, continuations: int, ranges: Ranges) -> int:
+    def _add_continuation(self, continuations: int, ranges: Ranges) -> int:
         """Create the state that expects this many continuation bytes."""
         if continuations == 0:
             return READ
@@ -91,12 +91,12 @@ def _normalize(ranges: Ranges) -> Ranges:
     return _intersect(merged, 0, _SURROGATES[0] - 1) + _intersect(merged, _SURROGATES[1] + 1, 0x10FFFF)
 
 
-MOST_STATES = 200_000  # take 0.5 s and 100 MB; the grammar of JSON has 60
-MOST_SECONDS = 30.0  # for each of three steps of building
+MAX_STATES = 200_000  # take 0.5 s and 100 MB; the grammar of JSON has 60
+MAX_SECONDS = 30.0  # for each of three steps of building
 _KEPT = 64  # grammars
 
 
-class Kind(Enum):
+class ArcType(Enum):
     """The types of arcs between states: empty, a character, a token, or a whole rule."""
 
     SKIP = auto()
@@ -112,7 +112,7 @@ class Arc(NamedTuple):
         what: state of Utf8Automata (READ), token index (TOKEN) or rule (ENTER).
     """
 
-    kind: Kind
+    kind: ArcType
     what: int
     target: int
 
@@ -129,12 +129,12 @@ class Closure:
 
     def __init__(self, rule: int, arcs: frozenset[Arc], ends: bool):
         self.arcs = arcs
-        ways = {kind: tuple({(arc.what, arc.target): None for arc in arcs if arc.kind is kind}) for kind in Kind}
+        ways = {kind: tuple({(arc.what, arc.target): None for arc in arcs if arc.kind is kind}) for kind in ArcType}
         self.rule, self.ends = rule, ends
-        self.reads, self.tokens, self.enters = ways[Kind.READ], ways[Kind.TOKEN], ways[Kind.ENTER]
+        self.reads, self.tokens, self.enters = ways[ArcType.READ], ways[ArcType.TOKEN], ways[ArcType.ENTER]
 
     @property
-    def goes_on(self) -> bool:
+    def has_arcs(self) -> bool:
         """Return whether any arc leaves it."""
         return bool(self.reads or self.tokens or self.enters)
 
@@ -164,7 +164,7 @@ class Network:
         while len(self.starts) < len(self._pending):
             self._build_rule(len(self.starts))
         self.root = self._names["root"]
-        self._keep_useful()
+        self._remove_useless()
         self._shared: dict[tuple[int, frozenset[Arc], bool], Closure] = {}
         self.find_closure = cache(self._find_closure)  # of a state
         self.merge = cache(self._merge)  # of closures
@@ -182,13 +182,13 @@ class Network:
         self._ends.append(self._build(self._pending[rule], self.starts[rule]))
 
     def _add_state(self) -> int:
-        if len(self._arcs) >= MOST_STATES:
+        if len(self._arcs) >= MAX_STATES:
             raise UsageError("the grammar is too large: use smaller repetition counts")
         self._arcs.append([])
         self._rule_of.append(self._rule)
         return len(self._arcs) - 1
 
-    def _add_arc(self, start: int, kind: Kind, target: int, end: int | None = None) -> int:
+    def _add_arc(self, start: int, kind: ArcType, target: int, end: int | None = None) -> int:
         end = self._add_state() if end is None else end
         self._arcs[start].append(Arc(kind, target, end))
         return end
@@ -199,13 +199,13 @@ class Network:
         No arc leads back to `start`.
         """
         match expression:
-            case Characters(ranges=ranges):
-                return self._add_arc(start, Kind.READ, self.characters.start_of(ranges))
+            case CharacterSet(ranges=ranges):
+                return self._add_arc(start, ArcType.READ, self.characters.start_of(ranges))
             case VocabularyToken():
                 self.vocabulary_tokens.append(expression)
-                return self._add_arc(start, Kind.TOKEN, len(self.vocabulary_tokens) - 1)
+                return self._add_arc(start, ArcType.TOKEN, len(self.vocabulary_tokens) - 1)
             case RuleReference(rule=rule):
-                return self._add_arc(start, Kind.ENTER, self._names[rule])
+                return self._add_arc(start, ArcType.ENTER, self._names[rule])
             case Concatenation(items=items):
                 for item in items:
                     start = self._build(item, start)
@@ -213,7 +213,7 @@ class Network:
             case Alternatives(alternatives=alternatives):
                 end = self._add_state()
                 for alternative in alternatives:
-                    self._add_arc(self._build(alternative, start), Kind.SKIP, 0, end)
+                    self._add_arc(self._build(alternative, start), ArcType.SKIP, 0, end)
                 return end
             case Repeat():
                 return self._build_repeat(expression, start)
@@ -222,26 +222,26 @@ class Network:
         """Add a repeated item; a complex one becomes an unnamed rule, so that its states exist once."""
         item, minimum, maximum = repeat.item, repeat.least, repeat.most
         copies = maximum if maximum is not None else minimum + 1
-        is_rule = copies > 2 and not isinstance(item, Characters | VocabularyToken | RuleReference)
+        is_rule = copies > 2 and not isinstance(item, CharacterSet | VocabularyToken | RuleReference)
 
         def once(at: int) -> int:
-            return self._add_arc(at, Kind.ENTER, self._number_of(item)) if is_rule else self._build(item, at)
+            return self._add_arc(at, ArcType.ENTER, self._number_of(item)) if is_rule else self._build(item, at)
 
         for _ in range(minimum):
             start = once(start)
         if maximum is None:
-            loop = self._add_arc(start, Kind.SKIP, 0)
-            self._add_arc(once(loop), Kind.SKIP, 0, loop)
+            loop = self._add_arc(start, ArcType.SKIP, 0)
+            self._add_arc(once(loop), ArcType.SKIP, 0, loop)
             return loop
         end = self._add_state()
         for _ in range(maximum - minimum):
-            self._add_arc(start, Kind.SKIP, 0, end)
+            self._add_arc(start, ArcType.SKIP, 0, end)
             start = once(start)
-        return self._add_arc(start, Kind.SKIP, 0, end)
+        return self._add_arc(start, ArcType.SKIP, 0, end)
 
     # ---- removal of useless arcs
 
-    def _keep_useful(self) -> None:
+    def _remove_useless(self) -> None:
         """Remove arcs that no finished text uses; rules that only match the empty text become SKIP arcs.
 
         Raises UsageError if the grammar matches no text.
@@ -249,30 +249,34 @@ class Network:
         callers: list[set[int]] = [set() for _ in self.starts]
         for state, arcs in enumerate(self._arcs):
             for arc in arcs:
-                if arc.kind is Kind.ENTER:
+                if arc.kind is ArcType.ENTER:
                     callers[arc.what].add(self._rule_of[state])
-        finite = _grow(lambda rule, known: self._ends[rule] in self._reach(
-            rule, lambda arc: arc.what in known if arc.kind is Kind.ENTER else arc.kind is Kind.SKIP or arc.what != DEAD
-            or arc.kind is Kind.TOKEN), callers)  # fmt: skip
+        finite = _compute_fixpoint(lambda rule, known: self._ends[rule] in self._collect_reachable(
+            rule,
+            lambda arc: arc.what in known
+            if arc.kind is ArcType.ENTER
+            else arc.kind is ArcType.SKIP or arc.what != DEAD
+            or arc.kind is ArcType.TOKEN), callers)  # fmt: skip
         if self.root not in finite:
             raise UsageError("the grammar cannot be used: it matches no text")
-        self._drop(lambda arc: arc.kind is Kind.ENTER and arc.what not in finite)
-        self._drop(lambda arc: arc.kind is Kind.READ and arc.what == DEAD)
+        self._drop(lambda arc: arc.kind is ArcType.ENTER and arc.what not in finite)
+        self._drop(lambda arc: arc.kind is ArcType.READ and arc.what == DEAD)
         ending = self._find_ending()
         self._drop(lambda arc: arc.target not in ending)
-        empty = _grow(lambda rule, known: self._ends[rule] in self._reach(
-            rule, lambda arc: arc.kind is Kind.SKIP or (arc.kind is Kind.ENTER and arc.what in known),
+        empty = _compute_fixpoint(lambda rule, known: self._ends[rule] in self._collect_reachable(
+            rule, lambda arc: arc.kind is ArcType.SKIP or (arc.kind is ArcType.ENTER and arc.what in known),
         ), callers)  # fmt: skip
-        nonempty = _grow(lambda rule, known: any(
-            arc.kind in (Kind.READ, Kind.TOKEN) or (arc.kind is Kind.ENTER and arc.what in known)
-            for state in self._reach(rule, lambda arc: True) for arc in self._arcs[state]), callers)  # fmt: skip
+        nonempty = _compute_fixpoint(lambda rule, known: any(
+            arc.kind in (ArcType.READ, ArcType.TOKEN) or (arc.kind is ArcType.ENTER and arc.what in known)
+            for state in self._collect_reachable(rule, lambda arc: True) for arc in self._arcs[state]),
+            callers)  # fmt: skip
         for state, arcs in enumerate(self._arcs):
-            entered = [arc for arc in arcs if arc.kind is Kind.ENTER]
-            skips = [Arc(Kind.SKIP, 0, arc.target) for arc in entered if arc.what in empty]
-            self._arcs[state] = [arc for arc in arcs if arc.kind is not Kind.ENTER or arc.what in nonempty] + skips
+            entered = [arc for arc in arcs if arc.kind is ArcType.ENTER]
+            skips = [Arc(ArcType.SKIP, 0, arc.target) for arc in entered if arc.what in empty]
+            self._arcs[state] = [arc for arc in arcs if arc.kind is not ArcType.ENTER or arc.what in nonempty] + skips
         self.root_is_empty = self.root in empty
 
-    def _reach(self, rule: int, usable: "_Usable") -> set[int]:
+    def _collect_reachable(self, rule: int, usable: "_Usable") -> set[int]:
         """Collect the states of a rule that usable arcs reach from its start."""
         reached, todo = {self.starts[rule]}, [self.starts[rule]]
         while todo:
@@ -307,15 +311,15 @@ class Network:
         arcs: set[Arc] = set()
         while todo:
             for arc in self._arcs[todo.pop()]:
-                if arc.kind is not Kind.SKIP:
+                if arc.kind is not ArcType.SKIP:
                     arcs.add(arc)
                 elif arc.target not in reached:
                     reached.add(arc.target)
                     todo.append(arc.target)
         rule = self._rule_of[state]
-        return self._share(rule, frozenset(arcs), self._ends[rule] in reached)
+        return self._get_closure(rule, frozenset(arcs), self._ends[rule] in reached)
 
-    def _share(self, rule: int, arcs: frozenset[Arc], ends: bool) -> Closure:
+    def _get_closure(self, rule: int, arcs: frozenset[Arc], ends: bool) -> Closure:
         if closure := self._shared.get((rule, arcs, ends)):
             return closure
         return self._shared.setdefault((rule, arcs, ends), Closure(rule, arcs, ends))  # threads share the network
@@ -326,7 +330,7 @@ class Network:
         `ends` is False, because the caller handles the rule's end.
         """
         rule = next(iter(closures)).rule
-        return self._share(rule, frozenset[Arc]().union(*(closure.arcs for closure in closures)), False)
+        return self._get_closure(rule, frozenset[Arc]().union(*(closure.arcs for closure in closures)), False)
 
     def find_start(self, rule: int) -> Closure:
         return self.find_closure(self.starts[rule])
@@ -341,13 +345,13 @@ class Network:
         return frozenset(entered)
 
 
-def _grow(belongs: Callable[[int, set[int]], bool], callers: Sequence[Collection[int]]) -> set[int]:
+def _compute_fixpoint(belongs: Callable[[int, set[int]], bool], callers: Sequence[Collection[int]]) -> set[int]:
     """Compute the smallest set of rules that is closed under `belongs`.
 
     `belongs` depends on the rules that a rule enters. callers: by rule, the rules that enter it. Raises UsageError if
     it takes too long.
     """
-    members, end = set[int](), perf_counter() + MOST_SECONDS
+    members, end = set[int](), perf_counter() + MAX_SECONDS
     waiting = dict.fromkeys(range(len(callers)))  # rules usually come before those that they refer to
     while waiting:
         if perf_counter() > end:
@@ -363,7 +367,7 @@ def _grow(belongs: Callable[[int, set[int]], bool], callers: Sequence[Collection
 def build_network(grammar: str) -> Network:
     """Build the network of a grammar in GBNF, or return a cached one. Raises UsageError."""
     try:
-        with yielding():
+        with yield_to_threads():
             return Network(parse_grammar(grammar))
     except RecursionError:
         raise UsageError("the grammar is invalid: its groups are nested too deeply") from None
@@ -375,7 +379,7 @@ _count, _usual = 0, (True, 0.005)
 
 
 @contextmanager
-def yielding() -> Iterator[None]:
+def yield_to_threads() -> Iterator[None]:
     """Let other Python threads run often, and pause the garbage collector.
 
     A collection would stop them, up to a second for a grammar.

@@ -31,14 +31,14 @@ MANTISSA = re.compile(_NUMBER)
 _MOST_EXPONENT = 308  # of a float
 
 
-def canonical_character(code: int) -> bytes:
+def spell_canonically(code: int) -> bytes:
     """Return the spelling of a character that llguidance accepts in every string."""
     if code in _WRITTEN:
         return _WRITTEN[code]
     return b"\\u%04x" % code if code < 0x20 or code == 0x7F else chr(code).encode()
 
 
-def read_escape(text: bytes) -> Ranges:
+def parse_escape(text: bytes) -> Ranges:
     r"""Return the code points whose escapes begin with these bytes.
 
     One for a complete escape, none for an invalid one. Surrogates must come in pairs, which are one character: JSON in
@@ -51,23 +51,23 @@ def read_escape(text: bytes) -> Ranges:
         return [(ord(_SHORT[short]),) * 2] if short in _SHORT and len(text) == 2 else []
     if any(digit not in _HEX for digit in digits):
         return []
-    first, last = _extremes(digits)
+    first, last = _get_code_range(digits)
     highs = max(first, _HIGH), min(last, _LOW - 1)
     if len(text) > 6:
-        return _read_pair(first, text[6:]) if highs == (first, last) else []
+        return _parse_surrogates(first, text[6:]) if highs == (first, last) else []
     ranges = [(first, min(last, _HIGH - 1)), (max(first, _END), last)]
-    ranges += [(_join(highs[0], _LOW), _join(highs[1], _END - 1))] if highs[0] <= highs[1] else []
+    ranges += [(_join_surrogates(highs[0], _LOW), _join_surrogates(highs[1], _END - 1))] if highs[0] <= highs[1] else []
     return [(low, high) for low, high in ranges if low <= high]
 
 
-def _read_pair(high: int, text: bytes) -> Ranges:
+def _parse_surrogates(high: int, text: bytes) -> Ranges:
     """Return the code points that a high surrogate and the beginning of an escape may spell."""
     digits = text[2:].lower()
     if not b"\\u".startswith(text[:2]) or len(digits) > 4 or any(digit not in _HEX for digit in digits):
         return []
-    first, last = _extremes(digits)
+    first, last = _get_code_range(digits)
     first, last = max(first, _LOW), min(last, _END - 1)
-    return [(_join(high, first), _join(high, last))] if first <= last else []
+    return [(_join_surrogates(high, first), _join_surrogates(high, last))] if first <= last else []
 
 
 def is_whole_escape(text: bytes) -> bool:
@@ -76,21 +76,21 @@ def is_whole_escape(text: bytes) -> bool:
     return len(text) == 12 or (len(text) == 6 and not _HIGH <= int(text[2:], 16) < _LOW)
 
 
-def _extremes(digits: bytes) -> tuple[int, int]:
+def _get_code_range(digits: bytes) -> tuple[int, int]:
     return int(digits.ljust(4, b"0"), 16), int(digits.ljust(4, b"f"), 16)
 
 
-def _join(high: int, low: int) -> int:
+def _join_surrogates(high: int, low: int) -> int:
     return 0x10000 + ((high - _HIGH) << 10) + low - _LOW
 
 
-def canonical_number(text: bytes) -> bytes:
+def normalize_number(text: bytes) -> bytes:
     """Return a number without an exponent and without trailing zeros."""
     value = Decimal(text.decode())
     return format(value.normalize(), "f").encode() if value else b"0"
 
 
-def possible_numbers(text: bytes) -> Iterator[bytes]:
+def expand_numbers(text: bytes) -> Iterator[bytes]:
     """Yield the canonical spellings of the numbers that begin with a mantissa and a partial exponent."""
     match = EXPONENT.fullmatch(text)
     if not match or len(match[3]) > 3:
@@ -99,7 +99,7 @@ def possible_numbers(text: bytes) -> Iterator[bytes]:
     signs = [sign] if sign or digits else [b"-", b"+"]
     for exponent in range(_MOST_EXPONENT + 1):
         if any((b"%d" % exponent).rjust(width, b"0").startswith(digits) for width in (1, 2, 3)):
-            yield from (canonical_number(b"%be%b%d" % (mantissa, each, exponent)) for each in signs)
+            yield from (normalize_number(b"%be%b%d" % (mantissa, each, exponent)) for each in signs)
 
 
 _BACKSLASH, _QUOTE, _DELETE = b'\\"\x7f'
@@ -146,10 +146,10 @@ class JsonMatcher(TokenConsumer):
 
     # ---- tokens
 
-    def _take(self, token: int) -> bool:
+    def _accept(self, token: int) -> bool:
         text = self._vocabulary.texts[token] if token < self._vocabulary.size else b""
         if not text or (self.depth is None and not {*b"{["} & {*text}):
-            parser = self._resolved()
+            parser = self._resolve_number()
             if parser is None or not parser.try_consume_tokens([token]):
                 return False
             self._parser, self._waiting, self._pending = parser, None, b""
@@ -163,7 +163,7 @@ class JsonMatcher(TokenConsumer):
         vars(self).update(vars(twin))
         return True
 
-    def _resolved(self) -> "LLMatcher | None":
+    def _resolve_number(self) -> "LLMatcher | None":
         """Return a parser after the text, with a complete number in its canonical spelling.
 
         None if the number is incomplete.
@@ -171,9 +171,9 @@ class JsonMatcher(TokenConsumer):
         if self._parser is not None or self._is_inside or self._waiting is None:
             return self._parser
         match = EXPONENT.fullmatch(self._pending)
-        return self._extended(self._waiting, canonical_number(self._pending)) if match and match[3] else None
+        return self._extend_parser(self._waiting, normalize_number(self._pending)) if match and match[3] else None
 
-    def _extended(self, parser: "LLMatcher", data: bytes) -> "LLMatcher | None":
+    def _extend_parser(self, parser: "LLMatcher", data: bytes) -> "LLMatcher | None":
         """Return a copy of a parser that has consumed more bytes; None if it does not accept them."""
         ids = self._vocabulary.ids(data)
         if parser.validate_tokens(ids) < len(ids):
@@ -182,44 +182,44 @@ class JsonMatcher(TokenConsumer):
         twin.try_consume_tokens(ids)
         return twin
 
-    def _after_character(self, parser: "LLMatcher", code: int) -> "LLMatcher | None":
+    def _consume_character(self, parser: "LLMatcher", code: int) -> "LLMatcher | None":
         """Return a copy of a parser after a character of a string; None if it does not accept it.
 
         A letter of a name or constant is never escaped: that would only change its text.
         """
         if code in _UNESCAPED and not all(parser.validate_tokens(self._vocabulary.ids(each)) for each in _SAMPLES):
             return None
-        after = self._extended(parser, canonical_character(code))
-        return self._extended(parser, b"\x7f") if after is None and code == _DELETE else after  # as in names
+        after = self._extend_parser(parser, spell_canonically(code))
+        return self._extend_parser(parser, b"\x7f") if after is None and code == _DELETE else after  # as in names
 
     # ---- bytes
 
     def _read(self, data: bytes) -> bool:
-        return all(map(self._read_byte, data))
+        return all(map(self._consume_byte, data))
 
-    def _read_byte(self, byte: int) -> bool:
+    def _consume_byte(self, byte: int) -> bool:
         if self.depth is None:
-            self._enter(byte)
+            self._enter_json(byte)
             return self._advance(byte)
         if self._is_inside and self._pending:
-            return self._read_within_escape(byte)
+            return self._consume_in_escape(byte)
         if self._pending and byte in _NUMERIC:
-            is_exponent = byte in b"eE" and self._takes_exponent()
+            is_exponent = byte in b"eE" and self._allows_exponent()
             has_exponent = self._parser is None
             self._pending += bytes([byte])
             return self._advance(byte) or ((is_exponent or has_exponent) and self._can_end_number())
         if self._pending:
-            self._parser, self._waiting, self._pending = self._resolved(), None, b""
+            self._parser, self._waiting, self._pending = self._resolve_number(), None, b""
             if self._parser is None:
                 return False
         if self._is_inside and byte == _DELETE:
-            self._parser = self._parser and self._after_character(self._parser, byte)
+            self._parser = self._parser and self._consume_character(self._parser, byte)
             return self._parser is not None
         begins = byte == _BACKSLASH if self._is_inside else byte in b"-0123456789"
         if begins:
             self._waiting, self._pending = self._parser and self._parser.deep_copy(), bytes([byte])
             return self._advance(byte) or (self._is_inside and self._can_end_escape())
-        self._count(byte)
+        self._update_depth(byte)
         return self._advance(byte)
 
     def _advance(self, byte: int) -> bool:
@@ -228,45 +228,45 @@ class JsonMatcher(TokenConsumer):
             self._parser = None
         return self._parser is not None
 
-    def _enter(self, byte: int) -> None:
+    def _enter_json(self, byte: int) -> None:
         if byte in b"{[" and self._parser and self._parser.validate_tokens([self._vocabulary.mark]):
             self.depth = 1
 
-    def _count(self, byte: int) -> None:
+    def _update_depth(self, byte: int) -> None:
         if byte == _QUOTE:
             self._is_inside = not self._is_inside
         elif not self._is_inside and not self._is_json and self.depth is not None:
             self.depth += (byte in b"{[") - (byte in b"}]")
             self.depth = self.depth or None
 
-    def _read_within_escape(self, byte: int) -> bool:
+    def _consume_in_escape(self, byte: int) -> bool:
         self._pending += bytes([byte])
-        ranges = read_escape(self._pending)
+        ranges = parse_escape(self._pending)
         if not ranges:
             return False
         is_native = self._advance(byte)
         if not is_whole_escape(self._pending):
             return is_native or self._can_end_escape()
         if not is_native and self._waiting:
-            self._parser = self._after_character(self._waiting, ranges[0][0])
+            self._parser = self._consume_character(self._waiting, ranges[0][0])
         self._waiting, self._pending = None, b""
         return self._parser is not None
 
     def _can_end_escape(self) -> bool:
         """Return whether the pending escape can become that of an allowed character."""
-        return self._waiting is not None and self._accepts_any(self._waiting, read_escape(self._pending))
+        return self._waiting is not None and self._accepts_any(self._waiting, parse_escape(self._pending))
 
-    def _takes_exponent(self) -> bool:
+    def _allows_exponent(self) -> bool:
         """Return whether the pending number may have an exponent: integers are written in digits."""
         point = self._parser is not None and self._parser.validate_tokens(self._vocabulary.ids(b"."))
         return MANTISSA.fullmatch(self._pending) is not None and (bool(point) or b"." in self._pending)
 
     def _can_end_number(self) -> bool:
         """Return whether the pending number, with an exponent, can become an allowed one."""
-        return any(map(self._accepts_number, possible_numbers(self._pending)))
+        return any(map(self._accepts_number, expand_numbers(self._pending)))
 
     def _accepts_number(self, number: bytes) -> bool:
-        parser = self._waiting and self._extended(self._waiting, number)
+        parser = self._waiting and self._extend_parser(self._waiting, number)
         return parser is not None and (
             parser.is_accepting()
             or any(parser.validate_tokens(self._vocabulary.ids(bytes([b]))) for b in _AFTER_NUMBER)
@@ -275,10 +275,10 @@ class JsonMatcher(TokenConsumer):
     def _accepts_any(self, parser: "LLMatcher", ranges: Ranges) -> bool:
         """Return whether a string may continue with a character in one of these ranges."""
         for first, last, byte in _BEGINNINGS:
-            if not _overlaps(first, last, ranges):
+            if not _is_overlapping(first, last, ranges):
                 continue
             if first == last:
-                if self._after_character(parser, first):
+                if self._consume_character(parser, first):
                     return True
             elif self._accepts_utf8(parser, byte, ranges):
                 return True
@@ -294,9 +294,9 @@ class JsonMatcher(TokenConsumer):
         while waiting:
             before, byte, value, missing = waiting.pop()
             first, last = value << 6 * missing, ((value + 1) << 6 * missing) - 1
-            if not _overlaps(first, last, ranges):
+            if not _is_overlapping(first, last, ranges):
                 continue
-            after = self._extended(before, bytes([byte]))
+            after = self._extend_parser(before, bytes([byte]))
             if after is None:
                 continue
             if not missing or any(low <= first and last <= high for low, high in ranges):
@@ -308,8 +308,8 @@ class JsonMatcher(TokenConsumer):
 
     def compute_bitmask(self) -> bytes:
         """Compute the mask of the next token, including end tokens, one bit each, the lowest first."""
-        parser, vocabulary = self._resolved(), self._vocabulary
-        allowed = np.zeros(vocabulary.mark + 1, bool) if parser is None else _bits(parser).copy()
+        parser, vocabulary = self._resolve_number(), self._vocabulary
+        allowed = np.zeros(vocabulary.mark + 1, bool) if parser is None else _unpack_mask(parser).copy()
         allowed = allowed[: vocabulary.size]
         if self.depth is None:
             return np.packbits(allowed, bitorder="little").tobytes()
@@ -352,7 +352,7 @@ class JsonMatcher(TokenConsumer):
                 head = text[:place]
                 if head not in heads:
                     twin = after.deep_copy()
-                    heads[head] = twin if twin._read_byte(head[-1]) else None
+                    heads[head] = twin if twin._consume_byte(head[-1]) else None
                 after = heads[head]
             allowed[token] = after is not None and (place == len(text) or after._allows(text[place:]))
 
@@ -364,11 +364,11 @@ class JsonMatcher(TokenConsumer):
         one, ids = bytes([byte]), self._vocabulary.ids
         is_native = self._parser is not None and bool(self._parser.validate_tokens(ids(one)))
         if not self._is_inside:
-            is_exponent = byte in b"eE" and self._takes_exponent()
+            is_exponent = byte in b"eE" and self._allows_exponent()
             return (
                 not is_native and bool(byte in _NUMERIC if self._parser is None else is_exponent) and self._allows(one)
             )
-        if not read_escape(self._pending + one):
+        if not parse_escape(self._pending + one):
             return False
         if is_native and self._waiting:
             is_general = self._waiting.validate_tokens(ids(_GENERAL)) == len(_GENERAL)
@@ -390,7 +390,7 @@ class JsonMatcher(TokenConsumer):
 
     def is_accepting(self) -> bool:
         """Return whether the answer may end now."""
-        parser = self._resolved()
+        parser = self._resolve_number()
         return parser is not None and parser.is_accepting()
 
     def compute_ff_tokens(self) -> list[int]:
@@ -407,9 +407,9 @@ class JsonMatcher(TokenConsumer):
         return self._error or (self._parser.get_error() if self._parser else "")
 
 
-def _bits(parser: "LLMatcher") -> np.ndarray:
+def _unpack_mask(parser: "LLMatcher") -> np.ndarray:
     return np.unpackbits(np.frombuffer(parser.compute_bitmask(), np.uint8), bitorder="little").view(bool)
 
 
-def _overlaps(first: int, last: int, ranges: Ranges) -> bool:
+def _is_overlapping(first: int, last: int, ranges: Ranges) -> bool:
     return any(low <= last and first <= high for low, high in ranges)

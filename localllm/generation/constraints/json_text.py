@@ -53,12 +53,12 @@ def normalize_whole_numbers(text: str) -> str:
     Invalid JSON is returned unchanged.
     """
     try:
-        return json.dumps(json.loads(text, parse_float=_read_number), ensure_ascii=False)
+        return json.dumps(json.loads(text, parse_float=_parse_number), ensure_ascii=False)
     except (ValueError, RecursionError):
         return text
 
 
-def _read_number(text: str) -> int | float:
+def _parse_number(text: str) -> int | float:
     number = float(text)
     return int(number) if number.is_integer() else number
 
@@ -71,7 +71,7 @@ def is_type(schema: object) -> bool:
     return not isinstance(schema, _DATA)
 
 
-def adapter_of(kind: Any) -> "TypeAdapter[object]":
+def get_adapter(kind: Any) -> "TypeAdapter[object]":
     """Return pydantic's adapter of a type. Raises UsageError for an unsupported type."""
     from pydantic import TypeAdapter
     from pydantic.errors import PydanticUserError
@@ -84,7 +84,7 @@ def adapter_of(kind: Any) -> "TypeAdapter[object]":
         raise UsageError(f"the schema cannot be used: {str(error).splitlines()[0]}") from None
 
 
-def schema_of(kind: object) -> dict[str, Any]:
+def make_json_schema(kind: object) -> dict[str, Any]:
     """Return the JSON schema of a type. Raises UsageError."""
     from pydantic.errors import PydanticUserError
 
@@ -92,7 +92,7 @@ def schema_of(kind: object) -> dict[str, Any]:
         schema: dict[str, Any] = kind.model_json_schema()
         return schema
     try:
-        return adapter_of(kind).json_schema()
+        return get_adapter(kind).json_schema()
     except PydanticUserError as error:
         raise UsageError(f"the schema cannot be used: {str(error).splitlines()[0]}") from None
 
@@ -105,4 +105,4 @@ def parse_answer(text: str, finish_reason: str, kind: object) -> Any:
     """
     if finish_reason != "stop":
         raise CutError(f"the answer is incomplete ({finish_reason or 'interrupted'}) and cannot be parsed")
-    return json.loads(text) if kind is None else adapter_of(kind).validate_json(text)
+    return json.loads(text) if kind is None else get_adapter(kind).validate_json(text)

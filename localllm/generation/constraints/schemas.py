@@ -49,16 +49,16 @@ _INNER = ("items", "prefixItems", "additionalItems", "additionalProperties", "co
 def close_objects(schema: Schema) -> Schema:
     """Close the objects of a schema to properties that it does not list, also across references."""
     try:
-        return _Closing(schema).object_schema(schema)
+        return ObjectCloser(schema).close_object(schema)
     except RecursionError:
         raise UsageError("the schema cannot be used: it is nested too deeply") from None
 
 
-MOST_JOINED = 1000  # references
+MAX_INLINED = 1000  # references
 Path = tuple[str, ...]  # the references that were followed to reach a schema
 
 
-class _Closing:
+class ObjectCloser:
     """Closes the objects of all schemas within a root schema."""
 
     def __init__(self, root: Schema):
@@ -71,22 +71,24 @@ class _Closing:
         """
         if isinstance(schema, list):
             return [self.schema(part, required, path) for part in schema]
-        return self.object_schema(schema, required, path) if isinstance(schema, Mapping) else schema
+        return self.close_object(schema, required, path) if isinstance(schema, Mapping) else schema
 
-    def object_schema(self, schema: Schema, required: frozenset[str] = frozenset(), path: Path = ("#",)) -> Schema:
+    def close_object(self, schema: Schema, required: frozenset[str] = frozenset(), path: Path = ("#",)) -> Schema:
         """Close a schema that is an object; see `schema`."""
         parts = {word: schema[word] for word in ("allOf", *_PARTS) if isinstance(schema.get(word), list)}
         is_joined, base, every = self._is_joined(schema, parts), required, required
         if isinstance(reference := schema.get("$ref"), str) and (required or is_joined) and reference not in path:
-            return self.object_schema(self._inline(schema), required, (*path, reference))
+            return self.close_object(self._inline_reference(schema), required, (*path, reference))
         if is_joined:
-            base |= self._names(schema, ("allOf",))
-            every = base | self._names(schema, ("allOf", *_PARTS))
-        changed = {word: self._within(word, value, path) for word, value in schema.items() if word not in parts}
-        is_open = is_joined and self._is_stated(schema)
+            base |= self._collect_property_names(schema, ("allOf",))
+            every = base | self._collect_property_names(schema, ("allOf", *_PARTS))
+        changed = {word: self._close_keyword(word, value, path) for word, value in schema.items() if word not in parts}
+        is_open = is_joined and self._is_restricted(schema)
         for word, value in parts.items():
             about = every if word == "allOf" else base
-            changed[word] = [self._inside(part, path) if is_open else self.schema(part, about, path) for part in value]
+            changed[word] = [
+                self._close_nested(part, path) if is_open else self.schema(part, about, path) for part in value
+            ]
         if any(isinstance(schema.get(word), Mapping) for word in ("properties", "patternProperties")) and not is_open:
             self._close(changed, every if parts else required)
         return changed
@@ -108,25 +110,28 @@ class _Closing:
         count = sum(word in schema for word in ("properties", "$ref", *_PARTS))
         return count + len(parts.get("allOf", ())) > 1
 
-    def _inside(self, schema: object, path: Path) -> object:
+    def _close_nested(self, schema: object, path: Path) -> object:
         """Close the objects within a schema, but not the schema's own object."""
         if not isinstance(schema, Mapping):
             return schema
         in_place = ("allOf", *_PARTS)
-        return {word: value if word in in_place else self._within(word, value, path) for word, value in schema.items()}
+        return {
+            word: value if word in in_place else self._close_keyword(word, value, path)
+            for word, value in schema.items()
+        }
 
-    def _within(self, word: str, value: object, path: Path) -> object:
+    def _close_keyword(self, word: str, value: object, path: Path) -> object:
         """Close the schemas in a keyword's value that describe other values than the object itself."""
         if word in _BY_NAME and isinstance(value, Mapping):
             return {name: self.schema(part, path=path) for name, part in value.items()}
         return self.schema(value, path=path) if word in _INNER else value
 
-    def _inline(self, schema: Schema) -> dict[str, object]:
+    def _inline_reference(self, schema: Schema) -> dict[str, object]:
         """Replace a schema's $ref by the schema that it points to, joined with the other keywords by allOf."""
         self._count += 1
-        if self._count > MOST_JOINED:
+        if self._count > MAX_INLINED:
             raise UsageError(
-                f"the schema cannot be used: more than {MOST_JOINED} references have other keywords next to $ref"
+                f"the schema cannot be used: more than {MAX_INLINED} references have other keywords next to $ref"
             )
         siblings = {word: value for word, value in schema.items() if word != "$ref"}
         target = resolve_pointer(schema["$ref"], self._root)
@@ -138,11 +143,11 @@ class _Closing:
             )
         return {**siblings, "allOf": [*_as_list(siblings.get("allOf")), dict(target)]} if siblings else dict(target)
 
-    def _names(self, schema: Schema, words: tuple[str, ...]) -> frozenset[str]:
+    def _collect_property_names(self, schema: Schema, words: tuple[str, ...]) -> frozenset[str]:
         named = [part.get("properties") for part in self._parts(schema, words)]
         return frozenset(name for properties in named if isinstance(properties, Mapping) for name in properties)
 
-    def _is_stated(self, schema: Schema) -> bool:
+    def _is_restricted(self, schema: Schema) -> bool:
         """Return whether schemas of the same object already restrict its other properties."""
         parts = self._parts(schema, ("allOf", *_PARTS))
         return any(word in part for part in parts for word in (*_STATED, "patternProperties"))
@@ -203,8 +208,8 @@ def _rewrite_object(schema: Schema, root: Schema) -> Schema:
         elif value is not None and word not in _NOTES:
             changed[word] = int(value) if word in _COUNTS and isinstance(value, float) and value.is_integer() else value
     _simplify(changed)
-    _bound(changed)
-    return _with_distinct_items(_with_named_properties(remove_look_around(changed), root), root)
+    _clamp_bounds(changed)
+    return _replace_unique_items(_replace_property_names(remove_look_around(changed), root), root)
 
 
 def _simplify(schema: dict[str, object]) -> None:
@@ -214,7 +219,7 @@ def _simplify(schema: dict[str, object]) -> None:
             del schema[word]
     kinds = schema.get("type")
     if isinstance(kinds, str | list):
-        lower = [kind.lower() if isinstance(kind, str) and kind.lower() in TYPES else kind for kind in _listed(kinds)]
+        lower = [kind.lower() if isinstance(kind, str) and kind.lower() in TYPES else kind for kind in _to_list(kinds)]
         schema["type"] = lower if isinstance(kinds, list) else lower[0]
     if "format" in schema and schema["format"] not in FORMATS:
         del schema["format"]
@@ -225,11 +230,11 @@ def _simplify(schema: dict[str, object]) -> None:
         schema["additionalProperties"] = schema.get("additionalProperties", False)
 
 
-def _listed(value: object) -> list[object]:
+def _to_list(value: object) -> list[object]:
     return value if isinstance(value, list) else [value]
 
 
-def _bound(schema: dict[str, object]) -> None:
+def _clamp_bounds(schema: dict[str, object]) -> None:
     """Make bounds exact as floats. Raises UsageError if no value remains within 64 bits."""
     for word, inwards in _BOUNDS.items():
         bound = schema.get(word)
@@ -261,7 +266,7 @@ def _exact_value(value: object, word: str) -> object:
     return near
 
 
-def _with_named_properties(schema: dict[str, object], root: Schema) -> dict[str, object]:
+def _replace_property_names(schema: dict[str, object], root: Schema) -> dict[str, object]:
     """Replace propertyNames by properties or patternProperties.
 
     It must be a list or a pattern, and the schema must have no properties.
@@ -280,7 +285,7 @@ def _with_named_properties(schema: dict[str, object], root: Schema) -> dict[str,
     return without_names if names.keys() <= about and names.get("type", "string") == "string" else schema
 
 
-def _with_distinct_items(schema: dict[str, object], root: Schema) -> dict[str, object]:
+def _replace_unique_items(schema: dict[str, object], root: Schema) -> dict[str, object]:
     """Replace uniqueItems of at most _LARGEST_SET possible values by alternatives, one per subset.
 
     uniqueItems of larger sets stays in the schema: distinct_items.py drops repeated items from the answer. Raises
@@ -292,7 +297,7 @@ def _with_distinct_items(schema: dict[str, object], root: Schema) -> dict[str, o
     minimum, maximum = schema.get("minItems", 0), schema.get("maxItems", _LARGEST_SET)
     if not isinstance(minimum, int) or not isinstance(maximum, int) or maximum in (0, 1):
         return without_distinct
-    values = _values(schema.get("items"), root)
+    values = _list_values(schema.get("items"), root)
     if values is None or len(values) > _LARGEST_SET or "prefixItems" in schema or "anyOf" in schema:
         if minimum in (0, 1):
             return schema
@@ -316,7 +321,7 @@ def _with_distinct_items(schema: dict[str, object], root: Schema) -> dict[str, o
     return {**other_words, "anyOf": arrays}
 
 
-def _values(items: object, root: Schema) -> list[object] | None:
+def _list_values(items: object, root: Schema) -> list[object] | None:
     """Return all values that a schema allows, each once; None if it does not list them."""
     items = follow_references(items, root)
     if not isinstance(items, Mapping):
@@ -341,19 +346,19 @@ def remove_look_around(schema: dict[str, Any]) -> dict[str, Any]:
     """
     parts = schema.get("anyOf")
     if isinstance(parts, list):
-        usable = [part for part in parts if not (isinstance(part, Mapping) and looks_around(part.get("pattern")))]
+        usable = [part for part in parts if not (isinstance(part, Mapping) and has_look_around(part.get("pattern")))]
         schema = {**schema, "anyOf": usable or parts}
-    patterns = split_look_aheads(schema["pattern"]) if looks_around(schema.get("pattern")) else None
+    patterns = split_look_aheads(schema["pattern"]) if has_look_around(schema.get("pattern")) else None
     if not patterns:
         return schema
     others = {word: value for word, value in schema.items() if word != "pattern"}
     return {**others, "allOf": [*(others.get("allOf") or ()), *({"pattern": pattern} for pattern in patterns)]}
 
 
-def looks_around(pattern: object) -> bool:
+def has_look_around(pattern: object) -> bool:
     if not isinstance(pattern, str) or "(?" not in pattern:
         return False
-    return any(token == "(" and pattern.startswith(_LOOK_AROUND, place) for place, _, token in _walk(pattern))
+    return any(token == "(" and pattern.startswith(_LOOK_AROUND, place) for place, _, token in _walk_pattern(pattern))
 
 
 def split_look_aheads(pattern: str) -> list[str] | None:
@@ -365,23 +370,23 @@ def split_look_aheads(pattern: str) -> list[str] | None:
         return None
     remaining, look_aheads = pattern[1:], list[str]()
     while remaining.startswith("(?="):
-        end = _closing(remaining)
+        end = _find_closing(remaining)
         if end is None:
             return None
         look_aheads.append(f"^(?:{remaining[3:end]})")
         remaining = remaining[end + 1 :]
-    has_alternatives = any(token == "|" and depth == 0 for _, depth, token in _walk(remaining))
-    if has_alternatives or any(looks_around(part) for part in [remaining, *look_aheads]):
+    has_alternatives = any(token == "|" and depth == 0 for _, depth, token in _walk_pattern(remaining))
+    if has_alternatives or any(has_look_around(part) for part in [remaining, *look_aheads]):
         return None
     return [*look_aheads, f"^{remaining}"]
 
 
-def _closing(pattern: str) -> int | None:
+def _find_closing(pattern: str) -> int | None:
     """Return the offset at which a pattern's first parenthesis is closed."""
-    return next((place for place, depth, token in _walk(pattern) if token == ")" and depth == 0), None)
+    return next((place for place, depth, token in _walk_pattern(pattern) if token == ")" and depth == 0), None)
 
 
-def _walk(pattern: str) -> list[tuple[int, int, str]]:
+def _walk_pattern(pattern: str) -> list[tuple[int, int, str]]:
     """List each token of a pattern: its offset, the number of open parentheses after it, its text."""
     depth, positions = 0, []
     for token in _TOKEN.finditer(pattern):
@@ -405,7 +410,7 @@ OPTIONS: dict[str, object] = {
 _LEAST = 1e-9  # relative distance by which an exclusive bound is moved to make it inclusive
 
 
-def exact(schema: Schema, is_open: bool = False) -> dict[str, object]:
+def make_exact(schema: Schema, is_open: bool = False) -> dict[str, object]:
     """Return a schema with which llguidance (1.9) allows only values that are valid by the given one.
 
     is_open: whether objects without additionalProperties may have properties that they do not list.
@@ -418,12 +423,12 @@ def exact(schema: Schema, is_open: bool = False) -> dict[str, object]:
     """
     schema = rewrite_schema(schema)
     schema = schema if is_open else close_objects(schema)
-    parts, draft = [*_schemas(schema)], str(schema.get("$schema", ""))
+    parts, draft = [*_iterate_schemas(schema)], str(schema.get("$schema", ""))
     is_old = any(number in draft for number in ("draft-04", "draft-06", "draft-07", "2019-09"))
     merges = any("allOf" in part or ("$ref" in part and len(part) > 1) for part in parts)
-    result = {word: _exact_part(word, value, merges) for word, value in schema.items()}
+    result = {word: _make_keyword_exact(word, value, merges) for word, value in schema.items()}
     result = _make_inclusive(result, merges)
-    for part in _schemas(result):
+    for part in _iterate_schemas(result):
         _spell_tuple(part, is_old)
     return result
 
@@ -442,34 +447,34 @@ def _spell_tuple(schema: dict[str, Any], is_old: bool) -> None:
         schema["items"] = schema.pop("additionalItems", True)
 
 
-def _schemas(schema: object) -> Iterator[dict[str, Any]]:
+def _iterate_schemas(schema: object) -> Iterator[dict[str, Any]]:
     """Yield a schema, a dict or a list of them, and all schemas within it."""
     if isinstance(schema, list):
         for item in schema:
-            yield from _schemas(item)
+            yield from _iterate_schemas(item)
     elif isinstance(schema, dict):
         yield schema
         for word, value in schema.items():
             if word in _NAMED_SCHEMAS and isinstance(value, Mapping):
                 for part in value.values():
-                    yield from _schemas(part)
+                    yield from _iterate_schemas(part)
             elif word not in _VALUES:
-                yield from _schemas(value)
+                yield from _iterate_schemas(value)
 
 
-def _exact_schema(schema: object, merges: bool) -> object:
+def _make_schema_exact(schema: object, merges: bool) -> object:
     if isinstance(schema, list):
-        return [_exact_schema(item, merges) for item in schema]
+        return [_make_schema_exact(item, merges) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
-    return _make_inclusive({word: _exact_part(word, value, merges) for word, value in schema.items()}, merges)
+    return _make_inclusive({word: _make_keyword_exact(word, value, merges) for word, value in schema.items()}, merges)
 
 
-def _exact_part(word: str, value: object, merges: bool) -> object:
+def _make_keyword_exact(word: str, value: object, merges: bool) -> object:
     """Apply _exact_schema to the schemas that are the value of a keyword."""
     if word in _NAMED_SCHEMAS and isinstance(value, Mapping):
-        return {name: _exact_schema(part, merges) for name, part in value.items()}
-    return value if word in _VALUES else _exact_schema(value, merges)
+        return {name: _make_schema_exact(part, merges) for name, part in value.items()}
+    return value if word in _VALUES else _make_schema_exact(value, merges)
 
 
 def _make_inclusive(schema: dict[str, Any], merges: bool) -> dict[str, Any]:
@@ -500,7 +505,7 @@ def order_properties(value: object, schema: object, root: Schema) -> object:
 
     schema: a subschema of `root`.
     """
-    parts = alternatives(schema, root)
+    parts = list_alternatives(schema, root)
     if isinstance(value, list):
         items = [part["items"] for part in parts if "items" in part]
         return [order_properties(item, {"anyOf": items}, root) for item in value]
@@ -514,7 +519,7 @@ def order_properties(value: object, schema: object, root: Schema) -> object:
     return {name: order_properties(value[name], {"anyOf": keys.get(name, [])}, root) for name in names}
 
 
-def alternatives(schema: object, root: Schema) -> list[Schema]:
+def list_alternatives(schema: object, root: Schema) -> list[Schema]:
     """List a schema and the schemas that $ref, allOf, anyOf and oneOf apply to the same value, each once."""
     schemas, waiting = dict[int, Schema](), [schema]
     while waiting:

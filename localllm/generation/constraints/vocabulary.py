@@ -43,7 +43,7 @@ class SpellingVocabulary:
     def mark(self) -> int:
         return self.size + BYTES
 
-    def sliced(self, is_json: bool) -> "SpellingVocabulary":
+    def with_slices(self, is_json: bool) -> "SpellingVocabulary":
         """Return the vocabulary with slices of tokens that are often allowed in JSON, or in any text."""
         from llguidance import LLTokenizer
 
@@ -62,7 +62,7 @@ def convert_vocabulary(tokenizer: "Tokenizer", size: int) -> SpellingVocabulary:
     """
     from llguidance import LLTokenizer, TokenizerWrapper
 
-    wrapped, ends = _Wrapped(tokenizer, size), sorted(tokenizer.end_ids)
+    wrapped, ends = _WrappedTokenizer(tokenizer, size), sorted(tokenizer.end_ids)
     wrapper, count, texts = TokenizerWrapper(wrapped), len(wrapped.tokens), wrapped.texts
     tokens = LLTokenizer(wrapper, n_vocab=count, eos_token=ends, slices=[])
     by_first: dict[int, list[int]] = {}
@@ -78,7 +78,7 @@ def convert_vocabulary(tokenizer: "Tokenizer", size: int) -> SpellingVocabulary:
     return SpellingVocabulary(tokens, len(texts), texts, spelled, by_first, exponents)
 
 
-class _Wrapped:
+class _WrappedTokenizer:
     """A tokenizer with the methods that llguidance's TokenizerWrapper needs.
 
     It includes the tokens of SpellingVocabulary. Special tokens get a prefix, so that plain text never equals one.
@@ -191,20 +191,20 @@ class TokenConsumer:
 
     _error = ""
 
-    def _take(self, token: int) -> bool:
+    def _accept(self, token: int) -> bool:
         """Accept a token and return whether it is allowed. A token that is not changes nothing."""
         raise NotImplementedError
 
     def consume_token(self, token: int) -> bool:
         """Accept a token; one that is not allowed puts the matcher into an error state."""
-        if self._take(token):
+        if self._accept(token):
             return True
         self._error = f"the grammar does not allow token {token}"
         return False
 
     def try_consume_tokens(self, tokens: list[int]) -> int:
         """Accept tokens up to the first that is not allowed; return how many were accepted."""
-        return next((number for number, token in enumerate(tokens) if not self._take(token)), len(tokens))
+        return next((number for number, token in enumerate(tokens) if not self._accept(token)), len(tokens))
 
     def is_error(self) -> bool:
         return bool(self._error)

@@ -8,10 +8,10 @@ import numpy as np
 from localllm.engine.clip_encoder import ClipEncoder
 from localllm.errors import ContextError, ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
-from localllm.generation.embedding.embedder import EmbedOptions, ShownImage, unit_vectors
+from localllm.generation.embedding.embedder import EmbedOptions, ShownImage, normalize_vectors
 from localllm.images.opened import load_image
-from localllm.text.clip_words import ClipWords
-from localllm.values import require_text
+from localllm.text.clip_words import ClipTokenizer
+from localllm.values import require_string
 
 if TYPE_CHECKING:
     from localllm.engine.options import EngineOptions
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Progress = Callable[[int], object]
 
 
-class PairEmbedder:
+class ClipEmbedder:
     """A model with one encoder for text and one for images. Must be closed.
 
     Attributes:
@@ -31,7 +31,7 @@ class PairEmbedder:
 
     def __init__(self, file: GGUFFile, options: "EngineOptions"):
         """Load both encoders. Raises ModelError."""
-        self.reader, self._words = ClipEncoder(file, options), ClipWords(file.metadata, file.path)
+        self.reader, self._words = ClipEncoder(file, options), ClipTokenizer(file.metadata, file.path)
         self.width, self.context, self.tokens, self.warnings = self.reader.width, self.reader.context, 0, list[str]()
         if len(self._words.pieces) > self.reader.vocab_size:
             raise ModelError(f"{file.path}: {len(self._words.pieces)} tokens, but {self.reader.vocab_size} embeddings")
@@ -55,16 +55,16 @@ class PairEmbedder:
         rows = []
         for number, item in enumerate(inputs):
             rows.append(
-                self.reader.picture(load_image(item.source))
+                self.reader.encode_image(load_image(item.source))
                 if isinstance(item, ShownImage)
-                else self._text(item, embed_options, f"text {number + 1}")
+                else self._embed_text(item, embed_options, f"text {number + 1}")
             )
             if progress:
                 progress(len(rows))
         vectors = np.array(rows, np.float32).reshape(-1, self.width)[:, : embed_options.dims]
-        return unit_vectors(vectors) if embed_options.normalize else np.ascontiguousarray(vectors)
+        return normalize_vectors(vectors) if embed_options.normalize else np.ascontiguousarray(vectors)
 
-    def _text(self, text: str, options: EmbedOptions, name: str) -> np.ndarray:
+    def _embed_text(self, text: str, options: EmbedOptions, name: str) -> np.ndarray:
         """Embed a text: the average of its chunks' vectors, weighted by token counts."""
         pieces = self.pieces(text, options, name)
         self.tokens += sum(map(len, pieces))
@@ -80,7 +80,7 @@ class PairEmbedder:
         """
         if isinstance(text, ShownImage):
             return []
-        start, *ids, end = self._words.encode(require_text("texts", text))
+        start, *ids, end = self._words.encode(require_string("texts", text))
         room = self.context - 2
         if len(ids) > room and options.overflow == "refuse":
             advice = "shorten it or set overflow to cut or split"

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from localllm.arch import architecture
+from localllm.arch import load_architecture
 from localllm.arch.decoder import KINDS, NONE, read_pooling
 from localllm.arch.hyperparameters import RANK
-from localllm.arch.metadata import Fields
+from localllm.arch.metadata import HyperparameterReader
 from localllm.errors import ContextError, ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.frozen import frozen
 from localllm.text.tokenizer import Tokenizer
-from localllm.values import require_text, token_ids, whole_number
+from localllm.values import require_integer, require_string, to_token_ids
 
 if TYPE_CHECKING:
     from localllm.engine.options import EngineOptions
@@ -46,9 +46,9 @@ class EmbedOptions:
 
     def require_valid(self) -> None:
         if self.dims is not None:
-            whole_number("dims", self.dims, 1)
+            require_integer("dims", self.dims, 1)
         if self.max_tokens is not None:
-            whole_number("max_tokens", self.max_tokens, 1)
+            require_integer("max_tokens", self.max_tokens, 1)
         if self.role not in (None, *ROLES):
             raise UsageError(f"role must be query or document, not {self.role!r}")
         if self.overflow not in OVERFLOWS:
@@ -84,7 +84,7 @@ class Embedder:
         """
         from localllm.engine.embedding_runner import EmbeddingRunner
 
-        self.pooling = pooling_of(file, pooling)
+        self.pooling = select_pooling(file, pooling)
         self.path, self._metadata, self._tokenizer = file.path, file.metadata, tokenizer
         self.reader = EmbeddingRunner(file, self.pooling, options)
         self.width, self.context, self.tokens = self.reader.width, self.reader.context, 0
@@ -113,17 +113,17 @@ class Embedder:
             pieces += of_text
             owners += [number] * len(of_text)
         self.tokens += sum(map(len, pieces))
-        vectors = average_pieces(self.reader.read(pieces, progress=progress), pieces, owners)
+        vectors = average_chunks(self.reader.read(pieces, progress=progress), pieces, owners)
         if embed_options.dims is not None and normalizes_before_cut(self._metadata):
             vectors = layer_norm(vectors)
         vectors = vectors[:, : embed_options.dims]
-        return unit_vectors(vectors) if embed_options.normalize else np.ascontiguousarray(vectors)
+        return normalize_vectors(vectors) if embed_options.normalize else np.ascontiguousarray(vectors)
 
     def _ids(self, text: str | Iterable[int]) -> list[int]:
         """Return a text's token ids without special tokens. Raises UsageError."""
         if isinstance(text, str | bytes) or not isinstance(text, Iterable):
-            return self._tokenizer.encode(require_text("texts", text))
-        ids, begin, end = token_ids(text), len(self._before), len(self._behind)
+            return self._tokenizer.encode(require_string("texts", text))
+        ids, begin, end = to_token_ids(text), len(self._before), len(self._behind)
         if unknown := [token for token in ids if not 0 <= token < self._tokenizer.vocab_size]:
             raise UsageError(f"token ids must be from 0 to {self._tokenizer.vocab_size - 1}, not {unknown[0]}")
         ids = ids[begin:] if begin and ids[:begin] == self._before else ids
@@ -134,8 +134,8 @@ class Embedder:
 
         name: name of the text, for errors. Raises ContextError for a text that is too long, UsageError.
         """
-        if options.role and (prompt := prompt_of(self._metadata, options.role, self.path)):
-            text = prompt + require_text("texts", text)
+        if options.role and (prompt := find_prompt(self._metadata, options.role, self.path)):
+            text = prompt + require_string("texts", text)
         ids = self._ids(text)
         around = len(self._before) + len(self._behind)
         room = self.context - around
@@ -157,7 +157,7 @@ class Embedder:
     def usual_role(self, role: str) -> str | None:
         """Return the role if the model is known to have a prompt for it, else None."""
         try:
-            prompt_of(self._metadata, role, self.path)
+            find_prompt(self._metadata, role, self.path)
         except UsageError:
             return None
         return role
@@ -166,15 +166,15 @@ class Embedder:
         self.reader.close()
 
 
-def pooling_of(file: GGUFFile, requested: str | None = None) -> str:
+def select_pooling(file: GGUFFile, requested: str | None = None) -> str:
     """Return the pooling type of a model.
 
     Raises UsageError, and ModelError for a model without embeddings.
     """
     if requested not in (None, *POOLINGS):
         raise UsageError(f"pooling must be {', '.join(POOLINGS[:-1])} or {POOLINGS[-1]}, not {requested!r}")
-    _, hyperparameters = architecture(file)
-    declared = read_pooling(Fields.of(file))
+    _, hyperparameters = load_architecture(file)
+    declared = read_pooling(HyperparameterReader.of(file))
     is_ranker = declared == RANK or (declared is None and has_head(file))
     if is_ranker and requested is None:
         raise ModelError(f"{file.path}: this model is a reranker: use localllm rerank")
@@ -190,7 +190,7 @@ def has_head(file: GGUFFile) -> bool:
     return any(name in file.tensors for name in ("cls.weight", "cls.output.weight"))
 
 
-def average_pieces(rows: np.ndarray, pieces: Sequence[Sequence[int]], owners: Sequence[int]) -> np.ndarray:
+def average_chunks(rows: np.ndarray, pieces: Sequence[Sequence[int]], owners: Sequence[int]) -> np.ndarray:
     """Average the vectors of each text's chunks, weighted by token counts.
 
     owners: index of the text of each chunk.
@@ -204,7 +204,7 @@ def average_pieces(rows: np.ndarray, pieces: Sequence[Sequence[int]], owners: Se
     return (sums / total[:, None]).astype(np.float32)
 
 
-def unit_vectors(vectors: np.ndarray) -> np.ndarray:
+def normalize_vectors(vectors: np.ndarray) -> np.ndarray:
     """Scale vectors to length 1; zeros stay zeros."""
     lengths = np.sqrt((vectors.astype(np.float64) ** 2).sum(axis=1, keepdims=True))
     return (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
@@ -244,7 +244,7 @@ KNOWN = {
 }
 
 
-def prompt_of(metadata: Mapping[str, object], role: str, path: str) -> str:
+def find_prompt(metadata: Mapping[str, object], role: str, path: str) -> str:
     """Return the model's prompt for a role. Raises UsageError if it is unknown.
 
     role: "query" or "document".

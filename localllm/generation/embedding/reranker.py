@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from localllm.arch import architecture
+from localllm.arch import load_architecture
 from localllm.arch.decoder import read_pooling
 from localllm.arch.hyperparameters import RANK
-from localllm.arch.metadata import Fields
+from localllm.arch.metadata import HyperparameterReader
 from localllm.errors import ContextError, ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.generation.embedding.embedder import Progress, has_head
 from localllm.text.tokenizer import Tokenizer
-from localllm.values import require_text
+from localllm.values import require_string
 
 if TYPE_CHECKING:
     from localllm.engine.options import EngineOptions
 
-LEAST_ROOM = 16  # minimum tokens that a query must leave for a text
+MIN_TEXT_TOKENS = 16  # minimum tokens that a query must leave for a text
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 QUESTION = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct"
@@ -63,14 +63,14 @@ class Reranker:
         UsageError.
         """
         pair = self._question if self._asks else self._pair
-        query_ids = self._tokenizer.encode(require_text("query", query))
-        pairs = [pair(query_ids, require_text("texts", text), cut, number) for number, text in enumerate(texts, 1)]
+        query_ids = self._tokenizer.encode(require_string("query", query))
+        pairs = [pair(query_ids, require_string("texts", text), cut, number) for number, text in enumerate(texts, 1)]
         self.tokens += sum(len(ids) for ids, _ in pairs)
         seconds = [second for _, second in pairs] if self._tokenizer.marks_pairs else None
         rows = self.reader.read([ids for ids, _ in pairs], seconds, progress)
-        return self._relevance(rows)
+        return self._select_relevance(rows)
 
-    def _relevance(self, rows: np.ndarray) -> np.ndarray:
+    def _select_relevance(self, rows: np.ndarray) -> np.ndarray:
         """Return the relevance, float32 [texts], from a head's outputs, float32 [texts, outputs]."""
         if rows.shape[1] == 1:
             return rows[:, 0]
@@ -108,7 +108,7 @@ class Reranker:
         other_tokens: number of the pair's other tokens.
         """
         room = self.context - other_tokens
-        if room < min(LEAST_ROOM, self.context // 2):
+        if room < min(MIN_TEXT_TOKENS, self.context // 2):
             raise UsageError(
                 f"the query has {other_tokens} tokens with its special tokens; the model's context is {self.context}"
             )
@@ -125,8 +125,8 @@ class Reranker:
 
 def require_reranker(file: GGUFFile) -> None:
     """Raise ModelError for a model without a classification head."""
-    architecture(file)
-    pooling = read_pooling(Fields.of(file))
+    load_architecture(file)
+    pooling = read_pooling(HyperparameterReader.of(file))
     if not has_head(file):
         use = "generates text" if pooling in (None, RANK) else "computes embeddings (localllm embed)"
         raise ModelError(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LARGEST = float(np.finfo(np.float32).max)
 LARGEST_DOUBLE = 1e300  # differences of such numbers stay finite in float64
 IMPOSSIBLE = 1e-300  # probabilities below count as 0
-MOST_MU = 1e300  # bits; bound of mirostat's mu
+MAX_MU = 1e300  # bits; bound of mirostat's mu
 
 
 class Candidates(NamedTuple):
@@ -85,7 +85,7 @@ class Candidates(NamedTuple):
         return float(self.probabilities()[np.flatnonzero(self.ids == token)[0]])
 
 
-FIRST_ROOM = 256  # tokens
+INITIAL_CAPACITY = 256  # tokens
 
 
 class History:
@@ -97,14 +97,14 @@ class History:
         capacity: -1 for all of them, 0 for none.
         """
         self.most, self._count = capacity, 0
-        self._tokens = np.empty(FIRST_ROOM if capacity else 0, np.int64)
+        self._tokens = np.empty(INITIAL_CAPACITY if capacity else 0, np.int64)
 
     def append(self, token: int) -> None:
         if self.most == 0:
             return
         if self._count == len(self._tokens):
             latest = self.last(self.most)
-            self._tokens = np.empty(2 * max(len(latest), FIRST_ROOM), np.int64)
+            self._tokens = np.empty(2 * max(len(latest), INITIAL_CAPACITY), np.int64)
             self._tokens[: len(latest)] = latest
             self._count = len(latest)
         self._tokens[self._count] = token
@@ -138,7 +138,7 @@ class Breakers:
         self.since = 0 if ended else self.since + 1
         self._tail = data[max(0, len(data) - self._longest + 1) :]
 
-    def are_in(self, token: int) -> bool:
+    def occur_in(self, token: int) -> bool:
         """Return whether a token contains a breaker."""
         data = self._bytes(token)
         return any(text in data for text in self._texts)
@@ -151,7 +151,7 @@ class Breakers:
         return copy.copy(self)
 
 
-def uniform(ids: np.ndarray, key: int) -> np.ndarray:
+def hash_uniform(ids: np.ndarray, key: int) -> np.ndarray:
     """Hash ids int64 [n] to random numbers float64 [n] between 0 and 1, by SplitMix64 (Steele et al. 2014)."""
     bits = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
@@ -160,17 +160,17 @@ def uniform(ids: np.ndarray, key: int) -> np.ndarray:
     return ((bits >> np.uint64(12)).astype(np.float64) + 0.5) / 2**52
 
 
-def learnt_mu(mu: float, probability: float, target: float, rate: float) -> float:
+def update_mu(mu: float, probability: float, target: float, rate: float) -> float:
     """Return mirostat's next mu after a token with this probability.
 
     target: surprise in bits.  rate: learning rate.
     """
     error = -math.log2(max(probability, IMPOSSIBLE)) - target
-    return min(max(mu - rate * error, -MOST_MU), MOST_MU)
+    return min(max(mu - rate * error, -MAX_MU), MAX_MU)
 
 
 @dataclass
-class State:
+class SamplerState:
     """The state of a sampler: the tokens so far, and how the next one is chosen.
 
     Attributes:
@@ -211,7 +211,7 @@ class State:
         speller = tokenizer if "infill" in names else None
         return cls(random, vocab, history, breakers, 2 * options.mirostat_tau, options.adaptive_target, speller)
 
-    def copy(self) -> "State":
+    def copy(self) -> "SamplerState":
         twin = copy.copy(self)
         twin.random, twin.history, twin.breakers = copy.copy(self.random), self.history.copy(), self.breakers.copy()
         return twin
@@ -223,7 +223,7 @@ class State:
         if self.watched and token == self.drawn:
             probability = self.watched.probability(token)
             if options.mirostat:
-                self.mu = learnt_mu(self.mu, probability, options.mirostat_tau, options.mirostat_eta)
+                self.mu = update_mu(self.mu, probability, options.mirostat_tau, options.mirostat_eta)
             else:
                 self.mean += (1 - options.adaptive_decay) * (probability - self.mean)
         self.watched = None

@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, Never, TypedDict, TypeVar
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
-from localllm.values import plain
+from localllm.values import to_python_number
 
 ABOVE_0 = math.nextafter(0, 1)
 
@@ -27,7 +27,7 @@ class Range(NamedTuple):
 
     def number(self, name: str, value: object) -> float:
         """Return the value as a Python number. Raises UsageError with the option's name."""
-        number = value_of(value)
+        number = to_number(value)
         if number is None or not abs(number) <= sys.float_info.max:
             raise UsageError(f"{name} must be a number, not {value!r}")
         if not self.least <= number <= self.most or (self.whole and number != int(number)):
@@ -35,12 +35,12 @@ class Range(NamedTuple):
         return int(number) if self.whole else float(number)
 
 
-def value_of(number: object) -> float | None:
+def to_number(number: object) -> float | None:
     """Convert a Python or NumPy number to int or float.
 
     Returns None for other values, also for arrays of one number.
     """
-    number = number if hasattr(number, "__len__") else plain(number)
+    number = number if hasattr(number, "__len__") else to_python_number(number)
     return number if isinstance(number, int | float) and not isinstance(number, bool) else None
 
 
@@ -99,28 +99,28 @@ class Option:
         notes = "  [repeatable]" * self.is_repeatable + f"  [default: {self.default_text}]" * bool(self.default_text)
         return self.help + notes
 
-    def clamped(self, value: Any) -> Any:
+    def clamp(self, value: Any) -> Any:
         """Clamp a number to the range; return other values unchanged."""
         if self.range is None or not isinstance(value, int | float):
             return value
         return min(max(value, self.range.least), self.range.most)
 
 
-def option(default: object, *declared: Any, **further: Any) -> Any:
+def declare_optional(default: object, *declared: Any, **further: Any) -> Any:
     """Declare a field whose value is None unless set; the arguments are those of Option."""
     return field(default=None, metadata={"option": Option(default, *declared, **further)})
 
 
-def setting(default: object, *declared: Any, **further: Any) -> Any:
+def declare_setting(default: object, *declared: Any, **further: Any) -> Any:
     """Declare a field whose value is its default unless set; the arguments are those of Option."""
     return field(default=default, metadata={"option": Option(default, *declared, **further)})
 
 
-def declared_in(kind: type) -> dict[str, Option]:
+def collect_options(kind: type) -> dict[str, Option]:
     return {each.name: each.metadata["option"] for each in fields(kind) if "option" in each.metadata}
 
 
-def names_for(user: str, options: Mapping[str, Option]) -> dict[str, str]:
+def map_names(user: str, options: Mapping[str, Option]) -> dict[str, str]:
     """Return the names of the options that a program or API also has, by its own names."""
     pairs = ((name, each.partition(":")) for name, option in options.items() for each in option.users.split())
     return {theirs or name: name for name, (other, _, theirs) in pairs if other == user}
@@ -162,121 +162,121 @@ Missing = TypeVar("Missing", None, Never)
 
 
 @frozen
-class Declared(Generic[Missing]):
+class SamplingDeclarations(Generic[Missing]):
     """The declarations, from which docs/sampling.md is generated."""
 
     # fmt: off
-    seed: int | None = option(
+    seed: int | None = declare_optional(
         None, COUNT, "-s --seed", "Random seed; the same seed gives the same answer.", f"{OF_ALL} llm diffusion",
         shown="-1, random", is_usual=True,
     )
-    temperature: float | Missing = option(
+    temperature: float | Missing = declare_optional(
         0.8, NUMBER, "--temp --temperature", "Sampling temperature; 0 is greedy.",
         f"{OF_ALL} llm diffusion transformers", "temp", "temperature", is_usual=True,
     )
-    top_k: int | Missing = option(
+    top_k: int | Missing = declare_optional(
         40, COUNT, "--top-k", "Top-k sampling: keep the N most likely tokens; 0: all.",
         f"{OF_MOST} diffusion transformers", "top_k", "top_k", is_usual=True, is_clamped=True,
         source="[Fan et al. 2018](https://arxiv.org/abs/1805.04833)",
     )
-    typical: float | Missing = option(
+    typical: float | Missing = declare_optional(
         1.0, SOME, "--typical --typical-p", "Locally typical sampling with total probability N; 1: off.",
         "llamacpp:typical_p ollama:typical_p", "", "typical", is_usual=True, is_clamped=True,
         source="[Meister et al. 2022](https://arxiv.org/abs/2202.00666)",
     )
-    top_p: float | Missing = option(
+    top_p: float | Missing = declare_optional(
         0.95, SOME, "--top-p", "Top-p sampling: keep the most likely tokens up to total probability N; 1: off.",
         f"{OF_ALL} llm diffusion transformers", "top_p", "top_p", is_usual=True, is_clamped=True,
         source="[Holtzman et al. 2019](https://arxiv.org/abs/1904.09751)",
     )
-    min_p: float | Missing = option(
+    min_p: float | Missing = declare_optional(
         0.05, SHARE, "--min-p", "Min-p sampling: drop tokens less than N times as likely as the top token; 0: off.",
         f"{OF_MOST} transformers", "min_p", "min_p", is_usual=True, is_clamped=True,
         source="[Nguyen et al. 2024](https://arxiv.org/abs/2407.01082)",
     )
-    repeat_penalty: float | Missing = option(
+    repeat_penalty: float | Missing = declare_optional(
         1.0, POSITIVE, "--repeat-penalty", "Repetition penalty on recent tokens; 1: off.",
         "llamacpp vllm:repetition_penalty ollama llm transformers:repetition_penalty transformers:penalty_repeat",
         "penalty_repeat", "penalties", is_usual=True, source="[Keskar et al. 2019](https://arxiv.org/abs/1909.05858)",
     )
-    presence_penalty: float | Missing = option(
+    presence_penalty: float | Missing = declare_optional(
         0.0, NUMBER, "--presence-penalty", "Presence penalty: subtract N from the logits of recent tokens.", OF_ALL,
         step="penalties", is_usual=True, source="OpenAI",
     )
-    frequency_penalty: float | Missing = option(
+    frequency_penalty: float | Missing = declare_optional(
         0.0, NUMBER, "--frequency-penalty", "Frequency penalty: subtract N for each recent occurrence.", OF_ALL,
         step="penalties", is_usual=True, source="OpenAI",
     )
-    repeat_last_n: int | Missing = option(
+    repeat_last_n: int | Missing = declare_optional(
         64, WINDOW, "--repeat-last-n", "Apply the penalties to the last N tokens; -1: all.",
         "llamacpp ollama transformers:penalty_last_n", "penalty_last_n",
     )
-    top_n_sigma: float | Missing = option(
+    top_n_sigma: float | Missing = declare_optional(
         -1.0, NUMBER, "--top-n-sigma --top-nsigma",
         "Top-n-sigma: drop logits over N standard deviations below the largest; 0: off.", "llamacpp",
         step="top_n_sigma", source="[Tang et al. 2024](https://arxiv.org/abs/2411.07641)",
     )
-    xtc_probability: float | Missing = option(
+    xtc_probability: float | Missing = declare_optional(
         0.0, SHARE, "--xtc-probability", "XTC: probability of excluding the top choices; 0: off.",
         "llamacpp transformers", "xtc_probability", "xtc", is_clamped=True,
         source="[p-e-w 2024](https://github.com/oobabooga/text-generation-webui/pull/6335)",
     )
-    xtc_threshold: float | Missing = option(
+    xtc_threshold: float | Missing = declare_optional(
         0.1, SHARE, "--xtc-threshold", "XTC: minimum probability of a top choice; the least likely top choice is kept.",
         "llamacpp transformers", "xtc_threshold", is_clamped=True,
     )
-    dynatemp_range: float | Missing = option(
+    dynatemp_range: float | Missing = declare_optional(
         0.0, AMOUNT, "--dynatemp-range", "Dynamic temperature: vary --temp by up to N, by the entropy; 0: off.",
         "llamacpp", step="temperature", source="[Zhu et al. 2023](https://arxiv.org/abs/2309.02772)",
     )
-    dynatemp_exponent: float | Missing = option(
+    dynatemp_exponent: float | Missing = declare_optional(
         1.0, AMOUNT, "--dynatemp-exp", "Dynamic temperature: exponent of the entropy.", "llamacpp",
     )
-    dry_multiplier: float | Missing = option(
+    dry_multiplier: float | Missing = declare_optional(
         0.0, AMOUNT, "--dry-multiplier", "DRY: strength of the penalty on repeated sequences; 0: off.", "llamacpp",
         step="dry", is_clamped=True, source="[p-e-w 2024](https://github.com/oobabooga/text-generation-webui/pull/5677)",
     )
-    dry_base: float | Missing = option(
+    dry_base: float | Missing = declare_optional(
         1.75, FACTOR, "--dry-base", "DRY: factor by which each further repeated token raises the penalty.", "llamacpp",
     )
-    dry_allowed_length: int | Missing = option(
+    dry_allowed_length: int | Missing = declare_optional(
         2, COUNT, "--dry-allowed-length", "DRY: do not penalize repeated sequences of fewer than N tokens.", "llamacpp",
     )
-    dry_penalty_last_n: int | Missing = option(
+    dry_penalty_last_n: int | Missing = declare_optional(
         64, WINDOW, "--dry-penalty-last-n", "DRY: look for repetitions in the last N tokens; -1: all.", "llamacpp",
     )
-    dry_sequence_breakers: Sequence[str] | Missing = option(
+    dry_sequence_breakers: Sequence[str] | Missing = declare_optional(
         ("\n", ":", '"', "*"), None, "--dry-sequence-breaker",
         "DRY: text that ends a sequence; none: no text does.", "llamacpp",
         shown='a line break, :, ", *', metavar="TEXT", is_repeatable=True,
     )
-    mirostat: int | Missing = option(
+    mirostat: int | Missing = declare_optional(
         0, VERSION, "--mirostat", "Mirostat 1 or 2, in place of top-k, top-p and the like; 0: off.",
         "llamacpp ollama transformers", "mirostat", source="[Basu et al. 2021](https://arxiv.org/abs/2007.14966)",
     )
-    mirostat_tau: float | Missing = option(
+    mirostat_tau: float | Missing = declare_optional(
         5.0, AMOUNT, "--mirostat-ent", "Mirostat: target surprise (tau), in bits.", "llamacpp ollama transformers",
         "mirostat_tau",
     )
-    mirostat_eta: float | Missing = option(
+    mirostat_eta: float | Missing = declare_optional(
         0.1, AMOUNT, "--mirostat-lr", "Mirostat: learning rate (eta).", "llamacpp ollama transformers", "mirostat_eta",
     )
-    adaptive_target: float | Missing = option(
+    adaptive_target: float | Missing = declare_optional(
         -1.0, TARGET, "--adaptive-target", "Adaptive-p: prefer tokens of about this probability.", shown="-1.0, off",
         source="[llama.cpp 17927](https://github.com/ggml-org/llama.cpp/pull/17927)",
     )
-    adaptive_decay: float | Missing = option(
+    adaptive_decay: float | Missing = declare_optional(
         0.9, DECAY, "--adaptive-decay", "Adaptive-p: decay of the running average of probabilities.",
     )
-    logit_bias: Mapping[int, float] | Missing = option(
+    logit_bias: Mapping[int, float] | Missing = declare_optional(
         {}, None, "-l --logit-bias",
         "Add N to the logit of a token id, as in 15043+1.5; 15043-inf bans the token.",
         "openai llamacpp vllm", metavar="TOKEN+N", is_repeatable=True, source="OpenAI",
     )
-    ignore_eos: bool | Missing = option(
+    ignore_eos: bool | Missing = declare_optional(
         False, None, "--ignore-eos", "Ignore the end-of-text token and keep generating.", "llamacpp",
     )
-    samplers: Sequence[str] | Missing = option(
+    samplers: Sequence[str] | Missing = declare_optional(
         ORDER, None, "--samplers", "Samplers to apply, in this order; infill is also available.", key="sequence",
         shown=";".join(ORDER), metavar="NAMES",
     )
@@ -293,18 +293,18 @@ class Declared(Generic[Missing]):
         return {name: value for name in OPTIONS if (value := getattr(self, name)) is not None}
 
 
-OPTIONS = declared_in(Declared)
+OPTIONS = collect_options(SamplingDeclarations)
 DEFAULTS: dict[str, Any] = {name: option.default for name, option in OPTIONS.items()}
 
 
-class SamplingOptions(Declared[None]):
+class SamplingOptions(SamplingDeclarations[None]):
     """Sampling options.
 
     An option that is None has the file's recommended value, or else the default, which is llama.cpp's. docs/sampling.md
     explains each option.
     """
 
-    def over(self, defaults: "SamplingOptions") -> "SamplingOptions":
+    def fill_unset(self, defaults: "SamplingOptions") -> "SamplingOptions":
         """Return these options, completed by `defaults` where they are None."""
         return SamplingOptions(**{**defaults.explicit, **self.explicit})
 
@@ -314,7 +314,7 @@ class SamplingOptions(Declared[None]):
         return CompleteOptions(**{**DEFAULTS, **self.explicit})
 
 
-class CompleteOptions(Declared[Never]):
+class CompleteOptions(SamplingDeclarations[Never]):
     """Sampling options without None, except for the seed."""
 
 
@@ -356,11 +356,11 @@ def convert_value(name: str, range: Range | None, value: object) -> object:
     if range is not None:
         return range.number(name, value)
     if name == "samplers":
-        return steps_named(value)
+        return parse_sampler_names(value)
     if name == "logit_bias":
-        return biases(value)
+        return parse_biases(value)
     if name == "ignore_eos":
-        if not isinstance(truth := plain(value), bool):
+        if not isinstance(truth := to_python_number(value), bool):
             raise UsageError(f"ignore_eos must be true or false, not {value!r}")
         return truth
     texts = (value,) if isinstance(value, str) else value
@@ -369,7 +369,7 @@ def convert_value(name: str, range: Range | None, value: object) -> object:
     return tuple(texts)
 
 
-def steps_named(value: object) -> tuple[str, ...]:
+def parse_sampler_names(value: object) -> tuple[str, ...]:
     """Parse --samplers: a list of names, or one string with semicolons between them.
 
     Raises UsageError.
@@ -384,7 +384,7 @@ def steps_named(value: object) -> tuple[str, ...]:
     return steps
 
 
-def steps_lettered(letters: str) -> tuple[str, ...]:
+def parse_sampler_letters(letters: str) -> tuple[str, ...]:
     """Parse --sampling-seq, one letter per step. Raises UsageError."""
     steps = {letter: step for step, letter in LETTERS.items()}
     for letter in letters:
@@ -394,12 +394,12 @@ def steps_lettered(letters: str) -> tuple[str, ...]:
     return tuple(steps[letter] for letter in letters)
 
 
-def biases(value: object) -> dict[int, float]:
+def parse_biases(value: object) -> dict[int, float]:
     """Return the biases of logits by token id. Raises UsageError."""
     if not isinstance(value, Mapping):
         raise UsageError(f"logit_bias must map token ids to numbers, not {value!r}")
-    return {int(COUNT.number("a token of logit_bias", token)): bias_of(bias) for token, bias in value.items()}
+    return {int(COUNT.number("a token of logit_bias", token)): parse_bias(bias) for token, bias in value.items()}
 
 
-def bias_of(bias: object) -> float:
-    return -math.inf if value_of(bias) == -math.inf else NUMBER.number("logit_bias", bias)
+def parse_bias(bias: object) -> float:
+    return -math.inf if to_number(bias) == -math.inf else NUMBER.number("logit_bias", bias)

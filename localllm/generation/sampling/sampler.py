@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from localllm.engine.image_tokens import without_images
+from localllm.engine.image_tokens import remove_images
 from localllm.errors import UsageError
-from localllm.files.gguf.metadata_reader import Checked
-from localllm.generation.sampling.candidates import LARGEST, Candidates, State
+from localllm.files.gguf.metadata_reader import MetadataReader
+from localllm.generation.sampling.candidates import LARGEST, Candidates, SamplerState
 from localllm.generation.sampling.options import LETTERS, OPTIONS, CompleteOptions, SamplingOptions
-from localllm.generation.sampling.steps import STEPS, draw, logit_bias, only
+from localllm.generation.sampling.steps import STEPS, draw, keep_allowed, logit_bias
 
 if TYPE_CHECKING:
     from localllm.text.tokenizer import Tokenizer
 
 
-def chain(options: CompleteOptions) -> list[str]:
+def list_active_steps(options: CompleteOptions) -> list[str]:
     """Return the names of the steps that have an effect with these options, in order.
 
     As in llama.cpp, mirostat replaces all steps but temperature, and adaptive_p always comes last, because it learns
@@ -43,7 +43,7 @@ def chain(options: CompleteOptions) -> list[str]:
     return names
 
 
-def unused_options(options: SamplingOptions, names: Iterable[str]) -> list[str]:
+def list_unused_options(options: SamplingOptions, names: Iterable[str]) -> list[str]:
     """Return the named options whose step is on, but not among the samplers or replaced by mirostat."""
     complete = options.complete
     used = {"temperature"} if complete.mirostat else {*complete.samplers, "adaptive_p"}
@@ -63,10 +63,10 @@ class Sampler:
         self.options = complete = options.complete
         self.vocab = vocab
         self.seed = random.SystemRandom().getrandbits(32) if complete.seed is None else complete.seed
-        names = chain(complete)
-        self._chain, self._ids = [STEPS[name].apply for name in names], ids_below(vocab)
-        self._biases = biases_of(complete, vocab, tokenizer)
-        self._state = State.first(complete, names, random.Random(self.seed), vocab, tokenizer)
+        names = list_active_steps(complete)
+        self._chain, self._ids = [STEPS[name].apply for name in names], make_ids(vocab)
+        self._biases = resolve_biases(complete, vocab, tokenizer)
+        self._state = SamplerState.first(complete, names, random.Random(self.seed), vocab, tokenizer)
         self._learns = bool({"penalties", "dry", "mirostat", "adaptive_p"}.intersection(names))
 
     def copy(self, vocab: int | None = None) -> "Sampler":
@@ -80,7 +80,7 @@ class Sampler:
             twin.vocab, twin._ids, twin._state.vocab = vocab, self._ids[:vocab], vocab
         return twin
 
-    def undrawn(self) -> "Sampler":
+    def undo_draw(self) -> "Sampler":
         """Return a copy of the state before the drawn token, which is not accepted yet."""
         twin = self.copy()
         twin._state.repeats = True
@@ -92,7 +92,7 @@ class Sampler:
 
     def read(self, prompt: Sequence[int]) -> None:
         """Append a prompt, without its images, to the history that penalties use."""
-        prompt, limit = without_images(prompt), self._state.history.most
+        prompt, limit = remove_images(prompt), self._state.history.most
         for token in prompt if limit < 0 else prompt[len(prompt) - min(limit, len(prompt)) :]:
             self.accept(token)
 
@@ -112,7 +112,9 @@ class Sampler:
         state.drawn = token
         return token
 
-    def distribution(self, logits: np.ndarray, allowed: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def compute_distribution(
+        self, logits: np.ndarray, allowed: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Compute the distribution of the next token: ids, int64 [n], and probabilities, float64 [n].
 
         logits: float32 [vocab] or longer.  allowed: bool [vocab] or longer, the mask of a constraint; None: all.
@@ -127,7 +129,7 @@ class Sampler:
         """Apply the chain and return the remaining candidates."""
         candidates = Candidates(self._ids, logits[: self.vocab])
         if allowed is not None:
-            candidates = only(candidates, allowed[: self.vocab])
+            candidates = keep_allowed(candidates, allowed[: self.vocab])
         self._state.allowed = allowed
         if self._biases:
             candidates = logit_bias(candidates, *self._biases)
@@ -137,7 +139,7 @@ class Sampler:
 
 
 @lru_cache(2)
-def ids_below(vocab: int) -> np.ndarray:
+def make_ids(vocab: int) -> np.ndarray:
     """Return the ids from 0 on, int64 [vocab], read-only.
 
     The array is shared, because each takes 0.4 to 2 MB.
@@ -147,7 +149,7 @@ def ids_below(vocab: int) -> np.ndarray:
     return ids
 
 
-def biases_of(
+def resolve_biases(
     options: CompleteOptions, vocab: int, tokenizer: "Tokenizer | None"
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Return the biased tokens, int64 [n], and the biases of their logits, float64 [n], or None.
@@ -164,7 +166,7 @@ def biases_of(
     return (np.array(list(biases)), np.array(list(biases.values()), np.float64)) if biases else None
 
 
-def log_total(logits: np.ndarray) -> float:
+def log_sum_exp(logits: np.ndarray) -> float:
     """Compute log sum exp of logits, float32 [vocab]; logits minus this are log probabilities."""
     largest = float(logits.max())
     return largest + math.log(np.exp(logits.astype(np.float64) - largest).sum())
@@ -189,11 +191,11 @@ def read_recommended(metadata: Mapping[str, object], path: str = "") -> tuple[Sa
 
     An invalid value is replaced by the default, so that the model still runs.
     """
-    checked, values, warnings = Checked(metadata, "general.sampling.", path), dict[str, Any](), list[str]()
+    checked, values, warnings = MetadataReader(metadata, "general.sampling.", path), dict[str, Any](), list[str]()
     for name, key in ((name, option.key) for name, option in OPTIONS.items()):
         if not key or not checked.has(key):
             continue
-        option_value: dict[str, Any] = {name: normalized_value(key, checked.raw(key))}
+        option_value: dict[str, Any] = {name: normalize_value(key, checked.raw(key))}
         try:
             SamplingOptions(**option_value)
         except UsageError:
@@ -211,7 +213,7 @@ def describe_valid_values(name: str) -> str:
     return range.text
 
 
-def normalized_value(key: str, value: object) -> object:
+def normalize_value(key: str, value: object) -> object:
     """Return a metadata value as its author wrote it: 0.6 for its float32, 0 (off) for a top_k below 0."""
     if isinstance(value, float) and abs(value) <= LARGEST:
         return float(str(np.float32(value)))

@@ -12,20 +12,27 @@ from typing import NamedTuple
 import numpy as np
 
 from localllm.errors import ConstraintError
-from localllm.generation.sampling.candidates import IMPOSSIBLE, LARGEST, Breakers, Candidates, State, uniform
+from localllm.generation.sampling.candidates import (
+    IMPOSSIBLE,
+    LARGEST,
+    Breakers,
+    Candidates,
+    SamplerState,
+    hash_uniform,
+)
 from localllm.generation.sampling.options import CompleteOptions
 
 COLDEST, HOTTEST = 1e-200, 1e300  # temperatures are clamped to these, to stay within float64's range
 LARGEST_POWER = math.log(LARGEST)  # logarithm of the largest power that is computed
 XTC_CHANCE = np.array([-1])  # in place of a token id: the key of xtc's random number
-INFILL_LEAST = 0.2  # infill: minimum probability of a token
+INFILL_MIN_PROBABILITY = 0.2  # infill: minimum probability of a token
 ZIPF_TOKENS = 100  # most likely tokens, from which mirostat estimates the exponent of Zipf's law
 
 # adaptive-p: logits are PEAK at the target, and fall with the square of small distances and linearly for large ones.
 PEAK, SHARPNESS, WIDTH = 5.0, 10.0, 0.3
 
 
-def only(candidates: Candidates, allowed: np.ndarray) -> Candidates:
+def keep_allowed(candidates: Candidates, allowed: np.ndarray) -> Candidates:
     """Keep the candidates with a True in allowed, bool [n]. Raises ConstraintError if none remains."""
     if not allowed.any():
         raise ConstraintError("the constraint allows no token at this position")
@@ -44,7 +51,7 @@ def logit_bias(candidates: Candidates, tokens: np.ndarray, biases: np.ndarray) -
         return candidates
     allowed = np.ones(len(candidates.ids), bool)
     allowed[candidates.find(tokens[present][biases == -math.inf])[1]] = False
-    return only(candidates, allowed)
+    return keep_allowed(candidates, allowed)
 
 
 def penalties(
@@ -56,7 +63,7 @@ def penalties(
     """
     if not len(recent):
         return candidates
-    repeat, presence, frequency = max(within(repeat), 1 / LARGEST), within(presence), within(frequency)
+    repeat, presence, frequency = max(clamp(repeat), 1 / LARGEST), clamp(presence), clamp(frequency)
     tokens, times = np.unique(recent, return_counts=True)
     present, places = candidates.find(tokens)
     old = candidates.logits[places].astype(np.float64)
@@ -64,7 +71,7 @@ def penalties(
     return candidates.move(places, new)
 
 
-def within(number: float) -> float:
+def clamp(number: float) -> float:
     """Clamp a number to float32's range, so that no product of two exceeds float64's."""
     return min(max(number, -LARGEST), LARGEST)
 
@@ -87,11 +94,11 @@ def dry(
     lengths = {
         token: length
         for token, length in find_repetitions(recent, min(limit, allowed_length + extra), allowed_length).items()
-        if not breakers.are_in(token)
+        if not breakers.occur_in(token)
     }
     tokens, exponents = np.array(list(lengths), np.int64), np.array(list(lengths.values())) - allowed_length
     present, places = candidates.find(tokens)
-    losses = within(multiplier) * base ** exponents[present].astype(np.float64)
+    losses = clamp(multiplier) * base ** exponents[present].astype(np.float64)
     return candidates.move(places, candidates.logits[places] - losses)
 
 
@@ -201,7 +208,7 @@ def xtc(candidates: Candidates, probability: float, threshold: float, chance: fl
 def temperature(candidates: Candidates, t: float) -> Candidates:
     """Divide the logits by t: below 1, the distribution is sharper; at 0 or below, it is greedy."""
     if t <= 0:
-        return likeliest(candidates)
+        return keep_likeliest(candidates)
     return Candidates(candidates.ids, candidates.logits.astype(np.float64) / max(t, COLDEST), candidates.ranked)
 
 
@@ -220,7 +227,7 @@ def dynamic_temperature(candidates: Candidates, t: float, range: float, exponent
     return temperature(candidates, coldest + (hottest - coldest) * min(max(entropy, 0.0), 1.0) ** exponent)
 
 
-def likeliest(candidates: Candidates) -> Candidates:
+def keep_likeliest(candidates: Candidates) -> Candidates:
     """Keep the most likely token; ties go to the lowest id."""
     best = candidates.best
     return candidates.keep(slice(best, best + 1))
@@ -254,7 +261,7 @@ def mirostat_2(candidates: Candidates, mu: float) -> Candidates:
     best = candidates.best
     below = candidates.logits - candidates.logits[best]
     total = float(np.exp(below).sum(dtype=np.float64))
-    is_kept = below >= within(math.log(total) - mu * math.log(2))
+    is_kept = below >= clamp(math.log(total) - mu * math.log(2))
     is_kept[best] = True
     return candidates.keep(is_kept)
 
@@ -279,7 +286,7 @@ def draw(candidates: Candidates, key: int) -> int:
     (Daliri et al. 2024, arXiv 2408.07978).
     """
     _ = candidates.best
-    noise = -np.log(-np.log(uniform(candidates.ids, key)))
+    noise = -np.log(-np.log(hash_uniform(candidates.ids, key)))
     return int(candidates.ids[np.argmax(candidates.logits + noise)])
 
 
@@ -298,15 +305,15 @@ def infill(
     probabilities, is_end = ranked.probabilities(), np.isin(ranked.ids, list(ends))
     if 3 * probabilities[is_end].sum() * len(ranked.ids) > probabilities[~is_end].sum():
         return ranked.keep(is_end)
-    merged = merge_beginnings(probabilities, [token_bytes(token) for token in ranked.ids.tolist()])
-    is_kept = is_end | (merged >= INFILL_LEAST)
+    merged = merge_prefixes(probabilities, [token_bytes(token) for token in ranked.ids.tolist()])
+    is_kept = is_end | (merged >= INFILL_MIN_PROBABILITY)
     count = int((is_kept & ~is_end).sum())
     if not count:
         return ranked.keep(slice(1)) if end is None else Candidates(np.array([end]), np.ones(1), ranked=True)
     return ranked.keep(is_kept & (is_end | (merged / merged[is_kept].sum() >= 1 / (count + 1))))
 
 
-def merge_beginnings(probabilities: np.ndarray, texts: Sequence[bytes]) -> np.ndarray:
+def merge_prefixes(probabilities: np.ndarray, texts: Sequence[bytes]) -> np.ndarray:
     """Merge probabilities: if a token's text is a prefix of another's, the likelier gets the sum.
 
     probabilities: ranked, float64 [n].  texts: texts of the tokens.
@@ -329,7 +336,7 @@ def merge_beginnings(probabilities: np.ndarray, texts: Sequence[bytes]) -> np.nd
 
 # ---- the steps of the chain
 
-Apply = Callable[[Candidates, CompleteOptions, State], Candidates]
+Apply = Callable[[Candidates, CompleteOptions, SamplerState], Candidates]
 
 
 class SamplerStep(NamedTuple):
@@ -340,13 +347,13 @@ class SamplerStep(NamedTuple):
     keeps_best: bool = False
 
 
-def prefer_target(candidates: Candidates, options: CompleteOptions, state: State) -> Candidates:
+def prefer_target(candidates: Candidates, options: CompleteOptions, state: SamplerState) -> Candidates:
     """Apply adaptive-p; the state learns from the drawn token."""
     state.watched = candidates
     return adaptive_p(candidates, min(max(2 * options.adaptive_target - state.mean, 0.0), 1.0))
 
 
-def end_infill(candidates: Candidates, options: CompleteOptions, state: State) -> Candidates:
+def end_infill(candidates: Candidates, options: CompleteOptions, state: SamplerState) -> Candidates:
     """Apply infill; it may choose the EOS token unless options or a constraint forbid it."""
     assert state.tokenizer
     ends, bytes_of = state.tokenizer.end_ids, state.tokenizer.token_bytes
@@ -358,7 +365,7 @@ def end_infill(candidates: Candidates, options: CompleteOptions, state: State) -
     return infill(candidates, lambda token: bytes_of(token, special=False), ends, eos)
 
 
-def mirostat(candidates: Candidates, options: CompleteOptions, state: State) -> Candidates:
+def mirostat(candidates: Candidates, options: CompleteOptions, state: SamplerState) -> Candidates:
     """Apply mirostat; the state learns from the drawn token."""
     is_first = options.mirostat == 1
     left = mirostat_1(candidates, state.mu, state.vocab) if is_first else mirostat_2(candidates, state.mu)
@@ -388,7 +395,7 @@ STEPS: dict[str, SamplerStep] = {
     "top_p": SamplerStep(lambda c, o, s: top_p(c, o.top_p), lambda o: o.top_p < 1, keeps_best=True),
     "min_p": SamplerStep(lambda c, o, s: min_p(c, o.min_p), lambda o: o.min_p > 0, keeps_best=True),
     "xtc": SamplerStep(
-        lambda c, o, s: xtc(c, o.xtc_probability, o.xtc_threshold, float(uniform(XTC_CHANCE, s.key)[0])),
+        lambda c, o, s: xtc(c, o.xtc_probability, o.xtc_threshold, float(hash_uniform(XTC_CHANCE, s.key)[0])),
         lambda o: o.xtc_probability > 0 and o.xtc_threshold <= 0.5,
     ),
     "temperature": SamplerStep(
@@ -402,5 +409,5 @@ STEPS: dict[str, SamplerStep] = {
     "adaptive_p": SamplerStep(prefer_target, lambda o: o.adaptive_target >= 0, keeps_best=True),
     "infill": SamplerStep(end_infill, lambda o: True),
     "mirostat": SamplerStep(mirostat, lambda o: o.mirostat > 0, keeps_best=True),
-    "likeliest": SamplerStep(lambda c, o, s: likeliest(c), lambda o: True),
+    "likeliest": SamplerStep(lambda c, o, s: keep_likeliest(c), lambda o: True),
 }

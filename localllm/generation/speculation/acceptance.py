@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from localllm.generation.answer_state import AnswerState
 
 
-MOST = 15  # maximum length of a draft, in tokens
+MAX_DRAFT_TOKENS = 15  # maximum length of a draft, in tokens
 # Initial cost of a step by its number of tokens, relative to one token (Zen 4, 1.2 B model, 2 threads).
 USUAL_COSTS = {1: 1.0, 2: 1.3, 4: 1.8, 8: 3.2, 16: 5.5}
 GAIN = 1.05  # minimum expected speedup of a draft
@@ -27,15 +27,15 @@ SURE = 16  # the highest trust
 # Initial acceptance rate by trust, from answers of SmolLM2 with and without copied text.
 FIRST_CHANCES = [*(trust / (trust + 2) for trust in range(SURE)), 0.95]
 UNLIKELY = 0.05  # a draft ends where the probability that all its tokens are accepted is below this
-FADING = 0.95  # decay of older results in acceptance rates
-FORGETTING = 0.995  # decay of a low acceptance rate in a step without a draft, so that drafts are tried again
+ACCEPTANCE_DECAY = 0.95  # decay of older results in acceptance rates
+IDLE_DECAY = 0.995  # decay of a low acceptance rate in a step without a draft, so that drafts are tried again
 FREE = 0.01  # draft tokens that cost less than this share of a step are always computed, to measure their acceptance
 TRIALS = 4  # drafts before their cost is trusted: the first run of a model takes longer
 # The budget for losses by drafts: a share of the steps so far, plus START steps; gains count up to CREDIT steps.
 LOSS, START, CREDIT = 0.02, 2.0, 3.0
 
 
-class Guess(NamedTuple):
+class DraftToken(NamedTuple):
     """A draft token and its trust, from 0 to SURE; tokens of equal trust share an acceptance rate."""
 
     token: int
@@ -56,7 +56,7 @@ class Proposer(Protocol):
     def rewind(self, count: int) -> None:
         """Drop the last `count` tokens. A proposer that only searches the text may keep them."""
 
-    def propose(self) -> Iterator[Guess] | None:
+    def propose(self) -> Iterator[DraftToken] | None:
         """Return draft tokens, computed on demand; None if there are none."""
         ...
 
@@ -68,7 +68,7 @@ class StepCostModel:
         are_known: whether a step was measured.
     """
 
-    are_known = False
+    is_measured = False
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
@@ -76,11 +76,11 @@ class StepCostModel:
         self._seconds_of_one = math.inf
 
     def record(self, tokens: int, seconds: float) -> None:
-        if tokens <= MOST + 1:
+        if tokens <= MAX_DRAFT_TOKENS + 1:
             self._seconds[tokens] = smooth(self._seconds.get(tokens), seconds)
             self._seconds_of_one = self._seconds.get(1) or self._estimate_one()
             self._relative.clear()
-            self.are_known = True
+            self.is_measured = True
 
     def relative(self, tokens: int) -> float:
         if not self._relative:  # interpolated linearly between known numbers of tokens
@@ -88,7 +88,7 @@ class StepCostModel:
             self._relative = interpolate(USUAL_COSTS | known)
         return self._relative[tokens]
 
-    def of_time(self, seconds: float) -> float:
+    def relate_seconds(self, seconds: float) -> float:
         return seconds / self._seconds_of_one
 
     def with_batch(self, other_sequences: int) -> "StepCostModel | BatchedStepCost":
@@ -121,8 +121,8 @@ class BatchedStepCost:
     def relative(self, tokens: int) -> float:
         return self._costs.relative(tokens + self._other_sequences) / self._cost_of_one
 
-    def of_time(self, seconds: float) -> float:
-        return self._costs.of_time(seconds) / self._cost_of_one
+    def relate_seconds(self, seconds: float) -> float:
+        return self._costs.relate_seconds(seconds) / self._cost_of_one
 
     def tokens(self, expected: float) -> float:
         """Return the tokens of a step, relative to a step without a draft.
@@ -168,14 +168,14 @@ class AcceptanceHistory:
         self.chances, self.usual = list(FIRST_CHANCES), 0.7
 
     def learn(self, trust: int, was_right: bool) -> None:
-        self._right[trust] = FADING * self._right[trust] + was_right
-        self._seen[trust] = FADING * self._seen[trust] + 1
+        self._right[trust] = ACCEPTANCE_DECAY * self._right[trust] + was_right
+        self._seen[trust] = ACCEPTANCE_DECAY * self._seen[trust] + 1
         self.chances[trust] = (self._right[trust] + 2 * FIRST_CHANCES[trust]) / (self._seen[trust] + 2)
-        self.usual = FADING * self.usual + (1 - FADING) * was_right
+        self.usual = ACCEPTANCE_DECAY * self.usual + (1 - ACCEPTANCE_DECAY) * was_right
 
     def forget(self) -> None:
         """Decay a low acceptance rate in a step without a draft, so that drafts are tried again."""
-        self.usual = FORGETTING * self.usual + (1 - FORGETTING)
+        self.usual = IDLE_DECAY * self.usual + (1 - IDLE_DECAY)
 
 
 class SpeculationBudget:
@@ -203,7 +203,7 @@ class SpeculationBudget:
         self._lost_steps = max(self._lost_steps + steps, -CREDIT)
 
     @property
-    def may_lose(self) -> bool:
+    def allows_loss(self) -> bool:
         """Return whether the budget allows more drafts, which may cost slightly more than they gain."""
         return self._lost_steps <= LOSS * self.steps + START
 
@@ -218,12 +218,12 @@ class DraftPlan(NamedTuple):
 NO_DRAFT = DraftPlan([], 0.0)
 
 
-class Guesser:
+class DraftPlanner:
     """A proposer with the cost and acceptance rate of its drafts."""
 
     def __init__(self, proposer: Proposer):
         self._proposer, self._account = proposer, proposer.account or SpeculationBudget()
-        self._guesses: list[Guess] = []  # those computed for the current step
+        self._guesses: list[DraftToken] = []  # those computed for the current step
         self._planned, self._worth = 0, 0.0  # number of them in the draft, and gain of an accepted one
 
     def plan(self, limit: int, costs: Costs, least: float) -> DraftPlan:
@@ -248,16 +248,16 @@ class Guesser:
             expected.append(expected[-1] + chance)
         if not self._guesses:
             return NO_DRAFT
-        account.charge(min(costs.of_time(cost), START))  # limited: the first draft may include compilation
-        length, rate = self._best(expected, costs)
+        account.charge(min(costs.relate_seconds(cost), START))  # limited: the first draft may include compilation
+        length, rate = self._choose_length(expected, costs)
         least /= 1 + len(self._guesses) * self._cost(costs)  # the time of computed draft tokens is spent already
-        if rate <= least or not account.may_lose:
+        if rate <= least or not account.allows_loss:
             return NO_DRAFT
         account.charge(costs.relative(length + 1) - 1)
         self._planned, self._worth = length, costs.tokens(2.0) - costs.tokens(1.0)
         return DraftPlan([guess.token for guess in self._guesses[:length]], rate)
 
-    def _best(self, expected: list[float], costs: Costs) -> tuple[int, float]:
+    def _choose_length(self, expected: list[float], costs: Costs) -> tuple[int, float]:
         """Return the draft length with the best expected rate, and the rate.
 
         expected: accepted tokens, by length.
@@ -272,11 +272,11 @@ class Guesser:
         each = self._cost(costs)
         if each < FREE:
             return True
-        if not self._account.may_lose:
+        if not self._account.allows_loss:
             return False
         if self._account.trials > 0:
             return True
-        tokens, least = expected[-1], max(least, self._best(expected, costs)[1])
+        tokens, least = expected[-1], max(least, self._choose_length(expected, costs)[1])
         for length in range(len(expected), limit + 1):
             chance *= self._account.experience.usual
             tokens += chance
@@ -286,7 +286,7 @@ class Guesser:
 
     def _cost(self, costs: Costs) -> float:
         """Return the cost of a draft token, relative to a step of one token."""
-        return costs.of_time(self._account.seconds or 0.0)
+        return costs.relate_seconds(self._account.seconds or 0.0)
 
     def push(self, tokens: Sequence[int]) -> None:
         """Append tokens, and learn which of the latest draft tokens were right, used or not."""
@@ -301,7 +301,7 @@ class Guesser:
             self._guesses, self._planned = [], 0
         else:
             account.experience.forget()
-            account.seconds = account.seconds and FORGETTING * account.seconds
+            account.seconds = account.seconds and IDLE_DECAY * account.seconds
         account.steps += 1
         self._proposer.push(tokens)
 
@@ -311,7 +311,7 @@ class Guesser:
         self._proposer.rewind(count)
 
 
-class Guesses:
+class DraftSelector:
     """Drafts for one answer, each from the proposer with the best expected rate."""
 
     def __init__(self, proposers: Iterable[Proposer], costs: StepCostModel | None = None):
@@ -319,7 +319,7 @@ class Guesses:
 
         proposers: have all tokens so far; those without cost come first.  costs: shared cost model; None: its own.
         """
-        self._sources, self._costs = [Guesser(proposer) for proposer in proposers], costs or StepCostModel()
+        self._sources, self._costs = [DraftPlanner(proposer) for proposer in proposers], costs or StepCostModel()
         self.record = self._costs.record
 
     def draft(self, limit: int, other_sequences: int = 0) -> list[int]:
@@ -329,11 +329,11 @@ class Guesses:
         baseline.
         """
         best = DraftPlan([], GAIN)
-        if not self._costs.are_known or other_sequences >= MOST:
+        if not self._costs.is_measured or other_sequences >= MAX_DRAFT_TOKENS:
             return []
         costs = self._costs.with_batch(other_sequences)
         for source in self._sources:
-            plan = source.plan(min(limit, MOST - other_sequences), costs, best.rate)
+            plan = source.plan(min(limit, MAX_DRAFT_TOKENS - other_sequences), costs, best.rate)
             best = plan if plan.draft else best
         return best.draft
 
@@ -351,7 +351,7 @@ class Drafter(ABC):
     """A source of drafts for many answers, such as a draft model."""
 
     @abstractmethod
-    def proposer(
+    def open_proposer(
         self, tokens: Sequence[int], sampler: Sampler, end_ids: frozenset[int], guide: "AnswerState | None" = None
     ) -> AbstractContextManager[Proposer]:
         """Open a proposer of drafts for an answer.

@@ -16,17 +16,17 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from localllm.engine.forks import lock_for
-from localllm.engine.image_tokens import without_images
+from localllm.engine.forks import create_lock
+from localllm.engine.image_tokens import remove_images
 from localllm.files.cache.ngram_cache_file import read_texts, write_texts
-from localllm.files.cache.prefix_files import size_limit
-from localllm.generation.speculation.acceptance import SURE, Guess
+from localllm.files.cache.prefix_files import get_size_limit
+from localllm.generation.speculation.acceptance import SURE, DraftToken
 
 GAP = -1  # after every text
 GRAM = 4  # tokens of an n-gram in the index
-MOST = 1 << 17  # tokens of all texts: about 500 KB of text, 1 MB of the disk, 3 MB of memory
-LOOKED = 64  # latest positions of an n-gram that are compared
-LEAST = 24  # minimum tokens of a stored passage
+MAX_TOKENS = 1 << 17  # tokens of all texts: about 500 KB of text, 1 MB of the disk, 3 MB of memory
+MAX_CANDIDATES = 64  # latest positions of an n-gram that are compared
+MIN_PASSAGE_TOKENS = 24  # minimum tokens of a stored passage
 SAMPLES = 500  # tokens of a vocabulary that its name is computed from
 FACTOR = 0x9E3779B97F4A7C15  # multiplier of the n-grams' hashes (odd)
 
@@ -53,14 +53,14 @@ class TokenCorpus:
 
     def __init__(self, tokens: np.ndarray, places: np.ndarray, sorted_keys: np.ndarray | None = None):
         self.tokens, self.places = tokens, places
-        self._keys = keys(tokens)[places - GRAM] if sorted_keys is None else sorted_keys
+        self._keys = hash_ngrams(tokens)[places - GRAM] if sorted_keys is None else sorted_keys
         self._looked_up = self._keys.data
 
     @classmethod
     def of(cls, tokens: np.ndarray) -> Self:
         """Build the index of tokens."""
-        places = places_in(tokens)
-        return cls(tokens, places[np.argsort(keys(tokens)[places - GRAM], kind="stable")])
+        places = find_positions(tokens)
+        return cls(tokens, places[np.argsort(hash_ngrams(tokens)[places - GRAM], kind="stable")])
 
     def find(self, ending: Sequence[int]) -> CorpusMatch:
         """Find the longest earlier match of the last tokens, `ending`, at most SURE tokens long.
@@ -74,8 +74,8 @@ class TokenCorpus:
             key = (key * FACTOR + token + 1) % (1 << 64)
         first = bisect_left(self._looked_up, key)
         last = bisect_right(self._looked_up, key, first)
-        places = self.places[max(first, last - LOOKED) : last]
-        agreed = alike(self.tokens, places, np.array(ending, np.int32)[None])
+        places = self.places[max(first, last - MAX_CANDIDATES) : last]
+        agreed = count_matches(self.tokens, places, np.array(ending, np.int32)[None])
         longest = int(agreed.max(initial=0))
         if longest < GRAM:  # no match, or another n-gram with the same hash
             return CorpusMatch(0, 0)
@@ -83,45 +83,45 @@ class TokenCorpus:
         _, kinds, counts = np.unique(self.tokens[places], return_inverse=True, return_counts=True)
         return CorpusMatch(int(places[counts[kinds] == counts.max()][-1]), longest)
 
-    def and_text(self, ids: np.ndarray) -> "TokenCorpus":
+    def with_text(self, ids: np.ndarray) -> "TokenCorpus":
         """Return the corpus with the new passages of another text, int32."""
-        new = self._new_in(ids)
+        new = self._find_new_passages(ids)
         if not len(new):
             return self
         tokens = np.concatenate((self.tokens, new))
-        if len(tokens) > MOST:
-            latest_tokens = tokens[-MOST * 3 // 4 :]
+        if len(tokens) > MAX_TOKENS:
+            latest_tokens = tokens[-MAX_TOKENS * 3 // 4 :]
             return TokenCorpus.of(latest_tokens[int(np.argmax(latest_tokens == GAP)) + 1 :])
-        places = places_in(new) + len(self.tokens)
-        added = keys(new)[places - len(self.tokens) - GRAM]
+        places = find_positions(new) + len(self.tokens)
+        added = hash_ngrams(new)[places - len(self.tokens) - GRAM]
         order = np.argsort(added, kind="stable")
         places, added = places[order], added[order]
         at = np.searchsorted(self._keys, added, "right")
         return TokenCorpus(tokens, np.insert(self.places, at, places), np.insert(self._keys, at, added))
 
-    def _new_in(self, ids: np.ndarray) -> np.ndarray:
+    def _find_new_passages(self, ids: np.ndarray) -> np.ndarray:
         """Return the new passages of a text, int32.
 
         Each has at least LEAST tokens, and a GAP after it. It begins with up to SURE tokens that the corpus already
         has, by which it is found.
         """
-        if len(ids) < LEAST:
+        if len(ids) < MIN_PASSAGE_TOKENS:
             return ids[:0]
         windows = np.lib.stride_tricks.sliding_window_view(ids, SURE)
         is_known = np.zeros(len(windows), bool)
         if len(self.places):
-            last = np.searchsorted(self._keys, keys(ids)[SURE - GRAM :], "right")
+            last = np.searchsorted(self._keys, hash_ngrams(ids)[SURE - GRAM :], "right")
             for back in range(1, GRAM + 1):  # compare with the latest positions of the same n-gram
-                is_known |= alike(self.tokens, self.places[np.maximum(last - back, 0)], windows) == SURE
+                is_known |= count_matches(self.tokens, self.places[np.maximum(last - back, 0)], windows) == SURE
         is_new = np.convolve(is_known, np.ones(SURE, int)) == 0
         with_before = np.convolve(is_new, np.ones(SURE + 1, int))[SURE:] > 0
         ends = np.flatnonzero(np.diff(np.concatenate(([0], with_before, [0]))))
-        pieces = [(first, last) for first, last in ends.reshape(-1, 2).tolist() if last - first >= LEAST]
+        pieces = [(first, last) for first, last in ends.reshape(-1, 2).tolist() if last - first >= MIN_PASSAGE_TOKENS]
         gap = np.array([GAP], np.int32)
         return np.concatenate([ids[:0], *(part for first, last in pieces for part in (ids[first:last], gap))])
 
 
-def keys(tokens: np.ndarray) -> np.ndarray:
+def hash_ngrams(tokens: np.ndarray) -> np.ndarray:
     """Compute the hashes of all n-grams, uint64 [tokens - GRAM + 1]."""
     numbers, factor = (tokens + np.int32(1)).astype(np.uint64), np.uint64(FACTOR)
     count = max(0, len(tokens) - GRAM + 1)
@@ -131,7 +131,7 @@ def keys(tokens: np.ndarray) -> np.ndarray:
     return hashes
 
 
-def places_in(tokens: np.ndarray) -> np.ndarray:
+def find_positions(tokens: np.ndarray) -> np.ndarray:
     """Return the positions with GRAM tokens before them and one after, int32."""
     gaps = np.concatenate(([0], np.cumsum(tokens == GAP)))
     ends = np.arange(GRAM, len(tokens), dtype=np.int32)
@@ -139,7 +139,7 @@ def places_in(tokens: np.ndarray) -> np.ndarray:
     return result
 
 
-def alike(tokens: np.ndarray, places: np.ndarray, windows: np.ndarray) -> np.ndarray:
+def count_matches(tokens: np.ndarray, places: np.ndarray, windows: np.ndarray) -> np.ndarray:
     """Return how many tokens before each position match the end of its window, int [places].
 
     windows: [places or 1, length].
@@ -153,21 +153,21 @@ def alike(tokens: np.ndarray, places: np.ndarray, windows: np.ndarray) -> np.nda
 NOTHING = TokenCorpus(np.zeros(0, np.int32), np.zeros(0, np.int32))
 
 
-def vocabulary_name(pieces: Sequence[str]) -> str | None:
+def hash_vocabulary(pieces: Sequence[str]) -> str | None:
     """Return the name of a vocabulary's file of texts; None if texts are not stored.
 
     Vocabularies that differ in few tokens may have the same name: wrong drafts are the only consequence.
     """
-    if size_limit() == 0:
+    if get_size_limit() == 0:
         return None
     some = [pieces[number] for number in range(0, len(pieces), max(1, len(pieces) // SAMPLES))]
     return hashlib.blake2b(repr((len(pieces), some)).encode(errors="replace"), digest_size=16).hexdigest()
 
 
-def latest(texts: list[np.ndarray]) -> list[np.ndarray]:
+def keep_latest(texts: list[np.ndarray]) -> list[np.ndarray]:
     """Return the latest texts of at most MOST tokens together, at least the last one."""
     length = sum(len(text) for text in texts)
-    while length > MOST and len(texts) > 1:
+    while length > MAX_TOKENS and len(texts) > 1:
         length -= len(texts.pop(0))
     return texts
 
@@ -184,21 +184,21 @@ class NgramCache:
         pieces: strings of its tokens, which name its file; None for no file.
         """
         self._vocab_size, self._pieces = vocab_size, pieces
-        self.lock = lock_for(self)
+        self.lock = create_lock(self)
         self._corpus: TokenCorpus | None = None
         self._added = deque[tuple[np.ndarray, bool]]()  # since `collect`
         self._unsaved, self._waiting = list[np.ndarray](), list[np.ndarray]()  # texts for the file, and for _corpus
 
     @cached_property
     def _name(self) -> str | None:
-        return None if self._pieces is None else vocabulary_name(self._pieces)
+        return None if self._pieces is None else hash_vocabulary(self._pieces)
 
     def add(self, ids: Sequence[int], known_count: int = 0, is_kept: bool = False) -> None:
         """Queue a text, whose first `known_count` tokens were added before.
 
         is_kept: also add it to the file.
         """
-        text = np.array(without_images(ids[0 if is_kept else max(0, known_count - SURE) :]), np.int32)
+        text = np.array(remove_images(ids[0 if is_kept else max(0, known_count - SURE) :]), np.int32)
         self._added.append((text, is_kept))  # takes no lock: finalizers call this
 
     def collect(self) -> None:
@@ -209,9 +209,9 @@ class NgramCache:
     def _collect(self) -> None:
         while self._added:
             text, is_kept = self._added.popleft()
-            self._waiting = latest([*self._waiting, text])
+            self._waiting = keep_latest([*self._waiting, text])
             if is_kept:
-                self._unsaved = latest([*self._unsaved, text])
+                self._unsaved = keep_latest([*self._unsaved, text])
 
     def earlier(self) -> TokenCorpus:
         with self.lock:
@@ -219,7 +219,7 @@ class NgramCache:
             if self._corpus is None:
                 self._corpus = self._read()
             while self._waiting:
-                self._corpus = self._corpus.and_text(self._waiting.pop(0))
+                self._corpus = self._corpus.with_text(self._waiting.pop(0))
             return self._corpus
 
     def _read(self) -> TokenCorpus:
@@ -241,7 +241,7 @@ class NgramCache:
             return
         old_corpus = corpus = self._read()
         for ids in texts:
-            corpus = corpus.and_text(ids)
+            corpus = corpus.with_text(ids)
         if corpus is not old_corpus:
             with suppress(OSError):
                 write_texts(self._name, corpus.tokens, corpus.places)
@@ -251,7 +251,7 @@ FOLLOWED = 4  # copied tokens in a row that start a copy
 LEFT = 4  # positions of earlier copies that may be resumed
 
 
-class NGrams:
+class NgramProposer:
     """Drafts the tokens that followed the longest repeated suffix of the text.
 
     It is found with a suffix automaton (Blumer et al. 1985) of all tokens so far: a state represents the substrings
@@ -291,9 +291,9 @@ class NGrams:
             self.agreed, self.place = self._length[match], self._end[match] + 1
             self._end[match] = place
         if self._begin:
-            self._look_elsewhere(tokens)
+            self._search_corpus(tokens)
 
-    def _look_elsewhere(self, tokens: Sequence[int]) -> None:
+    def _search_corpus(self, tokens: Sequence[int]) -> None:
         """Update the match in earlier texts: extend it if the new tokens agree, else search again."""
         (place, agreed), count = self._elsewhere, len(tokens)
         goes_on = agreed and self.tokens[place : place + count] == self.tokens[-count:]
@@ -325,15 +325,15 @@ class NGrams:
     def rewind(self, count: int) -> None:
         """Do nothing: undone tokens remain a possible source of drafts."""
 
-    def propose(self) -> Iterator[Guess] | None:
+    def propose(self) -> Iterator[DraftToken] | None:
         """Return the tokens that followed the last occurrence; None without one.
 
         A token's trust is the length of the match before it.
         """
-        return copy_after(self.tokens, self.place, self.agreed) if self.agreed else None
+        return propose_copy(self.tokens, self.place, self.agreed) if self.agreed else None
 
 
-class Copies:
+class CopyProposer:
     """Drafts the continuation of a copy after an edit.
 
     Where the answer differs from the original, it may have replaced one token, so the copy continues after the next
@@ -342,7 +342,7 @@ class Copies:
 
     account = None
 
-    def __init__(self, grams: NGrams):
+    def __init__(self, grams: NgramProposer):
         """Start without a copy.
 
         grams: the n-grams of the same texts, which must be given every token first.
@@ -358,7 +358,7 @@ class Copies:
             self._follow(number)
         if self._grams.agreed >= FOLLOWED and self._grams.agreed > self._followed:
             if self._grams.place != self._place:
-                self._leave()
+                self._store_end()
             self._place, self._followed = self._grams.place, self._grams.agreed
 
     def _follow(self, number: int) -> None:
@@ -369,14 +369,14 @@ class Copies:
             return
         replaced = resumed = None
         if place is not None:
-            self._leave()
+            self._store_end()
             replaced = place + 1 if followed else None
         if self._ends:
             due = [waiting + skipped for waiting in self._ends for skipped in (0, 1)]
             resumed = next((at for at in due if at < number and text[at] == text[number]), None)
         self._place, self._followed = (replaced, 0) if resumed is None else (resumed + 1, 1)
 
-    def _leave(self) -> None:
+    def _store_end(self) -> None:
         """Store the position where a copy ends."""
         if self._place is not None and self._followed > 1 and self._place not in self._ends:
             self._ends.appendleft(self._place)
@@ -384,15 +384,15 @@ class Copies:
     def rewind(self, count: int) -> None:
         """Do nothing: `grams` keeps undone tokens."""
 
-    def propose(self) -> Iterator[Guess] | None:
+    def propose(self) -> Iterator[DraftToken] | None:
         """Return the next tokens of the original, None without one.
 
         A token's trust is the number of copied tokens before it.
         """
-        return None if self._place is None else copy_after(self._grams.tokens, self._place, self._followed)
+        return None if self._place is None else propose_copy(self._grams.tokens, self._place, self._followed)
 
 
-def copy_after(tokens: Sequence[int], place: int, agreed: int) -> Iterator[Guess]:
+def propose_copy(tokens: Sequence[int], place: int, agreed: int) -> Iterator[DraftToken]:
     """Yield the tokens from a position on; at the end, repeat the draft itself.
 
     The first has trust `agreed`, each following one 1 more, at most SURE.
@@ -404,12 +404,12 @@ def copy_after(tokens: Sequence[int], place: int, agreed: int) -> Iterator[Guess
         if token == GAP:
             return
         guesses.append(token)
-        yield Guess(token, min(agreed, SURE))
+        yield DraftToken(token, min(agreed, SURE))
         place, agreed = place + 1, agreed + 1
 
 
-def text_proposers(tokens: Sequence[int], cache: NgramCache | None = None) -> tuple[NGrams, Copies]:
+def make_text_proposers(tokens: Sequence[int], cache: NgramCache | None = None) -> tuple[NgramProposer, CopyProposer]:
     """Make the proposers that search the tokens so far and earlier texts."""
-    grams = NGrams(cache.earlier() if cache else NOTHING)
+    grams = NgramProposer(cache.earlier() if cache else NOTHING)
     grams.push(tokens)
-    return grams, Copies(grams)
+    return grams, CopyProposer(grams)

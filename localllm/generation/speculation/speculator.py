@@ -12,17 +12,17 @@ rules.
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from localllm.engine.draft_head import is_head
-from localllm.engine.image_tokens import has_images, without_images
+from localllm.engine.draft_head import is_draft_head
+from localllm.engine.image_tokens import has_images, remove_images
 from localllm.errors import ConstraintError, ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.generation.answer_state import AnswerState
-from localllm.generation.chunked_prefill import read_prompt
+from localllm.generation.chunked_prefill import prefill_prompt
 from localllm.generation.context_overflow import ShiftedSequence
 from localllm.generation.prefix_cache import PrefixCache, PrefixQuery
 from localllm.generation.request import Completion
@@ -30,13 +30,13 @@ from localllm.generation.sampling.sampler import Sampler
 from localllm.generation.speculation.acceptance import (
     SURE,
     Drafter,
-    Guess,
-    Guesses,
+    DraftSelector,
+    DraftToken,
     Proposer,
     SpeculationBudget,
     StepCostModel,
 )
-from localllm.generation.speculation.ngram import text_proposers
+from localllm.generation.speculation.ngram import make_text_proposers
 from localllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from localllm.generation.speculation.ngram import NgramCache
 
 
-PADDING = 128  # maximum of tokens by which vocabularies may differ at the end, as in llama.cpp: some are padded
+MAX_PADDING = 128  # maximum of tokens by which vocabularies may differ at the end, as in llama.cpp: some are padded
 
 
 class ModelDrafter(Drafter):
@@ -64,33 +64,33 @@ class ModelDrafter(Drafter):
             token = next(i for i in range(common) if pieces[i] != model_pieces[i])
             difference = f"token {token} is {pieces[token]!r}, but {model_pieces[token]!r} in the model"
             raise UsageError(f"the draft model has a different vocabulary: {difference}")
-        if abs(len(pieces) - len(model_pieces)) > PADDING:
+        if abs(len(pieces) - len(model_pieces)) > MAX_PADDING:
             raise UsageError(
                 f"the draft model has a different vocabulary: {len(pieces)} tokens, but the model has "
                 f"{len(model_pieces)}"
             )
 
     @contextmanager
-    def proposer(
+    def open_proposer(
         self, tokens: Sequence[int], sampler: Sampler, end_ids: frozenset[int], guide: "AnswerState | None" = None
-    ) -> Iterator["DraftModel"]:
+    ) -> Iterator["DraftModelProposer"]:
         """Prefill the tokens so far, and return a proposer for those that follow."""
         vocab = min(sampler.vocab, len(self._pieces))
         sequence = self._cache.begin(PrefixQuery(tokens)).sequence
         try:
             shared = next((i for i, token in enumerate(tokens) if token >= vocab), len(tokens))
             if len(sequence.tokens) < shared - 1 < self._cache.context:
-                read_prompt(sequence, list(tokens[: shared - 1]), None)
-            yield DraftModel(sequence, tokens, sampler, vocab, end_ids, guide, self._account)
+                prefill_prompt(sequence, list(tokens[: shared - 1]), None)
+            yield DraftModelProposer(sequence, tokens, sampler, vocab, end_ids, guide, self._account)
         finally:
-            self._cache.put_back(sequence)
+            self._cache.queue_release(sequence)
 
     def collect(self) -> None:
         """Take back the sequences of finished answers."""
         self._cache.collect()
 
 
-class DraftModel:
+class DraftModelProposer:
     """A proposer that drafts the tokens that a smaller model generates."""
 
     def __init__(
@@ -118,7 +118,7 @@ class DraftModel:
         del self._text[len(self._text) - count :]
         self._right = min(self._right, len(self._text))
 
-    def propose(self) -> Iterator[Guess]:
+    def propose(self) -> Iterator[DraftToken]:
         """Yield draft tokens up to the end of the answer or the context, one per run of the model."""
         read_tokens = self._sequence.tokens
         while (
@@ -136,7 +136,7 @@ class DraftModel:
                 token = sampler.sample(logits, guide.allowed_mask(self._vocab) if guide else None)
             except ConstraintError:  # only tokens that the draft model lacks are allowed
                 return
-            yield Guess(token, trust(logits, token))
+            yield DraftToken(token, compute_trust(logits, token))
             if token in self._end_ids:
                 return
             sampler.accept(token)
@@ -150,12 +150,12 @@ class DraftModel:
 ACCOUNTS = WeakKeyDictionary[object, SpeculationBudget]()  # by engine
 
 
-def account_of(engine: object) -> SpeculationBudget:
+def get_head_budget(engine: object) -> SpeculationBudget:
     """Return the budget for drafts by the model's MTP layer or attached draft head."""
     return ACCOUNTS.setdefault(engine, SpeculationBudget())
 
 
-def trust(logits: np.ndarray, token: int) -> int:
+def compute_trust(logits: np.ndarray, token: int) -> int:
     """Return the probability of a token times SURE, rounded.
 
     logits: float32 [vocab].
@@ -177,7 +177,7 @@ def attach_draft_head(path: str, cache: PrefixCache, tokenizer: Tokenizer) -> bo
     if path == engine.draft_head_path:
         return True
     file = GGUFFile.open(path)
-    if not is_head(file):
+    if not is_draft_head(file):
         file.close()
         return False
     if file.metadata.get(TOKENS) is not None:
@@ -189,7 +189,7 @@ def attach_draft_head(path: str, cache: PrefixCache, tokenizer: Tokenizer) -> bo
     return True
 
 
-FEW = 4  # maximum of other answers and draft tokens in the step of an answer that gets a draft
+MAX_OTHERS = 4  # maximum of other answers and draft tokens in the step of an answer that gets a draft
 
 
 class AnswerSpan(NamedTuple):
@@ -207,7 +207,7 @@ class AnswerSpan(NamedTuple):
     kernel_tokens: int = 1
 
 
-def span_of(completion: Completion, count: int, kernel_tokens: int) -> AnswerSpan:
+def make_span(completion: Completion, count: int, kernel_tokens: int) -> AnswerSpan:
     cached, ids = completion.computed_tokens, completion.ids
     return AnswerSpan(completion, ids[cached : cached + count], (), cached + count == len(ids), kernel_tokens)
 
@@ -226,8 +226,8 @@ class ForcedTokensProposer:
     def rewind(self, count: int) -> None:
         """Do nothing: the answer's state is already rewound."""
 
-    def propose(self) -> Iterator[Guess]:
-        return (Guess(token, SURE) for token in self._guide.expected_tokens())
+    def propose(self) -> Iterator[DraftToken]:
+        return (DraftToken(token, SURE) for token in self._guide.expected_tokens())
 
 
 class Speculator:
@@ -255,11 +255,11 @@ class Speculator:
             sequence is None
             or isinstance(sequence, ShiftedSequence)
             or has_images(completion.ids)
-            or other_sequences >= FEW
+            or other_sequences >= MAX_OTHERS
         ):
             return
         is_wanted = speculate in ("auto", "mtp") and self._engine.has_draft_head
-        if (is_wanted or (speculate == "mtp" and self._resources)) and account_of(self._engine).may_lose:
+        if (is_wanted or (speculate == "mtp" and self._resources)) and get_head_budget(self._engine).allows_loss:
             self._engine.attach_draft_head(sequence)
         elif sequence.listener and self._resources:
             sequence.detach_listener()
@@ -271,7 +271,7 @@ class Speculator:
         """
         spans = list[AnswerSpan]()
         other_sequences += len(answers) - 1
-        is_small = other_sequences < FEW
+        is_small = other_sequences < MAX_OTHERS
         for completion in answers:
             draft: list[int] = []
             if not is_small:
@@ -283,20 +283,21 @@ class Speculator:
             other_sequences += len(draft)
         return spans
 
-    def _start(self, completion: Completion) -> Guesses:
+    def _start(self, completion: Completion) -> DraftSelector:
         """Choose the proposers of an answer, those without cost first."""
-        guide, sampler, tokens = completion.guide, completion.sampler, without_images(completion.ids)
+        guide, sampler, tokens = completion.guide, completion.sampler, remove_images(completion.ids)
         proposers: list[Proposer] = [ForcedTokensProposer(guide)] if guide.is_needed else []
-        proposers += text_proposers(tokens, self._ngrams)
+        proposers += make_text_proposers(tokens, self._ngrams)
         speculate, end_ids = completion.options.speculate, completion.end_ids
         if isinstance(speculate, Drafter) and self._resources:
-            proposers.append(self._resources.enter_context(speculate.proposer(tokens, sampler, end_ids, guide)))
+            proposers.append(self._resources.enter_context(speculate.open_proposer(tokens, sampler, end_ids, guide)))
         if (
             not self._resources or completion.number
         ):  # a batch that has become small: the head may not follow this answer yet
             self.listen(completion)
         sequence = None if has_images(completion.ids) else completion.sequence
         if sequence and (follower := sequence.listener):
-            tokens_known, account = tokens[follower.begin :], account_of(self._engine)  # type: ignore[attr-defined]
-            proposers.append(DraftModel(follower, tokens_known, sampler, sampler.vocab, end_ids, guide, account))  # type: ignore[arg-type]
-        return Guesses(proposers, self.costs)
+            tokens_known, account = tokens[follower.begin :], get_head_budget(self._engine)  # type: ignore[attr-defined]
+            head: Any = follower
+            proposers.append(DraftModelProposer(head, tokens_known, sampler, sampler.vocab, end_ids, guide, account))
+        return DraftSelector(proposers, self.costs)

@@ -29,7 +29,7 @@ class _UnknownYetError(Exception):
     """More text is needed."""
 
 
-class WrittenCall(NamedTuple):
+class JsonCall(NamedTuple):
     """A call written as JSON, and the offset of its end."""
 
     name: str
@@ -76,7 +76,7 @@ class JsonToolCallParser:
 
     def _parts(self, is_end: bool) -> list[TextPart]:
         parts, place = list[TextPart](), 0
-        while not self.repeats and (begin := self._begin(place)):
+        while not self.repeats and (begin := self._find_begin(place)):
             try:
                 calls, end = self._calls(begin.start(), is_end)
             except _UnknownYetError:
@@ -110,14 +110,14 @@ class JsonToolCallParser:
             self._is_line, self._has_text = text.endswith("\n"), True
             parts.append(TextPart(ANSWER, text))
 
-    def _begin(self, place: int) -> re.Match[str] | None:
+    def _find_begin(self, place: int) -> re.Match[str] | None:
         """Find where a call may begin, at offset `place` or after it."""
         match = _BEGIN.search(self._buffer, place)
         if match and match.start() == 0 and not self._is_line:
             match = _BEGIN.search(self._buffer, 1)
         return match
 
-    def _calls(self, start: int, is_end: bool) -> tuple[list[WrittenCall], int]:
+    def _calls(self, start: int, is_end: bool) -> tuple[list[JsonCall], int]:
         """Return the calls that begin at `start` and their end, or none and the offset to continue at.
 
         Raises _UnknownYetError.
@@ -127,20 +127,20 @@ class JsonToolCallParser:
             raise _UnknownYetError
         place = fence.end() if fence else start
         line_end = text.find("\n", place)
-        no_calls = list[WrittenCall](), len(text) if line_end < 0 else line_end + 1
-        place = _skip(text, place)
+        no_calls = list[JsonCall](), len(text) if line_end < 0 else line_end + 1
+        place = _skip_space(text, place)
         is_list = text.startswith("[", place)
-        place = _skip(text, place + 1) if is_list else place
-        calls = list[WrittenCall]()
+        place = _skip_space(text, place + 1) if is_list else place
+        calls = list[JsonCall]()
         try:
             while True:
-                call = self._call(place)
+                call = self._parse_call(place)
                 if call is None:
                     return no_calls
                 calls.append(call)
                 place, following = call.end, text[call.end :].lstrip()
                 if (is_list or fence) and following.startswith((",", "{")):
-                    place = _skip(text, text.index(following[0], place) + (following[0] == ","))
+                    place = _skip_space(text, text.index(following[0], place) + (following[0] == ","))
                     continue
                 break
             if is_list:
@@ -158,12 +158,12 @@ class JsonToolCallParser:
         is_alone = not text[place:].partition("\n")[0].strip()
         return (calls, place) if is_alone else no_calls
 
-    def _call(self, place: int) -> WrittenCall | None:
+    def _parse_call(self, place: int) -> JsonCall | None:
         """Parse the call at an offset of the held-back text; None if there is none.
 
         Raises _UnknownYetError.
         """
-        text, start = self._buffer, _skip(self._buffer, place)
+        text, start = self._buffer, _skip_space(self._buffer, place)
         if not self._may_be_call(start):
             return None
         start_before, scan, scanned = self._scanned or (-1, JsonScan(), start)
@@ -174,13 +174,13 @@ class JsonToolCallParser:
             self._scanned = start, scan, end
             raise _UnknownYetError
         self._scanned = None
-        call = read_call(text[start:end])
+        call = parse_call(text[start:end])
         if call is None or call[0] not in self._names:
             return None
         name, arguments = call
         for written in (arguments, normalize_whole_numbers(arguments)):
             if self._fits(name, written):
-                return WrittenCall(name, written, end)
+                return JsonCall(name, written, end)
         return None
 
     def _may_be_call(self, start: int) -> bool:
@@ -212,7 +212,7 @@ _KEYS = ("name", *_ARGUMENTS, *sorted(_AROUND))
 _HEAD = re.compile(r'\{\s*(?:"(\w*)(")?(?:(?<="name")\s*(?::\s*(?:"([^"\\]*)(")?)?)?)?)?')
 
 
-def read_call(text: str) -> tuple[str, str] | None:
+def parse_call(text: str) -> tuple[str, str] | None:
     """Return the name and the arguments, as JSON, of a call; None if the object is not a call.
 
     Models write arguments or parameters, as an object or a string of JSON, and some put them into the object of the
@@ -237,24 +237,24 @@ def _read_members(text: str) -> dict[str, str]:
 
     Raises ValueError for other JSON, and for repeated keys.
     """
-    members, place, decoder = dict[str, str](), _skip(text, 0), json.JSONDecoder()
+    members, place, decoder = dict[str, str](), _skip_space(text, 0), json.JSONDecoder()
     if text[place : place + 1] != "{":
         raise ValueError(text)
     while text[place] in "{,":
-        key, place = decoder.raw_decode(text, _skip(text, place + 1))
-        start = _skip(text, place)
+        key, place = decoder.raw_decode(text, _skip_space(text, place + 1))
+        start = _skip_space(text, place)
         if not isinstance(key, str) or key in members or text[start : start + 1] != ":":
             raise ValueError(text)
-        start = _skip(text, start + 1)
+        start = _skip_space(text, start + 1)
         _, place = decoder.raw_decode(text, start)
         members[key] = text[start:place]
-        place = _skip(text, place)
+        place = _skip_space(text, place)
         if text[place : place + 1] not in (",", "}"):
             raise ValueError(text)
     return members
 
 
-def _skip(text: str, place: int) -> int:
+def _skip_space(text: str, place: int) -> int:
     space = _SPACE.match(text, place)
     assert space
     return space.end()
@@ -265,7 +265,7 @@ def _skip_word(text: str, place: int, word: str) -> int:
 
     Raises ValueError for another word, _UnknownYetError for an incomplete one.
     """
-    place = _skip(text, place)
+    place = _skip_space(text, place)
     if text.startswith(word, place):
         return place + len(word)
     if word.startswith(text[place:]):

@@ -14,7 +14,7 @@ _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Exampl
 _ARGUMENT = re.compile(r"^(?:\s*:param\s+)?\s*(\w+)\s*(?:\([^)]*\))?\s*:\s*(.+)$")
 
 
-def tool_of(function_or_tool: object) -> Tool:
+def describe_tool(function_or_tool: object) -> Tool:
     """Describe a function, or a tool in OpenAI's format, {"type": "function", "function": {...}}.
 
     Raises UsageError.
@@ -30,27 +30,29 @@ def tool_of(function_or_tool: object) -> Tool:
     if not callable(function_or_tool):
         raise UsageError(f"tools: {function_or_tool!r:.60} is not a function")
     text = inspect.getdoc(function_or_tool) or ""
-    return Tool(name_of(function_or_tool), _SECTION.split(text)[0].strip(), parameters_of(function_or_tool, text))
+    return Tool(
+        get_tool_name(function_or_tool), _SECTION.split(text)[0].strip(), describe_parameters(function_or_tool, text)
+    )
 
 
-def name_of(tool: object) -> str:
+def get_tool_name(tool: object) -> str:
     return str(getattr(tool, "name", None) or getattr(tool, "__name__", type(tool).__name__))
 
 
-def parameters_of(function: Callable[..., object], text: str) -> Schema:
+def describe_parameters(function: Callable[..., object], text: str) -> Schema:
     """Return the JSON schema of a function's parameters. Raises UsageError.
 
     text: a docstring that describes them.
     """
-    from localllm.generation.constraints.json_text import schema_of
+    from localllm.generation.constraints.json_text import make_json_schema
 
     kinds = {parameter.kind for parameter in inspect.signature(function).parameters.values()}
     if kinds - {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}:
-        raise UsageError(f"tools: {name_of(function)} has parameters that cannot be passed by name (*, ** or /)")
-    schema = schema_of(function)
+        raise UsageError(f"tools: {get_tool_name(function)} has parameters that cannot be passed by name (*, ** or /)")
+    schema = make_json_schema(function)
     if not isinstance(schema.get("properties"), dict):  # no parameters at all
         return {"type": "object", "properties": {}}
-    about = read_argument_docs(text)
+    about = parse_argument_docs(text)
     for name, parameter in schema["properties"].items():
         parameter.pop("title", None)
         if name in about:
@@ -58,7 +60,7 @@ def parameters_of(function: Callable[..., object], text: str) -> Schema:
     return schema
 
 
-def read_argument_docs(text: str) -> dict[str, str]:
+def parse_argument_docs(text: str) -> dict[str, str]:
     """Parse the descriptions of parameters in a docstring.
 
     They are in Google's section "Args:", or in lines ":param name: ...".
@@ -77,7 +79,7 @@ def read_argument_docs(text: str) -> dict[str, str]:
     return about
 
 
-def tool_use(
+def make_tool_use(
     tools: Sequence[object], choice: object = "auto", parallel: bool = True, json_calls: bool = True,
     json_whitespace: bool = False, additional_properties: bool = False,
 ) -> ToolUse:  # fmt: skip
@@ -87,31 +89,31 @@ def tool_use(
     """
     if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
         raise UsageError(f"tools must be a list of functions, not {type(tools).__name__}")
-    name = choice if isinstance(choice, str) else tool_of(choice).name
-    if name not in CHOICES and name not in (names := [tool_of(tool).name for tool in tools]):
+    name = choice if isinstance(choice, str) else describe_tool(choice).name
+    if name not in CHOICES and name not in (names := [describe_tool(tool).name for tool in tools]):
         raise UsageError(f"tool_choice must be {', '.join(CHOICES)} or one of {', '.join(names)}, not {name[:60]!r}")
-    described = [tool_of(tool) for tool in tools]
+    described = [describe_tool(tool) for tool in tools]
     return ToolUse(described, name, parallel, json_calls, json_whitespace, additional_properties)
 
 
-async def wait_for(value: Awaitable[object]) -> object:
+async def await_value(value: Awaitable[object]) -> object:
     """Await any awaitable: asyncio.run takes coroutines only."""
     return await value
 
 
-def run_alone(value: Awaitable[object]) -> object:
+def run_in_new_loop(value: Awaitable[object]) -> object:
     """Run an awaitable in a new event loop. Raises UsageError if this thread already runs one."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(wait_for(value))
+        return asyncio.run(await_value(value))
     if inspect.iscoroutine(value):
         value.close()
     raise UsageError("a tool is asynchronous: within an event loop, use arun_tools")
 
 
 def perform(
-    function: Callable[..., object], call: ToolCall, run: Callable[[Awaitable[object]], object] = run_alone
+    function: Callable[..., object], call: ToolCall, run: Callable[[Awaitable[object]], object] = run_in_new_loop
 ) -> str:
     """Call a function with a call's arguments, converted to its types; return the result as a string.
 

@@ -49,33 +49,33 @@ class ParameterForm:
     @property
     def pattern(self) -> str:
         """A regular expression for its strings, if they are not listed."""
-        return anything(self.texts[0]) if len(self.texts) == 1 and self.other is None else "(?s:.*)"
+        return build_string_pattern(self.texts[0]) if len(self.texts) == 1 and self.other is None else "(?s:.*)"
 
     @property
     def python_words(self) -> dict[str, str]:
         """The JSON values by their Python words (True, False, None), which templates that use str() write."""
         if self.other is None:
             return {}
-        from localllm.generation.constraints.constraint import fits
+        from localllm.generation.constraints.constraint import matches_schema
 
         kinds = self.other.get("type")
         listed = kinds if isinstance(kinds, list) else [kinds]
         has_none = kinds is not None and not {"boolean", "null"} & {*listed}
-        return {} if has_none else {word: value for word, value in PYTHON.items() if fits(value, self.other)}
+        return {} if has_none else {word: value for word, value in PYTHON.items() if matches_schema(value, self.other)}
 
     def read(self, value: str) -> str:
         """Convert the text between a parameter's marks to JSON."""
         if self.other is not None:
-            from localllm.generation.constraints.constraint import fits
+            from localllm.generation.constraints.constraint import matches_schema
 
             text = value.strip()
             for written in () if text.startswith('"') else (text, normalize_whole_numbers(text)):
-                if fits(written, self.other):
+                if matches_schema(written, self.other):
                     return written
         return json.dumps(value, ensure_ascii=False)
 
 
-def form_of(schema: object, root: Schema) -> ParameterForm:
+def make_parameter_form(schema: object, root: Schema) -> ParameterForm:
     """Return the form of a parameter.
 
     schema: of the parameter, a subschema of `root`.
@@ -92,10 +92,10 @@ def form_of(schema: object, root: Schema) -> ParameterForm:
     return ParameterForm(tuple(texts), {**joined, **shared})
 
 
-def form_of_others(schema: Schema) -> ParameterForm | None:
+def make_additional_form(schema: Schema) -> ParameterForm | None:
     """Return the form of additionalProperties, None if a schema allows none."""
     additional = schema.get("additionalProperties", False)
-    return None if additional is False else form_of(additional, schema)
+    return None if additional is False else make_parameter_form(additional, schema)
 
 
 def _alternatives(schema: object, root: Schema) -> list[object]:
@@ -140,7 +140,7 @@ def _split_schema(schema: object) -> tuple[Schema | None, Schema | None]:
     return (schema if "string" in listed else None), other_schema
 
 
-def anything(schema: Schema) -> str:
+def build_string_pattern(schema: Schema) -> str:
     """Build a regular expression for strings from minLength to maxLength.
 
     Other keywords of the schema are ignored.
@@ -212,7 +212,7 @@ class ToolCallFormat:
 
 
 # Formats of templates that describe tools but cannot render calls, by a string in the template.
-NOT_RENDERED = {
+UNRENDERED_FORMATS = {
     "<|tool_call|>": ToolCallFormat('<|tool_call|>[{"name": "', '", "arguments": ', '}, {"name": "', "}]"),  # Granite 3
     "<|tool_call_start|>": ToolCallFormat(
         "<|tool_call_start|>[", "(", "), ", ")]<|tool_call_end|>", ParameterMarks("", ", ", ('="', '"'), ("=", ""))
@@ -222,19 +222,19 @@ HARMONY = ToolCallFormat(" to=functions.", "<|channel|>commentary json<|message|
 GENERIC = ToolCallFormat('{"name": "', '", "arguments": ', None, "}", is_known=False)
 
 
-def call_format(source: str, render: Render, ends: Sequence[str]) -> ToolCallFormat:
+def derive_call_format(source: str, render: Render, ends: Sequence[str]) -> ToolCallFormat:
     """Derive a template's format of calls by rendering calls of a tool NAME.
 
     source: of the template.  ends: texts of end tokens.
     """
-    is_known = NAME in attempt(render, [USER], True)
+    is_known = NAME in try_render(render, [USER], True)
     format_found = (
         induce_json_format(render, ends, False)
         or induce_tagged_format(render, ends)
         or induce_json_format(render, ends, True)
     )
     if format_found is None and is_known:
-        format_found = next((format for mark, format in NOT_RENDERED.items() if mark in source), None)
+        format_found = next((format for mark, format in UNRENDERED_FORMATS.items() if mark in source), None)
     if format_found is None or not format_found.trigger or format_found.trigger in ends:
         return GENERIC
     if format_found.opening.startswith(HARMONY.opening.lstrip()):
@@ -245,12 +245,12 @@ def call_format(source: str, render: Render, ends: Sequence[str]) -> ToolCallFor
 USER: Message = {"role": "user", "content": "Hi"}
 
 
-def calling(count: int, arguments: object) -> Message:
+def make_calls_message(count: int, arguments: object) -> Message:
     calls = [{"id": id, "type": "function", "function": {"name": NAME, "arguments": arguments}} for id in IDS[:count]]
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
-def attempt(render: Render, messages: list[Message], begins: bool = False) -> str:
+def try_render(render: Render, messages: list[Message], begins: bool = False) -> str:
     """Render messages; return "" if the template fails."""
     try:
         return render(messages, begins)
@@ -261,18 +261,21 @@ def attempt(render: Render, messages: list[Message], begins: bool = False) -> st
 def induce_json_format(render: Render, ends: Sequence[str], as_text: bool) -> ToolCallFormat | None:
     """Derive the format of a template that writes arguments as JSON; None if it does not."""
     sample: dict[str, object] = dict(zip(KEYS, (TEXTS[0], NUMBERS[0]), strict=True))
-    texts = [render_reply(render, calling(count, text_of(sample) if as_text else sample), ends) for count in (1, 2, 3)]
+    texts = [
+        render_reply(render, make_calls_message(count, dump_arguments(sample) if as_text else sample), ends)
+        for count in (1, 2, 3)
+    ]
     pieces = [re.split(rf"{NAME}|{_JSON.pattern}", text) for text in texts]
     if len(pieces[0]) != 3 or texts[0].count(NAME) != 1:
         return None
     opening, between, closing = pieces[0]
     separator = None
     if len(pieces[1]) == 5 and len(pieces[2]) == 7:
-        separator = common_form(pieces[1][2], pieces[2][4])
-    return ToolCallFormat(trim_common(opening), with_ids(between), separator, with_ids(closing), None, as_text)
+        separator = replace_differing_ids(pieces[1][2], pieces[2][4])
+    return ToolCallFormat(strip_opening(opening), replace_ids(between), separator, replace_ids(closing), None, as_text)
 
 
-def text_of(arguments: dict[str, object]) -> str:
+def dump_arguments(arguments: dict[str, object]) -> str:
     import json
 
     return json.dumps(arguments)
@@ -284,12 +287,14 @@ def induce_tagged_format(render: Render, ends: Sequence[str]) -> ToolCallFormat 
     for values in (TEXTS, NUMBERS):
         sample = dict(zip(KEYS, values, strict=True))
         words = [NAME, KEYS[0], str(values[0]), KEYS[1], str(values[1])]
-        pieces = [re.split("|".join(words), render_reply(render, calling(count, sample), ends)) for count in (1, 2)]
+        pieces = [
+            re.split("|".join(words), render_reply(render, make_calls_message(count, sample), ends)) for count in (1, 2)
+        ]
         if len(pieces[0]) != 6:
             return None
         kinds.append((pieces[0], pieces[1][5] if len(pieces[1]) == 11 else None))
     ((opening, first, mid, next, _, end), separator), ((_, _, mid_json, next_json, _, end_json), _) = kinds
-    close, close_json = same(next, end), same(next_json, end_json)
+    close, close_json = common_prefix(next, end), common_prefix(next_json, end_json)
     next, closing = next[len(close) :], end[len(close) :]
     if next != next_json[len(close_json) :] or closing != end_json[len(close_json) :]:
         return None
@@ -297,24 +302,24 @@ def induce_tagged_format(render: Render, ends: Sequence[str]) -> ToolCallFormat 
     if next and first.endswith(next):
         between, begins = first.removesuffix(next), next
     marks = ParameterMarks(begins, next, (mid, close), (mid_json, close_json))
-    separator = separator and with_ids(separator.removeprefix(close))
-    return ToolCallFormat(trim_common(opening), with_ids(between), separator, with_ids(closing), marks)
+    separator = separator and replace_ids(separator.removeprefix(close))
+    return ToolCallFormat(strip_opening(opening), replace_ids(between), separator, replace_ids(closing), marks)
 
 
 def render_reply(render: Render, message: Message, ends: Sequence[str]) -> str:
     """Return the text that a model has to generate for a message, without the template's around it."""
-    text, prompt = attempt(render, [USER, message]), attempt(render, [USER], True)
+    text, prompt = try_render(render, [USER, message]), try_render(render, [USER], True)
     place = text.rfind(NAME) if NAME in text else -1
-    first = text.find(NAME, len(same(text, prompt)))
+    first = text.find(NAME, len(common_prefix(text, prompt)))
     if first < 0 or place < 0:
         return ""
-    begin = len(same(text, prompt))
+    begin = len(common_prefix(text, prompt))
     if (tag_begin := text.rfind("<", 0, begin)) > text.rfind(">", 0, begin):  # `begin` is within a tag
         begin = tag_begin
-    start = max([begin, *(end_of(mark, text, first) for mark in THOUGHT_ENDS)])
+    start = max([begin, *(find_mark_end(mark, text, first) for mark in THOUGHT_ENDS)])
     reply = text[start:]
     stops = [at for end in ends if (at := reply.find(end)) > 0]
-    plain = attempt(render, [USER, {"role": "assistant", "content": SAID}]).partition(SAID)[2]
+    plain = try_render(render, [USER, {"role": "assistant", "content": SAID}]).partition(SAID)[2]
     reply = reply[: min(stops)] if stops else reply.removesuffix(plain)
     return reply.rstrip() if stops else reply
 
@@ -322,28 +327,28 @@ def render_reply(render: Render, message: Message, ends: Sequence[str]) -> str:
 THOUGHT_ENDS = ("</think>", "</mm:think>", "</seed:think>", "<|END_THINKING|>", "[/THINK]", "</think:opensource>")
 
 
-def end_of(mark: str, text: str, limit: int) -> int:
+def find_mark_end(mark: str, text: str, limit: int) -> int:
     place = text.rfind(mark, 0, limit)
     return place + len(mark) if place >= 0 else 0
 
 
-def same(first: str, second: str) -> str:
+def common_prefix(first: str, second: str) -> str:
     return "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
-def trim_common(opening: str) -> str:
-    return with_ids(opening.lstrip())
+def strip_opening(opening: str) -> str:
+    return replace_ids(opening.lstrip())
 
 
-def with_ids(piece: str) -> str:
+def replace_ids(piece: str) -> str:
     for id in IDS:
         piece = piece.replace(id, ID)
     return piece
 
 
-def common_form(first: str, second: str) -> str:
+def replace_differing_ids(first: str, second: str) -> str:
     """Replace the numbers in which two strings differ by ID, if nothing else differs."""
-    first, second = with_ids(first), with_ids(second)
+    first, second = replace_ids(first), replace_ids(second)
     if first == second:
         return first
     numbers = re.compile(r"\d+")

@@ -9,19 +9,19 @@ from copy import copy
 from dataclasses import dataclass, field
 
 from localllm.generation.constraints.schemas import Schema
-from localllm.generation.reasoning import ANSWER, ESCAPE, TextPart, overlap
+from localllm.generation.reasoning import ANSWER, ESCAPE, TextPart, count_overlap
 from localllm.generation.tools.tool_call_format import (
     HARMONY,
     ID,
     PYTHON,
     ParameterForm,
     ToolCallFormat,
-    form_of,
-    form_of_others,
+    make_additional_form,
+    make_parameter_form,
 )
 
 
-def call_id() -> str:
+def generate_call_id() -> str:
     """Generate the id of a call: nine letters and digits, which some templates require."""
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
@@ -36,7 +36,7 @@ class ToolCall:
 
     name: str
     pieces: list[str] = field(default_factory=list)
-    id: str = field(default_factory=call_id)
+    id: str = field(default_factory=generate_call_id)
 
     @property
     def text(self) -> str:
@@ -65,7 +65,7 @@ def append_part(calls: list[ToolCall], part: TextPart) -> bool:
     return part.kind in (CALL, ARGUMENTS)
 
 
-def complete_calls(calls: Iterable[ToolCall]) -> list[ToolCall]:
+def select_complete_calls(calls: Iterable[ToolCall]) -> list[ToolCall]:
     return [call for call in calls if call.arguments is not None]
 
 
@@ -96,13 +96,13 @@ class ToolCallParser:
         self.trigger = escape_tokens(format.trigger, marks)
         self._is_token, self._is_tag = ESCAPE in self.trigger, format.has_tag
         self._buffer, self._text_before, self.in_call, self.pending = "", "", False, ""
-        self._state: Callable[[list[TextPart]], bool] = self._prose
+        self._state: Callable[[list[TextPart]], bool] = self._parse_prose
         self._name, self._count, self._scan = "", 0, JsonScan()
         self._given_names: set[str] = set()  # names of the current call's parameters, for formats with ParameterMarks
         self._open: OpenParameter | None = None
         names = "|".join(re.escape(name) for name in sorted(tools, key=len, reverse=True))
         is_harmony = format.opening == HARMONY.opening
-        between = harmony_between(marks) if is_harmony else pattern(format.between, marks)
+        between = build_harmony_pattern(marks) if is_harmony else build_mark_pattern(format.between, marks)
         self._name_pattern = re.compile(f"({names}){between}")
         self._patterns: dict[str, re.Pattern[str]] = {}
 
@@ -134,25 +134,25 @@ class ToolCallParser:
 
         is_end: whether the model ended the answer, which also ends a call.
         """
-        if is_end and self._state == self._find_marks:
+        if is_end and self._state == self._parse_marks:
             closing = self._format.closing.replace(ID, "0")
-            return self.push(closing[overlap(self._buffer, closing) :])
+            return self.push(closing[count_overlap(self._buffer, closing) :])
         text, self._buffer = self._buffer, ""
         return [TextPart(ANSWER, text)] if text and not self.in_call else []
 
-    def give_up(self) -> list[TextPart]:
+    def abandon_call(self) -> list[TextPart]:
         """Treat the text of an invalid call, and all text after it, as plain text."""
         text = self.trigger * self.in_call + self._buffer
-        self.in_call, self._state = False, self._prose_only
+        self.in_call, self._state = False, self._pass_prose
         self._buffer = ""
         return [TextPart(ANSWER, text)] if text else []
 
     # ---- states: each consumes held text, and returns whether the next state should try
 
-    def _prose(self, parts: list[TextPart]) -> bool:
+    def _parse_prose(self, parts: list[TextPart]) -> bool:
         place = self._place()
         if place is None:
-            safe = len(self._buffer) - overlap(self._buffer, self.trigger)
+            safe = len(self._buffer) - count_overlap(self._buffer, self.trigger)
             text = self._buffer[:safe]
             if self._format.opening == HARMONY.opening and ESCAPE in text:  # a header, which may be that of a call
                 return False
@@ -163,7 +163,7 @@ class ToolCallParser:
         text_before, self.pending = self._buffer[:place].rstrip(), self._buffer[place + len(self.trigger) :]
         if self._format.opening != HARMONY.opening:
             self._add_text(parts, text_before)
-        self._buffer, self.in_call, self._state = self.pending, True, self._opening_rest
+        self._buffer, self.in_call, self._state = self.pending, True, self._parse_opening_rest
         return bool(self._buffer)
 
     def _place(self) -> int | None:
@@ -179,7 +179,7 @@ class ToolCallParser:
             return place
         return None
 
-    def _prose_only(self, parts: list[TextPart]) -> bool:
+    def _pass_prose(self, parts: list[TextPart]) -> bool:
         self._add_text(parts, self._buffer)
         self._buffer = ""
         return False
@@ -190,23 +190,23 @@ class ToolCallParser:
             parts.append(TextPart(ANSWER, text))
 
     def _opening(self, parts: list[TextPart]) -> bool:
-        return self._passes(self._format.opening.lstrip(), self._naming)
+        return self._consume(self._format.opening.lstrip(), self._parse_name)
 
-    def _opening_rest(self, parts: list[TextPart]) -> bool:
+    def _parse_opening_rest(self, parts: list[TextPart]) -> bool:
         remaining = self._format.opening.lstrip()[len(self._format.trigger) :]
-        return self._passes(remaining, self._naming)
+        return self._consume(remaining, self._parse_name)
 
-    def _naming(self, parts: list[TextPart]) -> bool:
+    def _parse_name(self, parts: list[TextPart]) -> bool:
         match = self._name_pattern.match(self._buffer)
         if not match:
             return False
         self._name, self._buffer = match[1], self._buffer[match.end() :]
         parts.append(TextPart(CALL, self._name))
         self._scan, self._count, self._given_names = JsonScan(), 0, set()
-        self._state = self._find_marks if self._format.marks else self._json
+        self._state = self._parse_marks if self._format.marks else self._parse_json
         return True
 
-    def _json(self, parts: list[TextPart]) -> bool:
+    def _parse_json(self, parts: list[TextPart]) -> bool:
         end = self._scan.push(self._buffer)
         text, self._buffer = self._buffer[:end], self._buffer[end:]
         if text:
@@ -219,15 +219,15 @@ class ToolCallParser:
         """Parse the separator after a call's arguments, if another call follows."""
         if self._format.separator is None:
             return False
-        return self._passes(self._format.separator, self._naming)
+        return self._consume(self._format.separator, self._parse_name)
 
-    def _find_marks(self, parts: list[TextPart]) -> bool:
+    def _parse_marks(self, parts: list[TextPart]) -> bool:
         """Parse a complete parameter between ParameterMarks, or the end of the call."""
         self._open = self._open or self._find_parameter()
         if self._open:
             return self._take_value(parts, self._open)
         last = self._format.closing, self._format.separator
-        if any(piece and self._pattern(piece).match(self._buffer) for piece in last):
+        if any(piece and self._compile_pattern(piece).match(self._buffer) for piece in last):
             parts.append(TextPart(ARGUMENTS, "}" if self._count else "{}"))
             self._state = self._behind
             return True
@@ -237,21 +237,21 @@ class ToolCallParser:
         """Return the parameter whose name and mark the held-back text begins with."""
         marks, schema = self._format.marks, self._tools[self._name]
         assert marks
-        head = self._pattern(marks.next if self._count else marks.first).match(self._buffer)
+        head = self._compile_pattern(marks.next if self._count else marks.first).match(self._buffer)
         if head is None:
             return None
         for key, part in (schema.get("properties") or {}).items():
             end = head.end() + len(key)
-            if self._buffer.startswith(key, head.end()) and self._is_begun(end):
-                return OpenParameter(key, form_of(part, schema), end)
+            if self._buffer.startswith(key, head.end()) and self._is_value_begin(end):
+                return OpenParameter(key, make_parameter_form(part, schema), end)
         name = _NAME.match(self._buffer, head.end())
-        if name and self._is_begun(name.end()) and (others_form := form_of_others(schema)):
+        if name and self._is_value_begin(name.end()) and (others_form := make_additional_form(schema)):
             return OpenParameter(name[0], others_form, name.end())
         return None
 
     def _take_value(self, parts: list[TextPart], parameter: "OpenParameter") -> bool:
         """Add a parameter if it is complete; drop a repeated one."""
-        value = self._value(parameter)
+        value = self._parse_value(parameter)
         if value is None:
             return False
         (value_text, end), key = value, parameter.key
@@ -262,27 +262,27 @@ class ToolCallParser:
         self._open = None
         return True
 
-    def _is_begun(self, place: int) -> bool:
+    def _is_value_begin(self, place: int) -> bool:
         """Return whether a parameter's value begins at this offset."""
         marks = self._format.marks
         assert marks
-        return any(self._pattern(mid).match(self._buffer, place) for mid, _ in (marks.text, marks.json))
+        return any(self._compile_pattern(mid).match(self._buffer, place) for mid, _ in (marks.text, marks.json))
 
-    def _value(self, parameter: "OpenParameter") -> tuple[str, int] | None:
+    def _parse_value(self, parameter: "OpenParameter") -> tuple[str, int] | None:
         """Return a parameter's value as JSON, and the end of its marks; None if it is incomplete."""
         marks, form = self._format.marks, parameter.form
         assert marks
-        mid, close = (self._pattern(piece) for piece in marks.text)
+        mid, close = (self._compile_pattern(piece) for piece in marks.text)
         if form.texts and (head := mid.match(self._buffer, parameter.place)):
             if not (end := close.search(self._buffer, max(head.end(), parameter.searched))):
                 parameter.searched = len(self._buffer) - len(close.pattern) - _LONGEST_ID
                 return None
             text = self._buffer[head.end() : end.start()].replace(ESCAPE, "")
             return form.read(text) if marks.text == marks.json else json.dumps(text, ensure_ascii=False), end.end()
-        mid, close = (self._pattern(piece) for piece in marks.json)
+        mid, close = (self._compile_pattern(piece) for piece in marks.json)
         if not (head := mid.match(self._buffer, parameter.place)):
             return None
-        if self._buffer.startswith(("{", "["), head.end()) and not parameter.scans_to_end(self._buffer, head.end()):
+        if self._buffer.startswith(("{", "["), head.end()) and not parameter.scan_to_end(self._buffer, head.end()):
             return None
         word = _PYTHON_WORDS.match(self._buffer, head.end())
         try:
@@ -293,16 +293,16 @@ class ToolCallParser:
         value = PYTHON[word[0]] if word else self._buffer[head.end() : value_end]
         return (value, end.end()) if end and value_end < len(self._buffer) else None
 
-    def _passes(self, piece: str, then: Callable[[list[TextPart]], bool]) -> bool:
-        match = self._pattern(piece).match(self._buffer)
+    def _consume(self, piece: str, then: Callable[[list[TextPart]], bool]) -> bool:
+        match = self._compile_pattern(piece).match(self._buffer)
         if not match:
             return False
         self._buffer, self._state = self._buffer[match.end() :], then
         return True
 
-    def _pattern(self, piece: str) -> re.Pattern[str]:
+    def _compile_pattern(self, piece: str) -> re.Pattern[str]:
         if piece not in self._patterns:
-            self._patterns[piece] = re.compile(pattern(piece, self._marks))
+            self._patterns[piece] = re.compile(build_mark_pattern(piece, self._marks))
         return self._patterns[piece]
 
 
@@ -339,15 +339,17 @@ def escape_tokens(piece: str, marks: frozenset[str]) -> str:
     return re.sub("|".join(re.escape(mark) for mark in sorted(marks, key=len, reverse=True)), rf"{ESCAPE}\g<0>", piece)
 
 
-def pattern(piece: str, marks: frozenset[str]) -> str:
+def build_mark_pattern(piece: str, marks: frozenset[str]) -> str:
     """Build a regular expression for a mark, with or without ESCAPE characters."""
     escaped = re.escape(escape_tokens(piece, marks)).replace(re.escape(ESCAPE), f"{ESCAPE}?")
     return escaped.replace(re.escape(ID), _ID)
 
 
-def harmony_between(marks: frozenset[str]) -> str:
+def build_harmony_pattern(marks: frozenset[str]) -> str:
     """Return a regular expression for a gpt-oss header after a tool's name: channel and JSON mark."""
-    channel, constrain, message = (pattern(mark, marks) for mark in ("<|channel|>", "<|constrain|>", "<|message|>"))
+    channel, constrain, message = (
+        build_mark_pattern(mark, marks) for mark in ("<|channel|>", "<|constrain|>", "<|message|>")
+    )
     return rf"(?:{channel}commentary)?(?: ?{constrain}json| json)?{message}"
 
 
@@ -367,7 +369,7 @@ class OpenParameter:
         twin._scan = copy(self._scan)
         return twin
 
-    def scans_to_end(self, text: str, start: int) -> bool:
+    def scan_to_end(self, text: str, start: int) -> bool:
         """Return whether the brackets of a JSON value are closed, scanning each character once."""
         begin = max(start, self.searched)
         if not self._scan.ended:

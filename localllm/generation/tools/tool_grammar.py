@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
-from localllm.generation.constraints.distinct_items import DistinctItems, drop_unique_items, has_distinct
-from localllm.generation.constraints.schemas import OPTIONS, Schema, close_objects, exact, rewrite_schema
+from localllm.generation.constraints.distinct_items import DistinctItems, drop_unique_items, has_unique_items
+from localllm.generation.constraints.schemas import OPTIONS, Schema, close_objects, make_exact, rewrite_schema
 from localllm.generation.constraints.vocabulary import JSON_MARK
 from localllm.generation.reasoning import ESCAPE
 from localllm.generation.tools.json_tool_calls import JsonToolCallParser
@@ -25,8 +25,8 @@ from localllm.generation.tools.tool_call_format import (
     ParameterForm,
     ParameterMarks,
     ToolCallFormat,
-    form_of,
-    form_of_others,
+    make_additional_form,
+    make_parameter_form,
 )
 from localllm.generation.tools.tool_call_parser import ToolCallParser
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from localllm.text.tokenizer import Tokenizer
 
 
-MOST_FREE = 6  # maximum of parameters in any order, each once: every subset of them needs a rule
+MAX_FREE_PARAMETERS = 6  # maximum of parameters in any order, each once: every subset of them needs a rule
 FREE_NAME = "[A-Za-z0-9_.-]{1,64}"
 
 
@@ -55,23 +55,23 @@ class ParameterGrammar:
         self._rule, self._schema, self._marks, self._tokenizer, self._literal = rule, schema, marks, tokenizer, literal
         self._keys = [*(schema.get("properties") or {})]
         self._required = {key for key in schema.get("required") or () if key in self._keys}
-        self._others = form_of_others(schema)
+        self._others = make_additional_form(schema)
         numbers = range(len(self._keys))
         by_need = sorted(numbers, key=lambda number: self._keys[number] not in self._required)
-        self._is_ordered = len(self._required) > MOST_FREE
-        self._once = frozenset(numbers if self._is_ordered else by_need[:MOST_FREE])
+        self._is_ordered = len(self._required) > MAX_FREE_PARAMETERS
+        self._once = frozenset(numbers if self._is_ordered else by_need[:MAX_FREE_PARAMETERS])
 
     def rules(self) -> list[str]:
         """Return the grammar's rules; the start rule has the suffix _args."""
         rules = list[str]()
         for number, key in enumerate(self._keys):
-            form = form_of(self._schema["properties"][key], self._schema)
-            rules += self._parameter(f"{self._rule}_{number}", json.dumps(key), form)
+            form = make_parameter_form(self._schema["properties"][key], self._schema)
+            rules += self._build_parameter(f"{self._rule}_{number}", json.dumps(key), form)
         if self._others:
             key_patterns = "|".join(re.escape(key) for key in self._keys)
             but = f" & ~/{key_patterns}/" if key_patterns else ""
             rules.append(f"{self._rule.upper()}_NAME: /{FREE_NAME}/{but}")
-            rules += self._parameter(f"{self._rule}_other", f"{self._rule.upper()}_NAME", self._others)
+            rules += self._build_parameter(f"{self._rule}_other", f"{self._rule.upper()}_NAME", self._others)
         begin = (frozenset[int](), False)
         waiting, finished = [begin], {begin}
         while waiting:
@@ -80,27 +80,27 @@ class ParameterGrammar:
             rules.append(text)
             waiting += following - finished
             finished |= following
-        return [f"{self._rule}_args: {self._name(*begin)}", *rules]
+        return [f"{self._rule}_args: {self._name_state(*begin)}", *rules]
 
-    def _name(self, used: frozenset[int], has_begun: bool) -> str:
+    def _name_state(self, used: frozenset[int], has_begun: bool) -> str:
         return f"{self._rule}_{'b' if has_begun else 'a'}{sum(1 << number for number in used)}"
 
     def _state(self, used: frozenset[int], has_begun: bool) -> tuple[str, set[tuple[frozenset[int], bool]]]:
         """Return the rule for the text after these parameters."""
         mark, alternatives, following = self._literal(self._marks.next if has_begun else self._marks.first), [], set()
-        for number in self._candidates(used):
+        for number in self._list_candidates(used):
             # In the schema's order, parameters before this one are no longer allowed.
             used_after = frozenset(range(number + 1)) if self._is_ordered else used | ({number} & self._once)
             following.add((used_after, True))
-            alternatives.append(f"{mark} {self._rule}_{number} {self._name(used_after, True)}")
+            alternatives.append(f"{mark} {self._rule}_{number} {self._name_state(used_after, True)}")
         if self._others:
             following.add((used, True))
-            alternatives.append(f"{mark} {self._rule}_other {self._name(used, True)}")
+            alternatives.append(f"{mark} {self._rule}_other {self._name_state(used, True)}")
         if all(number in used for number, key in enumerate(self._keys) if key in self._required):
             alternatives.append('""')
-        return f"{self._name(used, has_begun)}: {' | '.join(alternatives)}", following
+        return f"{self._name_state(used, has_begun)}: {' | '.join(alternatives)}", following
 
-    def _candidates(self, used: frozenset[int]) -> list[int]:
+    def _list_candidates(self, used: frozenset[int]) -> list[int]:
         unused = [number for number in range(len(self._keys)) if number not in used]
         if not self._is_ordered:
             return unused
@@ -109,12 +109,12 @@ class ParameterGrammar:
         )
         return unused[: required_at + 1]
 
-    def _parameter(self, rule: str, name: str, form: ParameterForm) -> list[str]:
+    def _build_parameter(self, rule: str, name: str, form: ParameterForm) -> list[str]:
         """Return the rules of one parameter: its name, value and marks."""
         marks, rules, values = self._marks, list[str](), list[str]()
         is_same = marks.text == marks.json
         if form.texts:
-            text, further = self._text(rule, form)
+            text, further = self._build_text(rule, form)
             values.append(text)
             rules += further
         if form.other is not None and not (is_same and form.texts and form.choices is None):
@@ -124,28 +124,28 @@ class ParameterGrammar:
             rules.append(f"{rule}_o: {JSON_MARK}? %json {json.dumps(form.other)}{words}")
         return [f"{rule}: {name} ({' | '.join(values)})", *rules]
 
-    def _text(self, rule: str, form: ParameterForm) -> tuple[str, list[str]]:
+    def _build_text(self, rule: str, form: ParameterForm) -> tuple[str, list[str]]:
         """Return the terms, and further rules, for a string with the marks around it."""
         mid, close = self._marks.text
         head = f"{self._literal(mid)} {rule}_v"
         if choices := form.choices:
             return f"{head} {self._literal(close)}", [f"{rule}_v: {' | '.join(map(json.dumps, choices))}"]
-        first, *rest_fragments = self._tokenizer.fragments(close)
+        first, *rest_fragments = self._tokenizer.split_special(close)
         if isinstance(first, int) and first in self._tokenizer.control_ids:
             return f"{head} {self._literal(close)}", [f"{rule}_v: /{form.pattern}/"]
         text = self._tokenizer.pieces[first] if isinstance(first, int) else first
         after = "".join(
             self._tokenizer.pieces[fragment] if isinstance(fragment, int) else fragment for fragment in rest_fragments
         )
-        return f"{head} {self._literal(after)}", [f"{rule}_v[lazy]: /{form.pattern}{regex(text)}/"]
+        return f"{head} {self._literal(after)}", [f"{rule}_v[lazy]: /{form.pattern}{escape_regex(text)}/"]
 
 
-def regex(text: str) -> str:
+def escape_regex(text: str) -> str:
     return re.escape(text).replace("/", r"\/").replace("\\\n", r"\n").replace("\\ ", " ")
 
 
 @lru_cache(maxsize=512)  # an agent sends its 10 to 60 tools with each request: 3 ms for each
-def enforceable(parameters: str, strict: bool, is_open: bool) -> tuple[dict[str, object], dict[str, object] | None]:
+def prepare_schema(parameters: str, strict: bool, is_open: bool) -> tuple[dict[str, object], dict[str, object] | None]:
     """Return a schema, given as JSON, with llguidance's options: exact if possible, else loosened.
 
     Also return the schema for DistinctItems, None if no items have to differ. The results must not be changed.
@@ -158,9 +158,9 @@ def enforceable(parameters: str, strict: bool, is_open: bool) -> tuple[dict[str,
     if is_open:
         schema.setdefault("additionalProperties", True)
     try:
-        Constraint.of_schema(schema, additional_properties=is_open)
-        schema = exact(schema, is_open)
-        distinct = schema if has_distinct(schema) else None
+        Constraint.from_schema(schema, additional_properties=is_open)
+        schema = make_exact(schema, is_open)
+        distinct = schema if has_unique_items(schema) else None
         return {**drop_unique_items(schema), "x-guidance": {**OPTIONS, "lenient": False}}, distinct
     except UsageError:
         if strict:
@@ -208,7 +208,7 @@ def loosen(schema: Schema, prepare: Callable[[Schema], dict[str, object]]) -> di
 NOTHING: Schema = {"type": "object", "properties": {}}
 CHOICES = ("auto", "required", "none")
 _NAME = re.compile(r"[\w./:@+~#$-]{1,128}")
-MOST = 256  # maximum number of tools
+MAX_TOOLS = 256  # maximum number of tools
 
 
 @frozen
@@ -229,7 +229,7 @@ class Tool:
         """Raise UsageError for an invalid tool."""
         if not _NAME.fullmatch(self.name):
             raise UsageError(f"tools: {self.name[:60]!r} is not a valid name; use letters, digits and _-.:/@+~#$")
-        object.__setattr__(self, "parameters", _of_object(self.parameters, self.name))
+        object.__setattr__(self, "parameters", _normalize_parameters(self.parameters, self.name))
 
     def to_json_schema(self) -> dict[str, object]:
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
@@ -260,8 +260,8 @@ class ToolUse:
     def __post_init__(self) -> None:
         """Raise UsageError for invalid tools or an invalid tool_choice."""
         names = [tool.name for tool in self.tools]
-        if len(names) > MOST or len(set(names)) < len(names):
-            raise UsageError(f"tools must be at most {MOST}, each with a different name")
+        if len(names) > MAX_TOOLS or len(set(names)) < len(names):
+            raise UsageError(f"tools must be at most {MAX_TOOLS}, each with a different name")
         required = [] if self.choice in CHOICES else [self.choice]
         if unknown := next((name for name in (*required, *(self.allowed or ())) if name not in names), None):
             raise UsageError(f"tool_choice names {unknown[:60]!r}, which is not one of the tools")
@@ -278,7 +278,7 @@ class ToolUse:
         return self.allowed is None or name in self.allowed
 
     @property
-    def must(self) -> bool:
+    def requires_call(self) -> bool:
         return self.choice not in ("auto", "none")
 
     @property
@@ -300,7 +300,7 @@ class ToolGrammar:
         """Prepare the grammar. Raises UsageError for a schema that cannot be used."""
         self.use, self.format, self._tokenizer = use, format, tokenizer
         self._distinct = dict[str, dict[str, object]]()  # schemas with uniqueItems, by tool
-        self._schemas = {tool.name: self._schema(tool) for tool in use.callable}
+        self._schemas = {tool.name: self._prepare_schema(tool) for tool in use.callable}
         marks = {*self._tokens(format.opening), *self._tokens(format.between), *self._tokens(format.closing)}
         marks |= self._tokens(format.separator or "")
         for first, second in (format.marks.text, format.marks.json) if format.marks else ():
@@ -308,14 +308,14 @@ class ToolGrammar:
         if format.opening == HARMONY.opening:
             marks |= self._tokens("<|channel|><|constrain|><|message|>")
         self._marks = frozenset(marks)
-        ids = {token: mark for mark in marks if (token := tokenizer.special_id(mark)) is not None}
+        ids = {token: mark for mark in marks if (token := tokenizer.get_special_id(mark)) is not None}
         self.shown = {token: ESCAPE + mark for token, mark in ids.items()}
         self.plain = {ESCAPE + mark: "" if token in tokenizer.control_ids else mark for token, mark in ids.items()}
 
     @property
-    def must(self) -> bool:
+    def requires_call(self) -> bool:
         """Return whether the answer has to be a call."""
-        return self.use.must
+        return self.use.requires_call
 
     @property
     def wraps_whole_message(self) -> bool:
@@ -325,41 +325,43 @@ class ToolGrammar:
     def reader(self) -> ToolCallParser:
         """Return a parser at the beginning of an answer."""
         reader = ToolCallParser(self.format, self._schemas, self._marks)
-        if self.must and not self.wraps_whole_message:
+        if self.requires_call and not self.wraps_whole_message:
             reader.begin()
         return reader
 
-    def json_reader(self) -> JsonToolCallParser | None:
+    def make_json_parser(self) -> JsonToolCallParser | None:
         """Return a parser of calls written as plain JSON; None if these do not count."""
-        if self.must or not self.use.json_calls:
+        if self.requires_call or not self.use.json_calls:
             return None
-        return JsonToolCallParser([*self._schemas], self._fits, self.use.is_single)
+        return JsonToolCallParser([*self._schemas], self._accepts, self.use.is_single)
 
-    def distinct_items(self, name: str) -> DistinctItems | None:
+    def make_distinct_items(self, name: str) -> DistinctItems | None:
         """Return a filter that enforces uniqueItems in a tool's arguments; None if its schema needs none."""
         return DistinctItems(self._distinct[name]) if name in self._distinct else None
 
-    def _fits(self, name: str, arguments: str) -> bool:
-        from localllm.generation.constraints.constraint import fits
+    def _accepts(self, name: str, arguments: str) -> bool:
+        from localllm.generation.constraints.constraint import matches_schema
 
-        return fits(arguments, self._schemas[name])
+        return matches_schema(arguments, self._schemas[name])
 
-    def matcher(self, vocab: int, whole: bool = False) -> "Matcher":
+    def make_matcher(self, vocab: int, whole: bool = False) -> "Matcher":
         """Make a matcher of the text after a call's trigger. Raises UsageError.
 
         It includes the trigger if a call is required, or with `whole`.
         """
-        from localllm.generation.constraints.constraint import TOOLS, Constraint, matcher_of
+        from localllm.generation.constraints.constraint import TOOLS, Constraint, get_matcher
 
-        return matcher_of(Constraint(TOOLS, self.grammar(whole)), self._tokenizer, vocab)
+        return get_matcher(Constraint(TOOLS, self.grammar(whole)), self._tokenizer, vocab)
 
     def _tokens(self, piece: str) -> set[str]:
-        return {self._tokenizer.pieces[token] for token in self._tokenizer.fragments(piece) if isinstance(token, int)}
+        return {
+            self._tokenizer.pieces[token] for token in self._tokenizer.split_special(piece) if isinstance(token, int)
+        }
 
-    def _schema(self, tool: Tool) -> dict[str, object]:
+    def _prepare_schema(self, tool: Tool) -> dict[str, object]:
         """Return a tool's schema, prepared for the grammar. Raises UsageError."""
         try:
-            schema, distinct = enforceable(json.dumps(tool.parameters), tool.strict, self.use.additional_properties)
+            schema, distinct = prepare_schema(json.dumps(tool.parameters), tool.strict, self.use.additional_properties)
         except UsageError as error:
             raise UsageError(f"tools: {tool.name}: {error}") from None
         if distinct is not None:
@@ -371,22 +373,28 @@ class ToolGrammar:
     def grammar(self, whole: bool = False) -> str:
         """Return the grammar of calls, after the trigger; with it if a call is required, or with `whole`."""
         opening = self.format.opening.lstrip()
-        head = self._literal(opening if self.must or whole else opening[len(self.format.trigger) :])
+        head = self._build_literal(opening if self.requires_call or whole else opening[len(self.format.trigger) :])
         heads = list[str]()
-        if self.must and self.wraps_whole_message:
-            channel, message, end, start = map(self._literal, ("<|channel|>", "<|message|>", "<|end|>", "<|start|>"))
+        if self.requires_call and self.wraps_whole_message:
+            channel, message, end, start = map(
+                self._build_literal, ("<|channel|>", "<|message|>", "<|end|>", "<|start|>")
+            )
             heads = [f'thought: {channel} "analysis" {message} said {end} {start} "assistant"', "said: /(?s:.*)/"]
-            head = f'thought* ({channel} "commentary")? {self._literal(self.format.opening)}'
+            head = f'thought* ({channel} "commentary")? {self._build_literal(self.format.opening)}'
         several = self.format.separator is not None and not self.use.is_single
-        further_calls = f"({' '.join(self._units(self.format.separator or ''))} call)*" if several else ""
+        further_calls = f"({' '.join(self._split_literals(self.format.separator or ''))} call)*" if several else ""
         rules = [f"start: {head} call {further_calls} {self._closing(several)}"]
         names = [f"tool_{number}" for number in range(len(self._schemas))]
         rules += [*heads, f"call: {' | '.join(names)}", "id: /[A-Za-z0-9_-]{1,40}/"]
-        between = self._harmony() if self.format.opening == HARMONY.opening else self._literal(self.format.between)
+        between = (
+            self._build_harmony()
+            if self.format.opening == HARMONY.opening
+            else self._build_literal(self.format.between)
+        )
         for rule, (name, schema) in zip(names, self._schemas.items(), strict=True):
             rules.append(f"{rule}: {json.dumps(name)} {between} {rule}_args")
             if marks := self.format.marks:
-                rules += ParameterGrammar(rule, schema, marks, self._tokenizer, self._literal).rules()
+                rules += ParameterGrammar(rule, schema, marks, self._tokenizer, self._build_literal).rules()
             else:
                 rules.append(f"{rule}_args: {JSON_MARK}? %json {json.dumps(schema)}")
         return "\n".join(rules) + "\n"
@@ -398,21 +406,21 @@ class ToolGrammar:
         before that may also end the answer.
         """
         rest = (self.format.separator or "").removeprefix(self.format.closing) if several else ""
-        units = self._units(self.format.closing + rest[: len(rest) - len(rest.lstrip())])
+        units = self._split_literals(self.format.closing + rest[: len(rest) - len(rest.lstrip())])
         return " ".join(f"({unit}" for unit in units) + ")?" * len(units)
 
-    def _units(self, piece: str) -> list[str]:
+    def _split_literals(self, piece: str) -> list[str]:
         """Split a string into literals at brackets, white space and tags, where tokenizations agree."""
-        return [self._literal(part) for part in re.split(r"([}\])]|\s+|<[^<>]*>)", piece) if part]
+        return [self._build_literal(part) for part in re.split(r"([}\])]|\s+|<[^<>]*>)", piece) if part]
 
-    def _harmony(self) -> str:
-        channel, constrain, message = map(self._literal, ("<|channel|>", "<|constrain|>", "<|message|>"))
+    def _build_harmony(self) -> str:
+        channel, constrain, message = map(self._build_literal, ("<|channel|>", "<|constrain|>", "<|message|>"))
         return f'({channel} "commentary")? (" "? {constrain} "json" | " json")? {message}'
 
-    def _literal(self, piece: str) -> str:
+    def _build_literal(self, piece: str) -> str:
         """Convert a string to the grammar's terms: quoted literals, special tokens by id, ID as rule `id`."""
         terms = []
-        for fragment in self._tokenizer.fragments(piece):
+        for fragment in self._tokenizer.split_special(piece):
             if isinstance(fragment, int):
                 terms.append(f"<[{fragment}]>")
                 continue
@@ -424,7 +432,7 @@ class ToolGrammar:
 _SPEAK = ("properties", "patternProperties", "additionalProperties", "$ref", "anyOf", "oneOf", "allOf")
 
 
-def _of_object(parameters: Schema | None, name: str) -> Schema:
+def _normalize_parameters(parameters: Schema | None, name: str) -> Schema:
     """Return the parameters' schema as an object's; None, or an empty schema, gets no properties.
 
     Raises UsageError for a schema of another type.
@@ -441,7 +449,7 @@ def _of_object(parameters: Schema | None, name: str) -> Schema:
     return {**schema, "type": "object"}
 
 
-def generic_tool_prompt(use: ToolUse) -> str:
+def build_tool_prompt(use: ToolUse) -> str:
     """Return a system message that describes the tools, for templates that do not."""
     tools = "\n".join(json.dumps(tool.to_json_schema()["function"], ensure_ascii=False) for tool in use.callable)
     return (

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from localllm.errors import UsageError
-from localllm.generation.reasoning import Channels, Thinking
+from localllm.generation.reasoning import ChannelFormat, Thinking
 from localllm.generation.tools.tool_call_format import (
     GENERIC,
     HARMONY,
@@ -17,11 +17,11 @@ from localllm.generation.tools.tool_call_format import (
     SAID,
     USER,
     ToolCallFormat,
-    attempt,
-    call_format,
-    calling,
+    derive_call_format,
+    make_calls_message,
+    try_render,
 )
-from localllm.generation.tools.tool_grammar import Tool, ToolGrammar, ToolUse, generic_tool_prompt
+from localllm.generation.tools.tool_grammar import Tool, ToolGrammar, ToolUse, build_tool_prompt
 from localllm.text.messages import Message
 from localllm.text.templates import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
@@ -32,14 +32,14 @@ PROBE = Tool(
 )
 
 
-def format_of_template(template: ChatTemplate, tokenizer: Tokenizer) -> ToolCallFormat:
+def derive_template_format(template: ChatTemplate, tokenizer: Tokenizer) -> ToolCallFormat:
     """Derive a template's format of tool calls by rendering probe messages."""
     tools = [PROBE.to_json_schema()]
 
     def render(messages: Sequence[Message], begins: bool) -> str:
         return template.render(messages, add_generation_prompt=begins, tools=tools)
 
-    return call_format(template.source, render, [tokenizer.pieces[token] for token in tokenizer.end_ids])
+    return derive_call_format(template.source, render, [tokenizer.pieces[token] for token in tokenizer.end_ids])
 
 
 def convert_calls(messages: Sequence[Message], format: ToolCallFormat, use: ToolUse | None) -> list[Message]:
@@ -52,7 +52,7 @@ def convert_calls(messages: Sequence[Message], format: ToolCallFormat, use: Tool
         converted = [write_as_text(message) for message in converted]
     if format.is_known or use is None or not use.callable:
         return converted
-    text = generic_tool_prompt(use)
+    text = build_tool_prompt(use)
     if format != replace(GENERIC, is_known=format.is_known):
         example = format.opening + "NAME" + format.between + "ARGUMENTS" + format.closing
         text = text.rpartition("\n")[0] + f"\nTo call one, answer with {example.lstrip()}"
@@ -64,7 +64,7 @@ def convert_calls(messages: Sequence[Message], format: ToolCallFormat, use: Tool
 _TAGS = re.compile(r"<[^<>\s]{2,40}>|\[[^][\s]{2,40}\]")
 
 
-def marks_of_results(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[str, ...]:
+def find_result_marks(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[str, ...]:
     """Return the tags that a template writes after a call's result, found by rendering one.
 
     Special tokens are omitted: their texts are always escaped in messages.
@@ -76,13 +76,13 @@ def marks_of_results(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[str,
 
     sample = dict.fromkeys(KEYS, "V")
     for arguments in (sample, json.dumps(sample)):
-        if (place := (text := attempt(render, [USER, calling(1, arguments), message])).find(SAID)) >= 0:
+        if (place := (text := try_render(render, [USER, make_calls_message(1, arguments), message])).find(SAID)) >= 0:
             marks = _TAGS.findall(text[place + len(SAID) : place + 80])
-            return tuple(mark for mark in marks if tokenizer.special_id(mark) is None)
+            return tuple(mark for mark in marks if tokenizer.get_special_id(mark) is None)
     return ()
 
 
-def parse_arguments(messages: Sequence[Message], marks: Sequence[str]) -> list[Message]:
+def escape_results(messages: Sequence[Message], marks: Sequence[str]) -> list[Message]:
     """Return the messages with the template's tags escaped in tool results.
 
     So a result cannot pretend to end.
@@ -125,10 +125,10 @@ def drop_cut_calls(message: Message) -> tuple[Message, dict[str, str]]:
     whole_calls, cut_calls = list[ToolCallMessage](), list[ToolCallMessage]()
     for call in message.get("tool_calls") or ():
         require_call(call)
-        (cut_calls if arguments_of(call) is None else whole_calls).append(call)
+        (cut_calls if parse_arguments_object(call) is None else whole_calls).append(call)
     if not cut_calls:
         return message, {}
-    pairs = [name_and_arguments(call) for call in cut_calls]
+    pairs = [get_name_and_arguments(call) for call in cut_calls]
     texts = [f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {text}' for name, text in pairs]
     fields = {key: value for key, value in message.items() if key != "tool_calls"}
     fields["content"] = "\n".join(filter(None, [message.get("content"), *texts]))
@@ -136,7 +136,7 @@ def drop_cut_calls(message: Message) -> tuple[Message, dict[str, str]]:
     return {**fields, "tool_calls": whole_calls} if whole_calls else fields, names
 
 
-def name_and_arguments(call: ToolCallMessage) -> tuple[str, str]:
+def get_name_and_arguments(call: ToolCallMessage) -> tuple[str, str]:
     arguments = call["function"]["arguments"]
     return call["function"]["name"], arguments if isinstance(arguments, str) else json.dumps(arguments)
 
@@ -150,7 +150,7 @@ def require_call(call: object) -> None:
         )
 
 
-def arguments_of(call: ToolCallMessage) -> dict[str, object] | None:
+def parse_arguments_object(call: ToolCallMessage) -> dict[str, object] | None:
     """Return a call's arguments, {} if it has none; None if they are not a JSON object."""
     arguments = call["function"].get("arguments")
     if isinstance(arguments, str):
@@ -168,7 +168,7 @@ def convert_arguments(message: Message, as_text: bool) -> Message:
         return message
     calls = []
     for call in message["tool_calls"]:
-        arguments = arguments_of(call)
+        arguments = parse_arguments_object(call)
         function = {**call["function"], "arguments": json.dumps(arguments) if as_text else arguments}
         calls.append({**call, "function": function})
     return {**message, "tool_calls": calls}
@@ -190,8 +190,8 @@ def prepare_calls(
     use: ToolUse, format: ToolCallFormat, tokenizer: Tokenizer, thinking: Thinking
 ) -> tuple[ToolGrammar, Thinking]:
     """Make the tool grammar of an answer, and a reasoning format that ends where a call begins."""
-    if format.opening == HARMONY.opening and isinstance(thinking.format, Channels):
+    if format.opening == HARMONY.opening and isinstance(thinking.format, ChannelFormat):
         thinking = replace(thinking, format=replace(thinking.format, calls=HARMONY.trigger))
-        if use.must:  # a call has to follow the reasoning
+        if use.requires_call:  # a call has to follow the reasoning
             thinking = replace(thinking, closing=tuple(tokenizer.encode("<|end|><|start|>assistant", special=True)))
     return ToolGrammar(use, format, tokenizer), thinking

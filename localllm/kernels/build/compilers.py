@@ -15,15 +15,17 @@ from threading import Condition, Thread
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.kernels.build.objects import Progress
 from localllm.kernels.machine import Lane
-from localllm.system.cpu import logical_cores
-from localllm.system.memory import address_limit, available_memory, describe_limit
-from localllm.system.processes import PipeReader, detached_options, lower_priority
+from localllm.system.cpu import count_logical_cores
+from localllm.system.memory import describe_limit, get_address_limit, get_available_memory
+from localllm.system.processes import PipeReader, get_detached_options, lower_priority
 
 # Numba settings for other programs, such as one that disables compilation; machine code must not depend on them.
 FOREIGN_SETTINGS = re.compile("NUMBA_(?!CPU_(NAME|FEATURES)$)")
-LARGE = ("attend", "linear")  # kernels that take seconds to compile
-MOST_ERRORS = 1 << 16  # bytes of a compiler's stderr that are stored
-SHARE = 1 << 29  # bytes per compiler: it takes 260 MB, 480 MB of address space, and 150 MB for threads of this process
+SLOW_KERNELS = ("attend", "linear")  # kernels that take seconds to compile
+MAX_ERROR_BYTES = 1 << 16  # bytes of a compiler's stderr that are stored
+COMPILER_BYTES = (
+    1 << 29
+)  # bytes per compiler: it takes 260 MB, 480 MB of address space, and 150 MB for threads of this process
 
 
 class Compiler:
@@ -40,11 +42,11 @@ class Compiler:
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", *command],
             env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            **detached_options(),  # Ctrl-C must not end the compiler: this process may continue after it
+            **get_detached_options(),  # Ctrl-C must not end the compiler: this process may continue after it
         )  # fmt: skip
         assert self.process.stdin and self.process.stdout and self.process.stderr
         self._names, self._results = self.process.stdin, self.process.stdout
-        self._errors = PipeReader(self.process.stderr, MOST_ERRORS, keeps_end=True)
+        self._errors = PipeReader(self.process.stderr, MAX_ERROR_BYTES, keeps_end=True)
 
     def compile(self, name: str) -> bytes:
         """Compile a kernel; return its object file. Raises LocalllmError."""
@@ -66,12 +68,12 @@ class Compiler:
         """
         code = self.process.wait()
         self._errors.thread.join()
-        reason = self._errors.last_line() or f"exit code {code}"
-        if address_limit() < SHARE:
+        reason = self._errors.get_last_line() or f"exit code {code}"
+        if get_address_limit() < COMPILER_BYTES:
             return MemoryLimitError(f"not enough memory to compile the kernels: {describe_limit()} ({reason})")
         return LocalllmError(f"cannot compile the kernels for this computer: {reason}")
 
-    def give_way(self) -> None:
+    def lower_priority(self) -> None:
         lower_priority(self.process)
 
     def close(self) -> None:
@@ -88,27 +90,27 @@ def serve(code_of: Callable[[str], bytes]) -> None:
     """
     results = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # anything that prints goes to stderr
-    for name in wanted():
+    for name in iterate_names():
         code = code_of(name)
         results.write(len(code).to_bytes(8, "little") + code)
         results.flush()
 
 
-def wanted() -> Iterator[str]:
+def iterate_names() -> Iterator[str]:
     """Yield kernel names from stdin; exit at once when stdin ends, because the parent process is gone."""
     names = SimpleQueue[str]()
 
-    def listen() -> None:
+    def read_names() -> None:
         while name := os.read(0, 4096):  # not with sys.stdin, which cannot be closed while a thread reads it
             names.put(name.decode().strip())
         os._exit(0)
 
-    Thread(target=listen, daemon=True).start()
+    Thread(target=read_names, daemon=True).start()
     while True:
         yield names.get()
 
 
-class Work:
+class CompileQueue:
     """A queue of kernels to compile, shared by threads that each drive one compiler.
 
     Attributes:
@@ -140,14 +142,14 @@ class Work:
         with self.changed:
             return self.left.popleft() if self.left else None
 
-    def prefer(self, names: list[str]) -> None:
+    def prioritize(self, names: list[str]) -> None:
         """Move these kernels to the front of the queue, the slow ones (LARGE) first."""
         with self.changed:
-            first = sorted(filter(self.left.__contains__, names), key=lambda name: not name.startswith(LARGE))
+            first = sorted(filter(self.left.__contains__, names), key=lambda name: not name.startswith(SLOW_KERNELS))
             self.left = deque([*first, *(name for name in self.left if name not in first)])
 
 
-class Compilers:
+class CompilerPool:
     """Several Compiler processes.
 
     They end when all kernels are compiled, on `close`, or with this process.
@@ -161,11 +163,11 @@ class Compilers:
         finished(name, machine code): called for each kernel, by any thread; command: the module that compiles, and its
         arguments, by default localllm.kernels.build.compile; lane: the CPU to compile for, by default this computer's.
         """
-        self.names, self._work = frozenset(names), Work(names, finished)
+        self.names, self._work = frozenset(names), CompileQueue(names, finished)
         command = command or ("localllm.kernels.build.compile",)
         self._compilers, threads = list[Compiler](), list[Thread]()
-        self.close = weakref.finalize(self, stop, self._work, self._compilers, threads, os.getpid())
-        for _ in range(min(processes(), len(names))):
+        self.close = weakref.finalize(self, stop_compilers, self._work, self._compilers, threads, os.getpid())
+        for _ in range(min(count_processes(), len(names))):
             self._compilers.append(Compiler(*command, lane=lane))
             thread = Thread(target=self._work.share, args=(self._compilers[-1],), daemon=True)
             thread.start()
@@ -177,7 +179,7 @@ class Compilers:
         Raises LocalllmError.
         """
         work, done = self._work, -1
-        work.prefer(names)
+        work.prioritize(names)
         while done < len(names):
             with work.changed:
                 while self._ready(names) == done:
@@ -188,20 +190,20 @@ class Compilers:
             progress(done, len(names))
         return {name: work.codes.pop(name) for name in names}
 
-    def give_way(self) -> None:
+    def lower_priority(self) -> None:
         for compiler in self._compilers:
-            compiler.give_way()
+            compiler.lower_priority()
 
     def _ready(self, names: list[str]) -> int:
         return sum(name in self._work.codes for name in names)
 
 
-def processes() -> int:
+def count_processes() -> int:
     """Return how many compilers this computer can run at once, at least 1."""
-    return max(1, min(logical_cores(), min(available_memory(), address_limit()) // SHARE))
+    return max(1, min(count_logical_cores(), min(get_available_memory(), get_address_limit()) // COMPILER_BYTES))
 
 
-def stop(work: Work, compilers: list[Compiler], threads: list[Thread], process: int) -> None:
+def stop_compilers(work: CompileQueue, compilers: list[Compiler], threads: list[Thread], process: int) -> None:
     """Kill the compilers and wait for their threads, unless in a forked process: `process` started them."""
     if os.getpid() != process:
         return
@@ -220,7 +222,7 @@ def compile_kernels(
 
     Raises LocalllmError.
     """
-    compilers = Compilers(names, finished, *command)
+    compilers = CompilerPool(names, finished, *command)
     try:
         return compilers.wait(names, progress)
     finally:

@@ -15,13 +15,13 @@ from localllm.files.cache.checksummed_cache import read_checksummed, write_check
 from localllm.files.gguf.header import printable
 from localllm.kernels.build.machine_code import MachineCode
 from localllm.kernels.build.objects import object_file
-from localllm.system.cpu import object_triple
-from localllm.system.processes import BAD_PAGE_HANDLER, on_bad_page
+from localllm.system.cpu import get_object_triple
+from localllm.system.processes import BAD_PAGE_HANDLER, handle_bad_pages
 
-SIZE = 1 << 13  # bytes for the message
+MESSAGE_BYTES = 1 << 13  # bytes for the message
 DATA = f"""
 @length = global i64 0
-@message = global [{SIZE} x i8] zeroinitializer
+@message = global [{MESSAGE_BYTES} x i8] zeroinitializer
 
 define ptr @place_of_length() {{
   ret ptr @length
@@ -31,7 +31,7 @@ define ptr @place_of_message() {{
   ret ptr @message
 }}
 """
-_kept: list[MachineCode] = []  # keeps the handler alive until the process ends
+_handlers: list[MachineCode] = []  # keeps the handler alive until the process ends
 
 
 def end_on_bus_error(path: str) -> None:
@@ -40,35 +40,35 @@ def end_on_bus_error(path: str) -> None:
     Only the command line installs it: a library must not end its host process.
     """
     line = f"localllm: error: {printable(path, 1000)}: the file got shorter, or its disk failed, while it was in use\n"
-    message = line.encode(errors="replace")[:SIZE]
-    code = MachineCode([handler()], ["handle", "place_of_length", "place_of_message"])
+    message = line.encode(errors="replace")[:MESSAGE_BYTES]
+    code = MachineCode([load_handler()], ["handle", "place_of_length", "place_of_message"])
     length, text = (
         ctypes.CFUNCTYPE(ctypes.c_void_p)(code.addresses[f"place_of_{name}"])() for name in ("length", "message")
     )
     ctypes.memmove(text, message, len(message))
     ctypes.c_int64.from_address(length).value = len(message)
-    _kept.append(code)
-    on_bad_page(code.addresses["handle"])
+    _handlers.append(code)
+    handle_bad_pages(code.addresses["handle"])
 
 
-def handler() -> bytes:
+def load_handler() -> bytes:
     """Return the object file of the handler, compiled once per computer like kernels.
 
     Compiling takes 9 MB of memory.
     """
-    source = handler_source(BAD_PAGE_HANDLER)
-    path = object_file(handler_name(source))
+    source = build_handler_source(BAD_PAGE_HANDLER)
+    path = object_file(compute_handler_name(source))
     if code := read_checksummed(path):
         return code
-    from localllm.kernels.build.shipped import shipped_objects  # needed once per computer
+    from localllm.kernels.build.shipped import read_shipped_objects  # needed once per computer
 
-    code = shipped_objects([path.stem]).get(path.stem) or compile_handler(source)
+    code = read_shipped_objects([path.stem]).get(path.stem) or compile_handler(source)
     with suppress(OSError):  # compiling kernels warns about an unwritable cache
         write_checksummed(path, code)
     return code
 
 
-def handler_source(functions: str) -> str:
+def build_handler_source(functions: str) -> str:
     """Return the handler in LLVM IR.
 
     functions: the functions of an operating system in LLVM IR, such as BAD_PAGE_HANDLER of localllm.system.processes.
@@ -76,7 +76,7 @@ def handler_source(functions: str) -> str:
     return DATA + functions.replace("%EXIT_CODE%", str(ModelError.exit_code))
 
 
-def handler_name(source: str) -> str:
+def compute_handler_name(source: str) -> str:
     return f"handle_bus_error_{zlib.crc32(source.encode()):08x}"
 
 
@@ -89,7 +89,7 @@ def compile_handler(source: str, triple: str | None = None) -> bytes:
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_triple(triple or object_triple(llvm.get_default_triple())).create_target_machine(
+    machine = llvm.Target.from_triple(triple or get_object_triple(llvm.get_default_triple())).create_target_machine(
         reloc="pic", codemodel="small"
     )
     return machine.emit_object(llvm.parse_assembly(source))

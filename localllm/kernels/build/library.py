@@ -20,10 +20,10 @@ from localllm.kernels.build.objects import Progress, mark_used, object_file, obj
 from localllm.kernels.machine import Lane
 
 if TYPE_CHECKING:
-    from localllm.kernels.build.compilers import Compilers
+    from localllm.kernels.build.compilers import CompilerPool
 
 
-class Library:
+class KernelLibrary:
     """Loaded kernels. Keep the object alive while their addresses are used.
 
     Attributes:
@@ -48,7 +48,7 @@ class Library:
         self.warning: str | None = None
         self._codes: list[MachineCode] = []
         self._later, self._lane = list(later), lane
-        self._compilers: Compilers | None = None
+        self._compilers: CompilerPool | None = None
         mark_used(object_folder(lane))
         try:
             self.load(names, progress)
@@ -63,21 +63,21 @@ class Library:
             return
         objects = {name: code for name in names if (code := read_checksummed(object_file(name, self._lane)))}
         if missing := [name for name in names if name not in objects]:
-            objects |= self._shipped(missing)
+            objects |= self._load_shipped(missing)
         if missing := [name for name in missing if name not in objects]:
-            objects |= self._compiled(missing, progress or (lambda done, total: None))
+            objects |= self._compile_missing(missing, progress or (lambda done, total: None))
         self._codes.append(MachineCode(objects.values(), map(symbol, names)))
         self.addresses |= {name: self._codes[-1].addresses[symbol(name)] for name in names}
 
-    def _shipped(self, names: list[str]) -> dict[str, bytes]:
-        from localllm.kernels.build.shipped import shipped_objects  # needed once per kernel
+    def _load_shipped(self, names: list[str]) -> dict[str, bytes]:
+        from localllm.kernels.build.shipped import read_shipped_objects  # needed once per kernel
 
-        objects = shipped_objects(names, self._lane)
+        objects = read_shipped_objects(names, self._lane)
         for name, code in objects.items():
             self._keep(name, code)
         return objects
 
-    def _compiled(self, names: list[str], progress: Progress) -> dict[str, bytes]:
+    def _compile_missing(self, names: list[str], progress: Progress) -> dict[str, bytes]:
         if self._compilers is None or not self._compilers.names.issuperset(names):
             self.close()
             self._compilers = self._compile(names)
@@ -89,16 +89,16 @@ class Library:
         prune()
         return objects
 
-    def _compile(self, names: list[str]) -> "Compilers":
+    def _compile(self, names: list[str]) -> "CompilerPool":
         """Start the Compilers for these kernels, followed by the `later` ones that are not cached."""
-        from localllm.kernels.build.compilers import Compilers  # seldom needed, and slow to import
-        from localllm.kernels.build.shipped import shipped_names
+        from localllm.kernels.build.compilers import CompilerPool  # seldom needed, and slow to import
+        from localllm.kernels.build.shipped import list_shipped_names
 
-        present = {*names, *shipped_names(self._lane)}
+        present = {*names, *list_shipped_names(self._lane)}
         absent = [
             name for name in self._later if name not in present and not os.path.exists(object_file(name, self._lane))
         ]
-        return Compilers([*names, *absent], self._keep, lane=self._lane)
+        return CompilerPool([*names, *absent], self._keep, lane=self._lane)
 
     def _keep(self, name: str, code: bytes) -> None:
         path = object_file(name, self._lane)
@@ -107,10 +107,10 @@ class Library:
         except OSError as error:
             self.warning = f"compiled kernels cannot be kept in {path.parent}: {error.strerror}"
 
-    def give_way(self) -> None:
+    def lower_priority(self) -> None:
         """Lower the priority of the compilers that are still running."""
         if self._compilers:
-            self._compilers.give_way()
+            self._compilers.lower_priority()
 
     def close(self) -> None:
         """Stop compiling. Loaded kernels stay usable."""

@@ -15,13 +15,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from localllm.errors import LocalllmError, MemoryLimitError
-from localllm.system.memory import PAGE, code_region, protect
-from localllm.system.processes import function_address
+from localllm.system.memory import PAGE, allocate_code, make_executable
+from localllm.system.processes import find_function_address
 
 ELF, X86_64 = b"\x7fELF\x02\x01", 62  # first bytes of a 64-bit little-endian file; the instruction set
 SYMBOLS, RELOCATIONS, ZEROS = 2, 4, 8  # types of sections
 WRITABLE, ALLOCATED = 1, 2  # flags of sections
-UNWINDING = "eh_frame"  # end of the name of sections for exceptions, which no kernel raises: not loaded
+UNWINDING_SUFFIX = "eh_frame"  # end of the name of sections for exceptions, which no kernel raises: not loaded
 ADDRESS, DISTANCE, CALL, FROM_TABLE = 1, 2, 4, (9, 41, 42)  # R_X86_64_64, _PC32, _PLT32, _GOTPCREL and its variants
 JUMP = b"\xff\x25\x02\0\0\0\xcc\xcc"  # instruction: jump to the address stored after it
 SLOT = 16  # bytes: JUMP and an address, for a function outside the object file or a symbol of the offset table
@@ -75,11 +75,11 @@ class MachineCode:
         """
         objects = list(objects)
         if all(is_x86_64(code) for code in objects):
-            self._held: Any = [Image(code) for code in objects]
+            self._held: Any = [LoadedObject(code) for code in objects]
             known = {name: address for image in self._held for name, address in image.addresses.items()}
             self.addresses = {name: known[name] for name in names}
         else:
-            self._held = linked_by_llvm(objects)
+            self._held = link_by_llvm(objects)
             self.addresses = {name: self._held.get_function_address(name) for name in names}
 
 
@@ -88,7 +88,7 @@ def is_x86_64(code: bytes) -> bool:
     return code.startswith(ELF) and int.from_bytes(code[18:20], "little") == X86_64
 
 
-def linked_by_llvm(objects: list[bytes]) -> Any:
+def link_by_llvm(objects: list[bytes]) -> Any:
     """Return an LLVM execution engine that has linked these object files."""
     import llvmlite.binding as llvm
 
@@ -102,23 +102,23 @@ def linked_by_llvm(objects: list[bytes]) -> Any:
     return engine
 
 
-class Image:
+class LoadedObject:
     """An object file in memory.
 
     It has, in order, read-only and executable sections, slots, and, on separate pages, writable sections.
 
-        Attributes:
-            addresses: addresses of global symbols, by name.
+    Attributes:
+        addresses: addresses of global symbols, by name.
     """
 
     def __init__(self, code: bytes):
         """Load and link an object file. Raises LocalllmError."""
-        sections = sections_of(code)
-        symbols, relocations = symbols_of(code, sections), list(relocations_of(code, sections))
-        fixed, slots, written, size = layout(code, sections, relocations, symbols)
+        sections = read_sections(code)
+        symbols, relocations = read_symbols(code, sections), list(read_relocations(code, sections))
+        fixed, slots, written, size = plan_layout(code, sections, relocations, symbols)
         places = fixed | written
         try:
-            self._held = code_region(size)
+            self._held = allocate_code(size)
         except OSError:
             raise MemoryLimitError("not enough memory for machine code") from None
         base, memory = ctypes.addressof(ctypes.c_char.from_buffer(self._held)), memoryview(self._held).cast("B")
@@ -128,41 +128,43 @@ class Image:
                 memory[place : place + section.size] = code[section.start : section.start + section.size]
         known = {index: base + places[s.section] + s.place for index, s in enumerate(symbols) if s.section in places}
         for index, place in slots.items():
-            address = known[index] if index in known else required_function(symbols[index].name)
+            address = known[index] if index in known else find_function(symbols[index].name)
             memory[place : place + SLOT] = JUMP + address.to_bytes(8, "little")
         for relocation in relocations:
             if relocation.section in places:
-                fill_in(memory, base, places[relocation.section] + relocation.place, relocation, known, slots)
+                apply_relocation(memory, base, places[relocation.section] + relocation.place, relocation, known, slots)
         try:
-            protect(base, min(written.values(), default=size))
+            make_executable(base, min(written.values(), default=size))
         except OSError as error:
             raise LocalllmError(f"the system does not allow running generated machine code: {error.strerror}") from None
         self.addresses = {symbols[index].name: at for index, at in known.items() if symbols[index].is_global}
 
 
-def sections_of(code: bytes) -> list[Section]:
+def read_sections(code: bytes) -> list[Section]:
     """Read the section table of an object file."""
     (start,), (count,) = struct.unpack_from("<Q", code, 40), struct.unpack_from("<H", code, 60)
     rows = struct.iter_unpack("<IIQQQQIIQQ", code[start : start + 64 * count])
     return [Section(*row) for row in rows]
 
 
-def symbols_of(code: bytes, sections: Sequence[Section]) -> list[Symbol]:
+def read_symbols(code: bytes, sections: Sequence[Section]) -> list[Symbol]:
     """Read the symbol table of an object file."""
     table = next((section for section in sections if section.type == SYMBOLS), None)
     if table is None:
         return []
     names = sections[table.link].start
     rows = struct.iter_unpack("<IBBHQQ", code[table.start : table.start + table.size])
-    return [Symbol(text(code, names + name), info >= 16, section, place) for name, info, _, section, place, _ in rows]
+    return [
+        Symbol(read_string(code, names + name), info >= 16, section, place) for name, info, _, section, place, _ in rows
+    ]
 
 
-def text(code: bytes, start: int) -> str:
+def read_string(code: bytes, start: int) -> str:
     """Return the zero-terminated string at offset `start`."""
     return code[start : code.index(b"\0", start)].decode()
 
 
-def relocations_of(code: bytes, sections: Sequence[Section]) -> Iterator[Relocation]:
+def read_relocations(code: bytes, sections: Sequence[Section]) -> Iterator[Relocation]:
     """Yield all relocations of an object file."""
     for section in sections:
         if section.type == RELOCATIONS:
@@ -170,7 +172,7 @@ def relocations_of(code: bytes, sections: Sequence[Section]) -> Iterator[Relocat
                 yield Relocation(section.changed, place, info & 0xFFFFFFFF, info >> 32, addend)
 
 
-def layout(
+def plan_layout(
     code: bytes, sections: Sequence[Section], relocations: Sequence[Relocation], symbols: Sequence[Symbol]
 ) -> tuple[dict[int, int], dict[int, int], dict[int, int], int]:
     """Choose the offset in memory of each section and each slot.
@@ -182,29 +184,29 @@ def layout(
     needed = [
         number
         for number, section in enumerate(sections)
-        if section.flags & ALLOCATED and not text(code, names + section.name).endswith(UNWINDING)
+        if section.flags & ALLOCATED and not read_string(code, names + section.name).endswith(UNWINDING_SUFFIX)
     ]
     end, fixed, written = 0, dict[int, int](), dict[int, int]()
     for number in (number for number in needed if not sections[number].flags & WRITABLE):
-        fixed[number] = aligned(end, sections[number].alignment)
+        fixed[number] = align(end, sections[number].alignment)
         end = fixed[number] + sections[number].size
-    end, slots = aligned(end, SLOT), dict[int, int]()
+    end, slots = align(end, SLOT), dict[int, int]()
     for relocation in relocations:
         if relocation.section in needed and (relocation.type in FROM_TABLE or not symbols[relocation.symbol].section):
             slots.setdefault(relocation.symbol, end + SLOT * len(slots))
-    end = aligned(end + SLOT * len(slots), PAGE)
+    end = align(end + SLOT * len(slots), PAGE)
     for number in (number for number in needed if sections[number].flags & WRITABLE):
-        written[number] = aligned(end, sections[number].alignment)
+        written[number] = align(end, sections[number].alignment)
         end = written[number] + sections[number].size
     return fixed, slots, written, end
 
 
-def aligned(place: int, alignment: int) -> int:
+def align(place: int, alignment: int) -> int:
     """Round up to a multiple of `alignment`."""
     return -(-place // max(1, alignment)) * max(1, alignment)
 
 
-def fill_in(
+def apply_relocation(
     memory: memoryview, base: int, place: int, relocation: Relocation, addresses: dict[int, int], slots: dict[int, int]
 ) -> None:
     """Apply a relocation: write an address or a distance to `memory` at offset `place`.
@@ -226,11 +228,11 @@ def fill_in(
         struct.pack_into("<i", memory, place, target + relocation.addend - base - place)
 
 
-def required_function(name: str) -> int:
+def find_function(name: str) -> int:
     """Return the address of a function of the C or math library.
 
     Raises LocalllmError if it does not exist.
     """
-    if (address := function_address(name)) is None:
+    if (address := find_function_address(name)) is None:
         raise LocalllmError(f"there is no function {name} on this computer, which machine code needs")
     return address

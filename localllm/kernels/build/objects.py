@@ -14,10 +14,10 @@ from functools import cache
 from pathlib import Path
 
 from localllm.files.safe_file import remove_abandoned
-from localllm.kernels.machine import Lane, this_lane, version_file
+from localllm.kernels.machine import Lane, get_lane, read_version_file
 from localllm.quant import formats
 from localllm.system import cpu
-from localllm.system.files import cache_folder
+from localllm.system.files import get_cache_folder
 
 Progress = Callable[[int, int], None]  # (kernels compiled, kernels to compile)
 SOURCES = (
@@ -35,19 +35,19 @@ SOURCES = (
 )  # in localllm.kernels
 FOLDER_NAME = re.compile("[0-9a-f]{20}(-[a-z0-9_-]+)?")  # a hash, and a system that scripts/wheels compiled for
 DAY = 24 * 3600  # seconds
-UNUSED = 30 * DAY  # seconds after which an unused folder is removed
+MAX_UNUSED_SECONDS = 30 * DAY  # seconds after which an unused folder is removed
 
 
 @cache
 def object_folder(lane: Lane | None = None) -> Path:
     """Return the folder of a lane's object files, this computer's by default, named by the hash."""
-    lane = lane or this_lane()
+    lane = lane or get_lane()
     key = hashlib.sha256()
     add_sources(key, SOURCES)
-    compilers = version_file("numba"), version_file("llvmlite")
+    compilers = read_version_file("numba"), read_version_file("llvmlite")
     for part in (*compilers, lane.cpu.encode(), lane.feature_string.encode()):
         key.update(part + b"\0")
-    return cache_folder() / "kernels" / key.hexdigest()[:20]
+    return get_cache_folder() / "kernels" / key.hexdigest()[:20]
 
 
 def add_sources(key: "hashlib._Hash", patterns: Iterable[str]) -> None:
@@ -87,13 +87,13 @@ def prune() -> None:
     used, now = object_folder(), time.time()
     with suppress(OSError):  # a folder that cannot be read
         for folder in used.parent.glob("*"):
-            if folder != used and FOLDER_NAME.fullmatch(folder.name) and age(folder, now) > UNUSED:
+            if folder != used and FOLDER_NAME.fullmatch(folder.name) and compute_age(folder, now) > MAX_UNUSED_SECONDS:
                 shutil.rmtree(folder, ignore_errors=True)
         for folder in used.parent.glob("*"):
             remove_abandoned(str(folder))
 
 
-def age(path: Path, now: float) -> float:
+def compute_age(path: Path, now: float) -> float:
     """Return the seconds since a file or folder was last changed; 0 if it is gone."""
     try:
         return now - path.lstat().st_mtime

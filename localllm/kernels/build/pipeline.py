@@ -22,10 +22,10 @@ from numba.core.typed_passes import (
 )
 from numba.core.untyped_passes import DeadBranchPrune, FixupArgs, IRProcessing, ReconstructSSA, TranslateByteCode
 
-from localllm.kernels.machine import this_lane
+from localllm.kernels.machine import get_lane
 
 
-class Linkable(CPUCodeLibrary):
+class UnoptimizedLibrary(CPUCodeLibrary):
     """LLVM IR of a function and its callees; a kernel is optimized once, as a whole (compile.py).
 
     Numba would optimize every function together with its callees, so inner functions would be optimized again for each
@@ -39,7 +39,7 @@ class Linkable(CPUCodeLibrary):
         self._finalized = True
 
 
-class Aligned(Lower):
+class AlignedLower(Lower):
     """Lowering of functions whose stack frame begins at a cache line.
 
     LLVM itself decides too late that it has to spill vectors, which then cross cache lines: 12 stores of 64 bytes
@@ -48,7 +48,7 @@ class Aligned(Lower):
 
     def setup_function(self, fndesc: Any) -> None:
         super().setup_function(fndesc)
-        if "neon" not in this_lane().features:
+        if "neon" not in get_lane().features:
             self.function.attributes.add("nounwind")  # llvmlite writes alignstack only beside another attribute
             self.function.attributes.alignstack = 64
 
@@ -56,17 +56,17 @@ class Aligned(Lower):
 @register_pass(mutates_CFG=True, analysis_only=False)
 class Lowering(BaseNativeLowering):
     _name = "localllm_lowering"  # type: ignore[assignment]
-    lowering_class = Aligned
+    lowering_class = AlignedLower
 
     def run_pass(self, state: Any) -> bool:
         context, function = state.targetctx, state.func_ir
-        state.library = library = Linkable(context.codegen(), state.func_id.func_qualname)
+        state.library = library = UnoptimizedLibrary(context.codegen(), state.func_id.func_qualname)
         description = PythonFunctionDescriptor.from_specialized_function(
             function, state.typemap, state.return_type, state.calltypes, mangler=context.mangler,
             inline=state.flags.forceinline, noalias=state.flags.noalias, abi_tags=[state.flags.get_mangle_string()],
         )  # fmt: skip
         with context.push_code_library(library):
-            lower = Aligned(context, library, description, function, metadata=state.metadata)
+            lower = AlignedLower(context, library, description, function, metadata=state.metadata)
             lower.lower()
         library.finalize()
         name = object().__sizeof__  # Numba needs a unique builtin to identify the function

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from localllm.kernels.build.objects import SOURCES, add_sources
-from localllm.kernels.machine import Lane, this_lane
+from localllm.kernels.machine import Lane, get_lane
 
 FOLDER = Path(__file__).parents[2] / "data" / "kernels"
 
@@ -25,30 +25,30 @@ class Archive(TypedDict):
     sha256: str
 
 
-def source_hash() -> str:
+def compute_source_hash() -> str:
     key = hashlib.sha256()
     add_sources(key, SOURCES)
     return key.hexdigest()
 
 
-def serves(made_for: Lane, lane: Lane) -> bool:
+def can_serve(made_for: Lane, lane: Lane) -> bool:
     """Return whether `lane` needs the kernels compiled for the lane `made_for`, and can run them."""
     return made_for.choices == lane.choices and made_for.features <= lane.features
 
 
 @cache
-def archive_of(lane: Lane, folder: Path = FOLDER) -> Path | None:
+def find_archive(lane: Lane, folder: Path = FOLDER) -> Path | None:
     """Return the archive for a lane.
 
     Return None if there is none, if it is damaged, or if it was built from other sources.
     """
     try:
         manifest = json.loads((folder / "lanes.json").read_bytes())
-        if manifest["sources"] != source_hash():
+        if manifest["sources"] != compute_source_hash():
             return None
         rows: dict[str, Archive] = manifest["archives"]
         for name, row in rows.items():
-            if serves(Lane(row["cpu"], row["features"]), lane):
+            if can_serve(Lane(row["cpu"], row["features"]), lane):
                 path = folder / name
                 return path if hashlib.sha256(path.read_bytes()).hexdigest() == row["sha256"] else None
     except (OSError, ValueError, KeyError, TypeError):
@@ -56,9 +56,9 @@ def archive_of(lane: Lane, folder: Path = FOLDER) -> Path | None:
     return None
 
 
-def shipped_objects(names: Iterable[str], lane: Lane | None = None, folder: Path = FOLDER) -> dict[str, bytes]:
+def read_shipped_objects(names: Iterable[str], lane: Lane | None = None, folder: Path = FOLDER) -> dict[str, bytes]:
     """Return, by name, those of the object files that the archive for a lane contains."""
-    if (path := archive_of(lane or this_lane(), folder)) is None:
+    if (path := find_archive(lane or get_lane(), folder)) is None:
         return {}
     from zipfile import ZipFile  # seldom needed
 
@@ -67,8 +67,8 @@ def shipped_objects(names: Iterable[str], lane: Lane | None = None, folder: Path
         return {name: archive.read(f"{name}.o") for name in names if f"{name}.o" in members}
 
 
-def shipped_names(lane: Lane | None = None, folder: Path = FOLDER) -> frozenset[str]:
-    if (path := archive_of(lane or this_lane(), folder)) is None:
+def list_shipped_names(lane: Lane | None = None, folder: Path = FOLDER) -> frozenset[str]:
+    if (path := find_archive(lane or get_lane(), folder)) is None:
         return frozenset()
     from zipfile import ZipFile  # seldom needed
 

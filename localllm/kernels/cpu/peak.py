@@ -15,7 +15,7 @@ from numba import int64, types
 from localllm.kernels import simd
 from localllm.kernels.cpu import PEAK_BYTES, PEAK_CHAINS
 from localllm.kernels.cpu.amx.tiles import configure, make_multiply, make_store, make_zero, release
-from localllm.kernels.cpu.signature import argument, device, kernel
+from localllm.kernels.cpu.signature import device, kernel, load_argument
 from localllm.kernels.table import PEAK, STREAM
 
 STREAMS = 4
@@ -35,9 +35,9 @@ def read_step(at):
 @kernel
 def stream(a, part, parts, thread):
     """Read a part of the memory; the stored result keeps the compiler from omitting the loads."""
-    units = argument(a, STREAM.size) // UNIT
+    units = load_argument(a, STREAM.size) // UNIT
     first, last = units * part // parts, units * (part + 1) // parts
-    at, length = argument(a, STREAM.memory) + first * UNIT, (last - first) * STEP
+    at, length = load_argument(a, STREAM.memory) + first * UNIT, (last - first) * STEP
     x0 = x1 = x2 = x3 = nothing()
     for _ in range(last - first):
         x0 = x0 ^ read_step(at)
@@ -45,7 +45,7 @@ def stream(a, part, parts, thread):
         x2 = x2 ^ read_step(at + 2 * length)
         x3 = x3 ^ read_step(at + 3 * length)
         at += STEP
-    simd.store_u8x64(argument(a, STREAM.results) + part * 64, (x0 ^ x1) ^ (x2 ^ x3))
+    simd.store_u8x64(load_argument(a, STREAM.results) + part * 64, (x0 ^ x1) ^ (x2 ^ x3))
 
 
 sums = types.UniTuple(simd.i32x16, PEAK_CHAINS)
@@ -74,33 +74,33 @@ def add_to_all(builder, chains, address, unsigned, signed):
     if simd.dot_variant() is not simd.dot_bytes:
         return simd.as_tuple(builder, [simd.dot_variant(127)(builder, chain, unsigned, signed) for chain in chains])
     builder.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)
-    codes = [simd.load_value(builder, place, simd.u8x64.llvm) for place in places(builder, address)]
+    codes = [simd.load_value(builder, place, simd.u8x64.llvm) for place in compute_addresses(builder, address)]
     return simd.as_tuple(builder, [add_words(builder, *each, signed) for each in zip(chains, codes, strict=True)])
 
 
-def places(builder, address):
+def compute_addresses(builder, address):
     return [builder.add(address, simd.I64(64 * chain)) for chain in range(PEAK_CHAINS)]
 
 
 @simd.operation(sums, int64)
 def load_sums(builder, address):
     return simd.as_tuple(
-        builder, [simd.load_value(builder, place, simd.i32x16.llvm) for place in places(builder, address)]
+        builder, [simd.load_value(builder, place, simd.i32x16.llvm) for place in compute_addresses(builder, address)]
     )
 
 
 @simd.operation(None, sums, int64)
 def store_sums(builder, chains, address):
-    for chain, place in zip(simd.elements(builder, chains), places(builder, address), strict=True):
+    for chain, place in zip(simd.elements(builder, chains), compute_addresses(builder, address), strict=True):
         simd.store_value(builder, place, chain)
 
 
 @kernel
 def multiply_peak(a, part, parts, thread):
     """Multiply bytes for some rounds. The sums are stored, so that the compiler cannot omit the work."""
-    memory = argument(a, PEAK.memory) + part * PEAK_BYTES
+    memory = load_argument(a, PEAK.memory) + part * PEAK_BYTES
     unsigned, signed, chains = simd.load_u8x64(memory), simd.load_u8x64(memory + 64), load_sums(memory + 128)
-    for _ in range(argument(a, PEAK.rounds)):
+    for _ in range(load_argument(a, PEAK.rounds)):
         chains = add_to_all(chains, memory + 128, unsigned, signed)
     store_sums(chains, memory + 128)
 
@@ -110,10 +110,10 @@ zero_tiles, multiply_all, store_tile = make_zero(range(8)), make_multiply(2, 2),
 
 @kernel
 def multiply_peak_tiles(a, part, parts, thread):
-    registers = argument(a, PEAK.memory) + part * PEAK_BYTES
+    registers = load_argument(a, PEAK.memory) + part * PEAK_BYTES
     configure(registers)
     zero_tiles(registers)
-    for _ in range(argument(a, PEAK.rounds)):
+    for _ in range(load_argument(a, PEAK.rounds)):
         multiply_all(registers)
     store_tile(registers, registers, 1024, 64)
     release()

@@ -8,22 +8,22 @@ value of each of 16 columns. Formulas and arguments are in localllm/kernels/tabl
 from numba import float32
 
 from localllm.kernels import simd
-from localllm.kernels.cpu.signature import argument, device, kernel
+from localllm.kernels.cpu.signature import device, kernel, load_argument
 from localllm.kernels.table import CONVOLVE, GATED_MEAN, HEAD_SCAN, SELECTIVE_SCAN, SEQUENCE, WKV
 
 SEQUENCE_BYTES = 8 * len(SEQUENCE)
 
 
 @device
-def tokens_of(sequence):
+def load_token_range(sequence):
     """Return the index of a sequence's first token in the run, and the number of its tokens."""
-    return argument(sequence, SEQUENCE.first), argument(sequence, SEQUENCE.count)
+    return load_argument(sequence, SEQUENCE.first), load_argument(sequence, SEQUENCE.count)
 
 
 @device
-def states_of(sequence, offset):
+def load_states(sequence, offset):
     """Return the addresses of one of the states, before the run and after it."""
-    return argument(sequence, SEQUENCE.state) + offset, argument(sequence, SEQUENCE.next_state) + offset
+    return load_argument(sequence, SEQUENCE.state) + offset, load_argument(sequence, SEQUENCE.next_state) + offset
 
 
 # ---- causal convolution, separately for each column (depthwise). The state is a window: the x of the last taps - 1
@@ -31,7 +31,7 @@ def states_of(sequence, offset):
 
 
 @device
-def row_of(x, stride, window, row_bytes, taps, t):
+def find_row(x, stride, window, row_bytes, taps, t):
     """Return the address of the x of token t of the run; tokens before the run are in the window."""
     return x + t * stride if t >= 0 else window + (t + taps - 1) * row_bytes
 
@@ -39,41 +39,45 @@ def row_of(x, stride, window, row_bytes, taps, t):
 @device
 def convolve_token(a, x, window, t, y, first, last):
     """Compute y for token t; first, last: offsets in bytes of the columns to compute."""
-    taps, weights, stride = argument(a, CONVOLVE.taps), argument(a, CONVOLVE.weights), argument(a, CONVOLVE.stride)
-    row_bytes, silu = (argument(a, CONVOLVE.columns) + 15) // 16 * 64, argument(a, CONVOLVE.silu)
+    taps, weights, stride = (
+        load_argument(a, CONVOLVE.taps),
+        load_argument(a, CONVOLVE.weights),
+        load_argument(a, CONVOLVE.stride),
+    )
+    row_bytes, silu = (load_argument(a, CONVOLVE.columns) + 15) // 16 * 64, load_argument(a, CONVOLVE.silu)
     for i in range(first, last, 64):
-        total = simd.load_f32x16(argument(a, CONVOLVE.bias) + i)
+        total = simd.load_f32x16(load_argument(a, CONVOLVE.bias) + i)
         for tap in range(taps):
-            row = row_of(x, stride, window, row_bytes, taps, t - taps + 1 + tap)
+            row = find_row(x, stride, window, row_bytes, taps, t - taps + 1 + tap)
             total = simd.fma_f32x16(simd.load_f32x16(weights + tap * row_bytes + i), simd.load_f32x16(row + i), total)
         simd.store_f32x16(y + i, total * simd.sigmoid_f32x16(total) if silu == 1 else total)
 
 
 @device
-def slide(a, x, count, window, target, first, last):
+def slide_window(a, x, count, window, target, first, last):
     """Write the window after `count` more tokens, in order, so that `target` may be the old one.
 
     first, last: offsets in bytes of the columns.
     """
-    taps, row_bytes = argument(a, CONVOLVE.taps), (argument(a, CONVOLVE.columns) + 15) // 16 * 64
+    taps, row_bytes = load_argument(a, CONVOLVE.taps), (load_argument(a, CONVOLVE.columns) + 15) // 16 * 64
     for row in range(taps - 1):
-        source = row_of(x, argument(a, CONVOLVE.stride), window, row_bytes, taps, count - taps + 1 + row)
+        source = find_row(x, load_argument(a, CONVOLVE.stride), window, row_bytes, taps, count - taps + 1 + row)
         for i in range(first, last, 64):
             simd.store_f32x16(target + row * row_bytes + i, simd.load_f32x16(source + i))
 
 
 @kernel
 def convolve(a, part, parts, thread):
-    width, stride = (argument(a, CONVOLVE.columns) + 15) // 16, argument(a, CONVOLVE.stride)
+    width, stride = (load_argument(a, CONVOLVE.columns) + 15) // 16, load_argument(a, CONVOLVE.stride)
     first, last = width * part // parts * 64, width * (part + 1) // parts * 64
-    for s in range(simd.load_i64(argument(a, CONVOLVE.sequence_count))):
-        sequence = argument(a, CONVOLVE.sequences) + s * SEQUENCE_BYTES
-        token, count = tokens_of(sequence)
-        window, target = states_of(sequence, argument(a, CONVOLVE.offset))
-        x, y = argument(a, CONVOLVE.x) + token * stride, argument(a, CONVOLVE.y) + token * stride
+    for s in range(simd.load_i64(load_argument(a, CONVOLVE.sequence_count))):
+        sequence = load_argument(a, CONVOLVE.sequences) + s * SEQUENCE_BYTES
+        token, count = load_token_range(sequence)
+        window, target = load_states(sequence, load_argument(a, CONVOLVE.offset))
+        x, y = load_argument(a, CONVOLVE.x) + token * stride, load_argument(a, CONVOLVE.y) + token * stride
         for t in range(count):
             convolve_token(a, x, window, t, y + t * stride, first, last)
-        slide(a, x, count, window, target, first, last)
+        slide_window(a, x, count, window, target, first, last)
 
 
 # ---- the mean of the last few tokens, weighted by the softmax of their gates, separately for each column. The state is
@@ -83,33 +87,33 @@ LOWEST = float32(-3e38)
 
 
 @device
-def gate_of(a, row, tap, i, lanes):
+def load_gates(a, row, tap, i, lanes):
     """Return a tap's gates of `lanes` columns: those of the token's row plus the tap's own."""
-    columns, places = argument(a, GATED_MEAN.columns), argument(a, GATED_MEAN.places)
+    columns, places = load_argument(a, GATED_MEAN.columns), load_argument(a, GATED_MEAN.places)
     of_place = places + tap * ((columns + 15) // 16 * 64) + i * 4
-    gates = row + argument(a, GATED_MEAN.stretches) * columns * 4
+    gates = row + load_argument(a, GATED_MEAN.stretches) * columns * 4
     return simd.load_lanes_f32x16(gates + i * 4, lanes) + simd.load_lanes_f32x16(of_place, lanes)
 
 
 @device
-def row_of_tap(a, x, window, row_bytes, t, tap):
-    taps, stride = argument(a, GATED_MEAN.taps), argument(a, GATED_MEAN.x_stride)
-    row = row_of(x, stride, window, row_bytes, taps, t - taps + 1 + tap)
-    return row + tap * argument(a, GATED_MEAN.stretches) // taps * argument(a, GATED_MEAN.columns) * 4
+def find_tap_row(a, x, window, row_bytes, t, tap):
+    taps, stride = load_argument(a, GATED_MEAN.taps), load_argument(a, GATED_MEAN.x_stride)
+    row = find_row(x, stride, window, row_bytes, taps, t - taps + 1 + tap)
+    return row + tap * load_argument(a, GATED_MEAN.stretches) // taps * load_argument(a, GATED_MEAN.columns) * 4
 
 
 @device
-def mean_of_token(a, x, window, row_bytes, t, position, y, first, last):
+def compute_mean(a, x, window, row_bytes, t, position, y, first, last):
     """Compute y for token t at `position`. Taps before the beginning of the sequence do not count."""
-    taps = argument(a, GATED_MEAN.taps)
+    taps = load_argument(a, GATED_MEAN.taps)
     for i in range(first, last, 16):
         lanes, top = min(16, last - i), simd.splat_f32x16(LOWEST)
         for tap in range(max(taps - 1 - position, 0), taps):
-            top = simd.max_f32x16(top, gate_of(a, row_of_tap(a, x, window, row_bytes, t, tap), tap, i, lanes))
+            top = simd.max_f32x16(top, load_gates(a, find_tap_row(a, x, window, row_bytes, t, tap), tap, i, lanes))
         total, mean = simd.zero_f32x16(), simd.zero_f32x16()
         for tap in range(max(taps - 1 - position, 0), taps):
-            row = row_of_tap(a, x, window, row_bytes, t, tap)
-            gate = gate_of(a, row, tap, i, lanes)
+            row = find_tap_row(a, x, window, row_bytes, t, tap)
+            gate = load_gates(a, row, tap, i, lanes)
             weight = simd.exp_f32x16(gate - top) + (gate - gate)  # NaN if the gate is not finite
             total, mean = total + weight, simd.fma_f32x16(weight, simd.load_lanes_f32x16(row + i * 4, lanes), mean)
         simd.store_lanes_f32x16(y + i * 4, mean * simd.reciprocal_f32x16(total), lanes)
@@ -117,10 +121,10 @@ def mean_of_token(a, x, window, row_bytes, t, position, y, first, last):
 
 @device
 def slide_gates(a, x, count, window, target, row_bytes, first, last):
-    taps, stride = argument(a, GATED_MEAN.taps), argument(a, GATED_MEAN.x_stride)
-    columns, sides = argument(a, GATED_MEAN.columns), 2 * argument(a, GATED_MEAN.stretches)
+    taps, stride = load_argument(a, GATED_MEAN.taps), load_argument(a, GATED_MEAN.x_stride)
+    columns, sides = load_argument(a, GATED_MEAN.columns), 2 * load_argument(a, GATED_MEAN.stretches)
     for row in range(taps - 1):
-        source = row_of(x, stride, window, row_bytes, taps, count - taps + 1 + row)
+        source = find_row(x, stride, window, row_bytes, taps, count - taps + 1 + row)
         for i in range(first, last, 16):
             lanes = min(16, last - i)
             for side in range(sides):
@@ -132,18 +136,18 @@ def slide_gates(a, x, count, window, target, row_bytes, first, last):
 
 @kernel
 def gated_mean(a, part, parts, thread):
-    columns, stride = argument(a, GATED_MEAN.columns), argument(a, GATED_MEAN.stride)
-    blocks, row_bytes = (columns + 15) // 16, (2 * argument(a, GATED_MEAN.stretches) * columns + 15) // 16 * 64
+    columns, stride = load_argument(a, GATED_MEAN.columns), load_argument(a, GATED_MEAN.stride)
+    blocks, row_bytes = (columns + 15) // 16, (2 * load_argument(a, GATED_MEAN.stretches) * columns + 15) // 16 * 64
     first, last = blocks * part // parts * 16, min(blocks * (part + 1) // parts * 16, columns)
-    for s in range(simd.load_i64(argument(a, GATED_MEAN.sequence_count))):
-        sequence = argument(a, GATED_MEAN.sequences) + s * SEQUENCE_BYTES
-        token, count = tokens_of(sequence)
-        window, target = states_of(sequence, argument(a, GATED_MEAN.offset))
-        x = argument(a, GATED_MEAN.x) + token * argument(a, GATED_MEAN.x_stride)
-        start = argument(sequence, SEQUENCE.length) - count
+    for s in range(simd.load_i64(load_argument(a, GATED_MEAN.sequence_count))):
+        sequence = load_argument(a, GATED_MEAN.sequences) + s * SEQUENCE_BYTES
+        token, count = load_token_range(sequence)
+        window, target = load_states(sequence, load_argument(a, GATED_MEAN.offset))
+        x = load_argument(a, GATED_MEAN.x) + token * load_argument(a, GATED_MEAN.x_stride)
+        start = load_argument(sequence, SEQUENCE.length) - count
         for t in range(count):
-            y = argument(a, GATED_MEAN.y) + (token + t) * stride
-            mean_of_token(a, x, window, row_bytes, t, start + t, y, first, last)
+            y = load_argument(a, GATED_MEAN.y) + (token + t) * stride
+            compute_mean(a, x, window, row_bytes, t, start + t, y, first, last)
         slide_gates(a, x, count, window, target, row_bytes, first, last)
 
 
@@ -164,28 +168,28 @@ def advance_columns(source, target, rates, dt, input, b, c, y, state_size):
 
 @device
 def scan_columns(a, sequence, column):
-    first, count = tokens_of(sequence)
-    stride, state_size = argument(a, SELECTIVE_SCAN.stride), argument(a, SELECTIVE_SCAN.state_size)
+    first, count = load_token_range(sequence)
+    stride, state_size = load_argument(a, SELECTIVE_SCAN.stride), load_argument(a, SELECTIVE_SCAN.state_size)
     state = column * state_size * 4
-    source, target = states_of(sequence, argument(a, SELECTIVE_SCAN.offset) + state)
-    skip = simd.load_f32x16(argument(a, SELECTIVE_SCAN.skip) + column * 4)
+    source, target = load_states(sequence, load_argument(a, SELECTIVE_SCAN.offset) + state)
+    skip = simd.load_f32x16(load_argument(a, SELECTIVE_SCAN.skip) + column * 4)
     for t in range(first, first + count):
-        at, of_state = t * stride + column * 4, t * argument(a, SELECTIVE_SCAN.state_stride)
-        x = simd.load_f32x16(argument(a, SELECTIVE_SCAN.x) + at)
-        dt = simd.load_f32x16(argument(a, SELECTIVE_SCAN.dt) + at)
-        b, c = argument(a, SELECTIVE_SCAN.b) + of_state, argument(a, SELECTIVE_SCAN.c) + of_state
-        rates = argument(a, SELECTIVE_SCAN.rates) + state
+        at, of_state = t * stride + column * 4, t * load_argument(a, SELECTIVE_SCAN.state_stride)
+        x = simd.load_f32x16(load_argument(a, SELECTIVE_SCAN.x) + at)
+        dt = simd.load_f32x16(load_argument(a, SELECTIVE_SCAN.dt) + at)
+        b, c = load_argument(a, SELECTIVE_SCAN.b) + of_state, load_argument(a, SELECTIVE_SCAN.c) + of_state
+        rates = load_argument(a, SELECTIVE_SCAN.rates) + state
         y = advance_columns(source, target, rates, dt, dt * x, b, c, skip * x, state_size)
-        simd.store_f32x16(argument(a, SELECTIVE_SCAN.y) + at, y)
+        simd.store_f32x16(load_argument(a, SELECTIVE_SCAN.y) + at, y)
         source = target
 
 
 @kernel
 def selective_scan(a, part, parts, thread):
-    width = (argument(a, SELECTIVE_SCAN.columns) + 15) // 16
+    width = (load_argument(a, SELECTIVE_SCAN.columns) + 15) // 16
     for i in range(width * part // parts, width * (part + 1) // parts):
-        for s in range(simd.load_i64(argument(a, SELECTIVE_SCAN.sequence_count))):
-            scan_columns(a, argument(a, SELECTIVE_SCAN.sequences) + s * SEQUENCE_BYTES, i * 16)
+        for s in range(simd.load_i64(load_argument(a, SELECTIVE_SCAN.sequence_count))):
+            scan_columns(a, load_argument(a, SELECTIVE_SCAN.sequences) + s * SEQUENCE_BYTES, i * 16)
 
 
 # ---- recurrences whose state is a matrix for each head, [key_dim, value_dim]: keys write to it, queries read from it.
@@ -200,26 +204,26 @@ def selective_scan(a, part, parts, thread):
 
 
 @device
-def splat_at(address):
+def load_splat(address):
     return simd.splat_f32x16(simd.load_f32(address))
 
 
 @device
-def read(block, k, key_dim):
+def multiply_state(block, k, key_dim):
     """Multiply a key by a block of the state: f32x16."""
     even, odd = simd.zero_f32x16(), simd.zero_f32x16()
     for i in range(0, key_dim - 1, 2):
-        even = simd.fma_f32x16(simd.load_f32x16(block + i * 64), splat_at(k + i * 4), even)
-        odd = simd.fma_f32x16(simd.load_f32x16(block + i * 64 + 64), splat_at(k + i * 4 + 4), odd)
+        even = simd.fma_f32x16(simd.load_f32x16(block + i * 64), load_splat(k + i * 4), even)
+        odd = simd.fma_f32x16(simd.load_f32x16(block + i * 64 + 64), load_splat(k + i * 4 + 4), odd)
     if key_dim % 2 == 1:
-        even = simd.fma_f32x16(simd.load_f32x16(block + (key_dim - 1) * 64), splat_at(k + (key_dim - 1) * 4), even)
+        even = simd.fma_f32x16(simd.load_f32x16(block + (key_dim - 1) * 64), load_splat(k + (key_dim - 1) * 4), even)
     return even + odd
 
 
 @device
-def write(source, target, i, decay, d, k):
+def update_row(source, target, i, decay, d, k):
     """Update row i of a block: row * decay + k[i] * d; return the new row."""
-    row = simd.fma_f32x16(splat_at(k + i * 4), d, simd.load_f32x16(source + i * 64) * decay)
+    row = simd.fma_f32x16(load_splat(k + i * 4), d, simd.load_f32x16(source + i * 64) * decay)
     simd.store_f32x16(target + i * 64, row)
     return row
 
@@ -229,11 +233,11 @@ def advance(source, target, decay, d, k, q, key_dim):
     """Update a block of the state for one token; return the query times the new block."""
     even, odd = simd.zero_f32x16(), simd.zero_f32x16()
     for i in range(0, key_dim - 1, 2):
-        even = simd.fma_f32x16(write(source, target, i, decay, d, k), splat_at(q + i * 4), even)
-        odd = simd.fma_f32x16(write(source, target, i + 1, decay, d, k), splat_at(q + i * 4 + 4), odd)
+        even = simd.fma_f32x16(update_row(source, target, i, decay, d, k), load_splat(q + i * 4), even)
+        odd = simd.fma_f32x16(update_row(source, target, i + 1, decay, d, k), load_splat(q + i * 4 + 4), odd)
     if key_dim % 2 == 1:
         i = key_dim - 1
-        even = simd.fma_f32x16(write(source, target, i, decay, d, k), splat_at(q + i * 4), even)
+        even = simd.fma_f32x16(update_row(source, target, i, decay, d, k), load_splat(q + i * 4), even)
     return even + odd
 
 
@@ -245,16 +249,16 @@ def advance_and_read(source, target, decay, d, k, q, next_k, key_dim):
     """
     even, odd, even_next, odd_next = simd.zero_f32x16(), simd.zero_f32x16(), simd.zero_f32x16(), simd.zero_f32x16()
     for i in range(0, key_dim - 1, 2):
-        row, other = write(source, target, i, decay, d, k), write(source, target, i + 1, decay, d, k)
-        even = simd.fma_f32x16(row, splat_at(q + i * 4), even)
-        odd = simd.fma_f32x16(other, splat_at(q + i * 4 + 4), odd)
-        even_next = simd.fma_f32x16(row, splat_at(next_k + i * 4), even_next)
-        odd_next = simd.fma_f32x16(other, splat_at(next_k + i * 4 + 4), odd_next)
+        row, other = update_row(source, target, i, decay, d, k), update_row(source, target, i + 1, decay, d, k)
+        even = simd.fma_f32x16(row, load_splat(q + i * 4), even)
+        odd = simd.fma_f32x16(other, load_splat(q + i * 4 + 4), odd)
+        even_next = simd.fma_f32x16(row, load_splat(next_k + i * 4), even_next)
+        odd_next = simd.fma_f32x16(other, load_splat(next_k + i * 4 + 4), odd_next)
     if key_dim % 2 == 1:
         i = key_dim - 1
-        row = write(source, target, i, decay, d, k)
-        even = simd.fma_f32x16(row, splat_at(q + i * 4), even)
-        even_next = simd.fma_f32x16(row, splat_at(next_k + i * 4), even_next)
+        row = update_row(source, target, i, decay, d, k)
+        even = simd.fma_f32x16(row, load_splat(q + i * 4), even)
+        even_next = simd.fma_f32x16(row, load_splat(next_k + i * 4), even_next)
     return even + odd, even_next + odd_next
 
 
@@ -264,34 +268,46 @@ def scan_plain(a, first, count, source, target, head, key, value, lanes):
 
     key, value: offsets in bytes in the tokens' rows; lanes: columns of the block that exist.
     """
-    key_dim = argument(a, HEAD_SCAN.key_dim)
-    rate, skip = splat_at(argument(a, HEAD_SCAN.rates) + head * 4), splat_at(argument(a, HEAD_SCAN.skip) + head * 4)
+    key_dim = load_argument(a, HEAD_SCAN.key_dim)
+    rate, skip = (
+        load_splat(load_argument(a, HEAD_SCAN.rates) + head * 4),
+        load_splat(load_argument(a, HEAD_SCAN.skip) + head * 4),
+    )
     for t in range(first, first + count):
-        at, of_head = t * argument(a, HEAD_SCAN.stride) + value, t * argument(a, HEAD_SCAN.head_stride) + head * 4
-        of_key = t * argument(a, HEAD_SCAN.key_stride) + key
-        q, k = argument(a, HEAD_SCAN.q) + of_key, argument(a, HEAD_SCAN.k) + of_key
-        v = simd.load_lanes_f32x16(argument(a, HEAD_SCAN.v) + at, lanes)
-        decay = simd.exp_f32x16(rate * splat_at(argument(a, HEAD_SCAN.dt) + of_head))
-        d = v * splat_at(argument(a, HEAD_SCAN.strength) + of_head)
+        at, of_head = (
+            t * load_argument(a, HEAD_SCAN.stride) + value,
+            t * load_argument(a, HEAD_SCAN.head_stride) + head * 4,
+        )
+        of_key = t * load_argument(a, HEAD_SCAN.key_stride) + key
+        q, k = load_argument(a, HEAD_SCAN.q) + of_key, load_argument(a, HEAD_SCAN.k) + of_key
+        v = simd.load_lanes_f32x16(load_argument(a, HEAD_SCAN.v) + at, lanes)
+        decay = simd.exp_f32x16(rate * load_splat(load_argument(a, HEAD_SCAN.dt) + of_head))
+        d = v * load_splat(load_argument(a, HEAD_SCAN.strength) + of_head)
         y = advance(source, target, decay, d, k, q, key_dim)
-        simd.store_lanes_f32x16(argument(a, HEAD_SCAN.y) + at, simd.fma_f32x16(skip, v, y), lanes)
+        simd.store_lanes_f32x16(load_argument(a, HEAD_SCAN.y) + at, simd.fma_f32x16(skip, v, y), lanes)
         source = target
 
 
 @device
 def scan_delta(a, first, count, source, target, head, key, value, lanes):
-    key_dim, key_stride = argument(a, HEAD_SCAN.key_dim), argument(a, HEAD_SCAN.key_stride)
-    rate = splat_at(argument(a, HEAD_SCAN.rates) + head * 4)
-    key_reads = read(source, argument(a, HEAD_SCAN.k) + first * key_stride + key, key_dim)
+    key_dim, key_stride = load_argument(a, HEAD_SCAN.key_dim), load_argument(a, HEAD_SCAN.key_stride)
+    rate = load_splat(load_argument(a, HEAD_SCAN.rates) + head * 4)
+    key_reads = multiply_state(source, load_argument(a, HEAD_SCAN.k) + first * key_stride + key, key_dim)
     for t in range(first, first + count):
-        at, of_head = t * argument(a, HEAD_SCAN.stride) + value, t * argument(a, HEAD_SCAN.head_stride) + head * 4
-        q, k = argument(a, HEAD_SCAN.q) + t * key_stride + key, argument(a, HEAD_SCAN.k) + t * key_stride + key
+        at, of_head = (
+            t * load_argument(a, HEAD_SCAN.stride) + value,
+            t * load_argument(a, HEAD_SCAN.head_stride) + head * 4,
+        )
+        q, k = (
+            load_argument(a, HEAD_SCAN.q) + t * key_stride + key,
+            load_argument(a, HEAD_SCAN.k) + t * key_stride + key,
+        )
         next_k = k + key_stride if t + 1 < first + count else k
-        v = simd.load_lanes_f32x16(argument(a, HEAD_SCAN.v) + at, lanes)
-        decay = simd.exp_f32x16(rate * splat_at(argument(a, HEAD_SCAN.dt) + of_head))
-        d = (v - decay * key_reads) * splat_at(argument(a, HEAD_SCAN.strength) + of_head)
+        v = simd.load_lanes_f32x16(load_argument(a, HEAD_SCAN.v) + at, lanes)
+        decay = simd.exp_f32x16(rate * load_splat(load_argument(a, HEAD_SCAN.dt) + of_head))
+        d = (v - decay * key_reads) * load_splat(load_argument(a, HEAD_SCAN.strength) + of_head)
         y, key_reads = advance_and_read(source, target, decay, d, k, q, next_k, key_dim)
-        simd.store_lanes_f32x16(argument(a, HEAD_SCAN.y) + at, y, lanes)
+        simd.store_lanes_f32x16(load_argument(a, HEAD_SCAN.y) + at, y, lanes)
         source = target
 
 
@@ -300,17 +316,17 @@ def make_head_scan(rule):
 
     @kernel
     def head_scan(a, part, parts, thread):
-        key_dim, value_dim = argument(a, HEAD_SCAN.key_dim), argument(a, HEAD_SCAN.value_dim)
+        key_dim, value_dim = load_argument(a, HEAD_SCAN.key_dim), load_argument(a, HEAD_SCAN.value_dim)
         blocks = (value_dim + 15) // 16
-        total = argument(a, HEAD_SCAN.heads) * blocks
+        total = load_argument(a, HEAD_SCAN.heads) * blocks
         for i in range(total * part // parts, total * (part + 1) // parts):
             head, column = i // blocks, i % blocks * 16
-            key = head // argument(a, HEAD_SCAN.repeat) % argument(a, HEAD_SCAN.key_heads) * key_dim * 4
+            key = head // load_argument(a, HEAD_SCAN.repeat) % load_argument(a, HEAD_SCAN.key_heads) * key_dim * 4
             value, lanes = (head * value_dim + column) * 4, min(16, value_dim - column)
-            for s in range(simd.load_i64(argument(a, HEAD_SCAN.sequence_count))):
-                sequence = argument(a, HEAD_SCAN.sequences) + s * SEQUENCE_BYTES
-                first, count = tokens_of(sequence)
-                source, target = states_of(sequence, argument(a, HEAD_SCAN.offset) + i * key_dim * 64)
+            for s in range(simd.load_i64(load_argument(a, HEAD_SCAN.sequence_count))):
+                sequence = load_argument(a, HEAD_SCAN.sequences) + s * SEQUENCE_BYTES
+                first, count = load_token_range(sequence)
+                source, target = load_states(sequence, load_argument(a, HEAD_SCAN.offset) + i * key_dim * 64)
                 scan(a, first, count, source, target, head, key, value, lanes)
 
     return head_scan
@@ -330,18 +346,18 @@ def update_gated(source, target, of_token, v, state_product, y, read_next):
     Return y plus r times the new row, and read_next unchanged.
     """
     r, w, k, _, _ = of_token
-    row = simd.fma_f32x16(simd.load_f32x16(source), splat_at(w), splat_at(k) * v)
+    row = simd.fma_f32x16(simd.load_f32x16(source), load_splat(w), load_splat(k) * v)
     simd.store_f32x16(target, row)
-    return simd.fma_f32x16(row, splat_at(r), y), read_next
+    return simd.fma_f32x16(row, load_splat(r), y), read_next
 
 
 @device
 def update_first(source, target, of_token, v, state_product, y, read_next):
     """Update one row for one token; y uses the old row, and k v with an extra weight (see update_gated)."""
     r, w, k, weight, _ = of_token
-    old, new = simd.load_f32x16(source), splat_at(k) * v
-    simd.store_f32x16(target, simd.fma_f32x16(old, splat_at(w), new))
-    return simd.fma_f32x16(simd.fma_f32x16(splat_at(weight), new, old), splat_at(r), y), read_next
+    old, new = simd.load_f32x16(source), load_splat(k) * v
+    simd.store_f32x16(target, simd.fma_f32x16(old, load_splat(w), new))
+    return simd.fma_f32x16(simd.fma_f32x16(load_splat(weight), new, old), load_splat(r), y), read_next
 
 
 @device
@@ -353,71 +369,77 @@ def update_delta(source, target, of_token, v, state_product, y, read_next):
     """
     r, w, k, b, next_a = of_token
     row = simd.fma_f32x16(
-        splat_at(b), state_product, simd.fma_f32x16(simd.load_f32x16(source), splat_at(w), splat_at(k) * v)
+        load_splat(b), state_product, simd.fma_f32x16(simd.load_f32x16(source), load_splat(w), load_splat(k) * v)
     )
     simd.store_f32x16(target, row)
-    return simd.fma_f32x16(row, splat_at(r), y), simd.fma_f32x16(row, splat_at(next_a), read_next)
+    return simd.fma_f32x16(row, load_splat(r), y), simd.fma_f32x16(row, load_splat(next_a), read_next)
 
 
 @device
-def moved(of_token, by):
+def offset_addresses(of_token, by):
     r, w, k, b, next_a = of_token
     return r + by, w + by, k + by, b + by, next_a + by
 
 
-def scan_by(rule):
+def make_scan(rule):
     @device
     def advance(source, target, of_token, v, state_product, key_dim):
         """Apply a token to a block; return the new block's products with r and with the next token's a."""
         even, odd, even_next, odd_next = simd.zero_f32x16(), simd.zero_f32x16(), simd.zero_f32x16(), simd.zero_f32x16()
         for i in range(0, key_dim - 1, 2):
             at = i * 64
-            even, even_next = rule(source + at, target + at, moved(of_token, i * 4), v, state_product, even, even_next)
-            at, rows = at + 64, moved(of_token, i * 4 + 4)
+            even, even_next = rule(
+                source + at, target + at, offset_addresses(of_token, i * 4), v, state_product, even, even_next
+            )
+            at, rows = at + 64, offset_addresses(of_token, i * 4 + 4)
             odd, odd_next = rule(source + at, target + at, rows, v, state_product, odd, odd_next)
         if key_dim % 2 == 1:
-            at, rows = (key_dim - 1) * 64, moved(of_token, (key_dim - 1) * 4)
+            at, rows = (key_dim - 1) * 64, offset_addresses(of_token, (key_dim - 1) * 4)
             even, even_next = rule(source + at, target + at, rows, v, state_product, even, even_next)
         return even + odd, even_next + odd_next
 
     @device
     def scan(a, start, count, source, target, key, value, lanes):
-        key_dim, key_stride = argument(a, WKV.key_dim), argument(a, WKV.key_stride)
+        key_dim, key_stride = load_argument(a, WKV.key_dim), load_argument(a, WKV.key_stride)
         state_product = simd.zero_f32x16()
         if rule is update_delta:
-            state_product = read(source, argument(a, WKV.a) + start * key_stride + key, key_dim)
+            state_product = multiply_state(source, load_argument(a, WKV.a) + start * key_stride + key, key_dim)
         for t in range(start, start + count):
-            of_key, at = t * key_stride + key, t * argument(a, WKV.stride) + value
-            r, w, k = argument(a, WKV.r) + of_key, argument(a, WKV.w) + of_key, argument(a, WKV.k) + of_key
+            of_key, at = t * key_stride + key, t * load_argument(a, WKV.stride) + value
+            r, w, k = (
+                load_argument(a, WKV.r) + of_key,
+                load_argument(a, WKV.w) + of_key,
+                load_argument(a, WKV.k) + of_key,
+            )
             other, next_a = k, k
             if rule is update_delta:
                 of_next = of_key + key_stride if t + 1 < start + count else of_key
-                other, next_a = argument(a, WKV.b) + of_key, argument(a, WKV.a) + of_next
+                other, next_a = load_argument(a, WKV.b) + of_key, load_argument(a, WKV.a) + of_next
             if rule is update_first:
-                other = argument(a, WKV.first) + key
-            v = simd.load_lanes_f32x16(argument(a, WKV.v) + at, lanes)
+                other = load_argument(a, WKV.first) + key
+            v = simd.load_lanes_f32x16(load_argument(a, WKV.v) + at, lanes)
             y, state_product = advance(source, target, (r, w, k, other, next_a), v, state_product, key_dim)
-            simd.store_lanes_f32x16(argument(a, WKV.y) + at, y, lanes)
+            simd.store_lanes_f32x16(load_argument(a, WKV.y) + at, y, lanes)
             source = target
 
     return scan
 
 
 def make_wkv(rule):
-    scan = scan_by({"gated": update_gated, "first": update_first, "delta": update_delta}[rule])
+    scan = make_scan({"gated": update_gated, "first": update_first, "delta": update_delta}[rule])
 
     @kernel
     def wkv(a, part, parts, thread):
-        key_dim, value_dim = argument(a, WKV.key_dim), argument(a, WKV.value_dim)
+        key_dim, value_dim = load_argument(a, WKV.key_dim), load_argument(a, WKV.value_dim)
         blocks = (value_dim + 15) // 16
-        total = argument(a, WKV.heads) * blocks
+        total = load_argument(a, WKV.heads) * blocks
         for i in range(total * part // parts, total * (part + 1) // parts):
             head, column = i // blocks, i % blocks * 16
             value, lanes = (head * value_dim + column) * 4, min(16, value_dim - column)
-            for s in range(simd.load_i64(argument(a, WKV.sequence_count))):
-                sequence = argument(a, WKV.sequences) + s * SEQUENCE_BYTES
-                start, count = tokens_of(sequence)
-                source, target = states_of(sequence, argument(a, WKV.offset) + i * key_dim * 64)
+            for s in range(simd.load_i64(load_argument(a, WKV.sequence_count))):
+                sequence = load_argument(a, WKV.sequences) + s * SEQUENCE_BYTES
+                start, count = load_token_range(sequence)
+                source, target = load_states(sequence, load_argument(a, WKV.offset) + i * key_dim * 64)
                 scan(a, start, count, source, target, head * key_dim * 4, value, lanes)
 
     return wkv

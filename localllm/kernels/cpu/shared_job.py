@@ -5,10 +5,10 @@ This module does not import Numba.
 
 from typing import NamedTuple
 
-from localllm.kernels.table import arguments
-from localllm.system.cpu import LINE
+from localllm.kernels.table import declare_arguments
+from localllm.system.cpu import CACHE_LINE
 
-WORDS = LINE // 8  # of 64 bits in a line
+WORDS = CACHE_LINE // 8  # of 64 bits in a line
 
 
 class Job(NamedTuple):
@@ -40,4 +40,4 @@ JOB_WORDS = 7 * WORDS
 
 # A step of the tape. kernel, arguments: addresses; parts: the number of parts; count: address of a count that limits
 # the parts further, or 0; stage: 1 if a stage begins with this step.
-STEP = arguments("kernel arguments parts count stage")
+STEP = declare_arguments("kernel arguments parts count stage")

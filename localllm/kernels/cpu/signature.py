@@ -28,11 +28,11 @@ kernel = njit(nogil=True, error_model="numpy", pipeline_class=Pipeline)
 
 
 @device
-def argument(arguments, index):
+def load_argument(arguments, index):
     """Load an int64 argument; index: for example ADD.x."""
     return load_i64(arguments + index * 8)
 
 
 @device
-def argument_f32(arguments, index):
+def load_argument_f32(arguments, index):
     return load_f32(arguments + index * 8)

@@ -18,8 +18,8 @@ A run is one call from Python, from the first part to the last. No exception can
 
 from localllm.kernels import simd
 from localllm.kernels.cpu.shared_job import JOB, STEP
-from localllm.kernels.cpu.signature import argument, device, kernel
-from localllm.system.cpu import LINE
+from localllm.kernels.cpu.signature import device, kernel, load_argument
+from localllm.system.cpu import CACHE_LINE
 
 STEP_BYTES = 8 * len(STEP)
 SPINS = 2000  # iterations before a waiting thread starts to yield: about 40 us
@@ -27,22 +27,22 @@ IDLE_YIELDS = 2000  # yields before a thread without work goes to sleep: about 1
 
 
 @device
-def at(job, place):
+def get_field(job, place):
     return job + place * 8
 
 
 @device
 def yield_cpu(job):
-    simd.call_address(argument(job, JOB.offer))
+    simd.call_address(load_argument(job, JOB.offer))
 
 
 @device
-def call(job, function, x, y):
+def call_system(job, function, x, y):
     """Call a function of the operating system with arguments x, y, -1, 0; it ignores surplus ones.
 
     Windows' wait function takes all four: the last two are the timeout (-1: none) and the mode of the mutex.
     """
-    simd.call_kernel(argument(job, function), x, y, -1, 0)
+    simd.call_kernel(load_argument(job, function), x, y, -1, 0)
 
 
 @device
@@ -68,50 +68,50 @@ def claim(cell, run, parts):
 def wait_for_parts(job, run, parts):
     """Wait until `parts` parts of this run are done; return False if the run ends before."""
     spins = 0
-    while simd.atomic_load(at(job, JOB.done)) < parts:
-        if simd.atomic_load(at(job, JOB.run)) != run:
+    while simd.atomic_load(get_field(job, JOB.done)) < parts:
+        if simd.atomic_load(get_field(job, JOB.run)) != run:
             return False
         spins += 1
         if spins < SPINS:
             simd.cpu_pause()
         else:
             yield_cpu(job)
-    return simd.atomic_load(at(job, JOB.run)) == run
+    return simd.atomic_load(get_field(job, JOB.run)) == run
 
 
 @device
-def parts_of(step):
+def count_parts(step):
     """Return a step's number of parts.
 
     It is at least 1, because every run writes its id to the step's claim cell.
     """
-    parts, count = argument(step, STEP.parts), argument(step, STEP.count)
+    parts, count = load_argument(step, STEP.parts), load_argument(step, STEP.count)
     if count != 0:
         parts = max(min(parts, simd.load_i64(count)), 1)
     return parts
 
 
 @device
-def walk(job, run, thread):
+def run_parts(job, run, thread):
     """Execute a thread's share of the run `run`: claim and call parts, step by step."""
-    tape, steps, cells = argument(job, JOB.tape), argument(job, JOB.steps), argument(job, JOB.cells)
+    tape, steps, cells = load_argument(job, JOB.tape), load_argument(job, JOB.steps), load_argument(job, JOB.cells)
     before_stage, before_step, since = 0, 0, simd.cycles()
     for i in range(steps):
         step = tape + i * STEP_BYTES
-        if argument(step, STEP.stage) == 1:
+        if load_argument(step, STEP.stage) == 1:
             before_stage = before_step
             if not wait_for_parts(job, run, before_stage):
                 return
-        parts = parts_of(step)
+        parts = count_parts(step)
         before_step += parts
         while True:
-            part = claim(cells + i * LINE, run, parts)
+            part = claim(cells + i * CACHE_LINE, run, parts)
             if part == -2:
                 return
             if part < 0:
                 break
-            simd.call_kernel(argument(step, STEP.kernel), argument(step, STEP.arguments), part, parts, thread)
-            simd.atomic_add(at(job, JOB.done), 1)
+            simd.call_kernel(load_argument(step, STEP.kernel), load_argument(step, STEP.arguments), part, parts, thread)
+            simd.atomic_add(get_field(job, JOB.done), 1)
             if simd.cycles() - since > simd.slice_cycles():
                 yield_cpu(job)
                 since = simd.cycles()
@@ -121,12 +121,12 @@ def walk(job, run, thread):
 @device
 def sleep(job, number):
     """Sleep until the run id is no longer `number`, or until threads must end."""
-    call(job, JOB.lock, at(job, JOB.sleep_mutex), 0)
-    simd.atomic_add(at(job, JOB.sleepers), 1)
-    while simd.atomic_load(at(job, JOB.run)) == number and simd.atomic_load(at(job, JOB.stop)) == 0:
-        call(job, JOB.wait, at(job, JOB.wake_condition), at(job, JOB.sleep_mutex))
-    simd.atomic_add(at(job, JOB.sleepers), -1)
-    call(job, JOB.unlock, at(job, JOB.sleep_mutex), 0)
+    call_system(job, JOB.lock, get_field(job, JOB.sleep_mutex), 0)
+    simd.atomic_add(get_field(job, JOB.sleepers), 1)
+    while simd.atomic_load(get_field(job, JOB.run)) == number and simd.atomic_load(get_field(job, JOB.stop)) == 0:
+        call_system(job, JOB.wait, get_field(job, JOB.wake_condition), get_field(job, JOB.sleep_mutex))
+    simd.atomic_add(get_field(job, JOB.sleepers), -1)
+    call_system(job, JOB.unlock, get_field(job, JOB.sleep_mutex), 0)
 
 
 @device
@@ -135,10 +135,10 @@ def wake_sleepers(job):
 
     A thread that is about to sleep checks both fields once more.
     """
-    if simd.atomic_load(at(job, JOB.sleepers)) > 0:
-        call(job, JOB.lock, at(job, JOB.sleep_mutex), 0)
-        call(job, JOB.wake, at(job, JOB.wake_condition), 0)
-        call(job, JOB.unlock, at(job, JOB.sleep_mutex), 0)
+    if simd.atomic_load(get_field(job, JOB.sleepers)) > 0:
+        call_system(job, JOB.lock, get_field(job, JOB.sleep_mutex), 0)
+        call_system(job, JOB.wake, get_field(job, JOB.wake_condition), 0)
+        call_system(job, JOB.unlock, get_field(job, JOB.sleep_mutex), 0)
 
 
 @kernel
@@ -147,28 +147,28 @@ def run(job, stop, _, __):
 
     stop 1: end the other threads instead. Concurrent callers are serialized.
     """
-    call(job, JOB.lock, at(job, JOB.run_mutex), 0)
+    call_system(job, JOB.lock, get_field(job, JOB.run_mutex), 0)
     if stop == 1:
-        simd.atomic_store(at(job, JOB.stop), 1)
+        simd.atomic_store(get_field(job, JOB.stop), 1)
         wake_sleepers(job)
     else:
-        number = simd.atomic_load(at(job, JOB.run)) + 1
-        simd.atomic_store(at(job, JOB.done), 0)
-        simd.atomic_store(at(job, JOB.run), number)
+        number = simd.atomic_load(get_field(job, JOB.run)) + 1
+        simd.atomic_store(get_field(job, JOB.done), 0)
+        simd.atomic_store(get_field(job, JOB.run), number)
         wake_sleepers(job)
-        walk(job, number, 0)
-        simd.atomic_store(at(job, JOB.run), number + 1)
-    call(job, JOB.unlock, at(job, JOB.run_mutex), 0)
+        run_parts(job, number, 0)
+        simd.atomic_store(get_field(job, JOB.run), number + 1)
+    call_system(job, JOB.unlock, get_field(job, JOB.run_mutex), 0)
 
 
 @kernel
 def work(job, thread, _, __):
     """Take part in every run until the job stops; sleep when there has been no run for a while."""
     idle, last = 0, 0
-    while simd.atomic_load(at(job, JOB.stop)) == 0:
-        number = simd.atomic_load(at(job, JOB.run))
+    while simd.atomic_load(get_field(job, JOB.stop)) == 0:
+        number = simd.atomic_load(get_field(job, JOB.run))
         if number != last and number & 1:
-            walk(job, number, thread)
+            run_parts(job, number, thread)
             last, idle = number, 0
         elif idle < SPINS:
             simd.cpu_pause()

@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 
 from localllm.kernels.table import KERNELS, load_kernel
 
-MOST_EXPERTS = 1024  # maximum number of experts of a router
-CHOOSING = 64  # blocks of threads that select keys at the same time; each has memory for the scores of a context
+MAX_EXPERTS = 1024  # maximum number of experts of a router
+MAX_SELECTION_BLOCKS = (
+    64  # blocks of threads that select keys at the same time; each has memory for the scores of a context
+)
 
 
 class Grid(NamedTuple):
@@ -30,41 +32,41 @@ class Grid(NamedTuple):
 Arguments = Mapping[str, Any]  # of a launch, by name
 
 
-def block_threads() -> int:
+def get_block_threads() -> int:
     """Return the usual number of threads of a block."""
     from localllm.kernels.cuda.gpu import BLOCK  # imports Numba
 
     return BLOCK
 
 
-def warp_lanes() -> int:
+def get_warp_lanes() -> int:
     """Return the number of threads of a warp."""
     from localllm.kernels.cuda.gpu import WARP  # imports Numba
 
     return WARP
 
 
-def rows_by(size: int) -> Callable[[Arguments, int], Grid]:
+def make_row_grid(size: int) -> Callable[[Arguments, int], Grid]:
     """Build a function that returns a grid with a thread for every `size` columns of a row."""
-    return lambda a, rows: Grid(rows, -(-a["columns"] // (size * block_threads())), block_threads())
+    return lambda a, rows: Grid(rows, -(-a["columns"] // (size * get_block_threads())), get_block_threads())
 
 
-def grid_of_items(count: int) -> Grid:
+def create_item_grid(count: int) -> Grid:
     """Return a grid with a thread for each of `count` items."""
-    return Grid(-(-count // block_threads()), 1, block_threads())
+    return Grid(-(-count // get_block_threads()), 1, get_block_threads())
 
 
-def by_norm(a: Arguments, rows: int) -> Grid:
+def create_norm_grid(a: Arguments, rows: int) -> Grid:
     """Return a grid for norms.
 
     It has a block for each group of columns of a row, and a thread for every four columns of the group.
     """
-    warp, columns = warp_lanes(), a.get("columns") or a["heads"] * a["head_dim"]
+    warp, columns = get_warp_lanes(), a.get("columns") or a["heads"] * a["head_dim"]
     group = a.get("group") or a.get("head_dim") or columns
-    return Grid(rows, columns // group, min(-(-group // (4 * warp)) * warp, 4 * block_threads()))
+    return Grid(rows, columns // group, min(-(-group // (4 * warp)) * warp, 4 * get_block_threads()))
 
 
-def by_state(a: Arguments, rows: int) -> Grid:
+def create_state_grid(a: Arguments, rows: int) -> Grid:
     """Return a grid for recurrent states.
 
     It has a block for every ACROSS columns of the states, rounded up to 16 columns per head.
@@ -72,17 +74,17 @@ def by_state(a: Arguments, rows: int) -> Grid:
     from localllm.kernels.cuda.recurrent import ACROSS  # imports Numba
 
     heads, width = (a["heads"], a["value_dim"]) if "heads" in a else (1, a["columns"])
-    return Grid(heads * -(-width // 16) * 16 // ACROSS, 1, block_threads())
+    return Grid(heads * -(-width // 16) * 16 // ACROSS, 1, get_block_threads())
 
 
-def attend_few(a: Arguments, rows: int) -> Grid:
+def create_few_grid(a: Arguments, rows: int) -> Grid:
     """Return a grid with a block for each token, bundle of query heads, and section of a context."""
     from localllm.kernels.cuda.attention.shared import THREADS
 
     return Grid(rows, a["kv_heads"] * a["bundles"] * a["parts"], THREADS)
 
 
-def attend_many(a: Arguments, rows: int) -> Grid:
+def create_many_grid(a: Arguments, rows: int) -> Grid:
     """Return a grid with a block for every ROWS rows of a key-value head.
 
     The number of blocks is limited: with many short sequences, a block processes several units of rows.
@@ -94,50 +96,50 @@ def attend_many(a: Arguments, rows: int) -> Grid:
     return Grid(-(-rows * (heads // kv_heads) // ROWS) + min(rows, 16), kv_heads, THREADS)
 
 
-def by_two_rows(a: Arguments, rows: int) -> Grid:
+def create_matrix_grid(a: Arguments, rows: int) -> Grid:
     """Return a grid for products with matrices in planes.
 
     It has a block, of up to 4 warps, for every two rows of the matrix and each expert with rows.
     """
-    warp, units = warp_lanes(), a["columns"] // 32
+    warp, units = get_warp_lanes(), a["columns"] // 32
     return Grid(-(-a["rows"] // 2), min(a["experts"], rows), warp * min(4, -(-units // warp)))
 
 
 GRIDS: dict[str, Callable[[Arguments, int], Grid]] = {
-    "by_row": lambda a, rows: Grid(rows, 1, block_threads()),
-    "by_norm": by_norm,
-    "by_four": rows_by(4),
-    "by_entry": rows_by(1),
+    "by_row": lambda a, rows: Grid(rows, 1, get_block_threads()),
+    "by_norm": create_norm_grid,
+    "by_four": make_row_grid(4),
+    "by_entry": make_row_grid(1),
     # small blocks: for each head of a row, and for every `block` columns of it
-    "by_head": lambda a, rows: Grid(rows, a["heads"], min(64, block_threads())),
-    "by_matrix": lambda a, rows: Grid(rows, a["columns"] // a["block"], min(64, block_threads())),
+    "by_head": lambda a, rows: Grid(rows, a["heads"], min(64, get_block_threads())),
+    "by_matrix": lambda a, rows: Grid(rows, a["columns"] // a["block"], min(64, get_block_threads())),
     # a thread for each column, which processes all rows, or four threads, which share the tokens
-    "by_column": lambda a, rows: grid_of_items(a["columns"]),
-    "by_column_and_tokens": lambda a, rows: Grid(-(-a["columns"] // block_threads()), 4, block_threads()),
+    "by_column": lambda a, rows: create_item_grid(a["columns"]),
+    "by_column_and_tokens": lambda a, rows: Grid(-(-a["columns"] // get_block_threads()), 4, get_block_threads()),
     # a block for each pair of a token and one of its experts
-    "by_pair": lambda a, rows: Grid(rows, a["used"], block_threads()),
-    "warp_by_row": lambda a, rows: Grid(rows, 1, warp_lanes()),
-    "by_state": by_state,
-    "once": lambda a, rows: Grid(1, 1, block_threads()),
-    "attend_few": attend_few,
-    "attend_many": attend_many,
-    "by_token": lambda a, rows: grid_of_items(rows),
+    "by_pair": lambda a, rows: Grid(rows, a["used"], get_block_threads()),
+    "warp_by_row": lambda a, rows: Grid(rows, 1, get_warp_lanes()),
+    "by_state": create_state_grid,
+    "once": lambda a, rows: Grid(1, 1, get_block_threads()),
+    "attend_few": create_few_grid,
+    "attend_many": create_many_grid,
+    "by_token": lambda a, rows: create_item_grid(rows),
     # a block for each token; with more than CHOOSING, each block processes several
-    "some_tokens": lambda a, rows: Grid(min(rows, CHOOSING), 1, block_threads()),
-    "words": lambda a, rows: Grid(min(-(-a["words"] // block_threads()), 64), 1, block_threads()),
+    "some_tokens": lambda a, rows: Grid(min(rows, MAX_SELECTION_BLOCKS), 1, get_block_threads()),
+    "words": lambda a, rows: Grid(min(-(-a["words"] // get_block_threads()), 64), 1, get_block_threads()),
     # a thread for every 32 weights of a range, four threads for every 32 weights, or for every 32 activations
-    "by_unit": lambda a, rows: grid_of_items((a["last"] - a["first"]) // 32),
-    "by_unpacked_unit": lambda a, rows: grid_of_items(a["rows"] * a["columns"] // 8),
-    "by_activations": lambda a, rows: grid_of_items(rows * a["columns"] // 8),
-    "by_two_rows": by_two_rows,
+    "by_unit": lambda a, rows: create_item_grid((a["last"] - a["first"]) // 32),
+    "by_unpacked_unit": lambda a, rows: create_item_grid(a["rows"] * a["columns"] // 8),
+    "by_activations": lambda a, rows: create_item_grid(rows * a["columns"] // 8),
+    "by_two_rows": create_matrix_grid,
     # a warp for each row of the matrix and each expert that can have rows
     "by_warp": lambda a, rows: Grid(
-        -(-a["rows"] * warp_lanes() // block_threads()), min(a["experts"], rows), block_threads()
+        -(-a["rows"] * get_warp_lanes() // get_block_threads()), min(a["experts"], rows), get_block_threads()
     ),
 }
 
 
-def at_a_time(tokens: int) -> int:
+def count_tokens_at_once(tokens: int) -> int:
     """Return the number of tokens that a product's kernel processes at once: 1, 2, 4 or 8.
 
     It is part of the kernel's name, such as the 4 in linear_planes-4-Q4_K.
@@ -145,12 +147,12 @@ def at_a_time(tokens: int) -> int:
     return min(1 << (tokens - 1).bit_length(), 8)
 
 
-def kernel(name: str) -> Callable[..., None]:
+def find_kernel(name: str) -> Callable[..., None]:
     """Return the Python function of a kernel, for Numba to compile."""
     return load_kernel("cuda", name)
 
 
-def grid(name: str, arguments: Arguments, rows: int) -> Grid:
+def compute_grid(name: str, arguments: Arguments, rows: int) -> Grid:
     """Return the launch grid of a kernel.
 
     rows: the maximum number of rows.
@@ -158,7 +160,7 @@ def grid(name: str, arguments: Arguments, rows: int) -> Grid:
     return GRIDS[KERNELS[name.partition("-")[0]].grid](arguments, rows)
 
 
-def parameters(name: str) -> tuple[str, ...]:
+def list_parameters(name: str) -> tuple[str, ...]:
     """Return the names of a kernel's parameters, in order."""
     names: tuple[str, ...] = KERNELS[name.partition("-")[0]].arguments._fields
     return names

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from localllm.files.cache.checksummed_cache import read_checksummed, write_checksummed
 from localllm.kernels.build.objects import add_sources, mark_used, prune, symbol
-from localllm.kernels.machine import version_file
-from localllm.system.files import cache_folder
+from localllm.kernels.machine import read_version_file
+from localllm.system.files import get_cache_folder
 
 Progress = Callable[[int, int], None]  # (kernels compiled, kernels to compile)
 Capability = tuple[int, int]  # a GPU's compute capability, major and minor number
@@ -39,15 +39,17 @@ def machine_code(
     Kernels that are not cached are compiled, on all cores, and cached. warn: called with one line if machine code
     cannot be cached. Raises LocalllmError if a kernel cannot be compiled.
     """
-    names, folder = sorted(set(names)), code_folder(capability)
+    names, folder = sorted(set(names)), get_code_folder(capability)
     codes = {name: code for name in names if (code := read_checksummed(folder / f"{name}.cubin"))}
     mark_used(folder)
     if missing := [name for name in names if name not in codes]:
-        codes |= compiled(missing, capability, progress or (lambda done, total: None), warn or (lambda line: None))
-    return {name: (codes[name], entry(name)) for name in names}
+        codes |= compile_missing(
+            missing, capability, progress or (lambda done, total: None), warn or (lambda line: None)
+        )
+    return {name: (codes[name], find_entry(name)) for name in names}
 
 
-def compiled(
+def compile_missing(
     names: list[str], capability: Capability, progress: Progress, warn: Callable[[str], None]
 ) -> dict[str, bytes]:
     from localllm.kernels.build.compilers import compile_kernels  # seldom needed, and slow to import
@@ -55,7 +57,7 @@ def compiled(
     problems: dict[str, None] = {}
 
     def finished(name: str, code: bytes) -> None:
-        path = code_folder(capability) / f"{name}.cubin"
+        path = get_code_folder(capability) / f"{name}.cubin"
         try:
             write_checksummed(path, code)
         except OSError as error:
@@ -69,23 +71,23 @@ def compiled(
 
 
 @cache
-def code_folder(capability: Capability) -> Path:
+def get_code_folder(capability: Capability) -> Path:
     key = hashlib.sha256()
     add_sources(key, SOURCES)
-    versions = [f"{package} {version_of(package)}" for package in COMPILERS]
-    for part in (version_file("numba"), *(text.encode() for text in (*versions, f"{capability}"))):
+    versions = [f"{package} {get_version(package)}" for package in COMPILERS]
+    for part in (read_version_file("numba"), *(text.encode() for text in (*versions, f"{capability}"))):
         key.update(part + b"\0")
-    return cache_folder() / "kernels" / key.hexdigest()[:20]
+    return get_cache_folder() / "kernels" / key.hexdigest()[:20]
 
 
-def version_of(package: str) -> str:
+def get_version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:  # only the packages of CUDA 12 or those of CUDA 13 are installed
         return ""
 
 
-def entry(name: str) -> str:
+def find_entry(name: str) -> str:
     """Return the name of a kernel's entry point in its machine code."""
     return symbol(name).replace("-", "_")
 
@@ -93,14 +95,14 @@ def entry(name: str) -> str:
 def ptx(name: str, capability: Capability) -> str:
     from numba import cuda, int64, void
 
-    from localllm.kernels.cuda import kernel, parameters
+    from localllm.kernels.cuda import find_kernel, list_parameters
 
-    signature = void(*[int64] * len(parameters(name)))
+    signature = void(*[int64] * len(list_parameters(name)))
     code, _ = cuda.compile(  # type: ignore[attr-defined]
-        kernel(name), signature, device=False, abi="numba", output="ptx", cc=capability
+        find_kernel(name), signature, device=False, abi="numba", output="ptx", cc=capability
     )
     (mangled,) = ENTRY.findall(code)
-    return code.replace(mangled, entry(name))
+    return code.replace(mangled, find_entry(name))
 
 
 def cubin(name: str, capability: Capability) -> bytes:
@@ -110,7 +112,7 @@ def cubin(name: str, capability: Capability) -> bytes:
     return bytes(Linker(ObjectCode.from_ptx(ptx(name, capability).encode()), options=options).link("cubin").code)
 
 
-def assembler() -> Path:
+def find_assembler() -> Path:
     """Return the path of NVIDIA's ptxas, which reports the registers of kernels to measurements.
 
     Raises FileNotFoundError.

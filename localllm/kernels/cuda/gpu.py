@@ -35,11 +35,11 @@ if SIMULATED:
             function.__globals__["cuda"] = RunningKernel()
         return function
 
-    def peek(kind):
+    def make_scalar_load(kind):
         """Build a function (address) that loads a value of a ctypes type."""
         return lambda address: kind.from_address(int(address)).value
 
-    def poke(kind, convert):
+    def make_scalar_store(kind, convert):
         """Build a function (address, value) that converts a value and stores it as a ctypes type."""
 
         def store(address, value):
@@ -47,12 +47,16 @@ if SIMULATED:
 
         return store
 
-    load_f32, load_f64 = peek(ctypes.c_float), peek(ctypes.c_double)
-    load_i8, load_u8 = peek(ctypes.c_int8), peek(ctypes.c_uint8)
-    load_u16, load_i32, load_i64 = peek(ctypes.c_uint16), peek(ctypes.c_int32), peek(ctypes.c_int64)
-    store_f32, store_i8 = poke(ctypes.c_float, float), poke(ctypes.c_int8, int)
-    store_i32, store_i64 = poke(ctypes.c_int32, int), poke(ctypes.c_int64, int)
-    store_u16 = poke(ctypes.c_uint16, int)
+    load_f32, load_f64 = make_scalar_load(ctypes.c_float), make_scalar_load(ctypes.c_double)
+    load_i8, load_u8 = make_scalar_load(ctypes.c_int8), make_scalar_load(ctypes.c_uint8)
+    load_u16, load_i32, load_i64 = (
+        make_scalar_load(ctypes.c_uint16),
+        make_scalar_load(ctypes.c_int32),
+        make_scalar_load(ctypes.c_int64),
+    )
+    store_f32, store_i8 = make_scalar_store(ctypes.c_float, float), make_scalar_store(ctypes.c_int8, int)
+    store_i32, store_i64 = make_scalar_store(ctypes.c_int32, int), make_scalar_store(ctypes.c_int64, int)
+    store_u16 = make_scalar_store(ctypes.c_uint16, int)
 
     def peek_vector(kind, count):
         """Build a function (address) that loads `count` 4-byte values at once, from a multiple of their size."""
@@ -63,7 +67,7 @@ if SIMULATED:
 
         return load
 
-    def poke_vector(kind, convert):
+    def make_vector_store(kind, convert):
         """Build a function that stores four 4-byte values at once, to a multiple of 16."""
 
         def store(address, a, b, c, d):
@@ -75,9 +79,9 @@ if SIMULATED:
     load_4i32, load_2i32 = peek_vector(ctypes.c_int32, 4), peek_vector(ctypes.c_int32, 2)
     load_4f32, load_2f32 = peek_vector(ctypes.c_float, 4), peek_vector(ctypes.c_float, 2)
     stream_4i32, stream_2i32 = load_4i32, load_2i32  # on a GPU these bypass the L1 cache
-    store_4f32, store_4i32 = poke_vector(ctypes.c_float, float), poke_vector(ctypes.c_int32, int)
+    store_4f32, store_4i32 = make_vector_store(ctypes.c_float, float), make_vector_store(ctypes.c_int32, int)
 
-    def quiet(function):
+    def ignore_warnings(function):
         """Build a function that calls a function of NumPy without warnings about infinity and NaN."""
 
         def call(x):
@@ -86,24 +90,24 @@ if SIMULATED:
 
         return call
 
-    exp, log, log1p, tanh = map(quiet, (np.exp, np.log, np.log1p, np.tanh))  # of float32 or float64
+    exp, log, log1p, tanh = map(ignore_warnings, (np.exp, np.log, np.log1p, np.tanh))  # of float32 or float64
 
-    def cosine_of_turns(x):
+    def compute_cosine(x):
         """Return the cosine of 2 pi x.
 
         x: an angle in turns, float64.
         """
         return math.cos(2 * math.pi * (x % 1))
 
-    def sine_of_turns(x):
+    def compute_sine(x):
         return math.sin(2 * math.pi * (x % 1))
 
-    def bits(word, shift, mask):
+    def shift_and_mask(word, shift, mask):
         """Shift an int32 right by `shift` bits, filling with zeros, or left by -shift, and mask the result."""
         word = int(word) & 0xFFFFFFFF
         return (word >> shift if shift >= 0 else word << -shift) & mask & 0xFFFFFFFF
 
-    def signed_byte(word, number):
+    def extract_byte(word, number):
         """Return a byte of an int32 as a signed integer.
 
         number: index of the byte, 0 to 3.
@@ -120,48 +124,48 @@ if SIMULATED:
         words = (np.array([int(x) & 0xFFFFFFFF], np.uint32).view(np.int8).astype(np.int64) for x in (a, b))
         return int(c) + int(np.dot(*words))
 
-    def f16_value(bits):
+    def decode_f16(bits):
         return float(np.array([int(bits) & 0xFFFF], np.uint16).view(np.float16)[0])
 
-    def f16_pair(bits):
+    def decode_f16_pair(bits):
         """Convert the two float16 values in the low and the high half of an int32 to float32."""
-        return f16_value(bits), f16_value(bits >> 16)
+        return decode_f16(bits), decode_f16(bits >> 16)
 
     def exp2(x):
         """Compute 2 ** x, float32, with an error of 2 units in the last place."""
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             return float(np.exp2(np.float32(x)))
 
-    def f16_bits(x):
+    def encode_f16(x):
         with np.errstate(over="ignore"):
             return int(np.array([x], np.float32).astype(np.float16).view(np.uint16)[0])
 
-    def f32_value(bits):
+    def decode_f32(bits):
         """Return the float32 with the given bits.
 
         Kernels get float arguments as bits.
         """
         return float(np.array([int(bits) & 0xFFFFFFFF], np.uint32).view(np.float32)[0])
 
-    def f32_bits(x):
+    def encode_f32(x):
         """Return the bits of the float32 x as an int32."""
         return int(np.array([x], np.float32).view(np.int32)[0])
 
-    def rounded(x):
+    def round_to_int(x):
         """Round to the nearest integer, ties to even, int32."""
         return int(np.rint(x))
 
-    def warp_exchange(value):
+    def exchange_in_warp(value):
         """Return the values of all lanes of the warp, in order. All lanes must call it."""
         return RunningKernel().warp_exchange(value)  # a function that tests/support/simulated.py adds
 
-    def from_lane_xor(x, mask):
+    def load_from_lane(x, mask):
         """Return x, a float32, of the lane whose index is this lane's index xor `mask`."""
-        return warp_exchange(x)[RunningKernel().threadIdx.x % WARP ^ mask]
+        return exchange_in_warp(x)[RunningKernel().threadIdx.x % WARP ^ mask]
 
     def synchronize_warp():
         """Make the writes of a warp's lanes visible to all of them."""
-        warp_exchange(0)
+        exchange_in_warp(0)
 
 else:
     from llvmlite import ir
@@ -177,7 +181,7 @@ else:
     F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
     GLOBAL = 1  # address space
 
-    def make_shared_memory_internal(module):
+    def internalize_shared_memory(module):
         """Give shared memory internal linkage: each function that calls another is linked with a copy of it."""
         for name, variable in module.globals.items():
             if name.startswith("_cudapy_smem"):
@@ -195,7 +199,7 @@ else:
                     self.py_func, return_type, arguments, forceinline=True, nvvm_options={"opt": 3}, cc=(7, 5)
                 )
                 for module in result.library.modules:
-                    make_shared_memory_internal(module)
+                    internalize_shared_memory(module)
                 result.target_context.insert_user_function(result.entry_point, result.fndesc, [result.library])
                 self.overloads[arguments] = result
             return self.overloads[arguments]
@@ -204,10 +208,10 @@ else:
         """Decorate a function that kernels call; LLVM inlines it."""
         return DeviceFunction(function, {"device": True})
 
-    def pointer(builder, address, kind):
+    def cast_to_pointer(builder, address, kind):
         return builder.inttoptr(address, ir.PointerType(kind, GLOBAL))
 
-    def loader(kind, result, widen=None):
+    def make_load(kind, result, widen=None):
         """Build an intrinsic (address) that loads a value of an LLVM type.
 
         widen: the instruction that converts it.
@@ -216,14 +220,14 @@ else:
         @intrinsic
         def load(typing_context, address):
             def code(context, builder, signature, arguments):
-                value = builder.load(pointer(builder, arguments[0], kind))
+                value = builder.load(cast_to_pointer(builder, arguments[0], kind))
                 return getattr(builder, widen)(value, context.get_value_type(result)) if widen else value
 
             return result(types.int64), code
 
         return load
 
-    def storer(kind, accepted, narrow=None):
+    def make_store(kind, accepted, narrow=None):
         """Build an intrinsic (address, value) that stores a value as an LLVM type.
 
         narrow: the instruction that converts it.
@@ -233,19 +237,23 @@ else:
         def store(typing_context, address, value):
             def code(context, builder, signature, arguments):
                 number = getattr(builder, narrow)(arguments[1], kind) if narrow else arguments[1]
-                builder.store(number, pointer(builder, arguments[0], kind))
+                builder.store(number, cast_to_pointer(builder, arguments[0], kind))
                 return context.get_dummy_value()
 
             return types.void(types.int64, accepted), code
 
         return store
 
-    load_f32, load_f64 = loader(F32, types.float32), loader(F64, types.float64)
-    load_i8, load_u8 = loader(I8, types.int32, "sext"), loader(I8, types.int32, "zext")
-    load_u16, load_i32, load_i64 = loader(I16, types.int32, "zext"), loader(I32, types.int32), loader(I64, types.int64)
-    store_f32, store_i8 = storer(F32, types.float32), storer(I8, types.int32, "trunc")
-    store_i32, store_i64 = storer(I32, types.int32), storer(I64, types.int64)
-    store_u16 = storer(I16, types.int32, "trunc")
+    load_f32, load_f64 = make_load(F32, types.float32), make_load(F64, types.float64)
+    load_i8, load_u8 = make_load(I8, types.int32, "sext"), make_load(I8, types.int32, "zext")
+    load_u16, load_i32, load_i64 = (
+        make_load(I16, types.int32, "zext"),
+        make_load(I32, types.int32),
+        make_load(I64, types.int64),
+    )
+    store_f32, store_i8 = make_store(F32, types.float32), make_store(I8, types.int32, "trunc")
+    store_i32, store_i64 = make_store(I32, types.int32), make_store(I64, types.int64)
+    store_u16 = make_store(I16, types.int32, "trunc")
 
     def vector_loader(kind, result, count):
         """Build an intrinsic (address) that loads `count` values at once, as a tuple."""
@@ -253,7 +261,7 @@ else:
         @intrinsic
         def load(typing_context, address):
             def code(context, builder, signature, arguments):
-                vector = pointer(builder, arguments[0], ir.VectorType(kind, count))
+                vector = cast_to_pointer(builder, arguments[0], ir.VectorType(kind, count))
                 value = builder.load(vector, align=4 * count)
                 items = [builder.extract_element(value, I32(i)) for i in range(count)]
                 return context.make_tuple(builder, signature.return_type, items)
@@ -271,7 +279,7 @@ else:
             vector = ir.Constant(ir.VectorType(F32, 4), ir.Undefined)
             for place, number in enumerate(arguments[1:]):
                 vector = builder.insert_element(vector, number, I32(place))
-            builder.store(vector, pointer(builder, arguments[0], vector.type), align=16)
+            builder.store(vector, cast_to_pointer(builder, arguments[0], vector.type), align=16)
             return context.get_dummy_value()
 
         return types.void(types.int64, *[types.float32] * 4), code
@@ -317,13 +325,13 @@ else:
             vector = ir.Constant(ir.VectorType(I32, 4), ir.Undefined)
             for i in range(4):
                 vector = builder.insert_element(vector, arguments[1 + i], I32(i))
-            builder.store(vector, pointer(builder, arguments[0], vector.type), align=16)
+            builder.store(vector, cast_to_pointer(builder, arguments[0], vector.type), align=16)
             return context.get_dummy_value()
 
         return types.void(types.int64, *[types.int32] * 4), code
 
     @intrinsic
-    def bits(typing_context, word, shift, mask):
+    def shift_and_mask(typing_context, word, shift, mask):
         def code(context, builder, signature, arguments):
             word, shift, mask = arguments
             right, left = builder.lshr(word, shift), builder.shl(word, builder.neg(shift))
@@ -332,7 +340,7 @@ else:
         return types.int32(types.int32, types.int32, types.int32), code
 
     @intrinsic
-    def signed_byte(typing_context, word, number):
+    def extract_byte(typing_context, word, number):
         def code(context, builder, signature, arguments):
             left = builder.shl(arguments[0], builder.sub(I32(24), builder.mul(arguments[1], I32(8))))
             return builder.ashr(left, I32(24))
@@ -348,12 +356,12 @@ else:
         return assembly("dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", types.int32, types.int32, types.int32, types.int32)
 
     @intrinsic
-    def f16_value(typing_context, bits):
+    def decode_f16(typing_context, bits):
         text = "{ .reg .b16 h; cvt.u16.u32 h, $1; cvt.f32.f16 $0, h; }"
         return assembly(text, "=f,r", types.float32, types.int32)
 
     @intrinsic
-    def f16_pair(typing_context, bits):
+    def decode_f16_pair(typing_context, bits):
         def code(context, builder, signature, arguments):
             halves = builder.bitcast(arguments[0], ir.VectorType(F16, 2))
             numbers = [builder.fpext(builder.extract_element(halves, I32(i)), F32) for i in range(2)]
@@ -366,25 +374,25 @@ else:
         return assembly("ex2.approx.ftz.f32 $0, $1;", "=f,f", types.float32, types.float32)
 
     @intrinsic
-    def f16_bits(typing_context, x):
+    def encode_f16(typing_context, x):
         text = "{ .reg .b16 h; cvt.rn.f16.f32 h, $1; cvt.u32.u16 $0, h; }"
         return assembly(text, "=r,f", types.int32, types.float32)
 
     @intrinsic
-    def f32_value(typing_context, bits):
+    def decode_f32(typing_context, bits):
         text = "{ .reg .b32 low; cvt.u32.u64 low, $1; mov.b32 $0, low; }"
         return assembly(text, "=f,l", types.float32, types.int64)
 
     @intrinsic
-    def f32_bits(typing_context, x):
+    def encode_f32(typing_context, x):
         return assembly("mov.b32 $0, $1;", "=r,f", types.int32, types.float32)
 
     @intrinsic
-    def rounded(typing_context, x):
+    def round_to_int(typing_context, x):
         return assembly("cvt.rni.s32.f32 $0, $1;", "=r,f", types.int32, types.float32)
 
     @intrinsic
-    def from_lane_xor(typing_context, x, mask):
+    def load_from_lane(typing_context, x, mask):
         text = "shfl.sync.bfly.b32 $0, $1, $2, 0x1f, 0xffffffff;"
         return assembly(text, "=f,f,r", types.float32, types.float32, types.int32, volatile=True)
 
@@ -393,60 +401,60 @@ else:
         cuda.syncwarp()
 
     @device
-    def cosine_of_turns(x):
+    def compute_cosine(x):
         return libdevice.cospi(x + x)
 
     @device
-    def sine_of_turns(x):
+    def compute_sine(x):
         return libdevice.sinpi(x + x)
 
 
 @device
-def lane():
+def get_lane():
     return cuda.threadIdx.x & (WARP - 1)
 
 
 @device
-def plus(x, y):
+def add(x, y):
     return x + y
 
 
 @device
-def larger_or_nan(x, y):
+def max_or_nan(x, y):
     """Return the larger value, or NaN if one of them is NaN."""
     return y if y > x or y != y else x
 
 
-def make_over_warp(two):
+def make_warp_reduction(two):
     """Build a function that reduces a float32 of each lane of a warp to one value.
 
     All lanes get the result. two: combines two values.
     """
 
     @device
-    def over_warp(x):
+    def reduce_warp(x):
         mask = WARP // 2
         while mask > 0:
-            x = two(x, from_lane_xor(x, mask))
+            x = two(x, load_from_lane(x, mask))
             mask //= 2
         return x
 
-    return over_warp
+    return reduce_warp
 
 
-def make_over_block(two):
+def make_block_reduction(two):
     """Build a function that reduces a float32 of each thread of a block to one value.
 
     All threads of the block must call it. two: combines two values.
     """
-    over_warp = make_over_warp(two)
+    over_warp = make_warp_reduction(two)
 
     @device
-    def over_block(x):
+    def reduce_block(x):
         of_warps = cuda.shared.array(32, float32)
         x = over_warp(x)
         cuda.syncthreads()  # until an earlier result has been read
-        if lane() == 0:
+        if get_lane() == 0:
             of_warps[cuda.threadIdx.x // WARP] = x
         cuda.syncthreads()
         result = of_warps[0]
@@ -454,8 +462,8 @@ def make_over_block(two):
             result = two(result, of_warps[warp])
         return result
 
-    return over_block
+    return reduce_block
 
 
-warp_sum, warp_max = make_over_warp(plus), make_over_warp(larger_or_nan)
-block_sum, block_max = make_over_block(plus), make_over_block(larger_or_nan)
+warp_sum, warp_max = make_warp_reduction(add), make_warp_reduction(max_or_nan)
+block_sum, block_max = make_block_reduction(add), make_block_reduction(max_or_nan)

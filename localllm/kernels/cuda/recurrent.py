@@ -10,7 +10,7 @@ it: that is summed up while the previous token changes the state.
 
 from numba import cuda, float32
 
-from localllm.kernels.cuda.elementwise.formulas import sigmoid_of
+from localllm.kernels.cuda.elementwise.formulas import compute_sigmoid
 from localllm.kernels.cuda.gpu import BLOCK, device, exp, load_f32, load_i64, store_f32
 from localllm.kernels.table import SEQUENCE
 
@@ -21,26 +21,26 @@ ZERO = float32(0)
 
 
 @device
-def tokens_of(sequences, number):
+def load_token_range(sequences, number):
     """Return the index of a sequence's first token in the run, and the number of its tokens."""
     sequence = sequences + number * SEQUENCE_BYTES
     return load_i64(sequence + 8 * SEQUENCE.first), load_i64(sequence + 8 * SEQUENCE.count)
 
 
 @device
-def states_of(sequences, number, offset):
+def load_states(sequences, number, offset):
     """Return the addresses of a part of the state, before and after the run."""
     sequence = sequences + number * SEQUENCE_BYTES
     return load_i64(sequence + 8 * SEQUENCE.state) + offset, load_i64(sequence + 8 * SEQUENCE.next_state) + offset
 
 
 @device
-def column_in_block():
+def get_column_in_block():
     return cuda.threadIdx.x % ACROSS
 
 
 @device
-def part_of_column():
+def get_first_row():
     """Return the first row of this thread in its column.
 
     Its other rows follow at distances of PARTS.
@@ -49,7 +49,7 @@ def part_of_column():
 
 
 @device
-def sum_of_column(x):
+def sum_column(x):
     """Return the sum of x over the threads of this thread's column.
 
     All threads of the block must call it.
@@ -60,7 +60,7 @@ def sum_of_column(x):
     cuda.syncthreads()
     total = ZERO
     for part in range(PARTS):
-        total += numbers[part * ACROSS + column_in_block()]
+        total += numbers[part * ACROSS + get_column_in_block()]
     return total
 
 
@@ -68,7 +68,7 @@ TOKENS = 32  # consecutive tokens of a thread, unless there are more taps
 
 
 @device
-def row_of(x, stride, window, row_bytes, taps, t):
+def find_row(x, stride, window, row_bytes, taps, t):
     """Return the address of the x of token t of the run.
 
     Tokens before the run are in the window.
@@ -87,19 +87,19 @@ def convolve(sequences, sequence_count, offset, taps, weights, bias, silu, x, y,
     if column >= 4 * columns:
         return
     for s in range(load_i64(sequence_count)):
-        token, count = tokens_of(sequences, s)
-        window, target = states_of(sequences, s, offset + column)
+        token, count = load_token_range(sequences, s)
+        window, target = load_states(sequences, s, offset + column)
         source = x + token * stride + column
         for start in range(cuda.blockIdx.y * tokens, count, cuda.gridDim.y * tokens):
             for t in range(start, min(start + tokens, count)):
                 total = load_f32(bias + column)
                 for tap in range(taps):
-                    row = row_of(source, stride, window, row_bytes, taps, t - taps + 1 + tap)
+                    row = find_row(source, stride, window, row_bytes, taps, t - taps + 1 + tap)
                     total += load_f32(weights + tap * row_bytes + column) * load_f32(row)
-                store_f32(y + (token + t) * stride + column, total * sigmoid_of(total) if silu == 1 else total)
+                store_f32(y + (token + t) * stride + column, total * compute_sigmoid(total) if silu == 1 else total)
         if cuda.blockIdx.y == 0:
             for row in range(taps - 1):
-                last_x = load_f32(row_of(source, stride, window, row_bytes, taps, count - taps + 1 + row))
+                last_x = load_f32(find_row(source, stride, window, row_bytes, taps, count - taps + 1 + row))
                 store_f32(target + row * row_bytes, last_x)
 
 
@@ -114,18 +114,18 @@ def gated_mean(sequences, sequence_count, offset, taps, stretches, places, x, x_
     if column >= 4 * columns:
         return
     for s in range(load_i64(sequence_count)):
-        token, count = tokens_of(sequences, s)
-        window, target = states_of(sequences, s, offset + column)
+        token, count = load_token_range(sequences, s)
+        window, target = load_states(sequences, s, offset + column)
         source, length = x + token * x_stride + column, load_i64(sequences + s * SEQUENCE_BYTES + 8 * SEQUENCE.length)
         for start in range(cuda.blockIdx.y * tokens, count, cuda.gridDim.y * tokens):
             for t in range(start, min(start + tokens, count)):
                 top, total, mean, least = LOWEST, ZERO, ZERO, max(taps - 1 - (length - count + t), 0)
                 for tap in range(least, taps):
-                    row = row_of(source, x_stride, window, row_bytes, taps, t - taps + 1 + tap)
+                    row = find_row(source, x_stride, window, row_bytes, taps, t - taps + 1 + tap)
                     row += tap * stretches // taps * 4 * columns
                     top = max(top, load_f32(row + gates) + load_f32(places + tap * bytes_per_token + column))
                 for tap in range(least, taps):
-                    row = row_of(source, x_stride, window, row_bytes, taps, t - taps + 1 + tap)
+                    row = find_row(source, x_stride, window, row_bytes, taps, t - taps + 1 + tap)
                     row += tap * stretches // taps * 4 * columns
                     gate = load_f32(row + gates) + load_f32(places + tap * bytes_per_token + column)
                     weight = exp(gate - top) + (gate - gate)
@@ -133,7 +133,7 @@ def gated_mean(sequences, sequence_count, offset, taps, stretches, places, x, x_
                 store_f32(y + (token + t) * stride + column, mean / total)
         if cuda.blockIdx.y == 0:
             for row in range(taps - 1):
-                last_row = row_of(source, x_stride, window, row_bytes, taps, count - taps + 1 + row)
+                last_row = find_row(source, x_stride, window, row_bytes, taps, count - taps + 1 + row)
                 for side in range(2 * stretches):
                     store_f32(target + row * row_bytes + 4 * side * columns, load_f32(last_row + 4 * side * columns))
 
@@ -145,7 +145,7 @@ def advance_column(source, target, rates, dt, x, b, c, state_size):
     Return this thread's share of the product of c with the new state.
     """
     read = ZERO
-    for n in range(part_of_column(), state_size, PARTS):
+    for n in range(get_first_row(), state_size, PARTS):
         state = exp(dt * load_f32(rates + 64 * n)) * load_f32(source + 64 * n) + dt * x * load_f32(b + 4 * n)
         store_f32(target + 64 * n, state)
         read += state * load_f32(c + 4 * n)
@@ -155,26 +155,26 @@ def advance_column(source, target, rates, dt, x, b, c, state_size):
 def selective_scan(
     sequences, sequence_count, offset, x, dt, b, c, state_stride, rates, skip, y, stride, columns, state_size
 ):
-    column = cuda.blockIdx.x * ACROSS + column_in_block()
+    column = cuda.blockIdx.x * ACROSS + get_column_in_block()
     state, factor = (column // 16 * state_size * 16 + column % 16) * 4, load_f32(skip + 4 * column)
     for s in range(load_i64(sequence_count)):
-        first, count = tokens_of(sequences, s)
-        source, target = states_of(sequences, s, offset + state)
+        first, count = load_token_range(sequences, s)
+        source, target = load_states(sequences, s, offset + state)
         for t in range(first, first + count):
             at, of_state = t * stride + 4 * column, t * state_stride
             number, step = load_f32(x + at), load_f32(dt + at)
             read = advance_column(source, target, rates + state, step, number, b + of_state, c + of_state, state_size)
-            total = sum_of_column(read) + factor * number
-            if part_of_column() == 0:
+            total = sum_column(read) + factor * number
+            if get_first_row() == 0:
                 store_f32(y + at, total)
             source = target
 
 
 @device
-def read(state, k, key_dim):
+def multiply_state(state, k, key_dim):
     """Return this thread's share of the product of a key with a column of the state."""
     total = ZERO
-    for i in range(part_of_column(), key_dim, PARTS):
+    for i in range(get_first_row(), key_dim, PARTS):
         total += load_f32(state + 64 * i) * load_f32(k + 4 * i)
     return total
 
@@ -186,7 +186,7 @@ def advance(source, target, decay, d, k, q, next_k, key_dim):
     Return this thread's shares of the products of the query, and of the next token's key, with the new column.
     """
     of_query, of_key = ZERO, ZERO
-    for i in range(part_of_column(), key_dim, PARTS):
+    for i in range(get_first_row(), key_dim, PARTS):
         number = load_f32(source + 64 * i) * decay + load_f32(k + 4 * i) * d
         store_f32(target + 64 * i, number)
         of_query += number * load_f32(q + 4 * i)
@@ -202,15 +202,15 @@ def make_head_scan(rule):
         heads, key_heads, repeat, key_dim, value_dim,
     ):  # fmt: skip
         width = (value_dim + 15) // 16 * 16
-        head, column = cuda.blockIdx.x * ACROSS // width, cuda.blockIdx.x * ACROSS % width + column_in_block()
+        head, column = cuda.blockIdx.x * ACROSS // width, cuda.blockIdx.x * ACROSS % width + get_column_in_block()
         state = ((head * width + column - column % 16) * key_dim + column % 16) * 4
         key, value = head // repeat % key_heads * key_dim * 4, (head * value_dim + column) * 4
         rate, factor, key_reads = load_f32(rates + 4 * head), ZERO if is_delta else load_f32(skip + 4 * head), ZERO
         for s in range(load_i64(sequence_count)):
-            first, count = tokens_of(sequences, s)
-            source, target = states_of(sequences, s, offset + state)
+            first, count = load_token_range(sequences, s)
+            source, target = load_states(sequences, s, offset + state)
             if is_delta:
-                key_reads = sum_of_column(read(source, k + first * key_stride + key, key_dim))
+                key_reads = sum_column(multiply_state(source, k + first * key_stride + key, key_dim))
             for t in range(first, first + count):
                 of_head, of_key = t * head_stride + 4 * head, t * key_stride + key
                 of_next = of_key + key_stride if t + 1 < first + count else of_key
@@ -220,10 +220,10 @@ def make_head_scan(rule):
                 query_reads, next_key_reads = advance(
                     source, target, decay, d, k + of_key, q + of_key, k + of_next, key_dim
                 )
-                query_reads = sum_of_column(query_reads)
+                query_reads = sum_column(query_reads)
                 if is_delta:
-                    key_reads = sum_of_column(next_key_reads)
-                if part_of_column() == 0 and column < value_dim:
+                    key_reads = sum_column(next_key_reads)
+                if get_first_row() == 0 and column < value_dim:
                     store_f32(y + t * stride + value, query_reads + factor * number)
                 source = target
 
@@ -237,7 +237,7 @@ def update_gated(source, target, r, w, k, number, key_dim):
     Return this thread's share of the product of r with the new column.
     """
     total = ZERO
-    for i in range(part_of_column(), key_dim, PARTS):
+    for i in range(get_first_row(), key_dim, PARTS):
         new = load_f32(source + 64 * i) * load_f32(w + 4 * i) + load_f32(k + 4 * i) * number
         store_f32(target + 64 * i, new)
         total += new * load_f32(r + 4 * i)
@@ -251,7 +251,7 @@ def update_first(source, target, r, w, k, weight, number, key_dim):
     Return this thread's share of the product of r with the old column plus k v times a weight.
     """
     total = ZERO
-    for i in range(part_of_column(), key_dim, PARTS):
+    for i in range(get_first_row(), key_dim, PARTS):
         old, new = load_f32(source + 64 * i), load_f32(k + 4 * i) * number
         store_f32(target + 64 * i, old * load_f32(w + 4 * i) + new)
         total += (old + load_f32(weight + 4 * i) * new) * load_f32(r + 4 * i)
@@ -266,7 +266,7 @@ def update_delta(source, target, r, w, k, b, next_a, number, state_product, key_
     next token's a, with the new column.
     """
     of_query, of_next = ZERO, ZERO
-    for i in range(part_of_column(), key_dim, PARTS):
+    for i in range(get_first_row(), key_dim, PARTS):
         new = load_f32(source + 64 * i) * load_f32(w + 4 * i) + load_f32(k + 4 * i) * number
         new += load_f32(b + 4 * i) * state_product
         store_f32(target + 64 * i, new)
@@ -282,14 +282,14 @@ def make_wkv(rule):
         sequences, sequence_count, offset, r, w, k, v, a, b, first, key_stride, y, stride, heads, key_dim, value_dim
     ):
         width = (value_dim + 15) // 16 * 16
-        head, column = cuda.blockIdx.x * ACROSS // width, cuda.blockIdx.x * ACROSS % width + column_in_block()
+        head, column = cuda.blockIdx.x * ACROSS // width, cuda.blockIdx.x * ACROSS % width + get_column_in_block()
         state = ((head * width + column - column % 16) * key_dim + column % 16) * 4
         key, value, state_product = head * key_dim * 4, (head * value_dim + column) * 4, ZERO
         for s in range(load_i64(sequence_count)):
-            start, count = tokens_of(sequences, s)
-            source, target = states_of(sequences, s, offset + state)
+            start, count = load_token_range(sequences, s)
+            source, target = load_states(sequences, s, offset + state)
             if is_delta:
-                state_product = sum_of_column(read(source, a + start * key_stride + key, key_dim))
+                state_product = sum_column(multiply_state(source, a + start * key_stride + key, key_dim))
             for t in range(start, start + count):
                 at = t * key_stride + key
                 number = load_f32(v + t * stride + value) if column < value_dim else ZERO
@@ -298,13 +298,13 @@ def make_wkv(rule):
                     query_reads, of_next_a = update_delta(
                         source, target, r + at, w + at, k + at, b + at, a + of_next, number, state_product, key_dim
                     )
-                    state_product = sum_of_column(of_next_a)
+                    state_product = sum_column(of_next_a)
                 elif is_first:
                     query_reads = update_first(source, target, r + at, w + at, k + at, first + key, number, key_dim)
                 else:
                     query_reads = update_gated(source, target, r + at, w + at, k + at, number, key_dim)
-                query_reads = sum_of_column(query_reads)
-                if part_of_column() == 0 and column < value_dim:
+                query_reads = sum_column(query_reads)
+                if get_first_row() == 0 and column < value_dim:
                     store_f32(y + t * stride + value, query_reads)
                 source = target
 

@@ -17,14 +17,14 @@ import numpy as np
 from localllm.kernels.cuda.gpu import SIMULATED
 
 if SIMULATED:
-    from localllm.kernels.cuda.gpu import lane, warp_exchange
+    from localllm.kernels.cuda.gpu import exchange_in_warp, get_lane
 
-    def packed(x):
+    def pack(x):
         """Convert float32 values to float16, two in an int32."""
         with np.errstate(over="ignore"):
             return tuple(np.array(x, np.float32).astype(np.float16).view(np.int32).tolist())
 
-    def interleaved(a, b):
+    def interleave(a, b):
         """Interleave the float16 values of a and b, two in an int32."""
         pairs = np.array([a, b], np.int32).view(np.uint16).T.copy()
         return tuple(pairs.view(np.int32).reshape(-1).tolist())
@@ -40,12 +40,12 @@ if SIMULATED:
         ]
 
         def multiply(c, a, words, at):
-            all_lanes = warp_exchange((a, [words[at + place] for place in places]))
+            all_lanes = exchange_in_warp((a, [words[at + place] for place in places]))
             of_a = np.array([one for one, _ in all_lanes], np.int32).view(np.float16).astype(np.float32)
             of_b = np.array([one for _, one in all_lanes], np.int32).view(np.float16).astype(np.float32)
             left = of_a.reshape(8, 4, steps, 2, 2, 2).transpose(4, 0, 2, 3, 1, 5).reshape(16, 16 * steps)
             right = of_b.reshape(8, 4, tiles, steps, 2, 2).transpose(3, 4, 1, 5, 2, 0).reshape(16 * steps, 8 * tiles)
-            g, t = lane() // 4, lane() % 4
+            g, t = get_lane() // 4, get_lane() % 4
             own_numbers = (left @ right).reshape(2, 8, tiles, 4, 2)[:, g, :, t].transpose(1, 0, 2)
             return tuple((np.array(c, np.float32) + own_numbers.reshape(-1)).tolist())
 
@@ -56,7 +56,7 @@ else:
     from numba import types
     from numba.cuda.extending import intrinsic
 
-    from localllm.kernels.cuda.unrolled import items
+    from localllm.kernels.cuda.unrolled import extract_items
 
     F16, F32, I32, I64 = ir.HalfType(), ir.FloatType(), ir.IntType(32), ir.IntType(64)
     RESULT = ir.LiteralStructType([F32] * 4)
@@ -65,34 +65,34 @@ else:
         8: ("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {{$0,$1,$2,$3}}, {a}, {b}, {c};", 2, 1),
     }
 
-    def pair(builder, low, high):
+    def pack_pair(builder, low, high):
         vector = ir.Constant(ir.VectorType(F16, 2), ir.Undefined)
         vector = builder.insert_element(vector, low, I32(0))
         return builder.bitcast(builder.insert_element(vector, high, I32(1)), I32)
 
     @intrinsic
-    def packed(typing_context, x):
+    def pack(typing_context, x):
         def code(context, builder, signature, arguments):
-            halves = [builder.fptrunc(number, F16) for number in items(builder, arguments[0])]
-            words = [pair(builder, *halves[i : i + 2]) for i in range(0, len(halves), 2)]
+            halves = [builder.fptrunc(number, F16) for number in extract_items(builder, arguments[0])]
+            words = [pack_pair(builder, *halves[i : i + 2]) for i in range(0, len(halves), 2)]
             return context.make_tuple(builder, signature.return_type, words)
 
         return types.UniTuple(types.int32, x.count // 2)(x), code
 
     @intrinsic
-    def interleaved(typing_context, a, b):
+    def interleave(typing_context, a, b):
         def code(context, builder, signature, arguments):
             words = []
-            for both in zip(*(items(builder, argument) for argument in arguments), strict=True):
+            for both in zip(*(extract_items(builder, argument) for argument in arguments), strict=True):
                 of_a, of_b = (builder.bitcast(word, ir.VectorType(F16, 2)) for word in both)
                 for i in range(2):
                     numbers = builder.extract_element(of_a, I32(i)), builder.extract_element(of_b, I32(i))
-                    words.append(pair(builder, *numbers))
+                    words.append(pack_pair(builder, *numbers))
             return context.make_tuple(builder, signature.return_type, words)
 
         return types.UniTuple(types.int32, 2 * a.count)(a, b), code
 
-    def places(first, count):
+    def format_operands(first, count):
         """Format the placeholders of an instruction's operands.
 
         first: index of the first one; count: their number.
@@ -102,7 +102,9 @@ else:
     def multiply_add(builder, a, b, c, depth):
         """Emit one multiply-add instruction on tensor cores."""
         text, of_a, of_b = SHAPES[depth]
-        text = text.format(a=places(4, of_a), b=places(4 + of_a, of_b), c=places(4 + of_a + of_b, 4))
+        text = text.format(
+            a=format_operands(4, of_a), b=format_operands(4 + of_a, of_b), c=format_operands(4 + of_a + of_b, 4)
+        )
         constraints = ",".join(["=f"] * 4 + ["r"] * (of_a + of_b) + ["f"] * 4)
         kind = ir.FunctionType(RESULT, [I32] * (of_a + of_b) + [F32] * 4)
         result = builder.asm(kind, text, constraints, [*a, *b, *c], True)
@@ -112,7 +114,7 @@ else:
         @intrinsic
         def multiply(typing_context, c, a, words, at):
             def code(context, builder, signature, arguments):
-                sums, of_a = items(builder, arguments[0]), items(builder, arguments[1])
+                sums, of_a = extract_items(builder, arguments[0]), extract_items(builder, arguments[1])
                 data = context.make_array(words)(context, builder, arguments[2]).data
                 data = builder.gep(data, [arguments[3]])
                 for step in range(steps):

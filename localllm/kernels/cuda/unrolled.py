@@ -13,7 +13,7 @@ from localllm.kernels.cuda.gpu import SIMULATED
 
 if SIMULATED:
 
-    def unrolled(count, function, result="float32"):
+    def unroll(count, function, result="float32"):
         """Return a function (*arguments) -> tuple of function(i, *arguments) for each i below `count`.
 
         If an argument is a tuple of `count` values, call i gets its element i; others are passed unchanged. result: the
@@ -28,9 +28,9 @@ if SIMULATED:
 
     def visit(count, function):
         """Return a function (*arguments) that calls function(i, *arguments) for each i below `count`."""
-        return unrolled(count, function)
+        return unroll(count, function)
 
-    def folded(groups, function):
+    def fold(groups, function):
         """Return a function (x) -> the values of each group of indices, combined by `function`, two at a time."""
         return lambda x: tuple(reduce(function, (x[place] for place in group)) for group in groups)
 
@@ -44,7 +44,7 @@ if SIMULATED:
 
     def add_outer(sums, weights, values):
         """Return sums + weights^T values; sums: [rows, columns], weights: [others, rows], values: [others, columns]."""
-        columns = common(len(sums), len(weights), len(values))
+        columns = compute_columns(len(sums), len(weights), len(values))
         rows = len(sums) // columns
         return tuple(
             total + sum(weights[u + i // columns] * values[u // rows * columns + i % columns]
@@ -60,13 +60,13 @@ else:
     from numba import types
     from numba.cuda.extending import intrinsic
 
-    def unrolled(count, function, result="float32"):
-        return calls(count, function, getattr(types, result))
+    def unroll(count, function, result="float32"):
+        return make_calls(count, function, getattr(types, result))
 
     def visit(count, function):
-        return calls(count, function, types.none)
+        return make_calls(count, function, types.none)
 
-    def calls(count, function, result):
+    def make_calls(count, function, result):
         def typed(*arguments):
             is_item = [isinstance(kind, types.UniTuple) and kind.count == count for kind in arguments]
             argument_types = [kind.dtype if item else kind for kind, item in zip(arguments, is_item, strict=True)]
@@ -98,11 +98,11 @@ else:
         7: lambda typed: lambda context, a, b, c, d, e, f, g: typed(a, b, c, d, e, f, g),
     }
 
-    def folded(groups, function):
+    def fold(groups, function):
         @intrinsic
         def word(typing_context, x):
             def code(context, builder, signature, arguments):
-                numbers, results = items(builder, arguments[0]), []
+                numbers, results = extract_items(builder, arguments[0]), []
                 two = x.dtype(x.dtype, x.dtype)
                 for first, *others in groups:
                     result = numbers[first]
@@ -115,14 +115,14 @@ else:
 
         return word
 
-    def items(builder, value):
+    def extract_items(builder, value):
         return [builder.extract_value(value, i) for i in range(value.type.count)]
 
     def make_products(columns):
         @intrinsic
         def products(typing_context, q, k):
             def code(context, builder, signature, arguments):
-                rows, others = items(builder, arguments[0]), items(builder, arguments[1])
+                rows, others = extract_items(builder, arguments[0]), extract_items(builder, arguments[1])
                 results = []
                 for y in range(0, len(others), columns):
                     for x in range(0, len(rows), columns):
@@ -138,11 +138,11 @@ else:
 
     @intrinsic
     def add_outer(typing_context, sums, weights, values):
-        columns = common(sums.count, weights.count, values.count)
+        columns = compute_columns(sums.count, weights.count, values.count)
         rows = sums.count // columns
 
         def code(context, builder, signature, arguments):
-            totals, w, v = (items(builder, argument) for argument in arguments)
+            totals, w, v = (extract_items(builder, argument) for argument in arguments)
             for u in range(0, len(w), rows):
                 for i in range(len(totals)):
                     value = v[u // rows * columns + i % columns]
@@ -154,13 +154,13 @@ else:
     @intrinsic
     def scale_rows(typing_context, x, factors):
         def code(context, builder, signature, arguments):
-            numbers, by = (items(builder, argument) for argument in arguments)
+            numbers, by = (extract_items(builder, argument) for argument in arguments)
             scaled = [builder.fmul(number, by[i * len(by) // len(numbers)]) for i, number in enumerate(numbers)]
             return context.make_tuple(builder, signature.return_type, scaled)
 
         return x(x, factors), code
 
 
-def common(sums, weights, values):
+def compute_columns(sums, weights, values):
     """Compute `columns` from the sizes of matrices [rows, columns], [others, rows] and [others, columns]."""
     return round((sums * values / weights) ** 0.5)

@@ -18,7 +18,7 @@ from localllm.quant.formats import BY_NAME, FORMATS, LAYOUTS
 FAMILIES = {format.name: format.family for format in FORMATS.values() if format.family}
 
 
-def family(name: str) -> Any:
+def import_family(name: str) -> Any:
     return import_module(f"localllm.kernels.formats.{FAMILIES[name]}")
 
 
@@ -33,7 +33,7 @@ def supports_int8(name: str, columns: int) -> bool:
 
 def load_group_format(name: str, small_codes: bool = False, integer_scales: bool = False) -> Any:
     """Return a format's GroupFormat, with the smallest codes, or with integer scales if it has them."""
-    module = family(name)
+    module = import_family(name)
     integers = getattr(module, "INTEGER_SCALE_GROUPS", {}) if integer_scales else {}
     small = getattr(module, "SMALL_CODE_GROUPS", {}) if small_codes else {}
     return (module.GROUPS | small | integers)[name]

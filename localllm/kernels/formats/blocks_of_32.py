@@ -5,17 +5,17 @@ from localllm.kernels.cpu.signature import device
 from localllm.kernels.formats.group_format import (
     ChunkFormat,
     GroupFormat,
+    adapt_to_cpu,
     even_in_turn,
     first_pairs,
-    four_by_16,
-    multiplied,
+    load_four,
     nibble,
-    nibbles_in_turn,
     odd_in_turn,
     second_pairs,
+    split_alternating_nibbles,
     stripe_chunk,
 )
-from localllm.quant.block_codes import halved_e8m0
+from localllm.quant.block_codes import build_e8m0_table
 from localllm.quant.formats import BY_NAME, LAYOUTS
 
 each_twice = simd.make_shuffle(simd.u8x64, simd.u8x32, [*range(16)] * 2 + [*range(16, 32)] * 2)
@@ -23,7 +23,7 @@ upper_nibble_per_16 = simd.make_shift(simd.u8x64, False, *[0] * 8, *[4] * 8)
 flags_16 = simd.make_flags(16)
 
 
-def nibbles(at, block_bytes):
+def build_nibble_readers(at, block_bytes):
     """Build functions (address) that read 4-bit codes from byte `at` of blocks.
 
     They read eight blocks, striped, and two.
@@ -32,7 +32,9 @@ def nibbles(at, block_bytes):
     @device
     def codes(address):
         first = address + at
-        return nibbles_in_turn(four_by_16(first, 2 * block_bytes), four_by_16(first + block_bytes, 2 * block_bytes))
+        return split_alternating_nibbles(
+            load_four(first, 2 * block_bytes), load_four(first + block_bytes, 2 * block_bytes)
+        )
 
     @device
     def chunk(address):
@@ -42,7 +44,7 @@ def nibbles(at, block_bytes):
     return codes, chunk
 
 
-def fifth_bits(at, block_bytes, codes_and_chunk):
+def build_five_bit_readers(at, block_bytes, codes_and_chunk):
     """Build functions that read 5-bit codes: nibbles by `codes_and_chunk`, and fifth bits at byte `at`."""
     nibble_codes, nibble_chunk = codes_and_chunk
     planes = simd.make_gather_planes(block_bytes)
@@ -61,7 +63,7 @@ def fifth_bits(at, block_bytes, codes_and_chunk):
     return codes, chunk
 
 
-def looked_up(values, codes_and_chunk):
+def build_lookup_readers(values, codes_and_chunk):
     """Build functions that read 4-bit codes and replace each by its table entry minus the smallest value."""
     nibble_codes, nibble_chunk = codes_and_chunk
     value = simd.make_lookup(*(int(value) - int(min(values)) for value in values))
@@ -80,7 +82,7 @@ q8_0_offset = simd.constant(simd.u8x64, Q8_0_OFFSET)
 
 
 @device
-def two_q8_0_blocks(first, second):
+def load_two_q8_0(first, second):
     """Load the codes of two blocks of Q8_0.
 
     Where codes must be unsigned, 128 is added by flipping their sign bits.
@@ -92,40 +94,40 @@ def two_q8_0_blocks(first, second):
 
 
 @device
-def q8_0_chunk(address):
-    return stripe_chunk(two_q8_0_blocks(address, address + Q8_0_BYTES))
+def read_q8_0_chunk(address):
+    return stripe_chunk(load_two_q8_0(address, address + Q8_0_BYTES))
 
 
 @device
-def q8_0_codes(address):
+def read_q8_0_codes(address):
     """Load the codes of eight blocks as four striped vectors.
 
     Shuffles within 16 bytes come first, then shuffles of whole 16-byte quarters, because those are cheaper than one
     general shuffle (see group_format.py).
     """
-    v0 = two_q8_0_blocks(address, address + 2 * Q8_0_BYTES)
-    v1 = two_q8_0_blocks(address + Q8_0_BYTES, address + 3 * Q8_0_BYTES)
-    v2 = two_q8_0_blocks(address + 4 * Q8_0_BYTES, address + 6 * Q8_0_BYTES)
-    v3 = two_q8_0_blocks(address + 5 * Q8_0_BYTES, address + 7 * Q8_0_BYTES)
+    v0 = load_two_q8_0(address, address + 2 * Q8_0_BYTES)
+    v1 = load_two_q8_0(address + Q8_0_BYTES, address + 3 * Q8_0_BYTES)
+    v2 = load_two_q8_0(address + 4 * Q8_0_BYTES, address + 6 * Q8_0_BYTES)
+    v3 = load_two_q8_0(address + 5 * Q8_0_BYTES, address + 7 * Q8_0_BYTES)
     even, odd, even_2, odd_2 = even_in_turn(v0, v1), odd_in_turn(v0, v1), even_in_turn(v2, v3), odd_in_turn(v2, v3)
     first, second = first_pairs(even, even_2), first_pairs(odd, odd_2)
     return first, second, second_pairs(even, even_2), second_pairs(odd, odd_2)
 
 
-def codes_of(layout, block_bytes):
+def build_code_readers(layout, block_bytes):
     """Return functions that read the codes of eight blocks and of two, the codes' offset, and the largest."""
     if layout.bits == 8:
-        return (q8_0_codes, q8_0_chunk), Q8_0_OFFSET, Q8_0_OFFSET + 127
+        return (read_q8_0_codes, read_q8_0_chunk), Q8_0_OFFSET, Q8_0_OFFSET + 127
     low, *high = layout.codes
-    codes = nibbles(low.at, block_bytes)
+    codes = build_nibble_readers(low.at, block_bytes)
     if layout.values:
-        return looked_up(layout.values, codes), -min(layout.values), max(layout.values) - min(layout.values)
+        return build_lookup_readers(layout.values, codes), -min(layout.values), max(layout.values) - min(layout.values)
     if high:
-        codes = fifth_bits(high[0].at, block_bytes, codes)
+        codes = build_five_bit_readers(high[0].at, block_bytes, codes)
     return codes, layout.centre, (1 << layout.bits) - 1
 
 
-def floats_of(at, block_bytes):
+def build_float_readers(at, block_bytes):
     """Build functions (address) that load the float16 at byte `at` of eight blocks and of two.
 
     They return f32x8 and f32x2.
@@ -137,12 +139,12 @@ def floats_of(at, block_bytes):
     )
 
 
-def exponents_of(at, block_bytes):
+def build_exponent_readers(at, block_bytes):
     """Build functions (address) that load the E8M0 scales at byte `at`, halved.
 
     They return f32x8 for eight blocks, f32x2 for two.
     """
-    gather, table = simd.make_gather_powers(block_bytes, 128), halved_e8m0()
+    gather, table = simd.make_gather_powers(block_bytes, 128), build_e8m0_table()
 
     @device
     def two(address):
@@ -151,15 +153,17 @@ def exponents_of(at, block_bytes):
     return device(lambda address: gather(address + at)), two
 
 
-def blocks_of_32(name):
+def build_group_format(name):
     layout, block_bytes = LAYOUTS[name], BY_NAME[name].bytes
-    (codes, chunk), offset, largest = codes_of(layout, block_bytes)
-    scales = floats_of(layout.d, block_bytes) if layout.d is not None else exponents_of(0, block_bytes)
-    minimums = floats_of(layout.low, block_bytes) if layout.low is not None else (None, None)
+    (codes, chunk), offset, largest = build_code_readers(layout, block_bytes)
+    scales = (
+        build_float_readers(layout.d, block_bytes) if layout.d is not None else build_exponent_readers(0, block_bytes)
+    )
+    minimums = build_float_readers(layout.low, block_bytes) if layout.low is not None else (None, None)
     chunk_format = ChunkFormat(chunk, scales[1], minimums[1])
-    return multiplied(
+    return adapt_to_cpu(
         GroupFormat(name, 32, 8 * block_bytes, codes, offset, largest, scales[0], minimums[0], chunk_format)
     )
 
 
-GROUPS = {name: blocks_of_32(name) for name, each in BY_NAME.items() if each.family == "blocks_of_32"}
+GROUPS = {name: build_group_format(name) for name, each in BY_NAME.items() if each.family == "blocks_of_32"}

@@ -71,7 +71,7 @@ stripe_chunk = simd.make_shuffle(
 
 
 @device
-def four_by_16(address, step):
+def load_four(address, step):
     low = simd.concatenate_u8x32(simd.load_u8x16(address), simd.load_u8x16(address + step))
     return simd.concatenate_u8x64(
         low, simd.concatenate_u8x32(simd.load_u8x16(address + 2 * step), simd.load_u8x16(address + 3 * step))
@@ -79,17 +79,17 @@ def four_by_16(address, step):
 
 
 @device
-def striped_nibbles(first, second):
+def split_nibbles(first, second):
     """Split nibbles into four striped u8x64.
 
     first, second: 16 bytes for each of runs 0 to 3, and of 4 to 7. Weights 0 to 15 of a run are the low nibbles of its
     bytes, weights 16 to 31 the high nibbles.
     """
-    return nibbles_in_turn(first_pairs(first, second), second_pairs(first, second))
+    return split_alternating_nibbles(first_pairs(first, second), second_pairs(first, second))
 
 
 @device
-def nibbles_in_turn(even, odd):
+def split_alternating_nibbles(even, odd):
     """Split nibbles into four striped u8x64; even, odd: 16 bytes for each even run, and for each odd run."""
     low, high = even_in_turn(even, odd), odd_in_turn(even, odd)
     return low & nibble(), high & nibble(), down_4(low) & nibble(), down_4(high) & nibble()
@@ -106,7 +106,7 @@ planes_0, planes_1, planes_2, planes_3 = (
 down_plane = simd.make_shift(simd.u8x64, False, *[2 * plane for plane in range(4) for _ in range(4)])
 
 
-def two_bit_codes(at):
+def build_two_bit_reader(at):
     """Build a function (address) that reads a group's 2-bit codes as four striped u8x64.
 
     at: offset of the 64 bytes of codes.
@@ -123,7 +123,7 @@ def two_bit_codes(at):
     return codes
 
 
-def multiplied(format):
+def adapt_to_cpu(format):
     """Return a format with codes for this CPU.
 
     If the CPU multiplies signed bytes, 128 is subtracted from codes that may exceed 127.

@@ -26,7 +26,7 @@ from localllm.kernels.formats.group_format import GroupFormat
 from localllm.quant.formats import BY_NAME, LAYOUTS
 
 
-def codebook(format: Any) -> np.ndarray:
+def load_codebook(format: Any) -> np.ndarray:
     """Load the grid of a class of `gguf.quants`: int8 [codes, weights per code]."""
     format.init_grid()
     return format.grid.reshape(format.grid_shape).astype(np.int8)
@@ -35,7 +35,7 @@ def codebook(format: Any) -> np.ndarray:
 STRIPES, RUNS = range(4), range(8)
 
 
-def for_octets(source, order):
+def build_octet_shuffle(source, order):
     """Build a shuffle that copies, for each of eight octets, byte `order` of `source` to all 8 weights."""
     return simd.make_shuffle(simd.u8x64, source, [byte for byte in order for _ in range(8)])
 
@@ -43,19 +43,19 @@ def for_octets(source, order):
 # ---- rows of weights ------------------------------------------------------------------------------------------------
 
 
-def packed(codes):
+def pack_rows(codes):
     """Pack each row of a grid, [rows, 8 or 4] bytes, into one integer: int64 [rows] or int32 [rows]."""
     return np.ascontiguousarray(codes, np.uint8).view("<i8" if codes.shape[1] == 8 else "<i4").reshape(-1)
 
 
-def octets(table, row):
+def build_octet_reader(table, row):
     """Build a function (address) that looks up a group's codes by octets: four striped u8x64.
 
     row(address, octet): the row of `table` for an octet of the group.
     """
 
     @inlined
-    def stripe(address, q):
+    def read_stripe(address, q):
         return simd.u8x64_of_quads(
             table[row(address, q)], table[row(address, 4 + q)],
             table[row(address, 8 + q)], table[row(address, 12 + q)],
@@ -63,17 +63,24 @@ def octets(table, row):
             table[row(address, 24 + q)], table[row(address, 28 + q)],
         )  # fmt: skip
 
-    return device(lambda address: (stripe(address, 0), stripe(address, 1), stripe(address, 2), stripe(address, 3)))
+    return device(
+        lambda address: (
+            read_stripe(address, 0),
+            read_stripe(address, 1),
+            read_stripe(address, 2),
+            read_stripe(address, 3),
+        )
+    )
 
 
-def quads(table, row):
+def build_quad_reader(table, row):
     """Build a function (address) that looks up a group's codes by quads: four striped u8x64.
 
     row(address, quad): the row of `table` for a quad of the group.
     """
 
     @inlined
-    def stripe(address, q):
+    def read_stripe(address, q):
         i, j = 2 * q, 2 * q + 1
         return simd.u8x64_of_words(
             table[row(address, i)], table[row(address, j)],
@@ -86,10 +93,17 @@ def quads(table, row):
             table[row(address, 56 + i)], table[row(address, 56 + j)],
         )  # fmt: skip
 
-    return device(lambda address: (stripe(address, 0), stripe(address, 1), stripe(address, 2), stripe(address, 3)))
+    return device(
+        lambda address: (
+            read_stripe(address, 0),
+            read_stripe(address, 1),
+            read_stripe(address, 2),
+            read_stripe(address, 3),
+        )
+    )
 
 
-IQ1_GRID = codebook(quants.IQ1_S)  # [2048, 8], values -1, 0, 1
+IQ1_GRID = load_codebook(quants.IQ1_S)  # [2048, 8], values -1, 0, 1
 IQ1_SHIFT = np.float32(0.125)
 
 
@@ -102,7 +116,7 @@ def store_shifted(code, scale, negative, out):
 
 
 @device
-def iq1_m_scale(scales):
+def read_iq1_m_d(scales):
     """Assemble the float16 d from the topmost 4 bits of each of four 16-bit integers, the lowest first."""
     bits = 0
     for n in range(4):
@@ -120,26 +134,26 @@ def unpack_iq1_s(block, out):
     for octet in range(32):
         word = simd.load_u16(block + S_SCALES + 2 * (octet // 4))
         scale = simd.load_f16(block) * np.float32(1 + 2 * (word >> 12 & 7))
-        store_shifted(iq1_s_row(block, octet), scale, word >> 15, out + 32 * octet)
+        store_shifted(get_iq1_s_row(block, octet), scale, word >> 15, out + 32 * octet)
 
 
 @device
 def unpack_iq1_m(block, out):
-    d = iq1_m_scale(block + M_SCALES)
+    d = read_iq1_m_d(block + M_SCALES)
     for octet in range(32):
         multiple = simd.load_u16(block + M_SCALES + 2 * (octet // 8)) >> 3 * (octet // 2 % 4) & 7
         is_down = simd.load_u8(block + M_HIGH + octet // 2) >> 4 * (octet % 2) & 8
-        store_shifted(iq1_m_row(block, octet), d * np.float32(1 + 2 * multiple), is_down, out + 32 * octet)
+        store_shifted(get_iq1_m_row(block, octet), d * np.float32(1 + 2 * multiple), is_down, out + 32 * octet)
 
 
 @device
-def iq1_s_row(block, octet):
+def get_iq1_s_row(block, octet):
     high = simd.load_u16(block + S_SCALES + 2 * (octet >> 2)) << 8 >> 3 * (octet & 3)
     return simd.load_u8(block + S_CODES + octet) | high & 0x700
 
 
 @device
-def iq1_m_row(block, octet):
+def get_iq1_m_row(block, octet):
     return (
         simd.load_u8(block + M_CODES + octet)
         | (simd.load_u8(block + M_HIGH + (octet >> 1)) << (8 - 4 * (octet & 1))) & 0x700
@@ -147,24 +161,24 @@ def iq1_m_row(block, octet):
 
 
 IQ1_OFFSET = 9
-IQ1_TABLE = packed(IQ1_GRID * 8 + 1 + IQ1_OFFSET)  # shifted up by 1/8; those shifted down are 2 smaller
+IQ1_TABLE = pack_rows(IQ1_GRID * 8 + 1 + IQ1_OFFSET)  # shifted up by 1/8; those shifted down are 2 smaller
 shift_down_at_3, shift_down_at_7 = (simd.make_where([1 << bit] * 64, -2) for bit in (3, 7))
-iq1_s_shifts = for_octets(simd.u8x16, [2 * run + 1 for run in RUNS])
+iq1_s_shifts = build_octet_shuffle(simd.u8x16, [2 * run + 1 for run in RUNS])
 iq1_s_scale_bits = simd.constant(simd.u8x16, 0x70)
 upper_bytes = simd.make_shuffle(simd.u8x8, simd.u8x16, range(1, 16, 2))
 
 
-iq1_s_octets = octets(IQ1_TABLE, iq1_s_row)
+iq1_s_octets = build_octet_reader(IQ1_TABLE, get_iq1_s_row)
 
 
 @device
-def iq1_s_codes(address):
+def read_iq1_s_codes(address):
     (c0, c1, c2, c3), bits = iq1_s_octets(address), iq1_s_shifts(simd.load_u8x16(address + S_SCALES))
     return shift_down_at_7(c0, bits), shift_down_at_7(c1, bits), shift_down_at_7(c2, bits), shift_down_at_7(c3, bits)
 
 
 @device
-def iq1_s_scales(address):
+def read_iq1_s_scales(address):
     """Compute the 8 scales of a group in IQ1_S, d / 8 * (1 + 2 * scale): f32x8.
 
     A stored scale has 3 bits, bits 4 to 6 of a byte. They are read as 16 * scale, and the result is divided by 16.
@@ -173,24 +187,26 @@ def iq1_s_scales(address):
     return (scales + simd.splat_f32x8(8.0)) * (simd.load_splat_f16x8(address) * simd.splat_f32x8(1 / 64))
 
 
-iq1_m_shifts_01, iq1_m_shifts_23 = (for_octets(simd.u8x16, [2 * run + pair for run in RUNS]) for pair in (0, 1))
+iq1_m_shifts_01, iq1_m_shifts_23 = (
+    build_octet_shuffle(simd.u8x16, [2 * run + pair for run in RUNS]) for pair in (0, 1)
+)
 alternate_pairs = simd.make_shuffle(
     simd.u8x16, simd.u8x16, [8 * half + 2 * n + i for n in range(4) for half in (0, 1) for i in (0, 1)]
 )
 
 
-iq1_m_octets = octets(IQ1_TABLE, iq1_m_row)
+iq1_m_octets = build_octet_reader(IQ1_TABLE, get_iq1_m_row)
 
 
 @device
-def iq1_m_codes(address):
+def read_iq1_m_codes(address):
     (c0, c1, c2, c3), bits = iq1_m_octets(address), simd.load_u8x16(address + M_HIGH)
     first, last = iq1_m_shifts_01(bits), iq1_m_shifts_23(bits)
     return shift_down_at_3(c0, first), shift_down_at_7(c1, first), shift_down_at_3(c2, last), shift_down_at_7(c3, last)
 
 
 @device
-def iq1_m_scales(address):
+def read_iq1_m_scales(address):
     """Compute the 16 scales of a group in IQ1_M, d / 8 * (1 + 2 * scale): f32x16.
 
     Stored in four 16-bit integers, each with four scales of 3 bits and, in the topmost bits, 4 bits of d.
@@ -204,21 +220,21 @@ def iq1_m_scales(address):
 
 
 IQ1_GROUPS = {
-    "IQ1_S": GroupFormat("IQ1_S", 32, 50, iq1_s_codes, IQ1_OFFSET, 2 * IQ1_OFFSET, iq1_s_scales),
-    "IQ1_M": GroupFormat("IQ1_M", 16, 56, iq1_m_codes, IQ1_OFFSET, 2 * IQ1_OFFSET, iq1_m_scales),
+    "IQ1_S": GroupFormat("IQ1_S", 32, 50, read_iq1_s_codes, IQ1_OFFSET, 2 * IQ1_OFFSET, read_iq1_s_scales),
+    "IQ1_M": GroupFormat("IQ1_M", 16, 56, read_iq1_m_codes, IQ1_OFFSET, 2 * IQ1_OFFSET, read_iq1_m_scales),
 }
 IQ1_UNPACK = {"IQ1_S": unpack_iq1_s, "IQ1_M": unpack_iq1_m}
 
 
-IQ2_XXS_GRID = codebook(quants.IQ2_XXS)  # [256, 8], values 8, 25, 43
-IQ2_XS_GRID = codebook(quants.IQ2_XS)  # [512, 8], the same values
-IQ2_S_GRID = codebook(quants.IQ2_S)  # [1024, 8], the same values
-IQ3_XXS_GRID = codebook(quants.IQ3_XXS)  # [256, 4], values 4, 12, 20 .. 52, 62
-IQ3_S_GRID = codebook(quants.IQ3_S)  # [512, 4], values 1, 3, 5 .. 15
+IQ2_XXS_GRID = load_codebook(quants.IQ2_XXS)  # [256, 8], values 8, 25, 43
+IQ2_XS_GRID = load_codebook(quants.IQ2_XS)  # [512, 8], the same values
+IQ2_S_GRID = load_codebook(quants.IQ2_S)  # [1024, 8], the same values
+IQ3_XXS_GRID = load_codebook(quants.IQ3_XXS)  # [256, 4], values 4, 12, 20 .. 52, 62
+IQ3_S_GRID = load_codebook(quants.IQ3_S)  # [512, 4], values 1, 3, 5 .. 15
 
 
 @device
-def eight_signs(code):
+def complete_signs(code):
     """Return the 8 sign bits of a 7-bit sign code.
 
     The eighth bit makes the number of ones even.
@@ -240,7 +256,7 @@ def store_signed(magnitudes, code, scale, signs, out):
         simd.store_f32(out + 4 * i, scale * np.float32(magnitudes[code, i] * sign))
 
 
-def unpacker(grid, group, row, signs, scale):
+def build_unpacker(grid, group, row, signs, scale):
     """Build a function (block, out) that unpacks one block to float32.
 
     grid: [codes, 8 or 4] magnitudes; group: weights that share a scale; row(block, i): the grid's row for octet or quad
@@ -258,17 +274,17 @@ def unpacker(grid, group, row, signs, scale):
     return unpack
 
 
-def word_signs(at, apart):
+def build_sign_reader(at, apart):
     """Build a function (block, octet) that reads signs from 32-bit words of four sign codes.
 
     apart: bytes from one word to the next.
     """
     return device(
-        lambda block, octet: eight_signs(simd.load_u32(block + at + apart * (octet >> 2)) >> 7 * (octet & 3) & 127)
+        lambda block, octet: complete_signs(simd.load_u32(block + at + apart * (octet >> 2)) >> 7 * (octet & 3) & 127)
     )
 
 
-def word_scales(at, apart, factor):
+def build_scale_reader(at, apart, factor):
     """Build a function (block, run): d * (scale + 1/2) * factor.
 
     The scale is in the topmost 4 bits of a 32-bit word.
@@ -282,21 +298,21 @@ def word_scales(at, apart, factor):
 
 
 @device
-def nibble_at(address, i):
+def read_nibble(address, i):
     return simd.load_u8(address + i // 2) >> 4 * (i % 2) & 15
 
 
-signs_0, signs_1, signs_2, signs_3 = (for_octets(simd.u8x32, [4 * run + q for run in RUNS]) for q in STRIPES)
+signs_0, signs_1, signs_2, signs_3 = (build_octet_shuffle(simd.u8x32, [4 * run + q for run in RUNS]) for q in STRIPES)
 
 
-def signed(name, grid, row, signs, scales):
+def build_signed_format(name, grid, row, signs, scales):
     """Build the GroupFormat of a format with magnitudes in a grid.
 
     signs(address): u8x32, one byte per octet.
     """
     offset = int(grid.max())
-    lookup = octets if grid.shape[1] == 8 else quads
-    magnitudes = lookup(packed(offset + grid), row)
+    lookup = build_octet_reader if grid.shape[1] == 8 else build_quad_reader
+    magnitudes = lookup(pack_rows(offset + grid), row)
     reflect = simd.make_reflect([1 << i for i in range(8)] * 8, 2 * offset)
 
     @device
@@ -317,7 +333,7 @@ topmost_bit = simd.constant(simd.u8x32, 128)
 
 
 @device
-def evened(signs):
+def set_parity(signs):
     """Set the topmost bit of each byte so that its number of ones is even.
 
     signs: u8x32 whose topmost bits are 0. The shifts move each byte's parity up to its topmost bit. Bits that enter
@@ -334,12 +350,12 @@ topmost_bytes = simd.make_shuffle(simd.u8x8, simd.u8x32, range(3, 32, 4))
 
 
 @device
-def signs_of_words(words):
-    return evened(four_sevens(words))
+def read_word_signs(words):
+    return set_parity(four_sevens(words))
 
 
 @device
-def scales_of_words(words, d):
+def compute_word_scales(words, d):
     """Compute d * (scale + 1/2) for 8 scales in the topmost 4 bits of eight 32-bit words: f32x8.
 
     The 4 bits are read as the high half of a byte, 16 * scale; the result is divided by 16.
@@ -358,7 +374,7 @@ alternate = simd.make_shuffle(simd.u8x16, simd.u8x16, [8 * half + i for i in ran
 
 
 @device
-def scales_of_nibbles(address, d):
+def compute_nibble_scales(address, d):
     """Compute d * (scale + 1/2) for 16 scales of 4 bits each, 8 bytes at an address: f32x16."""
     nibbles = simd.load_i64(address)
     scales = alternate(
@@ -371,19 +387,19 @@ second_words = simd.make_shuffle(simd.u8x32, simd.u8x64, [8 * run + i for run in
 
 
 @device
-def iq2_xxs_row(address, octet):
+def get_iq2_xxs_row(address, octet):
     return simd.load_u8(address + CODES + 8 * (octet >> 2) + (octet & 3))
 
 
 @device
-def iq2_xxs_signs(address):
-    return signs_of_words(second_words(simd.load_u8x64(address + CODES)))
+def read_iq2_xxs_signs(address):
+    return read_word_signs(second_words(simd.load_u8x64(address + CODES)))
 
 
 @device
-def iq2_xxs_scales(address):
+def read_iq2_xxs_scales(address):
     d = simd.load_splat_f16x8(address) * simd.splat_f32x8(0.25)
-    return scales_of_words(second_words(simd.load_u8x64(address + CODES)), d)
+    return compute_word_scales(second_words(simd.load_u8x64(address + CODES)), d)
 
 
 odd_bytes = simd.make_shuffle(simd.u8x32, simd.u8x64, range(1, 64, 2))
@@ -392,68 +408,68 @@ seven_bits = simd.constant(simd.u8x32, 127)
 
 
 @device
-def iq2_xs_row(address, octet):
+def get_iq2_xs_row(address, octet):
     return simd.load_u16(address + CODES + 2 * octet) & 511
 
 
 @device
-def iq2_xs_signs(address):
-    return evened(down_1(odd_bytes(simd.load_u8x64(address + CODES))) & seven_bits())
+def read_iq2_xs_signs(address):
+    return set_parity(down_1(odd_bytes(simd.load_u8x64(address + CODES))) & seven_bits())
 
 
 @device
-def iq2_xs_scales(address):
-    return scales_of_nibbles(address + XS2_SCALES, simd.load_splat_f16x16(address) * simd.splat_f32x16(0.25))
+def read_iq2_xs_scales(address):
+    return compute_nibble_scales(address + XS2_SCALES, simd.load_splat_f16x16(address) * simd.splat_f32x16(0.25))
 
 
 @device
-def iq2_s_row(address, octet):
+def get_iq2_s_row(address, octet):
     return simd.load_u8(address + CODES + octet) | (
         (simd.load_u8(address + S2_HIGH + (octet >> 2)) << (8 - 2 * (octet & 3))) & 0x300
     )
 
 
 @device
-def iq2_s_signs(address):
+def read_iq2_s_signs(address):
     return simd.load_u8x32(address + S2_SIGNS)
 
 
 @device
-def iq2_s_scales(address):
-    return scales_of_nibbles(address + S2_SCALES, simd.load_splat_f16x16(address) * simd.splat_f32x16(0.25))
+def read_iq2_s_scales(address):
+    return compute_nibble_scales(address + S2_SCALES, simd.load_splat_f16x16(address) * simd.splat_f32x16(0.25))
 
 
 @device
-def iq3_xxs_row(address, quad):
+def get_iq3_xxs_row(address, quad):
     return simd.load_u8(address + CODES + quad)
 
 
 @device
-def iq3_xxs_signs(address):
-    return signs_of_words(simd.load_u8x32(address + XXS3_SCALES))
+def read_iq3_xxs_signs(address):
+    return read_word_signs(simd.load_u8x32(address + XXS3_SCALES))
 
 
 @device
-def iq3_xxs_scales(address):
-    return scales_of_words(
+def read_iq3_xxs_scales(address):
+    return compute_word_scales(
         simd.load_u8x32(address + XXS3_SCALES), simd.load_splat_f16x8(address) * simd.splat_f32x8(0.5)
     )
 
 
 @device
-def iq3_s_row(address, quad):
+def get_iq3_s_row(address, quad):
     return simd.load_u8(address + CODES + quad) | (
         (simd.load_u8(address + S3_HIGH + (quad >> 3)) << (8 - (quad & 7))) & 0x100
     )
 
 
 @device
-def iq3_s_signs(address):
+def read_iq3_s_signs(address):
     return simd.load_u8x32(address + S3_SIGNS)
 
 
 @device
-def iq3_s_scales(address):
+def read_iq3_s_scales(address):
     """Compute the 8 scales of a group in IQ3_S, d * (1 + 2 * scale), stored in 4 bits each: f32x8."""
     nibbles = simd.load_u32(address + S3_SCALES)
     nibbles = (nibbles | nibbles << 16) & 0x0000FFFF0000FFFF
@@ -467,28 +483,32 @@ def iq3_s_scales(address):
 GROUPS = IQ1_GROUPS | {
     format.name: format
     for format in (
-        signed("IQ2_XXS", IQ2_XXS_GRID, iq2_xxs_row, iq2_xxs_signs, iq2_xxs_scales),
-        signed("IQ2_XS", IQ2_XS_GRID, iq2_xs_row, iq2_xs_signs, iq2_xs_scales),
-        signed("IQ2_S", IQ2_S_GRID, iq2_s_row, iq2_s_signs, iq2_s_scales),
-        signed("IQ3_XXS", IQ3_XXS_GRID, iq3_xxs_row, iq3_xxs_signs, iq3_xxs_scales),
-        signed("IQ3_S", IQ3_S_GRID, iq3_s_row, iq3_s_signs, iq3_s_scales),
+        build_signed_format("IQ2_XXS", IQ2_XXS_GRID, get_iq2_xxs_row, read_iq2_xxs_signs, read_iq2_xxs_scales),
+        build_signed_format("IQ2_XS", IQ2_XS_GRID, get_iq2_xs_row, read_iq2_xs_signs, read_iq2_xs_scales),
+        build_signed_format("IQ2_S", IQ2_S_GRID, get_iq2_s_row, read_iq2_s_signs, read_iq2_s_scales),
+        build_signed_format("IQ3_XXS", IQ3_XXS_GRID, get_iq3_xxs_row, read_iq3_xxs_signs, read_iq3_xxs_scales),
+        build_signed_format("IQ3_S", IQ3_S_GRID, get_iq3_s_row, read_iq3_s_signs, read_iq3_s_scales),
     )
 }
 HALF, QUARTER = np.float32(0.5), np.float32(0.25)
 xs2_scale = device(
-    lambda block, group: simd.load_f16(block) * (HALF + np.float32(nibble_at(block + XS2_SCALES, group))) * QUARTER
+    lambda block, group: simd.load_f16(block) * (HALF + np.float32(read_nibble(block + XS2_SCALES, group))) * QUARTER
 )
 s2_scale = device(
-    lambda block, group: simd.load_f16(block) * (HALF + np.float32(nibble_at(block + S2_SCALES, group))) * QUARTER
+    lambda block, group: simd.load_f16(block) * (HALF + np.float32(read_nibble(block + S2_SCALES, group))) * QUARTER
 )
-s3_scale = device(lambda block, group: simd.load_f16(block) * np.float32(1 + 2 * nibble_at(block + S3_SCALES, group)))
-xs2_octet_signs = device(lambda block, octet: eight_signs(simd.load_u16(block + CODES + 2 * octet) >> 9))
+s3_scale = device(lambda block, group: simd.load_f16(block) * np.float32(1 + 2 * read_nibble(block + S3_SCALES, group)))
+xs2_octet_signs = device(lambda block, octet: complete_signs(simd.load_u16(block + CODES + 2 * octet) >> 9))
 s2_octet_signs = device(lambda block, octet: simd.load_u8(block + S2_SIGNS + octet))
 s3_octet_signs = device(lambda block, octet: simd.load_u8(block + S3_SIGNS + octet))
 UNPACK = IQ1_UNPACK | {
-    "IQ2_XXS": unpacker(IQ2_XXS_GRID, 32, iq2_xxs_row, word_signs(XXS2_SCALES, 8), word_scales(XXS2_SCALES, 8, 0.25)),
-    "IQ2_XS": unpacker(IQ2_XS_GRID, 16, iq2_xs_row, xs2_octet_signs, xs2_scale),
-    "IQ2_S": unpacker(IQ2_S_GRID, 16, iq2_s_row, s2_octet_signs, s2_scale),
-    "IQ3_XXS": unpacker(IQ3_XXS_GRID, 32, iq3_xxs_row, word_signs(XXS3_SCALES, 4), word_scales(XXS3_SCALES, 4, 0.5)),
-    "IQ3_S": unpacker(IQ3_S_GRID, 32, iq3_s_row, s3_octet_signs, s3_scale),
+    "IQ2_XXS": build_unpacker(
+        IQ2_XXS_GRID, 32, get_iq2_xxs_row, build_sign_reader(XXS2_SCALES, 8), build_scale_reader(XXS2_SCALES, 8, 0.25)
+    ),
+    "IQ2_XS": build_unpacker(IQ2_XS_GRID, 16, get_iq2_xs_row, xs2_octet_signs, xs2_scale),
+    "IQ2_S": build_unpacker(IQ2_S_GRID, 16, get_iq2_s_row, s2_octet_signs, s2_scale),
+    "IQ3_XXS": build_unpacker(
+        IQ3_XXS_GRID, 32, get_iq3_xxs_row, build_sign_reader(XXS3_SCALES, 4), build_scale_reader(XXS3_SCALES, 4, 0.5)
+    ),
+    "IQ3_S": build_unpacker(IQ3_S_GRID, 32, get_iq3_s_row, s3_octet_signs, s3_scale),
 }

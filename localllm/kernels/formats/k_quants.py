@@ -9,14 +9,14 @@ from localllm.kernels import simd
 from localllm.kernels.cpu.signature import device
 from localllm.kernels.formats.group_format import (
     GroupFormat,
-    multiplied,
+    adapt_to_cpu,
+    build_two_bit_reader,
     nibble,
     planes_0,
     planes_1,
     planes_2,
     planes_3,
-    striped_nibbles,
-    two_bit_codes,
+    split_nibbles,
 )
 from localllm.quant.formats import LAYOUTS
 
@@ -30,7 +30,7 @@ Q3_SCALES, Q6_SCALES, IQ4_LOW, IQ4_HIGH = (fields.place(0)[0] for fields in (Q3.
 
 
 @device
-def packed_scales(address):
+def unpack_scales(address):
     """Unpack the eight 6-bit scales of Q4_K and Q5_K from the 12 bytes at an address, as f32x8."""
     low, high = simd.load_u32(address), simd.load_u32(address + 8)
     upper = (high & 0x0F0F0F0F) | (((low >> 6) & 0x03030303) << 4)
@@ -38,15 +38,15 @@ def packed_scales(address):
 
 
 @device
-def packed_minimums(address):
+def unpack_minimums(address):
     low, high = simd.load_u32(address + 4), simd.load_u32(address + 8)
     upper = ((high >> 4) & 0x0F0F0F0F) | (((low >> 6) & 0x03030303) << 4)
     return simd.float_u8x8(simd.bytes_of((low & 0x3F3F3F3F) | (upper << 32)))
 
 
 @device
-def k_minimums(address):
-    return -packed_minimums(address + K_FACTORS) * simd.load_splat_f16x8(address + Q4_LOW)
+def read_k_minimums(address):
+    return -unpack_minimums(address + K_FACTORS) * simd.load_splat_f16x8(address + Q4_LOW)
 
 
 # Shuffles for vector q of the striped codes: octet q of each 32 of 128 bytes, twice, because 32 bytes have two runs of
@@ -58,19 +58,19 @@ odd_down_4 = simd.make_shift(simd.u8x64, False, *[0] * 4, *[4] * 4)
 
 
 @device
-def q4_k_codes(address):
+def read_q4_k_codes(address):
     """Read the codes of Q4_K; codes from high nibbles are 16 * code, with a sixteenth of the scale."""
     v, w, mask = simd.load_u8x64(address + Q4_CODES), simd.load_u8x64(address + Q4_CODES + 64), nibble_masks()
     return runs_0(v, w) & mask, runs_1(v, w) & mask, runs_2(v, w) & mask, runs_3(v, w) & mask
 
 
 @device
-def q4_k_scales(address):
-    return packed_scales(address + K_FACTORS) * (simd.load_splat_f16x8(address) * sixteenths())
+def read_q4_k_scales(address):
+    return unpack_scales(address + K_FACTORS) * (simd.load_splat_f16x8(address) * sixteenths())
 
 
 @device
-def q4_k_small_codes(address):
+def read_q4_k_small_codes(address):
     """Read the codes of Q4_K, all shifted down to 0 to 15."""
     v, w, mask = simd.load_u8x64(address + Q4_CODES), simd.load_u8x64(address + Q4_CODES + 64), nibble()
     return (
@@ -83,7 +83,7 @@ add_fifth_bit = simd.make_where([1 << run for run in range(8) for _ in range(8)]
 
 
 @device
-def q5_k_codes(address):
+def read_q5_k_codes(address):
     v, w, bits = simd.load_u8x64(address + Q5_CODES), simd.load_u8x64(address + Q5_CODES + 64), address + Q5_BITS
     return (
         add_fifth_bit(odd_down_4(runs_0(v, w)) & nibble(), simd.load_splat_8(bits)),
@@ -94,13 +94,15 @@ def q5_k_codes(address):
 
 
 @device
-def q5_k_scales(address):
-    return packed_scales(address + K_FACTORS) * simd.load_splat_f16x8(address)
+def read_q5_k_scales(address):
+    return unpack_scales(address + K_FACTORS) * simd.load_splat_f16x8(address)
 
 
-q4_k_small = GroupFormat("Q4_K", 32, 144, q4_k_small_codes, 0, 15, q5_k_scales, k_minimums)
+q4_k_small = GroupFormat("Q4_K", 32, 144, read_q4_k_small_codes, 0, 15, read_q5_k_scales, read_k_minimums)
 q4_k = (  # with AVX2, one core reads 12 GB/s with small codes, 7 with the others
-    q4_k_small if simd.splits_dot() else GroupFormat("Q4_K", 32, 144, q4_k_codes, 0, 240, q4_k_scales, k_minimums)
+    q4_k_small
+    if simd.splits_dot()
+    else GroupFormat("Q4_K", 32, 144, read_q4_k_codes, 0, 240, read_q4_k_scales, read_k_minimums)
 )
 
 
@@ -111,35 +113,35 @@ upper_half = simd.make_shift(simd.u8x16, False, 4)
 
 
 @device
-def q2_k_codes(address):
+def read_q2_k_codes(address):
     """Read the codes of Q2_K without shifting them: times 1, 4, 16 or 64, by which scales are divided."""
     v, mask = simd.load_u8x64(address + Q2_CODES), plane_masks()
     return planes_0(v) & mask, planes_1(v) & mask, planes_2(v) & mask, planes_3(v) & mask
 
 
 @device
-def q2_k_small_scales(address):
+def read_q2_k_small_scales(address):
     return simd.float_i8x16(simd.load_u8x16(address) & low_half()) * simd.load_splat_f16x16(address + Q2_D)
 
 
 @device
-def q2_k_scales(address):
-    return q2_k_small_scales(address) * quarters()
+def read_q2_k_scales(address):
+    return read_q2_k_small_scales(address) * quarters()
 
 
 @device
-def q2_k_minimums(address):
+def read_q2_k_minimums(address):
     return -simd.float_i8x16(upper_half(simd.load_u8x16(address)) & low_half()) * simd.load_splat_f16x16(
         address + Q2_LOW
     )
 
 
-q3_k_low_codes = two_bit_codes(Q3.codes[0].at)
+q3_k_low_codes = build_two_bit_reader(Q3.codes[0].at)
 add_third_bit = simd.make_where([1 << run for run in range(8) for _ in range(8)], 4)
 
 
 @device
-def q3_k_codes(address):
+def read_q3_k_codes(address):
     c0, c1, c2, c3 = q3_k_low_codes(address)
     return (
         add_third_bit(c0, simd.load_splat_8(address + Q3_BITS)),
@@ -150,7 +152,7 @@ def q3_k_codes(address):
 
 
 @device
-def q3_k_scales(address):
+def read_q3_k_scales(address):
     """Unpack the 16 scales of Q3_K, 6 bits each minus 32, times d: f32x16.
 
     Layout: 8 bytes with the low 4 bits of two scales each, then 4 bytes with the high 2 bits of four scales each.
@@ -173,7 +175,7 @@ bits_4_and_5 = simd.constant(simd.u8x64, 0x30)
 
 
 @device
-def q6_k_codes(address):
+def read_q6_k_codes(address):
     v, w = simd.load_u8x64(address + Q6_CODES), simd.load_u8x64(address + Q6_CODES + 64)
     high = simd.load_u8x64(address + Q6_BITS)
     return (
@@ -185,7 +187,7 @@ def q6_k_codes(address):
 
 
 @device
-def q6_k_scales(address):
+def read_q6_k_scales(address):
     return simd.float_i8x16(simd.load_u8x16(address + Q6_SCALES)) * simd.load_splat_f16x16(address + Q6_D)
 
 
@@ -193,12 +195,12 @@ q6_k_terms = simd.make_terms(Q6.centre)
 
 
 @device
-def q6_k_integer_scales(address):
+def read_q6_k_integer_scales(address):
     return simd.twice_i8x16(simd.load_u8x16(address + Q6_SCALES))
 
 
 @device
-def q6_k_integer_terms(address):
+def read_q6_k_integer_terms(address):
     return q6_k_terms(simd.load_u8x16(address + Q6_SCALES), simd.load_splat_f16x16(address + Q6_D))
 
 
@@ -206,13 +208,13 @@ iq4_value = simd.make_lookup(*(value + 127 for value in IQ4.values))
 
 
 @device
-def iq4_xs_codes(address):
-    c0, c1, c2, c3 = striped_nibbles(simd.load_u8x64(address + IQ4_CODES), simd.load_u8x64(address + IQ4_CODES + 64))
+def read_iq4_xs_codes(address):
+    c0, c1, c2, c3 = split_nibbles(simd.load_u8x64(address + IQ4_CODES), simd.load_u8x64(address + IQ4_CODES + 64))
     return iq4_value(c0), iq4_value(c1), iq4_value(c2), iq4_value(c3)
 
 
 @device
-def iq4_xs_scales(address):
+def read_iq4_xs_scales(address):
     """Unpack the eight scales of IQ4_XS, 6 bits each minus 32, times d: f32x8.
 
     The low 4 bits are in 4 bytes, the high 2 bits in 2 bytes; both are spread over eight bytes.
@@ -228,26 +230,29 @@ def iq4_xs_scales(address):
 
 
 GROUPS = {
-    format.name: multiplied(format)
+    format.name: adapt_to_cpu(format)
     for format in (
-        GroupFormat("Q2_K", 16, 84, q2_k_codes, 0, 192, q2_k_scales, q2_k_minimums),
-        GroupFormat("Q3_K", 16, 110, q3_k_codes, Q3.centre, 7, q3_k_scales),
+        GroupFormat("Q2_K", 16, 84, read_q2_k_codes, 0, 192, read_q2_k_scales, read_q2_k_minimums),
+        GroupFormat("Q3_K", 16, 110, read_q3_k_codes, Q3.centre, 7, read_q3_k_scales),
         q4_k,
-        GroupFormat("Q5_K", 32, 176, q5_k_codes, 0, 31, q5_k_scales, k_minimums),
-        GroupFormat("Q6_K", 16, 210, q6_k_codes, Q6.centre, 63, q6_k_scales),
-        GroupFormat("IQ4_XS", 32, 136, iq4_xs_codes, 127, 240, iq4_xs_scales),
+        GroupFormat("Q5_K", 32, 176, read_q5_k_codes, 0, 31, read_q5_k_scales, read_k_minimums),
+        GroupFormat("Q6_K", 16, 210, read_q6_k_codes, Q6.centre, 63, read_q6_k_scales),
+        GroupFormat("IQ4_XS", 32, 136, read_iq4_xs_codes, 127, 240, read_iq4_xs_scales),
     )
 }
 
 # Formats for register tiles, whose codes are not multiplied by powers of two.
 SMALL_CODE_GROUPS = {
     "Q4_K": q4_k_small,
-    "Q2_K": GroupFormat("Q2_K", 16, 84, two_bit_codes(Q2_CODES), 0, 3, q2_k_small_scales, q2_k_minimums),
+    "Q2_K": GroupFormat(
+        "Q2_K", 16, 84, build_two_bit_reader(Q2_CODES), 0, 3, read_q2_k_small_scales, read_q2_k_minimums
+    ),
 }
 
 # Formats for register tiles on CPUs with AVX2 only, whose integer scales are multiplied in integers.
 INTEGER_SCALE_GROUPS = {
     "Q6_K": GroupFormat(
-        *("Q6_K", 16, 210, q6_k_codes, Q6.centre, 63, q6_k_integer_scales, q6_k_integer_terms), has_integer_scales=True
+        *("Q6_K", 16, 210, read_q6_k_codes, Q6.centre, 63, read_q6_k_integer_scales, read_q6_k_integer_terms),
+        has_integer_scales=True,
     )
 }

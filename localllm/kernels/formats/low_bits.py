@@ -8,7 +8,7 @@ import numpy as np
 
 from localllm.kernels import simd
 from localllm.kernels.cpu.signature import device
-from localllm.kernels.formats.group_format import ChunkFormat, GroupFormat, four_by_16, two_bit_codes
+from localllm.kernels.formats.group_format import ChunkFormat, GroupFormat, build_two_bit_reader, load_four
 from localllm.quant.formats import BY_NAME, LAYOUTS, TRITS
 
 RUNS, STRIPES = range(8), range(4)
@@ -30,23 +30,28 @@ even_codes, odd_codes = simd.constant(simd.u8x64, 3, 0), simd.constant(simd.u8x6
 
 
 @device
-def two_bits_of(bytes_):
+def extract_two_bits(bytes_):
     return even_down(bytes_) & even_codes() | odd_down(bytes_) & odd_codes()
 
 
 @device
-def q2_codes(address):
-    v = four_by_16(address + Q2_CODES, Q2_BYTES)
-    return two_bits_of(stripe_0(v)), two_bits_of(stripe_1(v)), two_bits_of(stripe_2(v)), two_bits_of(stripe_3(v))
+def read_q2_codes(address):
+    v = load_four(address + Q2_CODES, Q2_BYTES)
+    return (
+        extract_two_bits(stripe_0(v)),
+        extract_two_bits(stripe_1(v)),
+        extract_two_bits(stripe_2(v)),
+        extract_two_bits(stripe_3(v)),
+    )
 
 
 @device
-def q2_chunk(address):
-    return two_bits_of(stripe_chunk(simd.load_u8x16(address + Q2_CODES)))
+def read_q2_chunk(address):
+    return extract_two_bits(stripe_chunk(simd.load_u8x16(address + Q2_CODES)))
 
 
 @device
-def q2_chunk_scales(address):
+def read_q2_chunk_scales(address):
     return simd.pair_f32x2(simd.load_f16(address), simd.load_f16(address))
 
 
@@ -59,7 +64,7 @@ flags = simd.make_flags(LAYOUTS["Q1_0"].step)
 
 
 @device
-def q1_codes(address):
+def read_q1_codes(address):
     """Read 256 bits in two blocks as four vectors of 64 bytes: 2 where a bit is set, else 0.
 
     The four bytes of each run of 32 weights go to one vector each, which makes the vectors striped.
@@ -72,11 +77,11 @@ def q1_codes(address):
 q1_scales = simd.make_gather_f16(Q1_BYTES, 4)
 BIT_GROUPS = {
     "Q1_0": GroupFormat(
-        "Q1_0", 32, 2 * Q1_BYTES, q1_codes, LAYOUTS["Q1_0"].centre, 2, device(lambda address: q1_scales(address))
+        "Q1_0", 32, 2 * Q1_BYTES, read_q1_codes, LAYOUTS["Q1_0"].centre, 2, device(lambda address: q1_scales(address))
     ),
     "Q2_0": GroupFormat(
-        "Q2_0", 32, 4 * Q2_BYTES, q2_codes, LAYOUTS["Q2_0"].centre, 3, device(lambda address: q2_scales(address)),
-        chunk=ChunkFormat(q2_chunk, q2_chunk_scales, None),
+        "Q2_0", 32, 4 * Q2_BYTES, read_q2_codes, LAYOUTS["Q2_0"].centre, 3, device(lambda address: q2_scales(address)),
+        chunk=ChunkFormat(read_q2_chunk, read_q2_chunk_scales, None),
     ),
 }  # fmt: skip
 
@@ -107,42 +112,42 @@ def unpack_tq1_0(block, out):
         unpack_trits(block + byte, count, digits, scale, out + 4 * first)
 
 
-def tq1_0_place(weight):
+def locate_trit(weight):
     first, byte, count, _ = next(part for part in reversed(TRITS) if weight >= part[0])
     return byte + (weight - first) % count, (weight - first) // count
 
 
-def tq1_0_stripe(q):
+def build_trit_reader(q):
     """Return the shuffle and the digit extraction for vector q of codes.
 
     The shuffle selects among bytes 0 to 31 and 22 to 53 of a block.
     """
-    places = [tq1_0_place(32 * run + 8 * q + i) for run in RUNS for i in range(8)]
+    places = [locate_trit(32 * run + 8 * q + i) for run in RUNS for i in range(8)]
     order = [byte if byte < 32 else byte + 10 for byte, _ in places]
     return simd.make_shuffle(simd.u8x64, simd.u8x64, order), simd.make_trits(*(digit for _, digit in places))
 
 
-(bytes_0, trits_0), (bytes_1, trits_1), (bytes_2, trits_2), (bytes_3, trits_3) = (tq1_0_stripe(q) for q in STRIPES)
+(bytes_0, trits_0), (bytes_1, trits_1), (bytes_2, trits_2), (bytes_3, trits_3) = (build_trit_reader(q) for q in STRIPES)
 
 
 @device
-def tq1_0_codes(address):
+def read_tq1_0_codes(address):
     v = simd.concatenate_u8x64(simd.load_u8x32(address), simd.load_u8x32(address + 22))  # a group has 54 bytes
     return trits_0(bytes_0(v)), trits_1(bytes_1(v)), trits_2(bytes_2(v)), trits_3(bytes_3(v))
 
 
 @device
-def tq1_0_scales(address):
+def read_tq1_0_scales(address):
     return simd.load_splat_f16x8(address + TQ1_D)
 
 
 @device
-def tq2_0_scales(address):
+def read_tq2_0_scales(address):
     return simd.load_splat_f16x8(address + TQ2_D)
 
 
 GROUPS = BIT_GROUPS | {
-    "TQ1_0": GroupFormat("TQ1_0", 32, 54, tq1_0_codes, 1, 2, tq1_0_scales),
-    "TQ2_0": GroupFormat("TQ2_0", 32, 66, two_bit_codes(TQ2.codes[0].at), TQ2.centre, 3, tq2_0_scales),
+    "TQ1_0": GroupFormat("TQ1_0", 32, 54, read_tq1_0_codes, 1, 2, read_tq1_0_scales),
+    "TQ2_0": GroupFormat("TQ2_0", 32, 66, build_two_bit_reader(TQ2.codes[0].at), TQ2.centre, 3, read_tq2_0_scales),
 }
 UNPACK = {"TQ1_0": unpack_tq1_0}

@@ -5,7 +5,7 @@ from numba import types
 
 from localllm.kernels import simd
 from localllm.kernels.cpu.signature import device
-from localllm.kernels.formats.group_format import GroupFormat, striped_nibbles
+from localllm.kernels.formats.group_format import GroupFormat, split_nibbles
 from localllm.quant.formats import BY_NAME, LAYOUTS
 
 BYTES, LAYOUT = BY_NAME["NVFP4"].bytes, LAYOUTS["NVFP4"]
@@ -14,22 +14,22 @@ value = simd.make_lookup(*(number + OFFSET for number in LAYOUT.values))
 
 
 @device
-def two_blocks(address):
+def load_two_blocks(address):
     return simd.concatenate_u8x64(simd.load_u8x32(address + CODES), simd.load_u8x32(address + BYTES + CODES))
 
 
 @device
-def codes(address):
+def read_codes(address):
     """Read the codes of four blocks as four striped u8x64: entries of the value table plus OFFSET.
 
     In a block, the low nibbles of 8 bytes are the first 8 of 16 weights, the high nibbles the last 8.
     """
-    c0, c2, c1, c3 = striped_nibbles(two_blocks(address), two_blocks(address + 2 * BYTES))
+    c0, c2, c1, c3 = split_nibbles(load_two_blocks(address), load_two_blocks(address + 2 * BYTES))
     return value(c0), value(c1), value(c2), value(c3)
 
 
 @simd.operation(simd.f32x16, types.int64)
-def scales(builder, address):
+def read_scales(builder, address):
     """Return half of the 16 scales of a group, UE4M3 in the first 4 bytes of each of four blocks: f32x16.
 
     The topmost bit is ignored, and 127 (not a number) counts as zero. Moved to a float16's position, the other bits
@@ -50,6 +50,12 @@ def scales(builder, address):
 
 GROUPS = {
     "NVFP4": GroupFormat(
-        "NVFP4", 16, 4 * BYTES, codes, OFFSET, OFFSET + max(LAYOUT.values), device(lambda address: scales(address))
+        "NVFP4",
+        16,
+        4 * BYTES,
+        read_codes,
+        OFFSET,
+        OFFSET + max(LAYOUT.values),
+        device(lambda address: read_scales(address)),
     )
 }

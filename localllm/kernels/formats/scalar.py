@@ -11,25 +11,25 @@ from collections.abc import Callable
 import numpy as np
 
 from localllm.kernels.cpu.signature import device
-from localllm.kernels.formats import family
+from localllm.kernels.formats import import_family
 from localllm.kernels.simd import load_f16, load_i8, load_u8, store_f32
-from localllm.quant.block_codes import halved_e8m0, halved_ue4m3
-from localllm.quant.formats import BY_NAME, LAYOUTS, Field, Fields, Layout
+from localllm.quant.block_codes import build_e8m0_table, build_ue4m3_table
+from localllm.quant.formats import BY_NAME, LAYOUTS, BlockLayout, Field, Fields
 
 STEP = 8  # consecutive weights of a vectorizable loop: no field changes its order of bits within them
-FLOATS = {"e8m0": halved_e8m0(), "ue4m3": halved_ue4m3()}
+FLOATS = {"e8m0": build_e8m0_table(), "ue4m3": build_ue4m3_table()}
 
 
-def unpacker(name: str) -> Callable:
+def build_unpacker(name: str) -> Callable:
     """Build the function (int64 block, int64 out) that decodes a block. It is compiled at its first call."""
     layout = LAYOUTS[name]
-    return make_unpack(layout, BY_NAME[name].block) if layout.codes else family(name).UNPACK[name]
+    return build_unpack(layout, BY_NAME[name].block) if layout.codes else import_family(name).UNPACK[name]
 
 
-def make_unpack(layout: Layout, count: int) -> Callable:
+def build_unpack(layout: BlockLayout, count: int) -> Callable:
     """Build `unpack` for a format with one code per weight; count: weights per block."""
-    code, value = make_number(layout.codes, signed=layout.bits == 8), make_value(layout)
-    scale_of, minimum_of = make_scale(layout), make_minimum(layout)
+    code, value = build_field_reader(layout.codes, signed=layout.bits == 8), build_value_function(layout)
+    scale_of, minimum_of = build_scale_reader(layout), build_minimum_reader(layout)
     group_size, has_minimum = layout.group, layout.low is not None
 
     @device
@@ -45,42 +45,42 @@ def make_unpack(layout: Layout, count: int) -> Callable:
     return unpack
 
 
-def make_number(fields: Fields, signed: bool = False) -> Callable:
+def build_field_reader(fields: Fields, signed: bool = False) -> Callable:
     """Build a function (block, first, i) that reads value first + i of a field.
 
     first: a multiple of STEP; i: less than STEP.
     """
     if len(fields) == 2:
-        low, high, bits = make_number(fields[:1]), make_number(fields[1:]), fields[0].bits
+        low, high, bits = build_field_reader(fields[:1]), build_field_reader(fields[1:]), fields[0].bits
         return device(lambda block, first, i: low(block, first, i) | high(block, first, i) << bits)
     (field,) = fields
     if not isinstance(field, Field):
-        return make_scattered(field)
+        return build_scattered_reader(field)
     at, bits, run, load = field.at, field.bits, field.run, load_i8 if signed else load_u8
     each, mask = 8 // bits, -1 if signed else (1 << bits) - 1
     across = run * each
 
     @device
-    def anywhere(block, first, i):
+    def read_anywhere(block, first, i):
         n = first + i
         return load(block + at + n // across * run + n % run) >> (n // run % each * bits) & mask
 
     @device
-    def of_runs(block, first, i):
+    def read_runs(block, first, i):
         start, shift = block + at + first // across * run + first % run, first // run % each * bits
         return load(start + i) >> shift & mask
 
-    return anywhere if run < STEP else of_runs
+    return read_anywhere if run < STEP else read_runs
 
 
-def make_scattered(field) -> Callable:
+def build_scattered_reader(field) -> Callable:
     """Build the function of `make_number` for a field with irregular positions (formats.Places)."""
     bytes_, shifts = np.array(field.places, np.int64).T.copy()
     mask = (1 << field.bits) - 1
     return device(lambda block, first, i: load_u8(block + bytes_[first + i]) >> shifts[first + i] & mask)
 
 
-def make_value(layout: Layout) -> Callable:
+def build_value_function(layout: BlockLayout) -> Callable:
     if layout.values:
         table = np.array(layout.values, np.int8)
         return device(lambda code: np.float32(table[code]))
@@ -88,29 +88,29 @@ def make_value(layout: Layout) -> Callable:
     return device(lambda code: np.float32(step * code - centre))
 
 
-def make_group_number(fields: Fields, signed: bool = False) -> Callable:
+def build_group_reader(fields: Fields, signed: bool = False) -> Callable:
     """Build a function (block, group) that reads a value stored per group, for at most 16 groups."""
-    number = make_number(fields, signed)
+    number = build_field_reader(fields, signed)
     return device(lambda block, group: number(block, group // STEP * STEP, group % STEP))
 
 
-def make_scale(layout: Layout) -> Callable:
+def build_scale_reader(layout: BlockLayout) -> Callable:
     at, centre = layout.d, layout.scale_centre
     if not layout.scales:
         return device(lambda block, group: load_f16(block + at))
-    number = make_group_number(layout.scales, layout.scale_type == "int8")
+    number = build_group_reader(layout.scales, layout.scale_type == "int8")
     if layout.scale_type in FLOATS:
         table = FLOATS[layout.scale_type]
         return device(lambda block, group: table[number(block, group)])
     return device(lambda block, group: load_f16(block + at) * np.float32(number(block, group) - centre))
 
 
-def make_minimum(layout: Layout) -> Callable | None:
+def build_minimum_reader(layout: BlockLayout) -> Callable | None:
     """Build a function (block, group) that returns the value to add; None for a format without minimums."""
     at = layout.low
     if at is None:
         return None
     if not layout.minimums:
         return device(lambda block, group: load_f16(block + at))
-    number = make_group_number(layout.minimums)
+    number = build_group_reader(layout.minimums)
     return device(lambda block, group: -(load_f16(block + at) * np.float32(number(block, group))))

@@ -24,7 +24,7 @@ Q3_LOW, Q3_HIGH = (fields.place(0)[0] for fields in Q3.scales)
 Q3_LAST = BY_NAME["Q3_K"].bytes - 16  # offset of the last 16 bytes, which include all scales
 
 
-class SubBlocks(NamedTuple):
+class SubBlockReader(NamedTuple):
     """The functions and constants that read a format with one sub-block per lane.
 
     Attributes:
@@ -34,11 +34,11 @@ class SubBlocks(NamedTuple):
     """
 
     runs: tuple[int, ...]
-    turn: int  # lane i of vector v has weights 4 n to 4 n + 3 of its sub-block, n = (v + turn * i) % 4
+    rotation: int  # lane i of vector v has weights 4 n to 4 n + 3 of its sub-block, n = (v + turn * i) % 4
     codes: Callable[[Any, Any], list[Any]]  # (builder, address) -> four u8x64
     factors: Callable[[Any, list[Any]], list[list[Any]]]  # (builder, addresses of rows) -> of each: f32x16
-    of_scales: list[float]
-    of_sums: list[float]
+    scale_factors: list[float]
+    sum_factors: list[float]
 
     def numbers(self) -> list[int]:
         """Return the index of each lane's sub-block, 0 to 15, in the order of the weights."""
@@ -49,18 +49,18 @@ def load_words(builder, address, at):
     return simd.load_value(builder, builder.add(address, simd.I64(at)), simd.i32x16.llvm)
 
 
-def masked(builder, words, masks):
+def mask_bytes(builder, words, masks):
     return simd.as_bytes(
         builder, builder.and_(words, ir.Constant(simd.i32x16.llvm, [mask * 0x01010101 for mask in masks]))
     )
 
 
-def spread(builder, address, order):
+def spread_bytes(builder, address, order):
     block = simd.load_value(builder, address, BLOCK)
     return simd.picked_bytes(builder, simd.shuffled(builder, block, block, [*range(16)] * 4), order)
 
 
-def halves_of(builder, addresses, at, count):
+def load_halves(builder, addresses, at, count):
     """Load `count` (1 or 2) float16 from offset `at` of every row, each in all lanes: [row][index]."""
     bits = ir.Constant(ir.VectorType(simd.I16 if count == 1 else simd.I32, 8 // count), None)
     for row, address in enumerate(addresses):
@@ -75,41 +75,41 @@ def halves_of(builder, addresses, at, count):
 # ---- Q2_K: codes of lane i of four are multiplied by 4 ** i
 
 
-def q2_k_codes(builder, address):
+def emit_q2_k_codes(builder, address):
     words, masks = load_words(builder, address, Q2.codes[0].at), [3 << 2 * i for _, _, i in LANES]
     orders = ([lane // 4 * 4 + (v + lane) % 4 for lane in range(16)] for v in range(4))
-    return [masked(builder, simd.shuffled(builder, words, words, order), masks) for order in orders]
+    return [mask_bytes(builder, simd.shuffled(builder, words, words, order), masks) for order in orders]
 
 
-def q2_k_factors(builder, addresses):
+def emit_q2_k_factors(builder, addresses):
     order, factors = [place for number in Q2_K.numbers() for place in (number, None, None, None)], []
-    for address, halves in zip(addresses, halves_of(builder, addresses, Q2.d, 2), strict=True):
-        codes = builder.bitcast(spread(builder, address, order), simd.i32x16.llvm)
+    for address, halves in zip(addresses, load_halves(builder, addresses, Q2.d, 2), strict=True):
+        codes = builder.bitcast(spread_bytes(builder, address, order), simd.i32x16.llvm)
         both = builder.and_(codes, simd.constant_like(codes, 15)), builder.lshr(codes, simd.constant_like(codes, 4))
         floats = (builder.sitofp(value, simd.f32x16.llvm) for value in both)
         factors.append([builder.fmul(*pair) for pair in zip(floats, halves, strict=True)])
     return factors
 
 
-Q2_K = SubBlocks((0, 1, 2, 3), 1, q2_k_codes, q2_k_factors, [4.0**-i for _, _, i in LANES], [-1.0] * 16)
+Q2_K = SubBlockReader((0, 1, 2, 3), 1, emit_q2_k_codes, emit_q2_k_factors, [4.0**-i for _, _, i in LANES], [-1.0] * 16)
 
 # ---- Q3_K: a byte has 3-bit codes of two runs, 0 and 2 or 1 and 3, in its low and high half
 
 
-def q3_k_codes(builder, address):
+def emit_q3_k_codes(builder, address):
     low, high = load_words(builder, address, Q3.codes[0].at), simd.load_value(builder, address, RUN)
     high = simd.shuffled(builder, high, high, [*range(4)] * 2)
     high = builder.bitcast(builder.lshr(high, ir.Constant(high.type, [0] * 4 + [4] * 4)), simd.i32x16.llvm)
-    high, pairs = masked(builder, high, [15] * 16), []
+    high, pairs = mask_bytes(builder, high, [15] * 16), []
     for run, words in enumerate((low, builder.lshr(low, simd.constant_like(low, 2)))):
         bits = simd.lookup_bytes(builder, [4 * (n >> run & 1) + 64 * (n >> run + 2 & 1) for n in range(16)], high)
-        pairs.append(builder.bitcast(builder.or_(masked(builder, words, [0x33] * 16), bits), simd.i32x16.llvm))
+        pairs.append(builder.bitcast(builder.or_(mask_bytes(builder, words, [0x33] * 16), bits), simd.i32x16.llvm))
     masks = [0x70 if i % 2 else 0x07 for _, _, i in LANES]
     orders = ([lane // 4 * 4 + v + (16 if lane % 4 >= 2 else 0) for lane in range(16)] for v in range(4))
-    return [masked(builder, simd.shuffled(builder, *pairs, order), masks) for order in orders]
+    return [mask_bytes(builder, simd.shuffled(builder, *pairs, order), masks) for order in orders]
 
 
-def q3_k_factors(builder, addresses):
+def emit_q3_k_factors(builder, addresses):
     """Compute the rows' scales, (scale - 32) * d times Q3_TIMES: [row][one f32x16].
 
     A scale's low 4 bits and high 2 bits are in different bytes. A dot product with powers of two adds them, which
@@ -123,8 +123,8 @@ def q3_k_factors(builder, addresses):
         weights += [1 if part else 4, (256 if part else 64) >> up, 0, 0]
     start = ir.Constant(simd.i32x16.llvm, [-Q3.scale_centre * times for times in Q3_TIMES])
     factors = []
-    for address, (d,) in zip(addresses, halves_of(builder, addresses, Q3.d, 1), strict=True):
-        pieces = spread(builder, builder.add(address, simd.I64(Q3_LAST)), order)
+    for address, (d,) in zip(addresses, load_halves(builder, addresses, Q3.d, 1), strict=True):
+        pieces = spread_bytes(builder, builder.add(address, simd.I64(Q3_LAST)), order)
         pieces = builder.and_(pieces, ir.Constant(simd.u8x64.llvm, masks))
         scales = simd.dot_vnni_512(builder, start, pieces, ir.Constant(simd.u8x64.llvm, weights))
         factors.append([builder.fmul(builder.sitofp(scales, simd.f32x16.llvm), d)])
@@ -132,8 +132,8 @@ def q3_k_factors(builder, addresses):
 
 
 Q3_TIMES = [16 if part else 4 for part, _, _ in LANES]
-Q3_K = SubBlocks(
-    (0, 2, 1, 3), 0, q3_k_codes, q3_k_factors,
+Q3_K = SubBlockReader(
+    (0, 2, 1, 3), 0, emit_q3_k_codes, emit_q3_k_factors,
     [1 / times / (16 if i % 2 else 1) for times, (_, _, i) in zip(Q3_TIMES, LANES, strict=True)],
     [-Q3.centre / times for times in Q3_TIMES],
 )  # fmt: skip

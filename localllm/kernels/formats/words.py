@@ -26,7 +26,7 @@ BYTES = ir.VectorType(simd.I8, 32)
 Codes = list[Any]  # vectors of sixteen 16-bit words
 
 
-class Reader(NamedTuple):
+class WordReader(NamedTuple):
     """The reader of a format's codes as 16-bit words."""
 
     units: Callable[[Any, Any, int], Iterator[Codes]]  # (builder, address, runs) -> the codes of each unit
@@ -39,7 +39,7 @@ def load_words(builder, address, offset):
     return simd.load_value(builder, builder.add(address, simd.I64(offset)), WORDS)
 
 
-def moved(builder, words, by):
+def shift_words(builder, words, by):
     if by == 0:
         return words
     return (
@@ -49,68 +49,68 @@ def moved(builder, words, by):
     )
 
 
-def masked(builder, words, mask):
+def mask_words(builder, words, mask):
     return builder.and_(words, simd.constant_like(words, mask))
 
 
-def split(builder, words) -> Codes:
-    return [masked(builder, words, 255), moved(builder, words, -8)]
+def split_bytes(builder, words) -> Codes:
+    return [mask_words(builder, words, 255), shift_words(builder, words, -8)]
 
 
-def nibbles_of(builder, words) -> Codes:
+def split_nibbles(builder, words) -> Codes:
     """Split words into four vectors of nibbles, as words.
 
     The first two are the low nibbles of even and of odd bytes, the others the high nibbles.
     """
-    low = [masked(builder, moved(builder, words, by), 15) for by in (0, -8)]
-    return [*low, masked(builder, moved(builder, words, -4), 15), moved(builder, words, -12)]
+    low = [mask_words(builder, shift_words(builder, words, by), 15) for by in (0, -8)]
+    return [*low, mask_words(builder, shift_words(builder, words, -4), 15), shift_words(builder, words, -12)]
 
 
-def pairs_of_bits(builder, words, run):
+def extract_two_bits(builder, words, run):
     """Return the 2-bit codes of run `run` (0 to 3) as bytes; words: 32 bytes that four runs share."""
-    return masked(builder, moved(builder, words, -2 * run), 0x0303)
+    return mask_words(builder, shift_words(builder, words, -2 * run), 0x0303)
 
 
-def q2_k(builder, address, _) -> Iterator[Codes]:
+def emit_q2_k(builder, address, _) -> Iterator[Codes]:
     """Yield the codes of a group in Q2_K, run by run, times 1, 4, 16 and 64.
 
     32 bytes have the codes of four runs.
     """
     for half in (0, 1):
         even = load_words(builder, address, Q2.codes[0].at + 32 * half)
-        odd = moved(builder, even, -8)
+        odd = shift_words(builder, even, -8)
         for run in range(4):
-            yield [masked(builder, words, 3 << 2 * run) for words in (even, odd)]
+            yield [mask_words(builder, words, 3 << 2 * run) for words in (even, odd)]
 
 
-def q3_k(builder, address, _) -> Iterator[Codes]:
+def emit_q3_k(builder, address, _) -> Iterator[Codes]:
     """Yield the codes of Q3_K: two low bits as in Q2_K, shifted down, and bit `run` of 32 bytes."""
     bits = load_words(builder, address, Q3.codes[1].at)
     for run in range(8):
         words = load_words(builder, address, Q3.codes[0].at + run // 4 * 32)
-        third = masked(builder, moved(builder, bits, 2 - run), 0x0404)
-        yield split(builder, builder.or_(pairs_of_bits(builder, words, run % 4), third))
+        third = mask_words(builder, shift_words(builder, bits, 2 - run), 0x0404)
+        yield split_bytes(builder, builder.or_(extract_two_bits(builder, words, run % 4), third))
 
 
-def q4_k(builder, address, _) -> Iterator[Codes]:
+def emit_q4_k(builder, address, _) -> Iterator[Codes]:
     """Yield the codes of Q4_K; in 32 bytes, the low nibbles are one run and the high nibbles the next."""
     for place in range(Q4.codes[0].at, Q4.codes[0].at + 128, 32):
         words = load_words(builder, address, place)
-        nibbles = nibbles_of(builder, words)
+        nibbles = split_nibbles(builder, words)
         yield nibbles[:2]
         yield nibbles[2:]
 
 
-def q5_k(builder, address, _) -> Iterator[Codes]:
+def emit_q5_k(builder, address, _) -> Iterator[Codes]:
     """Yield the codes of Q5_K: nibbles as in Q4_K, and bit `run` of 32 bytes."""
     bits = load_words(builder, address, Q5.codes[1].at)
     for run in range(8):
         words = load_words(builder, address, Q5.codes[0].at + run // 2 * 32)
-        low = masked(builder, moved(builder, words, -4 * (run % 2)), 0x0F0F)
-        yield split(builder, builder.or_(low, masked(builder, moved(builder, bits, 4 - run), 0x1010)))
+        low = mask_words(builder, shift_words(builder, words, -4 * (run % 2)), 0x0F0F)
+        yield split_bytes(builder, builder.or_(low, mask_words(builder, shift_words(builder, bits, 4 - run), 0x1010)))
 
 
-def q6_k(builder, address, _) -> Iterator[Codes]:
+def emit_q6_k(builder, address, _) -> Iterator[Codes]:
     """Yield the codes of Q6_K; each half of the group has 4 runs.
 
     64 bytes have their low 4 bits, two runs in every 32 bytes, and 32 bytes the high 2 bits of all four.
@@ -119,8 +119,10 @@ def q6_k(builder, address, _) -> Iterator[Codes]:
         bits = load_words(builder, address, Q6.codes[1].at + 32 * half)
         for run in range(4):
             words = load_words(builder, address, Q6.codes[0].at + 64 * half + 32 * (run % 2))
-            low = masked(builder, moved(builder, words, -4 * (run // 2)), 0x0F0F)
-            yield split(builder, builder.or_(low, masked(builder, moved(builder, bits, 4 - 2 * run), 0x3030)))
+            low = mask_words(builder, shift_words(builder, words, -4 * (run // 2)), 0x0F0F)
+            yield split_bytes(
+                builder, builder.or_(low, mask_words(builder, shift_words(builder, bits, 4 - 2 * run), 0x3030))
+            )
 
 
 def load_two(builder, address, distance):
@@ -129,16 +131,16 @@ def load_two(builder, address, distance):
     return simd.shuffled(builder, *two, range(32))
 
 
-def signed_bytes(builder, words) -> Codes:
+def split_signed_bytes(builder, words) -> Codes:
     eight = simd.constant_like(words, 8)
     return [builder.ashr(builder.shl(words, eight), eight), builder.ashr(words, eight)]
 
 
-def low_and_high(builder, packed):
-    return [masked(builder, packed, 15), moved(builder, packed, -4)]
+def split_halves(builder, packed):
+    return [mask_words(builder, packed, 15), shift_words(builder, packed, -4)]
 
 
-def with_fifth_bits(builder, nibbles, address, distance):
+def add_fifth_bits(builder, nibbles, address, distance):
     """Yield `nibbles` plus 16 where the fifth bit is set: 4 bytes at an address and 4 `distance` later."""
     words = (simd.load_value(builder, builder.add(address, simd.I64(at)), simd.I32) for at in (0, distance))
     bits = ir.Constant(ir.VectorType(simd.I32, 8), ir.Undefined)
@@ -150,10 +152,10 @@ def with_fifth_bits(builder, nibbles, address, distance):
         places = [16 * half + 2 * part + i // 8 for half in (0, 1) for i in range(16)]
         own_bits = builder.and_(simd.shuffled(builder, bits, bits, places), flags)
         is_set = builder.sext(builder.icmp_signed("==", own_bits, flags), BYTES)
-        yield builder.or_(codes, masked(builder, is_set, 16))
+        yield builder.or_(codes, mask_words(builder, is_set, 16))
 
 
-def make_codes(layout, distance):
+def build_code_emitter(layout, distance):
     low, *high = layout.codes
     table = layout.values and ir.Constant(BYTES, [value - min(layout.values) for value in layout.values] * 2)
 
@@ -161,35 +163,35 @@ def make_codes(layout, distance):
         place = builder.add(address, simd.I64(low.at))
         if layout.bits == 8:
             halves = (load_two(builder, builder.add(place, simd.I64(at)), distance) for at in (0, 16))
-            return [word for half in halves for word in signed_bytes(builder, builder.bitcast(half, WORDS))]
+            return [word for half in halves for word in split_signed_bytes(builder, builder.bitcast(half, WORDS))]
         packed = load_two(builder, place, distance)
         if not (high or table):
-            return nibbles_of(builder, builder.bitcast(packed, WORDS))
-        parts = low_and_high(builder, packed)
+            return split_nibbles(builder, builder.bitcast(packed, WORDS))
+        parts = split_halves(builder, packed)
         if table:
             parts = [simd.llvm_call(builder, "llvm.x86.avx2.pshuf.b", BYTES, [table, part]) for part in parts]
         else:
-            parts = [*with_fifth_bits(builder, parts, builder.add(address, simd.I64(high[0].at)), distance)]
-        return [word for part in parts for word in split(builder, builder.bitcast(part, WORDS))]
+            parts = [*add_fifth_bits(builder, parts, builder.add(address, simd.I64(high[0].at)), distance)]
+        return [word for part in parts for word in split_bytes(builder, builder.bitcast(part, WORDS))]
 
     return codes
 
 
-def runs_in_pairs(name, run_bytes):
+def build_pair_reader(name, run_bytes):
     """Build the reader of a format whose runs are `run_bytes` apart, each with its codes in natural order."""
     layout = LAYOUTS[name]
 
     def units(builder, address, runs) -> Iterator[Codes]:
-        codes = make_codes(layout, runs // 2 * run_bytes)
+        codes = build_code_emitter(layout, runs // 2 * run_bytes)
         for run in range(runs // 2):
             yield codes(builder, builder.add(address, simd.I64(run * run_bytes)))
 
     offset = -min(layout.values) if layout.values else 0 if layout.bits == 8 else layout.centre
-    return Reader(units, True, offset)
+    return WordReader(units, True, offset)
 
 
 @simd.operation(types.UniTuple(simd.f32x8, 2), types.int64)
-def k_factors(builder, address):
+def load_k_factors(builder, address):
     """Return the scales and minimums of Q4_K or Q5_K, times their float16 factors.
 
     They are unpacked together, to two f32x8.
@@ -219,11 +221,11 @@ def k_factors(builder, address):
 
 
 READERS = {
-    "Q2_K": Reader(q2_k, factors=(1, 1, 4, 4, 16, 16, 64, 64) * 2),
-    "Q3_K": Reader(q3_k, offset=4),
-    "Q4_K": Reader(q4_k),
-    "Q5_K": Reader(q5_k),
-    "Q6_K": Reader(q6_k, offset=32),
-    "IQ4_XS": runs_in_pairs("IQ4_XS", 16),
-    **{name: runs_in_pairs(name, each.bytes) for name, each in BY_NAME.items() if each.family == "blocks_of_32"},
+    "Q2_K": WordReader(emit_q2_k, factors=(1, 1, 4, 4, 16, 16, 64, 64) * 2),
+    "Q3_K": WordReader(emit_q3_k, offset=4),
+    "Q4_K": WordReader(emit_q4_k),
+    "Q5_K": WordReader(emit_q5_k),
+    "Q6_K": WordReader(emit_q6_k, offset=32),
+    "IQ4_XS": build_pair_reader("IQ4_XS", 16),
+    **{name: build_pair_reader(name, each.bytes) for name, each in BY_NAME.items() if each.family == "blocks_of_32"},
 }

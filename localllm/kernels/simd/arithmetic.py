@@ -9,7 +9,7 @@ from numba.core import cgutils
 from numba.extending import overload
 
 from localllm.kernels.build.pipeline import Pipeline
-from localllm.kernels.machine import this_lane
+from localllm.kernels.machine import get_lane
 from localllm.kernels.simd.vectors import (
     F32,
     I16,
@@ -162,7 +162,7 @@ def round_f32x16(builder, x):
     Without an instruction for rounding, 1.5 * 2 ** 23 is added and subtracted: floats from 2 ** 23 to 2 ** 24 are
     integers, so the addition rounds.
     """
-    if this_lane().has_instructions("sse4.1"):
+    if get_lane().has_instructions("sse4.1"):
         return llvm_call(builder, "llvm.nearbyint.v16f32", f32x16.llvm, [x])
     large = constant_like(x, 1.5 * 2**23)
     return builder.fsub(builder.fadd(x, large), large)
@@ -191,7 +191,7 @@ def largest_f32x16(builder, value):
 @operation(types.boolean, f32x16, f32x16)
 def any_above_f32x16(builder, x, y):
     above = builder.fcmp_ordered(">", x, y)
-    if "neon" in this_lane().features:  # NEON has no masks with one bit per lane
+    if "neon" in get_lane().features:  # NEON has no masks with one bit per lane
         return llvm_call(builder, "llvm.vector.reduce.or.v16i1", ir.IntType(1), [above])
     return builder.icmp_unsigned("!=", builder.bitcast(above, I16), I16(0))
 
@@ -269,7 +269,7 @@ def nibbles_f32x16(builder, codes, bit, scale, minimum):
     """
     codes = builder.zext(codes, i32x16.llvm)
     codes = builder.lshr(codes, splat_value(builder, i32x16.llvm, builder.trunc(bit, I32)))
-    if this_lane().has_512_bits:
+    if get_lane().has_512_bits:
         table = multiply_add(builder, ir.Constant(f32x16.llvm, [float(code) for code in range(16)]), scale, minimum)
         return llvm_call(builder, "llvm.x86.avx512.permvar.sf.512", f32x16.llvm, [table, codes])
     codes = builder.and_(codes, constant_like(codes, 15))

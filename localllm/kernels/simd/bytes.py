@@ -10,7 +10,7 @@ from functools import reduce
 from llvmlite import ir
 from numba import types
 
-from localllm.kernels.machine import this_lane
+from localllm.kernels.machine import get_lane
 from localllm.kernels.simd.vectors import (
     I8,
     I16,
@@ -47,7 +47,7 @@ from localllm.kernels.simd.vectors import (
 )
 
 WINDOW = ir.VectorType(I16, 32)
-MOST_WINDOWS = 3  # maximum 64-byte loads to gather from; Q8_0 would need four, and took 1.04 times as long with them
+MAX_WINDOWS = 3  # maximum 64-byte loads to gather from; Q8_0 would need four, and took 1.04 times as long with them
 
 
 def make_shuffle(result, source, order):
@@ -115,8 +115,8 @@ def gathered(builder, address, stride, size, count):
     """
     end = (count - 1) * stride + 2 * size
     places = windows(stride, size, count, end)
-    if this_lane().has_512_bits and 2 <= len(places) <= MOST_WINDOWS:
-        return from_windows(builder, address, places)
+    if get_lane().has_512_bits and 2 <= len(places) <= MAX_WINDOWS:
+        return gather_from_windows(builder, address, places)
     number = ir.IntType(16 * size)
     numbers = ir.Constant(ir.VectorType(number, count), None)  # undefined would depend on the old content
     for i in range(count):
@@ -135,7 +135,7 @@ def windows(stride, size, count, end):
     return by_start
 
 
-def from_windows(builder, address, windows):
+def gather_from_windows(builder, address, windows):
     """Load at least two windows of 64 bytes, and shuffle the wanted words together."""
     (start, order), *others = windows.items()
     value = load_value(builder, builder.add(address, I64(start)), WINDOW)
@@ -274,23 +274,23 @@ def make_trits(*digits):
     return operation(u8x64, u8x64)(trits)
 
 
-def u8x64_of(scalar, element):
+def make_u8x64(scalar, element):
     """Return an intrinsic (integers) -> u8x64 with their bytes.
 
     scalar, element: types of Numba and of LLVM.
     """
     lanes = 512 // element.width
 
-    def of(builder, *values):
+    def combine(builder, *values):
         vector = ir.Constant(ir.VectorType(element, lanes), ir.Undefined)
         for lane, value in enumerate(values):
             vector = builder.insert_element(vector, value, I32(lane))
         return builder.bitcast(vector, u8x64.llvm)
 
-    return operation(u8x64, *[scalar] * lanes)(of)
+    return operation(u8x64, *[scalar] * lanes)(combine)
 
 
-u8x64_of_quads, u8x64_of_words = u8x64_of(types.int64, I64), u8x64_of(types.int32, I32)
+u8x64_of_quads, u8x64_of_words = make_u8x64(types.int64, I64), make_u8x64(types.int32, I32)
 
 
 def make_flags(value):
@@ -298,7 +298,7 @@ def make_flags(value):
 
     def flags(builder, bits):
         zero, values = (ir.Constant(u8x64.llvm, [number] * 64) for number in (0, value))
-        if "neon" in this_lane().features:  # NEON has no masks with one bit per lane
+        if "neon" in get_lane().features:  # NEON has no masks with one bit per lane
             each = [lane // 8 for lane in range(64)]
             eight = builder.bitcast(bits, u8x8.llvm)
             place = ir.Constant(u8x64.llvm, [1 << lane % 8 for lane in range(64)])
@@ -470,7 +470,7 @@ def dot_neon_mixed(builder, accumulator, unsigned, signed):
 
 
 def dot_neon_signed(builder, accumulator, x, y):
-    if "dotprod" in this_lane().features:
+    if "dotprod" in get_lane().features:
         return call_in_parts(builder, SIGNED_DOT, i32x16.llvm, [accumulator, x, y])
     return in_parts(builder, dot_neon_16, 4, [accumulator, x, y])
 
@@ -518,12 +518,12 @@ def multiply_pairs(builder, x, y):
 
 def multiplies_words():
     """Return whether this CPU multiplies 16-bit words fastest: AVX2 without a dot product of bytes."""
-    return dot_variant() is dot_bytes and {"avx2", "f16c"} <= this_lane().features
+    return dot_variant() is dot_bytes and {"avx2", "f16c"} <= get_lane().features
 
 
 def dot_variant(largest=255):
     """Choose the emitter of the dot product for this CPU and unsigned bytes up to `largest`."""
-    features = this_lane().features
+    features = get_lane().features
     if "neon" in features:
         return dot_neon_mixed if "i8mm" in features else dot_neon_signed if largest < 128 else dot_neon_unsigned
     if {"avx512vnni", "avx512bw"} <= features:
@@ -548,7 +548,7 @@ def signed_dot_variant():
 
     Return None if that of `dot_variant` is as fast.
     """
-    if "neon" in this_lane().features:
+    if "neon" in get_lane().features:
         return dot_neon_signed
     return dot_signed_bytes if splits_dot() else None
 

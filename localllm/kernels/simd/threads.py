@@ -4,7 +4,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from localllm.kernels.machine import this_lane
+from localllm.kernels.machine import get_lane
 from localllm.kernels.simd.vectors import I32, I64, llvm_call, operation
 
 
@@ -37,18 +37,18 @@ def cpu_pause(builder):
 
     On ARM by a barrier, because the hint instruction does not pause.
     """
-    if "sse2" in this_lane().features:
+    if "sse2" in get_lane().features:
         llvm_call(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])
-    if "neon" in this_lane().features:
+    if "neon" in get_lane().features:
         llvm_call(builder, "llvm.aarch64.isb", ir.VoidType(), [I32(15)])
 
 
 @operation(types.int64)
 def cycles(builder):
     """Read a time stamp counter, or the timer of an ARM; 0 where a program may not read one."""
-    if "sse2" in this_lane().features:
+    if "sse2" in get_lane().features:
         return llvm_call(builder, "llvm.readcyclecounter", I64, [])
-    return read_register(builder, "cntvct_el0") if "neon" in this_lane().features else I64(0)
+    return read_register(builder, "cntvct_el0") if "neon" in get_lane().features else I64(0)
 
 
 def read_register(builder, name):
@@ -64,7 +64,7 @@ def slice_cycles(builder):
     Beside a busy process, decode of a 1.2 B model keeps 0.65 of its speed with this, 0.57 without. An ARM's timer runs
     at 24 MHz to 1 GHz.
     """
-    if "neon" in this_lane().features:
+    if "neon" in get_lane().features:
         return builder.udiv(read_register(builder, "cntfrq_el0"), I64(700))
     return I64(4_000_000)
 

@@ -13,15 +13,15 @@ from numba import config, types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
-from localllm.kernels.machine import this_lane
+from localllm.kernels.machine import get_lane
 
 # Numba links a helper into its caller after LLVM has prepared it for the machine. One of the preparations converts an
 # address that is a sum of integers to an offset from either of them, "null + offset" if the caller knows that one to be
 # zero, and LLVM deletes loads from there (seen with LLVM 22: Q4_K became an empty function). This option keeps sums.
 llvm.set_option("localllm", "-addr-sink-using-gep=false")
 
-if "neon" in this_lane().features:  # LLVM does not report all features of an ARM to Numba
-    config.CPU_FEATURES = this_lane().feature_string  # type: ignore[attr-defined]
+if "neon" in get_lane().features:  # LLVM does not report all features of an ARM to Numba
+    config.CPU_FEATURES = get_lane().feature_string  # type: ignore[attr-defined]
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F32 = ir.FloatType()
@@ -91,7 +91,7 @@ SIGNED_DOT = "dotprod", 4, "llvm.aarch64.neon.sdot.v4i32.v16i8"
 
 
 def widest(variants):
-    return next((variant for variant in variants if variant[0] in this_lane().features), None)
+    return next((variant for variant in variants if variant[0] in get_lane().features), None)
 
 
 def call_in_parts(builder, variant, result, arguments):
@@ -175,7 +175,7 @@ def narrow_bf16(builder, value):
 
 
 def widen_half(builder, bits):
-    if this_lane().has_instructions("f16c"):
+    if get_lane().has_instructions("f16c"):
         return builder.fpext(builder.bitcast(bits, like(bits, F16)), like(bits, F32))
     return widen_half_anywhere(builder, bits)
 
@@ -198,7 +198,7 @@ def widen_half_anywhere(builder, bits):
 
 def narrow_half(builder, value):
     """Round to the nearest float16, ties to even."""
-    if this_lane().has_instructions("f16c"):
+    if get_lane().has_instructions("f16c"):
         return builder.bitcast(builder.fptrunc(value, like(value, F16)), like(value, I16))
     return narrow_half_anywhere(builder, value)
 
@@ -295,7 +295,7 @@ store_i32 = operation(None, types.int64, types.int64)(
 store_i64 = make_store(types.int64)
 
 
-def first_lanes(builder, count):
+def mask_first_lanes(builder, count):
     lanes = ir.Constant(i32x16.llvm, list(range(16)))
     return builder.icmp_signed("<", lanes, splat_value(builder, i32x16.llvm, builder.trunc(count, I32)))
 
@@ -304,7 +304,7 @@ def first_lanes(builder, count):
 def load_lanes_f32x16(builder, address, count):
     """Load `count` floats, followed by zeros. No memory after them is read."""
     pointer, zeros = builder.inttoptr(address, f32x16.llvm.as_pointer()), ir.Constant(f32x16.llvm, None)
-    arguments = [pointer, I32(1), first_lanes(builder, count), zeros]
+    arguments = [pointer, I32(1), mask_first_lanes(builder, count), zeros]
     return llvm_call(builder, "llvm.masked.load.v16f32.p0", f32x16.llvm, arguments)
 
 
@@ -312,7 +312,7 @@ def load_lanes_f32x16(builder, address, count):
 def store_lanes_f32x16(builder, address, value, count):
     """Store the first `count` lanes. No memory after them is written."""
     pointer = builder.inttoptr(address, f32x16.llvm.as_pointer())
-    arguments = [value, pointer, I32(1), first_lanes(builder, count)]
+    arguments = [value, pointer, I32(1), mask_first_lanes(builder, count)]
     llvm_call(builder, "llvm.masked.store.v16f32.p0", ir.VoidType(), arguments)
 
 

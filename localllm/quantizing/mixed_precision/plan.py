@@ -14,40 +14,40 @@ from localllm.files.gguf.tensor_source import Source
 from localllm.files.safe_file import SafeFile
 from localllm.files.text_file import read_text
 from localllm.kernels.build.objects import Progress
-from localllm.kernels.dequantize_rows import Widener
+from localllm.kernels.dequantize_rows import RowDequantizer
 from localllm.quant.formats import BY_NAME
 from localllm.quantizing.calibrate import Calibration
-from localllm.quantizing.layerwise_runner import Inputs
+from localllm.quantizing.layerwise_runner import MatrixInputs
 from localllm.quantizing.mixed_precision.measure import (
-    READ,
-    TOKENS,
+    MEASURED_CHUNKS,
+    PROBE_TOKENS,
     ActivationCollector,
     CoarseWeights,
-    MatrixBlocks,
+    EncodedMatrix,
     OnMatrix,
-    divergence,
+    compute_divergence,
     is_adjustable,
-    survey,
+    measure_sensitivities,
 )
 from localllm.quantizing.mixed_precision.sensitivity import (
     Sensitivity,
-    candidates,
-    cheapest_within,
-    layer_of,
-    predict,
-    role_group,
-    total,
+    choose_within_budget,
+    get_measured_role,
+    list_candidates,
+    parse_layer,
+    predict_divergence,
+    sum_bytes,
 )
 from localllm.quantizing.original_weights import OriginalWeights
 from localllm.quantizing.plan import QuantizePlan, QuantizeRequest, TensorJob, make_plan
-from localllm.quantizing.quantize import widener_of
+from localllm.quantizing.quantize import create_widener
 from localllm.quantizing.splitting import parse_bytes
 
-OWN = "own"  # value of --size for the size of the quantization type
-ROUNDS = 3  # maximum number of rounds of measuring and choosing
-TEXTS = 8  # held-out chunks
-DEPTHS = 4  # groups of layers by depth
-MOST = 2.0  # largest correction factor, and the inverse of the smallest one: measurements are noisy
+OWN_SIZE = "own"  # value of --size for the size of the quantization type
+MAX_ROUNDS = 3  # maximum number of rounds of measuring and choosing
+HELD_OUT_CHUNKS = 8  # held-out chunks
+DEPTH_GROUPS = 4  # groups of layers by depth
+MAX_CORRECTION = 2.0  # largest correction factor, and the inverse of the smallest one: measurements are noisy
 
 
 def parse_size(text: str) -> Callable[[QuantizePlan], int]:
@@ -55,7 +55,7 @@ def parse_size(text: str) -> Callable[[QuantizePlan], int]:
 
     Raises UsageError.
     """
-    if text.lower() == OWN:
+    if text.lower() == OWN_SIZE:
         return lambda plan: plan.nbytes
     number = parse_bytes(text, "--size")
     return lambda plan: number
@@ -68,16 +68,16 @@ def parse_bits(bits: float) -> Callable[[QuantizePlan], int]:
     return lambda plan: int(bits * plan.weights / 8) + plan.nbytes - sum(job.output.nbytes for job in plan.jobs)
 
 
-def candidate_formats(plan: QuantizePlan) -> set[str]:
+def list_candidate_formats(plan: QuantizePlan) -> set[str]:
     """List the formats that the plan's matrices may get."""
-    return {name for job in plan.jobs if is_adjustable(job) for name in candidates(job.tensor.shape[-1])}
+    return {name for job in plan.jobs if is_adjustable(job) for name in list_candidates(job.tensor.shape[-1])}
 
 
 def require_possible(source: Source, request: QuantizeRequest, size: Callable[[QuantizePlan], int]) -> None:
     """Raise UsageError, before anything is measured, if even the smallest formats exceed the size."""
     plan = make_plan(source, request)
-    smallest = {job.tensor.name: candidates(job.tensor.shape[-1])[0] for job in plan.jobs if is_adjustable(job)}
-    least = make_plan(source, with_formats(request, smallest)).nbytes
+    smallest = {job.tensor.name: list_candidates(job.tensor.shape[-1])[0] for job in plan.jobs if is_adjustable(job)}
+    least = make_plan(source, set_formats(request, smallest)).nbytes
     if size(plan) < least:
         raise UsageError(f"the smallest possible file has {least} bytes, more than {size(plan)}")
 
@@ -107,22 +107,25 @@ def choose_formats(
 ) -> MixedPrecision:
     """Choose formats for a file of `size` bytes. Raises ModelError, UsageError."""
     plan = make_plan(source, request)
-    calibration, widener = Calibration(plan, request.texts or ()), widener_of(plan, compiling, candidate_formats(plan))
-    needs = list(survey(calibration, widener, threads, on_matrix))
+    calibration, widener = (
+        Calibration(plan, request.texts or ()),
+        create_widener(plan, compiling, list_candidate_formats(plan)),
+    )
+    needs = list(measure_sensitivities(calibration, widener, threads, on_matrix))
     if not needs:
         raise UsageError("there is no matrix whose format could be chosen")
     usual = {job.tensor.name: job.format.name for job in plan.jobs}
-    rest = calibration.with_metadata(plan).nbytes - total(needs, usual)
+    rest = calibration.add_metadata(plan).nbytes - sum_bytes(needs, usual)
 
-    def size_with(formats: Mapping[str, str]) -> int:
-        return calibration.with_metadata(make_plan(source, with_formats(request, formats))).nbytes
+    def compute_size(formats: Mapping[str, str]) -> int:
+        return calibration.add_metadata(make_plan(source, set_formats(request, formats))).nbytes
 
-    choose = partial(fit_to_size, file_size=size(plan), other_bytes=rest, size_with=size_with)
-    formats, divergence = refine(calibration, needs, choose, widener, threads, on_check)
-    return MixedPrecision(formats, divergence, predict(needs, formats), predict_or_nan(needs, usual))
+    choose = partial(choose_within_size, file_size=size(plan), other_bytes=rest, size_with=compute_size)
+    formats, divergence = refine_formats(calibration, needs, choose, widener, threads, on_check)
+    return MixedPrecision(formats, divergence, predict_divergence(needs, formats), predict_or_nan(needs, usual))
 
 
-def fit_to_size(
+def choose_within_size(
     needs: Sequence[Sensitivity], file_size: int, other_bytes: int, size_with: Callable[[Mapping[str, str]], int]
 ) -> dict[str, str]:
     """Choose formats for a file of at most `file_size` bytes, about `other_bytes` outside the matrices.
@@ -130,7 +133,7 @@ def fit_to_size(
     size_with: returns the exact size of a file with given formats, whose padding depends on them. Raises UsageError.
     """
     budget = file_size - other_bytes
-    while (over := size_with(formats := cheapest_within(needs, budget)) - file_size) > 0:
+    while (over := size_with(formats := choose_within_budget(needs, budget)) - file_size) > 0:
         budget -= over
     return formats
 
@@ -138,17 +141,17 @@ def fit_to_size(
 def predict_or_nan(needs: list[Sensitivity], formats: Mapping[str, str]) -> float:
     """Predict the divergence; return NaN if a matrix has a format that was not measured."""
     measured = [need for need in needs if formats[need.name] in need.errors]
-    return predict(measured, formats) if len(measured) == len(needs) else float("nan")
+    return predict_divergence(measured, formats) if len(measured) == len(needs) else float("nan")
 
 
 # ---- corrections
 
 
-def refine(
+def refine_formats(
     calibration: Calibration,
     needs: Sequence[Sensitivity],
     choose: Callable[[Sequence[Sensitivity]], dict[str, str]],
-    widener: Widener,
+    widener: RowDequantizer,
     threads: int,
     on_matrix: OnMatrix,
 ) -> tuple[dict[str, str], float]:
@@ -162,20 +165,20 @@ def refine(
     choose: formats by sensitivities. The divergence is that of weights: inputs are not rounded.
     """
     number = 0
-    checked = PlanCheck(
-        calibration, widener, threads, lambda done, all, name: on_matrix(number * all + done, ROUNDS * all, name)
+    checked = PlanEvaluator(
+        calibration, widener, threads, lambda done, all, name: on_matrix(number * all + done, MAX_ROUNDS * all, name)
     )
     best, least = dict[str, str](), np.inf
-    for number in range(ROUNDS):
+    for number in range(MAX_ROUNDS):
         formats = choose(needs)
         if formats == best:
             break
-        measured = checked.divergence(formats)
+        measured = checked.measure_divergence(formats)
         if best and measured >= least:
             break
         best, least = formats, measured
-        if number + 1 < ROUNDS:
-            needs = correct_harm(needs, formats, checked.contribution)
+        if number + 1 < MAX_ROUNDS:
+            needs = correct_harm(needs, formats, checked.measure_contribution)
     return best, least
 
 
@@ -186,17 +189,17 @@ def correct_harm(
 
     contribution: divergence that the matrices of these names cause in the formats.
     """
-    layers = 1 + max((layer_of(need.name) or 0) for need in needs)
+    layers = 1 + max((parse_layer(need.name) or 0) for need in needs)
 
-    def depth_of(name: str) -> int:
-        return (layer_of(name) or 0) * DEPTHS // layers
+    def find_depth(name: str) -> int:
+        return (parse_layer(name) or 0) * DEPTH_GROUPS // layers
 
     factors = dict.fromkeys((need.name for need in needs), 1.0)
-    for part_of in (role_group, depth_of):
+    for part_of in (get_measured_role, find_depth):
         parts: dict[str | int, list[Sensitivity]] = {}
         for need in needs:
             # Matrices outside layers have a role but no depth.
-            if part_of is role_group or layer_of(need.name) is not None:
+            if part_of is get_measured_role or parse_layer(need.name) is not None:
                 parts.setdefault(part_of(need.name), []).append(need)
         contributions = {part: max(contribution([need.name for need in some]), 0.0) for part, some in parts.items()}
         predicted = {
@@ -206,7 +209,7 @@ def correct_harm(
         for part, some in parts.items():
             ratio = contributions[part] / max(predicted[part] * usual, 1e-30)
             for need in some:
-                factors[need.name] *= min(max(ratio, 1 / MOST), MOST)
+                factors[need.name] *= min(max(ratio, 1 / MAX_CORRECTION), MAX_CORRECTION)
     return [replace(need, harm=need.harm * factors[need.name]) for need in needs]
 
 
@@ -217,49 +220,51 @@ class MatrixEncoder(ActivationCollector):
         formats: the chosen formats, by name.  blocks: the encoded matrices.
     """
 
-    def __init__(self, jobs: Mapping[str, TensorJob], widener: Widener, threads: int, on_matrix: OnMatrix):
+    def __init__(self, jobs: Mapping[str, TensorJob], widener: RowDequantizer, threads: int, on_matrix: OnMatrix):
         super().__init__(jobs, widener, threads, lambda name: on_matrix(len(self.processed), len(self.formats), name))
-        self.formats, self.blocks = dict[str, str](), dict[str, MatrixBlocks]()
+        self.formats, self.blocks = dict[str, str](), dict[str, EncodedMatrix]()
 
-    def process(self, job: TensorJob, inputs: Inputs) -> None:
+    def process(self, job: TensorJob, inputs: MatrixInputs) -> None:
         name = job.tensor.name
         self.blocks[name] = self.encode_matrix(job, inputs, self.formats[name])
 
 
-class PlanCheck:
+class PlanEvaluator:
     """Measures the divergence of encoded models on held-out documents."""
 
-    def __init__(self, calibration: Calibration, widener: Widener, threads: int, on_matrix: OnMatrix):
+    def __init__(self, calibration: Calibration, widener: RowDequantizer, threads: int, on_matrix: OnMatrix):
         self._calibration, self._widener, self._threads = calibration, widener, threads
         self._encoded = MatrixEncoder(calibration.jobs, widener, threads, on_matrix)
-        self._texts = held_out_texts(calibration)
+        self._texts = select_held_out(calibration)
         self._base = calibration.logits(OriginalWeights(calibration.jobs, widener), self._texts, threads)
 
-    def divergence(self, formats: Mapping[str, str]) -> float:
+    def measure_divergence(self, formats: Mapping[str, str]) -> float:
         """Measure the divergence with all matrices in these formats."""
         encoded, blocks = self._encoded, self._encoded.blocks
         encoded.formats = dict(formats)
         encoded.processed = {name for name in blocks if blocks[name].format == formats[name]}
-        self._calibration.forward(encoded, self._calibration.select_chunks(READ), self._threads)
-        self._found = self._with(blocks)
+        self._calibration.forward(encoded, self._calibration.select_chunks(MEASURED_CHUNKS), self._threads)
+        self._found = self._measure(blocks)
         return self._found
 
-    def contribution(self, names: Collection[str]) -> float:
+    def measure_contribution(self, names: Collection[str]) -> float:
         """Measure the decrease of the last divergence with these matrices unencoded."""
-        return self._found - self._with(
+        return self._found - self._measure(
             {name: blocks for name, blocks in self._encoded.blocks.items() if name not in names}
         )
 
-    def _with(self, blocks: Mapping[str, MatrixBlocks]) -> float:
+    def _measure(self, blocks: Mapping[str, EncodedMatrix]) -> float:
         matrices = CoarseWeights(self._calibration.jobs, self._widener, blocks)
-        return divergence(self._base, self._calibration.logits(matrices, self._texts, self._threads), self._threads)
+        return compute_divergence(
+            self._base, self._calibration.logits(matrices, self._texts, self._threads), self._threads
+        )
 
 
-def held_out_texts(calibration: Calibration) -> list[np.ndarray]:
+def select_held_out(calibration: Calibration) -> list[np.ndarray]:
     """Return the beginnings of chunks that were not used for choosing formats, or of all if none are left."""
-    read = {chunk.ctypes.data for chunk in calibration.select_chunks(READ)}  # views of them
+    read = {chunk.ctypes.data for chunk in calibration.select_chunks(MEASURED_CHUNKS)}  # views of them
     unread = [chunk for chunk in calibration.chunks if chunk.ctypes.data not in read] or calibration.chunks
-    return [chunk[:TOKENS] for chunk in unread[:: -(-len(unread) // TEXTS)]]
+    return [chunk[:PROBE_TOKENS] for chunk in unread[:: -(-len(unread) // HELD_OUT_CHUNKS)]]
 
 
 # ---- files of formats
@@ -289,5 +294,5 @@ def read_formats(path: str, source: Source) -> dict[str, str]:
     return {tensor: format.upper() for tensor, format in formats.items()}
 
 
-def with_formats(request: QuantizeRequest, formats: Mapping[str, str]) -> QuantizeRequest:
+def set_formats(request: QuantizeRequest, formats: Mapping[str, str]) -> QuantizeRequest:
     return replace(request, options=request.options._replace(formats=formats))

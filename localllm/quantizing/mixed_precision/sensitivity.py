@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 
 from localllm.errors import UsageError
 from localllm.quant.formats import BY_NAME, FORMATS
-from localllm.quant.recipes import GATE, KEY, OTHER, QUERY, UP, role_of
+from localllm.quant.recipes import GATE, KEY, OTHER, QUERY, UP, get_role
 
 # Formats with super-blocks first, then the others, each group by size.
-OFFERED = sorted(
+OFFERED_FORMATS = sorted(
     (format for format in FORMATS.values() if format.offered), key=lambda each: (-each.block, each.bytes, each.id)
 )
-TOGETHER = {KEY: QUERY, UP: GATE}  # roles whose harm is measured with that of another role
+SHARED_ROLES = {KEY: QUERY, UP: GATE}  # roles whose harm is measured with that of another role
 
 
 @dataclass
@@ -42,34 +42,34 @@ class Sensitivity:
     def bytes(self, format: str) -> int:
         return self.weights // BY_NAME[format].block * BY_NAME[format].bytes
 
-    def cost(self, format: str) -> float:
+    def predict_divergence(self, format: str) -> float:
         """Predict the divergence that a format causes, to first order."""
         return self.harm * (self.errors[format] + self.rounding.get(BY_NAME[format].block, 0.0))
 
 
-def candidates(columns: int) -> Sequence[str]:
+def list_candidates(columns: int) -> Sequence[str]:
     """List the formats that fit rows of `columns` weights, the smallest first."""
-    return [format.name for format in OFFERED if columns % format.block == 0]
+    return [format.name for format in OFFERED_FORMATS if columns % format.block == 0]
 
 
-def group_of(name: str) -> str:
+def get_group(name: str) -> str:
     """Return the group that a matrix's harm is measured with: one role in two neighbouring layers."""
-    layer, kind = layer_of(name), role_group(name)
+    layer, kind = parse_layer(name), get_measured_role(name)
     return name if layer is None or kind == OTHER else f"blk.{layer // 2 * 2}.{kind}"
 
 
-def layer_of(name: str) -> int | None:
+def parse_layer(name: str) -> int | None:
     layer = re.match(r"blk\.(\d+)\.", name)
     return int(layer[1]) if layer else None
 
 
-def role_group(name: str) -> str:
+def get_measured_role(name: str) -> str:
     """Return the role of a tensor, or the one that it is measured with."""
-    role = role_of(name)
-    return TOGETHER.get(role, role)
+    role = get_role(name)
+    return SHARED_ROLES.get(role, role)
 
 
-def cheapest_within(needs: Sequence[Sensitivity], budget: int) -> dict[str, str]:
+def choose_within_budget(needs: Sequence[Sensitivity], budget: int) -> dict[str, str]:
     """Choose the formats of least divergence that take at most `budget` bytes together.
 
     Raises UsageError if even the smallest ones take more.
@@ -78,40 +78,43 @@ def cheapest_within(needs: Sequence[Sensitivity], budget: int) -> dict[str, str]
     if budget < least:
         raise UsageError(f"the smallest formats take {least} bytes for the matrices, more than the {budget} left")
     low, high = 0.0, 1.0
-    while total(needs, cheapest(needs, high)) > budget:
+    while sum_bytes(needs, choose_at_price(needs, high)) > budget:
         high *= 4
     for _ in range(60):
         price = (low + high) / 2
-        if total(needs, cheapest(needs, price)) > budget:
+        if sum_bytes(needs, choose_at_price(needs, price)) > budget:
             low = price
         else:
             high = price
-    return spend_rest(needs, cheapest(needs, high), budget)
+    return spend_rest(needs, choose_at_price(needs, high), budget)
 
 
-def cheapest(needs: Sequence[Sensitivity], price: float) -> dict[str, str]:
+def choose_at_price(needs: Sequence[Sensitivity], price: float) -> dict[str, str]:
     """Choose per matrix the format with the least divergence + price * bytes.
 
     The price is in units of the largest divergence.
     """
-    scale = max(max(map(need.cost, need.errors)) for need in needs) / max(need.weights for need in needs) or 1.0
+    scale = (
+        max(max(map(need.predict_divergence, need.errors)) for need in needs) / max(need.weights for need in needs)
+        or 1.0
+    )
 
-    def cost(need: Sensitivity, name: str) -> tuple[float, int]:
-        return need.cost(name) + price * scale * need.bytes(name), need.bytes(name)
+    def compute_cost(need: Sensitivity, name: str) -> tuple[float, int]:
+        return need.predict_divergence(name) + price * scale * need.bytes(name), need.bytes(name)
 
-    return {need.name: min(need.errors, key=lambda name: cost(need, name)) for need in needs}
+    return {need.name: min(need.errors, key=lambda name: compute_cost(need, name)) for need in needs}
 
 
 def spend_rest(needs: Sequence[Sensitivity], formats: dict[str, str], budget: int) -> dict[str, str]:
     """Spend the rest of the budget where it lowers the divergence most per byte; changes `formats`."""
-    room = budget - total(needs, formats)
+    room = budget - sum_bytes(needs, formats)
     while True:
         steps = [
             (gain / added, need.name, name, added)
             for need in needs
             for name in need.errors
             if 0 < (added := need.bytes(name) - need.bytes(formats[need.name])) <= room
-            and (gain := need.cost(formats[need.name]) - need.cost(name)) > 0
+            and (gain := need.predict_divergence(formats[need.name]) - need.predict_divergence(name)) > 0
         ]
         if not steps:
             return formats
@@ -119,10 +122,10 @@ def spend_rest(needs: Sequence[Sensitivity], formats: dict[str, str], budget: in
         formats[name], room = format, room - added
 
 
-def total(needs: Sequence[Sensitivity], formats: Mapping[str, str]) -> int:
+def sum_bytes(needs: Sequence[Sensitivity], formats: Mapping[str, str]) -> int:
     return sum(need.bytes(formats[need.name]) for need in needs)
 
 
-def predict(needs: Sequence[Sensitivity], formats: Mapping[str, str]) -> float:
+def predict_divergence(needs: Sequence[Sensitivity], formats: Mapping[str, str]) -> float:
     """Predict the divergence of all matrices together, to first order."""
-    return sum(need.cost(formats[need.name]) for need in needs)
+    return sum(need.predict_divergence(formats[need.name]) for need in needs)

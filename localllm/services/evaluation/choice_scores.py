@@ -15,7 +15,7 @@ from localllm.api import Model
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.choice_tasks import ChoiceTask
 from localllm.frozen import frozen
-from localllm.generation.choices import PARALLEL, ManyScores, TextTree
+from localllm.generation.choices import PARALLEL, BatchScorer, TokenTrie
 from localllm.generation.logprobs import TokenLogprob
 from localllm.services.evaluation.scores import wilson_interval
 from localllm.text.tokenizer import Tokenizer
@@ -40,7 +40,7 @@ def select_tasks(kind: str, tasks: Sequence[ChoiceTask], limit: int) -> list[tup
     remaining = [*range(len(tasks))]
     if kind == "hellaswag":
         count = min(limit, len(tasks)) if limit else len(tasks)
-        numbers = [remaining.pop(uniform(draw, len(remaining))) for _ in range(count)]
+        numbers = [remaining.pop(draw_below(draw, len(remaining))) for _ in range(count)]
     elif not 0 < limit < len(tasks):
         return [*enumerate(tasks)]
     else:
@@ -54,7 +54,7 @@ def select_tasks(kind: str, tasks: Sequence[ChoiceTask], limit: int) -> list[tup
     return [(number, tasks[number]) for number in numbers]
 
 
-def uniform(draw: Callable[[], int], count: int) -> int:
+def draw_below(draw: Callable[[], int], count: int) -> int:
     """Return a random integer below `count` (Lemire, arXiv:1805.10941); draw: returns 32 random bits."""
     product = draw() * count
     while product % (1 << 32) < (1 << 32) % count:
@@ -65,7 +65,7 @@ def uniform(draw: Callable[[], int], count: int) -> int:
 # ---- scores
 
 
-class Plan(NamedTuple):
+class TaskPlan(NamedTuple):
     """A task as token ids, and the tokens whose log probabilities count.
 
     Attributes:
@@ -79,7 +79,7 @@ class Plan(NamedTuple):
     extra: bool = False
 
 
-def plan_task(task: ChoiceTask, tokenizer: Tokenizer) -> Plan:
+def plan_task(task: ChoiceTask, tokenizer: Tokenizer) -> TaskPlan:
     """Split a task's answers into a common prefix, read once, and the scored rests. Raises UsageError."""
     texts = [tokenizer.encode(text, bos=True, eos=True) for text in task.texts]
     shortest = min(map(len, texts))
@@ -98,11 +98,11 @@ def plan_task(task: ChoiceTask, tokenizer: Tokenizer) -> Plan:
             text = next(text for text, ids in zip(task.texts, texts, strict=True) if len(ids) == 1)
             raise UsageError(f"the model has no BOS token, so it cannot score a text with only one token: {text!r}")
         scored = [slice(max(0, (each.start or 0) - 1), each.stop) for each in scored]
-        return Plan([(ids[:1], [ids[1:]]) for ids in texts], scored)
-    return Plan([(texts[0][:prefix], [*rests, *([[*rests[0], rests[1][0]]] if extra else [])])], scored, extra)
+        return TaskPlan([(ids[:1], [ids[1:]]) for ids in texts], scored)
+    return TaskPlan([(texts[0][:prefix], [*rests, *([[*rests[0], rests[1][0]]] if extra else [])])], scored, extra)
 
 
-def mean_logprobs(plan: Plan, results: Sequence[Sequence[Sequence[TokenLogprob]]]) -> list[float]:
+def compute_mean_logprobs(plan: TaskPlan, results: Sequence[Sequence[Sequence[TokenLogprob]]]) -> list[float]:
     """Return each answer's mean log probability.
 
     results: the log probabilities for each prompt's token lists.
@@ -116,7 +116,7 @@ def mean_logprobs(plan: Plan, results: Sequence[Sequence[Sequence[TokenLogprob]]
     return [float(np.mean(text)) for text in scored]
 
 
-class Result(NamedTuple):
+class TaskResult(NamedTuple):
     """A scored task.
 
     Attributes:
@@ -129,24 +129,26 @@ class Result(NamedTuple):
     is_correct: bool
 
 
-def score_tasks(model: Model, tasks: Sequence[tuple[int, ChoiceTask]]) -> Iterator[Result]:
+def score_tasks(model: Model, tasks: Sequence[tuple[int, ChoiceTask]]) -> Iterator[TaskResult]:
     """Score tasks in batches; yield their results. Raises ContextError for a task that exceeds the context."""
     plans = [plan_task(task, model.tokenizer) for _, task in tasks]
     prompts = [prompt for plan in plans for prompt in plan.prompts]
-    scores = ManyScores[tuple[list[int], list[list[int]]]](
-        model.engine, lambda prompt: (model.session.request(prompt[0]), TextTree(prompt[1])), precise=True
+    scores = BatchScorer[tuple[list[int], list[list[int]]]](
+        model.engine, lambda prompt: (model.session.request(prompt[0]), TokenTrie(prompt[1])), precise=True
     )
     with closing(model.batch(scores.requests(prompts), PARALLEL, precise=True)) as batch:
-        results = require_results(scores.results(batch))
+        results = raise_first_error(scores.results(batch))
         for (number, task), plan in zip(tasks, plans, strict=True):
-            means = mean_logprobs(plan, [next(results) for _ in plan.prompts])
+            means = compute_mean_logprobs(plan, [next(results) for _ in plan.prompts])
             if not np.isfinite(means).all():
                 raise ModelError(f"{model.path}: the model computes logits that are not finite")
             choice = 1 if task.stems and not means[0] > means[1] else int(np.argmax(means))
-            yield Result(number, means, choice, choice in task.correct)
+            yield TaskResult(number, means, choice, choice in task.correct)
 
 
-def require_results(results: Iterator[list[list[TokenLogprob]] | LocalllmError]) -> Iterator[list[list[TokenLogprob]]]:
+def raise_first_error(
+    results: Iterator[list[list[TokenLogprob]] | LocalllmError],
+) -> Iterator[list[list[TokenLogprob]]]:
     """Yield results; raise the first error among them."""
     for result in results:
         if isinstance(result, LocalllmError):
@@ -162,7 +164,7 @@ class ChoiceScore:
     """The accuracy on a benchmark's tasks so far."""
 
     kind: str
-    results: tuple[Result, ...] = ()
+    results: tuple[TaskResult, ...] = ()
 
     @property
     def tasks(self) -> int:
@@ -189,7 +191,7 @@ class ChoiceScore:
     def error(self, share: float) -> float:
         return sqrt(share * (1 - share) / max(self.tasks - 1, 1))
 
-    def facts(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         return {
             "benchmark": self.kind, "tasks": self.tasks, "correct": self.correct, "accuracy": self.accuracy,
             "error": self.error(self.accuracy), "interval": self.interval, "chance": self.chance,

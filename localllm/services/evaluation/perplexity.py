@@ -15,25 +15,25 @@ import numpy as np
 from localllm.api import open_model
 from localllm.engine.runs import PRECISE_TOKENS
 from localllm.errors import ModelError, UsageError
-from localllm.files.logits_file import LogitsFile, LogitsWriter, pack, row_width, unpack
+from localllm.files.logits_file import LogitsFile, LogitsWriter, compute_row_width, dequantize_logits, quantize_logits
 from localllm.files.safe_file import resolve_target
 from localllm.kernels.build.objects import Progress
-from localllm.services.evaluation.scores import Comparison, Prediction, divergence, log_sum_exp, with_bos
+from localllm.services.evaluation.scores import Comparison, Prediction, add_bos, kl_divergence, log_sum_exp
 from localllm.services.inspection.inspect import describe_quantization
-from localllm.system.cpu import usable_cores
+from localllm.system.cpu import count_usable_cores
 
 if TYPE_CHECKING:
     from localllm.arch.rope_scaling import RopeScaling
 
 # Tokens per run: few enough for 16-bit activations, so that the result measures the file and not the coarser rounding
 # of larger batches. With a vocabulary of 128k, the logits of a run are 66 MB.
-PIECE = PRECISE_TOKENS
+RUN_TOKENS = PRECISE_TOKENS
 
 # (row, logits float32 [vocab], scratch float32 [2, vocab]) -> the scores of a token.
 Score = Callable[[int, np.ndarray, np.ndarray], tuple[float, ...]]
 
 
-class ChunkReader:
+class PerplexityRunner:
     """A model that predicts chunks of `size` tokens; a context manager.
 
     Attributes:
@@ -58,7 +58,7 @@ class ChunkReader:
         self.path, self.tokenizer = self._model.path, self._model.tokenizer
         self.made_with = describe_quantization(self._model.file.metadata)
         self._sequence, self.warnings = self._model.sequence(), self._model.warnings
-        self._threads = usable_cores() if threads is None else threads
+        self._threads = count_usable_cores() if threads is None else threads
         self._pool = ThreadPoolExecutor(self._threads)
 
     def predict(self, chunks: np.ndarray, save: str | os.PathLike[str] | None = None) -> Iterator[Prediction]:
@@ -75,8 +75,8 @@ class ChunkReader:
             for chunk in chunks:
                 scores = []
                 for first, logits in self._logits(chunk):
-                    rows = np.zeros((len(logits), row_width(vocab_size)), "<u2") if writer else None
-                    scores.append(self._each(logits, make_scorer(chunk[first + 1 :], rows)))
+                    rows = np.zeros((len(logits), compute_row_width(vocab_size)), "<u2") if writer else None
+                    scores.append(self._score_rows(logits, make_scorer(chunk[first + 1 :], rows)))
                     if writer and rows is not None:
                         writer.write(rows)
                 total = total.plus(nll=np.concatenate(scores)[:, 0])
@@ -94,7 +94,9 @@ class ChunkReader:
         for chunk, rows in zip(base.chunks[:limit], base.rows, strict=False):
             scores = []
             for first, logits in self._logits(chunk):
-                scores.append(self._each(logits, make_comparer(chunk[first + 1 :], rows[first - len(chunk) // 2 :])))
+                scores.append(
+                    self._score_rows(logits, make_comparer(chunk[first + 1 :], rows[first - len(chunk) // 2 :]))
+                )
             nll, base_nll, kld, same_top = np.concatenate(scores).T
             change = np.exp(-nll) - np.exp(-base_nll)
             total = total.plus(nll=nll, base_nll=base_nll, kld=kld, change=change, same_top=same_top)
@@ -102,22 +104,22 @@ class ChunkReader:
 
     def _logits(self, chunk: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         """Yield a chunk's second half in blocks: first position, and logits float32 [tokens, vocab]."""
-        ids, first, last = with_bos(chunk, self.tokenizer), len(chunk) // 2, len(chunk) - 1
+        ids, first, last = add_bos(chunk, self.tokenizer), len(chunk) // 2, len(chunk) - 1
         self._sequence.truncate(0)
-        for start in range(0, first, PIECE):
-            self._sequence.append(ids[start : min(start + PIECE, first)], "none")
-        for start in range(first, last, PIECE):
-            yield start, self._sequence.append(ids[start : min(start + PIECE, last)], "all")
+        for start in range(0, first, RUN_TOKENS):
+            self._sequence.append(ids[start : min(start + RUN_TOKENS, first)], "none")
+        for start in range(first, last, RUN_TOKENS):
+            yield start, self._sequence.append(ids[start : min(start + RUN_TOKENS, last)], "all")
 
-    def _each(self, logits: np.ndarray, score: Score) -> np.ndarray:
+    def _score_rows(self, logits: np.ndarray, score: Score) -> np.ndarray:
         """Score all rows of logits, float32 [rows, vocab], with all threads; return float64 [rows, scores]."""
         bounds = [len(logits) * i // self._threads for i in range(self._threads + 1)]
 
-        def some(first: int, last: int) -> list[tuple[float, ...]]:
+        def score_range(first: int, last: int) -> list[tuple[float, ...]]:
             work = np.empty((2, logits.shape[1]), np.float32)
             return [score(row, logits[row], work) for row in range(first, last)]
 
-        parts = list(self._pool.map(some, bounds[:-1], bounds[1:]))
+        parts = list(self._pool.map(score_range, bounds[:-1], bounds[1:]))
         scores = np.array([numbers for part in parts for numbers in part])
         if not np.isfinite(scores).all():
             raise ModelError(f"{self.path}: the model computes logits that are not finite")
@@ -140,7 +142,7 @@ def make_scorer(targets: np.ndarray, rows: np.ndarray | None) -> Score:
     def score(row: int, logits: np.ndarray, work: np.ndarray) -> tuple[float, ...]:
         log_sum = log_sum_exp(logits, work[0])
         if rows is not None:
-            pack(logits, log_sum, rows[row], work[0])
+            quantize_logits(logits, log_sum, rows[row], work[0])
         return (log_sum - float(logits[targets[row]]),)
 
     return score
@@ -151,9 +153,9 @@ def make_comparer(targets: np.ndarray, rows: np.ndarray) -> Score:
 
     def score(row: int, logits: np.ndarray, work: np.ndarray) -> tuple[float, ...]:
         log_sum = log_sum_exp(logits, work[0])
-        base = unpack(rows[row], work[1])
+        base = dequantize_logits(rows[row], work[1])
         base_nll, same_top = -float(base[targets[row]]), logits.argmax() == base.argmax()
-        kld = divergence(base, logits, log_sum, work[0])
+        kld = kl_divergence(base, logits, log_sum, work[0])
         return log_sum - float(logits[targets[row]]), base_nll, kld, float(same_top)
 
     return score

@@ -22,18 +22,18 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from typing import Any
 
-from localllm.arch import architecture
+from localllm.arch import load_architecture
 from localllm.errors import UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.frozen import frozen
-from localllm.services.evaluation.scores import mcnemar, wilson_interval
+from localllm.services.evaluation.scores import mcnemar_p_value, wilson_interval
 from localllm.services.records.lines import Record
 from localllm.services.records.map import Result
 from localllm.services.tools import confined_python
 from localllm.services.tools.confined_python import run_confined
 
-Fields = dict[str, Any]
-Grader = Callable[[Fields, str], str]
+RecordFields = dict[str, Any]
+Grader = Callable[[RecordFields, str], str]
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?")
 BLOCK = re.compile(r"```[a-zA-Z0-9]*\n(.*?)(?:\n```|\Z)", re.DOTALL)
 LETTERS = "A", "B", "C", "D"
@@ -66,7 +66,7 @@ class Questions:
                 raise UsageError(f"{name}: record {record.id!r}: {error}") from None
         if not records:
             raise UsageError(f"{name}: the file contains no questions")
-        if "program" in self.graders.values() and (reason := confined_python.reason_against()):
+        if "program" in self.graders.values() and (reason := confined_python.describe_obstacle()):
             raise UsageError(f"the grader program cannot run on this computer: {reason}")
 
     def grade(self, results: Iterable[Result]) -> dict[str | int, str]:
@@ -110,7 +110,7 @@ class Evaluation:
         """The accuracy's 95 % confidence interval (Wilson)."""
         return wilson_interval(self.correct, self.total)
 
-    def facts(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         return {
             "model": self.model, "correct": self.correct, "total": self.total,
             "accuracy": self.correct / self.total if self.total else None, "interval": self.interval,
@@ -119,7 +119,7 @@ class Evaluation:
         }  # fmt: skip
 
 
-def template_warning(path: str, choice: str | None) -> str | None:
+def warn_missing_template(path: str, choice: str | None) -> str | None:
     """Return a warning for a chat model without a chat template, else None. Raises ModelError.
 
     choice: the template that the user chose, or None.
@@ -128,7 +128,7 @@ def template_warning(path: str, choice: str | None) -> str | None:
     from localllm.text.tokenizer import Tokenizer
 
     with GGUFFile.open(path) as file:
-        if architecture(file)[1].start_token is not None:
+        if load_architecture(file)[1].start_token is not None:
             return None
         return ChatTemplate.of(Tokenizer.from_metadata(file.metadata), choice).warning
 
@@ -148,14 +148,14 @@ class Comparison:
     p: float
 
 
-def compare(evaluations: Sequence[Evaluation]) -> list[Comparison]:
+def compare_models(evaluations: Sequence[Evaluation]) -> list[Comparison]:
     compared = []
     for this, against in combinations(evaluations, 2):
         both = [(this.reasons[id], against.reasons[id]) for id in this.reasons if id in against.reasons]
         only_first = sum(not first and bool(second) for first, second in both)
         only_second = sum(bool(first) and not second for first, second in both)
         compared.append(
-            Comparison(this.model, against.model, only_first, only_second, mcnemar(only_first, only_second))
+            Comparison(this.model, against.model, only_first, only_second, mcnemar_p_value(only_first, only_second))
         )
     return compared
 
@@ -163,7 +163,7 @@ def compare(evaluations: Sequence[Evaluation]) -> list[Comparison]:
 # ---- graders
 
 
-def grade_exact(record: Fields, text: str) -> str:
+def grade_exact(record: RecordFields, text: str) -> str:
     """Compare the answer with the expected ones, ignoring white space at both ends."""
     answers = record["answer"] if isinstance(record["answer"], list) else [record["answer"]]
     folded: Callable[[str], str] = str.casefold if record.get("ignore_case") else str
@@ -172,18 +172,18 @@ def grade_exact(record: Fields, text: str) -> str:
     return f"expected {answers[0][:SHOWN]!r}, found {text.strip()[:SHOWN]!r}"
 
 
-def grade_number(record: Fields, text: str) -> str:
+def grade_number(record: RecordFields, text: str) -> str:
     """Compare the last number in the answer with the expected one, ignoring commas."""
     numbers = NUMBER.findall(text)
     if not numbers:
         return "no number"
     value = float(numbers[-1].replace(",", ""))
-    expected = number_of(record)
+    expected = parse_number(record)
     tolerance = record.get("tolerance", 1e-9 * abs(expected))
     return "" if abs(value - expected) <= tolerance else f"expected {expected:g}, found {value:g}"
 
 
-def number_of(record: Fields) -> float:
+def parse_number(record: RecordFields) -> float:
     answer = record["answer"]
     try:
         return float(answer.replace(",", "") if isinstance(answer, str) else answer)
@@ -191,7 +191,7 @@ def number_of(record: Fields) -> float:
         raise UsageError(f'"answer" must be a number, not {answer!r}') from None
 
 
-def grade_choice(record: Fields, text: str) -> str:
+def grade_choice(record: RecordFields, text: str) -> str:
     """Compare the choice that the answer equals, or that alone occurs in it as a whole word."""
     choices, bare = record.get("choices", LETTERS), text.strip().strip(".*()\"'").casefold()
     named = [choice for choice in choices if choice.casefold() == bare]
@@ -203,25 +203,25 @@ def grade_choice(record: Fields, text: str) -> str:
     return "" if named[0] == record["answer"] else f"expected {record['answer']!r}, found {named[0]!r}"
 
 
-def grade_regex(record: Fields, text: str) -> str:
+def grade_regex(record: RecordFields, text: str) -> str:
     return "" if re.search(record["answer"], text) else f"no match in {text.strip()[:SHOWN]!r}"
 
 
-def grade_json(record: Fields, text: str) -> str:
+def grade_json(record: RecordFields, text: str) -> str:
     """Parse the answer, or its only code block, as JSON; check the schema and the value."""
     blocks = BLOCK.findall(text)
     try:
         value = json.loads(blocks[0] if len(blocks) == 1 else text)
     except (ValueError, RecursionError):
         return f"no JSON: {text.strip()[:SHOWN]!r}"
-    if "schema" in record and (reason := schema_error(record["schema"], value)):
+    if "schema" in record and (reason := check_schema(record["schema"], value)):
         return reason
     if "answer" in record and value != record["answer"]:
         return f"expected {json.dumps(record['answer'])[:SHOWN]}, found {json.dumps(value)[:SHOWN]}"
     return ""
 
 
-def schema_error(schema: object, value: object) -> str:
+def check_schema(schema: object, value: object) -> str:
     """Return why a value does not match a schema, or "". Raises UsageError for an invalid schema."""
     try:
         import jsonschema
@@ -238,13 +238,13 @@ def schema_error(schema: object, value: object) -> str:
     return ""
 
 
-def grade_program(record: Fields, text: str) -> str:
+def grade_program(record: RecordFields, text: str) -> str:
     """Run the program in a sandbox. Raises RuntimeError if this computer has none."""
-    outcome = run_confined(program_of(record, text))
+    outcome = run_confined(assemble_program(record, text))
     return "" if outcome.passed else outcome.reason or "it fails"
 
 
-def program_of(record: Fields, text: str) -> str:
+def assemble_program(record: RecordFields, text: str) -> str:
     """Return the answer's program followed by its test.
 
     With an entry_point, the program is the code block that defines that function, or else the prompt and the first
@@ -266,7 +266,7 @@ GRADERS: dict[str, Grader] = {
 }  # fmt: skip
 
 
-def require_gradable(record: Fields, usual: str) -> str:
+def require_gradable(record: RecordFields, usual: str) -> str:
     """Return the name of a record's grader, by default `usual`. Raises UsageError for missing or invalid fields."""
     name = record.get("grader", usual)
     if not isinstance(name, str) or name not in GRADERS:
@@ -281,13 +281,13 @@ def require_gradable(record: Fields, usual: str) -> str:
     return name
 
 
-def require_texts(record: Fields) -> None:
+def require_strings(record: RecordFields) -> None:
     answers = record["answer"] if isinstance(record["answer"], list) else [record["answer"]]
     if not answers or not all(isinstance(answer, str) for answer in answers):
         raise UsageError(f'"answer" must be a string or a list of strings, not {record["answer"]!r}')
 
 
-def require_choice(record: Fields) -> None:
+def require_choice(record: RecordFields) -> None:
     choices = record.get("choices", LETTERS)
     if not isinstance(choices, list | tuple) or not all(isinstance(choice, str) and choice for choice in choices):
         raise UsageError('"choices" must be a list of strings')
@@ -295,16 +295,16 @@ def require_choice(record: Fields) -> None:
         raise UsageError(f'"answer" must be one of the choices, not {record["answer"]!r}')
 
 
-def require_regex(record: Fields) -> None:
+def require_regex(record: RecordFields) -> None:
     try:
         re.compile(record["answer"])
     except (re.error, TypeError) as error:
         raise UsageError(f'"answer" must be a regular expression: {error}') from None
 
 
-CHECKS: dict[str, Callable[[Fields], object]] = {
-    "exact": require_texts,
-    "number": number_of,
+CHECKS: dict[str, Callable[[RecordFields], object]] = {
+    "exact": require_strings,
+    "number": parse_number,
     "choice": require_choice,
     "regex": require_regex,
 }

@@ -13,7 +13,7 @@ from localllm.text.tokenizer import Tokenizer
 
 Z = 1.95996398454  # the 97.5th percentile of the normal distribution
 PERCENTILES = (99.9, 99, 95, 90, 75, 50, 25, 10, 5, 1, 0.1)
-LEAST = np.float32(-16)  # tokens with a log probability below this are ignored in a divergence
+MIN_LOGPROB = np.float32(-16)  # tokens with a log probability below this are ignored in a divergence
 
 
 def split_chunks(tokens: Sequence[int], size: int, limit: int | None = None) -> np.ndarray:
@@ -32,7 +32,7 @@ def split_chunks(tokens: Sequence[int], size: int, limit: int | None = None) -> 
     return np.array(tokens[: count * size], np.int32).reshape(count, size)
 
 
-def with_bos(chunk: np.ndarray, tokenizer: Tokenizer) -> list[int]:
+def add_bos(chunk: np.ndarray, tokenizer: Tokenizer) -> list[int]:
     """Return a chunk's token ids, with BOS in place of the first if the model uses BOS."""
     bos = tokenizer.bos_id if tokenizer.adds_bos else None
     return chunk.tolist() if bos is None else [bos, *chunk[1:].tolist()]
@@ -49,14 +49,14 @@ def log_sum_exp(logits: np.ndarray, scratch: np.ndarray) -> float:
     return float(highest) + log(scratch.sum())
 
 
-def divergence(base: np.ndarray, logits: np.ndarray, log_sum: float, scratch: np.ndarray) -> float:
+def kl_divergence(base: np.ndarray, logits: np.ndarray, log_sum: float, scratch: np.ndarray) -> float:
     """Return the Kullback-Leibler divergence of the logits' distribution from the base, in nats.
 
     base: log probabilities, float32 [vocab], overwritten.  log_sum: log_sum_exp of the logits.  scratch: overwritten.
     """
     np.subtract(base, logits, out=scratch)
     scratch += np.float32(log_sum)
-    scratch[base <= LEAST] = 0
+    scratch[base <= MIN_LOGPROB] = 0
     np.exp(base, out=base)
     return float(base @ scratch)
 
@@ -64,7 +64,7 @@ def divergence(base: np.ndarray, logits: np.ndarray, log_sum: float, scratch: np
 # ---- all tokens -----------------------------------------------------------------------------------------------------
 
 
-def nothing() -> np.ndarray:
+def empty_scores() -> np.ndarray:
     return np.zeros(0)
 
 
@@ -73,19 +73,19 @@ class Prediction:
     """Cumulative scores of a text's chunks; arrays are float64 [scored tokens]."""
 
     chunks: int = 0
-    nll: np.ndarray = field(default_factory=nothing)  # negative log probability of the text's token
+    nll: np.ndarray = field(default_factory=empty_scores)  # negative log probability of the text's token
 
     @property
     def perplexity(self) -> tuple[float, float]:
         """The perplexity, exp(mean of nll), and its standard error."""
-        return from_logarithm(*mean(self.nll))
+        return exponentiate(*mean_with_error(self.nll))
 
     def plus(self, **chunk: np.ndarray) -> Self:
         """Return the scores extended by one more chunk; chunk: the arrays by name."""
         arrays = {name: np.concatenate([getattr(self, name), new]) for name, new in chunk.items()}
         return type(self)(self.chunks + 1, **arrays)
 
-    def facts(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         value, error = self.perplexity
         return {"chunks": self.chunks, "tokens": len(self.nll), "perplexity": value, "error": error}
 
@@ -94,55 +94,59 @@ class Prediction:
 class Comparison(Prediction):
     """Cumulative scores of a prediction, and its divergence from a base."""
 
-    base_nll: np.ndarray = field(default_factory=nothing)
-    kld: np.ndarray = field(default_factory=nothing)  # Kullback-Leibler divergence from the base, in nats
-    change: np.ndarray = field(default_factory=nothing)  # difference between the probabilities of the text's token
-    same_top: np.ndarray = field(default_factory=nothing)  # 1 if both have the same likeliest token, else 0
+    base_nll: np.ndarray = field(default_factory=empty_scores)
+    kld: np.ndarray = field(default_factory=empty_scores)  # Kullback-Leibler divergence from the base, in nats
+    change: np.ndarray = field(default_factory=empty_scores)  # difference between the probabilities of the text's token
+    same_top: np.ndarray = field(default_factory=empty_scores)  # 1 if both have the same likeliest token, else 0
 
     @property
     def base_perplexity(self) -> tuple[float, float]:
         """The perplexity of the base, and its standard error."""
-        return from_logarithm(*mean(self.base_nll))
+        return exponentiate(*mean_with_error(self.base_nll))
 
     @property
     def ratio(self) -> tuple[float, float]:
         """The ratio of the two perplexities, and its standard error, which is small since they are correlated."""
-        return from_logarithm(*mean(self.nll - self.base_nll))
+        return exponentiate(*mean_with_error(self.nll - self.base_nll))
 
     @property
     def rms_change(self) -> tuple[float, float]:
         """The root mean square of the change, and its standard error."""
-        square, error = mean(self.change**2)
+        square, error = mean_with_error(self.change**2)
         return sqrt(square), error / (2 * sqrt(square)) if square else 0.0
 
-    def facts(self) -> dict[str, object]:
-        return super().facts() | {
-            "base": name_error(*self.base_perplexity, "perplexity"),
-            "ratio": name_error(*self.ratio),
-            "kld": statistics(self.kld),
-            "change": statistics(self.change) | dict(zip(("rms", "rms_error"), self.rms_change, strict=True)),
-            "same_top": name_error(*mean(self.same_top)),
+    def to_dict(self) -> dict[str, object]:
+        return super().to_dict() | {
+            "base": label_estimate(*self.base_perplexity, "perplexity"),
+            "ratio": label_estimate(*self.ratio),
+            "kld": compute_statistics(self.kld),
+            "change": compute_statistics(self.change) | dict(zip(("rms", "rms_error"), self.rms_change, strict=True)),
+            "same_top": label_estimate(*mean_with_error(self.same_top)),
         }
 
 
-def mean(values: np.ndarray) -> tuple[float, float]:
+def mean_with_error(values: np.ndarray) -> tuple[float, float]:
     return float(np.mean(values)), sqrt(float(np.var(values)) / max(len(values) - 1, 1))
 
 
-def from_logarithm(value: float, error: float) -> tuple[float, float]:
+def exponentiate(value: float, error: float) -> tuple[float, float]:
     """Return exp of a logarithm, and the error that follows from the logarithm's error."""
     number = exp(min(value, 700.0))
     return number, number * error
 
 
-def name_error(value: float, error: float, name: str = "mean") -> dict[str, float]:
+def label_estimate(value: float, error: float, name: str = "mean") -> dict[str, float]:
     return {name: value, "error": error}
 
 
-def statistics(values: np.ndarray) -> dict[str, object]:
+def compute_statistics(values: np.ndarray) -> dict[str, object]:
     """Return mean, extremes and percentiles; "50" is the median."""
     percentiles = dict(zip(map(str, PERCENTILES), np.percentile(values, PERCENTILES).tolist(), strict=True))
-    return name_error(*mean(values)) | {"maximum": float(values.max()), "minimum": float(values.min())} | percentiles
+    return (
+        label_estimate(*mean_with_error(values))
+        | {"maximum": float(values.max()), "minimum": float(values.min())}
+        | percentiles
+    )
 
 
 # ---- proportions
@@ -157,7 +161,7 @@ def wilson_interval(count: int, total: int) -> tuple[float, float]:
     return max(0.0, (share + z / 2 - half) / (1 + z)), min(1.0, (share + z / 2 + half) / (1 + z))
 
 
-def mcnemar(only_first: int, only_second: int) -> float:
+def mcnemar_p_value(only_first: int, only_second: int) -> float:
     """Return the exact two-sided p-value for the hypothesis that both models are equally good (McNemar 1947).
 
     only_first, only_second: count of questions that only this model answered right; under the hypothesis, each of them

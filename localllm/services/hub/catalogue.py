@@ -28,12 +28,12 @@ from localllm.files.download import find_partials
 from localllm.files.models_folder import (
     PARTIAL,
     ModelFile,
+    get_models_folder,
+    get_size,
+    group_models,
     is_projector,
     list_own_files,
-    model_files,
-    models_folder,
     normalize_quantization,
-    size_of,
 )
 from localllm.files.settings import load_settings
 from localllm.frozen import frozen
@@ -46,7 +46,7 @@ USUAL = "Q4_K_M"  # default quantization
 HUB = "hf:"
 LATEST = ":latest"  # Ollama's tag of a name without a tag
 # The suffix of an incomplete download's file name.
-ON_ITS_WAY = re.compile(rf"\.[0-9a-f]+{re.escape(PARTIAL)}$")
+PARTIAL_SUFFIX = re.compile(rf"\.[0-9a-f]+{re.escape(PARTIAL)}$")
 REPOSITORY = re.compile(
     r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?:@[\w.%+-]+)?)"
     r"(?:/(?P<file>.+)|:(?P<quantization>[\w-]+))?"
@@ -66,11 +66,11 @@ SIZE = re.compile(r"e?\d+(?:\.\d+)?[bm]|\d+x\d+(?:\.\d+)?b")
 QUANTIZATION = re.compile(r"(?:iq|q|tq)\d\w*|b?f(?:p)?(?:16|32)|mxfp4")
 ACTIVE = re.compile(r"a\d+(?:\.\d+)?[bm]")  # the active parameters of a mixture of experts
 USUAL_WORDS = ("latest", "instruct", "it", "chat")  # words of a tag that apply to all known models
-MOST_NAMES = 8  # maximum names listed in a message
+MAX_NAMES = 8  # maximum names listed in a message
 
 
 @frozen
-class Known:
+class KnownModel:
     """An entry of models.toml, which documents the fields."""
 
     name: str
@@ -129,52 +129,52 @@ class MissingError(ModelError):
         return MissingError, (self.reference,)
 
 
-def registry_path() -> Path:
+def get_registry_path() -> Path:
     installed = DATA / "models.toml"
     return installed if installed.exists() else DATA.parents[1] / "models.toml"
 
 
 @cache
-def registry_models() -> dict[str, Known]:
+def load_registry() -> dict[str, KnownModel]:
     import tomllib
 
-    with open(registry_path(), "rb") as file:
-        return {entry["name"]: Known(**entry) for entry in tomllib.load(file)["model"]}
+    with open(get_registry_path(), "rb") as file:
+        return {entry["name"]: KnownModel(**entry) for entry in tomllib.load(file)["model"]}
 
 
 @frozen
-class Located:
+class LocatedModel:
     """The file that a model's name refers to; stored: the name's other entries in Ollama's store."""
 
     path: str
     stored: "StoredModel | None" = None
 
 
-def resolve(model: str | os.PathLike[str]) -> str:
+def resolve_model(model: str | os.PathLike[str]) -> str:
     """Return the path of a model: an existing path unchanged, or the file that a name refers to.
 
     Raises MissingError for a model that can be pulled, ModelError for an unknown name, UsageError.
     """
-    return locate(model).path
+    return find_model(model).path
 
 
-def locate(model: str | os.PathLike[str]) -> Located:
+def find_model(model: str | os.PathLike[str]) -> LocatedModel:
     """Find a model's file, and its entries in Ollama's store. Raises the errors of `resolve`."""
     path = os.fspath(model)
     if os.path.lexists(path):
-        return Located(path)
+        return LocatedModel(path)
     name = resolve_alias(path)
     if os.path.lexists(name):
-        return Located(name)
-    if (registered := registry_models().get(name.lower())) and not registered.repository:
-        return Located(str(DATA / registered.file))
+        return LocatedModel(name)
+    if (registered := load_registry().get(name.lower())) and not registered.repository:
+        return LocatedModel(str(DATA / registered.file))
     reference = parse_reference(name)
     if reference and (paths := find_on_disk(reference)):
-        return Located(str(paths[0]))
+        return LocatedModel(str(paths[0]))
     try:
         if reference and name.startswith(HUB):
             raise MissingError(reference)
-        return Located(find_in_folder(name))
+        return LocatedModel(find_in_folder(name))
     except ModelError as error:
         from localllm.services.hub.found_models import find_elsewhere  # seldom needed
 
@@ -182,7 +182,7 @@ def locate(model: str | os.PathLike[str]) -> Located:
         elsewhere = find_elsewhere(name, hub_reference.repository, lambda names: select_files(names, hub_reference))
         if elsewhere is None:
             raise (MissingError(reference) if reference else error) from None
-        located = Located(*elsewhere)
+        located = LocatedModel(*elsewhere)
         if located.stored:
             located.stored.require_supported()
         return located
@@ -207,7 +207,7 @@ def parse_reference(text: str) -> HubReference | None:
         file = re.sub(r"([*?[])", r"[\1]", match["file"] or "")
         return HubReference(text, match["repository"], file or "*", match["quantization"] or "")
     name, _, quantization = text.partition(":")
-    if registered := registry_models().get(name.lower()):
+    if registered := load_registry().get(name.lower()):
         if not registered.repository:
             return None
         usual = registered.quantization
@@ -229,9 +229,9 @@ def normalize_name(text: str) -> str:
     if REPOSITORY.fullmatch(text) and not text.endswith(".gguf") and text.partition(":")[0].count("/") == 1:
         return HUB + text
     name, _, tag = text.lower().partition(":")
-    if name in registry_models() and not SIZE.match(tag):  # the tag is a quantization
+    if name in load_registry() and not SIZE.match(tag):  # the tag is a quantization
         return text
-    return find_registered(text, registry_models().values()) or text
+    return find_registered(text, load_registry().values()) or text
 
 
 def select_files(names: Iterable[str], reference: HubReference) -> tuple[str, ...]:
@@ -242,7 +242,7 @@ def select_files(names: Iterable[str], reference: HubReference) -> tuple[str, ..
     pattern, whose = reference.pattern.lower(), f"{reference.text}: {reference.repository}"
     models = [
         model
-        for model in model_files(names)
+        for model in group_models(names)
         if any(fnmatchcase(name.lower(), pattern) for name in (*model.files, f"{model.name}.gguf"))
     ]
     if not models:
@@ -272,7 +272,7 @@ def list_models(models: Iterable[ModelFile]) -> str:
 
 def find_on_disk(reference: HubReference) -> list[Path]:
     """Return the files of a pulled model in order, or [] if it is absent or incomplete."""
-    folder = models_folder() / reference.repository
+    folder = get_models_folder() / reference.repository
     names = list_own_files(folder)
     if not names:
         return []
@@ -285,19 +285,19 @@ def find_on_disk(reference: HubReference) -> list[Path]:
 def find_in_folder(name: str) -> str:
     """Find a model in the models folder by its listed name. Raises ModelError."""
     names = (name, name.removesuffix(LATEST))
-    for model in models_on_disk():
+    for model in list_models_on_disk():
         if model.name in names and model.is_whole:
             return str(model.path)
-    raise unknown_name(name)
+    raise make_unknown_name_error(name)
 
 
-def unknown_name(name: str) -> ModelError:
-    on_disk = [each.name for each in models_on_disk()]
-    return ModelError(f"{name}: no such file{suggestion(name, registry_models(), on_disk)}")
+def make_unknown_name_error(name: str) -> ModelError:
+    on_disk = [each.name for each in list_models_on_disk()]
+    return ModelError(f"{name}: no such file{suggest_names(name, load_registry(), on_disk)}")
 
 
 @frozen
-class OnDisk:
+class ModelOnDisk:
     """A model in the models folder; sizes are in bytes.
 
     Attributes:
@@ -312,16 +312,16 @@ class OnDisk:
     quantization: str
     is_whole: bool
 
-    def facts(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         return {
             "name": self.name, "path": str(self.path), "bytes": self.size, "quantization": self.quantization or None,
             "files": [str(path) for path in self.files], "complete": self.is_whole,
         }  # fmt: skip
 
 
-def models_on_disk() -> list[OnDisk]:
+def list_models_on_disk() -> list[ModelOnDisk]:
     """List the models in the models folder by name, incomplete pulls included."""
-    folder = models_folder()
+    folder = get_models_folder()
     repositories: dict[str, list[str]] = {}
     for name in list_own_files(folder):
         parts = name.split("/")
@@ -335,25 +335,25 @@ def models_on_disk() -> list[OnDisk]:
     return sorted(models, key=lambda model: model.name)
 
 
-def iter_repository(folder: Path, repository: str, names: list[str]) -> Iterator[OnDisk]:
+def iter_repository(folder: Path, repository: str, names: list[str]) -> Iterator[ModelOnDisk]:
     """Yield the models among a repository's files; repository: "" for files outside repositories."""
 
-    models = model_files(set(names))
+    models = group_models(set(names))
     for model in models:
         targets = tuple(folder / repository / file for file in model.files)
         partial_files = [path for target in targets for path in find_partials(target)]
         files = tuple(target for target in targets if target.is_file())
-        size = sum(map(size_of, (*files, *partial_files)))
+        size = sum(map(get_size, (*files, *partial_files)))
         is_complete = model.is_whole and len(files) == len(targets)
         name = shortest_name(repository, model, [each.quantization for each in models])
-        yield OnDisk(name, targets[0], (*files, *partial_files), size, model.quantization, is_complete)
+        yield ModelOnDisk(name, targets[0], (*files, *partial_files), size, model.quantization, is_complete)
 
 
 def shortest_name(repository: str, model: ModelFile, quantizations: list[str]) -> str:
     """Return the shortest name that identifies a model in the models folder."""
     if not repository:
         return model.name
-    for registered in registry_models().values():
+    for registered in load_registry().values():
         if registered.repository == repository and fnmatchcase(f"{model.name}.gguf".lower(), registered.file.lower()):
             is_usual = model.quantization == registered.quantization
             return registered.name if is_usual else f"{registered.name}:{model.quantization}"
@@ -362,29 +362,32 @@ def shortest_name(repository: str, model: ModelFile, quantizations: list[str]) -
     return f"{HUB}{repository}/{model.files[0]}"
 
 
-def find_removable(name: str) -> OnDisk:
+def find_removable(name: str) -> ModelOnDisk:
     """Find the model that `localllm rm NAME` would remove. Raises ModelError if there is none."""
-    models, lower_name = models_on_disk(), resolve_alias(name).lower()
+    models, lower_name = list_models_on_disk(), resolve_alias(name).lower()
     for model in models:
         if model.name.lower() == lower_name:
             return add_projectors(model, models)
     try:
-        path = Path(resolve(name)).absolute()
+        path = Path(resolve_model(name)).absolute()
     except ModelError:
         path = Path(name).absolute()
     for model in models:
         if path in model.files:
             return add_projectors(model, models)
-    raise ModelError(f"{name}: not in the models folder, {models_folder()}")
+    raise ModelError(f"{name}: not in the models folder, {get_models_folder()}")
 
 
-def add_projectors(model: OnDisk, models: list[OnDisk]) -> OnDisk:
+def add_projectors(model: ModelOnDisk, models: list[ModelOnDisk]) -> ModelOnDisk:
     """Add a repository's projectors, including incomplete ones, to its last model."""
     folder = model.path.parent
-    if len(folder.relative_to(models_folder()).parts) < 2 or [each.path.parent for each in models].count(folder) != 1:
+    if (
+        len(folder.relative_to(get_models_folder()).parts) < 2
+        or [each.path.parent for each in models].count(folder) != 1
+    ):
         return model
-    projectors = tuple(path for path in folder.iterdir() if is_projector(ON_ITS_WAY.sub("", path.name)))
-    return replace(model, files=(*model.files, *projectors), size=model.size + sum(map(size_of, projectors)))
+    projectors = tuple(path for path in folder.iterdir() if is_projector(PARTIAL_SUFFIX.sub("", path.name)))
+    return replace(model, files=(*model.files, *projectors), size=model.size + sum(map(get_size, projectors)))
 
 
 # ---- Ollama's names, and suggestions for unknown names
@@ -410,7 +413,7 @@ def parse_name(text: str) -> NameParts:
     return NameParts(re.sub("[^a-z0-9./]", "", family), size, quantization.replace("fp", "f").upper())
 
 
-def find_registered(text: str, models: Iterable[Known]) -> str | None:
+def find_registered(text: str, models: Iterable[KnownModel]) -> str | None:
     """Return the name in models.toml for an Ollama name, with its quantization; None if unknown."""
     wanted = parse_name(text)
     for model in models:
@@ -419,7 +422,7 @@ def find_registered(text: str, models: Iterable[Known]) -> str | None:
     return None
 
 
-def suggestion(name: str, registered: Mapping[str, Known], on_disk: Collection[str]) -> str:
+def suggest_names(name: str, registered: Mapping[str, KnownModel], on_disk: Collection[str]) -> str:
     """Return the end of the error message about an unknown name: similar names of the requested size.
 
     registered: the models of models.toml.  on_disk: names of models in the models folder.
@@ -430,19 +433,19 @@ def suggestion(name: str, registered: Mapping[str, Known], on_disk: Collection[s
         return "; put the prompt after the model, or after -p"
     end = " (`localllm list --all` lists the known models)"
     asked, base = parse_name(name), REGISTRY.sub("", name).partition(":")[0].lower()
-    relatives = relatives_of(parse_name(base).family, registered) if len(base) > 2 else []
+    relatives = find_relatives(parse_name(base).family, registered) if len(base) > 2 else []
     close = relatives or get_close_matches(base, {*registered, *on_disk}, len(registered), cutoff=0.7)
     fitting = [each for each in close if asked.size in ("", parse_name(each).size)]
     if fitting:
-        listed = fitting[: MOST_NAMES if relatives else 3]
+        listed = fitting[: MAX_NAMES if relatives else 3]
         return f" and no model of that name; did you mean {' or '.join(listed)}?{end}"
     if relatives:
-        others = ", ".join(relatives[:MOST_NAMES])
+        others = ", ".join(relatives[:MAX_NAMES])
         return f" and no model of that name in the size {asked.size}; there are {others}{end}"
     return f" and no model of that name{end}"
 
 
-def relatives_of(family: str, registered: Iterable[str]) -> list[str]:
+def find_relatives(family: str, registered: Iterable[str]) -> list[str]:
     """Return the models of a family and its later versions; if none, those whose family begins with this one."""
     families = {each: parse_name(each).family for each in registered}
     version = re.compile(rf"{re.escape(family)}(\.\d+)?")

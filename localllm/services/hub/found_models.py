@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from localllm.errors import ModelError
-from localllm.files.models_folder import ModelFile, list_files, model_files, size_of
+from localllm.files.models_folder import ModelFile, get_size, group_models, list_files
 from localllm.frozen import frozen
 from localllm.services.hub.ollama_store import StoredModel, find_stored, iter_stored
 
@@ -36,7 +36,7 @@ class FoundModel:
     size: int
     quantization: str = ""
 
-    def facts(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         return {
             "name": self.name, "program": self.program, "path": str(self.path), "bytes": self.size,
             "quantization": self.quantization or None,
@@ -45,8 +45,8 @@ class FoundModel:
 
 def find_models(name_of: NameOf) -> list[FoundModel]:
     """List the models of all programs, sorted by program and name; name_of: see catalogue.shortest_name."""
-    hub = [model for folder in repository_folders() for model in iter_repository(*folder, name_of)]
-    ollama = [FoundModel(model.shown_name, OLLAMA, model.path, size_of(model.path)) for model in iter_stored()]
+    hub = [model for folder in iter_repositories() for model in iter_models(*folder, name_of)]
+    ollama = [FoundModel(model.shown_name, OLLAMA, model.path, get_size(model.path)) for model in iter_stored()]
     by_name = {
         (model.program, model.name): model for model in reversed([*hub, *ollama])
     }  # the main snapshot has priority
@@ -61,7 +61,7 @@ def find_elsewhere(
     repository: the hub repository that the name refers to, "" for none.  select: returns the model's files among the
     repository's, or raises ModelError.
     """
-    for _, each, folder in repository_folders() if repository else ():
+    for _, each, folder in iter_repositories() if repository else ():
         if each.lower() == repository.lower():
             try:
                 return str(folder / select(list_files(folder))[0]), None
@@ -71,7 +71,7 @@ def find_elsewhere(
     return (str(stored.path), stored) if stored else None
 
 
-def unused_files(path: str, template: str | None) -> Iterator[str]:
+def list_unused_files(path: str, template: str | None) -> Iterator[str]:
     """Yield a line for each unused file with instructions or settings for a model.
 
     path: the model's file, in a repository's folder.  template: its chat template, None if another one was chosen.
@@ -88,18 +88,18 @@ def unused_files(path: str, template: str | None) -> Iterator[str]:
     yield from (f"{each} is not used" for each in others if each.is_file())
 
 
-def repository_folders() -> Iterator[tuple[str, str, Path]]:
+def iter_repositories() -> Iterator[tuple[str, str, Path]]:
     """Yield program, repository name and folder of each downloaded repository."""
-    for folder in sorted_folders(hub_cache()):
+    for folder in list_folders(get_hub_cache()):
         kind, _, name = folder.name.partition("--")
         if kind == "models" and name.count("--") == 1:
-            yield from ((HUGGING_FACE, name.replace("--", "/"), snapshot) for snapshot in snapshots(folder))
+            yield from ((HUGGING_FACE, name.replace("--", "/"), snapshot) for snapshot in list_snapshots(folder))
     for parent in (Path.home() / ".lmstudio" / "models", Path.home() / ".cache" / "lm-studio" / "models"):
-        for owner in sorted_folders(parent):
-            yield from ((LM_STUDIO, f"{owner.name}/{folder.name}", folder) for folder in sorted_folders(owner))
+        for owner in list_folders(parent):
+            yield from ((LM_STUDIO, f"{owner.name}/{folder.name}", folder) for folder in list_folders(owner))
 
 
-def hub_cache() -> Path:
+def get_hub_cache() -> Path:
     """Return the folder of Hugging Face's cache, determined as huggingface_hub does."""
     home = os.environ.get("HF_HOME") or os.path.join(
         os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "huggingface"
@@ -107,26 +107,26 @@ def hub_cache() -> Path:
     return Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")))
 
 
-def snapshots(folder: Path) -> list[Path]:
+def list_snapshots(folder: Path) -> list[Path]:
     """Return the folders of a repository's snapshots, the main branch's first."""
     try:
         main = (folder / "refs" / "main").read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
         main = ""
-    return sorted(sorted_folders(folder / "snapshots"), key=lambda snapshot: snapshot.name != main)
+    return sorted(list_folders(folder / "snapshots"), key=lambda snapshot: snapshot.name != main)
 
 
-def iter_repository(program: str, repository: str, folder: Path, name_of: NameOf) -> Iterator[FoundModel]:
+def iter_models(program: str, repository: str, folder: Path, name_of: NameOf) -> Iterator[FoundModel]:
     """Yield the complete models of a folder."""
-    models = model_files(name for name in list_files(folder) if (folder / name).is_file())
+    models = group_models(name for name in list_files(folder) if (folder / name).is_file())
     for model in models:
         if model.is_whole:
             name = name_of(repository, model, [each.quantization for each in models])
             paths = [folder / file for file in model.files]
-            yield FoundModel(name, program, paths[0], sum(map(size_of, paths)), model.quantization)
+            yield FoundModel(name, program, paths[0], sum(map(get_size, paths)), model.quantization)
 
 
-def sorted_folders(folder: Path) -> list[Path]:
+def list_folders(folder: Path) -> list[Path]:
     try:
         return sorted(each for each in folder.iterdir() if each.is_dir())
     except OSError:

@@ -14,14 +14,14 @@ from urllib.parse import unquote
 
 from localllm.errors import LocalllmError, ModelError
 from localllm.frozen import frozen
-from localllm.services.hub.proxies import require_known_proxies
+from localllm.services.hub.proxies import require_supported_proxies
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
 
-TRIES = 6  # a download fails after this many attempts without a new byte
-FIRST_TRIES = 3  # attempts to list a repository: fewer, to report a missing network soon
-WAIT, LONGEST_WAIT = 0.5, 16.0  # seconds before the next attempt: the first wait, doubled each time, and the limit
+MAX_ATTEMPTS = 6  # a download fails after this many attempts without a new byte
+MAX_LIST_ATTEMPTS = 3  # attempts to list a repository: fewer, to report a missing network soon
+WAIT, MAX_WAIT = 0.5, 16.0  # seconds before the next attempt: the first wait, doubled each time, and the limit
 TRANSIENT = (408, 425, 429, 500, 502, 503, 504)  # HTTP statuses that are worth another attempt
 CHECKSUM = re.compile("[0-9a-f]{64}")
 RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
@@ -50,7 +50,7 @@ class RemoteFile:
     sha256: str
 
     @property
-    def is_plain(self) -> bool:
+    def is_safe(self) -> bool:
         """Whether the fields are valid, and the untrusted name stays within the repository's folder."""
         parts = self.name.split("/")
         return (
@@ -62,11 +62,11 @@ class RemoteFile:
         )
 
 
-class BrokenError(Exception):
+class ConnectionBrokenError(Exception):
     """A broken connection; another attempt may succeed."""
 
 
-class Repository:
+class HubRepository:
     """A repository, pinned to its current commit.
 
     Attributes:
@@ -80,8 +80,8 @@ class Repository:
         Raises ModelError if it does not exist or is not accessible, LocalllmError if the hub cannot be reached.
         """
         self.name, self._on_break = name, on_break
-        require_known_proxies()
-        self._commit, self.files = self._patiently(self._list)
+        require_supported_proxies()
+        self._commit, self.files = self._retry(self._fetch_files)
 
     @property
     def _repository(self) -> str:
@@ -91,7 +91,7 @@ class Repository:
     def _revision(self) -> str | None:
         return unquote(self.name.partition("@")[2]) or None
 
-    def _list(self) -> tuple[str, dict[str, RemoteFile]]:
+    def _fetch_files(self) -> tuple[str, dict[str, RemoteFile]]:
         """Return the commit and its files. Raises LocalllmError for an invalid response."""
         from huggingface_hub import HfApi, constants
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -102,7 +102,7 @@ class Repository:
             files = [
                 RemoteFile(file.rfilename, file.lfs.size, file.lfs.sha256) for file in info.siblings or () if file.lfs
             ]
-            return info.sha or self._revision or "main", {file.name: file for file in files if file.is_plain}
+            return info.sha or self._revision or "main", {file.name: file for file in files if file.is_safe}
         except (HfHubHTTPError, HFValidationError):
             raise
         except (ValueError, TypeError, KeyError, AttributeError):
@@ -110,23 +110,23 @@ class Repository:
                 f"{self.name}: {constants.ENDPOINT} does not respond like the Hugging Face hub"
             ) from None
 
-    def _patiently(self, action: Callable[[], T]) -> T:
+    def _retry(self, action: Callable[[], T]) -> T:
         """Call an action, again after each transient failure."""
         failures = 0
         while True:
             try:
-                return self._explain(action)
-            except BrokenError as error:
+                return self._convert_errors(action)
+            except ConnectionBrokenError as error:
                 failures += 1
-                if failures == FIRST_TRIES:
+                if failures == MAX_LIST_ATTEMPTS:
                     raise LocalllmError(f"{self.name}: {error}") from None
                 self._wait(error, failures)
 
-    def _wait(self, error: BrokenError, failures: int) -> None:
+    def _wait(self, error: ConnectionBrokenError, failures: int) -> None:
         self._on_break(str(error))
-        time.sleep(min(LONGEST_WAIT, WAIT * 2**failures))
+        time.sleep(min(MAX_WAIT, WAIT * 2**failures))
 
-    def _explain(self, action: Callable[[], T]) -> T:
+    def _convert_errors(self, action: Callable[[], T]) -> T:
         """Call an action; convert huggingface_hub's errors to BrokenError, ModelError and LocalllmError."""
         from huggingface_hub.errors import (  # type: ignore[attr-defined]
             HfHubHTTPError,
@@ -144,12 +144,12 @@ class Repository:
         except HfHubHTTPError as error:
             status = error.response.status_code
             if status in TRANSIENT:
-                raise BrokenError(f"the hub responded with HTTP status {status}") from None
-            raise ModelError(f"{self.name}: {self._refusal(error)}") from None
+                raise ConnectionBrokenError(f"the hub responded with HTTP status {status}") from None
+            raise ModelError(f"{self.name}: {self._describe_rejection(error)}") from None
         except HTTPError as error:
-            raise BrokenError(f"the hub cannot be reached: {describe_failure(error)}") from None
+            raise ConnectionBrokenError(f"the hub cannot be reached: {describe_failure(error)}") from None
 
-    def _refusal(self, error: "HfHubHTTPError") -> str:
+    def _describe_rejection(self, error: "HfHubHTTPError") -> str:
         """Return why the hub rejected a request, and what to do about it."""
         from huggingface_hub.errors import (
             GatedRepoError,
@@ -182,17 +182,17 @@ class Repository:
         """
         position, failures = start, 0
         while position < end:
-            position_before, problem = position, BrokenError("the hub sent fewer bytes than it announced")
+            position_before, problem = position, ConnectionBrokenError("the hub sent fewer bytes than it announced")
             try:
                 for piece in self._pieces(file, position, end):
                     take(piece)
                     position += len(piece)
-            except BrokenError as error:
+            except ConnectionBrokenError as error:
                 problem = error
             if position == end:
                 return
             failures = failures + 1 if position == position_before else 0
-            if failures == TRIES:
+            if failures == MAX_ATTEMPTS:
                 raise LocalllmError(f"{self.name}: {file.name}: {problem}; run the same command again to resume")
             self._wait(problem, failures)
 
@@ -224,9 +224,9 @@ class Repository:
                 hf_raise_for_status(response)
                 return response
 
-            response = self._explain(request)
+            response = self._convert_errors(request)
             skip, pieces = start - parse_first_byte(response, file), response.iter_raw()
-            while start < end and (piece := self._explain(lambda: next(pieces, None))) is not None:
+            while start < end and (piece := self._convert_errors(lambda: next(pieces, None))) is not None:
                 skipped = min(skip, len(piece))
                 skip -= skipped
                 if piece := piece[skipped : skipped + end - start]:

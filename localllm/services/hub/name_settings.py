@@ -35,64 +35,66 @@ class NameSetting:
         return self.written.replace("_", "-")
 
 
-def settings_of(settings: Settings, model: str, stored: "StoredModel | None" = None) -> Iterator[NameSetting]:
+def iter_settings(settings: Settings, model: str, stored: "StoredModel | None" = None) -> Iterator[NameSetting]:
     """Yield the settings of a name, the most specific last. Raises ModelError for a damaged layer of Ollama's store."""
     if stored:
         for key, value in stored.options().items():
             yield NameSetting(key, value, f"{stored.shown_name} in Ollama's store")
-    for table in tables_of(settings, model):
+    for table in list_tables(settings, model):
         for key, value in settings.model[table].items():
             source = f"{settings.path.name}, line {settings.line('model', table, key)}"
             yield NameSetting(key, value, source, table)
 
 
-def tables_of(settings: Settings, model: str) -> list[str]:
+def list_tables(settings: Settings, model: str) -> list[str]:
     """List the [model.NAME] tables for a name: its alias target's first, then its own."""
-    served, model = split_served(model)
-    names = dict.fromkeys(map(shortest, (settings.aliases.get(model, model), model, *filter(None, [served]))))
-    tables = {table: (shortest(table), os.path.expanduser(table)) for table in settings.model}
+    served, model = split_served_name(model)
+    names = dict.fromkeys(
+        map(strip_optional_parts, (settings.aliases.get(model, model), model, *filter(None, [served])))
+    )
+    tables = {table: (strip_optional_parts(table), os.path.expanduser(table)) for table in settings.model}
     return [table for name in names for table, spellings in tables.items() if name in spellings]
 
 
-def shortest(name: str) -> str:
+def strip_optional_parts(name: str) -> str:
     """Strip the parts that Ollama's names may omit."""
     return name.removeprefix("ollama:").removesuffix(":latest")
 
 
-def split_served(text: str) -> tuple[str, str]:
+def split_served_name(text: str) -> tuple[str, str]:
     """Split `serve`'s NAME=MODEL into name and model; the name is "" if none is given."""
     name, equals, model = text.partition("=")
     return ("", text) if not equals or "/" in name or os.path.lexists(text) else (name, model)
 
 
-def stored_model(model: str) -> "StoredModel | None":
+def find_stored_model(model: str) -> "StoredModel | None":
     """Return the entries of Ollama's store for a name; None for other or unknown models."""
-    _, model = split_served(model)
+    _, model = split_served_name(model)
     if os.path.lexists(model):
         return None
-    from localllm.services.hub.catalogue import locate
+    from localllm.services.hub.catalogue import find_model
 
     try:
-        return locate(model).stored
+        return find_model(model).stored
     except (ModelError, UsageError):
         return None
 
 
-def unused_parts(model: str, path: str, template: str | None, is_chosen: bool) -> list[str]:
+def describe_unused_parts(model: str, path: str, template: str | None, is_chosen: bool) -> list[str]:
     """Return lines for the user about files and layers of a name that are not used. Raises ModelError.
 
     path, template: the model's file, and its chat template.  is_chosen: whether the user chose another template.
     """
     if os.path.lexists(model):
         return []
-    if stored := stored_model(model):
-        return stored.unused(template, is_chosen)
-    from localllm.services.hub.found_models import unused_files
+    if stored := find_stored_model(model):
+        return stored.describe_unused(template, is_chosen)
+    from localllm.services.hub.found_models import list_unused_files
 
-    return [f"{model}: {line}" for line in unused_files(path, None if is_chosen else template or "")]
+    return [f"{model}: {line}" for line in list_unused_files(path, None if is_chosen else template or "")]
 
 
-def messages_of(model: str) -> "list[Message]":
+def read_messages(model: str) -> "list[Message]":
     """Return the messages that begin each conversation with a model of this name. Raises ModelError."""
-    stored = stored_model(model)
+    stored = find_stored_model(model)
     return stored.messages() if stored else []

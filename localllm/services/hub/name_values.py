@@ -8,11 +8,11 @@ from localllm.errors import UsageError
 from localllm.files.settings import load_settings
 from localllm.files.text_file import read_template_choice, read_text
 from localllm.frozen import frozen
-from localllm.generation.conversation import UNSET, AnswerDefaults
+from localllm.generation.conversation import UNSET_VALUES, AnswerDefaults
 from localllm.generation.options import OPTIONS, GenerationOptions
-from localllm.generation.sampling.options import DEFAULTS, SamplingOptions, steps_lettered
+from localllm.generation.sampling.options import DEFAULTS, SamplingOptions, parse_sampler_letters
 from localllm.generation.sampling.options import OPTIONS as SAMPLING
-from localllm.services.hub.name_settings import settings_of, stored_model
+from localllm.services.hub.name_settings import find_stored_model, iter_settings
 
 # Options whose values have other names in this module, with "_" for "-".
 RENAMED = {
@@ -22,8 +22,8 @@ RENAMED = {
     "chat_template_file": "chat_template",
 }  # fmt: skip
 TEXTS = ("stop", "ban", "dry_sequence_breakers", "template_var")  # a list of strings, or one string
-WHOLE = ("max_tokens", "think_budget", "context", "threads", "seed")  # -1 means the default
-OPENING = (
+INTEGERS = ("max_tokens", "think_budget", "context", "threads", "seed")  # -1 means the default
+OPEN_ARGUMENTS = (
     "context",
     "threads",
     "backend",
@@ -33,7 +33,7 @@ OPENING = (
     "kv_type",
 )  # arguments of open_model
 # Options that apply only in the commands that have them.
-NOT_APPLIED = (
+COMMAND_ONLY = (
     "json_schema", "json_schema_file", "grammar", "grammar_file", "regex", "logit_bias", "rope_scaling", "rope_scale",
     "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx",
 )  # fmt: skip
@@ -52,58 +52,58 @@ class NameValues:
     warnings: tuple[str, ...] = ()
 
 
-def values_of(model: str) -> NameValues:
+def load_name_values(model: str) -> NameValues:
     """Return the settings of a name.
 
     Raises UsageError for invalid settings, ModelError for damaged layers of Ollama's store.
     """
-    settings, stored = load_settings(), stored_model(model)
+    settings, stored = load_settings(), find_stored_model(model)
     values, ignored = dict[str, Any](), list[str]()
-    for setting in settings_of(settings, model, stored):
+    for setting in iter_settings(settings, model, stored):
         name = RENAMED.get(plain_name := setting.key.replace("-", "_"), plain_name)
         try:
-            values |= converted(name, setting.value)
+            values |= convert_option(name, setting.value)
         except UsageError as error:
             raise UsageError(f"{setting.source}: {setting.written}: {error}") from None
-        if name in NOT_APPLIED:
+        if name in COMMAND_ONLY:
             ignored.append(
                 f"{setting.source}: {setting.written} is ignored: only commands that have this option use it"
             )
     sampling = SamplingOptions(**{name: values[name] for name in values.keys() & DEFAULTS.keys()})
-    answer = {name: values[name] for name in UNSET if name in values}
+    answer = {name: values[name] for name in UNSET_VALUES if name in values}
     options = GenerationOptions(sampling=sampling, template_variables=values.get("template_var", {}), **answer)
     defaults = AnswerDefaults(values.get("system"), stored.messages() if stored else (), options)
-    opening = {name: values[name] for name in (*OPENING, "cache") if name in values}
+    opening = {name: values[name] for name in (*OPEN_ARGUMENTS, "cache") if name in values}
     if types := {part: values[key] for part, key in (("k", "cache_type_k"), ("v", "cache_type_v")) if key in values}:
         usual = values.get("kv_type", "f16")
         opening["kv_type"] = f"k={types.get('k', usual)},v={types.get('v', usual)}"
     return NameValues(defaults, opening, tuple(ignored))
 
 
-def converted(name: str, value: Any) -> dict[str, Any]:
+def convert_option(name: str, value: Any) -> dict[str, Any]:
     """Convert an option's value to argument names and values. Raises UsageError."""
-    if name in WHOLE and value in (-1, "-1", 0 if name == "context" else -1):
+    if name in INTEGERS and value in (-1, "-1", 0 if name == "context" else -1):
         return {name: None}
     if name in TEXTS:
         value = tuple(map(str, value)) if isinstance(value, list) else (str(value),)
     if name == "template_var":
-        return {name: {key: each for text in value for key, each in variables_of(text).items()}}
+        return {name: {key: each for text in value for key, each in parse_variables(text).items()}}
     if name == "sampling_seq":
-        return {"samplers": steps_lettered(str(value))}
+        return {"samplers": parse_sampler_letters(str(value))}
     if name in ("system_prompt_file", "chat_template"):
         return {"system": read_text(value)} if name == "system_prompt_file" else {name: read_template_choice(value)}
     if name == "no_cache":
         return {"cache": not value}
-    if name in WHOLE or name in DEFAULTS:
-        value = number_of(value)
+    if name in INTEGERS or name in DEFAULTS:
+        value = to_number(value)
     if name in DEFAULTS and name != "logit_bias":
         return {name: getattr(SamplingOptions(**{name: value}), name)}
-    if name in UNSET:
+    if name in UNSET_VALUES:
         return {name: getattr(GenerationOptions(**{name: value}), name)}
-    return {name: value} if name in (*OPENING, "cache_type_k", "cache_type_v", "system") else {}
+    return {name: value} if name in (*OPEN_ARGUMENTS, "cache_type_k", "cache_type_v", "system") else {}
 
 
-def number_of(value: object) -> object:
+def to_number(value: object) -> object:
     """Return the number that a string contains; anything else unchanged."""
     if isinstance(value, str):
         try:
@@ -114,7 +114,7 @@ def number_of(value: object) -> object:
     return value
 
 
-def variables_of(text: str) -> dict[str, object]:
+def parse_variables(text: str) -> dict[str, object]:
     """Parse NAME=VALUE, or a JSON object with several variables of a chat template. Raises UsageError."""
     if text.lstrip().startswith("{"):
         try:

@@ -14,28 +14,30 @@ from typing import Any
 from urllib.parse import unquote
 
 from localllm.errors import ModelError
-from localllm.files.models_folder import list_files, size_of
+from localllm.files.models_folder import get_size, list_files
 from localllm.frozen import frozen
 from localllm.generation.options import OPTIONS
 from localllm.generation.sampling.options import OPTIONS as SAMPLING
-from localllm.generation.sampling.options import names_for
+from localllm.generation.sampling.options import map_names
 from localllm.text.messages import Message
 
 PREFIX = "ollama:"
 REGISTRY, LIBRARY, LATEST = "registry.ollama.ai", "library", "latest"  # omitted in Ollama's names
 LAYER = "application/vnd.ollama.image."
 MAX_LAYER = 1 << 20  # maximum bytes of a manifest or a text layer; real ones have a few thousand
-ELSEWHERE = ("/usr/share/ollama/.ollama/models", "/var/lib/ollama/.ollama/models", "/var/lib/ollama/models")
+SYSTEM_FOLDERS = ("/usr/share/ollama/.ollama/models", "/var/lib/ollama/.ollama/models", "/var/lib/ollama/models")
 # Parameters and the options that they set. Those in IDLE only affect speed.
 PARAMETERS = {"num_ctx": "ctx-size", "num_thread": "threads"} | {
     theirs: declared[name].long_name
     for declared in (OPTIONS, SAMPLING)
-    for theirs, name in names_for("ollama", declared).items()
+    for theirs, name in map_names("ollama", declared).items()
 }
 IDLE = frozenset(("num_batch", "num_gpu", "main_gpu", "low_vram", "use_mmap", "use_mlock", "numa", "f16_kv"))
 UNLIMITED = ("num_predict", "num_thread")  # values below 1 mean the default
 # Markers that a template writes around messages: tokens in brackets, "### Instruction:", "USER:" and the like.
-MARKS = re.compile(r"<</?SYS>>|<[|｜]?/?[\w:▁.]+[|｜]?>|\[/?[A-Z_]{3,}\]|#{2,} ?[A-Z][\w ]*:|\b[A-Z][A-Za-z]+:(?=\s|$)")
+MARKERS = re.compile(
+    r"<</?SYS>>|<[|｜]?/?[\w:▁.]+[|｜]?>|\[/?[A-Z_]{3,}\]|#{2,} ?[A-Z][\w ]*:|\b[A-Z][A-Za-z]+:(?=\s|$)"
+)
 ACTION = re.compile(r"{{-?\s*(.*?)\s*-?}}", re.DOTALL)
 
 
@@ -70,17 +72,17 @@ class StoredModel:
         if not paths:
             return None
         try:
-            if size_of(paths[-1]) > MAX_LAYER:
+            if get_size(paths[-1]) > MAX_LAYER:
                 raise ValueError
             return paths[-1].read_text(encoding="utf-8")
         except (OSError, ValueError):
-            raise self._damaged(kind) from None
+            raise self._make_damaged_error(kind) from None
 
     def options(self) -> dict[str, object]:
         """Return option values by their long names. Raises ModelError, as `text` does."""
         options = {
             PARAMETERS[name]: value
-            for name, value in self._parameters().items()
+            for name, value in self._read_parameters().items()
             if name in PARAMETERS and not (name in UNLIMITED and isinstance(value, int) and value < 1)
         }
         if system := self.text("system"):
@@ -91,19 +93,19 @@ class StoredModel:
 
     def messages(self) -> list[Message]:
         """Return the messages that begin each conversation. Raises ModelError, as `text` does."""
-        messages = self._json("messages", list)
+        messages = self._read_json("messages", list)
         for message in messages:
             if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ROLE_AND_CONTENT):
-                raise self._damaged("messages")
+                raise self._make_damaged_error("messages")
         return [{key: message[key] for key in ROLE_AND_CONTENT} for message in messages]
 
-    def unused(self, template: str | None, is_chosen: bool) -> list[str]:
+    def describe_unused(self, template: str | None, is_chosen: bool) -> list[str]:
         """List unused layers and parameters of the name, each as a line for the user.
 
         template: the chat template of the file, in Jinja.  is_chosen: whether the user chose another one.
         """
         lines = list[str]()
-        if names := sorted(self._parameters().keys() - PARAMETERS.keys() - IDLE):
+        if names := sorted(self._read_parameters().keys() - PARAMETERS.keys() - IDLE):
             lines.append(f"{self.shown_name}: ignored parameters (not supported): {', '.join(names)}")
         if not is_chosen and self._replaces_template(template):
             lines.append(
@@ -120,26 +122,26 @@ class StoredModel:
         template = self.text("template")
         if template is None:
             return False
-        marks = set(MARKS.findall(ACTION.sub(" ", template)))
+        marks = set(MARKERS.findall(ACTION.sub(" ", template)))
         return not marks or not source or any(mark not in source for mark in marks)
 
-    def _parameters(self) -> dict[str, Any]:
-        parameters: dict[str, Any] = self._json("params", dict)
+    def _read_parameters(self) -> dict[str, Any]:
+        parameters: dict[str, Any] = self._read_json("params", dict)
         return parameters
 
-    def _json(self, kind: str, type_expected: type) -> Any:
+    def _read_json(self, kind: str, type_expected: type) -> Any:
         text = self.text(kind)
         if text is None:
             return type_expected()
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
-            raise self._damaged(kind) from None
+            raise self._make_damaged_error(kind) from None
         if not isinstance(value, type_expected):
-            raise self._damaged(kind)
+            raise self._make_damaged_error(kind)
         return value
 
-    def _damaged(self, kind: str) -> ModelError:
+    def _make_damaged_error(self, kind: str) -> ModelError:
         return ModelError(f"{self.shown_name}: its {kind} layer in Ollama's store is damaged or missing")
 
 
@@ -156,7 +158,7 @@ def find_stored(name: str) -> StoredModel | None:
 def iter_stored() -> Iterator[StoredModel]:
     """Yield the models of Ollama's store."""
     models_variable = os.environ.get("OLLAMA_MODELS")
-    folders = [models_variable] if models_variable else [os.path.expanduser("~/.ollama/models"), *ELSEWHERE]
+    folders = [models_variable] if models_variable else [os.path.expanduser("~/.ollama/models"), *SYSTEM_FOLDERS]
     for store in map(Path, folders):
         for manifest in sorted(list_files(store / "manifests")):
             parts = manifest.split("/")
@@ -174,7 +176,7 @@ def read_layers(store: Path, manifest: Path) -> dict[str, tuple[Path, ...]]:
     """Return the paths of a manifest's layers by type; an empty dict for a damaged manifest."""
     layers = dict[str, tuple[Path, ...]]()
     try:
-        if size_of(manifest) > MAX_LAYER:
+        if get_size(manifest) > MAX_LAYER:
             return {}
         for layer in json.loads(manifest.read_bytes())["layers"]:
             kind, (algorithm, _, digest) = layer["mediaType"], layer["digest"].partition(":")

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 from localllm import api
-from localllm.services.hub.catalogue import resolve
-from localllm.services.hub.name_settings import unused_parts
-from localllm.services.hub.name_values import values_of
+from localllm.services.hub.catalogue import resolve_model
+from localllm.services.hub.name_settings import describe_unused_parts
+from localllm.services.hub.name_values import load_name_values
 
 
 @functools.wraps(api.open_model)
@@ -26,20 +26,23 @@ def open_model(path: str | os.PathLike[str], *arguments: Any, **options: Any) ->
     if not isinstance(path, str):
         model = api.open_model(path, *arguments, **options)
     else:
-        resolved, values = resolve(path), values_of(path)
+        resolved, values = resolve_model(path), load_name_values(path)
         explicit = {*options, *list(inspect.signature(api.open_model).parameters)[1 : 1 + len(arguments)]}
         options |= {name: value for name, value in values.opening.items() if name not in explicit}
         model = api.open_model(resolved, *arguments, **options)
-        model.session.defaults = values.defaults.over(model.session.defaults)
+        model.session.defaults = values.defaults.fill_unset(model.session.defaults)
         is_chosen = bool(options.get("chat_template"))
-        model.warnings += [*values.warnings, *unused_parts(path, resolved, model.tokenizer.chat_template, is_chosen)]
+        model.warnings += [
+            *values.warnings,
+            *describe_unused_parts(path, resolved, model.tokenizer.chat_template, is_chosen),
+        ]
     for warning in model.warnings:
         warnings.warn(warning, stacklevel=2)
-    model.session.on_warning = partial(tell, model)
+    model.session.on_warning = partial(warn_caller, model)
     return model
 
 
-def tell(model: api.Model, warning: str) -> None:
+def warn_caller(model: api.Model, warning: str) -> None:
     """Add a warning to an open model, and issue it through Python's `warnings` at the caller's line."""
     model.warnings.append(warning)
     frame, level = sys._getframe(1), 2

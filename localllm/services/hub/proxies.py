@@ -48,7 +48,7 @@ class Proxy:
         return cls(variable, parts.scheme, host, port, headers)
 
 
-def proxies() -> dict[str, Proxy]:
+def read_proxies() -> dict[str, Proxy]:
     """Return the proxies for "http", "https" and "all". Raises LocalllmError."""
     environment = getproxies_environment()
     return {
@@ -58,16 +58,16 @@ def proxies() -> dict[str, Proxy]:
     }
 
 
-def http_proxy_for(url: str) -> Proxy | None:
+def select_http_proxy(url: str) -> Proxy | None:
     """Return the proxy for a URL, or None for a direct connection.
 
     Raises LocalllmError for a proxy that is not an http:// one.
     """
     parts = urlsplit(url)
     host = parts.hostname or ""
-    if is_loopback(host) or is_excepted(host, parts.port):
+    if is_loopback(host) or is_excluded(host, parts.port):
         return None
-    configured = proxies()
+    configured = read_proxies()
     proxy = configured.get(parts.scheme) or configured.get("all")
     if proxy and proxy.scheme != "http":
         raise LocalllmError(
@@ -77,9 +77,9 @@ def http_proxy_for(url: str) -> Proxy | None:
     return proxy
 
 
-def require_known_proxies() -> None:
+def require_supported_proxies() -> None:
     """Raise LocalllmError for a proxy that the HTTP client does not support."""
-    for proxy in proxies().values():
+    for proxy in read_proxies().values():
         if proxy.scheme in SOCKS and find_spec("socksio") is None:
             raise LocalllmError(
                 f"{proxy.variable} is {proxy.url}, which needs socksio: pip install 'localllm[socks]', or unset it"
@@ -97,7 +97,7 @@ def is_loopback(host: str) -> bool:
         return name == "localhost" or name.endswith(".localhost")
 
 
-def is_excepted(host: str, port: int | None) -> bool:
+def is_excluded(host: str, port: int | None) -> bool:
     """Return whether NO_PROXY matches: names, suffixes, addresses, networks like 10.0.0.0/8, or * for all."""
     for text in getproxies_environment().get("no", "").split(","):
         name = text.strip().lower().lstrip(".")

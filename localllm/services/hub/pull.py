@@ -4,21 +4,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from localllm.arch import architecture
+from localllm.arch import load_architecture
 from localllm.errors import LocalllmError, UsageError
-from localllm.files.download import Download, find_partials, sha256_of
+from localllm.files.download import Download, compute_sha256, find_partials
 from localllm.files.gguf.file import GGUFFile, open_part
 from localllm.files.gguf.header_only import open_header_only
-from localllm.files.models_folder import choose_projector, models_folder, remove_empty_folders, size_of
+from localllm.files.models_folder import choose_projector, get_models_folder, get_size, remove_empty_folders
 from localllm.frozen import frozen
 from localllm.services.hub.catalogue import HubReference, select_files
-from localllm.services.hub.huggingface import RemoteFile, Repository
-from localllm.system.files import free_bytes, name_problem
+from localllm.services.hub.huggingface import HubRepository, RemoteFile
+from localllm.system.files import find_name_problem, get_free_bytes
 
-SPARE = 1 << 20  # bytes of the disk to leave free
+RESERVED_BYTES = 1 << 20  # bytes of the disk to leave free
 
 
-class Watcher:
+class PullProgress:
     """Receives the progress of a pull; this base class ignores it."""
 
     def looking(self, subject: str) -> None:
@@ -35,7 +35,7 @@ class Watcher:
 
 
 @frozen
-class Pulled:
+class PullResult:
     """The result of a pull.
 
     Attributes:
@@ -47,7 +47,7 @@ class Pulled:
     received: int
 
 
-def pull(reference: HubReference, watcher: Watcher | None = None) -> Pulled:
+def pull_model(reference: HubReference, watcher: PullProgress | None = None) -> PullResult:
     """Download and verify the missing files of a model and its projector.
 
     A file gets its final name when it is complete and has the hub's size and SHA-256, and a valid header. The
@@ -55,52 +55,52 @@ def pull(reference: HubReference, watcher: Watcher | None = None) -> Pulled:
     available, damaged or not supported, LocalllmError for a failing network or disk, UsageError if another process is
     pulling it, or if the operating system does not allow the file name.
     """
-    watcher = watcher or Watcher()
+    watcher = watcher or PullProgress()
     watcher.looking("the list of files")
-    repository = Repository(reference.repository, watcher.interrupted)
-    files = (files_named := files_of(repository, reference)) + projectors_of(repository, files_named)
+    repository = HubRepository(reference.repository, watcher.interrupted)
+    files = (files_named := list_model_files(repository, reference)) + list_projectors(repository, files_named)
     for name in (*reference.repository.split("/"), *(part for file in files for part in file.name.split("/"))):
-        if problem := name_problem(name):
+        if problem := find_name_problem(name):
             raise UsageError(f"{reference.repository}: {name}: {problem}")
-    folder = models_folder() / reference.repository
+    folder = get_models_folder() / reference.repository
     targets = [folder / file.name for file in files]
     missing = [
-        (file, target) for file, target in zip(files, targets, strict=True) if not is_here(file, target, watcher)
+        (file, target) for file, target in zip(files, targets, strict=True) if not is_downloaded(file, target, watcher)
     ]
     if missing:
         require_space(folder, missing)
         watcher.looking("the header")
-        with remote_model(repository, files_named) as (model, _):
-            architecture(model)
+        with open_remote_model(repository, files_named) as (model, _):
+            load_architecture(model)
     size, received = sum(file.size for file in files), 0
     bytes_done = size - sum(file.size for file, _ in missing)
     for file, target in missing:
         try:
-            received += fetch(repository, file, target, watcher, bytes_done, size)
+            received += download_file(repository, file, target, watcher, bytes_done, size)
         finally:
             remove_empty_folders(target.parent)
         bytes_done += file.size
     GGUFFile.open(targets[0], needed=()).close()  # checks that the splits belong together
-    return Pulled(targets[0], size, received)
+    return PullResult(targets[0], size, received)
 
 
-def files_of(repository: Repository, reference: HubReference) -> list[RemoteFile]:
+def list_model_files(repository: HubRepository, reference: HubReference) -> list[RemoteFile]:
     """Return the files of a model. Raises ModelError."""
     return [repository.files[name] for name in select_files(repository.files, reference)]
 
 
-def projectors_of(repository: Repository, files: list[RemoteFile]) -> list[RemoteFile]:
+def list_projectors(repository: HubRepository, files: list[RemoteFile]) -> list[RemoteFile]:
     """Return a model's projector file, as a list that may be empty."""
     name = choose_projector(repository.files, files[0].name)
     return [repository.files[name]] if name else []
 
 
-def is_here(file: RemoteFile, target: Path, watcher: Watcher) -> bool:
+def is_downloaded(file: RemoteFile, target: Path, watcher: PullProgress) -> bool:
     """Return whether the file is on disk with the right size and SHA-256. Raises LocalllmError."""
     try:
         if target.stat().st_size != file.size:
             return False
-        return sha256_of(target, lambda done: watcher.checking(file.name, done, file.size)) == file.sha256
+        return compute_sha256(target, lambda done: watcher.checking(file.name, done, file.size)) == file.sha256
     except FileNotFoundError:
         return False
     except OSError as error:
@@ -109,12 +109,12 @@ def is_here(file: RemoteFile, target: Path, watcher: Watcher) -> bool:
 
 def require_space(folder: Path, missing: list[tuple[RemoteFile, Path]]) -> None:
     """Raise LocalllmError if the disk has too little free space."""
-    partial = sum(size_of(path) for _, target in missing for path in find_partials(target))
-    nbytes = sum(file.size for file, _ in missing) - partial + SPARE
+    partial = sum(get_size(path) for _, target in missing for path in find_partials(target))
+    nbytes = sum(file.size for file, _ in missing) - partial + RESERVED_BYTES
     disk = folder
     while not disk.exists():
         disk = disk.parent
-    free = free_bytes(disk)
+    free = get_free_bytes(disk)
     if free < nbytes:
         raise LocalllmError(
             f"{disk}: the download needs {nbytes / 1e9:.2f} GB, but only {free / 1e9:.2f} GB are free on this disk"
@@ -122,7 +122,7 @@ def require_space(folder: Path, missing: list[tuple[RemoteFile, Path]]) -> None:
 
 
 @contextmanager
-def remote_model(repository: Repository, files: list[RemoteFile]) -> Iterator[tuple[GGUFFile, int]]:
+def open_remote_model(repository: HubRepository, files: list[RemoteFile]) -> Iterator[tuple[GGUFFile, int]]:
     """Open a model on the hub by its header; yield it and the count of bytes fetched.
 
     Raises the errors of Repository.receive and open_header_only.
@@ -136,8 +136,8 @@ def remote_model(repository: Repository, files: list[RemoteFile]) -> Iterator[tu
         yield model, fetched
 
 
-def fetch(
-    repository: Repository, file: RemoteFile, target: Path, watcher: Watcher, bytes_before: int, total: int
+def download_file(
+    repository: HubRepository, file: RemoteFile, target: Path, watcher: PullProgress, bytes_before: int, total: int
 ) -> int:
     """Download one file; return the count of bytes received.
 
@@ -160,7 +160,7 @@ def fetch(
 
         resumed = partial.position
         repository.receive(file, resumed, file.size, take)
-        if resumed and not partial.is_right:
+        if resumed and not partial.is_verified:
             partial.restart()
             repository.receive(file, 0, file.size, take)
         partial.finish(open_part)

@@ -9,21 +9,21 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Required, TypedDict
 
-from localllm.arch import architecture
+from localllm.arch import load_architecture
 from localllm.arch.hyperparameters import Hyperparameters
-from localllm.arch.layer_state import KVType, cache_bytes
+from localllm.arch.layer_state import KVType, count_cache_bytes
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.models_folder import projector_bytes
+from localllm.files.models_folder import get_projector_size
 from localllm.services.hub import catalogue
 from localllm.services.hub.found_models import find_models
-from localllm.services.inspection.inspect import MatrixCosts, MemoryRow, is_reader, memory
-from localllm.system.memory import available_memory
+from localllm.services.inspection.inspect import MatrixCosts, MemoryRow, is_embedding_model, list_memory
+from localllm.system.memory import get_available_memory
 
 TYPES = ("f16", "q8_0", "q4_0")  # KV cache types that are shown by default
 # Memory needed in addition to weights and KV cache. Models of 0.1 to 1.3 billion parameters took 0.05 to 0.19 GB
 # during a prefill of 1024 tokens; wider ones have larger buffers.
-WORKING = 300_000_000  # bytes
+WORKING_BYTES = 300_000_000  # bytes
 # The share of the memory bandwidth that decode reaches: 0.64 to 0.87, by format and processor (docs/models.md).
 SHARE = 0.7
 
@@ -100,11 +100,13 @@ UNITS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 OnRead = Callable[[str], None]  # called with a description of each step
 
 
-def ignore(what: str) -> None:
+def ignore_step(what: str) -> None:
     pass
 
 
-def fit(model: str, on_read: OnRead = ignore, context: int | None = None, kv_type: str | None = None) -> ModelFit:
+def describe_fit(
+    model: str, on_read: OnRead = ignore_step, context: int | None = None, kv_type: str | None = None
+) -> ModelFit:
     """Describe how a model fits this computer, for JSON; sizes in bytes.
 
     The rows give, for each context length and KV cache type, the memory needed, whether it is available, and the
@@ -113,26 +115,28 @@ def fit(model: str, on_read: OnRead = ignore, context: int | None = None, kv_typ
     """
     kinds = TYPES if kv_type is None else (kv_type,)
     try:
-        path = catalogue.resolve(model)
+        path = catalogue.resolve_model(model)
     except catalogue.MissingError as error:
         return describe_remote(error.reference, on_read, context, kinds)
     with GGUFFile.open(path, needed=()) as file:
-        facts = describe_file(file, on_read, context, projector_bytes(path), kinds)
+        facts = describe_file(file, on_read, context, get_projector_size(path), kinds)
         return {"model": model, "path": path, "fetched_bytes": 0, **facts}
 
 
-def fit_all(order: str = "size", context: int = CONTEXT, kv_type: str = "f16", on_read: OnRead = ignore) -> FitRanking:
+def rank_models(
+    order: str = "size", context: int = CONTEXT, kv_type: str = "f16", on_read: OnRead = ignore_step
+) -> FitRanking:
     """Describe every model for JSON, those that fit first; order: a key of ORDERS. Sizes in bytes.
 
     Unreadable files come last.
     """
     on_read("measuring the memory's bandwidth")
-    bandwidth, available = measure_bandwidth(), available_memory()
-    rows = [describe_model_file(name, context, kv_type, bandwidth, on_read) for name in names_here()]
+    bandwidth, available = measure_bandwidth(), get_available_memory()
+    rows = [describe_model_file(name, context, kv_type, bandwidth, on_read) for name in iter_local_names()]
     local = {row["name"] for row in rows}
     rows += [
         describe_registry_model(model, bandwidth, available)
-        for model in catalogue.registry_models().values()
+        for model in catalogue.load_registry().values()
         if model.name not in local
     ]
     key = ORDERS[order]
@@ -147,14 +151,14 @@ def describe_remote(
     reference: catalogue.HubReference, on_read: OnRead, context: int | None, kinds: Sequence[str] = TYPES
 ) -> ModelFit:
     """Describe a hub model by its header."""
-    from localllm.services.hub.huggingface import Repository
-    from localllm.services.hub.pull import files_of, projectors_of, remote_model
+    from localllm.services.hub.huggingface import HubRepository
+    from localllm.services.hub.pull import list_model_files, list_projectors, open_remote_model
 
     on_read(f"reading the header of {reference.text}")
-    repository = Repository(reference.repository)
-    files = files_of(repository, reference)
-    with remote_model(repository, files) as (model, fetched):
-        projectors = sum(file.size for file in projectors_of(repository, files))
+    repository = HubRepository(reference.repository)
+    files = list_model_files(repository, reference)
+    with open_remote_model(repository, files) as (model, fetched):
+        projectors = sum(file.size for file in list_projectors(repository, files))
         facts = describe_file(model, on_read, context, projectors, kinds)
         return {"model": reference.text, "path": model.path, "fetched_bytes": fetched, **facts}
 
@@ -172,38 +176,40 @@ def describe_file(
     projector: size of its vision projector in bytes.  kinds: KV cache types.  bandwidth: memory bandwidth in bytes per
     second; None: measure it. Raises ModelError, UsageError.
     """
-    _, h = architecture(file)
+    _, h = load_architecture(file)
     if not file.tensors:
         raise ModelError(f"{file.path}: the file contains a vocabulary only")
     costs = MatrixCosts.of_file(file)
     if context is not None and not 1 <= context <= h.context:
         raise UsageError(f"context must be from 1 to {h.context}, the model's training context, not {context}")
     nbytes = file.nbytes + projector
-    available = available_memory(mapped=nbytes)
+    available = get_available_memory(mapped=nbytes)
     if bandwidth is None:
         on_read("measuring the memory's bandwidth")
         bandwidth = measure_bandwidth()
-    kinds = kinds[:1] if is_reader(h) else kinds  # embedding models keep no KV cache
+    kinds = kinds[:1] if is_embedding_model(h) else kinds  # embedding models keep no KV cache
     rows = [
-        estimate(row, kind, costs, available, None if is_reader(h) else bandwidth)
+        estimate_fit(row, kind, costs, available, None if is_embedding_model(h) else bandwidth)
         for kind in kinds
-        for row in memory(h, nbytes, KVType.of(kind), h.context if is_reader(h) else context)
+        for row in list_memory(h, nbytes, KVType.of(kind), h.context if is_embedding_model(h) else context)
     ]
     return {
         "architecture": h.arch, "parameters": file.parameters, "weight_bytes": file.nbytes,
         "projector_bytes": projector, "weight_bytes_per_token": costs.weight_bytes, "context": h.context,
-        "working_bytes": WORKING, "available_bytes": available, "bandwidth_gbs": bandwidth / 1e9,
-        "longest": {kind: longest_context(h, nbytes, KVType.of(kind), available) for kind in kinds}, "rows": rows,
+        "working_bytes": WORKING_BYTES, "available_bytes": available, "bandwidth_gbs": bandwidth / 1e9,
+        "longest": {kind: find_longest_context(h, nbytes, KVType.of(kind), available) for kind in kinds}, "rows": rows,
     }  # fmt: skip
 
 
-def estimate(row: MemoryRow, kv_type: str, costs: MatrixCosts, available: int, bandwidth: float | None) -> MemoryFit:
+def estimate_fit(
+    row: MemoryRow, kv_type: str, costs: MatrixCosts, available: int, bandwidth: float | None
+) -> MemoryFit:
     """Add whether the model fits, and its speed, to a row of `memory`.
 
     Each token reads all weights and the KV cache. bandwidth: in bytes per second; None for a model that generates no
     text.
     """
-    needed_bytes = row["total_bytes"] + WORKING
+    needed_bytes = row["total_bytes"] + WORKING_BYTES
     speed = bandwidth and SHARE * bandwidth / (costs.weight_bytes + row["cache_bytes"])
     return {
         **row, "kv_type": kv_type, "needed_bytes": needed_bytes, "fits": needed_bytes <= available,
@@ -211,29 +217,29 @@ def estimate(row: MemoryRow, kv_type: str, costs: MatrixCosts, available: int, b
     }  # fmt: skip
 
 
-def longest_context(h: Hyperparameters, weight_bytes: int, kv_type: KVType, available: int) -> int:
+def find_longest_context(h: Hyperparameters, weight_bytes: int, kv_type: KVType, available: int) -> int:
     """Return the longest context that fits, at most the trained one; 0 if none fits."""
-    room = available - weight_bytes - WORKING
+    room = available - weight_bytes - WORKING_BYTES
     lowest, highest = 0, h.context
     while lowest < highest:
         tokens = (lowest + highest + 1) // 2
-        fits = cache_bytes(h.states(), tokens, kv_type) <= room
+        fits = count_cache_bytes(h.states(), tokens, kv_type) <= room
         lowest, highest = (tokens, highest) if fits else (lowest, tokens - 1)
     return lowest
 
 
 def measure_bandwidth() -> float:
     """Measure the memory bandwidth in bytes per second with the default thread count."""
-    from localllm.engine.cpu.limits import read_bandwidth
-    from localllm.system.cpu import usable_cores
+    from localllm.engine.cpu.limits import measure_read_bandwidth
+    from localllm.system.cpu import count_usable_cores
 
-    return read_bandwidth(usable_cores())
+    return measure_read_bandwidth(count_usable_cores())
 
 
-def names_here() -> Iterator[str]:
+def iter_local_names() -> Iterator[str]:
     """Yield the names of local models, including the built-in one and those of other programs."""
-    built_in = [model.name for model in catalogue.registry_models().values() if not model.repository]
-    on_disk = [model.name for model in catalogue.models_on_disk() if model.is_whole]
+    built_in = [model.name for model in catalogue.load_registry().values() if not model.repository]
+    on_disk = [model.name for model in catalogue.list_models_on_disk() if model.is_whole]
     yield from dict.fromkeys([*built_in, *on_disk, *(model.name for model in find_models(catalogue.shortest_name))])
 
 
@@ -241,10 +247,10 @@ def describe_model_file(name: str, context: int, kv_type: str, bandwidth: float,
     """Describe a model by its file, for `context` tokens or the trained context, whichever is shorter."""
     on_read(f"reading the header of {name}")
     try:
-        path = catalogue.resolve(name)
+        path = catalogue.resolve_model(name)
         with GGUFFile.open(path, needed=()) as file:
-            length = min(context, architecture(file)[1].context)
-            facts = describe_file(file, on_read, length, projector_bytes(path), (kv_type,), bandwidth)
+            length = min(context, load_architecture(file)[1].context)
+            facts = describe_file(file, on_read, length, get_projector_size(path), (kv_type,), bandwidth)
     except (LocalllmError, OSError) as error:
         return {"name": name, "here": True, "problem": str(error)}
     row = facts["rows"][-1]
@@ -255,11 +261,11 @@ def describe_model_file(name: str, context: int, kv_type: str, bandwidth: float,
     }  # fmt: skip
 
 
-def describe_registry_model(model: catalogue.Known, bandwidth: float, available: int) -> FitRow:
+def describe_registry_model(model: catalogue.KnownModel, bandwidth: float, available: int) -> FitRow:
     """Describe a model that can be pulled; memory and speed are those with an empty KV cache."""
-    total, active = parameters_of(model.parameters)
+    total, active = parse_parameters(model.parameters)
     weights = model.megabytes * 1_000_000
-    needed_bytes = weights + WORKING
+    needed_bytes = weights + WORKING_BYTES
     speed = None if model.is_embedder else SHARE * bandwidth / (weights * active / total)
     return {
         "name": model.name, "here": False, "parameters": int(total), "weight_bytes": weights, "context": model.context,
@@ -267,7 +273,7 @@ def describe_registry_model(model: catalogue.Known, bandwidth: float, available:
     }  # fmt: skip
 
 
-def parameters_of(text: str) -> tuple[float, float]:
+def parse_parameters(text: str) -> tuple[float, float]:
     """Parse total and active parameters from a string such as "30.5B (A 3.3B)"."""
     numbers = [float(number) * UNITS[unit] for number, unit in re.findall(r"([\d.]+)([KMBT])", text)]
     return numbers[0], numbers[-1]

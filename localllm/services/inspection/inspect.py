@@ -8,29 +8,29 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from localllm.arch import architecture
+from localllm.arch import load_architecture
 from localllm.arch.attention import Transformer
 from localllm.arch.decoder import NONE, has_mtp_layer, read_pooling
 from localllm.arch.family import DraftingFamily
 from localllm.arch.hyperparameters import RANK, Hyperparameters
-from localllm.arch.layer_state import KVType, cache_bytes
-from localllm.arch.metadata import Fields
-from localllm.arch.vision.hyperparameters import Vision
+from localllm.arch.layer_state import KVType, count_cache_bytes
+from localllm.arch.metadata import HyperparameterReader
+from localllm.arch.vision.hyperparameters import VisionHyperparameters
 from localllm.arch.weights import Weights
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile, Tensor
-from localllm.files.gguf.metadata_reader import number_of_strings
+from localllm.files.gguf.metadata_reader import count_strings
 from localllm.files.models_folder import find_projector
 from localllm.frozen import frozen
 from localllm.generation.sampling.sampler import read_recommended
-from localllm.services.inspection.validate import Validity, check_validity, require_numbers
+from localllm.services.inspection.validate import Validity, check_validity, require_finite_weights
 
 NAMES = {"mean": "mean of all tokens", "cls": "first token", "last": "last token"}
-SHORTEST = 2048  # tokens of the shortest context in the memory table
+MIN_CONTEXT = 2048  # tokens of the shortest context in the memory table
 # Keys of a file's metadata that record how it was quantized.
 TEXTS, TOKENS, VERSION = "localllm.quantize.texts", "localllm.quantize.tokens", "localllm.quantize.version"
 SCALED = "localllm.quantize.scaled"
-OURS = "localllm's mixture"  # name of the default calibration texts
+DEFAULT_MIXTURE = "localllm's mixture"  # name of the default calibration texts
 
 
 class ProjectorFile(TypedDict):
@@ -96,12 +96,12 @@ def inspect_model(path: str | os.PathLike[str], check: bool = False, with_metada
         validity = check_validity(file)
         if check and validity.is_valid:
             validity = check_thoroughly(file, validity)
-        h, reason, metadata = validity.hyperparameters, reason_of(file, validity), file.metadata
+        h, reason, metadata = validity.hyperparameters, describe_problem(file, validity), file.metadata
         sized = h or validity.vision
         return {
             "path": file.path,
-            "name": text(metadata.get("general.name")),
-            "architecture": text(metadata.get("general.architecture")) or "unknown",
+            "name": as_string(metadata.get("general.name")),
+            "architecture": as_string(metadata.get("general.architecture")) or "unknown",
             "supported": reason is None,
             "reason": reason,
             "valid": validity.is_valid,
@@ -114,16 +114,16 @@ def inspect_model(path: str | os.PathLike[str], check: bool = False, with_metada
             "heads": count_heads(h, "heads"),
             "kv_heads": count_heads(h, "kv_heads"),
             "context": h and h.context,
-            "vocabulary": vocabulary(metadata),
+            "vocabulary": describe_vocabulary(metadata),
             "reads": describe_reader(file, h),
             "sees": describe_projector(validity.vision),
-            "projector": describe_projector_of(file.path) if h else None,
+            "projector": describe_projector_file(file.path) if h else None,
             "guessing": describe_mtp(file, h),
             "chat_template": isinstance(metadata.get("tokenizer.chat_template"), str),
             "sampling": read_recommended(metadata)[0].explicit,
             "made_with": describe_quantization(metadata),
-            "formats": formats(file),
-            "memory": memory(h, file.nbytes, KVType()) if h and not is_reader(h) else [],
+            "formats": count_formats(file),
+            "memory": list_memory(h, file.nbytes, KVType()) if h and not is_embedding_model(h) else [],
             **({"metadata": {key: to_json(metadata[key]) for key in metadata}} if with_metadata else {}),
             "tensors": [
                 {"name": t.name, "format": t.format.name, "shape": list(t.shape), "bytes": t.nbytes}
@@ -142,7 +142,7 @@ def to_json(value: object) -> object:
 def check_thoroughly(file: GGUFFile, validity: Validity) -> Validity:
     """Check every weight and the chat template of a valid file."""
     try:
-        require_numbers(file)
+        require_finite_weights(file)
         require_template(file)
     except ModelError as error:
         return Validity(validity.hyperparameters, error)
@@ -156,7 +156,7 @@ def require_template(file: GGUFFile) -> None:
         ChatTemplate(source)
 
 
-def reason_of(file: GGUFFile, validity: Validity) -> str | None:
+def describe_problem(file: GGUFFile, validity: Validity) -> str | None:
     """Return why a file cannot run, or None if it can."""
     if validity.problem:
         return str(validity.problem).removeprefix(f"{file.path}: ")
@@ -168,7 +168,7 @@ def count_heads(h: Hyperparameters | None, name: str) -> int | None:
     return max(getattr(h.attention, name)) if isinstance(h, Transformer) else None
 
 
-def is_reader(h: Hyperparameters) -> bool:
+def is_embedding_model(h: Hyperparameters) -> bool:
     """Return whether a model only computes embeddings or scores."""
     return h.bidirectional and not h.fills
 
@@ -177,18 +177,18 @@ def describe_reader(file: GGUFFile, h: Hyperparameters | None) -> str | None:
     """Describe the output of an embedding model or reranker, such as "scores"; None for other models."""
     if h is None:
         return None
-    kind = h.pooling if is_reader(h) else read_pooling(Fields.of(file))
+    kind = h.pooling if is_embedding_model(h) else read_pooling(HyperparameterReader.of(file))
     return None if kind in (None, NONE) else "scores" if kind == RANK else f"vectors by the {NAMES[kind]}"
 
 
-def describe_projector(vision: Vision | None) -> dict[str, object] | None:
+def describe_projector(vision: VisionHyperparameters | None) -> dict[str, object] | None:
     """Describe a vision projector: image and patch size in pixels, output width; None for other files."""
     if vision is None:
         return None
     return {"type": vision.kind, "side": vision.side, "patch": vision.patch, "width": vision.out}
 
 
-def describe_projector_of(path: str) -> ProjectorFile | None:
+def describe_projector_file(path: str) -> ProjectorFile | None:
     """Describe the projector file next to a model, or return None without one."""
     try:
         projector = find_projector(path)
@@ -203,20 +203,20 @@ def describe_mtp(file: GGUFFile, h: Hyperparameters | None) -> dict[str, object]
     blocks = [weights.block(layer).all() for layer in range(h.layers, h.layers + h.mtp_layers)] if h else []
     mtp = [[weight.tensor for weight in block] for block in blocks if block]
     has_layer = bool(mtp) and h is not None and has_mtp_layer(weights, h)
-    is_used = has_layer and isinstance(architecture(file)[0], DraftingFamily)
+    is_used = has_layer and isinstance(load_architecture(file)[0], DraftingFamily)
     return {"layers": len(mtp), "bytes": sum(tensor.nbytes for block in mtp for tensor in block), "used": is_used}
 
 
-def vocabulary(metadata: Mapping[str, object]) -> dict[str, object]:
+def describe_vocabulary(metadata: Mapping[str, object]) -> dict[str, object]:
     """Describe the tokenizer type and the vocabulary size."""
-    kinds = [text(metadata.get(f"tokenizer.ggml.{key}")) for key in ("model", "pre")]
+    kinds = [as_string(metadata.get(f"tokenizer.ggml.{key}")) for key in ("model", "pre")]
     return {
-        "size": number_of_strings(metadata, "tokenizer.ggml.tokens") or 0,
+        "size": count_strings(metadata, "tokenizer.ggml.tokens") or 0,
         "kind": ", ".join(kind for kind in kinds if kind),
     }
 
 
-def formats(file: GGUFFile) -> dict[str, dict[str, int]]:
+def count_formats(file: GGUFFile) -> dict[str, dict[str, int]]:
     """Count tensors, weights and bytes by format, largest first."""
     rows: dict[str, dict[str, int]] = {}
     for tensor in file.tensors.values():
@@ -227,23 +227,25 @@ def formats(file: GGUFFile) -> dict[str, dict[str, int]]:
     return dict(sorted(rows.items(), key=lambda item: -item[1]["bytes"]))
 
 
-def memory(h: Hyperparameters, weight_bytes: int, kv_type: KVType, context: int | None = None) -> list[MemoryRow]:
+def list_memory(h: Hyperparameters, weight_bytes: int, kv_type: KVType, context: int | None = None) -> list[MemoryRow]:
     """List the memory of weights and KV cache by context length.
 
     context: the only length; None: lengths that double up to the trained context.
     """
-    lengths = [context] if context else [SHORTEST << n for n in range(24) if SHORTEST << n < h.context] + [h.context]
-    caches = [(n, cache_bytes(h.states(), n, kv_type)) for n in lengths]
+    lengths = (
+        [context] if context else [MIN_CONTEXT << n for n in range(24) if MIN_CONTEXT << n < h.context] + [h.context]
+    )
+    caches = [(n, count_cache_bytes(h.states(), n, kv_type)) for n in lengths]
     return [{"context": n, "cache_bytes": cache, "total_bytes": weight_bytes + cache} for n, cache in caches]
 
 
-def text(value: object) -> str | None:
+def as_string(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def calibration(texts: Sequence[str], tokens: int, version: str) -> dict[str, object]:
+def make_calibration_metadata(texts: Sequence[str], tokens: int, version: str) -> dict[str, object]:
     """Build a calibrated file's metadata; texts: names of text files.  tokens: count of tokens used."""
-    return {TEXTS: list(texts) or [OURS], TOKENS: tokens, VERSION: version}
+    return {TEXTS: list(texts) or [DEFAULT_MIXTURE], TOKENS: tokens, VERSION: version}
 
 
 def describe_quantization(metadata: Mapping[str, object]) -> str | None:

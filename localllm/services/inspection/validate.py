@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from localllm.arch import architecture
+from localllm.arch import load_architecture
 from localllm.arch.hyperparameters import Hyperparameters
-from localllm.arch.vision import CLIP, projector
-from localllm.arch.vision.clip import is_pair, read_pair
-from localllm.arch.vision.hyperparameters import Vision
+from localllm.arch.vision import CLIP, load_projector
+from localllm.arch.vision.clip import is_clip, read_clip
+from localllm.arch.vision.hyperparameters import VisionHyperparameters
 from localllm.arch.weights import Weights
-from localllm.engine.clip_encoder import trace_parts as trace_pair
+from localllm.engine.clip_encoder import trace_programs as trace_pair
 from localllm.engine.trace.recorder import trace_model
-from localllm.engine.vision_encoder import trace_parts
+from localllm.engine.vision_encoder import trace_programs
 from localllm.errors import ModelError, UnsupportedError
-from localllm.files.cache.checksummed_cache import is_known, remember
+from localllm.files.cache.checksummed_cache import is_recorded, record_check
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.header import printable
 from localllm.files.gguf.tensor_source import SourceTensor
 from localllm.frozen import frozen
 
 if TYPE_CHECKING:
-    from localllm.kernels.dequantize_rows import Widener
+    from localllm.kernels.dequantize_rows import RowDequantizer
 
 VOCABULARY = "tokenizer.ggml."
 CHUNK = 1 << 20  # weights checked at a time
@@ -42,7 +42,7 @@ class Validity:
 
     hyperparameters: Hyperparameters | None
     problem: ModelError | None
-    vision: Vision | None = None
+    vision: VisionHyperparameters | None = None
 
     @property
     def is_valid(self) -> bool:
@@ -58,7 +58,7 @@ def check_validity(file: GGUFFile) -> Validity:
     try:
         if any(key.startswith(VOCABULARY) for key in file.metadata):
             require_vocabulary(file)
-        module, hyperparameters = architecture(file)
+        module, hyperparameters = load_architecture(file)
         if file.tensors:
             trace_model(file, module.forward, Weights(file.tensors), hyperparameters, hyperparameters.context)
     except ModelError as error:
@@ -69,10 +69,10 @@ def check_validity(file: GGUFFile) -> Validity:
 def check_projector(file: GGUFFile) -> Validity:
     vision = None
     try:
-        if is_pair(file):
+        if is_clip(file):
             return check_pair(file)
-        family, vision = projector(file)
-        trace_parts(file, family, vision)
+        family, vision = load_projector(file)
+        trace_programs(file, family, vision)
     except ModelError as error:
         return Validity(None, error, vision)
     return Validity(None, None, vision)
@@ -80,10 +80,10 @@ def check_projector(file: GGUFFile) -> Validity:
 
 def check_pair(file: GGUFFile) -> Validity:
     """Check a CLIP model of images and texts. Raises ModelError."""
-    from localllm.text.clip_words import ClipWords  # seldom needed
+    from localllm.text.clip_words import ClipTokenizer  # seldom needed
 
-    ClipWords(file.metadata, file.path)
-    pair = read_pair(file)
+    ClipTokenizer(file.metadata, file.path)
+    pair = read_clip(file)
     trace_pair(file, pair)
     return Validity(None, None, pair.vision)
 
@@ -98,7 +98,7 @@ def require_valid(file: GGUFFile) -> None:
 def require_vocabulary(file: GGUFFile) -> None:
     """Raise ModelError for an invalid vocabulary; cache the result for valid metadata."""
     mark, known_oddities = file.metadata.fingerprint(*file.metadata), len(file.oddities)
-    if mark and is_known("vocabulary", mark):
+    if mark and is_recorded("vocabulary", mark):
         return
     from localllm.text.tokenizer import Tokenizer  # slow to import
 
@@ -107,19 +107,19 @@ def require_vocabulary(file: GGUFFile) -> None:
     except ModelError as error:
         raise type(error)(f"{file.path}: {error}") from None
     if mark and len(file.oddities) == known_oddities:  # warnings are repeated each time
-        remember("vocabulary", mark)
+        record_check("vocabulary", mark)
 
 
-def require_numbers(file: GGUFFile) -> None:
+def require_finite_weights(file: GGUFFile) -> None:
     """Read every weight. Raises ModelError, with the position, for a weight that is not finite."""
-    from localllm.files.gguf.tensor_source import GGUFTensor, row_count
-    from localllm.kernels.dequantize_rows import Widener, can_widen
+    from localllm.files.gguf.tensor_source import GGUFTensor, count_rows
+    from localllm.kernels.dequantize_rows import RowDequantizer, can_dequantize
 
-    tensors = [GGUFTensor(tensor) for tensor in file.tensors.values() if can_widen(tensor.format)]
-    widener = Widener({tensor.format for tensor in tensors})
+    tensors = [GGUFTensor(tensor) for tensor in file.tensors.values() if can_dequantize(tensor.format)]
+    widener = RowDequantizer({tensor.format for tensor in tensors})
     try:
         for tensor in tensors:
-            rows, step = row_count(tensor.shape), max(1, CHUNK // tensor.shape[-1])
+            rows, step = count_rows(tensor.shape), max(1, CHUNK // tensor.shape[-1])
             for first in range(0, rows, step):
                 dequantize_finite(widener, tensor, first, min(first + step, rows))
                 tensor.release_rows(first, min(first + step, rows))
@@ -127,9 +127,9 @@ def require_numbers(file: GGUFFile) -> None:
         raise ModelError(f"{file.path}: {error}") from None
 
 
-def dequantize_finite(widener: "Widener", tensor: SourceTensor, first: int, last: int) -> np.ndarray:
+def dequantize_finite(widener: "RowDequantizer", tensor: SourceTensor, first: int, last: int) -> np.ndarray:
     """Dequantize rows [first, last) to float32 [rows, columns]. Raises ModelError for a non-finite weight."""
-    weights = widener.widen(tensor.format, tensor.rows(first, last), tensor.shape[-1])
+    weights = widener.dequantize(tensor.format, tensor.rows(first, last), tensor.shape[-1])
     if not (np.isfinite(weights.max()) and np.isfinite(weights.min())):
         check_finite(tensor, weights, first)
     return weights

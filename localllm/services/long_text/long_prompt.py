@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from localllm.errors import ContextError
-from localllm.files.jsonl_file import JsonlFile, json_line
-from localllm.files.provenance import digest
+from localllm.files.jsonl_file import JsonlFile, encode_line
+from localllm.files.provenance import hash_beginning
 from localllm.frozen import frozen
-from localllm.services.records.lines import Prompts, Record
+from localllm.services.records.lines import PromptBuilder, Record
 
 if TYPE_CHECKING:
     from localllm.api import Model
@@ -20,21 +20,21 @@ CUTS = ("head", "tail", "middle")
 CHUNKS = "chunks"
 RELEVANT = "relevant"  # see relevant_lines
 ANSWER = 8  # an answer without a limit gets 1/ANSWER of the context
-PART, LEAST = 4096, 64  # maximum and minimum tokens of a chunk
-PART_ANSWER = 400  # default limit of a chunk's answer, in tokens
+MAX_CHUNK, MIN_CHUNK = 4096, 64  # maximum and minimum tokens of a chunk
+MAX_CHUNK_ANSWER = 400  # default limit of a chunk's answer, in tokens
 NOTHING = "NOTHING"  # the answer from an irrelevant chunk
-OF_PART = (
+CHUNK_PROMPT = (
     "This is part {number} of {count} of a longer text:\n\n{part}\n\n{question}\n\n"
     f"Answer from this part alone. If it says nothing about that, write only the word {NOTHING}."
 )
-OF_ANSWERS = (
+COMBINE_PROMPT = (
     "A long text was read in parts. This is what its parts say about the question below, in order:\n\n{answers}\n\n"
     "Answer the question from all of that, without mentioning parts: {question}"
 )
 
 
 @frozen
-class Room:
+class ContextBudget:
     """The tokens available for material in the context.
 
     Attributes:
@@ -45,7 +45,9 @@ class Room:
     count: Callable[[str], int]
 
     @classmethod
-    def of(cls, model: "Model", question: str, system: str | None, options: "GenerationOptions", raw: bool) -> "Room":
+    def of(
+        cls, model: "Model", question: str, system: str | None, options: "GenerationOptions", raw: bool
+    ) -> "ContextBudget":
         """Compute the tokens that a question and its answer leave of the context. Raises ContextError if too few."""
         count = model.session.count
         if raw:
@@ -57,7 +59,7 @@ class Room:
             )
         answer = min(options.max_tokens or model.context, model.context // ANSWER)
         room = model.context - prompt_tokens - answer - 8
-        if room < LEAST:
+        if room < MIN_CHUNK:
             raise ContextError(
                 f"the question leaves no room for the material in a context of {model.context} tokens; shorten it"
             )
@@ -68,7 +70,7 @@ class Room:
         return len(text) <= 16 * self.tokens and self.count(text) <= self.tokens
 
 
-def cut(material: str, method: str, room: Room) -> tuple[str, str]:
+def truncate_material(material: str, method: str, room: ContextBudget) -> tuple[str, str]:
     """Truncate material to the lines that fit; return it and a note for the user.
 
     method: keep the "head" or "tail", or remove the "middle".
@@ -103,10 +105,10 @@ def count_fitting(lines: Sequence[str], room: int, count: Callable[[str], int]) 
     return len(lines), room
 
 
-def parts_of(material: str, room: int, count: Callable[[str], int]) -> Iterator[str]:
+def split_chunks(material: str, room: int, count: Callable[[str], int]) -> Iterator[str]:
     """Split material at lines into chunks of at most `room` tokens; split longer lines, too."""
     part, tokens_left = list[str](), room
-    for line in pieces_of(material, room, count):
+    for line in split_lines(material, room, count):
         tokens = count(line) + 1
         if tokens > tokens_left and part:
             yield "".join(part)
@@ -117,7 +119,7 @@ def parts_of(material: str, room: int, count: Callable[[str], int]) -> Iterator[
         yield "".join(part)
 
 
-def pieces_of(material: str, room: int, count: Callable[[str], int]) -> Iterator[str]:
+def split_lines(material: str, room: int, count: Callable[[str], int]) -> Iterator[str]:
     """Yield the lines of a text; split lines of more than `room` tokens after every room / 2 characters."""
     for line in material.splitlines(keepends=True):
         if len(line) < room or count(line) < room:
@@ -126,7 +128,7 @@ def pieces_of(material: str, room: int, count: Callable[[str], int]) -> Iterator
             yield from (line[start : start + room // 2] for start in range(0, len(line), max(1, room // 2)))
 
 
-class PartAnswers:
+class ChunkAnswers:
     """Answers a question from each chunk of a long text, in a batch; later runs reuse saved answers."""
 
     def __init__(
@@ -146,57 +148,60 @@ class PartAnswers:
         from dataclasses import replace
 
         self._model, self._question, self._path, self._show = model, question, path, show
-        self._prompts = Prompts(system=system)
+        self._prompts = PromptBuilder(system=system)
         self._options = replace(
-            options, max_tokens=options.max_tokens or PART_ANSWER, on_progress=None, constraint=None
+            options, max_tokens=options.max_tokens or MAX_CHUNK_ANSWER, on_progress=None, constraint=None
         )
         self.files = list[str]()
 
-    def combined(self, parts: Sequence[str]) -> str:
+    def answer_chunks(self, parts: Sequence[str]) -> str:
         """Return the answers from the relevant chunks, one paragraph each."""
         records = [
             Record(
-                number, OF_PART.format(number=number, count=len(parts), part=part.strip("\n"), question=self._question)
+                number,
+                CHUNK_PROMPT.format(number=number, count=len(parts), part=part.strip("\n"), question=self._question),
             )
             for number, part in enumerate(parts, 1)
         ]
-        answers = self._answers(records)
+        answers = self._generate_answers(records)
         useful = [
             text for text in (answers[record.id] for record in records) if text.strip(" .*\n\"'").upper() != NOTHING
         ]
         return "\n\n".join(text.strip() for text in useful) or "The text says nothing about that."
 
-    def _answers(self, records: list[Record]) -> dict[object, str]:
+    def _generate_answers(self, records: list[Record]) -> dict[object, str]:
         """Return the answers by record. Raises LocalllmError for the first chunk that fails."""
-        from localllm.services.records.map import MapJob, Mapping, select_unfinished
+        from localllm.services.records.map import MapJob, RecordMapping, select_unfinished
 
         job = MapJob(self._model.path, self._prompts, self._options)
-        key = digest(repr([record.input for record in records]).encode() + repr(job.digests(job.path)).encode())
-        file = self._path(f"{key}{digest(''.join(str(record.input) for record in records).encode()[-65536:])}")
+        key = hash_beginning(
+            repr([record.input for record in records]).encode() + repr(job.compute_digests(job.path)).encode()
+        )
+        file = self._path(f"{key}{hash_beginning(''.join(str(record.input) for record in records).encode()[-65536:])}")
         self.files.append(file)
         with JsonlFile(file) as out:
             outputs = {each["id"]: str(each["output"]) for each in out.records if "error" not in each}
-            mapping = Mapping(self._model, job, select_unfinished(records, out.records))
+            mapping = RecordMapping(self._model, job, select_unfinished(records, out.records))
             self._show(len(outputs), len(records))
             for record, result in mapping:
                 if "error" in result:
                     raise ContextError(f"chunk {record.id} of {len(records)}: {result['error']}")
-                out.write(json_line({"id": record.id, "output": result["output"]}))
+                out.write(encode_line({"id": record.id, "output": result["output"]}))
                 outputs[record.id] = str(result["output"])
                 self._show(len(outputs), len(records))
         return outputs
 
 
-def condense(material: str, question: str, room: Room, answers: PartAnswers) -> str:
+def condense(material: str, question: str, room: ContextBudget, answers: ChunkAnswers) -> str:
     """Return a prompt with the question and the chunks' answers, condensed in further rounds until it fits.
 
     Raises ContextError if the answers do not get shorter.
     """
-    size = max(LEAST, min(room.tokens - room.count(OF_PART), PART))
+    size = max(MIN_CHUNK, min(room.tokens - room.count(CHUNK_PROMPT), MAX_CHUNK))
     while True:
-        parts = [*parts_of(material, size, room.count)]
-        combined = answers.combined(parts)
-        prompt = OF_ANSWERS.format(answers=combined, question=question)
+        parts = [*split_chunks(material, size, room.count)]
+        combined = answers.answer_chunks(parts)
+        prompt = COMBINE_PROMPT.format(answers=combined, question=question)
         if room.fits(prompt):
             return prompt
         if len(combined) > 0.9 * len(material):

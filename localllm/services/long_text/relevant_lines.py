@@ -62,7 +62,7 @@ EXTREME = 8  # maximum outliers of a number on each side
 MANY = 8  # in templates with at least this many lines, the smallest and largest numbers are samples
 
 
-class Template(NamedTuple):
+class LineTemplate(NamedTuple):
     """Lines that are equal except for times, ids and numbers.
 
     Attributes:
@@ -73,7 +73,7 @@ class Template(NamedTuple):
     samples: list[int]
 
 
-class Part(NamedTuple):
+class LineSegment(NamedTuple):
     """Lines that are read one after the other.
 
     Attributes:
@@ -84,7 +84,7 @@ class Part(NamedTuple):
     own: range
 
 
-class Verdicts(NamedTuple):
+class VerdictTokens(NamedTuple):
     """The tokens of the two verdicts, one of which follows each line.
 
     Attributes:
@@ -97,7 +97,7 @@ class Verdicts(NamedTuple):
     rest: list[int]
 
     @classmethod
-    def of(cls, yes: list[int], no: list[int]) -> "Verdicts":
+    def of(cls, yes: list[int], no: list[int]) -> "VerdictTokens":
         """Compare the token ids of the two verdicts."""
         common = next(
             at for at, (yes_token, no_token) in enumerate(zip(yes, no, strict=False)) if yes_token != no_token
@@ -105,11 +105,11 @@ class Verdicts(NamedTuple):
         return cls(no[:common], yes[common], no[common], no[common:])
 
 
-def no_progress(done: int, count: int) -> None:
+def ignore_progress(done: int, count: int) -> None:
     """Ignore the progress."""
 
 
-def lines_of(text: str) -> list[str]:
+def split_lines(text: str) -> list[str]:
     """Split a text into lines that are not blank; split wrapped prose and long lines into sentences."""
     lines = list[str]()
     for line in unwrap(text.splitlines()):
@@ -135,7 +135,7 @@ def unwrap(lines: Sequence[str]) -> Sequence[str]:
             paragraphs[-1].append(following.strip())
         else:
             paragraphs.append([following])
-    return [piece for each in paragraphs for piece in sentences_of(" ".join(each))]
+    return [piece for each in paragraphs for piece in split_sentences(" ".join(each))]
 
 
 def is_full(line: str, following: str, width: int) -> bool:
@@ -143,7 +143,7 @@ def is_full(line: str, following: str, width: int) -> bool:
     return len(line) + 1 + len(following.split(maxsplit=1)[0]) > width
 
 
-def sentences_of(paragraph: str) -> list[str]:
+def split_sentences(paragraph: str) -> list[str]:
     """Split a paragraph into sentences; join short ones with the next."""
     pieces = [""]
     for sentence in SENTENCE.split(paragraph):
@@ -155,19 +155,19 @@ def sentences_of(paragraph: str) -> list[str]:
 
 
 def score_lines(
-    model: "Model", question: str, lines: Sequence[str], show: Callable[[int, int], object] = no_progress
+    model: "Model", question: str, lines: Sequence[str], show: Callable[[int, int], object] = ignore_progress
 ) -> list[float]:
     """Score each line's relevance compared to the surrounding lines, as a difference of log-odds.
 
     show: called with the count of lines read, and of all. Raises ContextError, MemoryLimitError.
     """
     encode, engine = model.tokenizer.encode, model.engine
-    verdicts = Verdicts.of(encode(YES, bos=False), encode(NO, bos=False))
+    verdicts = VerdictTokens.of(encode(YES, bos=False), encode(NO, bos=False))
     ids = [[*encode(line, bos=False), *verdicts.common] for line in lines]
     messages = [{"role": "user", "content": ASK.format(question=question)}]
     prompt_ids = model.session.encode_chat(messages, gather_options(None, (), {"think": "off"}))
     room = min(PART, model.context - len(prompt_ids) - len(verdicts.rest))
-    parts = [*parts_of([len(line) + len(verdicts.rest) for line in ids], room)]
+    parts = [*split_segments([len(line) + len(verdicts.rest) for line in ids], room)]
     odds = [0.0] * len(lines)
     with closing(engine.sequence()) as prompt:
         prompt.append(prompt_ids)
@@ -175,13 +175,13 @@ def score_lines(
             some = parts[first : first + LANES]
             with ExitStack() as stack:
                 lanes = [stack.enter_context(closing(prompt.fork())) for _ in some]
-                for number, row in read_parts(engine, lanes, some, ids, verdicts):
+                for number, row in read_segments(engine, lanes, some, ids, verdicts):
                     odds[number] = float(row[verdicts.yes] - row[verdicts.no])
             show(some[-1].own.stop, len(lines))
-    return contrasts(odds)
+    return subtract_medians(odds)
 
 
-def parts_of(lengths: Sequence[int], room: int) -> Iterator[Part]:
+def split_segments(lengths: Sequence[int], room: int) -> Iterator[LineSegment]:
     """Group lines into segments.
 
     lengths: tokens of each line.  room: maximum tokens of a segment. Raises ContextError for a line that does not fit.
@@ -200,12 +200,16 @@ def parts_of(lengths: Sequence[int], room: int) -> Iterator[Part]:
             raise ContextError(
                 f"a line of {lengths[start]} tokens does not fit the context: use a larger one with -c N"
             )
-        yield Part(warm_lines, range(start, end))
+        yield LineSegment(warm_lines, range(start, end))
         start = end
 
 
-def read_parts(
-    engine: "Engine", lanes: "Sequence[Tokens]", parts: Sequence[Part], ids: Sequence[list[int]], verdicts: Verdicts
+def read_segments(
+    engine: "Engine",
+    lanes: "Sequence[Tokens]",
+    parts: Sequence[LineSegment],
+    ids: Sequence[list[int]],
+    verdicts: VerdictTokens,
 ) -> Iterator[tuple[int, "np.ndarray"]]:
     """Read segments concurrently; yield each scored line's index with the logits after it, float32 [vocab].
 
@@ -221,14 +225,14 @@ def read_parts(
                 yield orders[number][step], rows[-1]
 
 
-def contrasts(odds: Sequence[float]) -> list[float]:
+def subtract_medians(odds: Sequence[float]) -> list[float]:
     """Subtract from each value the median of those around it."""
     around = ([*odds[max(0, at - AROUND) : at], *odds[at + 1 : at + 1 + AROUND]] for at in range(len(odds)))
     return [value - median(neighbours or [value]) for value, neighbours in zip(odds, around, strict=True)]
 
 
 def find_lines(
-    model: "Model", question: str, lines: Sequence[str], room: int, show: Callable[[int, int], object] = no_progress
+    model: "Model", question: str, lines: Sequence[str], room: int, show: Callable[[int, int], object] = ignore_progress
 ) -> tuple[list[str], int]:
     """Return the lines most relevant to a question, in order, and how many lines were read.
 
@@ -236,30 +240,30 @@ def find_lines(
     scores differ. A line that represents others is followed by their count. room: in tokens. Raises ContextError,
     MemoryLimitError.
     """
-    templates = templates_of(lines, question)
+    templates = group_by_template(lines, question)
     numbers = sorted(number for each in templates for number in each.samples)
-    scores = scores_of(model, question, lines, numbers, show)
-    mixed = mixed_templates(templates, scores)
+    scores = score_selected(model, question, lines, numbers, show)
+    mixed = find_mixed_templates(templates, scores)
     if mixed:
         numbers = sorted({*numbers, *(number for each in mixed for number in each.lines)})
-        scores = scores_of(model, question, lines, numbers, show)
+        scores = score_selected(model, question, lines, numbers, show)
     unread = {each.lines[0]: len(each.lines) - len(each.samples) for each in templates if each not in mixed}
     texts = [lines[at] + (LIKE_IT.format(unread[at]) if unread.get(at) else "") for at in numbers]
     picked = pick_lines(texts, [scores[number] for number in numbers], room, model.session.count)
     return [texts[at] for at in picked], len(numbers)
 
 
-def scores_of(
+def score_selected(
     model: "Model", question: str, lines: Sequence[str], numbers: Sequence[int], show: Callable[[int, int], object]
 ) -> dict[int, float]:
     """Return the scores of the selected lines by index; see score_lines."""
-    texts = [without_time(lines[number]) for number in numbers]
+    texts = [strip_time(lines[number]) for number in numbers]
     return dict(zip(numbers, score_lines(model, question, texts, show), strict=True))
 
 
-def mixed_templates(templates: Sequence[Template], scores: Mapping[int, float]) -> list[Template]:
+def find_mixed_templates(templates: Sequence[LineTemplate], scores: Mapping[int, float]) -> list[LineTemplate]:
     """Return templates with both relevant and irrelevant samples, at most REREAD lines in total."""
-    best, remaining, mixed = max(scores.values(), default=0.0), REREAD, list[Template]()
+    best, remaining, mixed = max(scores.values(), default=0.0), REREAD, list[LineTemplate]()
     for each in sorted(templates, key=lambda each: -max(scores[at] for at in each.samples)):
         some = [scores[at] for at in each.samples]
         if max(some) >= CLEAR * best and min(some) < SHARE / 2 * best and len(each.lines) <= remaining:
@@ -283,37 +287,37 @@ def pick_lines(lines: Sequence[str], scores: Sequence[float], room: int, count: 
 # ---- templates: lines that differ only in times, ids and numbers
 
 
-def templates_of(lines: Sequence[str], question: str = "") -> list[Template]:
+def group_by_template(lines: Sequence[str], question: str = "") -> list[LineTemplate]:
     """Group lines by template; do not mask times, ids and numbers that occur in the question."""
     named = {*HAS_DIGIT.findall(question)}
     shapes = defaultdict[str, list[tuple[int, tuple[str, ...]]]](list)
     for number, line in enumerate(lines):
-        shape, values = mask(line, named)
+        shape, values = mask_variables(line, named)
         shapes[shape].append((number, values))
     templates = [each for shape, members in shapes.items() for each in split_by_numbers(members)]
     return sorted(templates, key=lambda template: template.lines[0])
 
 
-def mask(line: str, named: set[str]) -> tuple[str, tuple[str, ...]]:
+def mask_variables(line: str, named: set[str]) -> tuple[str, tuple[str, ...]]:
     """Mask a line's times, ids and numbers; return it and the numbers. A line without words is not masked."""
     numbers = list[str]()
 
-    def replaced(match: re.Match[str]) -> str:
+    def mask_match(match: re.Match[str]) -> str:
         if match[0] in named:
             return match[0]
         if match.lastgroup == "number":
             numbers.append(match[0])
         return f"\0{match.lastgroup}\0"
 
-    shape = VARIABLE.sub(replaced, line)
+    shape = VARIABLE.sub(mask_match, line)
     has_words = any(letter.isalpha() for part in shape.split("\0")[::2] for letter in part)
     return (shape, tuple(numbers)) if has_words else (line, ())
 
 
-def split_by_numbers(members: Sequence[tuple[int, tuple[str, ...]]]) -> Iterator[Template]:
+def split_by_numbers(members: Sequence[tuple[int, tuple[str, ...]]]) -> Iterator[LineTemplate]:
     """Split lines that differ only in numbers into templates, by the values that `values_to_keep` returns."""
     fields = [*zip(*(values for _, values in members), strict=True)]
-    kept_values = [values_to_keep(field) for field in fields]
+    kept_values = [select_unmasked(field) for field in fields]
     groups = defaultdict[tuple[str | None, ...], list[tuple[int, tuple[str, ...]]]](list)
     for number, values in members:
         key = tuple(value if value in some else None for value, some in zip(values, kept_values, strict=True))
@@ -322,10 +326,10 @@ def split_by_numbers(members: Sequence[tuple[int, tuple[str, ...]]]) -> Iterator
         samples = {some[0][0]}
         for at in [at for at, value in enumerate(key) if value is None and len(some) >= MANY]:
             samples |= {best(some, key=lambda member: float(member[1][at]))[0] for best in (min, max)}
-        yield Template([number for number, _ in some], sorted(samples))
+        yield LineTemplate([number for number, _ in some], sorted(samples))
 
 
-def values_to_keep(field: Sequence[str]) -> set[str]:
+def select_unmasked(field: Sequence[str]) -> set[str]:
     """Return the values of a number that are not masked: all if at most FEW, else only the outliers.
 
     field: the number's value in each line.
@@ -333,15 +337,15 @@ def values_to_keep(field: Sequence[str]) -> set[str]:
     counts = Counter(field)
     if len(counts) <= FEW:
         return {*counts}
-    below, above = outlier_tests([float(value) for value in field], float)
-    low, high = outlier_tests([log1p(float(value)) for value in field], lambda value: log1p(float(value)))
+    below, above = make_outlier_tests([float(value) for value in field], float)
+    low, high = make_outlier_tests([log1p(float(value)) for value in field], lambda value: log1p(float(value)))
     ordered = sorted(counts, key=float)
     smallest = [value for value in ordered if below(value) and low(value)][:EXTREME]
     largest = [value for value in ordered if above(value) and high(value)][-EXTREME:]
     return {*smallest, *largest}
 
 
-def outlier_tests(numbers: Sequence[float], scale: Callable[[str], float]) -> tuple[Callable[[str], bool], ...]:
+def make_outlier_tests(numbers: Sequence[float], scale: Callable[[str], float]) -> tuple[Callable[[str], bool], ...]:
     """Return two predicates of a value: whether it is far below, and far above the quartiles of some numbers.
 
     scale: converts a value to a number. Callers test on a linear and a logarithmic scale, and count a value that is an
@@ -352,7 +356,7 @@ def outlier_tests(numbers: Sequence[float], scale: Callable[[str], float]) -> tu
     return lambda value: scale(value) < low - reach, lambda value: scale(value) > high + reach
 
 
-def without_time(line: str) -> str:
+def strip_time(line: str) -> str:
     """Strip a leading time, which has many tokens and does not help to score the line."""
     match = VARIABLE.match(line)
     remaining = line[match.end() :].lstrip() if match and match.lastgroup == "time" else ""

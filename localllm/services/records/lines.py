@@ -13,7 +13,7 @@ from localllm.files.text_file import UTF16_MARKS, decode_text
 from localllm.frozen import frozen
 from localllm.text.messages import Message
 
-Asked = str | list[Message]
+PromptInput = str | list[Message]
 IMAGE = "image"  # the field
 FIELD = re.compile(r"\{([\w-]+)\}")
 BRACES = re.compile(r"\{([^{}\n]+)\}")  # a field if the record has it, such as a table's column whose name has spaces
@@ -43,16 +43,16 @@ def read_records(data: bytes, name: str = "") -> list[Record]:
     lines = [(number, line.removesuffix(b"\r")) for number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
     if lines and lines[0][0] == 1:
         lines[0] = 1, lines[0][1].removeprefix(b"\xef\xbb\xbf")
-    if (document := lines_of_document(data)) is not None:
+    if (document := convert_document(data)) is not None:
         return read_records(document, ".jsonl")
     is_jsonl = name.endswith((".jsonl", ".ndjson")) or bool(lines and is_json_line(lines[0][1]))
     records = [parse_json_line(number, line) if is_jsonl else parse_plain_line(number, line) for number, line in lines]
     first_lines = dict[str | int, int]()
     numbered = zip(records, (number for number, _ in lines), strict=True)
-    return [record if record.error else with_own_id(record, number, first_lines) for record, number in numbered]
+    return [record if record.error else check_unique_id(record, number, first_lines) for record, number in numbered]
 
 
-def lines_of_document(data: bytes) -> bytes | None:
+def convert_document(data: bytes) -> bytes | None:
     """Convert a JSON array, or objects over several lines (as from jq), to JSON Lines; None for other data.
 
     A string in an array becomes an object with the field "line".
@@ -78,7 +78,7 @@ def lines_of_document(data: bytes) -> bytes | None:
 
 def begins_document(line: bytes) -> bool:
     """Return whether the first line may begin JSON over several lines; see lines_of_document."""
-    return line.strip() in (b"[", b"{", b"[{") or (line.startswith(b"[") and lines_of_document(line) is not None)
+    return line.strip() in (b"[", b"{", b"[{") or (line.startswith(b"[") and convert_document(line) is not None)
 
 
 def is_json_line(line: bytes) -> bool:
@@ -107,14 +107,14 @@ def parse_json_line(number: int, line: bytes) -> Record:
     return Record(record_id, value)
 
 
-def with_own_id(record: Record, number: int, first_lines: dict[str | int, int]) -> Record:
+def check_unique_id(record: Record, number: int, first_lines: dict[str | int, int]) -> Record:
     """Return the record, with an error if an earlier line has its id; first_lines: line numbers by id."""
     first = first_lines.setdefault(record.id, number)
     error = "" if first == number else f"line {number}: the id {record.id!r} was already used in line {first}"
     return Record(record.id, record.input, error)
 
 
-class Prompts:
+class PromptBuilder:
     def __init__(
         self,
         prompt: str | None = None,
@@ -140,29 +140,29 @@ class Prompts:
         is_jinja = text is not None and any(mark in text for mark in JINJA)
         is_named = text is None or is_jinja or FIELD.search(text) or any(f"{{{name}}}" in text for name in columns)
         if not is_named and columns:
-            raise UsageError(f"the prompt must name a column: {in_braces(columns)}")
+            raise UsageError(f"the prompt must name a column: {format_fields(columns)}")
         unknown = [name for name in FIELD.findall(text or "") if name not in columns]
         if unknown and columns and not is_jinja:
-            raise UsageError(f"unknown column {in_braces(unknown)}: the columns are {in_braces(columns)}")
+            raise UsageError(f"unknown column {format_fields(unknown)}: the columns are {format_fields(columns)}")
         if not is_named:
             raise UsageError('the prompt must name a field: {line} for a plain line, {text} for the field "text"')
         if text is None and columns and not {"prompt", "messages"} & {*columns}:
-            raise UsageError(f"-p TEXT is missing: the columns are {in_braces(columns)}")
+            raise UsageError(f"-p TEXT is missing: the columns are {format_fields(columns)}")
         self._arguments = prompt, template, system, raw, columns, first
         self._raw = raw
         self._head = [*([] if system is None else [{"role": "system", "content": system}]), *first]
         self._prompt = text if prompt is not None or text is None else text.removesuffix("\n")
-        self._render = jinja(text) if is_jinja and text is not None else None
+        self._render = compile_jinja(text) if is_jinja and text is not None else None
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         """Pickle without the compiled template."""
-        return Prompts, self._arguments
+        return PromptBuilder, self._arguments
 
     def __repr__(self) -> str:
         first = self._arguments[-1]
         return f"Prompts{self._arguments[:4]!r}" + (f" after {first!r}" if first else "")
 
-    def __call__(self, record: Record) -> Asked:
+    def __call__(self, record: Record) -> PromptInput:
         """Build the prompt of a record: messages, or a string if raw. Raises LocalllmError for missing fields.
 
         Images in the record's field `image` (a path, a data URL or a list of them) are placed before the prompt, unless
@@ -173,17 +173,17 @@ class Prompts:
             raise UsageError(record.error)
         fields = record.input if isinstance(record.input, dict) else {"line": record.input}
         if self._render:
-            return self._chat(self._render(fields), images_of(fields))
+            return self._make_prompt(self._render(fields), get_images(fields))
         if self._prompt is not None:
-            images = [] if IMAGE in FIELD.findall(self._prompt) else images_of(fields)
+            images = [] if IMAGE in FIELD.findall(self._prompt) else get_images(fields)
 
             def fill(match: "re.Match[str]") -> str:
                 is_field = match[1] in fields or FIELD.fullmatch(match[0])
-                return text_of(fields, match[1]) if is_field else match[0]
+                return get_field(fields, match[1]) if is_field else match[0]
 
-            return self._chat(BRACES.sub(fill, self._prompt), images)
+            return self._make_prompt(BRACES.sub(fill, self._prompt), images)
         if "messages" in fields and not self._raw:
-            if images_of(fields):
+            if get_images(fields):
                 raise UsageError('"image" needs a prompt; in "messages", put images into the content')
             if not isinstance(fields["messages"], list):
                 raise UsageError('"messages" must be a list of messages: [{"role": "user", "content": ...}]')
@@ -191,9 +191,9 @@ class Prompts:
         field = next((name for name in ("prompt", "question", "line") if name in fields), None)
         if field is None:
             raise UsageError('the record has no field "messages" or "prompt"; add one or give a prompt')
-        return self._chat(text_of(fields, field), images_of(fields))
+        return self._make_prompt(get_field(fields, field), get_images(fields))
 
-    def _chat(self, text: str, images: list[str]) -> Asked:
+    def _make_prompt(self, text: str, images: list[str]) -> PromptInput:
         if self._raw and images:
             raise UsageError("images cannot be combined with raw: raw prompts use no chat template")
         if self._raw:
@@ -201,23 +201,23 @@ class Prompts:
         return [*self._head, {"role": "user", "content": text, **({"images": images} if images else {})}]
 
 
-def require_line(text: str | None, records: Sequence[Record]) -> None:
+def require_line_field(text: str | None, records: Sequence[Record]) -> None:
     """Raise UsageError for a prompt with a field other than {line} if all records are plain lines."""
     if text is None or any(mark in text for mark in JINJA):
         return
     unknown = [name for name in FIELD.findall(text) if name != "line"]
     if unknown and records and all(isinstance(each.input, str) for each in records):
         raise UsageError(
-            f"unknown field {in_braces(unknown)}: the input has plain lines, whose only field is {{line}};"
+            f"unknown field {format_fields(unknown)}: the input has plain lines, whose only field is {{line}};"
             " for {file} and {text}, give a folder, whose files are the records"
         )
 
 
-def in_braces(columns: Sequence[str]) -> str:
+def format_fields(columns: Sequence[str]) -> str:
     return ", ".join(f"{{{name}}}" for name in columns)
 
 
-def images_of(fields: dict[str, object]) -> list[str]:
+def get_images(fields: dict[str, object]) -> list[str]:
     """Return a record's images: paths and data URLs. Raises UsageError."""
     value = fields.get(IMAGE)
     values = [] if value is None else value if isinstance(value, list) else [value]
@@ -227,7 +227,7 @@ def images_of(fields: dict[str, object]) -> list[str]:
     return images
 
 
-def text_of(fields: dict[str, object], name: str) -> str:
+def get_field(fields: dict[str, object], name: str) -> str:
     """Return a field's string, or its value as JSON. Raises UsageError for an unknown field."""
     if name not in fields:
         raise UsageError(f"the record has no field {name!r}")
@@ -235,11 +235,11 @@ def text_of(fields: dict[str, object], name: str) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def jinja(source: str) -> Callable[[dict[str, object]], str]:
+def compile_jinja(source: str) -> Callable[[dict[str, object]], str]:
     """Compile a Jinja template to a function from fields to a string. Raises UsageError if it is invalid."""
     from localllm.text.sandbox import compile_template, render_template  # Jinja takes 40 ms to import
 
-    def reason(error: Exception) -> str:
+    def describe_error(error: Exception) -> str:
         return " ".join(str(error).split())[:200] or type(error).__name__
 
     try:
@@ -247,7 +247,7 @@ def jinja(source: str) -> Callable[[dict[str, object]], str]:
     except MemoryError:
         raise
     except Exception as error:  # Jinja's parser and Python's compiler raise many errors
-        raise UsageError(f"the prompt's Jinja template is invalid: {reason(error)}") from None
+        raise UsageError(f"the prompt's Jinja template is invalid: {describe_error(error)}") from None
 
     def render(fields: dict[str, object]) -> str:
         try:
@@ -255,6 +255,6 @@ def jinja(source: str) -> Callable[[dict[str, object]], str]:
         except MemoryError:
             raise
         except Exception as error:  # a template's code can raise any error
-            raise LocalllmError(f"the prompt's Jinja template failed: {reason(error)}") from None
+            raise LocalllmError(f"the prompt's Jinja template failed: {describe_error(error)}") from None
 
     return render

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from localllm.errors import CutError, LocalllmError, UsageError
-from localllm.files.provenance import BEGINNING, digest
+from localllm.files.provenance import BEGINNING, hash_beginning
 from localllm.frozen import frozen
-from localllm.services.records.lines import Asked, Prompts, Record
+from localllm.services.records.lines import PromptBuilder, PromptInput, Record
 from localllm.services.records.stream import RecordStream
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class MapJob:
     """
 
     path: str
-    prompts: Prompts
+    prompts: PromptBuilder
     options: "GenerationOptions"
     n: int = 1
     precise: bool = True
@@ -55,7 +55,7 @@ class MapJob:
         if self.n < 1:
             raise UsageError(f"n must be 1 or greater, not {self.n}")
 
-    def digests(self, model: str) -> dict[str, str]:
+    def compute_digests(self, model: str) -> dict[str, str]:
         """Return hashes, by name, of everything that determines the answers; model: a path or a server's URL.
 
         A file is identified by its name, size and first bytes.
@@ -66,14 +66,21 @@ class MapJob:
                 beginning, size = file.read(BEGINNING), os.fstat(file.fileno()).st_size
         options = replace(self.options, on_progress=None, speculate="auto")  # they do not change answers
         parts = {
-            "model": (os.path.basename(model), size, digest(beginning), self.chat_template, self.mmproj, *self.lora),
+            "model": (
+                os.path.basename(model),
+                size,
+                hash_beginning(beginning),
+                self.chat_template,
+                self.mmproj,
+                *self.lora,
+            ),
             "prompt": (self.prompts, self.choices),
             "set of options": (options, self.n, self.precise, *(["text"] if self.json_as_text else [])),
         }
-        return {name: digest(repr(part).encode()) for name, part in parts.items()}
+        return {name: hash_beginning(repr(part).encode()) for name, part in parts.items()}
 
 
-class Mapping:
+class RecordMapping:
     """Answers records with a model; iterate over it for the results in order of completion.
 
     Attributes:
@@ -91,7 +98,7 @@ class Mapping:
         self._failed: list[tuple[Record, LocalllmError]] = []
         self.done = 0
         model.session.validate_combination(job.options)
-        requests = filter(None, map(self._request, records))  # not a generator, since records may stop and resume
+        requests = filter(None, map(self._make_request, records))  # not a generator, since records may stop and resume
         self._batch: Scheduler = model.batch(requests, precise=job.precise)
         if isinstance(records, RecordStream):
             records.may_wait = lambda: not (self._batch.running or self._failed)
@@ -100,7 +107,7 @@ class Mapping:
     def written(self) -> int:
         return self._batch.written
 
-    def _request(self, record: Record) -> "Request | None":
+    def _make_request(self, record: Record) -> "Request | None":
         """Convert a record to a request; return None on failure."""
         job = self._job
         try:
@@ -113,19 +120,19 @@ class Mapping:
         with closing(self._batch):
             while True:
                 for finished in self._batch:
-                    results = self._results(finished)
+                    results = self._collect_results(finished)
                     self.done += len(results)
                     self._on_turn()
                     yield from results
-                yield from self._results([])
+                yield from self._collect_results([])
                 if not (isinstance(self._records, RecordStream) and self._records.is_open):
                     return
 
-    def _results(self, finished: "list[Request]") -> list[tuple[Record, Result]]:
+    def _collect_results(self, finished: "list[Request]") -> list[tuple[Record, Result]]:
         """Return the results of finished requests, and of records that failed before they became requests."""
         failed, self._failed = self._failed, []
-        results = [(request.key, result(request, self._job.json_as_text)) for request in finished]
-        return results + [(record, failure(record, error)) for record, error in failed]
+        results = [(request.key, make_result(request, self._job.json_as_text)) for request in finished]
+        return results + [(record, make_failure(record, error)) for record, error in failed]
 
     def stop(self) -> None:
         """Start no new requests; running ones complete."""
@@ -152,7 +159,7 @@ class ChoiceMapping:
         self._asked, self._failed = deque[Record](), deque[tuple[Record, LocalllmError]]()
 
     def __iter__(self) -> Iterator[tuple[Record, Result]]:
-        answers = self._model.choose_many(self._prompts(), self._job.choices, self._job.precise)
+        answers = self._model.choose_many(self._iter_prompts(), self._job.choices, self._job.precise)
         while (choices := next(answers, None)) is not None:
             while self._failed:
                 yield self._report(*self._failed.popleft())
@@ -160,7 +167,7 @@ class ChoiceMapping:
         while self._failed:
             yield self._report(*self._failed.popleft())
 
-    def _prompts(self) -> Iterator[Asked]:
+    def _iter_prompts(self) -> Iterator[PromptInput]:
         for record in self._records:
             if self._is_stopped:
                 return
@@ -175,7 +182,7 @@ class ChoiceMapping:
     def _report(self, record: Record, choices: "list[Choice] | LocalllmError") -> tuple[Record, Result]:
         self.done += 1
         self._on_turn()
-        return record, failure(record, choices) if isinstance(choices, LocalllmError) else choice_result(
+        return record, make_failure(record, choices) if isinstance(choices, LocalllmError) else make_choice_result(
             record, choices
         )
 
@@ -183,7 +190,7 @@ class ChoiceMapping:
         self._is_stopped = True
 
 
-def choice_result(record: Record, choices: "list[Choice]") -> Result:
+def make_choice_result(record: Record, choices: "list[Choice]") -> Result:
     """Build a record's result: its likeliest choice, and the probabilities of all."""
     return {
         "id": record.id,
@@ -194,21 +201,21 @@ def choice_result(record: Record, choices: "list[Choice]") -> Result:
     }
 
 
-def result(request: "Request", json_as_text: bool = False) -> Result:
+def make_result(request: "Request", json_as_text: bool = False) -> Result:
     """Build the result of an answered record; an answer cut off within its required format is an error.
 
     An error includes the text generated so far.  json_as_text: do not parse an answer with a schema.
     """
     constraint, texts = request.task.options.constraint, [answer.text for answer in request.answers]
     if request.error:
-        return failure(request.key, request.error, texts)
+        return make_failure(request.key, request.error, texts)
     if constraint and any(answer.finish_reason == "length" for answer in request.answers):
         problem = f"the answer was cut off before it {constraint.promise}; raise -n or the context"
-        return failure(request.key, CutError(problem), texts)
-    return success(request, json_as_text)
+        return make_failure(request.key, CutError(problem), texts)
+    return make_success(request, json_as_text)
 
 
-def output_of(text: str, options: "GenerationOptions", json_as_text: bool) -> object:
+def parse_output(text: str, options: "GenerationOptions", json_as_text: bool) -> object:
     """Return an answer with a schema as parsed JSON unless json_as_text, and any other answer as a string."""
     if json_as_text or options.constraint is None or options.constraint.kind != "schema":
         return text
@@ -217,32 +224,32 @@ def output_of(text: str, options: "GenerationOptions", json_as_text: bool) -> ob
     return text
 
 
-def success(request: "Request", json_as_text: bool = False) -> Result:
+def make_success(request: "Request", json_as_text: bool = False) -> Result:
     """Build the result of a record; with several answers, its values are lists, best first."""
 
-    def per_answer(value: "Callable[[Completion], T]") -> T | list[T]:
+    def unwrap_single(value: "Callable[[Completion], T]") -> T | list[T]:
         values = [value(answer) for answer in request.answers]
         return values if request.n > 1 else values[0]
 
     has_thoughts = any(each.thinking for each in request.answers)
     return {
         "id": request.key.id,
-        "output": per_answer(lambda answer: output_of(answer.text, request.task.options, json_as_text)),
-        **({"thinking": per_answer(lambda answer: answer.thinking)} if has_thoughts else {}),
-        "finish_reason": per_answer(lambda answer: answer.finish_reason),
+        "output": unwrap_single(lambda answer: parse_output(answer.text, request.task.options, json_as_text)),
+        **({"thinking": unwrap_single(lambda answer: answer.thinking)} if has_thoughts else {}),
+        "finish_reason": unwrap_single(lambda answer: answer.finish_reason),
         "prompt_tokens": len(request.prompt),
-        "completion_tokens": per_answer(lambda answer: len(answer.tokens)),
+        "completion_tokens": unwrap_single(lambda answer: len(answer.tokens)),
         "input": request.key.input,
     }
 
 
-def failure(record: Record, error: LocalllmError, texts: Sequence[str] = ()) -> Result:
+def make_failure(record: Record, error: LocalllmError, texts: Sequence[str] = ()) -> Result:
     """Build the result of a record without an answer, or with the text of incomplete answers."""
     output = {"output": texts[0] if len(texts) == 1 else [*texts]} if any(texts) else {}
     return {"id": record.id, "error": str(error), **output, "input": record.input}
 
 
-def in_order(
+def iter_in_order(
     results: Iterable[tuple[Record, Result]], records: "Sequence[Record] | deque[Record]"
 ) -> Iterator[tuple[Record, Result]]:
     """Yield results in the order of the records: each waits for the results of all earlier records.
@@ -264,7 +271,7 @@ def in_order(
     yield from waiting.values()
 
 
-def result_filter(records: list[Record] | None, name: str) -> Callable[[Result], bool]:
+def make_result_filter(records: list[Record] | None, name: str) -> Callable[[Result], bool]:
     """Return a predicate that tells whether to keep a result of an existing output; errors are tried again.
 
     records: None if they are not known yet.  name: the output's. The predicate raises UsageError for a result that
@@ -293,10 +300,10 @@ def select_unfinished(records: list[Record], results: Iterable[Result]) -> list[
     return [record for record in records if record.error or record.id not in finished]
 
 
-def shortest_first(records: list[Record], prompts: Prompts) -> list[Record]:
+def sort_by_length(records: list[Record], prompts: PromptBuilder) -> list[Record]:
     """Sort records by prompt length; those without a valid prompt come first."""
 
-    def length(record: Record) -> int:
+    def get_length(record: Record) -> int:
         try:
             prompt = prompts(record)
         except LocalllmError:
@@ -304,4 +311,4 @@ def shortest_first(records: list[Record], prompts: Prompts) -> list[Record]:
         texts = [prompt] if isinstance(prompt, str) else [str(message.get("content", "")) for message in prompt]
         return sum(map(len, texts))
 
-    return sorted(records, key=length)
+    return sorted(records, key=get_length)

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.services.records.lines import Record
-from localllm.services.records.map import MapJob, Mapping, Result
+from localllm.services.records.map import MapJob, RecordMapping, Result
 
 if TYPE_CHECKING:
     import numpy as np
 
-MOST = 64  # maximum records of an actor's batch; a lost node loses the batch it works on
-LEAST = 16  # minimum, except for the last batch
+MAX_BATCH = 64  # maximum records of an actor's batch; a lost node loses the batch it works on
+MIN_BATCH = 16  # minimum, except for the last batch
 
 
-class Actor:
+class RayActor:
     """A worker that answers records on one node."""
 
     def __init__(self, job: MapJob):
@@ -47,7 +47,7 @@ class Actor:
         """
         records = [Record(**json.loads(text)) for text in batch["record"]]
         numbers = {id(record): number for record, number in zip(records, batch["number"].tolist(), strict=True)}
-        results = list(Mapping(self._model, self._job, records))
+        results = list(RecordMapping(self._model, self._job, records))
         return {
             "number": [numbers[id(record)] for record, _ in results],
             "result": [json.dumps(result) for _, result in results],
@@ -81,7 +81,7 @@ class RayMapping:
             try:
                 ray.init(address or None, log_to_driver=False, logging_level="error")
             except (ConnectionError, RuntimeError, ValueError) as error:
-                raise LocalllmError(f"cannot connect to a Ray cluster: {one_line(error)}") from None
+                raise LocalllmError(f"cannot connect to a Ray cluster: {get_original_error(error)}") from None
 
     def __iter__(self) -> Iterator[tuple[Record, Result]]:
         for number, text in self._rows():
@@ -102,10 +102,10 @@ class RayMapping:
         from ray.exceptions import RayError
 
         nodes = sum(node["Alive"] and node["Resources"].get("CPU", 0) >= 1 for node in self._ray.nodes())
-        size = max(LEAST, min(MOST, -(-len(self._records) // (4 * nodes))))
+        size = max(MIN_BATCH, min(MAX_BATCH, -(-len(self._records) // (4 * nodes))))
         items = [{"number": n, "record": json.dumps(asdict(record))} for n, record in enumerate(self._records)]
         results = from_items(items, override_num_blocks=-(-len(items) // size)).map_batches(
-            Actor,
+            RayActor,
             fn_constructor_args=(self._job,),
             batch_size=None,
             compute=ActorPoolStrategy(size=nodes, max_tasks_in_flight_per_actor=1),
@@ -115,13 +115,13 @@ class RayMapping:
             for row in results.iter_rows():
                 yield row["number"], row["result"]
         except RayError as error:
-            raise LocalllmError(f"the Ray job failed: {one_line(error)}") from None
+            raise LocalllmError(f"the Ray job failed: {get_original_error(error)}") from None
 
     def stop(self) -> None:
         """Stop after the next result."""
         self._stopped = True
 
 
-def one_line(error: Exception) -> str:
+def get_original_error(error: Exception) -> str:
     """Return the last line of a Ray error, which has the original exception."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1][:300]

@@ -9,7 +9,7 @@ from queue import Empty, Queue
 from typing import IO
 
 from localllm.errors import LocalllmError, UsageError
-from localllm.files.text_file import UTF16_MARKS, decode_text, replace_invalid, replacement_warning
+from localllm.files.text_file import UTF16_MARKS, decode_text, describe_replacement, replace_invalid
 from localllm.services.records import lines
 
 AHEAD = 256  # maximum lines that the thread reads ahead
@@ -47,7 +47,7 @@ class RecordStream:
                 first = source.readline()
             elif lines.begins_document(first):
                 data = first + source.read()
-                document = lines.lines_of_document(data)
+                document = lines.convert_document(data)
                 source = io.BytesIO(data if document is None else document)
                 first = source.readline()
             for line in chain([first], iter(source.readline, b"")) if first else ():
@@ -64,7 +64,7 @@ class RecordStream:
     @property
     def warning(self) -> str:
         """A warning about bytes that were not UTF-8, or ""."""
-        return replacement_warning(self._invalid, self._replaced) if self._replaced else ""
+        return describe_replacement(self._invalid, self._replaced) if self._replaced else ""
 
     def stop(self) -> None:
         self.is_stopped = True
@@ -81,7 +81,7 @@ class RecordStream:
 
     def __next__(self) -> lines.Record:
         while self.is_open:
-            line = self._next_line()
+            line = self._read_line()
             if line is None:
                 break
             self._number += 1
@@ -95,7 +95,7 @@ class RecordStream:
                 return record
         raise StopIteration
 
-    def _next_line(self) -> bytes | None:
+    def _read_line(self) -> bytes | None:
         """Return the next line; None at the end, or if none has arrived yet."""
         while not self.is_stopped:
             may_wait = self.may_wait()
@@ -119,7 +119,7 @@ class RecordStream:
         record = (lines.parse_json_line if self._is_jsonl else lines.parse_plain_line)(number, line)
         if record.error or not self._is_jsonl:
             return record
-        return lines.with_own_id(record, number, self._first_numbers)
+        return lines.check_unique_id(record, number, self._first_numbers)
 
     def _is_done(self, record: lines.Record) -> bool:
         """Return whether the output has the record's result. Raises UsageError for the result of another input."""

@@ -40,7 +40,7 @@ class Table:
     delimiter: str = ","
 
 
-def kind_of(name: str | None) -> str:
+def detect_table_type(name: str | None) -> str:
     """Return a table's file type by its file name, "" for other files."""
     return KINDS.get(os.path.splitext(name or "")[1].lower(), "")
 
@@ -55,7 +55,7 @@ def read_table(data: bytes, text: str, kind: str, name: str) -> Table:
     columns, rows = (read_parquet if kind == "parquet" else read_excel)(data, name)
     require_columns(columns, name)
     records = [
-        Record(number, {key: json_value(value) for key, value in row.items() if value is not None})
+        Record(number, {key: to_json_value(value) for key, value in row.items() if value is not None})
         for number, row in enumerate(rows, 1)
     ]
     return Table(kind, columns, records, rows)
@@ -94,7 +94,7 @@ def require_columns(columns: Sequence[str], name: str) -> None:
         raise UsageError(f"{name}: two columns are named {double[0]!r}")
 
 
-def extra(module: str, feature: str) -> ModuleType:
+def import_extra(module: str, feature: str) -> ModuleType:
     """Import a library of the extra "tables", which `feature` needs. Raises UsageError if it is missing."""
     try:
         return import_module(module)
@@ -104,7 +104,7 @@ def extra(module: str, feature: str) -> ModuleType:
 
 
 def read_parquet(data: bytes, name: str) -> tuple[list[str], list[Row]]:
-    arrow, parquet = extra("pyarrow", "Parquet"), extra("pyarrow.parquet", "Parquet")
+    arrow, parquet = import_extra("pyarrow", "Parquet"), import_extra("pyarrow.parquet", "Parquet")
     try:
         table = parquet.read_table(arrow.BufferReader(data))
     except (arrow.ArrowException, OSError) as error:
@@ -114,7 +114,7 @@ def read_parquet(data: bytes, name: str) -> tuple[list[str], list[Row]]:
 
 def read_excel(data: bytes, name: str) -> tuple[list[str], list[Row]]:
     """Read the first sheet of an Excel file. Raises UsageError."""
-    excel = extra("openpyxl", "Excel")
+    excel = import_extra("openpyxl", "Excel")
     try:
         book = excel.load_workbook(io.BytesIO(data), read_only=True, data_only=True)
         lines = [list(row) for row in book.worksheets[0].iter_rows(values_only=True)]
@@ -125,12 +125,12 @@ def read_excel(data: bytes, name: str) -> tuple[list[str], list[Row]]:
     return columns, [dict(zip(columns, line, strict=False)) for line in lines[1:]]
 
 
-def json_value(value: object) -> object:
+def to_json_value(value: object) -> object:
     """Convert a value to JSON; dates and other types become strings, NaN null."""
     if isinstance(value, Mapping):
-        return {str(key): json_value(each) for key, each in value.items()}
+        return {str(key): to_json_value(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [json_value(each) for each in value]
+        return [to_json_value(each) for each in value]
     if isinstance(value, float) and value != value:
         return None
     return value if value is None or isinstance(value, str | int | float | bool) else str(value)
@@ -139,7 +139,7 @@ def json_value(value: object) -> object:
 # ---- output
 
 
-def answer_columns(
+def plan_answer_columns(
     results: Iterable[Row], properties: Sequence[str], used_names: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
     """Return the new columns, each with the path of its values in a result.
@@ -161,17 +161,17 @@ def answer_columns(
     paths |= {OUTPUT: (OUTPUT,)} if has_text or not keys else {}
     paths |= {PROBABILITY: ("probabilities",)} if probable else {}
     paths |= {ERROR: (ERROR,)} if failed else {}
-    return {free_name(name, {*used_names}): path for name, path in paths.items()}
+    return {make_unique_name(name, {*used_names}): path for name, path in paths.items()}
 
 
-def free_name(name: str, used_names: set[str]) -> str:
+def make_unique_name(name: str, used_names: set[str]) -> str:
     """Return the column's name, prefixed until no other column has it."""
     while name in used_names:
         name = f"answer_{name}"
     return name
 
 
-def value_at(result: Row, path: tuple[str, ...]) -> object:
+def get_value(result: Row, path: tuple[str, ...]) -> object:
     """Return a result's value at a path, or None; for probabilities, that of the output."""
     if path == ("probabilities",):
         path = "probabilities", str(result.get(OUTPUT))
@@ -193,22 +193,22 @@ def join_rows(
     named: columns that the table has even without rows.
     """
     columns = dict.fromkeys([*named, *(key for row in rows for key in row)])
-    new = answer_columns((results[each.id] for each in records if each.id in results), properties, [*columns])
+    new = plan_answer_columns((results[each.id] for each in records if each.id in results), properties, [*columns])
 
-    def joined() -> Iterator[Row]:
+    def iter_joined() -> Iterator[Row]:
         for record, row in zip(records, rows, strict=True):
             if (result := results.get(record.id)) is not None:
-                yield {**row, **{name: value_at(result, path) for name, path in new.items()}}
+                yield {**row, **{name: get_value(result, path) for name, path in new.items()}}
 
-    return [*columns, *new], joined()
+    return [*columns, *new], iter_joined()
 
 
-def rows_of(records: Sequence[Record]) -> list[Row]:
+def to_rows(records: Sequence[Record]) -> list[Row]:
     """Convert records to rows; plain lines get the column "line"."""
     return [record.input if isinstance(record.input, dict) else {"line": record.input} for record in records]
 
 
-def cell(value: object) -> object:
+def to_csv_cell(value: object) -> object:
     """Convert a value to a CSV cell."""
     if value is None:
         return ""
@@ -217,7 +217,7 @@ def cell(value: object) -> object:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value
 
 
-def text_rows(columns: Sequence[str], rows: Iterable[Row], delimiter: str, header: bool = True) -> Iterator[str]:
+def iter_csv_lines(columns: Sequence[str], rows: Iterable[Row], delimiter: str, header: bool = True) -> Iterator[str]:
     """Yield the lines of CSV including line breaks, quoted as in RFC 4180."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, delimiter=delimiter, lineterminator="\n")
@@ -227,32 +227,32 @@ def text_rows(columns: Sequence[str], rows: Iterable[Row], delimiter: str, heade
     for row in rows:
         buffer.seek(0)
         buffer.truncate()
-        writer.writerow([cell(row.get(column)) for column in columns])
+        writer.writerow([to_csv_cell(row.get(column)) for column in columns])
         yield buffer.getvalue()
 
 
 def encode_table(kind: str, columns: Sequence[str], rows: Iterable[Row], delimiter: str = ",") -> bytes:
     """Encode a table in the given file type. Raises UsageError if a library is missing."""
     if kind in ("csv", "tsv"):
-        return "".join(text_rows(columns, rows, "\t" if kind == "tsv" else delimiter)).encode(errors="replace")
+        return "".join(iter_csv_lines(columns, rows, "\t" if kind == "tsv" else delimiter)).encode(errors="replace")
     file = io.BytesIO()
     if kind == "xlsx":
-        book = extra("openpyxl", "Excel").Workbook(write_only=True)
+        book = import_extra("openpyxl", "Excel").Workbook(write_only=True)
         sheet = book.create_sheet()
         sheet.append([*columns])
         for row in rows:
-            sheet.append([excel_value(row.get(column)) for column in columns])
+            sheet.append([to_excel_cell(row.get(column)) for column in columns])
         book.save(file)
         return file.getvalue()
-    arrow, parquet = extra("pyarrow", "Parquet"), extra("pyarrow.parquet", "Parquet")
+    arrow, parquet = import_extra("pyarrow", "Parquet"), import_extra("pyarrow.parquet", "Parquet")
     all_rows = [*rows]
     parquet.write_table(
-        arrow.table({name: arrow_column(arrow, [row.get(name) for row in all_rows]) for name in columns}), file
+        arrow.table({name: to_arrow_column(arrow, [row.get(name) for row in all_rows]) for name in columns}), file
     )
     return file.getvalue()
 
 
-def excel_value(value: object) -> object:
+def to_excel_cell(value: object) -> object:
     """Convert a value to an Excel cell; drop control characters, which Excel files cannot have."""
     value = json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value
     if isinstance(value, str):
@@ -260,29 +260,29 @@ def excel_value(value: object) -> object:
     return value
 
 
-def arrow_column(arrow: ModuleType, values: list[object]) -> object:
+def to_arrow_column(arrow: ModuleType, values: list[object]) -> object:
     """Create an Arrow array of values, as strings if they have several types; arrow: the module pyarrow."""
     try:
         return arrow.array(values)
     except arrow.ArrowException:
-        return arrow.array([None if value is None else str(cell(value)) for value in values])
+        return arrow.array([None if value is None else str(to_csv_cell(value)) for value in values])
 
 
-def answers_path(output: str) -> str:
+def get_answers_path(output: str) -> str:
     """Return the path of the hidden JSON Lines file next to a table that collects its answers."""
     folder, name = os.path.split(os.path.realpath(output))
     return os.path.join(folder, f".{name}.jsonl")
 
 
-def require_table(output: str, inputs: tuple[str, ...], redo: bool) -> None:
+def require_writable_table(output: str, inputs: tuple[str, ...], redo: bool) -> None:
     """Raise UsageError for a table that cannot be written, or was not written by an earlier run.
 
     redo: allow replacing any table.
     """
-    kind, target = kind_of(output), resolve_target(output, inputs)
+    kind, target = detect_table_type(output), resolve_target(output, inputs)
     if kind in ("parquet", "xlsx"):
-        extra(*(("pyarrow", "Parquet") if kind == "parquet" else ("openpyxl", "Excel")))
-    is_own = os.path.exists(answers_path(output))
+        import_extra(*(("pyarrow", "Parquet") if kind == "parquet" else ("openpyxl", "Excel")))
+    is_own = os.path.exists(get_answers_path(output))
     if os.path.exists(target) and os.path.getsize(target) and not (is_own or redo):
         raise UsageError(
             f"{output} exists and was not written by an earlier run: replace it with --redo, or use another output file"
@@ -290,7 +290,7 @@ def require_table(output: str, inputs: tuple[str, ...], redo: bool) -> None:
 
 
 @contextmanager
-def table_writer(
+def write_table_at_end(
     output: str, file: JsonlFile, table: Table | None, records: Sequence[Record], properties: Sequence[str]
 ) -> Iterator[None]:
     """Write the table from the answers in `file` when the block ends, even by an exception.
@@ -301,8 +301,8 @@ def table_writer(
     try:
         yield
     finally:
-        kind = kind_of(output)
-        rows = rows_of(records) if table is None else table.rows
+        kind = detect_table_type(output)
+        rows = to_rows(records) if table is None else table.rows
         with open(file.path, "rb") as source:
             results: dict[object, Row] = {each["id"]: each for each in file.parse_lines(source.read())}
         named = () if table is None else table.columns

@@ -6,7 +6,7 @@ from localllm.errors import UsageError
 from localllm.frozen import frozen
 from localllm.generation.constraints.schemas import close_objects
 from localllm.generation.options import CALLABLES, EFFORTS, GenerationOptions
-from localllm.generation.sampling.options import OPTIONS, names_for
+from localllm.generation.sampling.options import OPTIONS, map_names
 
 UNLIMITED = 2**31 - 1
 
@@ -29,14 +29,14 @@ class Dialect:
 
 DIALECTS = {
     "localllm": Dialect("localllm", {name: name for name in OPTIONS}, "grammar", "regex"),
-    "llamacpp": Dialect("llama-server", names_for("llamacpp", OPTIONS), "grammar"),
-    "vllm": Dialect("vLLM", names_for("vllm", OPTIONS), "structured_outputs.grammar", "structured_outputs.regex"),
+    "llamacpp": Dialect("llama-server", map_names("llamacpp", OPTIONS), "grammar"),
+    "vllm": Dialect("vLLM", map_names("vllm", OPTIONS), "structured_outputs.grammar", "structured_outputs.regex"),
 }
-OTHER = Dialect("a server with OpenAI's API", names_for("openai", OPTIONS), variables=False)
+OTHER = Dialect("a server with OpenAI's API", map_names("openai", OPTIONS), variables=False)
 
 
 @frozen
-class Form:
+class OutputFormat:
     """The required output format: a JSON schema, a GBNF grammar, a regular expression, or none.
 
     Attributes:
@@ -53,24 +53,24 @@ class Form:
         return self.schema is None and self.grammar is None and self.regex is None
 
 
-def request_of(options: GenerationOptions, form: Form, dialect: Dialect) -> dict[str, object]:
+def build_request(options: GenerationOptions, form: OutputFormat, dialect: Dialect) -> dict[str, object]:
     """Build the fields of a request. Raises UsageError for options that the server does not support."""
     request: dict[str, object] = {"stop": [*options.stop]} if options.stop and form.is_free else {}
     if options.max_tokens is not None:
         request["max_tokens"] = options.max_tokens
     if options.ban:
         if dialect.name != "localllm":
-            raise refusal("ban", dialect)
+            raise make_unsupported_error("ban", dialect)
         request["banned_strings"] = [*options.ban]
     for name in CALLABLES:
         if getattr(options, name):
-            raise refusal(name, dialect)
+            raise make_unsupported_error(name, dialect)
     fields = {name: field for field, name in dialect.sampling.items()}
     for name, value in options.sampling.explicit.items():
         if name not in fields:
-            raise refusal(name, dialect)
+            raise make_unsupported_error(name, dialect)
         request[fields[name]] = to_json(value)
-    request |= format_fields(form, dialect) | reasoning_fields(options, dialect)
+    request |= build_format_fields(form, dialect) | build_reasoning_fields(options, dialect)
     if form.schema is not None and dialect.name == "localllm" and options.constraint and not options.is_compact:
         request["json_whitespace"] = True
     if options.tools and options.tools.callable:
@@ -85,7 +85,7 @@ def to_json(value: object) -> object:
     return [*value] if isinstance(value, tuple) else value
 
 
-def format_fields(form: Form, dialect: Dialect) -> dict[str, object]:
+def build_format_fields(form: OutputFormat, dialect: Dialect) -> dict[str, object]:
     """Build the fields for a schema, a grammar or a regular expression."""
     if form.schema is not None:
         is_own = dialect.name == "localllm"
@@ -100,13 +100,13 @@ def format_fields(form: Form, dialect: Dialect) -> dict[str, object]:
             continue
         field: str = getattr(dialect, name)
         if not field:
-            raise refusal(name, dialect)
+            raise make_unsupported_error(name, dialect)
         outer, _, inner_name = field.partition(".")
         return {outer: {inner_name: value} if inner_name else value}
     return {}
 
 
-def reasoning_fields(options: GenerationOptions, dialect: Dialect) -> dict[str, object]:
+def build_reasoning_fields(options: GenerationOptions, dialect: Dialect) -> dict[str, object]:
     """Build the fields for reasoning and the chat template's variables."""
     request: dict[str, object] = {}
     variables = dict(options.template_variables)
@@ -114,17 +114,17 @@ def reasoning_fields(options: GenerationOptions, dialect: Dialect) -> dict[str, 
         request |= {"think": options.think} if options.think != "auto" else {}
         request |= {} if options.think_budget is None else {"think_budget": options.think_budget}
     elif options.think_budget is not None:
-        raise refusal("think_budget", dialect)
+        raise make_unsupported_error("think_budget", dialect)
     elif options.think in EFFORTS:
         request["reasoning_effort"] = options.think
     elif options.think != "auto":
         if not dialect.variables:
-            raise refusal("think", dialect)
+            raise make_unsupported_error("think", dialect)
         variables["enable_thinking"] = options.think == "on"
     if variables and not dialect.variables:
-        raise refusal("template_var", dialect)
+        raise make_unsupported_error("template_var", dialect)
     return {**request, "chat_template_kwargs": variables} if variables else request
 
 
-def refusal(name: str, dialect: Dialect) -> UsageError:
+def make_unsupported_error(name: str, dialect: Dialect) -> UsageError:
     return UsageError(f"{name} is not available with this endpoint: {dialect.name} does not support it")

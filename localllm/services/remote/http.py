@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 
 from localllm.errors import ContextError, LocalllmError, UsageError
 from localllm.frozen import frozen
-from localllm.services.hub.proxies import http_proxy_for
+from localllm.services.hub.proxies import select_http_proxy
 
 CONNECT, READ = 20.0, 600.0  # timeouts in seconds: for a connection, and for the next byte of a response
-MOST = 64 << 20  # maximum bytes of a response, or of one line of a stream
-TRIES, LONGEST_WAIT = 5, 30.0  # attempts while the server is busy; maximum seconds between two
+MAX_BYTES = 64 << 20  # maximum bytes of a response, or of one line of a stream
+MAX_ATTEMPTS, MAX_WAIT = 5, 30.0  # attempts while the server is busy; maximum seconds between two
 T = TypeVar("T")
 BUSY = (429, 500, 502, 503, 504)
 TOO_LONG = ("context length", "context size", "maximum context", "context window")
@@ -52,28 +52,28 @@ class Endpoint:
 
     def get(self, path: str) -> dict[str, object]:
         """Send a GET request and return the JSON response. Raises EndpointError."""
-        with closing(self._connection()) as connection:
-            return self._json(self._ask(connection, "GET", path))
+        with closing(self._connect()) as connection:
+            return self._read_json(self._send(connection, "GET", path))
 
     def post(self, path: str, body: object) -> dict[str, object]:
         """Send JSON and return the JSON response. Raises EndpointError, ContextError."""
-        with closing(self._connection()) as connection:
-            return self._json(self._ask(connection, "POST", path, body))
+        with closing(self._connect()) as connection:
+            return self._read_json(self._send(connection, "POST", path, body))
 
     def events(self, path: str, body: object) -> Iterator[dict[str, object]]:
         """Send JSON and yield the server-sent events. Raises ContextError; EndpointError, also for a broken stream."""
-        with closing(self._connection()) as connection:
-            response = self._ask(connection, "POST", path, body)
+        with closing(self._connect()) as connection:
+            response = self._send(connection, "POST", path, body)
             if "text/event-stream" not in (response.getheader("Content-Type") or ""):
                 raise EndpointError(
                     f"{self.url} does not stream: expected text/event-stream, "
                     f"found {response.getheader('Content-Type')}"
                 )
-            yield from self._data(response)
+            yield from self._iter_events(response)
 
-    def _data(self, response: HTTPResponse) -> Iterator[dict[str, object]]:
+    def _iter_events(self, response: HTTPResponse) -> Iterator[dict[str, object]]:
         while True:
-            line = self._sure(lambda: response.readline(MOST))
+            line = self._convert_errors(lambda: response.readline(MAX_BYTES))
             if not line:
                 raise EndpointError(f"{self.url} closed the connection before the end of the answer")
             field, _, value = line.strip().partition(b":")
@@ -83,27 +83,27 @@ class Endpoint:
                 return
             event = self._parse(value)
             if event.get("error"):
-                raise self._refusal(0, event)
+                raise self._make_error(0, event)
             yield event
 
-    def _ask(self, connection: HTTPConnection, method: str, path: str, body: object = None) -> HTTPResponse:
+    def _send(self, connection: HTTPConnection, method: str, path: str, body: object = None) -> HTTPResponse:
         """Send a request; retry while the server is busy or loads its model."""
         data, wait = None if body is None else json.dumps(body).encode(), 1.0
-        for attempt in range(TRIES):
-            response = self._response(connection, method, path, data)
-            if response.status not in BUSY or attempt + 1 == TRIES or (response.status == 500 and attempt):
+        for attempt in range(MAX_ATTEMPTS):
+            response = self._request(connection, method, path, data)
+            if response.status not in BUSY or attempt + 1 == MAX_ATTEMPTS or (response.status == 500 and attempt):
                 break
             after = response.getheader("Retry-After") or ""
-            wait = min(float(after) if after.isdecimal() else wait * 2, LONGEST_WAIT)
+            wait = min(float(after) if after.isdecimal() else wait * 2, MAX_WAIT)
             connection.close()
             sleep(wait)
         if response.status >= 300:
-            raise self._refusal(response.status, self._json(response, is_error=True))
+            raise self._make_error(response.status, self._read_json(response, is_error=True))
         return response
 
-    def _connection(self) -> HTTPConnection:
+    def _connect(self) -> HTTPConnection:
         """Connect to the server or its proxy. Raises LocalllmError for an unsupported proxy."""
-        parts, proxy = urlsplit(self.url), http_proxy_for(self.url)
+        parts, proxy = urlsplit(self.url), select_http_proxy(self.url)
         kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
         if proxy is None:
             return kind(parts.hostname or "", parts.port, timeout=CONNECT)
@@ -112,25 +112,25 @@ class Endpoint:
             connection.set_tunnel(parts.hostname or "", parts.port or 443, {"Host": parts.netloc, **proxy.headers})
         return connection
 
-    def _response(self, connection: HTTPConnection, method: str, path: str, body: bytes | None) -> HTTPResponse:
+    def _request(self, connection: HTTPConnection, method: str, path: str, body: bytes | None) -> HTTPResponse:
         headers = {"Accept": "application/json, text/event-stream", "User-Agent": "localllm"}
         if body is not None:
             headers["Content-Type"] = "application/json"
         if self.key is not None:
             headers["Authorization"] = f"Bearer {self.key}"
-        address, proxy = urlsplit(self.url).path + path, http_proxy_for(self.url)
+        address, proxy = urlsplit(self.url).path + path, select_http_proxy(self.url)
         if proxy and self.url.startswith("http:"):  # a proxy needs the whole address
             address, headers = self.url + path, headers | proxy.headers
 
-        def ask() -> HTTPResponse:
+        def send() -> HTTPResponse:
             connection.connect()
             connection.sock.settimeout(self.seconds)
             connection.request(method, address, body, headers)
             return connection.getresponse()
 
-        return self._sure(ask)
+        return self._convert_errors(send)
 
-    def _sure(self, act: Callable[[], T]) -> T:
+    def _convert_errors(self, act: Callable[[], T]) -> T:
         """Call `act`; convert any connection failure to EndpointError."""
         try:
             return act()
@@ -138,12 +138,12 @@ class Endpoint:
             raise EndpointError(f"{self.url} does not respond: no data for {self.seconds:g} seconds") from None
         except (OSError, HTTPException) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            proxy = http_proxy_for(self.url)
+            proxy = select_http_proxy(self.url)
             through = f" through {proxy.variable}, {proxy.url}" if proxy else ""
             raise EndpointError(f"{self.url} cannot be reached{through}: {reason}") from None
 
-    def _json(self, response: HTTPResponse, is_error: bool = False) -> dict[str, object]:
-        data = self._sure(lambda: response.read(MOST))
+    def _read_json(self, response: HTTPResponse, is_error: bool = False) -> dict[str, object]:
+        data = self._convert_errors(lambda: response.read(MAX_BYTES))
         return self._parse(data, {} if is_error else None)
 
     def _parse(self, data: bytes, usual: dict[str, object] | None = None) -> dict[str, object]:
@@ -158,7 +158,7 @@ class Endpoint:
             return usual
         raise EndpointError(f"{self.url} sent an invalid JSON object: {data.strip()[:60].decode(errors='replace')!r}")
 
-    def _refusal(self, status: int, response: dict[str, object]) -> LocalllmError:
+    def _make_error(self, status: int, response: dict[str, object]) -> LocalllmError:
         """Convert a server's error response to an exception."""
         error = response.get("error", response)
         message = error.get("message") if isinstance(error, dict) else error
@@ -173,16 +173,16 @@ class Endpoint:
         return EndpointError(f"{self.url} rejected the request{f' ({status})' if status else ''}: {reason}")
 
 
-def json_object(value: object) -> dict[str, object]:
+def as_object(value: object) -> dict[str, object]:
     """Return a JSON value that is an object, or {}."""
     return value if isinstance(value, dict) else {}
 
 
-def json_objects(value: object) -> list[dict[str, object]]:
+def as_objects(value: object) -> list[dict[str, object]]:
     """Return the objects in a JSON array, or []."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
-def json_count(value: object) -> int:
+def as_count(value: object) -> int:
     """Return a JSON value that is an integer, or 0."""
     return value if isinstance(value, int) else 0

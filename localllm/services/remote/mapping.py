@@ -6,10 +6,10 @@ from typing import TypeVar
 
 from localllm.errors import CutError, LocalllmError
 from localllm.generation.options import GenerationOptions
-from localllm.services.records.lines import Prompts, Record
-from localllm.services.records.map import Result, failure, output_of
+from localllm.services.records.lines import PromptBuilder, Record
+from localllm.services.records.map import Result, make_failure, parse_output
 from localllm.services.records.stream import RecordStream
-from localllm.services.remote.http import json_count
+from localllm.services.remote.http import as_count
 from localllm.services.remote.model import RemoteAnswer, RemoteModel
 
 AT_ONCE = 16  # concurrent requests
@@ -27,7 +27,7 @@ class RemoteMapping:
     def __init__(
         self,
         model: RemoteModel,
-        prompts: Prompts,
+        prompts: PromptBuilder,
         options: GenerationOptions,
         records: "list[Record] | RecordStream",
         n: int = 1,
@@ -54,7 +54,7 @@ class RemoteMapping:
                 for finished in wait(running, patience, return_when=FIRST_COMPLETED).done:
                     record, result = running.pop(finished), finished.result()
                     self.done += 1
-                    self.written += json_count(result.get("completion_tokens"))
+                    self.written += as_count(result.get("completion_tokens"))
                     yield record, result
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -68,8 +68,8 @@ class RemoteMapping:
             if constraint and any(answer.finish_reason == "length" for answer in answers):
                 raise CutError(f"the answer was cut off before it {constraint.promise}; raise max_tokens")
         except LocalllmError as error:
-            return failure(record, error, [answer.text for answer in answers])
-        return success(record, answers, lambda text: output_of(text, self._options, self._json_as_text))
+            return make_failure(record, error, [answer.text for answer in answers])
+        return make_success(record, answers, lambda text: parse_output(text, self._options, self._json_as_text))
 
     def stop(self) -> None:
         """Start no new requests; running ones complete."""
@@ -78,20 +78,20 @@ class RemoteMapping:
             self._records.stop()
 
 
-def success(record: Record, answers: list[RemoteAnswer], parsed: Callable[[str], object] = str) -> Result:
+def make_success(record: Record, answers: list[RemoteAnswer], parsed: Callable[[str], object] = str) -> Result:
     """Build the result of a record, as records.map does; token counts cover all answers together.
 
     parsed: converts an answer to the output.
     """
 
-    def value_of(values: list[T]) -> T | list[T]:
+    def unwrap_single(values: list[T]) -> T | list[T]:
         return values if len(values) > 1 else values[0]
 
     return {
         "id": record.id,
-        "output": value_of([parsed(answer.text) for answer in answers]),
-        **({"thinking": value_of([a.thinking for a in answers])} if any(a.thinking for a in answers) else {}),
-        "finish_reason": value_of([answer.finish_reason for answer in answers]),
+        "output": unwrap_single([parsed(answer.text) for answer in answers]),
+        **({"thinking": unwrap_single([a.thinking for a in answers])} if any(a.thinking for a in answers) else {}),
+        "finish_reason": unwrap_single([answer.finish_reason for answer in answers]),
         "completion_tokens": answers[0].completion_tokens,
         "input": record.input,
     }

@@ -13,22 +13,22 @@ from localllm.generation.constraints.json_text import JsonCompactor
 from localllm.generation.conversation import Conversation
 from localllm.generation.options import GenerationOptions
 from localllm.generation.reasoning import ANSWER, REASONING, TextPart
-from localllm.generation.tools.tool_call_parser import ToolCall, complete_calls
+from localllm.generation.tools.tool_call_parser import ToolCall, select_complete_calls
 from localllm.images.parts import to_data_urls
-from localllm.services.remote.dialect import DIALECTS, OTHER, UNLIMITED, Form, request_of
-from localllm.services.remote.http import Endpoint, EndpointError, json_count, json_object, json_objects
+from localllm.services.remote.dialect import DIALECTS, OTHER, UNLIMITED, OutputFormat, build_request
+from localllm.services.remote.http import Endpoint, EndpointError, as_count, as_object, as_objects
 from localllm.text.messages import Message
 
 REASONS = {"eos": "stop", "stop_sequence": "stop", "content_filter": "stop", "function_call": "tool_calls"}
 CHAT, TEXT = "/chat/completions", "/completions"
-MOST = 16  # maximum answers to one prompt
+MAX_ANSWERS = 16  # maximum answers to one prompt
 T = TypeVar("T")
 
 
 # ---- responses
 
 
-class Streaming:
+class StreamedResponse:
     """A streamed response, assembled from its events.
 
     Attributes:
@@ -46,16 +46,16 @@ class Streaming:
     @property
     def calls(self) -> list[ToolCall]:
         """The complete tool calls, in order."""
-        return complete_calls(call for _, call in sorted(self._calls.items()))
+        return select_complete_calls(call for _, call in sorted(self._calls.items()))
 
     def push(self, event: dict[str, object]) -> Iterator[TextPart]:
         """Add an event; yield its text."""
         if isinstance(event.get("usage"), dict):
-            self.usage = json_object(event["usage"])
-        for choice in json_objects(event.get("choices")):
+            self.usage = as_object(event["usage"])
+        for choice in as_objects(event.get("choices")):
             reason = choice.get("finish_reason")
             self.finish_reason = REASONS.get(reason, reason) if isinstance(reason, str) else self.finish_reason
-            delta = json_object(choice.get("delta"))
+            delta = as_object(choice.get("delta"))
             texts = (REASONING, delta.get("reasoning_content") or delta.get("reasoning")), (
                 ANSWER, delta.get("content") or choice.get("text")
             )  # fmt: skip
@@ -66,12 +66,12 @@ class Streaming:
                     self.text[kind] += text
                     self.events += 1
                     yield TextPart(kind, text)
-            for call in json_objects(delta.get("tool_calls")):
+            for call in as_objects(delta.get("tool_calls")):
                 self._push_call(call)
 
     def _push_call(self, delta: dict[str, object]) -> None:
         number, id = delta.get("index"), delta.get("id")
-        function = json_object(delta.get("function"))
+        function = as_object(delta.get("function"))
         call = self._calls.setdefault(number if isinstance(number, int) else len(self._calls), ToolCall(""))
         if isinstance(id, str) and id:
             call.id = id
@@ -100,14 +100,14 @@ class RemoteAnswer:
     @classmethod
     def of(cls, choice: object, usage: object, is_compact: bool = False) -> "RemoteAnswer":
         """Parse one choice of a response; is_compact: see StreamedResponse."""
-        choice = json_object(choice)
-        message = json_object(choice.get("message"))
+        choice = as_object(choice)
+        message = as_object(choice.get("message"))
         text = str(message.get("content") or choice.get("text") or "")
         thinking = message.get("reasoning_content") or message.get("reasoning") or ""
         reason = choice.get("finish_reason") or "length"
-        tokens = json_objects(json_object(choice.get("logprobs")).get("content"))
+        tokens = as_objects(as_object(choice.get("logprobs")).get("content"))
         logprobs = [value for token in tokens if isinstance(value := token.get("logprob"), int | float)]
-        count = json_count(json_object(usage).get("completion_tokens"))
+        count = as_count(as_object(usage).get("completion_tokens"))
         mean = fmean(logprobs) if logprobs else 0.0
         text = JsonCompactor().push(text) if is_compact else text
         return cls(text, str(thinking), REASONS.get(str(reason), str(reason)), mean, bool(logprobs), count)
@@ -125,13 +125,13 @@ class RemoteModel:
     format = file_type = "endpoint"
     warnings: Sequence[str] = ()
 
-    def __init__(self, endpoint: Endpoint, name: str | None = None, form: Form | None = None):
+    def __init__(self, endpoint: Endpoint, name: str | None = None, form: OutputFormat | None = None):
         """Connect to the server. Raises EndpointError, and UsageError for an unknown model.
 
         name: None for the server's first model.
         """
-        self.endpoint, self.path, self.form = endpoint, endpoint.url, form or Form()
-        models = json_objects(endpoint.get("/models").get("data"))
+        self.endpoint, self.path, self.form = endpoint, endpoint.url, form or OutputFormat()
+        models = as_objects(endpoint.get("/models").get("data"))
         names = [str(each.get("id")) for each in models]
         if not names and name is None:
             raise EndpointError(f"{endpoint.url} serves no models")
@@ -146,14 +146,14 @@ class RemoteModel:
     @property
     def context(self) -> int:
         """The context length; 0 if the server does not report it (some do only when the model is loaded)."""
-        self._context = self._context or context_of(self._about, self.endpoint, self.name)
+        self._context = self._context or fetch_context_length(self._about, self.endpoint, self.name)
         return self._context
 
     def fields(self, options: GenerationOptions) -> dict[str, object]:
         """Return the fields of a request. Raises UsageError for options that servers do not support."""
         if options.on_overflow == "shift":
             raise UsageError("on_overflow=shift is not available with an endpoint: the server manages its own context")
-        return {"model": self.name, **request_of(options, self.form, self.dialect)}
+        return {"model": self.name, **build_request(options, self.form, self.dialect)}
 
     def close(self) -> None:
         """Do nothing; a remote model has no resources."""
@@ -165,20 +165,20 @@ class RemoteModel:
         self.close()
 
 
-def context_of(about: dict[str, object], endpoint: Endpoint, name: str) -> int:
+def fetch_context_length(about: dict[str, object], endpoint: Endpoint, name: str) -> int:
     """Return a model's context length, 0 if unknown.
 
     vLLM reports it per model, llama-server and localllm outside /v1.
     """
-    if length := json_count(about.get("max_model_len")):
+    if length := as_count(about.get("max_model_len")):
         return length
     if about.get("owned_by") in ("llamacpp", "localllm"):
         with suppress(EndpointError):
             props = replace(endpoint, url=endpoint.url.removesuffix("/v1")).get("/props")
             if "models" in props:
-                models = json_objects(props["models"])
-                return next((json_count(each.get("context")) for each in models if each.get("name") == name), 0)
-            return json_count(json_object(props.get("default_generation_settings")).get("n_ctx"))
+                models = as_objects(props["models"])
+                return next((as_count(each.get("context")) for each in models if each.get("name") == name), 0)
+            return as_count(as_object(props.get("default_generation_settings")).get("n_ctx"))
     return 0
 
 
@@ -218,8 +218,8 @@ class RemoteSession(Conversation["RemoteGeneration"]):
         """Return n answers, the likeliest first if the server reports logprobs. Raises EndpointError, UsageError."""
         if beams:
             raise UsageError("beams is not available with an endpoint: its API does not support beam search")
-        if not 1 <= n <= MOST:
-            raise UsageError(f"n must be from 1 to {MOST} for an endpoint, not {n}")
+        if not 1 <= n <= MAX_ANSWERS:
+            raise UsageError(f"n must be from 1 to {MAX_ANSWERS} for an endpoint, not {n}")
         path, fields = (TEXT, {"prompt": prompt, **self._length(options)}) if isinstance(prompt, str) else (
             CHAT, {"messages": to_data_urls(prompt)}
         )  # fmt: skip
@@ -266,7 +266,7 @@ class RemoteGeneration:
         options = options or GenerationOptions()
         stream = {"stream": True, "stream_options": {"include_usage": True}}
         self._fields, self._model, self._path = {**model.fields(options), **prompt, **stream}, model, path
-        self._response = Streaming(options.is_compact)
+        self._response = StreamedResponse(options.is_compact)
         self._events: Iterator[dict[str, object]] | None = None
         self.seed, self.finish_reason = options.sampling.seed, "interrupted"
         self.ttft_s = self.decode_s = self.prefill_s = 0.0
@@ -279,7 +279,7 @@ class RemoteGeneration:
             self._started = perf_counter()
             events = self._model.endpoint.events(self._path, self._fields)
             first = next(events, None)
-            self._events = iter([]) if first is None else chain(first, events)
+            self._events = iter([]) if first is None else chain_and_close(first, events)
 
     def _parts(self) -> Iterator[TextPart]:
         self.begin()
@@ -312,16 +312,16 @@ class RemoteGeneration:
 
     @property
     def prompt_tokens(self) -> int:
-        return json_count(self._response.usage.get("prompt_tokens"))
+        return as_count(self._response.usage.get("prompt_tokens"))
 
     @property
     def cached_tokens(self) -> int:
-        details = json_object(self._response.usage.get("prompt_tokens_details"))
-        return json_count(details.get("cached_tokens"))
+        details = as_object(self._response.usage.get("prompt_tokens_details"))
+        return as_count(details.get("cached_tokens"))
 
     @property
     def completion_tokens(self) -> int:
-        return json_count(self._response.usage.get("completion_tokens")) or self._response.events
+        return as_count(self._response.usage.get("completion_tokens")) or self._response.events
 
     def message(self) -> dict[str, object]:
         reasoning: dict[str, object] = {"reasoning_content": self.thinking} if self.thinking else {}
@@ -338,7 +338,7 @@ class RemoteGeneration:
             self.parts.close()  # type: ignore[attr-defined]
 
 
-def chain(first: T, rest: Iterator[T]) -> Iterator[T]:
+def chain_and_close(first: T, rest: Iterator[T]) -> Iterator[T]:
     """Yield `first`, then `rest`, a generator that is closed at the end."""
     try:
         yield first

@@ -20,7 +20,7 @@ PASSAGES = 6  # passages added to a question in a chat
 ANSWER = 4  # the answer gets 1/ANSWER of the context
 
 
-def prompt_of(passages: Sequence[Passage], question: str, model: "Model") -> tuple[str, list[Passage]]:
+def build_prompt(passages: Sequence[Passage], question: str, model: "Model") -> tuple[str, list[Passage]]:
     """Return a prompt with as many leading passages as fit the model's context, and these passages.
 
     Raises ContextError if the first passage does not fit.
@@ -39,19 +39,19 @@ def prompt_of(passages: Sequence[Passage], question: str, model: "Model") -> tup
     return "\n\n".join([*parts, instruction]), passages_used
 
 
-def cited_places(answer: str, passages: Sequence[Passage]) -> list[str]:
+def list_citations(answer: str, passages: Sequence[Passage]) -> list[str]:
     """Return the locations of the passages that an answer cites by number; if it cites none, of all."""
     numbers = {int(each) for group in re.findall(r"\[([\d,; ]+)\]", answer) for each in re.findall(r"\d+", group)}
     cited = [number for number in range(1, len(passages) + 1) if number in numbers] or range(1, len(passages) + 1)
     return [f"[{number}] {passages[number - 1].place}" for number in cited]
 
 
-def passages_for(folder: str, question: str) -> str:
+def search_folder(folder: str, question: str) -> str:
     """Return the passages of a folder that match a question, each below its location, or ""."""
     from localllm.engine.options import EngineOptions
-    from localllm.services.search.files import Filter
-    from localllm.services.search.ranking import Models, Search
+    from localllm.services.search.files import FileFilter
+    from localllm.services.search.ranking import PassageSearch, SearchModels
 
-    with Search([folder], Filter(), Models(EngineOptions())) as search:
+    with PassageSearch([folder], FileFilter(), SearchModels(EngineOptions())) as search:
         hits = search.find(question, PASSAGES)
     return "\n\n".join(f"==> {hit.passage.place} <==\n{hit.passage.text}" for hit in hits)

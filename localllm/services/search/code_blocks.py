@@ -9,7 +9,7 @@ FENCE = re.compile(r"[ \t]*(`{3,}(?=[^`\n]*$)|~{3,})")  # a line that opens a bl
 MARKS = "`~"
 
 
-class BlockReader:
+class CodeBlockReader:
     """Extracts the first code block of streamed text.
 
     Attributes:
@@ -25,18 +25,18 @@ class BlockReader:
         content = ""
         *lines, rest = f"{self._line}{text}".split("\n")
         for line in lines:
-            content += self._whole_line(line)
+            content += self._read_line(line)
             self._is_begun = False
         self._line = rest
-        return content + self._beginning(rest)
+        return content + self._read_partial_line(rest)
 
     def end(self) -> str:
         """Return the rest of a block whose closing fence is missing."""
-        if not self.is_open or self.is_done or self._closes(self._line):
+        if not self.is_open or self.is_done or self._is_closing_fence(self._line):
             return ""
-        return self._content(self._line)
+        return self._strip_indent(self._line)
 
-    def _whole_line(self, line: str) -> str:
+    def _read_line(self, line: str) -> str:
         if self.is_done:
             return ""
         if not self.is_open:
@@ -44,43 +44,43 @@ class BlockReader:
                 self.is_open, self._fence = True, match[1]
                 self._indent = line[: match.start(1)]
             return ""
-        if not self._is_begun and self._closes(line):
+        if not self._is_begun and self._is_closing_fence(line):
             self.is_done = True
             return ""
-        return f"{self._content(line)}\n"
+        return f"{self._strip_indent(line)}\n"
 
-    def _beginning(self, line: str) -> str:
+    def _read_partial_line(self, line: str) -> str:
         """Return the start of an unfinished line unless it may be a closing fence; keep the rest."""
         if not self.is_open or self.is_done:
             return ""
         if not self._is_begun and (not line.strip() or line.lstrip()[0] == self._fence[0]):
             return ""
-        content, self._line, self._is_begun = self._content(line), "", True
+        content, self._line, self._is_begun = self._strip_indent(line), "", True
         return content
 
-    def _content(self, line: str) -> str:
+    def _strip_indent(self, line: str) -> str:
         """Remove the block's indentation from a line."""
         return line if self._is_begun else line.removeprefix(self._indent)
 
-    def _closes(self, line: str) -> bool:
+    def _is_closing_fence(self, line: str) -> bool:
         mark = line.strip()
         return not self._is_begun and len(mark) >= len(self._fence) and not mark.strip(self._fence[0])
 
 
-def code_blocks(text: str) -> list[str]:
+def extract_code_blocks(text: str) -> list[str]:
     """Return the contents of all code blocks in order, each without its final line break."""
     blocks = list[str]()
-    reader, code = BlockReader(), ""
+    reader, code = CodeBlockReader(), ""
     for line in text.splitlines(keepends=True):
         code += reader.push(line)
         if reader.is_done:
             blocks.append(code.removesuffix("\n"))
-            reader, code = BlockReader(), ""
+            reader, code = CodeBlockReader(), ""
     code += reader.end()
     return [*blocks, code.removesuffix("\n")] if reader.is_open and not reader.is_done else blocks
 
 
 def extract_code(text: str, last: bool = False) -> str | None:
     """Return the content of the first or last code block, or None."""
-    blocks = code_blocks(text)
+    blocks = extract_code_blocks(text)
     return blocks[-1 if last else 0] if blocks else None

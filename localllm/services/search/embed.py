@@ -8,7 +8,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from localllm.arch.vision.clip import is_pair
+from localllm.arch.vision.clip import is_clip
 from localllm.engine.options import EngineOptions
 from localllm.errors import UsageError
 from localllm.files.cache.checksummed_cache import read_checksummed, write_checksummed
@@ -19,13 +19,13 @@ from localllm.generation.embedding.embedder import Embedder, EmbedOptions, Shown
 from localllm.generation.embedding.reranker import Reranker
 from localllm.images.opened import read_source
 from localllm.services.records.lines import IMAGE, Record
-from localllm.services.search.files import LARGEST, read_text
-from localllm.services.search.passages import Passage, cut_into_passages
-from localllm.system.files import cache_folder
+from localllm.services.search.files import MAX_FILE_BYTES, read_text
+from localllm.services.search.passages import Passage, split_passages
+from localllm.system.files import get_cache_folder
 from localllm.text.tokenizer import Tokenizer
 
-SAMPLE = 1 << 16  # bytes of a model file to hash
-KEY = 16  # bytes of a document's hash
+SAMPLE_BYTES = 1 << 16  # bytes of a model file to hash
+KEY_BYTES = 16  # bytes of a document's hash
 CUT_VERSION = 2  # version of vector truncation: 2 applies a layer norm first, for models that need it
 
 
@@ -65,19 +65,19 @@ class AnyEmbedder(Protocol):
 
 
 @contextmanager
-def embedder(job: EmbedJob) -> "Iterator[AnyEmbedder]":
+def open_embedder(job: EmbedJob) -> "Iterator[AnyEmbedder]":
     """Open the model: an Embedder, or a PairEmbedder for a CLIP model.
 
     Raises ModelError, MemoryLimitError, UsageError.
     """
     file = GGUFFile.open(job.path)
     result: AnyEmbedder
-    if is_pair(file):
+    if is_clip(file):
         from localllm.generation.embedding import clip_embedder  # seldom needed
 
         if job.pooling is not None:
             raise UsageError("pooling cannot be set for a model of images and texts")
-        result = clip_embedder.PairEmbedder(file, job.engine)
+        result = clip_embedder.ClipEmbedder(file, job.engine)
     elif job.has_images:
         raise UsageError(f"{job.path}: the model cannot embed images; use a CLIP model")
     else:
@@ -90,7 +90,7 @@ def embedder(job: EmbedJob) -> "Iterator[AnyEmbedder]":
 
 
 @contextmanager
-def reranker(path: str, options: EngineOptions) -> Iterator[Reranker]:
+def open_reranker(path: str, options: EngineOptions) -> Iterator[Reranker]:
     file = GGUFFile.open(path)
     result = Reranker(file, Tokenizer.from_metadata(file.metadata, file.oddities), options)
     try:
@@ -99,7 +99,7 @@ def reranker(path: str, options: EngineOptions) -> Iterator[Reranker]:
         result.close()
 
 
-def text_of(record: Record, field: str) -> "str | ShownImage":
+def get_document(record: Record, field: str) -> "str | ShownImage":
     """Return a record's text (a line, or a field of an object), or its image. Raises UsageError."""
     if record.error:
         raise UsageError(record.error)
@@ -121,14 +121,14 @@ def is_image(record: Record) -> bool:
     return isinstance(record.input, dict) and isinstance(record.input.get(IMAGE), str) and "text" not in record.input
 
 
-def key_of(item: str | ShownImage) -> str:
+def get_cache_key(item: str | ShownImage) -> str:
     """Return the cache key of a document: the text itself, or a hash of the image. Raises UsageError."""
     if isinstance(item, str):
         return item
     return "\0" + hashlib.sha256(read_source(item.source)[1]).hexdigest()
 
 
-def files_below(names: Sequence[str]) -> list[str]:
+def list_files(names: Sequence[str]) -> list[str]:
     """List the named files, and the non-hidden files in named folders, sorted. Raises UsageError."""
     paths: list[str] = []
     for name in names:
@@ -147,7 +147,7 @@ def files_below(names: Sequence[str]) -> list[str]:
     return paths
 
 
-def file_text(path: str) -> str:
+def read_text_file(path: str) -> str:
     """Read a text file. Raises UsageError unless it is UTF-8 or UTF-16; a zero byte means binary."""
     try:
         data = Path(path).read_bytes()
@@ -158,16 +158,16 @@ def file_text(path: str) -> str:
     return decode_text(data, path)
 
 
-def file_passages(path: str, size: int) -> list[Passage]:
+def read_passages(path: str, size: int) -> list[Passage]:
     """Split a text file into passages of about `size` characters. Raises UsageError if it is binary or too large."""
     text = read_text(path)
     if text is None:
-        file_text(path)  # raises the reason
-        raise UsageError(f"{path}: the file exceeds the limit of {LARGEST >> 20} MB")
-    return cut_into_passages(path, text, size)
+        read_text_file(path)  # raises the reason
+        raise UsageError(f"{path}: the file exceeds the limit of {MAX_FILE_BYTES >> 20} MB")
+    return split_passages(path, text, size)
 
 
-def nearest(query: np.ndarray, vectors: np.ndarray, top: int) -> list[tuple[int, float]]:
+def find_nearest(query: np.ndarray, vectors: np.ndarray, top: int) -> list[tuple[int, float]]:
     """Return the vectors closest to a query as (index, cosine), best first.
 
     query, vectors: float32, of length 1.
@@ -177,7 +177,7 @@ def nearest(query: np.ndarray, vectors: np.ndarray, top: int) -> list[tuple[int,
     return [(int(number), float(cosines[number])) for number in order]
 
 
-def groups_of(vectors: np.ndarray, threshold: float) -> list[list[int]]:
+def group_similar(vectors: np.ndarray, threshold: float) -> list[list[int]]:
     """Group vectors: each has a cosine of at least `threshold` with another one of its group.
 
     vectors: float32 [documents, width], of length 1. Returns indices, the largest group first, without groups of one.
@@ -201,17 +201,17 @@ class VectorCache:
 
     def __init__(self, job: EmbedJob, width: int):
         """Open the cache for a job's model and options; width: elements of a vector."""
-        self._path = cache_folder() / "vectors" / fingerprint(job)
+        self._path = get_cache_folder() / "vectors" / compute_fingerprint(job)
         self._width, self.found = width, 0
         data = np.frombuffer(read_checksummed(self._path) or b"", np.uint8)
-        size = KEY + 4 * width
+        size = KEY_BYTES + 4 * width
         rows = data[: len(data) // size * size].reshape(-1, size)
-        self._rows = {row.tobytes(): number for number, row in enumerate(rows[:, :KEY])}
-        self._vectors = rows[:, KEY:].copy().view(np.float32)
+        self._rows = {row.tobytes(): number for number, row in enumerate(rows[:, :KEY_BYTES])}
+        self._vectors = rows[:, KEY_BYTES:].copy().view(np.float32)
 
     def vectors(self, texts: Sequence[str], make: Callable[[list[str]], np.ndarray]) -> np.ndarray:
         """Return the documents' vectors, float32 [documents, width]; make: embeds those that are not cached."""
-        keys = [*map(digest, texts)]
+        keys = [*map(hash_text, texts)]
         rows = np.empty((len(texts), self._width), np.float32)
         old = [number for number, key in enumerate(keys) if key in self._rows]
         new = [number for number, key in enumerate(keys) if key not in self._rows]
@@ -229,25 +229,25 @@ class VectorCache:
             self._rows[key] = row
         self._vectors = np.concatenate((self._vectors, rows))
         order = sorted(self._rows, key=self._rows.__getitem__)
-        ids = np.frombuffer(b"".join(order), np.uint8).reshape(-1, KEY)
+        ids = np.frombuffer(b"".join(order), np.uint8).reshape(-1, KEY_BYTES)
         vectors = np.ascontiguousarray(self._vectors[[self._rows[key] for key in order]]).view(np.uint8)
         with suppress(OSError):
             write_checksummed(self._path, np.concatenate((ids, vectors), axis=1).tobytes())
 
 
-def digest(text: str) -> bytes:
-    return hashlib.blake2b(text.encode(errors="replace"), digest_size=KEY).digest()
+def hash_text(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(errors="replace"), digest_size=KEY_BYTES).digest()
 
 
-def fingerprint(job: EmbedJob) -> str:
+def compute_fingerprint(job: EmbedJob) -> str:
     """Hash the model and the options that determine a vector; return 32 hexadecimal digits."""
     o = job.options
     cut = [] if o.dims is None else [CUT_VERSION]
     options = [o.dims, o.normalize, o.role, o.overflow, job.pooling, job.engine.context, *cut]
     hash, size = hashlib.sha256(repr(options).encode()), Path(job.path).stat().st_size
     with open(job.path, "rb") as file:
-        hash.update(b"%d" % size + file.read(SAMPLE))
+        hash.update(b"%d" % size + file.read(SAMPLE_BYTES))
         for part in range(1, 9):
             file.seek(size * part // 9)
-            hash.update(file.read(SAMPLE // 8))
+            hash.update(file.read(SAMPLE_BYTES // 8))
     return hash.hexdigest()[:32]

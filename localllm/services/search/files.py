@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
 IGNORE_FILES = (".gitignore", ".ignore")
-LARGEST = 16 << 20  # bytes; larger files are skipped
+MAX_FILE_BYTES = 16 << 20  # bytes; larger files are skipped
 SAMPLE = 8192  # a zero in the first bytes means a binary file
 
 
 @frozen
-class Filter:
+class FileFilter:
     """Selects files within folders.
 
     Attributes:
@@ -37,12 +37,12 @@ class Filter:
         name = os.path.basename(path)
         if name.startswith(".") and not self.hidden:
             return False
-        if any(matches(path, pattern) for pattern in self.exclude):
+        if any(matches_pattern(path, pattern) for pattern in self.exclude):
             return False
-        return is_folder or not self.include or any(matches(path, pattern) for pattern in self.include)
+        return is_folder or not self.include or any(matches_pattern(path, pattern) for pattern in self.include)
 
 
-def matches(path: str, pattern: str) -> bool:
+def matches_pattern(path: str, pattern: str) -> bool:
     """Return whether a pattern matches a path's name, or the end of the path if it has a slash."""
     pattern = pattern.rstrip("/")
     if "/" in pattern:
@@ -50,12 +50,12 @@ def matches(path: str, pattern: str) -> bool:
     return fnmatch.fnmatch(os.path.basename(path), pattern)
 
 
-class Ignored:
+class IgnoreRules:
     """The rules in the ignore files of a folder, its parents and its subfolders."""
 
     def __init__(self, folder: str):
         self._specs: list[tuple[str, GitIgnoreSpec]] = []
-        for above in parents_in_repository(os.path.realpath(folder)):
+        for above in list_repository_parents(os.path.realpath(folder)):
             self.enter(above)
 
     def enter(self, folder: str) -> None:
@@ -69,7 +69,7 @@ class Ignored:
 
             self._specs.append((f"{os.path.realpath(folder)}{os.sep}", GitIgnoreSpec.from_lines(lines)))
 
-    def excludes(self, path: str, is_folder: bool) -> bool:
+    def is_ignored(self, path: str, is_folder: bool) -> bool:
         """Return whether a path is ignored; the nearest ignore file with a matching pattern decides."""
         real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
         for folder, spec in reversed(self._specs):
@@ -81,7 +81,7 @@ class Ignored:
         return False
 
 
-def parents_in_repository(folder: str) -> list[str]:
+def list_repository_parents(folder: str) -> list[str]:
     """Return a folder's parents from the root of its Git repository on; [] outside a repository."""
     parents = list[str]()
     while not os.path.exists(os.path.join(folder, ".git")):
@@ -93,18 +93,18 @@ def parents_in_repository(folder: str) -> list[str]:
     return parents
 
 
-def text_files(names: Sequence[str], filter_: Filter) -> Iterator[str]:
+def iter_text_files(names: Sequence[str], filter_: FileFilter) -> Iterator[str]:
     """Yield the named files, and those in named folders, sorted. Raises UsageError for a missing name."""
     for name in names:
         if os.path.isdir(name):
-            yield from files_below(name, filter_, Ignored(name))
+            yield from iter_selected_files(name, filter_, IgnoreRules(name))
         elif os.path.isfile(name):
             yield name
         else:
             raise UsageError(f"{name}: no such file or folder")
 
 
-def files_below(folder: str, filter_: Filter, ignored: Ignored) -> Iterator[str]:
+def iter_selected_files(folder: str, filter_: FileFilter, ignored: IgnoreRules) -> Iterator[str]:
     """Yield the selected files in a folder; do not follow links to folders."""
     ignored.enter(folder)
     try:
@@ -114,10 +114,10 @@ def files_below(folder: str, filter_: Filter, ignored: Ignored) -> Iterator[str]
     for entry in entries:
         path = entry.name if folder == "." else os.path.join(folder, entry.name)
         is_folder = entry.is_dir(follow_symlinks=False)
-        if not filter_.selects(path, is_folder) or (not filter_.ignored and ignored.excludes(path, is_folder)):
+        if not filter_.selects(path, is_folder) or (not filter_.ignored and ignored.is_ignored(path, is_folder)):
             continue
         if is_folder:
-            yield from files_below(path, filter_, ignored)
+            yield from iter_selected_files(path, filter_, ignored)
         elif entry.is_file():
             yield path
 
@@ -126,10 +126,10 @@ def read_text(path: str) -> str | None:
     """Read a text file; return None for a file that is binary, too large or unreadable."""
     try:
         with open(path, "rb") as file:
-            data = file.read(LARGEST + 1)
+            data = file.read(MAX_FILE_BYTES + 1)
     except OSError:
         return None
-    if len(data) > LARGEST or (b"\0" in data[:SAMPLE] and not data.startswith(UTF16_MARKS)):
+    if len(data) > MAX_FILE_BYTES or (b"\0" in data[:SAMPLE] and not data.startswith(UTF16_MARKS)):
         return None
     encoding = "utf-16" if data.startswith(UTF16_MARKS) else "utf-8-sig"
     return data.decode(encoding, errors="replace")

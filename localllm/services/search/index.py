@@ -15,9 +15,9 @@ from typing import Self
 import numpy as np
 
 from localllm.errors import LocalllmError
-from localllm.files.safe_file import make_private
+from localllm.files.safe_file import create_private_folder
 from localllm.services.search.files import read_text
-from localllm.services.search.passages import SIZE, Passage, cut_into_passages
+from localllm.services.search.passages import SIZE, Passage, split_passages
 
 VERSION = "3"  # version of the database schema
 BATCH = 64  # passages embedded and written together
@@ -32,7 +32,7 @@ CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5(path, heading, text, tokeniz
 Embed = Callable[[list[str]], np.ndarray]
 
 
-class Index:
+class PassageIndex:
     """The passages of files; a context manager.
 
     Attributes:
@@ -78,7 +78,7 @@ class Index:
         if old and old[:2] == (status.st_size, status.st_mtime_ns):
             return
         text = read_text(path)
-        key = b"" if text is None else digest(text)
+        key = b"" if text is None else hash_text(text)
         self._sql.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?)",
                           (path, status.st_size, status.st_mtime_ns, key))  # fmt: skip
         if old and old[2] == key:
@@ -88,11 +88,11 @@ class Index:
         )
         self._remove_passages(path)
         if text is not None:
-            self._insert(cut_into_passages(path, text, self._size), vectors)
+            self._insert(split_passages(path, text, self._size), vectors)
 
     def _insert(self, passages: Iterable[Passage], vectors: dict[bytes, bytes] | None = None) -> None:
         for each in passages:
-            key = digest(each.embedded)
+            key = hash_text(each.embedded)
             row = (each.path, each.first, each.last, each.heading, each.text, key, (vectors or {}).get(key))
             cursor = self._sql.execute(
                 "INSERT INTO passages (path, first, last, heading, text, key, vector) VALUES (?, ?, ?, ?, ?, ?, ?)", row
@@ -136,7 +136,7 @@ class Index:
         row = self._sql.execute("SELECT path, first, last, text, heading FROM passages WHERE id = ?", (id,)).fetchone()
         return Passage(*row)
 
-    def by_words(self, words: Sequence[str], limit: int) -> list[int]:
+    def search_words(self, words: Sequence[str], limit: int) -> list[int]:
         """Return the ids of passages with any of the words, best BM25 first; words in headings count double."""
         if not words:
             return []
@@ -144,7 +144,7 @@ class Index:
         best = "SELECT rowid FROM words WHERE words MATCH ? ORDER BY bm25(words, 1.0, 2.0, 1.0), rowid LIMIT ?"
         return [id for (id,) in self._sql.execute(best, (query, limit))]
 
-    def by_vector(self, query: np.ndarray) -> list[tuple[int, float]]:
+    def search_vectors(self, query: np.ndarray) -> list[tuple[int, float]]:
         """Return the ids of passages and their cosines with the query, float32 [width], nearest first."""
         rows = self._sql.execute("SELECT id, vector FROM passages WHERE vector IS NOT NULL ORDER BY id").fetchall()
         if not rows:
@@ -158,7 +158,7 @@ class Index:
 def open_database(path: Path | None) -> sqlite3.Connection:
     if path is not None:
         with suppress(OSError, LocalllmError, sqlite3.Error):
-            make_private(path.parent)
+            create_private_folder(path.parent)
             return create_tables(path)
         with suppress(OSError, sqlite3.Error):
             path.unlink()
@@ -176,11 +176,11 @@ def create_tables(path: Path | str) -> sqlite3.Connection:
     return sql
 
 
-def digest(text: str) -> bytes:
+def hash_text(text: str) -> bytes:
     return hashlib.blake2b(text.encode(errors="replace"), digest_size=16).digest()
 
 
-def file_of(folder: Path, names: Sequence[str], parts: Sequence[object]) -> Path:
+def get_index_path(folder: Path, names: Sequence[str], parts: Sequence[object]) -> Path:
     """Return the path of the index of these files and folders; parts: other values that it depends on."""
     key = repr([VERSION, sorted(os.path.realpath(name) for name in names), os.getcwd(), *parts])
     return folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.sqlite"

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 from localllm.errors import LocalllmError
 
 if TYPE_CHECKING:
-    from localllm.services.search.ranking import Search
+    from localllm.services.search.ranking import PassageSearch
 
-MOST = 50  # maximum passages of a result
+MAX_PASSAGES = 50  # maximum passages of a result
 
 
-def serve(search: "Search", places: list[str], top: int) -> None:
+def serve_search(search: "PassageSearch", places: list[str], top: int) -> None:
     """Answer an MCP client's calls until it closes stdin; index changed files before each call.
 
     places: the searched files and folders, for the tool's description.  top: default count of passages. Raises
@@ -25,7 +25,7 @@ def serve(search: "Search", places: list[str], top: int) -> None:
 
     async def find(question: str, passages: int = top) -> str:
         search.update()
-        hits = search.find(question, max(1, min(passages, MOST)))
+        hits = search.find(question, max(1, min(passages, MAX_PASSAGES)))
         return "\n\n".join(f"{hit.passage.place}\n{hit.passage.text}" for hit in hits) or "nothing was found"
 
     about = (

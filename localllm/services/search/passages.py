@@ -57,23 +57,23 @@ class Passage:
         return f"{about}\n{self.text}" if about else self.text
 
 
-def passage_size(context: int) -> int:
+def compute_passage_size(context: int) -> int:
     """Return the characters of a passage for an embedding model with this context, in tokens."""
     return min(SIZE, max(200, CHARACTERS * (context - 16)))
 
 
-def cut_into_passages(path: str, text: str, size: int = SIZE) -> list[Passage]:
+def split_passages(path: str, text: str, size: int = SIZE) -> list[Passage]:
     """Split a file's text into passages, in order; every non-blank line is in one."""
     lines, ending = text.splitlines(), os.path.splitext(path)[1].lower()
     passages = list[Passage]()
-    for first, last, heading in sections(lines, ending):
-        blocks = [*blocks_of(lines, first, last, is_code=ending in CODE)]
+    for first, last, heading in split_sections(lines, ending):
+        blocks = [*split_blocks(lines, first, last, is_code=ending in CODE)]
         for begin, end in merge_blocks(lines, blocks, size):
             passages += split_block(path, lines, begin, end, heading, size)
     return passages
 
 
-def sections(lines: Sequence[str], ending: str) -> Iterator[tuple[int, int, str]]:
+def split_sections(lines: Sequence[str], ending: str) -> Iterator[tuple[int, int, str]]:
     """Yield sections as (first line, line after the last, headings)."""
     if ending in CODE or ending not in HEADINGS:
         yield 0, len(lines), ""
@@ -98,7 +98,7 @@ def sections(lines: Sequence[str], ending: str) -> Iterator[tuple[int, int, str]
             begin = None
 
 
-def blocks_of(lines: Sequence[str], first: int, last: int, is_code: bool) -> Iterator[tuple[int, int]]:
+def split_blocks(lines: Sequence[str], first: int, last: int, is_code: bool) -> Iterator[tuple[int, int]]:
     """Yield paragraphs and list items, or code's definitions, as (first line, line after the last)."""
     start: int | None = None
     in_fence = False
@@ -125,10 +125,10 @@ def blocks_of(lines: Sequence[str], first: int, last: int, is_code: bool) -> Ite
 def merge_blocks(lines: Sequence[str], blocks: Sequence[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:
     """Merge consecutive small blocks to about `size` characters; repeat a short last block in the next passage."""
 
-    def length(begin: int, end: int) -> int:
+    def count_characters(begin: int, end: int) -> int:
         return sum(len(line) + 1 for line in lines[begin:end])
 
-    if blocks and length(blocks[0][0], blocks[-1][1]) <= WHOLE * size:
+    if blocks and count_characters(blocks[0][0], blocks[-1][1]) <= WHOLE * size:
         yield blocks[0][0], blocks[-1][1]
         return
     begin = None
@@ -136,11 +136,11 @@ def merge_blocks(lines: Sequence[str], blocks: Sequence[tuple[int, int]], size: 
         if begin is None:
             begin = start
         following = blocks[number + 1] if number + 1 < len(blocks) else None
-        is_short = length(begin, end) <= OVERLAP  # such as a heading or an introduction
-        if following is None or (length(begin, following[1]) > size and not is_short):
+        is_short = count_characters(begin, end) <= OVERLAP  # such as a heading or an introduction
+        if following is None or (count_characters(begin, following[1]) > size and not is_short):
             yield begin, end
-            overlaps = begin != start and length(start, end) <= OVERLAP
-            begin = start if following and overlaps and length(start, following[1]) <= size else None
+            overlaps = begin != start and count_characters(start, end) <= OVERLAP
+            begin = start if following and overlaps and count_characters(start, following[1]) <= size else None
 
 
 def split_block(path: str, lines: Sequence[str], begin: int, end: int, heading: str, size: int) -> Iterator[Passage]:
@@ -151,19 +151,19 @@ def split_block(path: str, lines: Sequence[str], begin: int, end: int, heading: 
     while end > begin and not lines[end - 1].strip():
         end -= 1
     remaining = sum(len(line) + 1 for line in lines[begin:end])
-    start, length, aim = begin, 0, equal_length(remaining, WHOLE * size)
-    for first, last in indented_units(lines, begin, end, size):
+    start, length, aim = begin, 0, compute_equal_length(remaining, WHOLE * size)
+    for first, last in split_indented_units(lines, begin, end, size):
         following = length + sum(len(line) + 1 for line in lines[first:last])
         if length > OVERLAP and (following > WHOLE * size or following - aim > aim - length):
             yield Passage(path, start + 1, first, "\n".join(lines[start:first]), heading)
             remaining -= length
-            start, following, aim = first, following - length, equal_length(remaining, WHOLE * size)
+            start, following, aim = first, following - length, compute_equal_length(remaining, WHOLE * size)
         length = following
     if start < end:
         yield Passage(path, start + 1, end, "\n".join(lines[start:end]), heading)
 
 
-def indented_units(lines: Sequence[str], begin: int, end: int, size: int) -> Iterator[tuple[int, int]]:
+def split_indented_units(lines: Sequence[str], begin: int, end: int, size: int) -> Iterator[tuple[int, int]]:
     """Yield each line with the indented lines below it as (first, end); single lines if they exceed `size`."""
     indents = [len(line) - len(line.lstrip()) for line in lines[begin:end]]
     margin = MARGIN + min((indent for indent, line in zip(indents, lines[begin:end], strict=True) if line.strip()))
@@ -178,6 +178,6 @@ def indented_units(lines: Sequence[str], begin: int, end: int, size: int) -> Ite
             yield first, last
 
 
-def equal_length(length: int, maximum: float) -> float:
+def compute_equal_length(length: int, maximum: float) -> float:
     """Return the length of equal segments, as few as possible, with at most `maximum` each."""
     return length / ceil(length / maximum) if length else 0

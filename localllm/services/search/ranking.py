@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from localllm.errors import UsageError
 from localllm.frozen import frozen
-from localllm.services.search.files import Filter, text_files
-from localllm.services.search.index import Index, file_of
-from localllm.services.search.passages import SIZE, Passage, passage_size
-from localllm.system.files import cache_folder
+from localllm.services.search.files import FileFilter, iter_text_files
+from localllm.services.search.index import PassageIndex, get_index_path
+from localllm.services.search.passages import SIZE, Passage, compute_passage_size
+from localllm.system.files import get_cache_folder
 
 if TYPE_CHECKING:
     from localllm.engine.options import EngineOptions
@@ -31,7 +31,7 @@ Progress = Callable[[str], object]
 
 
 @frozen
-class Hit:
+class SearchHit:
     """A passage that matches a question.
 
     Attributes:
@@ -45,7 +45,7 @@ class Hit:
 
 
 @frozen
-class Models:
+class SearchModels:
     """The models of a search.
 
     Attributes:
@@ -57,7 +57,7 @@ class Models:
     reranker: str | None = None
 
 
-class Search:
+class PassageSearch:
     """A search of files' passages, or lines, for any number of questions. A context manager.
 
     Attributes:
@@ -67,8 +67,8 @@ class Search:
     def __init__(
         self,
         names: Sequence[str],
-        filter_: Filter,
-        models: Models,
+        filter_: FileFilter,
+        models: SearchModels,
         show: Progress = lambda text: None,
         lines: Sequence[str] | None = None,
     ):
@@ -85,8 +85,12 @@ class Search:
             size, place = SIZE, ""
             if models.embedder is not None:
                 size, place = self._open(models.embedder, opening)
-            path = None if lines is not None else file_of(cache_folder() / "search", names, [size, place, filter_])
-            self.index = opening.enter_context(Index(path, size))
+            path = (
+                None
+                if lines is not None
+                else get_index_path(get_cache_folder() / "search", names, [size, place, filter_])
+            )
+            self.index = opening.enter_context(PassageIndex(path, size))
             if lines is not None:
                 passages = (Passage("", number, number, line) for number, line in enumerate(lines, 1) if line.strip())
                 self.index.add(passages)
@@ -94,7 +98,7 @@ class Search:
             self._stack = opening.pop_all()
 
     def _files(self) -> list[str]:
-        return [*text_files(self._names, self._wanted)]
+        return [*iter_text_files(self._names, self._wanted)]
 
     def update(self) -> None:
         """Index changed files and compute missing vectors. Raises UsageError."""
@@ -110,11 +114,11 @@ class Search:
     def _open(self, path: str, stack: ExitStack) -> tuple[int, str]:
         """Open the embedding model; return the passage size in characters and the model's fingerprint."""
         from localllm.generation.embedding.embedder import EmbedOptions
-        from localllm.services.search.embed import EmbedJob, embedder, fingerprint
+        from localllm.services.search.embed import EmbedJob, compute_fingerprint, open_embedder
 
         job = EmbedJob(path, EmbedOptions(role="document", overflow="cut"), self._models.engine)
-        self._embedder = stack.enter_context(embedder(job))
-        return passage_size(self._embedder.context), fingerprint(job)
+        self._embedder = stack.enter_context(open_embedder(job))
+        return compute_passage_size(self._embedder.context), compute_fingerprint(job)
 
     def _options(self, role: str) -> "EmbedOptions":
         """Return options to embed a "query" or "document", with the model's own prompt if it has one."""
@@ -127,13 +131,13 @@ class Search:
     def warnings(self) -> Sequence[str]:
         return () if self._embedder is None else self._embedder.warnings
 
-    def __enter__(self) -> "Search":
+    def __enter__(self) -> "PassageSearch":
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def find(self, question: str, top: int, threshold: float | None = None) -> list[Hit]:
+    def find(self, question: str, top: int, threshold: float | None = None) -> list[SearchHit]:
         """Return the best `top` passages for a question.
 
         threshold: minimum cosine, which needs an embedding model. Raises UsageError.
@@ -141,10 +145,10 @@ class Search:
         if threshold is not None and self._embedder is None:
             raise UsageError("threshold is a cosine similarity, which needs an embedding model: name one")
         scores, cosines = defaultdict[int, float](float), dict[int, float]()
-        for rank, id in enumerate(self.index.by_words(words_of(question), DEPTH), 1):
+        for rank, id in enumerate(self.index.search_words(extract_words(question), DEPTH), 1):
             scores[id] += (1.0 if self._embedder is None else WORDS) / (RANK + rank)
         if self._embedder is not None:
-            nearest = self.index.by_vector(self._embedder.embed([question], self._options("query"))[0])
+            nearest = self.index.search_vectors(self._embedder.embed([question], self._options("query"))[0])
             cosines = dict(nearest)
             for rank, (id, _) in enumerate(nearest[:DEPTH], 1):
                 scores[id] += 1 / (RANK + rank)
@@ -152,39 +156,39 @@ class Search:
         if threshold is not None:
             ids = [id for id in ids if cosines.get(id, -1) >= threshold]
         if self._models.reranker is not None:
-            scores |= self._reranked(question, ids[:RERANKED])
+            scores |= self._rerank(question, ids[:RERANKED])
             ids = sorted(ids[:RERANKED], key=lambda id: -scores[id])
-        passages = without_repetition([(id, self.index.passage(id)) for id in ids], top)
-        return [Hit(passage, scores[id], cosines.get(id)) for id, passage in passages]
+        passages = drop_repetitions([(id, self.index.passage(id)) for id in ids], top)
+        return [SearchHit(passage, scores[id], cosines.get(id)) for id, passage in passages]
 
-    def _reranked(self, question: str, ids: Sequence[int]) -> dict[int, float]:
+    def _rerank(self, question: str, ids: Sequence[int]) -> dict[int, float]:
         """Return the reranker's scores by passage id."""
-        from localllm.services.search.embed import reranker
+        from localllm.services.search.embed import open_reranker
 
         assert self._models.reranker is not None
-        with reranker(self._models.reranker, self._models.engine) as model:
+        with open_reranker(self._models.reranker, self._models.engine) as model:
             values = model.rerank(question, [self.index.passage(id).embedded for id in ids], True)
         return {id: float(score) for id, score in zip(ids, values, strict=True)}
 
 
-def words_of(question: str) -> list[str]:
+def extract_words(question: str) -> list[str]:
     """Return the words of a question without common ones, unless it has no others."""
     words = [*dict.fromkeys(re.findall(r"\w+", question.lower()))]
     return [word for word in words if word not in COMMON] or words
 
 
-def without_repetition(ranked: Sequence[tuple[int, Passage]], top: int) -> list[tuple[int, Passage]]:
+def drop_repetitions(ranked: Sequence[tuple[int, Passage]], top: int) -> list[tuple[int, Passage]]:
     """Return the first `top` passages, without those that mostly repeat a better passage of the same file."""
     passages = list[tuple[int, Passage]]()
     for id, passage in ranked:
         if len(passages) == top:
             break
-        if not any(earlier.path == passage.path and repeats(passage, earlier) for _, earlier in passages):
+        if not any(earlier.path == passage.path and is_repetition(passage, earlier) for _, earlier in passages):
             passages.append((id, passage))
     return passages
 
 
-def repeats(passage: Passage, earlier: Passage) -> bool:
+def is_repetition(passage: Passage, earlier: Passage) -> bool:
     """Return whether most lines of a passage overlap with another one of its file, or have the same text."""
     size = passage.last - passage.first + 1
     lines, earlier_lines = ({*map(str.strip, each.text.splitlines())} - {""} for each in (passage, earlier))

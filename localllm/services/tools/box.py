@@ -7,9 +7,9 @@ from localllm.errors import LocalllmError, UsageError
 from localllm.frozen import frozen
 from localllm.generation.tools.tool_call_parser import ToolCall
 from localllm.generation.tools.tool_grammar import Tool, ToolUse
-from localllm.text.special_tokens import without_surrogates
+from localllm.text.special_tokens import replace_surrogates
 
-MOST = 30_000  # maximum characters of a result
+MAX_RESULT = 30_000  # maximum characters of a result
 
 
 class ToolError(LocalllmError):
@@ -29,7 +29,7 @@ class OfferedTool:
     perform: Callable[[dict[str, object]], str]
 
 
-class Outcome(NamedTuple):
+class ToolResult(NamedTuple):
     """The result of a call.
 
     Attributes:
@@ -50,7 +50,7 @@ class Toolbox:
     def __init__(
         self,
         offered: Sequence[OfferedTool],
-        limit: int = MOST,
+        limit: int = MAX_RESULT,
         json_calls: bool = True,
         current: Callable[[], Sequence[OfferedTool]] | None = None,
         may_offer: Callable[[str], bool] = lambda name: False,
@@ -85,37 +85,37 @@ class Toolbox:
     def names(self) -> list[str]:
         return [*self._offered]
 
-    def perform(self, call: ToolCall) -> Outcome:
+    def perform(self, call: ToolCall) -> ToolResult:
         offered, arguments = self._offered.get(call.name), call.arguments
         if offered is None:
-            return Outcome(f"error: there is no tool {call.name[:60]!r}", True)
+            return ToolResult(f"error: there is no tool {call.name[:60]!r}", True)
         if arguments is None:
-            return Outcome("error: the arguments are no JSON object", True)
+            return ToolResult("error: the arguments are no JSON object", True)
         try:
-            return Outcome(self._within(offered.perform(arguments)))
+            return ToolResult(self._truncate(offered.perform(arguments)))
         except KeyboardInterrupt:
-            return Outcome("error: the user has stopped it", True)
+            return ToolResult("error: the user has stopped it", True)
         except (OSError, ValueError) as error:
-            return Outcome(self._within(f"error: {getattr(error, 'strerror', None) or error}"), True)
+            return ToolResult(self._truncate(f"error: {getattr(error, 'strerror', None) or error}"), True)
         except LocalllmError as error:
-            return Outcome(self._within(f"error: {error}"), True)
+            return ToolResult(self._truncate(f"error: {error}"), True)
 
-    def _within(self, text: str) -> str:
+    def _truncate(self, text: str) -> str:
         """Truncate a result to the limit, with a note."""
-        text = without_surrogates(text)
+        text = replace_surrogates(text)
         if len(text) <= self.most:
             return text
         return f"{text[: self.most]}\n[cut: these are the first {self.most} of {len(text)} characters]"
 
 
-def text_in(arguments: dict[str, object], name: str, usual: str | None = None) -> str:
+def get_string(arguments: dict[str, object], name: str, usual: str | None = None) -> str:
     value = arguments.get(name, usual)
     if not isinstance(value, str):
         raise ToolError(f"{name} must be a string")
     return value
 
 
-def number_in(arguments: dict[str, object], name: str, usual: int) -> int:
+def get_positive_int(arguments: dict[str, object], name: str, usual: int) -> int:
     value = arguments.get(name, usual)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ToolError(f"{name} must be an integer, 1 or greater")

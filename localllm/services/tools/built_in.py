@@ -13,23 +13,24 @@ from typing import BinaryIO
 from localllm.errors import UsageError
 from localllm.generation.tools.tool_grammar import Tool
 from localllm.services.tools import confined
-from localllm.services.tools.box import OfferedTool, Toolbox, ToolError, number_in, text_in
-from localllm.system.files import open_own
-from localllm.system.processes import PipeReader, kill_with_children, shell
+from localllm.services.tools.box import OfferedTool, Toolbox, ToolError, get_positive_int, get_string
+from localllm.system.files import open_without_links
+from localllm.system.processes import PipeReader, kill_with_children, make_shell_arguments
 
-LARGEST = 4 << 20  # maximum bytes of a file; larger ones are not read
+MAX_FILE_BYTES = 4 << 20  # maximum bytes of a file; larger ones are not read
 ENTRIES = 1000  # maximum entries listed of a folder
 MATCHES, FILES, SECONDS = 100, 20_000, 20.0  # limits of a search: matching lines, files read, and time
 PASSAGES = 5  # passages that a search returns if no line matches
-WIDEST = 300  # maximum characters shown of a matching line
+MAX_LINE = 300  # maximum characters shown of a matching line
 COMMAND_SECONDS = 120.0
-MOST = 1 << 20  # maximum bytes of output
+MAX_OUTPUT = 1 << 20  # maximum bytes of output
 # Environment variables passed to the command: none with keys or passwords.
-KEPT = {"HOME", "LANG", "LOGNAME", "PATH", "SHELL", "SYSTEMROOT", "TEMP", "TMP", "TMPDIR", "USER", "USERPROFILE",
+PASSED_VARIABLES = {"HOME", "LANG", "LOGNAME", "PATH", "SHELL", "SYSTEMROOT", "TEMP", "TMP", "TMPDIR", "USER",
+"USERPROFILE",
         "PATHEXT", "COMSPEC", "APPDATA"}  # fmt: skip
 
 
-class Folders:
+class AllowedFolders:
     """The folders that the user allows; symbolic links are resolved first.
 
     Attributes:
@@ -54,7 +55,7 @@ class Folders:
 
     def open(self, path: str) -> BinaryIO:
         real = self.resolve_path(path)
-        file = open_own(real, os.O_RDONLY)
+        file = open_without_links(real, os.O_RDONLY)
         try:
             status = os.fstat(file)
             if not stat.S_ISREG(status.st_mode):
@@ -66,7 +67,7 @@ class Folders:
             os.close(file)
             raise
 
-    def relative_path(self, path: str) -> str:
+    def format_path(self, path: str) -> str:
         """Format a path for the model: relative to the first folder, or absolute."""
         return os.path.relpath(path, self.roots[0]) if is_within(path, self.roots[0]) else path
 
@@ -81,13 +82,13 @@ def is_within(path: str, root: str) -> bool:
 # ---- files
 
 
-def read_file(folders: Folders) -> OfferedTool:
+def make_read_tool(folders: AllowedFolders) -> OfferedTool:
     def perform(arguments: dict[str, object]) -> str:
-        path, first = text_in(arguments, "path"), number_in(arguments, "first", 1)
-        lines = text_of(folders, path).splitlines(keepends=True)
+        path, first = get_string(arguments, "path"), get_positive_int(arguments, "first", 1)
+        lines = read_text(folders, path).splitlines(keepends=True)
         if first > max(1, len(lines)):
             raise ToolError(f"{path} has only {len(lines)} lines")
-        count = number_in(arguments, "lines", max(1, len(lines)))
+        count = get_positive_int(arguments, "lines", max(1, len(lines)))
         text = "".join(lines[first - 1 : first - 1 + count])
         if len(lines) > count or first > 1:
             end = min(first - 1 + count, len(lines))
@@ -101,12 +102,12 @@ def read_file(folders: Folders) -> OfferedTool:
         "first": {**numbers, "description": "the first line to read"},
         "lines": {**numbers, "description": "how many lines"},
     }
-    return tool("read_file", about, parameters, ["path"], perform)
+    return make_tool("read_file", about, parameters, ["path"], perform)
 
 
-def list_folder(folders: Folders) -> OfferedTool:
+def make_list_tool(folders: AllowedFolders) -> OfferedTool:
     def perform(arguments: dict[str, object]) -> str:
-        real = folders.resolve_path(text_in(arguments, "path", "."))
+        real = folders.resolve_path(get_string(arguments, "path", "."))
         with os.scandir(real) as scan:
             entries = sorted(scan, key=lambda entry: entry.name)
         lines = [describe_entry(entry) for entry in entries[:ENTRIES]]
@@ -115,16 +116,16 @@ def list_folder(folders: Folders) -> OfferedTool:
         return "\n".join(lines) or "[nothing]"
 
     about = f"List a folder: names, folders with a slash, files with their bytes. Allowed: {', '.join(folders.roots)}."
-    return tool("list", about, {"path": {"type": "string"}}, [], perform)
+    return make_tool("list", about, {"path": {"type": "string"}}, [], perform)
 
 
-def search(folders: Folders) -> OfferedTool:
+def make_search_tool(folders: AllowedFolders) -> OfferedTool:
     def perform(arguments: dict[str, object]) -> str:
-        text, pattern = text_in(arguments, "text"), text_in(arguments, "files", "*")
+        text, pattern = get_string(arguments, "text"), get_string(arguments, "files", "*")
         if not text:
             raise ToolError("text is empty")
         matches, end, looked, paths = list[str](), monotonic() + SECONDS, 0, list[str]()
-        for path in walk_files(folders.resolve_path(text_in(arguments, "path", "."))):
+        for path in walk_files(folders.resolve_path(get_string(arguments, "path", "."))):
             if not fnmatch.fnmatch(os.path.basename(path), pattern):
                 continue
             looked += 1
@@ -135,7 +136,7 @@ def search(folders: Folders) -> OfferedTool:
             matches += find_lines(folders, path, text, MATCHES + 1 - len(matches))
             if len(matches) > MATCHES:
                 return "\n".join([*matches[:MATCHES], f"[cut: these are the first {MATCHES} lines that have it]"])
-        return "\n".join(matches) or nearest_passages(folders, paths, text) or f"[nothing in {looked} files]"
+        return "\n".join(matches) or find_passages(folders, paths, text) or f"[nothing in {looked} files]"
 
     about = (
         "Find lines that have a text, in all files of a folder but hidden ones. If none has it, the passages that fit "
@@ -143,27 +144,27 @@ def search(folders: Folders) -> OfferedTool:
     )
     parameters = {"text": {"type": "string"}, "path": {"type": "string"}}
     parameters["files"] = {"type": "string", "description": "as *.py"}
-    return tool("search", about, parameters, ["text"], perform)
+    return make_tool("search", about, parameters, ["text"], perform)
 
 
-def nearest_passages(folders: Folders, paths: Sequence[str], text: str) -> str:
+def find_passages(folders: AllowedFolders, paths: Sequence[str], text: str) -> str:
     """Return the passages that contain most words of a text, each below its location, or ""."""
-    from localllm.services.search.index import Index  # imports SQLite
-    from localllm.services.search.passages import cut_into_passages
-    from localllm.services.search.ranking import words_of
+    from localllm.services.search.index import PassageIndex  # imports SQLite
+    from localllm.services.search.passages import split_passages
+    from localllm.services.search.ranking import extract_words
 
-    if len(words := words_of(text)) < 2:
+    if len(words := extract_words(text)) < 2:
         return ""
-    with Index(None) as index:
+    with PassageIndex(None) as index:
         for path in paths:
             with suppress(OSError, ToolError):
-                index.add(cut_into_passages(folders.relative_path(path), text_of(folders, path)))
-        best = [index.passage(id) for id in index.by_words(words, PASSAGES)]
+                index.add(split_passages(folders.format_path(path), read_text(folders, path)))
+        best = [index.passage(id) for id in index.search_words(words, PASSAGES)]
     blocks = "\n\n".join(f"{each.place}:\n{each.text}" for each in best)
     return f"[no line has that text; these passages have its words]\n{blocks}" if blocks else ""
 
 
-def tool(
+def make_tool(
     name: str,
     about: str,
     parameters: Mapping[str, object],
@@ -175,11 +176,11 @@ def tool(
     return OfferedTool(Tool(name, about, schema), perform)
 
 
-def text_of(folders: Folders, path: str) -> str:
+def read_text(folders: AllowedFolders, path: str) -> str:
     with folders.open(path) as file:
-        data = file.read(LARGEST + 1)
-    if len(data) > LARGEST:
-        raise ToolError(f"{path} has more than {LARGEST} bytes")
+        data = file.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise ToolError(f"{path} has more than {MAX_FILE_BYTES} bytes")
     if b"\0" in data[:8192]:
         raise ToolError(f"{path} is not a text file")
     return data.decode("utf-8-sig", errors="replace")
@@ -204,18 +205,18 @@ def walk_files(path: str) -> Iterator[str]:
         yield from (os.path.join(folder, name) for name in sorted(files) if not name.startswith("."))
 
 
-def find_lines(folders: Folders, path: str, text: str, limit: int) -> list[str]:
+def find_lines(folders: AllowedFolders, path: str, text: str, limit: int) -> list[str]:
     """Return the matching lines of a file with its name and line numbers; [] if it is not text."""
     if os.path.islink(path):
         return []
     try:
-        lines = text_of(folders, path).splitlines()
+        lines = read_text(folders, path).splitlines()
     except (ToolError, OSError):
         return []
-    name, matches = folders.relative_path(path), list[str]()
+    name, matches = folders.format_path(path), list[str]()
     for number, line in enumerate(lines, 1):
         if text in line:
-            matches.append(f"{name}:{number}: {line.strip()[:WIDEST]}")
+            matches.append(f"{name}:{number}: {line.strip()[:MAX_LINE]}")
             if len(matches) == limit:
                 break
     return matches
@@ -224,7 +225,7 @@ def find_lines(folders: Folders, path: str, text: str, limit: int) -> list[str]:
 # ---- commands
 
 
-def run(folders: Folders) -> OfferedTool:
+def make_run_tool(folders: AllowedFolders) -> OfferedTool:
     """Create the tool that runs shell commands and ends all their processes afterwards.
 
     On Linux a command can write only in the allowed folders, and read only these and installed programs.
@@ -234,24 +235,26 @@ def run(folders: Folders) -> OfferedTool:
         "What it writes comes back, and its exit code."
     )
     parameters = {"command": {"type": "string"}}
-    return tool("run", about, parameters, ["command"], lambda arguments: run_command(arguments, folders.roots))
+    return make_tool("run", about, parameters, ["command"], lambda arguments: run_command(arguments, folders.roots))
 
 
 def run_command(arguments: dict[str, object], folders: Sequence[str], seconds: float = COMMAND_SECONDS) -> str:
     """Run a command; return its output and exit status. Raises ToolError on timeout."""
-    command = text_in(arguments, "command")
+    command = get_string(arguments, "command")
     if "\0" in command:
         raise ToolError("a command cannot contain NUL")
-    words = shell(command)
-    if confined.version() and not isinstance(words, str):
+    words = make_shell_arguments(command)
+    if confined.landlock_version() and not isinstance(words, str):
         words = [sys.executable, "-I", "-S", str(confined.__file__), *folders, "--", *words]
-    environment = {name: value for name, value in os.environ.items() if name.upper() in KEPT or name[:3] == "LC_"}
+    environment = {
+        name: value for name, value in os.environ.items() if name.upper() in PASSED_VARIABLES or name[:3] == "LC_"
+    }
     process = subprocess.Popen(
         words, cwd=folders[0], env={**environment, "TERM": "dumb"}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
     assert process.stdout
-    output = PipeReader(process.stdout, MOST)
+    output = PipeReader(process.stdout, MAX_OUTPUT)
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -266,10 +269,10 @@ def run_command(arguments: dict[str, object], folders: Sequence[str], seconds: f
 # ---- the toolbox
 
 
-BUILT_IN = {"read_file": read_file, "list": list_folder, "search": search, "run": run}
+BUILT_IN = {"read_file": make_read_tool, "list": make_list_tool, "search": make_search_tool, "run": make_run_tool}
 
 
-def toolbox(
+def make_toolbox(
     names: Sequence[str], allowed: Sequence[str], mcp: str | None, stack: ExitStack, json_calls: bool = True
 ) -> Toolbox:
     """Create a toolbox of the named built-in tools and the tools of MCP servers, which run until `stack` closes.
@@ -284,7 +287,7 @@ def toolbox(
         raise UsageError("allow is missing: give the folders that the tools may access, for example --allow .")
     if allowed and not names:
         raise UsageError("allow applies to built-in tools only: add --tools")
-    offered = [BUILT_IN[name](Folders(allowed)) for name in dict.fromkeys(names)]
+    offered = [BUILT_IN[name](AllowedFolders(allowed)) for name in dict.fromkeys(names)]
     if mcp is None:
         box = Toolbox(offered, json_calls=json_calls)
     else:
@@ -292,10 +295,10 @@ def toolbox(
 
         servers = stack.enter_context(McpServers(mcp))
 
-        def current() -> list[OfferedTool]:
+        def list_current() -> list[OfferedTool]:
             return [*offered, *servers.offered]
 
-        box = Toolbox(current(), json_calls=json_calls, current=current, may_offer=servers.may_offer)
+        box = Toolbox(list_current(), json_calls=json_calls, current=list_current, may_offer=servers.may_offer)
     if not box.names:
         raise UsageError("no tools: --tools is empty, and the MCP servers of --mcp offer none")
     return box

@@ -27,18 +27,18 @@ class PathBeneath(ctypes.Structure):
     _fields_ = (("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32))
 
 
-def version() -> int:
+def landlock_version() -> int:
     if sys.platform != "linux":
         return 0
     result: int = max(0, ctypes.CDLL(None).syscall(CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(1)))
     return result
 
 
-def confine(folders: list[str]) -> None:
-    library, landlock = ctypes.CDLL(None, use_errno=True), version()
+def confine_process(folders: list[str]) -> None:
+    library, landlock = ctypes.CDLL(None, use_errno=True), landlock_version()
     all_rights = (1 << RIGHTS.get(landlock, 15 if landlock < 5 else 16)) - 1
     rules = Ruleset(all_rights)
-    ruleset = require(library.syscall(CREATE, ctypes.byref(rules), ctypes.c_size_t(ctypes.sizeof(rules)), 0))
+    ruleset = check_result(library.syscall(CREATE, ctypes.byref(rules), ctypes.c_size_t(ctypes.sizeof(rules)), 0))
     paths = [path for path in os.environ.get("PATH", "").split(":") if os.path.isabs(path)]
     python = os.path.dirname(sys.executable)  # a virtual environment may have its own copy
     allowed = dict.fromkeys((*PROGRAMS, *paths, python, sys.prefix, sys.base_prefix), READING)
@@ -50,13 +50,13 @@ def confine(folders: list[str]) -> None:
             continue
         rights &= all_rights if os.path.isdir(path) else all_rights & OF_FILES
         beneath = PathBeneath(rights, descriptor)
-        require(library.syscall(ADD, ruleset, PATH_BENEATH, ctypes.byref(beneath), 0))
+        check_result(library.syscall(ADD, ruleset, PATH_BENEATH, ctypes.byref(beneath), 0))
         os.close(descriptor)
-    require(library.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0))
-    require(library.syscall(RESTRICT, ruleset, 0))
+    check_result(library.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0))
+    check_result(library.syscall(RESTRICT, ruleset, 0))
 
 
-def require(result: int) -> int:
+def check_result(result: int) -> int:
     """Return a system call's result. Raises OSError if it is negative."""
     if result < 0:
         number = ctypes.get_errno()
@@ -66,5 +66,5 @@ def require(result: int) -> int:
 
 if __name__ == "__main__":
     end = sys.argv.index("--")
-    confine(sys.argv[1:end])
+    confine_process(sys.argv[1:end])
     os.execvp(sys.argv[end + 1], sys.argv[end + 1 :])

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 SECONDS, BYTES = 10.0, 1 << 30
-MOST_WRITTEN = 1 << 24  # maximum bytes of a file
-MOST_KEPT, MOST_REASON = 1 << 16, 1000  # maximum bytes kept of stderr, and characters of its last line
+MAX_FILE_BYTES = 1 << 24  # maximum bytes of a file
+MAX_STDERR, MAX_REASON = 1 << 16, 1000  # maximum bytes kept of stderr, and characters of its last line
 
 # From linux/seccomp.h, linux/filter.h, linux/audit.h and the tables of system calls.
 NO_NEW_PRIVILEGES, SET_SECCOMP, FILTER = 38, 22, 2
@@ -33,11 +33,11 @@ ARCHITECTURES = {
     "x86_64": (0xC000003E, 41, 53, 62, 200, 234, 101, 311),
     "aarch64": (0xC00000B7, 198, 199, 129, 130, 131, 117, 271),
 }
-EVERYWHERE = 424, 425  # pidfd_send_signal, io_uring_setup
+COMMON_SYSTEM_CALLS = 424, 425  # pidfd_send_signal, io_uring_setup
 OTHER_CALLS = 0x40000000  # x32's numbers begin here
 
 
-class Outcome(NamedTuple):
+class ProgramOutcome(NamedTuple):
     """The outcome of a program.
 
     Attributes:
@@ -52,23 +52,23 @@ class FilterProgram(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
 
-def reason_against() -> str:
+def describe_obstacle() -> str:
     """Return why programs cannot be confined on this computer, or ""."""
     from localllm.services.tools import confined
 
     if sys.platform != "linux" or platform.machine() not in ARCHITECTURES:
         return "programs can be confined only on Linux, on x86-64 and 64-bit ARM"
-    return "" if confined.version() else "the Linux kernel does not support Landlock"
+    return "" if confined.landlock_version() else "the Linux kernel does not support Landlock"
 
 
-def run_confined(program: str, seconds: float = SECONDS, memory: int = BYTES) -> Outcome:
+def run_confined(program: str, seconds: float = SECONDS, memory: int = BYTES) -> ProgramOutcome:
     """Run a program in a temporary folder. Raises RuntimeError if it cannot be confined.
 
     seconds: time limit.  memory: limit in bytes.
     """
     from localllm.system.processes import PipeReader
 
-    if reason := reason_against():
+    if reason := describe_obstacle():
         raise RuntimeError(reason)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "program.py"
@@ -80,31 +80,33 @@ def run_confined(program: str, seconds: float = SECONDS, memory: int = BYTES) ->
             stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         assert process.stderr
-        end, errors = time.monotonic() + seconds, PipeReader(process.stderr, MOST_KEPT, keeps_end=True)
+        end, errors = time.monotonic() + seconds, PipeReader(process.stderr, MAX_STDERR, keeps_end=True)
         try:
             process.wait(seconds)
             errors.thread.join(max(0.0, end - time.monotonic()))  # children of the program may still write
             if errors.thread.is_alive():
-                return Outcome(False, f"stopped after {seconds:g} seconds")
+                return ProgramOutcome(False, f"stopped after {seconds:g} seconds")
         except subprocess.TimeoutExpired:
-            return Outcome(False, f"stopped after {seconds:g} seconds")
+            return ProgramOutcome(False, f"stopped after {seconds:g} seconds")
         finally:
-            end_group(process)
+            kill_group(process)
             errors.thread.join(1)
-    return Outcome(process.returncode == 0, errors.last_line()[-MOST_REASON:] or f"exit code {process.returncode}")
+    return ProgramOutcome(
+        process.returncode == 0, errors.get_last_line()[-MAX_REASON:] or f"exit code {process.returncode}"
+    )
 
 
-def end_group(process: subprocess.Popen[bytes]) -> None:
+def kill_group(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, 9)
     process.kill()
     process.wait()
 
 
-def refuse_calls() -> None:
+def forbid_system_calls() -> None:
     """Forbid sockets, and signals to other processes, for this process and its children. Raises OSError."""
     architecture, *refused = ARCHITECTURES[platform.machine()]
-    checks = [(IF_AT_LEAST, OTHER_CALLS), *((IF_EQUAL, number) for number in (*refused, *EVERYWHERE))]
+    checks = [(IF_AT_LEAST, OTHER_CALLS), *((IF_EQUAL, number) for number in (*refused, *COMMON_SYSTEM_CALLS))]
     code = [(LOAD, 0, 0, 4), (IF_EQUAL, 1, 0, architecture), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
     code += [(kind, len(checks) - at, 0, number) for at, (kind, number) in enumerate(checks)]
     code += [(RETURN, 0, 0, ALLOW), (RETURN, 0, 0, REFUSE)]
@@ -117,19 +119,19 @@ def refuse_calls() -> None:
             raise OSError(number, os.strerror(number))
 
 
-def limit(seconds: float, memory: int) -> None:
+def limit_resources(seconds: float, memory: int) -> None:
     """Limit this process's memory in bytes, CPU time and file sizes."""
     import resource  # not on Windows
 
     limits = {
         resource.RLIMIT_AS: memory, resource.RLIMIT_CPU: int(seconds) + 1, resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_FSIZE: MOST_WRITTEN,
+        resource.RLIMIT_FSIZE: MAX_FILE_BYTES,
     }  # fmt: skip
     for kind, maximum in limits.items():
         resource.setrlimit(kind, (maximum, maximum))
 
 
-def become(folder: str, seconds: float, memory: int, program: str) -> None:
+def execute_confined(folder: str, seconds: float, memory: int, program: str) -> None:
     """Confine this process, then replace it by Python that runs the program."""
     import importlib.util
 
@@ -138,11 +140,11 @@ def become(folder: str, seconds: float, memory: int, program: str) -> None:
     assert spec and spec.loader
     confined = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(confined)
-    limit(seconds, memory)
-    confined.confine([folder])
-    refuse_calls()
+    limit_resources(seconds, memory)
+    confined.confine_process([folder])
+    forbid_system_calls()
     os.execv(sys.executable, [sys.executable, "-I", "-S", program])
 
 
 if __name__ == "__main__":
-    become(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    execute_confined(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

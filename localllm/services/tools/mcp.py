@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO, TypedDict, TypeVar, TypeVar
 
 from localllm.errors import LocalllmError, UsageError
 from localllm.generation.tools.tool_grammar import NOTHING, Tool
-from localllm.services.remote.http import json_objects
+from localllm.services.remote.http import as_objects
 from localllm.services.tools.box import OfferedTool, ToolError
 from localllm.system.processes import PipeReader
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from mcp.client.session import ClientSession
     from pydantic import BaseModel
 
-START, SECONDS = 30.0, 120.0  # timeouts: for a server to start, and for a call
-MOST_LOG = 1 << 16  # maximum bytes kept of a server's stderr
+START_SECONDS, CALL_SECONDS = 30.0, 120.0  # timeouts: for a server to start, and for a call
+MAX_LOG = 1 << 16  # maximum bytes kept of a server's stderr
 LIST_CHANGED = "notifications/tools/list_changed"
 T = TypeVar("T")
 A = TypeVarTuple("A")
@@ -48,7 +48,7 @@ class McpServers:
 
         Raises UsageError for an invalid file, LocalllmError for a server that does not respond.
         """
-        servers = servers_of(path)
+        servers = parse_servers(path)
         if find_spec("mcp") is None:
             raise LocalllmError("--mcp needs the package mcp: pip install 'localllm[mcp]'")
         from anyio.from_thread import start_blocking_portal
@@ -67,29 +67,31 @@ class McpServers:
 
     def _start(self, name: str, server: ServerSettings) -> None:
         source, target = os.pipe()
-        errors = PipeReader(os.fdopen(source, "rb"), MOST_LOG, keeps_end=True)
+        errors = PipeReader(os.fdopen(source, "rb"), MAX_LOG, keeps_end=True)
         self._stack.callback(errors.thread.join, 1)
         log = self._stack.enter_context(os.fdopen(target, "w", encoding="utf-8", errors="replace"))
 
-        async def listen(message: object) -> None:
+        async def on_message(message: object) -> None:
             if getattr(getattr(message, "root", message), "method", "") == LIST_CHANGED:
                 self._changed.add(name)
 
         try:
-            opened = self._portal.wrap_async_context_manager(open_session(server, log, listen))
+            opened = self._portal.wrap_async_context_manager(open_session(server, log, on_message))
             self._sessions[name], may_change = self._stack.enter_context(opened)
             self._changing |= {name} if may_change else set()
             self._list_tools(name)
         except Exception as error:  # any error; the message names the server
             log.close()
             errors.thread.join(1)
-            reason = errors.last_line()[:200] or reason_of(error)
+            reason = errors.get_last_line()[:200] or describe_error(error)
             raise LocalllmError(f"the MCP server {name!r} does not respond: {reason}") from None
 
     def _list_tools(self, name: str) -> None:
         session = self._sessions[name]
         self._changed.discard(name)  # before the request, since they may change again
-        self._tools[name] = [self._offer(name, session, tool) for tool in self._wait(tools_of, session, seconds=START)]
+        self._tools[name] = [
+            self._offer(name, session, tool) for tool in self._wait(list_tools, session, seconds=START_SECONDS)
+        ]
 
     @property
     def offered(self) -> list[OfferedTool]:
@@ -98,18 +100,20 @@ class McpServers:
             try:
                 self._list_tools(name)
             except Exception as error:
-                raise LocalllmError(f"the MCP server {name!r} failed to list its tools: {reason_of(error)}") from None
+                raise LocalllmError(
+                    f"the MCP server {name!r} failed to list its tools: {describe_error(error)}"
+                ) from None
         return [tool for tools in self._tools.values() for tool in tools]
 
     def may_offer(self, tool: str) -> bool:
         """Return whether a server that announces changes may add a tool with this name."""
-        return any(tool.startswith(f"{safe_name(name)}__") for name in self._changing)
+        return any(tool.startswith(f"{sanitize_name(name)}__") for name in self._changing)
 
     def _offer(self, server: str, session: "ClientSession", tool: dict[str, object]) -> OfferedTool:
-        name = safe_name(f"{server}__{tool['name']}")[:64]
+        name = sanitize_name(f"{server}__{tool['name']}")[:64]
 
         def perform(arguments: dict[str, object]) -> str:
-            return result_text(self._wait(call_tool, session, str(tool["name"]), arguments, seconds=SECONDS))
+            return extract_result(self._wait(call_tool, session, str(tool["name"]), arguments, seconds=CALL_SECONDS))
 
         schema = tool.get("inputSchema")
         parameters = schema if isinstance(schema, dict) and schema else dict(NOTHING)
@@ -135,11 +139,11 @@ class McpServers:
         self.close()
 
 
-def safe_name(name: str) -> str:
+def sanitize_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)
 
 
-def servers_of(path: str) -> dict[str, ServerSettings]:
+def parse_servers(path: str) -> dict[str, ServerSettings]:
     """Parse the servers of a file, by name. Raises UsageError."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8-sig"))
@@ -150,14 +154,16 @@ def servers_of(path: str) -> dict[str, ServerSettings]:
     servers = content.get("mcpServers") if isinstance(content, dict) else None
     if not isinstance(servers, dict) or not servers:
         raise UsageError(f'{path} must contain {{"mcpServers": {{NAME: {{"command": ..., "args": [...]}}}}}}')
-    return {name: server_of(f"{path}: {name}", server) for name, server in servers.items() if not is_off(server)}
+    return {
+        name: parse_server(f"{path}: {name}", server) for name, server in servers.items() if not is_disabled(server)
+    }
 
 
-def is_off(server: object) -> bool:
+def is_disabled(server: object) -> bool:
     return isinstance(server, dict) and server.get("disabled") is True
 
 
-def server_of(name: str, server: object) -> ServerSettings:
+def parse_server(name: str, server: object) -> ServerSettings:
     """Check one server and expand its environment variables. Raises UsageError."""
     if not isinstance(server, dict):
         raise UsageError(f"{name} must be an object")
@@ -184,13 +190,13 @@ def server_of(name: str, server: object) -> ServerSettings:
 def expand_variables(text: str, name: str) -> str:
     """Expand ${NAME}, ${env:NAME} and ${NAME:-DEFAULT}. Raises UsageError for an unset variable."""
 
-    def value(match: re.Match[str]) -> str:
+    def get_value(match: re.Match[str]) -> str:
         text = os.environ.get(match[1], match[2])
         if text is None:
             raise UsageError(f"{name}: the environment variable {match[1]} is not set")
         return text
 
-    return _VARIABLE.sub(value, text)
+    return _VARIABLE.sub(get_value, text)
 
 
 # ---- in the event loop
@@ -211,21 +217,21 @@ async def open_session(server: ServerSettings, log: TextIO, listen: Any) -> "Asy
         stdio_client(parameters, log) as (read, write),
         ClientSession(read, write, message_handler=listen) as client,
     ):
-        with anyio.fail_after(START):
+        with anyio.fail_after(START_SECONDS):
             hello = to_json(await client.initialize())
         capabilities = hello.get("capabilities")
         tools = capabilities.get("tools") if isinstance(capabilities, dict) else None
         yield client, isinstance(tools, dict) and tools.get("listChanged") is True
 
 
-async def tools_of(session: "ClientSession") -> list[dict[str, object]]:
+async def list_tools(session: "ClientSession") -> list[dict[str, object]]:
     from mcp.types import PaginatedRequestParams
 
     tools, cursor = list[dict[str, object]](), None
     while True:
         params = PaginatedRequestParams(cursor=str(cursor)) if cursor else None
         page = to_json(await session.list_tools(params=params))
-        tools += json_objects(page["tools"])
+        tools += as_objects(page["tools"])
         cursor = page.get("nextCursor")
         if not cursor or len(tools) > 1000:
             return tools
@@ -239,9 +245,9 @@ def to_json(value: "BaseModel") -> dict[str, object]:
     return value.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-def result_text(result: Mapping[str, object]) -> str:
+def extract_result(result: Mapping[str, object]) -> str:
     """Return a result's content as text. Raises ToolError for an error."""
-    texts = [text_of(part) for part in json_objects(result.get("content"))]
+    texts = [extract_text(part) for part in as_objects(result.get("content"))]
     if not texts and "structuredContent" in result:
         texts = [json.dumps(result["structuredContent"], ensure_ascii=False)]
     text = "\n".join(texts)
@@ -250,7 +256,7 @@ def result_text(result: Mapping[str, object]) -> str:
     return text
 
 
-def text_of(part: Mapping[str, object]) -> str:
+def extract_text(part: Mapping[str, object]) -> str:
     """Return the text of a result's part, or a description if it has another type."""
     if part.get("type") == "text":
         return str(part.get("text"))
@@ -262,7 +268,7 @@ def text_of(part: Mapping[str, object]) -> str:
     return f"[a part of type {part.get('type')}, which cannot be read]"
 
 
-def reason_of(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return the message of an error, or of the first error in a group, in one line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Self
 
 from localllm.errors import LocalllmError, UsageError
-from localllm.files.jsonl_file import json_line
+from localllm.files.jsonl_file import encode_line
 from localllm.system.files import open_file
 
 LAYOUT = 1
@@ -32,7 +32,7 @@ class ToolTranscript:
         self.add({"transcript": LAYOUT, "made": datetime.now(UTC).isoformat(timespec="seconds"), "model": model})
 
     def add(self, line: dict[str, object]) -> None:
-        remaining = memoryview(json_line(line))
+        remaining = memoryview(encode_line(line))
         try:
             while remaining:
                 remaining = remaining[os.write(self._file, remaining) :]

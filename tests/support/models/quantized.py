@@ -8,7 +8,7 @@ import numpy as np
 
 from localllm.files.gguf.file import Tensor
 from localllm.kernels.reference import dequantize
-from localllm.quant.formats import BY_NAME, Format, floats_at
+from localllm.quant.formats import BY_NAME, Format, list_float_offsets
 
 from .declaration import Model
 from .numbers import Numbers
@@ -90,7 +90,7 @@ def blocks(numbers: Numbers, format: Format, count: int, scale: float) -> np.nda
     found = numbers.raw(count * format.bytes).reshape(count, format.bytes)
     mend_codes(format, found)
     scales = numbers.uniform((count,), 0.75 * scale, 1.25 * scale)
-    if len(floats_at(format.name)) == 1:  # codes like Q4_0's -8 to 7 need scales of both signs for a mean of 0
+    if len(list_float_offsets(format.name)) == 1:  # codes like Q4_0's -8 to 7 need scales of both signs for a mean of 0
         scales *= numbers.signs((count,))
     set_scales(format, found, scales)
     return found

@@ -12,15 +12,15 @@ from models import model
 from readings import metadata_of
 from readings import read as read_again
 
-from localllm.arch import ARCHITECTURES, REFUSED, architecture
+from localllm.arch import ARCHITECTURES, REFUSED, load_architecture
 from localllm.arch.attention import Transformer
 from localllm.arch.families import llama
-from localllm.arch.layer_state import Paged
-from localllm.arch.metadata import Fields, require_general
-from localllm.arch.rope import Rope, with_sections
+from localllm.arch.layer_state import PagedState
+from localllm.arch.metadata import HyperparameterReader, require_general
+from localllm.arch.rope import Rope, add_sections
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.gguf.metadata import Oddities
+from localllm.files.gguf.metadata import Irregularities
 
 METADATA = {
     "general.architecture": "llama",
@@ -37,7 +37,7 @@ def read(**changes) -> Transformer:
     """Parse METADATA with changes; `rope_base=…` changes "llama.rope.freq_base" (see NAMES), None removes a key."""
     metadata = METADATA | {NAMES[name]: value for name, value in changes.items()}
     metadata = {key: value for key, value in metadata.items() if value is not None}
-    return llama.read(Fields(metadata, "model.gguf", 100))
+    return llama.read(HyperparameterReader(metadata, "model.gguf", 100))
 
 
 NAMES = {
@@ -69,7 +69,7 @@ def test_plain_metadata_give_the_hyperparameters():
     assert (h.arch, h.context, h.layers, h.width, h.vocab_size, h.epsilon) == ("llama", 4096, 3, 96, 100, 1e-5)
     assert (h.attention.heads, h.attention.kv_heads, h.attention.head_dim) == ((6, 6, 6), (2, 2, 2), 16)
     assert h.attention.rope == Rope(16, 16, True, 10000.0, 1.0, False, 4096, 1.0)
-    assert h.states() == [Paged(layer, 2, 16, 16) for layer in range(3)]
+    assert h.states() == [PagedState(layer, 2, 16, 16) for layer in range(3)]
 
 
 def test_missing_keys_have_defaults():
@@ -119,15 +119,15 @@ def test_yarn_raises_the_magnitude_by_its_factor():
 # ---- the vocabulary -------------------------------------------------------------------------------------------------
 
 
-OF_NO_FILE = {"path": "model.gguf", "oddities": Oddities(), "tensors": {}}
+OF_NO_FILE = {"path": "model.gguf", "oddities": Irregularities(), "tensors": {}}
 
 
-def fields_of(rows: int | None, tokens: object = None, vocab_size: object = None) -> Fields:
+def fields_of(rows: int | None, tokens: object = None, vocab_size: object = None) -> HyperparameterReader:
     """Return the fields of a file whose embedding matrix has `rows` rows (None: no matrix)."""
     metadata = METADATA | {"tokenizer.ggml.tokens": tokens, "llama.vocab_size": vocab_size}
     metadata = {key: value for key, value in metadata.items() if value is not None}
     tensors = {} if rows is None else {"token_embd.weight": SimpleNamespace(shape=(rows, 96))}
-    return Fields.of(SimpleNamespace(metadata=metadata, **{**OF_NO_FILE, "tensors": tensors}))
+    return HyperparameterReader.of(SimpleNamespace(metadata=metadata, **{**OF_NO_FILE, "tensors": tensors}))
 
 
 def test_the_vocabulary_has_the_rows_of_the_embedding():
@@ -218,10 +218,10 @@ def test_invalid_llama_metadata_is_refused(changes):
 @pytest.mark.parametrize("name", ["lla\x1b[2Jma", "lla\nma", "x" * 10**6, "clip", "", None, 7])
 def test_other_architectures_are_refused_in_printable_lines(name):
     file = SimpleNamespace(
-        metadata=METADATA | {"general.architecture": name}, path="model.gguf", oddities=Oddities(), tensors={}
+        metadata=METADATA | {"general.architecture": name}, path="model.gguf", oddities=Irregularities(), tensors={}
     )
     with pytest.raises(ModelError, match=r"^model\.gguf: ") as error:
-        architecture(file)
+        load_architecture(file)
     assert str(error.value).isprintable()
     assert len(str(error.value)) < 1000
 
@@ -236,7 +236,7 @@ def test_other_architectures_are_refused_in_printable_lines(name):
 ])  # fmt: skip
 def test_general_metadata_of_other_types_are_noted(changes, noted):
     metadata = {f"general.{name}": value for name, value in {"architecture": "llama", **changes}.items()}
-    file = SimpleNamespace(metadata=metadata, path="model.gguf", oddities=Oddities())
+    file = SimpleNamespace(metadata=metadata, path="model.gguf", oddities=Irregularities())
     assert require_general(file) == "llama"
     assert (
         file.oddities.lines()
@@ -255,7 +255,7 @@ def test_general_metadata_of_other_types_are_noted(changes, noted):
 ])  # fmt: skip
 def test_invalid_general_types_and_architectures_are_refused(changes, problem):
     metadata = {f"general.{name}": value for name, value in {"architecture": "llama", **changes}.items()}
-    file = SimpleNamespace(metadata=metadata, path="model.gguf", oddities=Oddities())
+    file = SimpleNamespace(metadata=metadata, path="model.gguf", oddities=Irregularities())
     if problem:
         with pytest.raises(ModelError) as error:
             require_general(file)
@@ -268,7 +268,7 @@ def test_invalid_general_types_and_architectures_are_refused(changes, problem):
 def test_architectures_that_are_not_supported_say_why(name):
     file = SimpleNamespace(metadata={"general.architecture": name}, **OF_NO_FILE)
     with pytest.raises(UnsupportedError) as error:
-        architecture(file)
+        load_architecture(file)
     assert str(error.value) == f"model.gguf: architecture {name} is not supported: {REFUSED[name]}"
 
 
@@ -276,10 +276,13 @@ def test_an_unknown_architecture_is_refused_by_name():
     """It may have all of llama's keys; their meaning is unknown."""
     metadata = {key.replace("llama.", "unheard."): value for key, value in METADATA.items()}
     file = SimpleNamespace(
-        metadata=metadata | {"general.architecture": "unheard"}, path="model.gguf", oddities=Oddities(), tensors={}
+        metadata=metadata | {"general.architecture": "unheard"},
+        path="model.gguf",
+        oddities=Irregularities(),
+        tensors={},
     )
     with pytest.raises(UnsupportedError, match=r"^model\.gguf: architecture unheard is not supported \(docs/what-runs"):
-        architecture(file)
+        load_architecture(file)
 
 
 @pytest.mark.parametrize(("name", "changes", "problem"), [
@@ -309,7 +312,7 @@ def test_family_specific_values_are_checked(name, changes, problem):
 
 def test_gemma_2_alternates_windows_and_scales_27b_by_width(model_path):
     with GGUFFile.open(model_path("gemma2")) as file:
-        h = architecture(file)[1]
+        h = load_architecture(file)[1]
     windows = [state.window for state in h.states()]
     assert windows[::2] == [16] * len(windows[::2]) and not any(windows[1::2])
     assert h.scale == h.attention.head_dim**-0.5
@@ -323,7 +326,7 @@ def of_size(name: str, vocab: int = 272, **sizes) -> Any:
     changed = {f"{declared.arch}.{key.replace('__', '.')}": value for key, value in sizes.items()}
     metadata = {key: value for key, value in (declared.metadata | changed).items() if value is not None}
     module = import_module(f"localllm.arch.families.{ARCHITECTURES[declared.arch]}")
-    return module.read(Fields(metadata, "model.gguf", vocab))
+    return module.read(HyperparameterReader(metadata, "model.gguf", vocab))
 
 
 @pytest.mark.parametrize(
@@ -481,7 +484,7 @@ def test_pairs_rotate_by_image_axes_except_those_of_the_fourth(sections, mixed, 
         METADATA if sections is None else METADATA | {"llama.rope.dimension_sections": np.array(sections, np.int32)}
     )
     turned = rope(dims=16)
-    assert with_sections(Fields(metadata, "model.gguf", 100), turned, mixed) == replace(
+    assert add_sections(HyperparameterReader(metadata, "model.gguf", 100), turned, mixed) == replace(
         turned, unrotated=still, pair_axes=axes
     )
 
@@ -490,4 +493,6 @@ def test_pairs_rotate_by_image_axes_except_those_of_the_fourth(sections, mixed, 
 def test_invalid_rope_sections_are_refused(sections):
     values = np.array(sections, np.int32) if isinstance(sections, list) else sections
     with pytest.raises(ModelError, match="dimension_sections"):
-        with_sections(Fields(METADATA | {"llama.rope.dimension_sections": values}, "model.gguf", 100), rope())
+        add_sections(
+            HyperparameterReader(METADATA | {"llama.rope.dimension_sections": values}, "model.gguf", 100), rope()
+        )

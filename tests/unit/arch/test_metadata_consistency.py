@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from localllm.arch.metadata import NO_LIMIT as MOST
-from localllm.arch.metadata import Fields, require_agreement, require_kinds
+from localllm.arch.metadata import HyperparameterReader, require_agreement, require_types
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.metadata_reader import is_number
 
@@ -32,9 +32,9 @@ EXPERTS = {**PLAIN, "expert_count": 5, "expert_used_count": 2, "expert_feed_forw
            "expert_shared_count": 2, "leading_dense_block_count": 1}  # fmt: skip
 
 
-def fields_of(metadata: dict[str, Any], arch: str = "llama") -> Fields:
+def fields_of(metadata: dict[str, Any], arch: str = "llama") -> HyperparameterReader:
     named = {f"{arch}.{key}": value for key, value in metadata.items() if value is not None}
-    return Fields({"general.architecture": arch, **named}, "model.gguf", 50)
+    return HyperparameterReader({"general.architecture": arch, **named}, "model.gguf", 50)
 
 
 def refusal(metadata: dict[str, Any], shapes: dict[str, tuple[int, ...] | None], arch: str = "llama") -> str:
@@ -153,7 +153,7 @@ def test_arctic_stores_the_experts_length_as_feed_forward_length():
 def kept(arch: str = "llama", **values: Any) -> str:
     """Return why a hyperparameter is refused, or ""; two underscores are a dot."""
     try:
-        require_kinds(
+        require_types(
             fields_of({"block_count": 2, **{key.replace("__", "."): value for key, value in values.items()}}, arch)
         )
     except ModelError as error:

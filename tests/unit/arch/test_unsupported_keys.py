@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from models import write_model
 
-from localllm.arch import architecture
+from localllm.arch import load_architecture
 from localllm.arch.metadata import NEUTRAL
 from localllm.errors import UnsupportedError
 from localllm.files.gguf.file import GGUFFile
@@ -30,28 +30,28 @@ OF_EXPERTS = {"expert_weights_scale", "expert_group_count"}  # the first llama r
 def test_an_unread_key_that_matters_is_refused(llama: GGUFFile, name: str):
     value = True if name == "ssm.dt_b_c_rms" else 2 if isinstance(NEUTRAL[name][0], int) else 0.5
     with pytest.raises(UnsupportedError, match=rf"llama\.{name} \S+ is not supported in llama models"):
-        architecture(with_setting(llama, name, value))
+        load_architecture(with_setting(llama, name, value))
 
 
 @pytest.mark.parametrize("name", sorted(NEUTRAL.keys() - OF_EXPERTS))
 def test_an_unread_key_with_its_neutral_value_is_accepted(llama: GGUFFile, name: str):
     for value in NEUTRAL[name]:
-        architecture(with_setting(llama, name, value))
+        load_architecture(with_setting(llama, name, value))
 
 
 def test_a_window_shorter_than_the_context_is_refused(llama: GGUFFile):
     context = llama.metadata["llama.context_length"]
     for length in (0, context, context + 1):
-        architecture(with_setting(llama, "attention.sliding_window", length))
+        load_architecture(with_setting(llama, "attention.sliding_window", length))
     with pytest.raises(UnsupportedError, match=rf"sliding_window {context - 1} is not supported"):
-        architecture(with_setting(llama, "attention.sliding_window", context - 1))
+        load_architecture(with_setting(llama, "attention.sliding_window", context - 1))
 
 
 def test_a_window_that_llama_cpp_ignores_is_ignored(tmp_path: Path):
     file = GGUFFile.open(str(write_model("phi3", tmp_path / "phi3.gguf")))
-    architecture(with_setting(file, "attention.sliding_window", 16))
+    load_architecture(with_setting(file, "attention.sliding_window", 16))
 
 
 def test_unknown_keys_without_effect_are_accepted(llama: GGUFFile):
-    architecture(with_setting(llama, "tensor_data_layout", "Meta AI original pth"))
-    architecture(with_setting(llama, "a_name_from_the_future", 3))
+    load_architecture(with_setting(llama, "tensor_data_layout", "Meta AI original pth"))
+    load_architecture(with_setting(llama, "a_name_from_the_future", 3))

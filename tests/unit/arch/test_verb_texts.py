@@ -6,23 +6,31 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.arch.attention import by_head, qkv, rope_factors, rotate_heads
+from localllm.arch.attention import project_qkv, rotate_heads, scale_heads, select_rope_factors
 from localllm.arch.decoder import DENSE, pool_texts, read_pooling
 from localllm.arch.families import deepseek2, dots1, glm4, glm4moe, jina_bert, mimo2, mpt, qwen35
 from localllm.arch.feed_forward import (
+    collect_expert_matrices,
     feed_forward_or_experts,
-    gate_output,
     gated_feed_forward,
-    matrices,
-    mixture,
-    plain,
+    gated_shared_expert,
+    mixture_of_experts,
     shared_expert,
+    ungated_feed_forward,
 )
 from localllm.arch.hyperparameters import Hyperparameters
-from localllm.arch.layer_state import SLACK, KVType, Latent, Paged, Recurrent, cache_bytes, window_tokens
-from localllm.arch.vision.llava import Anyres, newline_numbers, newline_of
+from localllm.arch.layer_state import (
+    SLACK,
+    KVType,
+    LatentState,
+    PagedState,
+    Recurrent,
+    count_cache_bytes,
+    count_window_tokens,
+)
+from localllm.arch.vision.llava import CuttingRules, find_newline, get_newline_values
 from localllm.arch.vision.pixtral import project
-from localllm.arch.vision.vit import apply_activation, as_matrix, feed_forward, transpose
+from localllm.arch.vision.vit import apply_activation, apply_feed_forward, to_matrix, transpose
 from localllm.arch.weights import Weight, Weights
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.file import Tensor
@@ -87,7 +95,7 @@ def test_gates_multiply_two_matrices_or_halves_of_one(shapes: dict[str, tuple[in
 def test_feed_forward_without_a_gate_has_one_activation():
     b: Any = Teller()
     w = weights(ffn_up=(6, 4), ffn_down=(4, 6))
-    assert plain(b, w, "x", b.relu) == "linear(relu(linear(x, ffn_up)), ffn_down)"
+    assert ungated_feed_forward(b, w, "x", b.relu) == "linear(relu(linear(x, ffn_up)), ffn_down)"
     assert jina_bert.feed_forward(b, w, "x") == "linear(gelu_erf(linear(x, ffn_up)), ffn_down)"
     with pytest.raises(ModelError, match=r"no tensor ffn_gate\.weight"):
         gated_feed_forward(b, w, "x", b.gate)
@@ -109,16 +117,16 @@ def test_encoders_apply_their_activation_function(h: Any, says: str):
 def test_encoders_recognize_swapped_and_gated_feed_forward():
     b: Any = Teller()
     w, turned = weights(ffn_up=(6, 4), ffn_down=(4, 6)), weights(ffn_up=(4, 6), ffn_down=(6, 4))
-    assert feed_forward(b, w, of_pictures(), "x") == "linear(gelu(linear(x, ffn_up)), ffn_down)"
-    assert feed_forward(b, turned, of_pictures(), "x") == "linear(gelu(linear(x, ffn_down)), ffn_up)"
+    assert apply_feed_forward(b, w, of_pictures(), "x") == "linear(gelu(linear(x, ffn_up)), ffn_down)"
+    assert apply_feed_forward(b, turned, of_pictures(), "x") == "linear(gelu(linear(x, ffn_down)), ffn_up)"
     w = weights(ffn_up=(6, 4), ffn_gate=(6, 4), ffn_down=(4, 6))
     for activation, gate in (("silu", "swiglu"), ("gelu", "geglu")):
         says = f"linear({gate}(linear(x, ffn_gate), linear(x, ffn_up)), ffn_down)"
-        assert feed_forward(b, w, of_pictures(activation), "x") == says
+        assert apply_feed_forward(b, w, of_pictures(activation), "x") == says
     with pytest.raises(
         ModelError, match=r"^tensor ffn_gate\.weight: a gate needs an activation, clip\.use_gelu or clip\.use_silu$"
     ):
-        feed_forward(b, w, of_pictures("gelu_quick"), "x")
+        apply_feed_forward(b, w, of_pictures("gelu_quick"), "x")
 
 
 # ---- experts
@@ -153,7 +161,7 @@ def mixed(bias: str = "None", gate: str = "ffn_gate_exps", up: str = "ffn_up_exp
 ])  # fmt: skip
 def test_a_mixture_routes_gathers_and_scatters(more: dict[str, tuple[int, ...]], says: str):
     b: Any = Teller()
-    assert mixture(b, weights(**ROUTER, **STACKS, **more), R, "x", b.gate) == says
+    assert mixture_of_experts(b, weights(**ROUTER, **STACKS, **more), R, "x", b.gate) == says
 
 
 def test_a_router_bias_of_one_row_becomes_a_vector():
@@ -161,18 +169,18 @@ def test_a_router_bias_of_one_row_becomes_a_vector():
     b: Any = Teller()
     b.route = lambda logits, routing, bias: biases.append(bias) or "choice"
     for shape in ((1, 2), (2,)):
-        mixture(b, weights(**ROUTER, **STACKS, exp_probs_b__bias=shape), R, "x", b.gate)
+        mixture_of_experts(b, weights(**ROUTER, **STACKS, exp_probs_b__bias=shape), R, "x", b.gate)
     assert [bias.shape for bias in biases] == [(2,), (2,)]
 
 
 def test_fused_expert_matrices_are_split_into_gate_and_up():
     b: Any = Teller()
     fused = weights(ffn_gate_up_exps=(2, 12, 4), ffn_down_exps=(2, 4, 6))
-    of_gate, up, down = matrices(b, fused, 2)
+    of_gate, up, down = collect_expert_matrices(b, fused, 2)
     assert (of_gate.shape, up.shape, up.first_row, down.name) == ((2, 6, 4), (2, 6, 4), 6, "ffn_down_exps.weight")
     biased = weights(ffn_gate_up_exps=(2, 12, 4), ffn_gate_up_exps__bias=(2, 12), ffn_down_exps=(2, 4, 6))
     with pytest.raises(UnsupportedError, match=r"tensor ffn_gate_up_exps\.bias: biases of fused experts are not"):
-        matrices(b, biased, 2)
+        collect_expert_matrices(b, biased, 2)
 
 
 def test_separate_expert_tensors_are_stacked():
@@ -183,7 +191,7 @@ def test_separate_expert_tensors_are_stacked():
         name: Tensor(name, BY_NAME["F32"], (3, 2), each.view(np.uint8))
         for name, each in zip(names, numbers, strict=True)
     })  # fmt: skip
-    stacks = [np.ascontiguousarray(stack.tensor.data).view(np.float32) for stack in matrices(b, w, 2)]
+    stacks = [np.ascontiguousarray(stack.tensor.data).view(np.float32) for stack in collect_expert_matrices(b, w, 2)]
     np.testing.assert_array_equal(np.concatenate(stacks), numbers)
     assert b.ignored == names
 
@@ -199,7 +207,7 @@ def test_layers_use_experts_or_a_dense_network():
     assert feed_forward_or_experts(b, experts, R, "x", b.gate) == mixed()
     assert feed_forward_or_experts(b, experts, R, "x", b.gate, shared_expert) == f"add({mixed()}, {beside})"
     gate = weights(**SHARED, ffn_gate_inp_shexp=(4,))
-    assert gate_output(b, gate, "x", b.gate) == f"sigmoid_gate({beside}, linear(x, ffn_gate_inp_shexp))"
+    assert gated_shared_expert(b, gate, "x", b.gate) == f"sigmoid_gate({beside}, linear(x, ffn_gate_inp_shexp))"
     with pytest.raises(ModelError, match="ffn_gate_inp"):
         feed_forward_or_experts(b, weights(**STACKS), R, "x", b.gate)
 
@@ -211,25 +219,29 @@ def test_queries_keys_and_values_may_be_one_matrix():
     b: Any = Teller()
     h: Any = SimpleNamespace(attention=SimpleNamespace(heads=(3, 2), kv_heads=(1, 2), head_dim=2, value_dim=2))
     apart = weights(attn_q=(6, 4), attn_k=(2, 4), attn_v=(2, 4))
-    assert qkv(b, apart, h, 0, "x") == ["linear(x, attn_q)", "linear(x, attn_k)", "linear(x, attn_v)"]
+    assert project_qkv(b, apart, h, 0, "x") == ["linear(x, attn_q)", "linear(x, attn_k)", "linear(x, attn_v)"]
     fused = weights(attn_qkv=(10, 4))
-    assert qkv(b, fused, h, 0, "x") == ["linear(x, attn_qkv)", "linear(x, attn_qkv[6:8])", "linear(x, attn_qkv[8:10])"]
+    assert project_qkv(b, fused, h, 0, "x") == [
+        "linear(x, attn_qkv)",
+        "linear(x, attn_qkv[6:8])",
+        "linear(x, attn_qkv[8:10])",
+    ]
     with pytest.raises(ModelError, match=r"attn_qkv\.weight must have 12 rows \(found 10\)"):
-        qkv(b, fused, h, 1, "x")
+        project_qkv(b, fused, h, 1, "x")
 
 
 def test_rope_factors_are_read_from_one_or_two_tensors():
     b: Any = Teller()
     h: Any = SimpleNamespace(attention=SimpleNamespace(rope=SimpleNamespace(original_context=7)))
-    assert rope_factors(b, weights(), h) is None
-    assert told(rope_factors(b, weights(rope_freqs=(2,), rope_factors_long=(2,)), h)) == "rope_freqs"
+    assert select_rope_factors(b, weights(), h) is None
+    assert told(select_rope_factors(b, weights(rope_freqs=(2,), rope_factors_long=(2,)), h)) == "rope_freqs"
     both = weights(rope_factors_long=(2,), rope_factors_short=(2,))
-    assert told(rope_factors(b, both, h)) == "by_context(rope_factors_short, rope_factors_long, 7)"
+    assert told(select_rope_factors(b, both, h)) == "by_context(rope_factors_short, rope_factors_long, 7)"
     for less, missing in (("short", "long"), ("long", "short")):
         with pytest.raises(ModelError, match=f"no tensor rope_factors_{missing}"):
-            rope_factors(b, weights(**{f"rope_factors_{less}": (2,)}), h)
+            select_rope_factors(b, weights(**{f"rope_factors_{less}": (2,)}), h)
     with pytest.raises(ModelError, match=r"rope_factors_long\.weight must have the shape \[2\] \(found \[3\]\)"):
-        rope_factors(b, weights(rope_factors_long=(3,), rope_factors_short=(2,)), h)
+        select_rope_factors(b, weights(rope_factors_long=(3,), rope_factors_short=(2,)), h)
 
 
 def test_heads_are_rotated_by_the_layers_rope():
@@ -264,7 +276,7 @@ class Numbers(Teller):
 def test_each_head_is_multiplied_by_its_factor(dim: int):
     x, factors = np.arange(2.0 * 3 * dim).reshape(2, -1) + 1, np.arange(6.0).reshape(2, 3) + 1
     expected = (x.reshape(2, 3, dim) * factors[:, :, None]).reshape(2, -1)
-    np.testing.assert_array_equal(by_head(Numbers(), x, factors, 3, dim), expected)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(scale_heads(Numbers(), x, factors, 3, dim), expected)  # type: ignore[arg-type]
 
 
 def test_mpt_clamps_and_normalizes_only_if_its_file_says_so():
@@ -306,16 +318,16 @@ def test_the_delta_rule_reads_strength_and_steps_from_one_or_two_matrices():
     b: Any = Teller()
     d: Any = SimpleNamespace(heads=6, key_heads=2)
     both = "linear(x, ssm_ba)"
-    assert qwen35.strength_and_steps(b, weights(ssm_ba=(12, 4)), d, "x") == [
+    assert qwen35.compute_strengths_and_decays(b, weights(ssm_ba=(12, 4)), d, "x") == [
         f"slice_columns({both}, 0, 3, 6)", f"slice_columns({both}, 3, 6, 6)"
     ]  # fmt: skip
     apart = weights(ssm_beta=(6, 4), ssm_alpha=(6, 4))
-    assert qwen35.strength_and_steps(b, apart, d, "x") == ["linear(x, ssm_beta)", "linear(x, ssm_alpha)"]
+    assert qwen35.compute_strengths_and_decays(b, apart, d, "x") == ["linear(x, ssm_beta)", "linear(x, ssm_alpha)"]
 
 
 @pytest.mark.parametrize("family", [deepseek2, dots1, glm4, glm4moe, qwen35])
 def test_mtp_layers_are_blocks_like_the_others(monkeypatch: pytest.MonkeyPatch, family: Any):
-    monkeypatch.setattr(family, "mtp_output", lambda *given: given)
+    monkeypatch.setattr(family, "apply_mtp_layer", lambda *given: given)
     assert family.draft("b", "w", "h", "made") == ("b", "w", "h", "made", family.block)
 
 
@@ -378,24 +390,25 @@ def test_matrices_of_encoders_are_transposed_and_flattened():
     for wrong in (weight(3), weight(2, 3, format="I32")):
         with pytest.raises(ModelError, match=r"^tensor w must be a matrix of F32, F16 or BF16$"):
             transpose(wrong)
-    assert as_matrix(weight(5, 3, 2, 2), 12).shape == (5, 12)
+    assert to_matrix(weight(5, 3, 2, 2), 12).shape == (5, 12)
     for shape, columns in (((5, 3, 2, 2), 11), ((12,), 1)):
         with pytest.raises(ModelError, match=r"^tensor w must have rows of "):
-            as_matrix(weight(*shape), columns)
+            to_matrix(weight(*shape), columns)
 
 
 def test_newline_embeddings_must_have_the_width_of_rows():
-    whole = Anyres(((2, 2),), True)
+    whole = CuttingRules(((2, 2),), True)
     for name in ("v.image_newline", "model.image_newline"):
         w = Weights({name: tensor(name, 3)})
-        assert newline_of(w, Anyres(), 3).name == name and newline_numbers(w, whole, 3).tolist() == [0, 1, 2]  # type: ignore[union-attr]
+        assert find_newline(w, CuttingRules(), 3).name == name and get_newline_values(w, whole, 3).tolist() == [0, 1, 2]  # type: ignore[union-attr]
         with pytest.raises(ModelError, match=r"must have the shape \[4\] \(found \[3\]\)"):
-            newline_of(w, whole, 4)
+            find_newline(w, whole, 4)
     assert (
-        newline_of(Weights({}), Anyres(), 3) is None and newline_numbers(Weights({}), Anyres(), 3).tolist() == [0] * 3
+        find_newline(Weights({}), CuttingRules(), 3) is None
+        and get_newline_values(Weights({}), CuttingRules(), 3).tolist() == [0] * 3
     )
     with pytest.raises(ModelError, match=r"^the model has no tensor v\.image_newline$"):
-        newline_of(Weights({}), whole, 3)
+        find_newline(Weights({}), whole, 3)
 
 
 @pytest.mark.parametrize(("merge", "says"), [(1, "x"), (2, "linear(x, mm.patch_merger)")])
@@ -415,19 +428,19 @@ def test_pixtral_merges_patches_before_projecting(merge: int, says: str):
 
 
 def test_cache_sizes_follow_from_types_windows_and_states():
-    assert [window_tokens(tokens, 8) for tokens in (7, 8 + 2 * SLACK, 9 + 2 * SLACK)] == [7, 1032, 1032]
-    assert window_tokens(5000, None) == 5000
+    assert [count_window_tokens(tokens, 8) for tokens in (7, 8 + 2 * SLACK, 9 + 2 * SLACK)] == [7, 1032, 1032]
+    assert count_window_tokens(5000, None) == 5000
     full, mixed = KVType("f32", "f32"), KVType("q8_0", "f16")
-    keys_and_values, latent = Paged(0, 2, 64, 32), Latent(1, 96, 64)
+    keys_and_values, latent = PagedState(0, 2, 64, 32), LatentState(1, 96, 64)
     assert (keys_and_values.bytes(10, full), keys_and_values.bytes(10, mixed)) == (
         10 * 2 * 4 * 96, 10 * 2 * (68 + 64)
     )  # fmt: skip
-    assert Paged(0, 2, 64, 32, window=8).bytes(5000, full) == 1032 * 2 * 4 * 96
+    assert PagedState(0, 2, 64, 32, window=8).bytes(5000, full) == 1032 * 2 * 4 * 96
     assert (latent.bytes(10, full), latent.bytes(10, mixed)) == (10 * 4 * 96, 10 * 102)
-    assert Latent(1, 96, 64, window=8).bytes(5000, full) == 1032 * 4 * 96
+    assert LatentState(1, 96, 64, window=8).bytes(5000, full) == 1032 * 4 * 96
     states = Recurrent(2, ((3, 4), (5,)))
     assert states.bytes(1, full) == states.bytes(5000, mixed) == 4 * 17
-    assert cache_bytes([keys_and_values, latent, states], 10, full) == 7680 + 3840 + 68
+    assert count_cache_bytes([keys_and_values, latent, states], 10, full) == 7680 + 3840 + 68
     assert (keys_and_values.chunked, keys_and_values.window, latent.is_index, latent.period, latent.window) == (
         False, None, False, 1, None
     )  # fmt: skip
@@ -435,8 +448,14 @@ def test_cache_sizes_follow_from_types_windows_and_states():
 
 def test_cache_rotations_follow_from_types_and_head_sizes():
     few, many = KVType("q4_0", "f16"), KVType("q4_1", "q4_0")
-    assert (Paged(0, 1, 96, 64).rotations(few), Paged(0, 1, 96, 64).rotations(many)) == ((32, 1), (32, 64))
-    assert (Latent(0, 96, 64).rotations(few), Latent(0, 96, 64).rotations(KVType())) == ((32, 32), (1, 1))
+    assert (PagedState(0, 1, 96, 64).find_rotation_sizes(few), PagedState(0, 1, 96, 64).find_rotation_sizes(many)) == (
+        (32, 1),
+        (32, 64),
+    )
+    assert (LatentState(0, 96, 64).find_rotation_sizes(few), LatentState(0, 96, 64).find_rotation_sizes(KVType())) == (
+        (32, 32),
+        (1, 1),
+    )
 
 
 def test_hyperparameters_have_defaults():

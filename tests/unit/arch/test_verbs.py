@@ -14,7 +14,7 @@ from localllm.engine.cuda.lowering import VERBS as OF_CARDS
 from localllm.engine.lower.activation import ALL, Activation
 from localllm.engine.operations.elementwise import Elementwise
 from localllm.engine.operations.operation import Operation, lower
-from localllm.engine.operations.registry import OPERATIONS, Reference
+from localllm.engine.operations.registry import OPERATIONS, ReferenceBuilder
 from localllm.engine.trace.recorder import Recorder
 from localllm.kernels import cuda
 from localllm.kernels.table import FORMULAS, KERNELS
@@ -82,11 +82,11 @@ def verbs_of(kind: type) -> set[str]:
 def test_builder_recorder_and_reference_have_the_verbs_of_the_registry():
     verbs_said = verbs_of(verbs.Builder)
     assert verbs_said - NO_OPERATIONS == (OPERATIONS.keys() - UNSAID) | CASES.keys()
-    for builder in (Recorder, Reference):
+    for builder in (Recorder, ReferenceBuilder):
         assert verbs_said <= verbs_of(builder), builder
     for name in verbs_said:
         _, *expected = inspect.signature(getattr(verbs.Builder, name)).parameters
-        for builder in (Recorder, Reference):
+        for builder in (Recorder, ReferenceBuilder):
             _, *parameters = inspect.signature(getattr(builder, name)).parameters
             assert parameters == expected, (builder, name)
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.arch.weights import Weight, Weights, as_stack, names_in_layers
+from localllm.arch.weights import Weight, Weights, collect_layer_names, stack_matrices
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.file import Tensor
 from localllm.quant.formats import BY_NAME
@@ -49,9 +49,10 @@ def test_bf16_and_integer_tensors_are_read():
     (Weight.vector, tensor("v", 2, numbers=np.array([np.nan, 1], np.float32)), "v must have finite values only"),
     (Weight.whole, tensor("v", 3), r"v must have integers, I32 \(found F32\)"),
     (Weight.number, tensor("v", 2), r"v must have one element \(found the shape \[2\]\)"),
-    (lambda weight: weight.shaped(3, 2), tensor("v", 2, 3), r"v must have the shape \[3, 2\] \(found \[2, 3\]\)"),
-    (lambda weight: weight.in_stacks(2), tensor("v", 3, 2), r"v must be 2 matrices \(found the shape \[3, 2\]\)"),
-    (lambda weight: weight.in_stacks(2), tensor("v", 4), r"v must be 2 matrices \(found the shape \[4\]\)"),
+    (lambda weight: weight.require_shape(3, 2), tensor("v", 2, 3),
+    r"v must have the shape \[3, 2\] \(found \[2, 3\]\)"),
+    (lambda weight: weight.split_stacks(2), tensor("v", 3, 2), r"v must be 2 matrices \(found the shape \[3, 2\]\)"),
+    (lambda weight: weight.split_stacks(2), tensor("v", 4), r"v must be 2 matrices \(found the shape \[4\]\)"),
     (lambda weight: weight.split(1, 1), tensor("v", 3, 2), r"v must have 2 rows \(found 3\)"),
     (lambda weight: weight.split(2, 2), tensor("v", 3, 2), r"v must have 4 rows \(found 3\)"),
 ])  # fmt: skip
@@ -65,15 +66,15 @@ def test_tensors_of_another_shape_or_type_are_refused(read: Any, weight: Tensor,
 
 def test_weights_are_reshaped_to_vectors_rows_and_stacks():
     matrix = Weight(tensor("m", 3, 2))
-    assert matrix.shaped(3, 2) is matrix
+    assert matrix.require_shape(3, 2) is matrix
     assert matrix.flat().shape == (6,) and matrix.flat().vector().tolist() == [1, 2, 3, 4, 5, 6]
     assert numbers(matrix.flat().as_row()) == [[1, 2, 3, 4, 5, 6]]
-    assert numbers(Weight(tensor("v", 3)).repeated(2)) == [1, 1, 2, 2, 3, 3]
-    stack = Weight(tensor("m", 6, 2)).in_stacks(2)
+    assert numbers(Weight(tensor("v", 3)).repeat(2)) == [1, 1, 2, 2, 3, 3]
+    stack = Weight(tensor("m", 6, 2)).split_stacks(2)
     assert numbers(stack) == [[[1, 2], [3, 4], [5, 6]], [[7, 8], [9, 10], [11, 12]]]
     assert stack.tensor.data.shape == (2, 3, 8)
     with pytest.raises(ModelError, match="m must be 2 matrices"):
-        Weight(tensor("m", 4, 2), bias=matrix).in_stacks(2)
+        Weight(tensor("m", 4, 2), bias=matrix).split_stacks(2)
 
 
 def test_split_rows_know_their_offset_and_bias():
@@ -104,10 +105,10 @@ def test_rows_of_every_expert_are_split():
 def test_equally_spaced_experts_are_stacked_without_copying():
     whole = NUMBERS.reshape(3, 2, 4)
     apart = [Weight(Tensor(f"e.{n}", BY_NAME["F32"], (2, 4), whole[n].view(np.uint8))) for n in range(3)]
-    stack = as_stack(apart)
+    stack = stack_matrices(apart)
     assert stack.shape == (3, 2, 4) and numbers(stack) == whole.tolist() and not stack.tensor.data.flags.writeable
     assert np.shares_memory(stack.tensor.data, whole)
-    assert numbers(as_stack(apart[1:2])) == whole[1:2].tolist()
+    assert numbers(stack_matrices(apart[1:2])) == whole[1:2].tolist()
     elsewhere = Weight(Tensor("e.9", BY_NAME["F32"], (2, 4), whole[1].copy().view(np.uint8)))
     other = Weight(Tensor("e.9", BY_NAME["I32"], (2, 4), whole[2].view(np.uint8)))
     for wrong in (
@@ -118,7 +119,7 @@ def test_equally_spaced_experts_are_stacked_without_copying():
             ModelError,
             match="separate expert tensors must be alike and equally spaced",
         ):
-            as_stack(wrong)
+            stack_matrices(wrong)
 
 
 # ---- names
@@ -142,17 +143,17 @@ def test_weights_are_found_by_name_in_a_layer_or_outside(weights: Weights):
     first, second = weights.block(0), weights.block(1)
     whole = first.a
     assert names(whole, whole.bias, whole.scale) == ["blk.0.a.weight", "blk.0.a.bias", "blk.0.a.scale"]
-    assert names(weights.token_embd, weights.bias("alone"), weights.bare("bare"), weights.exactly("bare")) == [
+    assert names(weights.token_embd, weights.bias("alone"), weights.bare("bare"), weights.require_bare("bare")) == [
         "token_embd.weight", "alone.bias", "bare", "bare",
     ]  # fmt: skip
-    assert names(second.bias("c"), second.bare("d"), second.exactly("d"), second.b) == [
+    assert names(second.bias("c"), second.bare("d"), second.require_bare("d"), second.b) == [
         "blk.1.c.bias", "blk.1.d", "blk.1.d", "blk.1.b.weight",
     ]  # fmt: skip
     assert names(weights.get("x"), weights.bias("x"), weights.bare("x"), weights.get("b")) == [None] * 4
     assert names(*first.all()) == ["blk.0.a.weight", "blk.0.a.bias", "blk.0.a.scale"]
     assert len(weights.all()) == len(NAMES)
     weights.require_biases("alone")
-    assert names_in_layers(NAMES) == {"a.weight", "a.bias", "a.scale", "b.weight", "c.bias", "d"}
+    assert collect_layer_names(NAMES) == {"a.weight", "a.bias", "a.scale", "b.weight", "c.bias", "d"}
 
 
 def test_a_tensor_that_only_other_layers_have_is_refused(weights: Weights):
@@ -174,7 +175,7 @@ def test_a_tensor_that_only_other_layers_have_is_refused(weights: Weights):
 def test_a_missing_weight_is_named(weights: Weights):
     for ask, name in (
         (lambda: weights.require("x"), "x.weight"), (lambda: weights.x, "x.weight"),
-        (lambda: weights.block(2).x, "blk.2.x.weight"), (lambda: weights.block(2).exactly("x"), "blk.2.x"),
+        (lambda: weights.block(2).x, "blk.2.x.weight"), (lambda: weights.block(2).require_bare("x"), "blk.2.x"),
         (lambda: weights.require_biases("alone", "y"), "y.bias"),
     ):  # fmt: skip
         with pytest.raises(ModelError, match=f"^the model has no tensor {name}$"):

@@ -22,16 +22,16 @@ from terminal import Terminal
 import localllm
 from localllm.cli import compat as llama_names
 from localllm.cli import open_model as opening
-from localllm.cli.app import app, context_of, program
-from localllm.cli.argv import read_words, split_short_options
+from localllm.cli.app import app, make_context, program
+from localllm.cli.argv import parse_words, split_short_options
 from localllm.cli.command import Command, unescape_text
-from localllm.cli.commands.completion import possible
-from localllm.cli.defaults import conflicting_options
-from localllm.cli.help_text import columns, command_help
-from localllm.cli.options.shared import Cache, EngineGroup, Rope, token_bias
+from localllm.cli.commands.completion import complete_word
+from localllm.cli.defaults import list_conflicts
+from localllm.cli.help_text import format_help, help_width
+from localllm.cli.options.shared import Adapters, CacheGroup, EngineGroup, RopeGroup, parse_token_bias
 from localllm.cli.parameters import NAMED, argument
 from localllm.cli.prompt_input import read_prompt
-from localllm.cli.registry import COMMANDS, build, params_of, require_command
+from localllm.cli.registry import COMMANDS, build_command, list_params, require_command
 from localllm.errors import UsageError
 from localllm.files.settings import load_settings
 from tests.integration.test_cli import posix
@@ -46,7 +46,7 @@ WIDTHS = [40, 60, 80, 120]
 
 def parsed(name: str, *words: object) -> dict[str, Any]:
     """Parse a command line into the command's parameters."""
-    context = context_of(name)
+    context = make_context(name)
     return context.command.make_context(name, [*map(str, words)], parent=context.parent).params
 
 
@@ -80,7 +80,7 @@ def test_groups_are_flattened_into_options_and_built_again():
         """Do it."""
         calls.append((name, outer, on))
 
-    command = build(do, Command)
+    command = build_command(do, Command)
     with command.make_context("do", ["me", "--text", "a", "-s5", "--text=b", "--on"]) as context:
         command.invoke(context)
     with command.make_context("do", ["you"]) as context:
@@ -89,7 +89,7 @@ def test_groups_are_flattened_into_options_and_built_again():
         ("me", Outer(texts=["a", "b"], inner=Inner(5)), True),
         ("you", Outer(texts=None, inner=Inner(None)), False),
     ]
-    text = command.plain_help(context, 80)
+    text = command.format_plain_help(context, 80)
     assert text.index("What is outside:") < text.index("--text") < text.index("What is inside:") < text.index("--small")
 
 
@@ -104,12 +104,12 @@ def test_typer_knows_every_option_that_help_shows(name: str):
     group = typer.main.get_command(app)
     command = group.commands[name]
     context = typer.Context(command, info_name=name, help_option_names=["-h", "--help"])
-    shown = options_in(command.plain_help(context, 10_000))
+    shown = options_in(command.format_plain_help(context, 10_000))
     assert len(shown) > 1
     options = [each for each in command.get_params(context) if each.param_type_name == "option"]
     assert {part for each in options for part in (*each.opts, *each.secondary_opts)} == shown
     panels = {each.rich_help_panel for each in options if each.rich_help_panel}
-    assert all(f"\n{panel}:\n" in command.plain_help(context, 10_000) for panel in panels)
+    assert all(f"\n{panel}:\n" in command.format_plain_help(context, 10_000) for panel in panels)
     assert [*group.list_commands(context)] == [*COMMANDS]
 
 
@@ -191,18 +191,22 @@ def test_escape_sequences_are_replaced(text: str, meaning: str):
 
 def test_each_llama_cpp_option_is_either_known_or_refused():
     positions = {"--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--yarn-orig-ctx"}
-    device = {"-ngl", "--gpu-layers", "--n-gpu-layers", "-dev", "--device"}  # not all commands have either
+    device = {"-ngl", "--gpu-layers", "--n-gpu-layers", "-dev", "--device"}
+    adapters = set(llama_names.UNSUPPORTED[llama_names._ADAPTER].split())
+    elsewhere = positions | device | adapters  # not all commands have them
     for name_of in ("run", "chat"):
-        params = params_of(name_of)
-        known = {name for param in params for name in param.names} - device - positions
-        assert not known & {*llama_names._LEFT_OUT, *llama_names._REFUSED, *llama_names.SAME}
-        for name in {*llama_names._LEFT_OUT, *llama_names._REFUSED} - device - positions:
+        params = list_params(name_of)
+        known = {name for param in params for name in param.names} - elsewhere
+        assert not known & {*llama_names._LEFT_OUT, *llama_names._REFUSED, *llama_names.EQUIVALENTS}
+        for name in {*llama_names._LEFT_OUT, *llama_names._REFUSED} - elsewhere:
             if foreign := llama_names.find_ignored(name, name_of):
-                words = read_words([name, "x"][: 1 + (foreign.values > 0)], params, name_of)
+                words = parse_words([name, "x"][: 1 + (foreign.values > 0)], params, name_of)
                 assert (words.ignored, words.texts) == ([(name, foreign.reason)], {})
             else:
-                with pytest.raises(UsageError, match=re.escape(f"{name}: {llama_names.refusal(name, name_of)}")):
-                    read_words(["x", name, "1"], params, name_of)
+                with pytest.raises(
+                    UsageError, match=re.escape(f"{name}: {llama_names.explain_unsupported(name, name_of)}")
+                ):
+                    parse_words(["x", name, "1"], params, name_of)
     assert llama_names._LEFT_OUT.keys() & llama_names._REFUSED.keys() == set()
 
 
@@ -210,7 +214,7 @@ def test_each_llama_cpp_option_is_either_known_or_refused():
     ("words", "message"),
     [
         ("run x -ngl many", "-ngl"),
-        ("run x --lora=a", "--lora: adapters are not supported"),
+        ("embed x --lora=a", "--lora: this command takes no adapters"),
         ("run x -cnv", "-cnv: use `localllm chat` for a conversation"),
         ("chat x -st", "-st: use `localllm run` for a single answer"),
         ("run x -p y --tmep 0", "unknown option --tmep; did you mean --temp"),
@@ -252,7 +256,7 @@ def test_wrong_options_are_refused_in_one_line(refused, words: str, message: str
     ],
 )  # fmt: skip
 def test_combined_short_options_are_split(word: str, parts: list[str] | None):
-    assert split_short_options(word, {name: param for param in params_of("run") for name in param.names}) == parts
+    assert split_short_options(word, {name: param for param in list_params("run") for name in param.names}) == parts
 
 
 @pytest.mark.parametrize(
@@ -280,10 +284,10 @@ def test_an_unknown_command_gets_a_suggestion(name: str, suggestion: str):
 )  # fmt: skip
 def test_logit_bias_is_parsed_from_id_and_bias(text: str, bias: float | None):
     if bias is not None:
-        assert token_bias(text) == (3, bias)
+        assert parse_token_bias(text) == (3, bias)
     else:
         with pytest.raises(ValueError, match=f"^{re.escape(repr(text))} must be a token id and a bias"):
-            token_bias(text)
+            parse_token_bias(text)
 
 
 @pytest.mark.parametrize(
@@ -431,13 +435,13 @@ def test_a_given_option_drops_each_conflicting_default(configure, command, typed
 def test_every_conflicting_pair_of_options_is_tested():
     flags = {"-sys": "system", "-sysf": "system_file", "--sampling-seq": "letters", "-ctk": "keys", "-ctv": "values"}
     flags |= {"--json": "as_json", "--md": "as_markdown"}
-    tested = {"beams": set(conflicting_options("beams"))}
+    tested = {"beams": set(list_conflicts("beams"))}
     for _, typed, lines in SILENCED:
         flag = typed.split()[0]
         name = flags.get(flag, flag[2:].replace("-", "_"))
         tested.setdefault(name, set()).update(lines.values())
-    names = {param.name for command in COMMANDS for param in params_of(command)}
-    assert {name: {*conflicting_options(name)} for name in names if conflicting_options(name)} == tested
+    names = {param.name for command in COMMANDS for param in list_params(command)}
+    assert {name: {*list_conflicts(name)} for name in names if list_conflicts(name)} == tested
     assert {*DRAWING.values()} <= tested["beams"]
 
 
@@ -448,8 +452,8 @@ def test_two_conflicting_options_that_were_typed_are_kept(configure):
 
 
 def test_conflicting_options_name_existing_options():
-    known = {param.name for command in COMMANDS for param in params_of(command)}
-    assert {other for name in known for other in conflicting_options(name)} <= known
+    known = {param.name for command in COMMANDS for param in list_params(command)}
+    assert {other for name in known for other in list_conflicts(name)} <= known
 
 
 @pytest.mark.parametrize(
@@ -504,7 +508,7 @@ def test_an_error_in_the_environment_names_the_variable(cli, monkeypatch):
 
 def test_no_option_takes_a_reserved_environment_variable():
     others = {f"LOCALLLM_{name}" for name in ("CACHE", "DEBUG", "MODELS", "PREFIX_GB")}
-    assert not others & {name for command in COMMANDS for param in params_of(command) for name in param.variables}
+    assert not others & {name for command in COMMANDS for param in list_params(command) for name in param.variables}
 
 
 def test_context_of_search_ignores_the_context_of_models(cli, configure, monkeypatch, tmp_path: Path):
@@ -551,7 +555,7 @@ def test_config_lists_values_with_their_sources(cli, configure, monkeypatch):
     ):
         assert line in lines
     assert {line[0] for line in lines} >= {
-        f"--{param.keys[0]}" for param in params_of("run") if param.keys and not param.is_argument
+        f"--{param.keys[0]}" for param in list_params("run") if param.keys and not param.is_argument
     }
     monkeypatch.setenv("LOCALLLM_PREFIX_GB", "1")
     assert re.search(r"prompts kept +1.0 GB +LOCALLLM_PREFIX_GB\n", cli("config")[1])
@@ -563,12 +567,12 @@ def test_config_lists_values_with_their_sources(cli, configure, monkeypatch):
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", [None, *COMMANDS])
 def test_help_fits_the_terminal_and_shows_everything(name: str | None, width: int):
-    context = context_of(name)
-    text = context.command.plain_help(context, width)
+    context = make_context(name)
+    text = context.command.format_plain_help(context, width)
     assert max(map(len, text.splitlines())) <= width or width < 80
     assert [line for line in text.splitlines() if len(line) > width and " " in line.strip()] == []
     words, letters = text.split(), "".join(text.split())
-    for param in params_of(name) if name else program.params:
+    for param in list_params(name) if name else program.params:
         assert "".join(param.help.split()) in letters
         for option_name in param.names:
             assert {option_name, f"{option_name},", f"{option_name}]"} & {*words}
@@ -670,7 +674,7 @@ def explained(
 ) -> None: ...
 
 
-PARAMETERS = build(explained, Command).params
+PARAMETERS = build_command(explained, Command).params
 DOCSTRING = """Do it.
 
 A long
@@ -689,14 +693,14 @@ Examples:
 def test_help_is_laid_out_beside_or_below_the_names(width: int, text: str):
     """Put texts below if there is no room, or after a name longer than 28 letters."""
     usage, behind = "localllm do [OPTIONS] NAME", [("sub", "What it does.")]
-    assert f"{command_help(usage, DOCSTRING, PARAMETERS, behind, width)}\n" == text
-    assert "\n  NAME\n" in command_help(usage, DOCSTRING, PARAMETERS, behind, 59)
+    assert f"{format_help(usage, DOCSTRING, PARAMETERS, behind, width)}\n" == text
+    assert "\n  NAME\n" in format_help(usage, DOCSTRING, PARAMETERS, behind, 59)
 
 
 @pytest.mark.parametrize(("columns_variable", "wide"), [("10", 20), ("20", 20), ("21", 21), ("99", 99), ("101", 100)])
 def test_help_is_20_to_100_columns_wide(monkeypatch, columns_variable: str, wide: int):
     monkeypatch.setenv("COLUMNS", columns_variable)
-    assert columns() == wide
+    assert help_width() == wide
 
 
 def test_docs_show_the_current_help():
@@ -708,7 +712,7 @@ def test_docs_show_the_current_help():
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_examples_of_help_are_valid_commands(name: str):
-    context = context_of(name)
+    context = make_context(name)
     examples = context.command.help.partition("\n\nExamples:\n")[2].splitlines()
     assert examples
     for example in examples:
@@ -721,7 +725,7 @@ def test_examples_of_help_are_valid_commands(name: str):
         assert ours, example
         for typed in ours:
             typed = typed[: next((place for place, word in enumerate(typed) if word[0] in "<>"), None)]
-            assert read_words(typed[1:], params_of(typed[0]), typed[0]) if typed else example == "  localllm"
+            assert parse_words(typed[1:], list_params(typed[0]), typed[0]) if typed else example == "  localllm"
 
 
 def test_help_command_equals_the_help_option(cli):
@@ -802,7 +806,7 @@ def test_completion_offers_the_right_words_and_files(
     configure, before: list[str], begun: str, kind: str, words: list[str]
 ):
     configure('[aliases]\nsmall = "x.gguf"\n')
-    found_kind, offers = possible(before, begun)
+    found_kind, offers = complete_word(before, begun)
     assert (found_kind, [word for word, _ in offers]) == (kind, words)
 
 
@@ -889,7 +893,7 @@ def test_powershell_completion_passes_a_dot_after_the_word(cli, monkeypatch):
 
 @pytest.mark.sampled
 def test_a_prompt_may_fill_the_context_unless_it_shifts(tiny: str):
-    group = SimpleNamespace(context=64, rope=Rope())
+    group = SimpleNamespace(context=64, rope=RopeGroup())
     assert opening.most_bytes(tiny, group, "shift") == sys.maxsize
     most = {opening.most_bytes(tiny, group, choice) for choice in (None, "error", "drop-turns")}
     assert len(most) == 1 and most < {*range(64, 64_000)}
@@ -899,7 +903,13 @@ def test_a_prompt_may_fill_the_context_unless_it_shifts(tiny: str):
 @pytest.mark.parametrize("no_cache", [True, False])
 def test_open_model_applies_context_and_cache_options(tiny: str, monkeypatch, no_cache: bool):
     group = EngineGroup(
-        threads=1, context=64, device="cpu", gpu_layers="auto", cache=Cache(kv_type="q8_0"), rope=Rope()
+        threads=1,
+        context=64,
+        device="cpu",
+        gpu_layers="auto",
+        cache=CacheGroup(kv_type="q8_0"),
+        rope=RopeGroup(),
+        adapters=Adapters(),
     )
     with opening.open_model(tiny, group, no_cache=no_cache) as model:
         assert model.context == 64
@@ -907,7 +917,7 @@ def test_open_model_applies_context_and_cache_options(tiny: str, monkeypatch, no
 
 
 def test_only_listed_commands_exist():
-    group = context_of("run").parent.command
+    group = make_context("run").parent.command
     assert {group.get_command(None, name) is None for name in (*COMMANDS,)} == {False}
     assert [group.get_command(None, name) for name in ("none", "", "__init__")] == [None] * 3
 
@@ -934,7 +944,7 @@ def test_engine_options_reach_the_engine_of_every_command(
     tiny, embedding_models, monkeypatch, name: str, option: str, problem: str
 ):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a line\n")))
-    words, above = [str(embedding_models.get(name, tiny)), *OPENS_A_MODEL[name], option], context_of(name)
+    words, above = [str(embedding_models.get(name, tiny)), *OPENS_A_MODEL[name], option], make_context(name)
     context = above.command.make_context(name, words, parent=above.parent)
     with context, pytest.raises(UsageError, match=problem):
         context.command.invoke(context)

@@ -14,19 +14,19 @@ from localllm.arch.families.apertus import read_by_layer
 from localllm.cli import map_run as map_command
 from localllm.cli.commands import embed, inspect, serve
 from localllm.cli.commands import pull as pull_command
-from localllm.cli.commands.embed import output_of
+from localllm.cli.commands.embed import open_output
 from localllm.cli.options import one_shot
 from localllm.cli.options import shared as options
 from localllm.cli.options.shared import (
-    Rope,
+    RopeGroup,
 )
 from localllm.cli.terminal import (
     stream_renderer as drawing,
 )
-from localllm.convert.config import Config
-from localllm.convert.projectors.internvl import one_side
+from localllm.convert.config import CheckpointConfig
+from localllm.convert.projectors.internvl import read_side
 from localllm.errors import LocalllmError, ModelError, RecordsError, UsageError
-from localllm.files.gguf.metadata_reader import Checked
+from localllm.files.gguf.metadata_reader import MetadataReader
 from localllm.services.records.lines import Record
 
 
@@ -57,7 +57,7 @@ def test_a_line_may_break_after_wide_characters():
 
 def test_image_sizes_of_a_config_must_be_positive_integers():
     def side(value: Any) -> int:
-        return one_side(Config({"image_size": value}, Path("config.json")), "image_size")
+        return read_side(CheckpointConfig({"image_size": value}, Path("config.json")), "image_size")
 
     assert side(448) == side([448, 448]) == 448
     for odd in ([448], [448, 224], [448, 448, 448], [], None, "448", ["448", "448"]):
@@ -67,7 +67,7 @@ def test_image_sizes_of_a_config_must_be_positive_integers():
 
 def test_a_config_value_may_be_a_number_or_one_for_each_layer():
     def read(value: Any) -> list[float]:
-        return read_by_layer(Checked({"xielu.beta": value}, "xielu.", "m"), "beta", 2).tolist()
+        return read_by_layer(MetadataReader({"xielu.beta": value}, "xielu.", "m"), "beta", 2).tolist()
 
     assert read(0.5) == [0.5, 0.5] and read(np.array([1e4, -1e4])) == [1e4, -1e4]
     for odd in (1, np.array([1, 2]), np.array([1.0]), np.array([1.0, 1.1e4]), np.array([1.0, np.nan]), -1.1e4, None):
@@ -81,18 +81,18 @@ def vectors_of(*numbers: float) -> np.ndarray:
 
 def test_vectors_are_printed_as_json_lines_or_plain_text(capsysbinary: pytest.CaptureFixture[bytes]):
     records = [Record(1, "a"), Record("ü", "b")]
-    lines = embed.Lines(None, plain=False)
+    lines = embed.VectorLines(None, plain=False)
     lines.put(records, vectors_of(0.1, -2.0, 1 / 3, 1e-20))
     lines.fail(Record("ü", ""), UsageError("no text"))
     out = capsysbinary.readouterr().out.decode().splitlines()
     assert out[0] == '{"id": 1, "embedding": [0.100000001, -2]}' and out[2] == '{"id": "ü", "error": "no text"}'
     assert out[1] == '{"id": "ü", "embedding": [0.333333343, 9.99999968e-21]}'
-    plain = embed.Lines(None, plain=True)
+    plain = embed.VectorLines(None, plain=True)
     plain.put(records, vectors_of(0.1, -2.0, 3.0, 4.0))
     assert capsysbinary.readouterr().out == b"0.100000001 -2\n3 4\n"
     with pytest.raises(UsageError, match=r"^no text; the plain format cannot store errors: use --format jsonl$"):
         plain.fail(records[0], UsageError("no text"))
-    rows = embed.AllRows()
+    rows = embed.VectorArray()
     assert rows.left(records) is records
     with pytest.raises(UsageError, match=r"^no text; an .npy file cannot store errors: use --format jsonl$"):
         rows.fail(records[0], UsageError("no text"))
@@ -102,15 +102,15 @@ def test_embed_keeps_the_vectors_of_an_existing_output(tmp_path: Path):
     """Retry errors, and refuse an output of another input."""
     path, model = tmp_path / "v.jsonl", str(tmp_path / "m.gguf")
     records = [Record(1, "a"), Record(2, "b"), Record(3, "", "broken"), Record(4, "d")]
-    with output_of("jsonl", str(path), model, records) as out:
+    with open_output("jsonl", str(path), model, records) as out:
         assert out.left(records) == records
         out.put(records[:1], vectors_of(1, 2))
         out.fail(records[1], UsageError("no"))
         out.put(records[2:3], vectors_of(3, 4))
-    with output_of("jsonl", str(path), model, records) as out:
+    with open_output("jsonl", str(path), model, records) as out:
         assert out.left(records) == records[1:]
     problem = r"v\.jsonl: record 1 of this file is not in the input; give another output file"
-    with pytest.raises(UsageError, match=problem), output_of("jsonl", str(path), model, records[1:]):
+    with pytest.raises(UsageError, match=problem), open_output("jsonl", str(path), model, records[1:]):
         pass
 
 
@@ -119,13 +119,13 @@ def test_a_vector_file_appears_when_it_is_complete(tmp_path: Path, kind: str):
     """Never replace the model."""
     path, model = str(tmp_path / "v"), str(tmp_path / "m.gguf")
     (tmp_path / "m.gguf").write_bytes(b"model")
-    with output_of(kind, path, model, []) as out:
+    with open_output(kind, path, model, []) as out:
         out.put([Record(1, "a")], vectors_of(1, 2))
         out.put([Record(2, "b")], vectors_of(3, 4))
         assert not os.path.exists(path)
     loaded = np.loadtxt(path) if kind == "plain" else np.load(path)
     assert loaded.tolist() == [[1, 2], [3, 4]] and (kind == "plain" or loaded.dtype == np.float32)
-    with pytest.raises(LocalllmError), output_of(kind, model, model, []) as out:
+    with pytest.raises(LocalllmError), open_output(kind, model, model, []) as out:
         out.put([Record(1, "a")], vectors_of(1, 2))
     assert (tmp_path / "m.gguf").read_bytes() == b"model"
 
@@ -133,12 +133,12 @@ def test_a_vector_file_appears_when_it_is_complete(tmp_path: Path, kind: str):
 def test_an_array_goes_to_a_pipe_but_not_to_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ):
-    with output_of("npy", None, "m", []):
+    with open_output("npy", None, "m", []):
         pass
     assert np.load(io.BytesIO(capsysbinary.readouterr().out)).shape == (0, 0)
     monkeypatch.setattr(embed, "is_terminal", lambda stream: True)
     problem = r"a NumPy file cannot be printed to a terminal"
-    with pytest.raises(UsageError, match=problem), output_of("npy", None, "m", []):
+    with pytest.raises(UsageError, match=problem), open_output("npy", None, "m", []):
         pass
 
 
@@ -146,7 +146,7 @@ def test_an_array_goes_to_a_pipe_but_not_to_a_terminal(
     (None, "v.npy", "npy"), ("plain", "v.npy", "plain"), (None, "v", "jsonl"), (None, None, "jsonl"),
 ])  # fmt: skip
 def test_the_vector_format_follows_the_output_name(format: str | None, output: str | None, kind: str):
-    assert embed.kind_of(format, output) == kind
+    assert embed.choose_format(format, output) == kind
 
 
 def test_embed_reads_lines_files_images_or_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -157,7 +157,7 @@ def test_embed_reads_lines_files_images_or_a_text(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"piped\n")))
 
     def ids(*arguments: Any) -> list[tuple[Any, bool]]:
-        return [(record.id, bool(record.error)) for record in embed.records_of(*arguments)]
+        return [(record.id, bool(record.error)) for record in embed.read_inputs(*arguments)]
 
     lines, picture = str(tmp_path / "lines"), "x.png"
     assert ids(lines, None) == [(1, False)] and ids(lines, None, [picture]) == [(1, False), (picture, False)]
@@ -171,19 +171,21 @@ def test_embed_reads_lines_files_images_or_a_text(tmp_path: Path, monkeypatch: p
     ("500M", 500_000_000), ("8g", 8 * 10**9), (" 1.5k ", 1500), ("12", 12), ("7B", 7), ("2kb", 2000), ("0.0015K", 1),
 ])  # fmt: skip
 def test_amounts_are_parsed_with_units(text: str, number: int):
-    assert serve.amount(text) == number
+    assert serve.parse_size(text) == number
     for odd in ("", "M", "1.M", "-1", "1T", "1 M", f"{text}x"):
         with pytest.raises(ValueError, match="is not a size such as 500M or 8G"):
-            serve.amount(odd)
+            serve.parse_size(odd)
 
 
 @pytest.mark.parametrize(("more", "left"), [
     ({}, []), ({"context": 5}, ["-c"]), ({"threads": 5}, ["-t"]), ({"device": "cpu"}, ["--device"]),
-    ({"gpu_layers": "0"}, ["-ngl"]), ({"cache": options.Cache(keys="f32")}, ["--kv-type"]),
-    ({"context": 5, "threads": 1, "cache": options.Cache(kv_type="q8_0")}, ["-c", "-t", "--kv-type"]),
+    ({"gpu_layers": "0"}, ["-ngl"]), ({"cache": options.CacheGroup(keys="f32")}, ["--kv-type"]),
+    ({"context": 5, "threads": 1, "cache": options.CacheGroup(kv_type="q8_0")}, ["-c", "-t", "--kv-type"]),
+    ({"adapters": options.Adapters(lora=[[("a.gguf", 1.0)]])}, ["--lora"]),  # type: ignore[list-item]
 ])  # fmt: skip
 def test_engine_options_are_ignored_with_an_endpoint(more: dict[str, Any], left: list[str]):
-    assert one_shot.about_weights(options.EngineGroup(**{"cache": options.Cache(), "rope": Rope(), **more})) == left
+    usual = {"cache": options.CacheGroup(), "rope": RopeGroup(), "adapters": options.Adapters()}
+    assert one_shot.list_weight_options(options.EngineGroup(**{**usual, **more})) == left
 
 
 def test_an_endpoint_takes_its_key_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -191,7 +193,7 @@ def test_an_endpoint_takes_its_key_from_a_file_or_the_environment(tmp_path: Path
     (tmp_path / "key").write_text(" k \n")
     (tmp_path / "none").write_text(" \n")
     group = one_shot.EndpointGroup
-    assert group().place() is None and one_shot.key_of(None) is None
+    assert group().place() is None and one_shot.read_api_key(None) is None
     assert group(endpoint="http://x", api_key_file=str(tmp_path / "key")).place().key == "k"
     with pytest.raises(UsageError, match="api_key_file needs --endpoint URL"):
         group(api_key_file=str(tmp_path / "key")).place()
@@ -199,7 +201,7 @@ def test_an_endpoint_takes_its_key_from_a_file_or_the_environment(tmp_path: Path
         group(endpoint="http://x", api_key_file=str(tmp_path / "none")).place()
     for variable, known in (("k", "k"), ("", None)):
         monkeypatch.setenv("LOCALLLM_API_KEY", variable)
-        assert one_shot.key_of(None) == known
+        assert one_shot.read_api_key(None) == known
     with pytest.raises(UsageError, match="fast is not available with --endpoint: the server sets it"):
         one_shot.open_remote(None, None, None, ray=False, fast=True)  # type: ignore[arg-type]
 
@@ -209,18 +211,18 @@ def test_an_endpoint_takes_its_key_from_a_file_or_the_environment(tmp_path: Path
     (2, True, "2 layers, 5 B, one is used"), (2, False, "2 layers, 5 B, not used"),
 ])  # fmt: skip
 def test_inspect_describes_mtp_layers(layers: int, used: bool, description: str):
-    assert inspect.guessing({"layers": layers, "bytes": 5, "used": used}) == description
+    assert inspect.format_mtp({"layers": layers, "bytes": 5, "used": used}) == description
 
 
 def test_inspect_describes_the_vision_encoder():
     eye = {"side": 224, "patch": 14, "width": 512, "type": "clip"}
     description = "clip: pictures of 224 x 224 in patches of 14, vectors of 512 elements"
-    assert inspect.sees(eye, None) == description
+    assert inspect.format_vision(eye, None) == description
     description = "mlp: pictures of 224 x 224 in patches of 14, for models 512 wide"
-    assert inspect.sees(eye | {"type": "mlp"}, None) == description
-    assert inspect.sees(None, {"path": "p", "bytes": 7}) == "images, by p (7 B)"
-    assert inspect.sees(None, None) == ""
-    assert inspect.advice(("top_k", "min_p")) == "top_k;min_p" and inspect.advice(0.5) == "0.5"
+    assert inspect.format_vision(eye | {"type": "mlp"}, None) == description
+    assert inspect.format_vision(None, {"path": "p", "bytes": 7}) == "images, by p (7 B)"
+    assert inspect.format_vision(None, None) == ""
+    assert inspect.format_recommended(("top_k", "min_p")) == "top_k;min_p" and inspect.format_recommended(0.5) == "0.5"
 
 
 FACTS = {
@@ -234,18 +236,18 @@ FACTS = {
 
 def test_inspect_prints_the_facts_of_a_file():
     """Leave out what is unknown."""
-    lines = {line[:14].strip(): line[14:] for line in inspect.summary(FACTS)}
+    lines = {line[:14].strip(): line[14:] for line in inspect.format_summary(FACTS)}
     assert lines == {
         "file": "/m.gguf", "architecture": "llama", "parameters": "1.5 k in 2 tensors",
         "weights": "3.0 kB, 4.50 bits per weight", "made with": "a b", "shape": "2 layers, 4 heads",
         "vocabulary": "9 tokens, gpt2", "chat template": "no", "sampling": "top_k 5, samplers a;b",
     }  # fmt: skip
     other = FACTS | {"supported": False, "context": 7, "chat_template": "x", "name": "n", "reads": "text"}
-    lines = {line[:14].strip(): line[14:] for line in inspect.summary(other)}
+    lines = {line[:14].strip(): line[14:] for line in inspect.format_summary(other)}
     assert lines["architecture"] == "llama (not usable: odd)" and lines["context"] == "7 tokens"
     assert (lines["name"], lines["chat template"], lines["makes"]) == ("n", "yes", "text")
     eye = {"side": 2, "patch": 1, "width": 5, "type": "clip"}
-    assert "chat template" not in {line[:14].strip() for line in inspect.summary(FACTS | {"sees": eye})}
+    assert "chat template" not in {line[:14].strip() for line in inspect.format_summary(FACTS | {"sees": eye})}
 
 
 def test_map_prints_its_progress_and_totals(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
@@ -254,8 +256,8 @@ def test_map_prints_its_progress_and_totals(monkeypatch: pytest.MonkeyPatch, cap
     line = SimpleNamespace(show=shown.append, clear=lambda: shown.append(""))
     monkeypatch.setattr(map_command, "ProgressLine", lambda: line)
     monkeypatch.setattr(map_command, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(map_command, "dim", lambda text: shown.append(f"dim {text}"))
-    progress = map_command.Progress([Record(number, "") for number in range(5)], 3)
+    monkeypatch.setattr(map_command, "say_dim", lambda text: shown.append(f"dim {text}"))
+    progress = map_command.MapProgress([Record(number, "") for number in range(5)], 3)
     now[0] = 110.0
     with progress:  # from which on time counts
         now[0] = 112.0
@@ -287,10 +289,10 @@ def test_cache_lists_prompts_and_texts_with_their_sizes(
     from localllm.files.cache import prefix_files
 
     messages: list[str] = []
-    monkeypatch.setattr(cache, "dim", messages.append)
-    monkeypatch.setattr(cache, "moment", lambda seconds: f"at {seconds}")
-    monkeypatch.setattr(prefix_files, "clear", lambda: 1500)
-    monkeypatch.setattr(written_file, "clear", lambda: 500)
+    monkeypatch.setattr(cache, "say_dim", messages.append)
+    monkeypatch.setattr(cache, "format_time", lambda seconds: f"at {seconds}")
+    monkeypatch.setattr(prefix_files, "remove_all", lambda: 1500)
+    monkeypatch.setattr(written_file, "remove_all", lambda: 500)
     entries, texts = list[Any](), list[Any]()
     monkeypatch.setattr(prefix_files, "list_entries", lambda: entries)
     monkeypatch.setattr(written_file, "list_files", lambda: texts)

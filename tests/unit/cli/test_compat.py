@@ -8,25 +8,25 @@ from types import SimpleNamespace
 import pytest
 
 import localllm
-from localllm.cli.argv import did_you_mean
-from localllm.cli.commands.completion import possible
+from localllm.cli.argv import suggest_name
+from localllm.cli.commands.completion import complete_word
 from localllm.cli.commands.config import config
-from localllm.cli.compat import MEANT, NO_COMMAND
+from localllm.cli.compat import MISSING_COMMANDS, SYNONYMS
 from localllm.cli.interactive.settings import change_option
 from localllm.cli.interactive.slash_commands import ExitChat, execute
-from localllm.cli.map_run import of_input
-from localllm.cli.open_model import compiling
+from localllm.cli.map_run import check_provenance
+from localllm.cli.open_model import make_compile_progress
 from localllm.cli.registry import COMMANDS
 from localllm.cli.terminal.output import ProgressLine
-from localllm.cli.terminal.render import columns
+from localllm.cli.terminal.render import format_columns
 from localllm.errors import UsageError
-from localllm.files.gguf.file import describe
-from localllm.generation.beam_search import Answer, best
+from localllm.files.gguf.file import describe_other_file
+from localllm.generation.beam_search import Answer, select_best
 from localllm.generation.constraints.constraint import Constraint, restrict_to_ascii
 from localllm.generation.options import GenerationOptions
 from localllm.services.hub.catalogue import normalize_name
 from localllm.services.hub.huggingface import describe_failure
-from localllm.services.records.lines import Prompts, Record
+from localllm.services.records.lines import PromptBuilder, Record
 from tests.unit.cli.test_command import parsed
 
 SHORT = ("-n", "3", "--temp", "0")
@@ -69,7 +69,7 @@ def test_replay_opens_the_model_of_the_receipt(tiny: str, cli, configure, monkey
 def test_numbers_must_be_ascii_digits():
     assert restrict_to_ascii(r"\d{3}-[\w.]\S\\d\[\d") == r"[0-9]{3}-[0-9A-Za-z_.][^ \t\n\r\f\v]\\d\[[0-9]"
     assert restrict_to_ascii(r"(?u)\d") == r"\d"
-    assert Constraint.of_regex(r"[^\d]\W[\s\D]").kind == "regex"
+    assert Constraint.from_regex(r"[^\d]\W[\s\D]").kind == "regex"
 
 
 def test_map_continues_an_output_only_for_the_same_input(tiny: str, cli, tmp_path: Path):
@@ -110,7 +110,10 @@ def test_an_output_records_its_input(tiny: str, cli, tmp_path: Path):
 
 
 def test_a_failed_map_leaves_no_record_of_its_input(tiny: str, cli, tmp_path: Path):
-    with pytest.raises(KeyboardInterrupt), of_input(str(tmp_path / "out.jsonl"), b"Hi\n", "", {}, False) as remember:
+    with (
+        pytest.raises(KeyboardInterrupt),
+        check_provenance(str(tmp_path / "out.jsonl"), b"Hi\n", "", {}, False) as remember,
+    ):
         remember()
         assert (tmp_path / ".out.jsonl.localllm").exists()
         raise KeyboardInterrupt
@@ -119,13 +122,13 @@ def test_a_failed_map_leaves_no_record_of_its_input(tiny: str, cli, tmp_path: Pa
 
 def test_the_compile_message_counts_kernels(capsys):
     for total, count in ((1, "a kernel"), (2, "2 kernels")):
-        compiling(ProgressLine())(0, total)
+        make_compile_progress(ProgressLine())(0, total)
         assert capsys.readouterr().err.startswith(f"localllm: compiling {count} for this computer, once;")
 
 
 def test_messages_that_are_no_list_are_refused():
     with pytest.raises(UsageError, match='"messages" must be a list of messages'):
-        Prompts()(Record(1, {"messages": "nope"}))
+        PromptBuilder()(Record(1, {"messages": "nope"}))
 
 
 def test_a_local_file_is_not_pulled(tiny: str, cli):
@@ -168,13 +171,13 @@ def test_chat_suggests_only_commands_it_has(tiny: str, cli, refused):
 
 def test_candidates_with_equal_texts_are_one_answer():
     answers = [Answer(text, [number], -float(number), "stop") for number, text in enumerate(("yes", "no", "yes"))]
-    assert [answer.tokens for answer in best(answers, 3)] == [[0], [1]]
+    assert [answer.tokens for answer in select_best(answers, 3)] == [[0], [1]]
 
 
 def test_error_messages_do_not_mention_python(cli, tmp_path: Path):
     assert describe_failure(OSError("[Errno -2] Name or service not known")).startswith("no network connection")
-    assert describe(b"export A=1\n") == "is a text file"
-    assert describe(b"\x01\x02\x03") == "does not begin with GGUF"
+    assert describe_other_file(b"export A=1\n") == "is a text file"
+    assert describe_other_file(b"\x01\x02\x03") == "does not begin with GGUF"
     assert cli("inspect")[2] == "localllm: error: MODEL is missing: GGUF file or model name (see `localllm list`).\n"
 
 
@@ -300,7 +303,7 @@ def test_run_without_a_model_uses_the_built_in_one_and_says_so(cli, configure, t
         and "'Why is the sky blue?' is not a model; give MODEL before the prompt, or the prompt with -p" in err
     )
     code, _, err = cli("run")
-    assert code == 2 and "neither a model nor a question" in err
+    assert code == 2 and "MODEL and the prompt are missing" in err
 
 
 def test_run_without_a_model_uses_the_configured_one(cli, configure, tiny: str):
@@ -333,7 +336,7 @@ def test_json_output_is_compact_unless_json_whitespace_is_set():
 
     texts = ('{"a":[1,2]}', '{"a": [1, 2]}', '{\n  "a": [1, 2]\n}')
     for whitespace in (False, True):
-        form = Constraint.of_schema(SCHEMA, whitespace)
+        form = Constraint.from_schema(SCHEMA, whitespace)
         vocabulary = LLTokenizer("byte")
         for text in texts:
             assert LLMatcher(vocabulary, form.grammar).validate_tokens(list(text.encode())) == len(text)
@@ -373,7 +376,7 @@ def test_outputs_replace_only_files_of_their_type(tiny: str, cli, tmp_path: Path
     ):
         precious.write_text("precious")
         code, _, err = cli(*words, precious)
-        assert code == 2 and "this file exists and is not " in err and err.endswith("; use --force to replace it\n")
+        assert code == 2 and "the file exists and is not " in err and err.endswith("; use --force to replace it\n")
         assert precious.read_text() == "precious"
         assert cli(*words, precious, "--force")[0] == 0
         assert cli(*words, precious)[0] == 0  # one of its own kind
@@ -482,7 +485,7 @@ def test_completion_offers_words_and_models(
     before: list[str], begun: str, words: list[str], monkeypatch, tmp_path: Path
 ):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    kind, offers = possible(before, begun)
+    kind, offers = complete_word(before, begun)
     assert {word for word, _ in offers} >= set(words) and bool(offers) == bool(words)
     assert kind == (
         "models" if "draft:" in words else "files" if {"quantize", "--chat-template"} & {*before} else "nothing"
@@ -495,8 +498,8 @@ def test_command_names_of_other_programs_get_a_suggestion(word: str, meant: str,
 
 
 def test_suggested_words_are_not_commands_themselves():
-    words = " ".join([*MEANT.values(), *NO_COMMAND]).split()
-    assert len(words) == len({*words}) and not {*words} & {*COMMANDS} and {*MEANT} <= {*COMMANDS}
+    words = " ".join([*SYNONYMS.values(), *MISSING_COMMANDS]).split()
+    assert len(words) == len({*words}) and not {*words} & {*COMMANDS} and {*SYNONYMS} <= {*COMMANDS}
 
 
 def test_mistyped_formats_and_chat_commands_get_a_suggestion(tiny: str, cli):
@@ -554,13 +557,13 @@ def test_chat_ends_by_the_leaving_words_of_other_programs(line: str):
     ],
 )  # fmt: skip
 def test_only_near_misses_are_suggested(typed: str, names: list[str], hint: str):
-    assert did_you_mean(typed, names) == hint
+    assert suggest_name(typed, names) == hint
 
 
 def test_tables_fit_the_terminal():
     rows = [("a" * 30, "1", "b" * 50), ("c", "12345", "d" * 90)]
     for width in (40, 80):
-        lines = columns(("name", "size", "path"), rows, "<><", width)
+        lines = format_columns(("name", "size", "path"), rows, "<><", width)
         assert max(map(len, lines)) <= width and "a" * 30 in lines[1] and "12345" in lines[2]
         assert ("…" in lines[1]) == (width == 80), "no cell is cut to a few letters"
-    assert max(map(len, columns(("name", "size", "path"), rows, "<><"))) > 80
+    assert max(map(len, format_columns(("name", "size", "path"), rows, "<><"))) > 80

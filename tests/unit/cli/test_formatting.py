@@ -27,7 +27,7 @@ from localllm.cli.terminal import (
     stream_renderer as drawing,
 )
 from localllm.cli.terminal.line_editor import FileHistory
-from localllm.cli.terminal.output import as_line
+from localllm.cli.terminal.output import to_json_line
 from localllm.errors import ContextError, UsageError
 from localllm.generation.options import GenerationOptions
 from localllm.generation.reasoning import ANSWER, REASONING
@@ -59,19 +59,23 @@ def on_terminal(monkeypatch):
     ],
 )  # fmt: skip
 def test_counts_and_sizes_are_formatted(number: int, as_count: str, as_size: str):
-    assert (render.count(number), render.size(number)) == (as_count, as_size)
+    assert (render.format_count(number), render.format_size(number)) == (as_count, as_size)
 
 
 def test_columns_are_as_wide_as_their_widest_cell():
-    assert render.table(("name", "n"), [("a", "100"), ("longer", "1")]) == ["name      n", "a       100", "longer    1"]
-    assert render.columns(("n", "x"), [("1", "b"), ("22", "")], "><") == [" n  x", " 1  b", "22"]
-    assert render.table(("only", "header"), []) == ["only  header"]
+    assert render.format_table(("name", "n"), [("a", "100"), ("longer", "1")]) == [
+        "name      n",
+        "a       100",
+        "longer    1",
+    ]
+    assert render.format_columns(("n", "x"), [("1", "b"), ("22", "")], "><") == [" n  x", " 1  b", "22"]
+    assert render.format_table(("only", "header"), []) == ["only  header"]
 
 
 @pytest.mark.parametrize(("wide", "shown"), [(40, ["name   n  m", "a     10  5"]), (9, ["name   n", "a     10"])])
 def test_a_table_on_a_terminal_has_the_columns_that_fit(monkeypatch, wide: int, shown: list[str]):
-    monkeypatch.setattr(render, "terminal_width", lambda: wide)
-    assert render.table(("name", "n", "m"), [("a", "10", "5")]) == shown
+    monkeypatch.setattr(render, "get_terminal_width", lambda: wide)
+    assert render.format_table(("name", "n", "m"), [("a", "10", "5")]) == shown
 
 
 @pytest.mark.parametrize(
@@ -88,11 +92,11 @@ def test_columns_are_dropped_or_cut_to_fit(wide: int, widths: list[int]):
 
 def test_long_cells_are_cut_with_an_ellipsis():
     header, rows = ("name", "what", "n"), [("a", "0123456789abcdef", "5"), ("longer", "x", "10")]
-    assert render.columns(header, rows, "<<>", 27) == [
+    assert render.format_columns(header, rows, "<<>", 27) == [
         "name    what              n", "a       0123456789abcd…   5", "longer  x                10",
     ]  # fmt: skip
-    assert render.columns(header, rows, "<<>", 9) == ["name", "a", "longer"]
-    assert (render.shortened("abc", 3), render.shortened("abcd", 3)) == ("abc", "ab…")
+    assert render.format_columns(header, rows, "<<>", 9) == ["name", "a", "longer"]
+    assert (render.shorten("abc", 3), render.shorten("abcd", 3)) == ("abc", "ab…")
 
 
 @pytest.mark.parametrize(
@@ -103,23 +107,23 @@ def test_long_cells_are_cut_with_an_ellipsis():
     ],
 )  # fmt: skip
 def test_facts_break_between_words(monkeypatch, width: int, lines: list[str]):
-    monkeypatch.setattr(render, "terminal_width", lambda: width)
-    assert render.fact_lines([("what", "aa bb-bb\ncc")], 6) == lines
-    assert width or render.fact_lines([("a", "b")]) == [f"a{' ' * 13}b"]
+    monkeypatch.setattr(render, "get_terminal_width", lambda: width)
+    assert render.format_facts([("what", "aa bb-bb\ncc")], 6) == lines
+    assert width or render.format_facts([("a", "b")]) == [f"a{' ' * 13}b"]
 
 
 def test_file_stems_drop_the_folder_and_one_line_drops_control_characters():
-    assert [render.file_stem(path) for path in ("/a/b.gguf", "c:\\a\\b.gguf", "b", "a.gguf.txt")] == [
+    assert [render.get_file_stem(path) for path in ("/a/b.gguf", "c:\\a\\b.gguf", "b", "a.gguf.txt")] == [
         "b", "b", "b", "a.gguf.txt",
     ]  # fmt: skip
-    assert render.one_line(" a\n\tb\x1b[2J ") == "a b\N{REPLACEMENT CHARACTER}[2J"
+    assert render.to_one_line(" a\n\tb\x1b[2J ") == "a b\N{REPLACEMENT CHARACTER}[2J"
 
 
 @pytest.mark.parametrize("space", ["\u3000", "\xa0", "\u2003", "\u202f", "  "])
 def test_unusual_spaces_of_a_path_are_kept(space: str, capsys):
     path = f"/a{space}b/c.gguf"
-    assert render.one_line(path) == path
-    assert render.columns(("path",), [(f"{path}{space}",)], "<")[1] == f"{path}{space}".rstrip(" ")
+    assert render.to_one_line(path) == path
+    assert render.format_columns(("path",), [(f"{path}{space}",)], "<")[1] == f"{path}{space}".rstrip(" ")
     terminal.say(f"localllm: error: {path}: no such file\n\t  or folder")
     assert capsys.readouterr().err == f"localllm: error: {path}: no such file or folder\n"
 
@@ -129,7 +133,7 @@ def test_unusual_spaces_of_a_path_are_kept(space: str, capsys):
     [("a\u3000b", "SUM  a\u3000b"), ("a\\b", "\\SUM  a\\\\b"), ("a\nb\rc", "\\SUM  a\\nb\\rc"), ("é\t", "SUM  é\t")],
 )
 def test_checksums_are_printed_as_sha256sum_prints_them(path: str, line: str):
-    assert render.checksum_line("SUM", path) == line
+    assert render.format_checksum("SUM", path) == line
 
 
 # ---- an answer ------------------------------------------------------------------------------------------------------
@@ -153,26 +157,26 @@ PARTS = [(REASONING, "Hm"), (REASONING, "."), (ANSWER, "Yes"), (ANSWER, "!")]
 )
 def test_reasoning_goes_to_the_terminal_and_the_answer_to_stdout(capsysbinary, on_terminal, options, out, err):
     on_terminal("stderr")
-    assert render.stream(answer(PARTS), terminal.ProgressLine(), **options) is False
+    assert render.print_stream(answer(PARTS), terminal.ProgressLine(), **options) is False
     assert capsysbinary.readouterr() == (out.encode(), err.encode())
 
 
 def test_an_answer_after_reasoning_has_a_heading_without_colours(capsys, on_terminal, monkeypatch):
     on_terminal("stderr")
     monkeypatch.setattr(render, "is_terminal", lambda stream: stream is sys.stdout)
-    render.stream(answer(PARTS), terminal.ProgressLine())
+    render.print_stream(answer(PARTS), terminal.ProgressLine())
     assert capsys.readouterr().err == "thinking:\nHm.\n\nanswer:\n"
 
 
 def test_reasoning_without_an_answer_ends_its_line(capsys, on_terminal):
     on_terminal("stderr")
-    render.stream(answer(PARTS[:2], calls=[]), terminal.ProgressLine())
+    render.print_stream(answer(PARTS[:2], calls=[]), terminal.ProgressLine())
     assert capsys.readouterr() == ("\n", "thinking:\nHm.\n")
 
 
 def test_reasoning_is_not_written_to_files(capsysbinary, on_terminal):
     on_terminal()
-    render.stream(answer(PARTS), terminal.ProgressLine())
+    render.print_stream(answer(PARTS), terminal.ProgressLine())
     assert capsysbinary.readouterr() == (b"Yes!\n", b"")
 
 
@@ -184,7 +188,7 @@ def test_ctrl_c_ends_the_line_if_something_was_printed(capsysbinary, text: str, 
         raise KeyboardInterrupt
 
     interrupted = SimpleNamespace(parts=parts(), text=text, dropped=0, is_full=False)
-    assert render.stream(interrupted, terminal.ProgressLine()) is True
+    assert render.print_stream(interrupted, terminal.ProgressLine()) is True
     assert capsysbinary.readouterr() == (out, b"")
 
 
@@ -198,7 +202,7 @@ def test_ctrl_c_ends_the_line_if_something_was_printed(capsysbinary, text: str, 
     ],
 )
 def test_a_full_context_is_reported(capsys, facts, message):
-    render.tell_overflow(answer([], **facts))
+    render.note_overflow(answer([], **facts))
     err = capsys.readouterr().err
     assert message in err and err.count("\n") == bool(message)
 
@@ -213,13 +217,13 @@ ONE = {
 
 
 def report_lines(capsys, result: dict) -> list[str]:
-    report.tell(result)
+    report.print_stats(result)
     return capsys.readouterr().err.splitlines()
 
 
 def test_speeds_count_computed_tokens_only(capsys):
     """Exclude cached prompt tokens and the first token's step."""
-    result = report.report(MODEL, [SimpleNamespace(**ONE)], False, 0.5, 9.0)
+    result = report.build_report(MODEL, [SimpleNamespace(**ONE)], False, 0.5, 9.0)
     times = result["timings"]
     assert (times["prefill_tps"], times["decode_tps"], times["total_s"], times["load_s"]) == (20.0, 5.0, 9.0, 0.5)
     assert (result["prompt_tokens"], result["cached_tokens"], result["completion_tokens"]) == (50, 10, 21)
@@ -239,7 +243,7 @@ def test_zero_seconds_give_a_speed_of_zero(capsys):
         "accepted": 4,
     }
     model = SimpleNamespace(**vars(MODEL) | {"device": "H200, 3 of 4 layers"})
-    result = report.report(model, [SimpleNamespace(**facts)], False, 0.5, 9.0)
+    result = report.build_report(model, [SimpleNamespace(**facts)], False, 0.5, 9.0)
     assert (result["timings"]["prefill_tps"], result["timings"]["decode_tps"]) == (0, 0)
     assert result["speculation"] == {"drafted": 9, "accepted": 4, "steps_saved": 4}
     prompt, answer_line, guessed = report_lines(capsys, result)
@@ -253,10 +257,10 @@ def test_several_answers_report_seeds_only_if_they_were_sampled(capsys):
         SimpleNamespace(text=text, thinking="", logprob=-1.0, tokens=[1] * count, finish_reason="stop", seed=seed)
         for text, count, seed in (("a", 3, 5), ("b", 4, None))
     ]
-    result = report.report(MODEL, two, True, 0.5, 2.5)
+    result = report.build_report(MODEL, two, True, 0.5, 2.5)
     assert [row.get("seed", "none") for row in result["answers"]] == [5, "none"]
     assert report_lines(capsys, result) == ["answers: 2 with 7 tokens in 2.00 s, model loaded in 0.50 s"]
-    assert json.loads(as_line(result)) == result
+    assert json.loads(to_json_line(result)) == result
 
 
 # ---- the progress line ----------------------------------------------------------------------------------------------
@@ -267,12 +271,12 @@ def test_several_answers_report_seeds_only_if_they_were_sampled(capsys):
     [("abc", 3, "abc"), ("abcd", 3, "abc"), ("日本", 3, "日"), ("日本", 4, "日本"), ("aé日", 3, "aé"), ("", 0, "")],
 )
 def test_a_progress_text_is_cut_to_the_width(text: str, width: int, beginning: str):
-    assert terminal.beginning(text, width) == beginning
+    assert terminal.truncate_columns(text, width) == beginning
 
 
 def test_a_progress_line_is_overwritten_and_erased(capsys, on_terminal, monkeypatch):
     on_terminal("stderr")
-    monkeypatch.setattr(terminal, "width_of", lambda stream: 5)
+    monkeypatch.setattr(terminal, "get_width", lambda stream: 5)
     line = terminal.ProgressLine()
     line.clear()
     for text in ("abc", "abc", "abcdefg"):
@@ -313,8 +317,8 @@ def test_progress_on_a_dumb_terminal_is_printed_in_lines(capsys, on_terminal, mo
 def test_list_shows_local_and_known_models():
     whole = SimpleNamespace(name="a", size=2000, quantization="Q4_0", is_whole=True, path=Path("/m/a.gguf"))
     part = SimpleNamespace(name="b", size=30, quantization="Q8_0", is_whole=False, path=Path("/m/b.gguf"))
-    assert list_command.on_disk([]) == list_command.format_known_models([]) == ""
-    assert [line.split() for line in list_command.on_disk([whole, part]).splitlines()] == [
+    assert list_command.format_models_on_disk([]) == list_command.format_known_models([]) == ""
+    assert [line.split() for line in list_command.format_models_on_disk([whole, part]).splitlines()] == [
         ["name", "size", "format", "path"],
         ["a", "2.0", "kB", "Q4_0", "/m/a.gguf"],
         ["b", "30", "B", "incomplete", "/m/b.gguf"],
@@ -340,15 +344,15 @@ def test_sessions_show_their_shortened_first_question(monkeypatch, length: int, 
         {"role": "system", "content": "s"}, {"role": "user", "content": "q" * length},
         {"role": "user", "content": "no"},
     ]  # fmt: skip
-    monkeypatch.setattr(sessions, "list_sessions", lambda: [sessions.Listed("trip", 1e9, chat)])
-    header, row = render.session_lines()
+    monkeypatch.setattr(sessions, "list_sessions", lambda: [sessions.ListedSession("trip", 1e9, chat)])
+    header, row = render.format_sessions()
     assert header.split() == ["session", "last", "used", "messages", "first", "question", "model"]
     assert row.split()[0] == "trip" and row.split()[3] == "3"
     assert row.split()[4:] == ([title] if title else [])
-    monkeypatch.setattr(sessions, "list_sessions", lambda: [sessions.Listed("trip", 1e9, chat, "torn")])
-    assert render.session_lines()[1].endswith("damaged")
+    monkeypatch.setattr(sessions, "list_sessions", lambda: [sessions.ListedSession("trip", 1e9, chat, "torn")])
+    assert render.format_sessions()[1].endswith("damaged")
     monkeypatch.setattr(sessions, "list_sessions", list)
-    assert render.session_lines() == []
+    assert render.format_sessions() == []
 
 
 FACTS = {"context": 100, "longest": {"f16": 100, "q8_0": 100}}
@@ -365,7 +369,7 @@ FACTS = {"context": 100, "longest": {"f16": 100, "q8_0": 100}}
 )
 def test_fit_concludes_whether_a_model_fits(longest, conclusion):
     assert (
-        fit.conclusion({"context": 100, "longest": longest, "rows": [{"tokens_per_s": 9.0, "fits": True}]})
+        fit.format_conclusion({"context": 100, "longest": longest, "rows": [{"tokens_per_s": 9.0, "fits": True}]})
         == conclusion
     )
 
@@ -380,7 +384,7 @@ def test_fit_lists_the_memory_needed_by_context_and_kv_type():
     assert first.split() == ["8", "8.0", "kB", "3.2", "8.0", "kB", "3.2"]
     assert second.split() == ["16", "16.0", "kB", "too", "much", "16.0", "kB", "too", "much"]
     assert header.startswith("context")
-    assert inspect.memory([]) == []
+    assert inspect.format_memory([]) == []
 
 
 # ---- what is typed --------------------------------------------------------------------------------------------------
@@ -394,24 +398,24 @@ def test_fit_lists_the_memory_needed_by_context_and_kv_type():
     ],
 )  # fmt: skip
 def test_template_variables_are_parsed(text: str, variables: dict):
-    assert name_values.variables_of(text) == variables
+    assert name_values.parse_variables(text) == variables
 
 
 @pytest.mark.parametrize("text", ["a", "=1", "1a=2", "a b=1", "{", "{'a': 1}"])
 def test_invalid_template_variables_are_refused(text: str):
     with pytest.raises(UsageError, match="template_var must be"):
-        name_values.variables_of(text)
+        name_values.parse_variables(text)
 
 
 def test_an_option_takes_a_text_or_a_file(tmp_path: Path):
     (tmp_path / "a").write_bytes(b"\xef\xbb\xbf{}")
-    assert shape.text_of("grammar", None, "{") is None
-    assert shape.text_of("grammar", "{1}", "{") == "{1}"
-    assert shape.text_of("grammar", str(tmp_path / "a"), "{") == "{}"
+    assert shape.read_value("grammar", None, "{") is None
+    assert shape.read_value("grammar", "{1}", "{") == "{1}"
+    assert shape.read_value("grammar", str(tmp_path / "a"), "{") == "{}"
     (tmp_path / "a").write_bytes(b"\xff")
     for name, reason in (("a", "not UTF-8"), ("b", "No such file")):
         with pytest.raises(UsageError, match=f"cannot read .*{name}: .*{reason}"):
-            shape.text_of("grammar", str(tmp_path / name), "{")
+            shape.read_value("grammar", str(tmp_path / name), "{")
 
 
 def test_set_changes_options_of_a_conversation():
@@ -437,7 +441,7 @@ def test_set_changes_options_of_a_conversation():
 
 def test_session_settings_apply_only_to_options_not_typed():
     typed = chat_options.change_option(GenerationOptions(), "temp", "0.5")
-    merged = chat_options.with_settings(typed, {"temperature": 0.9, "stop": ["a"], "top_k": "x", "gone": 1, "keep": 3})
+    merged = chat_options.apply_settings(typed, {"temperature": 0.9, "stop": ["a"], "top_k": "x", "gone": 1, "keep": 3})
     assert (merged.sampling.temperature, merged.stop, merged.sampling.top_k, merged.keep) == (
         0.5, ("a",), typed.sampling.top_k, None,
     )  # fmt: skip
@@ -466,8 +470,8 @@ def test_files_too_large_to_fit_are_not_read(size: int, most: int, encoding: str
 
 def test_the_history_is_private_and_bounded(tmp_path: Path, monkeypatch):
 
-    monkeypatch.setattr(line_editor, "MOST_BYTES", 100)
-    monkeypatch.setattr(line_editor, "MOST_TEXT", 30)
+    monkeypatch.setattr(line_editor, "MAX_BYTES", 100)
+    monkeypatch.setattr(line_editor, "MAX_ENTRY", 30)
     kept = FileHistory(tmp_path / "state" / "history")
     for text in ("x" * 27, "x" * 28, "é\n"):
         kept.store_string(text)
@@ -495,7 +499,7 @@ def test_only_y_and_yes_confirm(monkeypatch, capsys, typed: str, yes: bool):
 # ---- pages ----------------------------------------------------------------------------------------------------------
 
 
-def pushed(page: drawing.Page, *pieces: tuple[str, bool]) -> None:
+def pushed(page: drawing.AnswerPage, *pieces: tuple[str, bool]) -> None:
     for text, is_thought in pieces:
         page.push(text, is_thought)
     page.end()
@@ -506,8 +510,8 @@ THOUGHT_FIRST = [("\n\nHm, ", True), ("well.\n", True), ("\nYes, ", False), ("it
 
 def test_a_file_gets_the_answer_alone(capsysbinary, on_terminal):
     on_terminal()
-    page = drawing.page(markdown=True)
-    assert isinstance(page, drawing.Plain)
+    page = drawing.make_page(markdown=True)
+    assert isinstance(page, drawing.PlainPage)
     pushed(page, *THOUGHT_FIRST)
     assert capsysbinary.readouterr().out == b"\nYes, it is.\n"
 
@@ -515,12 +519,12 @@ def test_a_file_gets_the_answer_alone(capsysbinary, on_terminal):
 def test_reasoning_is_followed_by_an_empty_line(capsysbinary, monkeypatch):
     """Drop leading line breaks of both."""
     monkeypatch.setenv("NO_COLOR", "1")
-    page = drawing.Wrapped(lambda: 40)
+    page = drawing.WrappedPage(lambda: 40)
     pushed(page, *THOUGHT_FIRST)
     assert capsysbinary.readouterr().out == b"thinking:\nHm, well.\n\nanswer:\nYes, it is.\n"
     monkeypatch.setenv("NO_COLOR", "")
     monkeypatch.setenv("TERM", "xterm")
-    pushed(drawing.Wrapped(lambda: 40), ("Hm", True), ("Yes", False))
+    pushed(drawing.WrappedPage(lambda: 40), ("Hm", True), ("Yes", False))
     assert capsysbinary.readouterr().out == b"\x1b[2mHm\x1b[0m\n\nYes\n", "thoughts are dim"
 
 
@@ -528,8 +532,8 @@ def test_reasoning_is_followed_by_an_empty_line(capsysbinary, monkeypatch):
 def screen(monkeypatch):
     """Return a function that sets the screen's columns and lines."""
     monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setattr(drawing.terminal, "size_of", lambda stream: (20, 6))
-    monkeypatch.setattr(drawing, "columns", lambda: 20)
+    monkeypatch.setattr(drawing.terminal, "get_size", lambda stream: (20, 6))
+    monkeypatch.setattr(drawing, "get_width", lambda: 20)
 
 
 def screen_lines(out: bytes) -> list[str]:
@@ -551,9 +555,9 @@ def screen_lines(out: bytes) -> list[str]:
 @pytest.mark.parametrize("frame", [-1.0, 1e9])
 def test_markdown_is_the_same_whenever_it_is_redrawn(capsysbinary, monkeypatch, screen, frame: float):
     """Redraw at every chunk, or only at whole blocks, which an empty line separates."""
-    monkeypatch.setattr(drawing, "FRAME", frame)
+    monkeypatch.setattr(drawing, "FRAME_SECONDS", frame)
     text = "Some *words* that wrap around\n\n- one\n- two\n\n```\na\n\nb\n```\n\nThe end"
-    page = drawing.Markdown()
+    page = drawing.MarkdownPage()
     pushed(page, *((piece, False) for piece in re.split(r"(?<= )", text)))
     lines = screen_lines(capsysbinary.readouterr().out)
     assert [line.strip() for line in lines] == [
@@ -562,18 +566,18 @@ def test_markdown_is_the_same_whenever_it_is_redrawn(capsysbinary, monkeypatch, 
 
 
 def test_reasoning_is_drawn_before_markdown(capsysbinary, screen):
-    page = drawing.Markdown()
+    page = drawing.MarkdownPage()
     pushed(page, ("Hm", True), ("*Yes*", False))
     lines = [line.strip() for line in screen_lines(capsysbinary.readouterr().out)]
     assert lines == ["thinking:", "Hm", "", "answer:", "Yes", ""]
-    page = drawing.Markdown()
+    page = drawing.MarkdownPage()
     pushed(page, ("Hm", True))
     assert [line.strip() for line in screen_lines(capsysbinary.readouterr().out)] == ["thinking:", "Hm", ""]
 
 
 def test_lines_that_left_the_screen_are_not_redrawn(capsysbinary, monkeypatch, screen):
-    monkeypatch.setattr(drawing, "FRAME", -1.0)
-    page = drawing.Markdown()
+    monkeypatch.setattr(drawing, "FRAME_SECONDS", -1.0)
+    page = drawing.MarkdownPage()
     for number in range(12):
         page.push(f"- line {number}\n")
     page.end()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from localllm.cli.commands.serve import split_ollama_host, tell_ollama_host
+from localllm.cli.commands.serve import split_ollama_host, warn_ollama_host
 
 
 @pytest.mark.parametrize(("address", "host", "port"), [
@@ -23,14 +23,14 @@ def test_ollama_host_is_parsed_as_ollama_does(address: str, host: str, port: int
 def test_serve_reports_that_ollama_host_is_not_used(address: str, line: str, monkeypatch, capsys):
     """Stay silent if it is the address of this server."""
     monkeypatch.setenv("OLLAMA_HOST", address)
-    tell_ollama_host(11435)
+    warn_ollama_host(11435)
     assert capsys.readouterr().err == (f"localllm: {line}\n" if line else "")
 
 
 def test_serve_with_its_own_port_reports_the_other_address(monkeypatch, capsys):
     monkeypatch.setenv("OLLAMA_HOST", "127.0.0.1:8080")
-    tell_ollama_host(99, is_chosen=True)
+    warn_ollama_host(99, is_chosen=True)
     assert capsys.readouterr().err == ""
     monkeypatch.setenv("OLLAMA_HOST", "0.0.0.0")
-    tell_ollama_host(99, is_chosen=True)
+    warn_ollama_host(99, is_chosen=True)
     assert "use --host 0.0.0.0 --port 99 " in capsys.readouterr().err

@@ -27,7 +27,7 @@ from localllm.files.gguf.header import HeaderReader
 from localllm.files.gguf.writer import OutputTensor, write_gguf
 from localllm.services.hub import pull
 from localllm.services.hub.catalogue import HubReference
-from localllm.services.hub.pull import Pulled
+from localllm.services.hub.pull import PullResult
 
 
 @pytest.fixture
@@ -36,40 +36,40 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     both = lambda stream: stream in (sys.stdin, sys.stderr)  # noqa: E731
     for module in (terminal, pulling):
         monkeypatch.setattr(module, "is_terminal", both)
-    monkeypatch.setattr(terminal, "size_of", lambda stream: (200, 24))
+    monkeypatch.setattr(terminal, "get_size", lambda stream: (200, 24))
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
 
 
 def test_compiling_is_reported_once_without_a_terminal(capsys: pytest.CaptureFixture[str]):
-    show = opening.compiling(terminal.ProgressLine())
+    show = opening.make_compile_progress(terminal.ProgressLine())
     show(1, 1)
     assert capsys.readouterr().err == ""  # nothing was to be done
     for done in range(3):
         show(done, 2)
     assert capsys.readouterr().err == "localllm: compiling 2 kernels for this computer, once; this may take a minute\n"
-    opening.compiling(terminal.ProgressLine())(0, 1)
+    opening.make_compile_progress(terminal.ProgressLine())(0, 1)
     assert "compiling a kernel for this computer" in capsys.readouterr().err
 
 
 def test_opening_and_compiling_show_progress_on_one_line(on_terminal: None, capsys: pytest.CaptureFixture[str]):
     line = terminal.ProgressLine()
-    compiling = opening.compiling(line)
+    compiling = opening.make_compile_progress(line)
     compiling(1, 3)
     assert capsys.readouterr().err == "\r\x1b[Kcompiling kernels for this computer, once: 1 of 3"
     compiling(3, 3)
     assert capsys.readouterr().err == "\r\x1b[K"
-    reading = opening.reading(line)
+    reading = opening.make_prefill_progress(line)
     reading(0, 5)
     assert capsys.readouterr().err == ""  # a short prompt needs none
     reading(2, 5)
-    opening.uploading(line)(1_500_000_000, 2_000_000_000)
+    opening.make_upload_progress(line)(1_500_000_000, 2_000_000_000)
     shown = capsys.readouterr().err
     assert "reading the prompt: 2 of 5 tokens" in shown and "copying weights to the GPU: 1.5 of 2.0 GB" in shown
 
 
 def test_gpu_layers_are_a_count_or_all():
-    assert (options.layer_count("7"), options.layer_count("all")) == (7, "all")
+    assert (options.convert_layer_count("7"), options.convert_layer_count("all")) == (7, "all")
     assert [parse_layers(text) for text in ("all", "auto", "-1", "0", "9999999")] == [
         "all",
         "auto",
@@ -88,12 +88,12 @@ class Pulls:
     def __init__(self, *events: tuple[Any, ...], received: int = 5, error: BaseException | None = None):
         self.told, self.received, self.error = events, received, error
 
-    def __call__(self, reference: HubReference, watcher: Any) -> Pulled:
+    def __call__(self, reference: HubReference, watcher: Any) -> PullResult:
         for name, *arguments in self.told:
             getattr(watcher, name)(*arguments)
         if self.error:
             raise self.error
-        return Pulled(Path("/m.gguf"), 3_000_000_000, self.received)
+        return PullResult(Path("/m.gguf"), 3_000_000_000, self.received)
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def pulled(monkeypatch: pytest.MonkeyPatch, on_terminal: None, capsys: pytest.Ca
     """Return a function that runs a scripted pull and returns stderr."""
 
     def shown(script: Pulls) -> str:
-        monkeypatch.setattr(pull, "pull", script)
+        monkeypatch.setattr(pull, "pull_model", script)
         assert pulling.pull_with_progress(HubReference("hf:a/b", "a/b")) == "/m.gguf"
         return capsys.readouterr().err
 
@@ -141,7 +141,7 @@ def test_an_interrupted_pull_keeps_its_download(pulled: Any, capsys: pytest.Capt
     (1e9, "99:59:59"),
 ])  # fmt: skip
 def test_durations_are_printed_in_minutes_or_hours(seconds: float, text: str):
-    assert pulling.duration(seconds) == text
+    assert pulling.format_duration(seconds) == text
 
 
 def test_a_missing_model_is_offered_only_on_a_terminal(
@@ -153,7 +153,7 @@ def test_a_missing_model_is_offered_only_on_a_terminal(
     there.write_bytes(b"")
     assert pulling.resolve_model_path(str(there)) == str(there)
     monkeypatch.setenv("LOCALLLM_MODELS", str(tmp_path))
-    monkeypatch.setattr(pull, "pull", Pulls())
+    monkeypatch.setattr(pull, "pull_model", Pulls())
     for answer, path in (("y\n", "/m.gguf"), ("\n", None)):
         stdin = io.StringIO(answer)
         monkeypatch.setattr(sys, "stdin", stdin)
@@ -208,12 +208,12 @@ def test_fit_prints_weights_memory_and_bandwidth():
     base = {"weight_bytes_per_token": 10**8, "path": "p", "architecture": "llama", "parameters": 10**9,
     "weight_bytes": 5 * 10**8,
             "projector_bytes": 0, "available_bytes": 10**10, "bandwidth_gbs": 30.04}  # fmt: skip
-    lines = fit.summary({**base, **facts((1, "f16", True, 1.0))})
+    lines = fit.format_summary({**base, **facts((1, "f16", True, 1.0))})
     assert any("500.0 MB, of which each token reads 100.0 MB" in line for line in lines)
     assert any("10.0 GB available, read at 30.0 GB/s" in line for line in lines) and not any(
         "projector" in line for line in lines
     )
-    lines = fit.summary({**base, "projector_bytes": 10**6, **facts((1, "f16", True, None))})
+    lines = fit.format_summary({**base, "projector_bytes": 10**6, **facts((1, "f16", True, None))})
     assert any("projector" in line for line in lines) and not any("each token" in line for line in lines)
 
 
@@ -236,9 +236,9 @@ def test_keys_are_read_from_a_private_file(tmp_path: Path, capsys: pytest.Captur
     def kept(text: str, mode: int = 0o600) -> tuple[str, ...]:
         file.write_text(text, encoding="utf-8")
         file.chmod(mode)
-        return serve.keys_of(str(file))
+        return serve.read_api_keys(str(file))
 
-    assert serve.keys_of(None) == () and kept(" 12345678 \n\nabcdefgh\n") == ("12345678", "abcdefgh")
+    assert serve.read_api_keys(None) == () and kept(" 12345678 \n\nabcdefgh\n") == ("12345678", "abcdefgh")
     assert capsys.readouterr().err == ""
     for short in ("1234567\n", "12345678\nx\n", "äöüäöüäöü\n"):
         with pytest.raises(UsageError, match="a key must have at least 8 ASCII characters"):
@@ -261,7 +261,7 @@ def write_small_model(tmp_path: Path) -> tuple[bytes, int]:
 def test_an_incomplete_header_is_recognized(tmp_path: Path):
     data, length = write_small_model(tmp_path)
     with open(tmp_path / "m.gguf", "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        known = [hollow.header_complete(content, "m", count) for count in range(len(data) + 1)]
+        known = [hollow.is_header_complete(content, "m", count) for count in range(len(data) + 1)]
         reader = HeaderReader(content, "m")
         reader.read()
     first = reader.position
@@ -270,7 +270,7 @@ def test_an_incomplete_header_is_recognized(tmp_path: Path):
 
 def test_headers_are_fetched_in_growing_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     data, length = write_small_model(tmp_path)
-    monkeypatch.setattr(hollow, "FIRST", 16)
+    monkeypatch.setattr(hollow, "FIRST_BYTES", 16)
     asked = list[tuple[int, int]]()
 
     def fetch(start: int, end: int) -> bytes:
@@ -282,7 +282,7 @@ def test_headers_are_fetched_in_growing_chunks(tmp_path: Path, monkeypatch: pyte
         assert asked[:3] == [(0, 16), (16, 32), (32, 64)] and fetched == asked[-1][1] >= length - 32
         assert [start for start, _ in asked[1:]] == [end for _, end in asked[:-1]]
         assert os.path.getsize(tmp_path / "hollow") == len(data)
-    monkeypatch.setattr(hollow, "MOST", 32)
+    monkeypatch.setattr(hollow, "MAX_BYTES", 32)
     with (
         open(tmp_path / "hollow", "w+b") as file,
         pytest.raises(ModelError, match="at most 32 bytes"),
@@ -291,9 +291,9 @@ def test_headers_are_fetched_in_growing_chunks(tmp_path: Path, monkeypatch: pyte
     problem = r"^m: header: not a GGUF file: expected the bytes GGUF at its start$"
     with open(tmp_path / "hollow", "w+b") as file, pytest.raises(ModelError, match=problem):
         hollow.write_header(file, "m", 64, lambda start, end: b"x" * (end - start))
-    monkeypatch.setattr(hollow, "MOST", 1 << 28)
+    monkeypatch.setattr(hollow, "MAX_BYTES", 1 << 28)
     for first, fetched in ((len(data) - 1, len(data) - 1), (len(data), len(data)), (1 << 22, len(data))):
-        monkeypatch.setattr(hollow, "FIRST", first)
+        monkeypatch.setattr(hollow, "FIRST_BYTES", first)
         asked.clear()
         with open(tmp_path / "hollow", "w+b") as file:
             assert hollow.write_header(file, "m", len(data), fetch) == fetched and asked == [(0, fetched)]

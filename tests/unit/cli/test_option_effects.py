@@ -13,12 +13,12 @@ from invoked import Opened, Told, flat, invoke, told_by
 from localllm import api
 from localllm.cli import map_command, one_shot
 from localllm.cli import open_model as opening
-from localllm.cli.app import context_of
+from localllm.cli.app import make_context
 from localllm.cli.commands import chat, embed, quantize
 from localllm.cli.options import one_shot as one_shot_options
-from localllm.cli.registry import COMMANDS, params_of
+from localllm.cli.registry import COMMANDS, list_params
 from localllm.errors import UsageError
-from localllm.generation.constraints.constraint import constraint_of
+from localllm.generation.constraints.constraint import make_constraint
 from localllm.generation.options import GenerationOptions
 from localllm.generation.sampling.options import OPTIONS
 from localllm.quantizing import plan as quantize_plan
@@ -40,14 +40,14 @@ NO_CACHE, PAN = {"--no-cache": {"cache": False}}, {"--pan-and-scan": {"pan_and_s
 OPENS = {"run": LINES | NO_CACHE | PAN, "chat": LINES | NO_CACHE | PAN, "serve": LINES | NO_CACHE, "map": LINES}
 USUAL = {"threads": None, "context": None, "kv_type": "f16", "backend": "auto", "observer": None, "progress": None,
          "chat_template": None, "cache": True, "gpu_layers": "auto", "on_upload": None, "rope": None, "mmproj": None,
-         "pan_and_scan": False}  # fmt: skip
+         "pan_and_scan": False, "lora": [], "control_vectors": [], "control_layers": None}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OPENS)
 def test_engine_options_reach_open_with_options(name: str, tiny: str, monkeypatch):
     from localllm.server import run as server
 
-    monkeypatch.setattr(server, "run", lambda setup, *arguments: setup.open_model(setup.paths["tiny"]))
+    monkeypatch.setattr(server, "run_server", lambda setup, *arguments: setup.open_model(setup.paths["tiny"]))
     monkeypatch.setattr("os.path.abspath", lambda path: path)
     words = {"run": ["-p", "Hi"], "map": ["-p", "{line}"]}.get(name, [])
     for line, expected in {"": {}, **OPENS[name]}.items():
@@ -60,7 +60,7 @@ def test_engine_options_reach_open_with_options(name: str, tiny: str, monkeypatc
 
 # Every option of sampling that is a number, with one that is valid.
 NUMBERS_TOLD: Told = {
-    name: option.clamped(place + 3 if option.kind is int else (place + 30) / 100)
+    name: option.clamp(place + 3 if option.kind is int else (place + 30) / 100)
     for place, (name, option) in enumerate(OPTIONS.items())
     if option.range
 }
@@ -92,11 +92,11 @@ ABOUT_ANSWERS = ("Sampling", "More sampling options", "Generation", "Thinking an
 @pytest.mark.parametrize("name", ["run", "chat", "map"])
 def test_generation_options_reach_the_generation(name: str, tiny: str, monkeypatch):
     monkeypatch.setattr(opening, "open_model", lambda path, *more, **named: Opened(path))
-    place = {"run": (one_shot, "begin"), "chat": (chat, "answer_once"), "map": (map_command, "open_mapping")}[name]
+    places = {"run": (one_shot, "start_answer"), "chat": (chat, "answer_once"), "map": (map_command, "open_mapping")}
     words = {"run": ["-p", "Hi"], "map": ["-p", "{line}"]}.get(name, [])
 
     def chosen(*more: str) -> Told:
-        arguments = told_by(place, name, tiny, *words, *more, stdin=b"Hi\n")
+        arguments = told_by(places[name], name, tiny, *words, *more, stdin=b"Hi\n")
         return (
             arguments["job"]["options"] if name == "map" else arguments["generation" if name == "chat" else "options"]
         )
@@ -106,7 +106,7 @@ def test_generation_options_reach_the_generation(name: str, tiny: str, monkeypat
         arguments, usual = chosen(*line.split()), flat(GenerationOptions())
         assert arguments.pop("sampling") | arguments == usual.pop("sampling") | usual | expected, line
     typed = {word for line in cases for word in line.split() if word.startswith("-")}
-    for param in params_of(name):
+    for param in list_params(name):
         assert not (param.rich_help_panel or "").startswith(ABOUT_ANSWERS) or typed & {*param.names}, param.names
 
 
@@ -117,8 +117,8 @@ def test_generation_options_reach_the_generation(name: str, tiny: str, monkeypat
 ])  # fmt: skip
 def test_constraint_options_reach_the_generation(line: str, constraint: Told, tiny: str, monkeypatch):
     monkeypatch.setattr(opening, "open_model", lambda path, *more, **named: Opened(path))
-    arguments = told_by((one_shot, "begin"), "run", tiny, "-p", "Hi", *line.split())
-    assert arguments["options"]["constraint"] == flat(constraint_of(**constraint))
+    arguments = told_by((one_shot, "start_answer"), "run", tiny, "-p", "Hi", *line.split())
+    assert arguments["options"]["constraint"] == flat(make_constraint(**constraint))
 
 
 def test_run_does_not_write_its_receipt_over_an_input(tiny: str, monkeypatch, tmp_path):
@@ -164,7 +164,7 @@ def test_map_options_reach_the_job(line: str, job: Told, more: Told, tiny: str, 
 def test_map_orders_answers_as_asked(line: str, tiny: str, monkeypatch, tmp_path):
     (tmp_path / "in.txt").write_text("a long line\nHi\n")
     monkeypatch.setattr(map_command, "open_mapping", lambda *arguments: nullcontext())
-    passed = told_by((map_command, "answer"), "map", tiny, tmp_path / "in.txt", "-p", "{line}", *line.split())
+    passed = told_by((map_command, "write_answers"), "map", tiny, tmp_path / "in.txt", "-p", "{line}", *line.split())
     assert [record["input"] for record in passed["records"]] == (
         ["Hi", "a long line"] if line else ["a long line", "Hi"]
     )
@@ -209,7 +209,7 @@ def test_map_passes_records_to_a_model_an_endpoint_or_ray(tiny: str, monkeypatch
     monkeypatch.setattr(opening, "open_model", lambda path, *more, **named: Opened(path))
     monkeypatch.setattr(map_command, "open_remote", lambda place, model, *more, **named: [model])
     monkeypatch.chdir(tmp_path)
-    here = told_by((map_service, "Mapping"), "map", tiny, path, "-p", "{line}")
+    here = told_by((map_service, "RecordMapping"), "map", tiny, path, "-p", "{line}")
     assert here["job"]["path"] == tiny and [record["input"] for record in here["records"]] == ["a", "b"]
     there = told_by((mapping, "RemoteMapping"), "map", "--endpoint", "http://x", path, "-p", "{line}", "--n", "3")
     assert (there["model"], there["n"], len(there["records"])) == ([None], 3, 2)
@@ -241,7 +241,7 @@ EMBED = {"dims": None, "normalize": True, "role": None, "overflow": "refuse", "m
     ],
 )  # fmt: skip
 def test_embed_options_reach_the_embedder(line: str, options: Told, engine: Told, more: Told, tiny: str):
-    arguments = told_by((embed, "vectors"), "embed", tiny, *line.split(), stdin=b"a\nb\n")
+    arguments = told_by((embed, "write_vectors"), "embed", tiny, *line.split(), stdin=b"a\nb\n")
     job = arguments["job"]
     assert job["options"] == EMBED | options and job["path"] == tiny
     assert {name: job["engine"][name] for name in ("context", "threads", "backend")} == {
@@ -287,7 +287,7 @@ REQUEST = {"imatrix": None, "include": [], "exclude": [], "overrides": [],
     ],
 )  # fmt: skip
 def test_quantize_options_reach_the_plan(line: str, request_: Told, options: list[Any], tiny: str, monkeypatch):
-    monkeypatch.setattr("localllm.cli.terminal.output.on_termination", lambda leave: None)
+    monkeypatch.setattr("localllm.cli.terminal.output.handle_termination", lambda leave: None)
     monkeypatch.setattr("localllm.quantizing.quantize.require_valid_source", lambda source, overrides, edits: None)
     arguments = told_by((quantize_plan, "make_plan"), "quantize", tiny, *line.split())
     recipe, chosen = arguments["request"].pop("recipe"), arguments["request"].pop("options")
@@ -303,11 +303,11 @@ def test_quantize_options_reach_the_plan(line: str, request_: Told, options: lis
 def test_quantize_threads_and_force_reach_the_execution(
     line: str, threads: int | None, force: bool, tiny: str, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr("localllm.cli.terminal.output.on_termination", lambda leave: None)
+    monkeypatch.setattr("localllm.cli.terminal.output.handle_termination", lambda leave: None)
     out = str(tmp_path / "out")
-    arguments = told_by((quantize, "execute"), "quantize", tiny, out, "Q8_0", *line.split())
+    arguments = told_by((quantize, "write_files"), "quantize", tiny, out, "Q8_0", *line.split())
     assert (arguments["target"], arguments["threads"]) == (out, threads)
-    arguments = told_by((quantize, "require_possible"), "quantize", tiny, out, "Q8_0", *line.split())
+    arguments = told_by((quantize, "require_writable"), "quantize", tiny, out, "Q8_0", *line.split())
     assert (arguments["target"], arguments["threads"], arguments["force"]) == (out, threads, force)
 
 
@@ -324,10 +324,11 @@ def test_diffusion_options_reach_the_diffusion(tiny: str, monkeypatch):
             "block_length": 32, "algorithm": 2, "algorithm_temperature": 0.25},
         "--diffusion-cfg-scale 1.5 --diffusion-add-gumbel-noise": {"guidance": 1.5, "has_noise": True},
     }.items():  # fmt: skip
-        arguments = told_by((one_shot, "fill"), "run", tiny, "-p", "x", *line.split())
+        arguments = told_by((one_shot, "run_diffusion"), "run", tiny, "-p", "x", *line.split())
         assert arguments["diffusion"] == usual | changed, line
     opened.is_diffusion = False
-    assert told_by((one_shot, "fill"), "run", tiny, "-p", "x", "--diffusion-steps", "1")["asked"][0]["content"] == "x"
+    arguments = told_by((one_shot, "run_diffusion"), "run", tiny, "-p", "x", "--diffusion-steps", "1")
+    assert arguments["asked"][0]["content"] == "x"
     for words, name in ((["--n", "2"], "n"), (["--beams", "1"], "beams"), (["--json"], "json"), (["--stats"], "stats")):
         with pytest.raises(UsageError, match=f"diffusion models give a single answer .*: leave out --{name}"):
             invoke("run", tiny, "-p", "x", "--diffusion-steps", "1", *words)
@@ -343,9 +344,9 @@ def test_chat_options_reach_the_conversation(tiny: str, monkeypatch):
     did: list[Any] = []
     monkeypatch.setattr(opening, "open_model", lambda path, *more, **named: Opened(path))
     monkeypatch.setattr(chat, "is_terminal", lambda stream: True)
-    for name in ("ask", "look"):
+    for name, method in (("ask", "ask"), ("look", "attach_image")):
         monkeypatch.setattr(
-            conversation.TerminalConversation, name, lambda talk, text, name=name: did.append((name, text))
+            conversation.TerminalConversation, method, lambda talk, text, name=name: did.append((name, text))
         )
     monkeypatch.setattr(
         conversation.TerminalConversation, "set_system", lambda talk, text: did.append(("system", text))
@@ -355,7 +356,7 @@ def test_chat_options_reach_the_conversation(tiny: str, monkeypatch):
         ("-p a -p b --image x.png -sys s", (False, False), [("system", "s"), ("look", "x.png"), ("ask", "a\n\nb")]),
     ):  # fmt: skip
         did.clear()
-        arguments = told_by((chat, "hold"), "chat", tiny, *line.split())["conversation"]
+        arguments = told_by((chat, "run_loop"), "chat", tiny, *line.split())["conversation"]
         assert ((arguments.markdown, arguments.stats), did) == (looks, expected), line
 
 
@@ -365,8 +366,8 @@ def test_replay_opens_the_model_of_the_receipt_or_another(words: list[str], path
 
     held = {"context": 77, "threads": 3, "kv_type": "k=q8_0,v=f16", "chat_template": "phi3"}
     kept = {"opening": held, "model": {"files": [{"path": "/there.gguf"}]}, "options": {}}
-    monkeypatch.setattr(receipts, "read", lambda path: kept)
-    monkeypatch.setattr(receipts, "options_of", lambda kept: GenerationOptions())
+    monkeypatch.setattr(receipts, "read_receipt", lambda path: kept)
+    monkeypatch.setattr(receipts, "restore_options", lambda kept: GenerationOptions())
     arguments = told_by((opening, "open_model"), "replay", "r.json", *words)
     engine = arguments["engine"]
     assert (arguments["model"], arguments["chat_template"], arguments["no_cache"]) == (path, "phi3", True)
@@ -379,8 +380,8 @@ def test_replay_sends_the_api_key_to_the_endpoint(key: str | None, sent: str | N
     from localllm.services.remote import http
 
     kept = {"model": {"endpoint": "http://x", "name": "m"}}
-    monkeypatch.setattr(receipts, "read", lambda path: kept)
-    monkeypatch.setattr(receipts, "options_of", lambda kept: GenerationOptions())
+    monkeypatch.setattr(receipts, "read_receipt", lambda path: kept)
+    monkeypatch.setattr(receipts, "restore_options", lambda kept: GenerationOptions())
     monkeypatch.setattr("localllm.services.remote_receipts.is_remote", lambda kept: True)
     monkeypatch.delenv("LOCALLLM_API_KEY", raising=False)
     if key is not None:
@@ -392,7 +393,7 @@ def test_replay_sends_the_api_key_to_the_endpoint(key: str | None, sent: str | N
 @pytest.mark.parametrize("name", COMMANDS)
 def test_defaults_are_those_that_help_shows(name: str):
     """Skip None, which is decided elsewhere, and flags, which are off."""
-    for param in params_of(name):
+    for param in list_params(name):
         if param.is_switch:
             assert not param.default, param.name
         elif param.default is not None:
@@ -463,10 +464,10 @@ def test_invalid_command_lines_are_refused_before_anything_is_opened(line: str, 
     (tmp_path / "DIR").mkdir()
     monkeypatch.chdir(tmp_path)
     name, *words = line.split()
-    above = context_of(name)
+    above = make_context(name)
     monkeypatch.setattr(sys, "stdin", None)
-    monkeypatch.setattr("localllm.cli.terminal.output.on_termination", lambda leave: None)
-    monkeypatch.setattr("localllm.server.run.run", lambda *told: None)
+    monkeypatch.setattr("localllm.cli.terminal.output.handle_termination", lambda leave: None)
+    monkeypatch.setattr("localllm.server.run.run_server", lambda *told: None)
     monkeypatch.setattr(opening, "open_model", lambda path, *more, **named: Opened(path))
     with pytest.raises(UsageError) as error:
         typed = [word.replace("&", " ") if word != "M" else tiny for word in words]

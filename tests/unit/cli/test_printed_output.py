@@ -20,18 +20,18 @@ from localllm.cli.commands import list as list_command
 from localllm.cli.interactive import conversation as chat_session
 from localllm.cli.options import one_shot as tool_options
 from localllm.cli.options import shared as shape
-from localllm.cli.options.shared import Cache, EngineGroup, Rope
+from localllm.cli.options.shared import Adapters, CacheGroup, EngineGroup, RopeGroup
 from localllm.cli.terminal import render
-from localllm.cli.terminal.line_editor import DumbEditor
+from localllm.cli.terminal.line_editor import PlainLineEditor
 from localllm.errors import LocalllmError, ModelError, RecordsError, UsageError
-from localllm.files.imatrix_file import ImportanceMatrix, Squares, read_imatrix
-from localllm.generation.constraints.constraint import constraint_of
+from localllm.files.imatrix_file import ImportanceMatrix, SquaredActivations, read_imatrix
+from localllm.generation.constraints.constraint import make_constraint
 from localllm.generation.embedding.embedder import EmbedOptions
 from localllm.generation.options import GenerationOptions
 from localllm.quantizing import imatrix as imatrix_service
 from localllm.services import bench as bench_service
 from localllm.services import sessions
-from localllm.services.bench import Result, Test
+from localllm.services.bench import BenchResult, SpeedTestSpec
 from localllm.services.evaluation import perplexity as perplexity_service
 from localllm.services.evaluation.scores import Comparison, Prediction
 from localllm.services.hub.catalogue import HubReference, MissingError
@@ -40,7 +40,7 @@ from localllm.services.search import embed as embed_service
 from localllm.services.search import embed as rerank_service
 from localllm.services.tools import confined
 
-Test.__test__ = False  # type: ignore[attr-defined]  # no test case
+SpeedTestSpec.__test__ = False  # type: ignore[attr-defined]  # no test case
 
 # ---- scores
 
@@ -68,7 +68,9 @@ class Ranker:
 )  # fmt: skip
 def test_rerank_prints_scores_and_passes_its_options(line: str, shown: str, tiny: str, monkeypatch, capsys):
     ranker, engines = Ranker(), []
-    monkeypatch.setattr(rerank_service, "reranker", lambda *arguments: engines.append(arguments) or nullcontext(ranker))
+    monkeypatch.setattr(
+        rerank_service, "open_reranker", lambda *arguments: engines.append(arguments) or nullcontext(ranker)
+    )
     words = ["-q", "x", "-c", "77", "-t", "3", "--device", "cpu", *line.split()]
     invoke("rerank", tiny, *words, stdin="a\ncäc\nbb\n".encode())
     out, err = capsys.readouterr()
@@ -80,7 +82,7 @@ def test_rerank_prints_scores_and_passes_its_options(line: str, shown: str, tiny
 
 def test_rerank_reads_a_field_of_json_lines(tiny: str, monkeypatch, capsys):
     ranker = Ranker()
-    monkeypatch.setattr(rerank_service, "reranker", lambda *arguments: nullcontext(ranker))
+    monkeypatch.setattr(rerank_service, "open_reranker", lambda *arguments: nullcontext(ranker))
     lines = '{"t": "ä", "id": "x"}\n{"t": "bbb"}\n'.encode()
     invoke("rerank", tiny, "-q", "x", "--field", "t", "--overflow", "cut", "--stats", stdin=lines)
     out, err = capsys.readouterr()
@@ -106,12 +108,12 @@ class Bench:
         self.model = MODEL
         self.heard[:] = [path]
 
-    def run(self, *arguments: Any) -> Iterator[Result]:
+    def run(self, *arguments: Any) -> Iterator[BenchResult]:
         self.heard.append(arguments)
-        yield Result(Test(10, 0), 2, [500.0, 700.0], COSTS)
-        yield Result(Test(0, 4), 2, [1000.0], COSTS, bandwidth=8e9)
+        yield BenchResult(SpeedTestSpec(10, 0), 2, [500.0, 700.0], COSTS)
+        yield BenchResult(SpeedTestSpec(0, 4), 2, [1000.0], COSTS, bandwidth=8e9)
 
-    def report(self, results: list[Result]) -> Told:
+    def report(self, results: list[BenchResult]) -> Told:
         return {"tests": len(results), "model": "mäße"}
 
 
@@ -163,8 +165,8 @@ def test_bench_of_an_embedding_model_prints_speeds_by_length(
         heard.append((lengths, threads, repetitions, device))
         return TEXTS
 
-    monkeypatch.setattr(bench_service, "measure", measured)
-    monkeypatch.setattr(bench_service, "makes_no_text", lambda path: True)
+    monkeypatch.setattr(bench_service, "measure_embedding", measured)
+    monkeypatch.setattr(bench_service, "is_embedding_only", lambda path: True)
     invoke("bench", tiny, *line.split())
     assert heard == [arguments]
     assert capsys.readouterr() == (
@@ -216,7 +218,7 @@ def test_perplexity_prints_its_result_and_warnings(
         heard.append((path, size, threads, kv_type))
         return Reads(heard)
 
-    monkeypatch.setattr(perplexity_service, "ChunkReader", reader)
+    monkeypatch.setattr(perplexity_service, "PerplexityRunner", reader)
     (tmp_path / "text").write_text("text")
     words = line.replace("OUT", str(tmp_path / "out")).split()
     saved = str(tmp_path / "out") if "OUT" in line else None
@@ -266,7 +268,7 @@ def test_perplexity_compares_with_a_base(tiny: str, monkeypatch, capsys):
     heard: list[Any] = []
     base = SimpleNamespace(chunks=np.zeros((9, 64), np.int32))
     monkeypatch.setattr(logits_file.LogitsFile, "open", lambda path: heard.append(path) or base)
-    monkeypatch.setattr(perplexity_service, "ChunkReader", lambda *arguments: Reads(heard, "what\nit was"))
+    monkeypatch.setattr(perplexity_service, "PerplexityRunner", lambda *arguments: Reads(heard, "what\nit was"))
     invoke("perplexity", tiny, "--kl-divergence", "--base", "b", "--chunks", "5")
     out, _ = capsys.readouterr()
     assert out == COMPARED and heard == ["b", 5, "closed"]
@@ -295,7 +297,9 @@ class Collector:
         yield from (2, 3)
 
     def result(self) -> ImportanceMatrix:
-        return ImportanceMatrix({"a": Squares(np.ones((1, 4), np.float32), np.array([2.0]))}, ("t",), 3, self.told[3])
+        return ImportanceMatrix(
+            {"a": SquaredActivations(np.ones((1, 4), np.float32), np.array([2.0]))}, ("t",), 3, self.told[3]
+        )
 
     def remove_part(self) -> None:
         self.heard.append("forgotten")
@@ -316,7 +320,7 @@ def test_imatrix_writes_and_merges_files(line: str, arguments: tuple, tiny: str,
         heard.append(parameters)
         return Collector(heard, parameters)
 
-    monkeypatch.setattr(imatrix_service, "Collector", collector)
+    monkeypatch.setattr(imatrix_service, "ImportanceCollector", collector)
     (tmp_path / "text").write_text("text")
     text, out, both = (str(tmp_path / name) for name in ("text", "out", "both"))
     invoke("imatrix", tiny, text, "-o", out, *line.split())
@@ -361,33 +365,33 @@ def test_sessions_are_listed_shown_and_removed(session, capsys):
             invoke("sessions", action, "none")
     invoke("sessions", "rm", "trip")
     invoke("sessions")
-    assert capsys.readouterr() == ("", "") and sessions.names() == []
+    assert capsys.readouterr() == ("", "") and sessions.list_names() == []
 
 
 def test_the_model_of_a_session_is_found_by_name_or_path(session):
     with pytest.raises(UsageError, match=r"the model of session 'trip' no longer exists: .*m\.gguf"):
-        chat_session.model_of("trip")
+        chat_session.get_session_model("trip")
     session.write_bytes(b"")
-    assert (chat_session.model_of("trip"), chat_session.model_of("new")) == (str(session), None)
+    assert (chat_session.get_session_model("trip"), chat_session.get_session_model("new")) == (str(session), None)
     for model in (sessions.SessionModel("x", "", ""), sessions.SessionModel("x", "u", "endpoint x")):
         with sessions.SessionFile("trip") as file:
             file.chat.model = model
             file.rewrite()
         if not model.path:
-            assert chat_session.model_of("trip") is None
+            assert chat_session.get_session_model("trip") is None
     with pytest.raises(UsageError, match="'trip' was started with a server; resume it with --endpoint u"):
-        chat_session.model_of("trip")
+        chat_session.get_session_model("trip")
 
 
 def test_invalid_session_names_are_refused_first(monkeypatch):
     """Refuse them before reading from the terminal."""
     with pytest.raises(UsageError, match=r"\.\./trip"):
-        chat_session.session_name("../trip", False)
+        chat_session.select_session("../trip", False)
     with pytest.raises(UsageError, match="give either --session or --continue"):
-        chat_session.session_name("trip", True)
+        chat_session.select_session("trip", True)
     with pytest.raises(UsageError, match="sessions need a terminal"):
-        chat_session.session_name("trip", False)
-    assert chat_session.session_name(None, False) is None
+        chat_session.select_session("trip", False)
+    assert chat_session.select_session(None, False) is None
 
 
 @pytest.mark.parametrize(
@@ -401,12 +405,12 @@ def test_multi_line_input_works_on_a_dumb_terminal(typed: str, text: str, asked:
     """Show a text that continues on the next line, and send it by an empty line."""
     monkeypatch.setattr("sys.stdin", io.StringIO(typed))
     before = "before" * (text == "before")
-    assert DumbEditor().read(before) == text
+    assert PlainLineEditor().read(before) == text
     shown = "before\n" * bool(before)
     assert capsys.readouterr() == ("", shown + "> " + "  " * (asked - 1))
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     with pytest.raises(EOFError):
-        DumbEditor().read()
+        PlainLineEditor().read()
 
 
 # ---- small things that are told
@@ -423,21 +427,21 @@ def test_inspect_prints_the_chat_template(tmp_path, capsys):
 
 @pytest.mark.parametrize(("version", "warns"), [(0, True), (3, False)])
 def test_tools_warn_where_commands_cannot_be_confined(version: int, warns: bool, monkeypatch, capsys):
-    monkeypatch.setattr(confined, "version", lambda: version)
-    tool_options.tell_of_commands()
+    monkeypatch.setattr(confined, "landlock_version", lambda: version)
+    tool_options.warn_unconfined()
     assert ("check each command before you allow it" in capsys.readouterr().err) == warns
 
 
 def test_serve_prints_its_models_and_address(capsys):
-    serve.tell(SimpleNamespace(paths={"a": "/a", "b": "/b"}), "http://x:1")
+    serve.print_ready(SimpleNamespace(paths={"a": "/a", "b": "/b"}), "http://x:1")
     assert capsys.readouterr().err == "localllm: serving a, b at http://x:1; Ctrl-C stops the server\n"
 
 
 def test_cut_answers_are_reported_if_they_were_constrained(capsys):
-    formed, free = GenerationOptions(constraint=constraint_of(regex="a")), GenerationOptions()
+    formed, free = GenerationOptions(constraint=make_constraint(regex="a")), GenerationOptions()
     cases = (formed, ["stop", "length"], True), (formed, ["stop"], False), (free, ["length"], False)
     for chosen, reasons, cut in cases:
-        shape.tell_cut(chosen, reasons)
+        shape.warn_cut(chosen, reasons)
         warning = "localllm: warning: the answer was cut off before it matched its regex; raise -n or the context\n"
         assert capsys.readouterr().err == warning * cut
 
@@ -452,10 +456,10 @@ def test_cut_answers_are_reported_if_they_were_constrained(capsys):
 )  # fmt: skip
 def test_chat_prints_the_model_it_talks_to(attributes: Told, line: str, monkeypatch):
     lines: list[str] = []
-    monkeypatch.setattr(chat, "dim", lines.append)
+    monkeypatch.setattr(chat, "say_dim", lines.append)
     model = Opened("/x/m.gguf")
     vars(model).update(attributes)
-    chat.tell_model(model)
+    chat.show_model(model)
     assert lines == [line]
 
 
@@ -519,7 +523,7 @@ class Embedder:
 def test_embed_reports_records_without_vectors(tiny: str, monkeypatch, capsys):
     """Print a line for each and set the exit code; a failed batch names all its texts."""
     embedder = Embedder(1)
-    monkeypatch.setattr(embed_service, "embedder", lambda job: nullcontext(embedder))
+    monkeypatch.setattr(embed_service, "open_embedder", lambda job: nullcontext(embedder))
     with pytest.raises(RecordsError, match=r"^2 records failed; see the error field of their output lines$"):
         invoke("embed", tiny, "--overflow", "cut", "--stats", stdin=b"a\nlong\nodd\nbbb\n")
     out, err = capsys.readouterr()
@@ -560,8 +564,8 @@ def test_near_prints_the_nearest_texts_or_files(tiny: str, monkeypatch, capsys, 
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(embed_service.VectorCache, "vectors", vectors)
-    monkeypatch.setattr(embed_service, "key_of", lambda text: text)
-    monkeypatch.setattr(embed_service, "embedder", lambda job: nullcontext(Near(9)))
+    monkeypatch.setattr(embed_service, "get_cache_key", lambda text: text)
+    monkeypatch.setattr(embed_service, "open_embedder", lambda job: nullcontext(Near(9)))
     invoke("embed", tiny, "--near", "xx", "--top", "2", "--as", "document", "--stats", stdin=b"a\nb  bb\ncc\n")
     out, err = capsys.readouterr()
     assert out == "0.1100\tb bb\n0.0500\tcc\n"
@@ -586,7 +590,7 @@ def folder(tmp_path, monkeypatch):
 
 def test_list_without_models_suggests_pull(folder, monkeypatch, capsys):
     messages: list[str] = []
-    monkeypatch.setattr(list_command, "dim", messages.append)
+    monkeypatch.setattr(list_command, "say_dim", messages.append)
     invoke("list")
     assert messages == ["no models yet; `localllm list --all` lists models that `localllm pull` can download"]
     invoke("list", "--json")
@@ -609,7 +613,7 @@ def test_rm_asks_before_it_removes(
     folder, words: list[str], typed: str, there: tuple, removed: bool | None, monkeypatch, capsys
 ):
     path, messages = write_tiny_model(folder / "m.gguf"), list[str]()
-    monkeypatch.setattr(rm, "dim", messages.append)
+    monkeypatch.setattr(rm, "say_dim", messages.append)
     monkeypatch.setattr(rm, "is_terminal", lambda stream: there[stream is sys.stdin])
     monkeypatch.setattr(rm, "confirm", lambda question: messages.append(question) or typed == "y\n")
     if removed is None:
@@ -618,7 +622,7 @@ def test_rm_asks_before_it_removes(
         ):
             invoke("rm", "m")
     else:
-        taken = render.size(path.stat().st_size)
+        taken = render.format_size(path.stat().st_size)
         invoke("rm", "m", *words)
         asked = [] if words else [f"Remove m ({taken}, {path})?"]
         assert messages == asked + [f"{taken} removed"] * removed
@@ -653,7 +657,7 @@ def test_a_missing_model_is_offered_with_its_size(megabytes: int, size: str, mon
 def test_opening_a_model_prints_its_warnings(tiny: str, monkeypatch, capsys):
     model = SimpleNamespace(warnings=["it is small", "it is odd"])
     monkeypatch.setattr("localllm.api.open_with_options", lambda *arguments: model)
-    assert opening.open_model(tiny, EngineGroup(cache=Cache(), rope=Rope())) is model
+    assert opening.open_model(tiny, EngineGroup(cache=CacheGroup(), rope=RopeGroup(), adapters=Adapters())) is model
     assert capsys.readouterr().err == "localllm: warning: it is small\nlocalllm: warning: it is odd\n"
 
 
@@ -684,8 +688,8 @@ def test_a_draft_model_is_opened_by_name(tiny: str):
     chosen, asked = GenerationOptions(), list[Any]()
     model = SimpleNamespace(file=1, drafter=lambda name, progress: asked.append(name) or "ngram")
     for other in ("auto", "off", "ngram"):
-        assert opening.with_draft_model(model, chosen, other) is chosen
-    assert opening.with_draft_model(model, chosen, f"draft:{tiny}").speculate == "ngram" and asked == [f"draft:{tiny}"]
+        assert opening.open_draft_model(model, chosen, other) is chosen
+    assert opening.open_draft_model(model, chosen, f"draft:{tiny}").speculate == "ngram" and asked == [f"draft:{tiny}"]
     with pytest.raises(UsageError, match=r"^speculate: a draft model is not available with --endpoint$"):
-        opening.with_draft_model(SimpleNamespace(file=None), chosen, "draft:x")
-    assert opening.unknown() > 1 << 60
+        opening.open_draft_model(SimpleNamespace(file=None), chosen, "draft:x")
+    assert opening.get_unlimited() > 1 << 60

@@ -15,25 +15,25 @@ import pytest
 from localllm.cli.commands import serve
 from localllm.cli.options import one_shot as tool_options
 from localllm.cli.options import shared as options
-from localllm.cli.options.conflicts import CONFLICTS, Conflict, require_combination
+from localllm.cli.options.conflicts import CONFLICTS, OptionConflict, require_compatible
 from localllm.cli.options.diffusion import (
     EPSILON,
     PLACES,
-    Diffusion,
+    DiffusionGroup,
+    build_diffusion_options,
     decode_with_blanks,
-    diffusion_options,
 )
 from localllm.cli.options.one_shot import EndpointGroup, ImageGroup
 from localllm.cli.options.shared import (
-    ExactSampling,
-    Sampling,
-    Shape,
-    Thoughts,
+    ConstraintGroup,
+    MoreSamplingGroup,
+    SamplingGroup,
+    ThinkingGroup,
     parse_layers,
-    system_message,
-    text_of,
+    read_system_message,
+    read_value,
 )
-from localllm.cli.parameters import explicit_options, fields_of
+from localllm.cli.parameters import explicit_options, list_fields
 from localllm.cli.terminal import (
     result_report as report,
 )
@@ -41,93 +41,100 @@ from localllm.errors import LocalllmError, UsageError
 from localllm.files.gguf import file as ahead
 from localllm.files.gguf.writer import OutputTensor, write_gguf
 from localllm.files.models_folder import choose_projector
-from localllm.files.safe_file import make_private
+from localllm.files.safe_file import create_private_folder
 from localllm.quant.formats import RECIPES
-from localllm.quantizing.mixed_precision.plan import parse_bits, parse_size, read_formats, with_formats, write_formats
+from localllm.quantizing.mixed_precision.plan import parse_bits, parse_size, read_formats, set_formats, write_formats
 from localllm.quantizing.plan import QuantizeRequest
 from localllm.services import outputs
-from localllm.services.hub.name_values import variables_of
-from localllm.services.remote.dialect import Form
+from localllm.services.hub.name_values import parse_variables
+from localllm.services.remote.dialect import OutputFormat
 from tests.unit.cli.command_helpers import answer
 
 # Of options, by group: what nobody's word means, and what is made of that.
 UNSAID = [
-    (Shape, {"json_whitespace": False, "additional_properties": False}, Shape.form, Form()),
-    (Thoughts, {"think": "auto"}, Thoughts.as_fields,
+    (ConstraintGroup, {"json_whitespace": False, "additional_properties": False}, ConstraintGroup.form, OutputFormat()),
+    (ThinkingGroup, {"think": "auto"}, ThinkingGroup.to_fields,
      {"think": "auto", "think_budget": None, "template_variables": {}}),
     (ImageGroup, {"pan_and_scan": False}, lambda group: (group.mmproj, group.pan_and_scan), (None, False)),
     (tool_options.ToolGroup, {"max_steps": 20, "no_json_calls": False}, lambda group: group.open_tools(None), None),
-    (EndpointGroup, {}, EndpointGroup.place, None), (Sampling, {}, explicit_options, {}),
-    (ExactSampling, {"ignore_eos": False}, ExactSampling.as_fields, {}),
-    (Diffusion, {"has_noise": False, "visual": False}, Diffusion.as_fields, {}),
-    (options.Cache, {"kv_type": "f16"}, options.Cache.types, "f16"),
+    (EndpointGroup, {}, EndpointGroup.place, None), (SamplingGroup, {}, explicit_options, {}),
+    (MoreSamplingGroup, {"ignore_eos": False}, MoreSamplingGroup.to_fields, {}),
+    (DiffusionGroup, {"has_noise": False, "visual": False}, DiffusionGroup.to_fields, {}),
+    (options.CacheGroup, {"kv_type": "f16"}, options.CacheGroup.types, "f16"),
     (options.EngineGroup, {"device": "auto", "gpu_layers": "auto"}, lambda group: parse_layers("auto"), "auto"),
-    (options.Answers, {"escape": False}, lambda group: parse_layers("all"), "all"),
+    (options.AnswerGroup, {"escape": False}, lambda group: parse_layers("all"), "all"),
     (options.GenerationGroup, {"escape": False, "speculate": "auto"}, lambda group: parse_layers("7"), "7"),
-    (serve.Place, {"port": 11435, "strict_model_names": False, "access_log": False}, lambda group: serve.amount("7"),
+    (serve.AddressGroup, {"port": 11435, "strict_model_names": False, "access_log": False},
+    lambda group: serve.parse_size("7"),
      7),
-    (serve.Share, {"max_body": 32_000_000, "max_connections": 128, "grace": 30.0, "spm_infill": False},
-     lambda group: serve.amount("1K"), 1000),
+    (serve.LimitGroup, {"max_body": 32_000_000, "max_connections": 128, "grace": 30.0, "spm_infill": False},
+     lambda group: serve.parse_size("1K"), 1000),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("group", "usual", "build", "expected"), UNSAID, ids=[case[0].__name__ for case in UNSAID])
 def test_unset_options_give_their_defaults(group: Any, usual: dict[str, Any], build: Any, expected: Any):
-    defaults = {each.name: each.default for each in fields_of(group) if each.default not in (MISSING, None)}
+    defaults = {each.name: each.default for each in list_fields(group) if each.default not in (MISSING, None)}
     assert defaults == usual
-    nested = {each.name: None for each in fields_of(group) if each.default is MISSING}
+    nested = {each.name: None for each in list_fields(group) if each.default is MISSING}
     assert build(group(**nested)) == expected
 
 
 def test_only_one_constraint_may_be_given():
-    assert Shape().constraint() is None and Shape(regex="x").constraint()
+    assert ConstraintGroup().constraint() is None and ConstraintGroup(regex="x").constraint()
     for two in ({"regex": "x", "grammar": 'root ::= "y"'}, {"json_schema": "{}", "regex": ""}):
         with pytest.raises(UsageError, match="cannot be combined"):
-            Shape(**two).constraint()
-    assert Shape(json_schema='{"a": 1}', regex="x").form() == Form({"a": 1}, None, "x")
+            ConstraintGroup(**two).constraint()
+    assert ConstraintGroup(json_schema='{"a": 1}', regex="x").form() == OutputFormat({"a": 1}, None, "x")
 
 
 def test_invalid_text_or_file_arguments_are_refused(tmp_path: Path):
     (tmp_path / "s.json").write_bytes(b'\xef\xbb\xbf{"a": 1}')
     (tmp_path / "latin").write_bytes(b"\xe4")
     assert (
-        text_of("x", None, "{") is None
-        and text_of("x", "{}", "{") == "{}"
-        and text_of("x", "a ::= b", "::=") == "a ::= b"
+        read_value("x", None, "{") is None
+        and read_value("x", "{}", "{") == "{}"
+        and read_value("x", "a ::= b", "::=") == "a ::= b"
     )
-    assert text_of("x", str(tmp_path / "s.json"), "{") == '{"a": 1}'
+    assert read_value("x", str(tmp_path / "s.json"), "{") == '{"a": 1}'
     for text, message in (
         (" ", "x must not be empty"),
         (str(tmp_path / "no"), "cannot read .*: No such file"),
         (str(tmp_path / "latin"), "not UTF-8"),
     ):
         with pytest.raises(UsageError, match=message):
-            text_of("x", text, "{")
+            read_value("x", text, "{")
 
 
 def test_template_variables_are_parsed_and_merged():
-    assert variables_of("a=1") == {"a": 1} and variables_of("a=x y") == {"a": "x y"} and variables_of("a=") == {"a": ""}
-    assert variables_of(' {"a": true, "b": null}') == {"a": True, "b": None} and variables_of("a=b=c") == {"a": "b=c"}
+    assert (
+        parse_variables("a=1") == {"a": 1}
+        and parse_variables("a=x y") == {"a": "x y"}
+        and parse_variables("a=") == {"a": ""}
+    )
+    assert parse_variables(' {"a": true, "b": null}') == {"a": True, "b": None} and parse_variables("a=b=c") == {
+        "a": "b=c"
+    }
     for odd in ("a", "1a=2", "{a}", "=1"):
         with pytest.raises(UsageError, match="template_var must be NAME=VALUE or a JSON object"):
-            variables_of(odd)
-    thoughts = Thoughts(think="on", think_budget=0, template_var=["a=1", '{"b": 2}', "a=3"])
-    assert thoughts.as_fields() == {"think": "on", "think_budget": 0, "template_variables": {"a": 3, "b": 2}}
-    assert not explicit_options(Thoughts())
+            parse_variables(odd)
+    thoughts = ThinkingGroup(think="on", think_budget=0, template_var=["a=1", '{"b": 2}', "a=3"])
+    assert thoughts.to_fields() == {"think": "on", "think_budget": 0, "template_variables": {"a": 3, "b": 2}}
+    assert not explicit_options(ThinkingGroup())
     for other in ({"think": "off"}, {"think_budget": 0}, {"template_var": ["a=1"]}):
-        assert explicit_options(Thoughts(**other)) == other
+        assert explicit_options(ThinkingGroup(**other)) == other
 
 
 def test_images_are_added_to_the_prompt(monkeypatch: pytest.MonkeyPatch):
     asked = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
-    assert ImageGroup().with_images(asked) is asked and ImageGroup().with_images("x") == "x"
-    assert ImageGroup(image_files=["a", "b"]).with_images(asked) == [asked[0], {**asked[1], "images": ["a", "b"]}]
+    assert ImageGroup().add_images(asked) is asked and ImageGroup().add_images("x") == "x"
+    assert ImageGroup(image_files=["a", "b"]).add_images(asked) == [asked[0], {**asked[1], "images": ["a", "b"]}]
     with pytest.raises(UsageError, match="images need a chat template"):
-        ImageGroup(image_files=["a"]).with_images("x")
+        ImageGroup(image_files=["a"]).add_images("x")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\x89PNG")))
-    assert ImageGroup(image_files=["a", "-"]).sources() == ["a", b"\x89PNG"]
+    assert ImageGroup(image_files=["a", "-"]).list_sources() == ["a", b"\x89PNG"]
     with pytest.raises(UsageError, match="stdin must be open, and can be used for one image only"):
-        ImageGroup(image_files=["-", "-"]).sources()
+        ImageGroup(image_files=["-", "-"]).list_sources()
     assert (
         ImageGroup(image_files=["-"]).takes_stdin
         and not ImageGroup(image_files=["a"]).takes_stdin
@@ -138,29 +145,29 @@ def test_images_are_added_to_the_prompt(monkeypatch: pytest.MonkeyPatch):
     ImageGroup(image_files=["a"]).require_files()
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(UsageError, match="must be open"):
-        ImageGroup(image_files=["-"]).sources()
+        ImageGroup(image_files=["-"]).list_sources()
 
 
 def test_a_system_message_comes_from_text_or_file(tmp_path: Path):
     (tmp_path / "s").write_text("from a file")
-    assert system_message(None, None) is None and system_message("x", None) == "x"
-    assert system_message(None, str(tmp_path / "s")) == "from a file"
+    assert read_system_message(None, None) is None and read_system_message("x", None) == "x"
+    assert read_system_message(None, str(tmp_path / "s")) == "from a file"
     with pytest.raises(UsageError, match="give either -sys or -sysf, not both"):
-        system_message("x", str(tmp_path / "s"))
+        read_system_message("x", str(tmp_path / "s"))
 
 
 def test_diffusion_options_are_checked():
     def choices(max_tokens: int | None = None, ban: Any = None, **drawing: Any) -> Any:
-        return SimpleNamespace(max_tokens=max_tokens, ban=ban, drawing=lambda: drawing)
+        return SimpleNamespace(max_tokens=max_tokens, ban=ban, get_sampling=lambda: drawing)
 
-    usual: Any = diffusion_options(choices(), Diffusion())
+    usual: Any = build_diffusion_options(choices(), DiffusionGroup())
     assert (usual.length, usual.epsilon, usual.block_length) == (PLACES, EPSILON, 0) == (128, 1e-3, 0)
     assert (
-        diffusion_options(choices(-1), Diffusion()).length == 128
-        and diffusion_options(choices(7), Diffusion()).length == 7
+        build_diffusion_options(choices(-1), DiffusionGroup()).length == 128
+        and build_diffusion_options(choices(7), DiffusionGroup()).length == 7
     )
-    blocks = diffusion_options(
-        choices(32, temperature=0.5, seed=3), Diffusion(block_length=16, steps=8, has_noise=True)
+    blocks = build_diffusion_options(
+        choices(32, temperature=0.5, seed=3), DiffusionGroup(block_length=16, steps=8, has_noise=True)
     )
     assert (blocks.block_length, blocks.steps, blocks.temperature, blocks.seed, blocks.has_noise) == (
         16,
@@ -169,24 +176,26 @@ def test_diffusion_options_are_checked():
         3,
         True,
     )
-    assert Diffusion(visual=True).as_fields() == {}
-    chosen = diffusion_options(choices(), Diffusion(algorithm=0, guidance=0.0, block_length=0))  # 0 is a choice, too
+    assert DiffusionGroup(visual=True).to_fields() == {}
+    chosen = build_diffusion_options(
+        choices(), DiffusionGroup(algorithm=0, guidance=0.0, block_length=0)
+    )  # 0 is a choice, too
     assert (chosen.algorithm, chosen.epsilon, usual.algorithm) == (0, EPSILON, 4)
     with pytest.raises(UsageError, match="1 to 10000 steps"):
-        diffusion_options(choices(), Diffusion(steps=0))
+        build_diffusion_options(choices(), DiffusionGroup(steps=0))
     with pytest.raises(UsageError, match="do not support ban"):
-        diffusion_options(choices(ban=["x"]), Diffusion())
+        build_diffusion_options(choices(ban=["x"]), DiffusionGroup())
     with pytest.raises(UsageError, match="do not support min-p"):
-        diffusion_options(choices(min_p=0.1, temperature=1.0), Diffusion())
+        build_diffusion_options(choices(min_p=0.1, temperature=1.0), DiffusionGroup())
 
 
 @pytest.mark.parametrize("row", CONFLICTS, ids=lambda row: row.option)
-def test_conflicting_options_are_refused(row: Conflict):
-    require_combination({row.option: True} | dict.fromkeys(row.others, False))
+def test_conflicting_options_are_refused(row: OptionConflict):
+    require_compatible({row.option: True} | dict.fromkeys(row.others, False))
     for other in row.others:
-        require_combination({other: True})
+        require_compatible({other: True})
         with pytest.raises(UsageError, match=re.escape(row.message.format(row.option, other))):
-            require_combination({row.option: True, other: True})
+            require_compatible({row.option: True, other: True})
 
 
 def test_partial_characters_and_masks_are_shown_as_blanks():
@@ -200,19 +209,19 @@ MODEL: Any = SimpleNamespace(file=1, path="p", arch="llama", format="Q8_0", devi
 
 
 def test_the_report_of_an_answer_has_timings_and_speculation(capsys: pytest.CaptureFixture[str]):
-    result = report.report(MODEL, [answer(tokens=[1, 2, 3])], False, 0.1, 2.0)
+    result = report.build_report(MODEL, [answer(tokens=[1, 2, 3])], False, 0.1, 2.0)
     assert result["timings"] == {"load_s": 0.1, "prefill_s": 0.5, "ttft_s": 0.6, "decode_s": 0.25, "total_s": 2.0,
                                 "prefill_tps": 10.0, "decode_tps": 8.0}  # fmt: skip
     assert result["speculation"] == {"drafted": 6, "accepted": 2, "steps_saved": 2} and result["tokens"] == [1, 2, 3]
-    report.tell(result)
+    report.print_stats(result)
     err = capsys.readouterr().err
     assert "prompt: 9 tokens, 4 cached, in 0.50 s (10.0 per second), model loaded in 0.10 s\n" in err
     assert "answer: 3 tokens in 0.25 s (8.0 per second), first after 0.60 s, finish: stop, seed: 7" in err
     assert "drafted: 6 tokens, 2 accepted" in err
     card: Any = SimpleNamespace(**{**vars(MODEL), "device": "H100"})
-    plain = report.report_one(card, answer(drafted=0, cached_tokens=0, prefill_s=0.0, decode_s=0.0), 0.1, 2.0)
+    plain = report.build_single_report(card, answer(drafted=0, cached_tokens=0, prefill_s=0.0, decode_s=0.0), 0.1, 2.0)
     assert plain["timings"]["prefill_tps"] == plain["timings"]["decode_tps"] == 0 and "tokens" not in plain
-    report.tell(plain)
+    report.print_stats(plain)
     err = capsys.readouterr().err
     assert (
         "known" not in err
@@ -226,25 +235,25 @@ def test_the_report_of_several_answers_has_seeds_and_totals(capsys: pytest.Captu
     answers: Any = [SimpleNamespace(text="a", thinking="", logprob=-1.0, finish_reason="stop", tokens=[1, 2], seed=5),
                     SimpleNamespace(text="b", thinking="h", logprob=-2.0, finish_reason="length", tokens=[3],
                     seed=None)]  # fmt: skip
-    result = report.report(MODEL, answers, True, 0.5, 2.0)
+    result = report.build_report(MODEL, answers, True, 0.5, 2.0)
     assert [each.get("seed") for each in result["answers"]] == [5, None] and "seed" not in result["answers"][1]
     assert result["timings"] == {"load_s": 0.5, "total_s": 2.0}
-    report.tell(result)
+    report.print_stats(result)
     assert "answers: 2 with 3 tokens in 1.50 s, model loaded in 0.50 s" in capsys.readouterr().err
-    assert report.about(SimpleNamespace(file=None, path="u", name="n")) == {"endpoint": "u", "name": "n"}  # type: ignore[arg-type]
+    assert report.describe_model(SimpleNamespace(file=None, path="u", name="n")) == {"endpoint": "u", "name": "n"}  # type: ignore[arg-type]
 
 
 def test_outputs_replace_only_files_of_their_type(tmp_path: Path):
     path = str(tmp_path / "x")
-    outputs.require_kind(path, lambda path: False, "a model", False)
+    outputs.require_replaceable(path, lambda path: False, "a model", False)
     (tmp_path / "x").write_bytes(b"")
-    outputs.require_kind(path, lambda path: False, "a model", False)  # empty, as mktemp makes it
+    outputs.require_replaceable(path, lambda path: False, "a model", False)  # empty, as mktemp makes it
     (tmp_path / "x").write_bytes(b"my notes")
-    outputs.require_kind(path, lambda path: True, "a model", False)
-    outputs.require_kind(path, outputs.is_model, "a model", True)
-    for kind in (outputs.is_model, outputs.is_imatrix, outputs.are_logits, outputs.is_receipt, lambda path: False):
+    outputs.require_replaceable(path, lambda path: True, "a model", False)
+    outputs.require_replaceable(path, outputs.is_model, "a model", True)
+    for kind in (outputs.is_model, outputs.is_imatrix, outputs.is_logits_file, outputs.is_receipt, lambda path: False):
         with pytest.raises(UsageError, match="x: the file exists and is not a model; use --force to replace it"):
-            outputs.require_kind(path, kind, "a model", False)
+            outputs.require_replaceable(path, kind, "a model", False)
 
 
 @pytest.mark.parametrize(("kind", "is_model"), [(None, True), ("model", True), ("imatrix", False), ("adapter", False)])
@@ -256,11 +265,11 @@ def test_models_are_recognized_by_their_metadata(tmp_path: Path, kind: str | Non
 
 @pytest.mark.skipif(os.name != "posix", reason="modes of POSIX")
 def test_created_folders_are_private(tmp_path: Path):
-    assert make_private(tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
-    make_private(tmp_path / "a" / "b")
+    assert create_private_folder(tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+    create_private_folder(tmp_path / "a" / "b")
     (tmp_path / "file").write_text("")
     with pytest.raises(LocalllmError, match="cannot be created"):
-        make_private(tmp_path / "file" / "x")
+        create_private_folder(tmp_path / "file" / "x")
 
 
 @pytest.mark.parametrize(("text", "bytes_"), [
@@ -294,7 +303,7 @@ def test_formats_of_tensors_are_read_from_a_file(tmp_path: Path):
     assert read_formats(path, source) == {"a.b": "Q4_K", "c": "F16"}  # type: ignore[arg-type]
     (tmp_path / "plan.toml").write_text('"c" = "q8_0"\n')
     assert read_formats(path, source) == {"c": "Q8_0"}  # type: ignore[arg-type]
-    request = with_formats(QuantizeRequest(RECIPES["Q4_0"]), {"c": "Q8_0"})
+    request = set_formats(QuantizeRequest(RECIPES["Q4_0"]), {"c": "Q8_0"})
     assert request.options.formats == {"c": "Q8_0"}
     for text, message in (
         ("c = ", "plan.toml: "),
@@ -322,10 +331,10 @@ def test_only_large_files_are_prefaulted(monkeypatch: pytest.MonkeyPatch):
     tensors = {"a": SimpleNamespace(data=large[4:][::2]), "b": SimpleNamespace(data=small)}
     file: Any = SimpleNamespace(tensors=tensors, parts={"/large": ["a"], "/small": ["b"], "/empty": []})
     mapped = []
-    monkeypatch.setattr(ahead, "LEAST", 16)
+    monkeypatch.setattr(ahead, "MIN_BYTES", 16)
     monkeypatch.setattr(ahead.memory, "prefault", lambda *arguments: mapped.append(arguments))
     monkeypatch.setattr(ahead, "Thread", lambda target, args, daemon: SimpleNamespace(start=lambda: target(*args)))
-    for can, expected in ((False, []), (True, [("/large", large.ctypes.data, 16, ahead.AT_ONCE)])):
+    for can, expected in ((False, []), (True, [("/large", large.ctypes.data, 16, ahead.BYTES_PER_CALL)])):
         monkeypatch.setattr(ahead.memory, "can_prefault", lambda can=can: can)
         ahead.prefault(file)
         assert mapped == expected

@@ -12,7 +12,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 SHOW = """
 import gc, os, sys
-from localllm.cli.main import program
+from localllm.cli.main import run_program
 def show():
     print(gc.get_threshold()[0], "numpy._core._add_newdocs" in sys.modules, os.environ.get("OPENBLAS_NUM_THREADS"))
 class AtTeardown:
@@ -21,7 +21,7 @@ kept = AtTeardown()
 import atexit
 atexit.register(show)
 sys.argv = ["localllm", "--version"]
-program()
+run_program()
 """
 
 

@@ -12,13 +12,13 @@ import pytest
 
 from localllm.cli.commands.quantize import (
     CalibrationGroup,
-    Spent,
+    PhaseTimer,
+    make_size_limit,
+    parse_positional,
     plan_by_sensitivity,
     require_consent,
-    sizing,
+    split_calibration_files,
     suggest_type,
-    understood,
-    with_texts,
 )
 from localllm.cli.interactive import slash_commands as chat_commands
 from localllm.cli.terminal import render, tool_calls
@@ -28,18 +28,18 @@ from localllm.generation.tools.tool_call_parser import ToolCall
 from localllm.quant.formats import RECIPES
 from localllm.quantizing.mixed_precision.plan import read_formats
 from localllm.quantizing.plan import QuantizeRequest
-from localllm.services.tools.box import Outcome
+from localllm.services.tools.box import ToolResult
 
 
 @pytest.mark.parametrize(("outcome", "shown"), [
-    (Outcome("one line\n"), "one line"), (Outcome("first\nsecond"), "12 characters: first …"),
-    (Outcome("error: no\nfile", True), "error: no"), (Outcome("x" * 300), "x" * 200),
-    (Outcome(f"{'x' * 300}\ny"), f"302 characters: {'x' * 100} …"), (Outcome(""), ""),
+    (ToolResult("one line\n"), "one line"), (ToolResult("first\nsecond"), "12 characters: first …"),
+    (ToolResult("error: no\nfile", True), "error: no"), (ToolResult("x" * 300), "x" * 200),
+    (ToolResult(f"{'x' * 300}\ny"), f"302 characters: {'x' * 100} …"), (ToolResult(""), ""),
 ])  # fmt: skip
-def test_a_tool_result_is_summarized_in_one_line(monkeypatch: pytest.MonkeyPatch, outcome: Outcome, shown: str):
+def test_a_tool_result_is_summarized_in_one_line(monkeypatch: pytest.MonkeyPatch, outcome: ToolResult, shown: str):
     messages: list[str] = []
-    monkeypatch.setattr(tool_calls, "dim", messages.append)
-    tool_calls.tell(outcome)
+    monkeypatch.setattr(tool_calls, "say_dim", messages.append)
+    tool_calls.show_result(outcome)
     assert messages == [shown]
 
 
@@ -49,8 +49,8 @@ class Box:
     def __init__(self, *names: str, most: int = 50_000):
         self.names, self.most, self.use = [*names], most, "these tools"
 
-    def perform(self, call: ToolCall) -> Outcome:
-        return Outcome(f"did {call.name}")
+    def perform(self, call: ToolCall) -> ToolResult:
+        return ToolResult(f"did {call.name}")
 
     def limit_to(self, names: list[str]) -> None:
         self.names = [name for name in self.names if name in names]
@@ -80,7 +80,7 @@ def tools(*answers: str, yes: tuple[str, ...] = (), most: int = 9, keyboard: boo
     """Return the calls of three tools, and the keyboard."""
     keys = Keys(*answers)
     box: Any = Box("read", "write", "run")
-    return tool_calls.ToolCalls(box, yes, most, keys if keyboard else None, **{"transcript": None, **more}), keys  # type: ignore[arg-type]
+    return tool_calls.ToolCallRunner(box, yes, most, keys if keyboard else None, **{"transcript": None, **more}), keys  # type: ignore[arg-type]
 
 
 def call(name: str, pieces: str = '{"a": "ü"}') -> ToolCall:
@@ -127,7 +127,7 @@ def test_the_tool_limit_is_counted_anew_for_each_question():
     assert len(first.results([call("run")])) == 1  # before any question
     it, _ = tools(yes=("run",), most=2)
     for _ in range(2):
-        it.note_question([])
+        it.log_question([])
         it.results([call("run"), call("run"), call("run")])
         it.results([])
         with pytest.raises(LocalllmError, match="called tools 2 times without answering; raise --max-steps"):
@@ -136,13 +136,13 @@ def test_the_tool_limit_is_counted_anew_for_each_question():
 
 def test_tools_without_a_terminal_need_yes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     opened: list[Any] = []
-    monkeypatch.setattr(tool_calls.Keyboard, "open", lambda: opened[-1])
+    monkeypatch.setattr(tool_calls.ConsentTerminal, "open", lambda: opened[-1])
 
     def of(*yes: str, keyboard: Keys | None = None) -> Any:
         opened.append(keyboard)
         box: Any = Box("read", "run")
         with ExitStack() as stack:
-            return tool_calls.ToolCalls.of(box, yes, 3, None, stack)
+            return tool_calls.ToolCallRunner.of(box, yes, 3, None, stack)
 
     keys = Keys()
     assert of("read", "run", keyboard=keys)._keyboard is None and not keys.closed
@@ -171,7 +171,7 @@ def test_tool_results_are_limited_by_the_context(tmp_path: Path, context: int | 
     with ExitStack() as stack:
         for _ in range(2):
             assert it.begin(model, GenerationOptions(), stack).tools == "these tools" and it.box.most == expected
-        it.note_question([{"role": "user", "content": "Hi"}])
+        it.log_question([{"role": "user", "content": "Hi"}])
         it.note({"role": "assistant", "content": "Ho"}, finish="stop")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert lines[0]["model"] == "m.gguf" and lines[1:] == [
@@ -199,7 +199,7 @@ def test_the_keyboard_ignores_earlier_input_and_takes_silence_as_no(monkeypatch:
 
     monkeypatch.setattr(tool_calls, "discard_input", lambda keys: did.append("forget"))
     keys, screen = Typed(" Yes \n\n^C\n"), Screen()
-    keyboard = tool_calls.Keyboard(keys, screen)
+    keyboard = tool_calls.ConsentTerminal(keys, screen)
     assert [keyboard.ask("\x1b[2Jrun? ") for _ in range(4)] == ["yes", "n", "n", "n"]
     assert did[:2] == ["forget", "\ufffd[2Jrun? "] and screen.getvalue() == "\ufffd[2Jrun? " * 3 + "\n\ufffd[2Jrun? "
     keyboard.close()
@@ -219,7 +219,9 @@ def test_only_the_text_after_all_calls_goes_to_a_file(
                     for text, calls in script])  # fmt: skip
     session = SimpleNamespace(chat=lambda messages, options: began.append([*messages]) or next(answers))
     model: Any = SimpleNamespace(session=session)
-    monkeypatch.setattr(tool_calls, "stream", lambda answer, line, holds, thoughts: streamed.append((holds, thoughts)))
+    monkeypatch.setattr(
+        tool_calls, "print_stream", lambda answer, line, holds, thoughts: streamed.append((holds, thoughts))
+    )
     monkeypatch.setattr(tool_calls, "is_terminal", lambda stream: terminal_there)
     monkeypatch.setattr(tool_calls, "write", written.append)
     it, _ = tools(yes=("run",))
@@ -238,7 +240,9 @@ def test_every_chat_command_has_a_line_in_the_table():
     for name, command in chat_commands.COMMANDS.items():
         is_value = command.argument.replace(" ", "").isupper()  # other words are typed as they stand, and Tab has them
         if command.argument and not is_value:
-            assert command.offers is not None and command.argument.split("|") == [*command.offers(conversation)], name
+            assert command.completions is not None and command.argument.split("|") == [
+                *command.completions(conversation)
+            ], name
         assert command.help[:1].islower() or command.help.startswith("on, off"), name
 
 
@@ -272,9 +276,9 @@ NO_TYPE = "unknown quantization type {}; localllm quantize --help lists the type
 def test_quantize_arguments_are_told_apart(words: str, expected: tuple[Any, ...] | str):
     if isinstance(expected, str):
         with pytest.raises(UsageError, match=re.escape(expected)):
-            understood(tuple(words.split()))
+            parse_positional(tuple(words.split()))
     else:
-        source, target, recipe, threads = understood(tuple(words.split()))
+        source, target, recipe, threads = parse_positional(tuple(words.split()))
         assert (source, target, recipe.name, threads) == expected
 
 
@@ -283,7 +287,7 @@ def test_quantize_arguments_are_told_apart(words: str, expected: tuple[Any, ...]
     ("in Q4_0 Q8_0", "in Q4_0", "Q8_0"), ("in out x y", "in out x y", ""), ("in", "in", ""),
 ])  # fmt: skip
 def test_words_after_the_format_are_calibration_texts(words: str, before: str, texts: str):
-    assert with_texts(tuple(words.split())) == (tuple(before.split()), tuple(texts.split()))
+    assert split_calibration_files(tuple(words.split())) == (tuple(before.split()), tuple(texts.split()))
 
 
 def test_a_plan_by_sensitivity_is_written_and_not_overwritten(
@@ -317,12 +321,12 @@ def test_a_plan_by_sensitivity_is_written_and_not_overwritten(
     with pytest.raises(
         UsageError, match=r"plan\.toml: the file exists; overwrite it with --force, or leave out --size"
     ):
-        plan_by_sensitivity(source, request, len, path, 3, False, Spent(CalibrationGroup()))
+        plan_by_sensitivity(source, request, len, path, 3, False, PhaseTimer(CalibrationGroup()))
     with pytest.raises(UsageError, match="no formats are so small"):
-        plan_by_sensitivity(source, request, min, None, 3, False, Spent(CalibrationGroup()))
+        plan_by_sensitivity(source, request, min, None, 3, False, PhaseTimer(CalibrationGroup()))
     assert not asked
     for at, force in ((path, True), (None, False), (f"{path}2", False)):
-        spent = Spent(CalibrationGroup())
+        spent = PhaseTimer(CalibrationGroup())
         new, planned = plan_by_sensitivity(source, request, len, at, 3, force, spent)
         assert re.fullmatch(r"\d\.\d s \(scales \d\.\d, choosing formats \d\.\d\)", str(spent))
         assert new == "the scaled one" and planned.options.formats == {"a": "Q8_0"}
@@ -332,13 +336,13 @@ def test_a_plan_by_sensitivity_is_written_and_not_overwritten(
     line += "measured on held-out texts, weights only: 0.1000"
     assert capsys.readouterr().err.splitlines() == [f"localllm: {line}"] * 3
     with pytest.raises(UsageError, match="give either --size or --bpw, not both"):
-        sizing("1GB", 4.0, True)
+        make_size_limit("1GB", 4.0, True)
     with pytest.raises(
         UsageError, match="--size and --bpw choose formats by measuring the model, which needs --calibrate"
     ):
-        sizing("1GB", None, False)
+        make_size_limit("1GB", None, False)
     plan: Any = SimpleNamespace(nbytes=1000, weights=800, jobs=[SimpleNamespace(output=SimpleNamespace(nbytes=1000))])
-    assert sizing("12k", None, True)(plan) == 12_000 and sizing(None, 4.0, True)(plan) == 400
+    assert make_size_limit("12k", None, True)(plan) == 12_000 and make_size_limit(None, 4.0, True)(plan) == 400
 
 
 def test_quantize_replaces_or_enlarges_files_only_with_force(tmp_path: Path):
@@ -376,22 +380,22 @@ def test_quantize_prints_its_result_and_warnings(
         warnings.append("odd")
 
     monkeypatch.setattr(service, "check_output", lambda plan, target, request: asked.append(("check", target)))
-    monkeypatch.setattr(service, "run", run)
+    monkeypatch.setattr(service, "quantize_model", run)
     target, request = str(tmp_path / "out"), QuantizeRequest(RECIPES["Q4_0"])
     for threads in (0, 1025):
         with pytest.raises(UsageError, match=f"threads must be from 1 to 1024, not {threads}"):
-            command.require_possible(plan, target, request, threads, False)
+            command.require_writable(plan, target, request, threads, False)
     (tmp_path / "out-2").write_bytes(b"notes")
     with pytest.raises(UsageError, match="out-2: the file exists and is not a model"):
-        command.require_possible(plan, target, request, 1, False)
+        command.require_writable(plan, target, request, 1, False)
     asked.clear()
     monkeypatch.setattr(command, "perf_counter", iter([1.0, 3.46, 3.46, 1.0, 1.5, 3.26, 3.46]).__next__)
     for threads, parts in ((1, ()), (1024, ("scales",))):
-        command.require_possible(plan, target, request, threads, True)
-        spent = command.Spent(CalibrationGroup())
+        command.require_writable(plan, target, request, threads, True)
+        spent = command.PhaseTimer(CalibrationGroup())
         for part in parts:
             spent.add(part)
-        command.execute(plan, target, request, threads, spent)
+        command.write_files(plan, target, request, threads, spent)
     assert asked == [("check", target), (target, 1), ("check", target), (target, 1024)]
     out, err = capsys.readouterr()
     result = f"{target}-1 and 1 more: 10 B, 4.50 bits per weight (before: 20 B, 16.00), 2.5 s"

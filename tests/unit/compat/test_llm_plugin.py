@@ -22,7 +22,7 @@ def test_plugin_models_answer_and_continue_a_conversation(tiny: str, tmp_path: P
     first = chat.prompt("Hi", system="Be brief.", max_tokens=4, temperature=0)
     assert len([*first]) >= 1 and first.usage().output == 4
     second = chat.prompt("And?", max_tokens=4, temperature=0, stream=False)
-    messages = [(each["role"], each["content"]) for each in llm_plugin.messages_of(second.prompt)]
+    messages = [(each["role"], each["content"]) for each in llm_plugin.convert_messages(second.prompt)]
     assert messages == [("system", "Be brief."), ("user", "Hi"), ("assistant", first.text()), ("user", "And?")]
     with pytest.raises(llm.ModelError, match="localllm pull qwen3-4b"):
         llm_plugin.LocalllmModel("qwen3-4b").prompt("Hi").text()

@@ -19,7 +19,7 @@ from checkpoint import (
 from localllm.convert import open_folder
 from localllm.convert.files import report_as_model_error
 from localllm.convert.tokens import (
-    cuts_nothing,
+    never_splits,
 )
 from localllm.errors import ModelError
 from tests.unit.convert.convert_parts import LLAMA3, YARN, all_rows, refused, scaled, splits, text
@@ -210,4 +210,4 @@ def test_errors_while_reading_a_file_name_it(error: Exception, message: str):
     ],
 )
 def test_pretokenizer_steps_that_split_nothing_are_recognized(part: dict, normalizer: dict, nothing: bool):
-    assert cuts_nothing(part, {"normalizer": normalizer}) is nothing
+    assert never_splits(part, {"normalizer": normalizer}) is nothing

@@ -11,16 +11,23 @@ import pytest
 from checkpoint import write_safetensors
 
 from localllm.arch import ARCHITECTURES
-from localllm.arch.checkpoint import Checkpoint
+from localllm.arch.checkpoint import CheckpointDeclaration
 from localllm.convert import files, folder, safetensors_files, sentence_transformers
-from localllm.convert.clip import words
-from localllm.convert.config import Config
+from localllm.convert.clip import read_vocabulary
+from localllm.convert.config import CheckpointConfig
 from localllm.convert.families.cohere import windows_behind
 from localllm.convert.families.exaone import exaone4_windows
-from localllm.convert.families.llama import norm_of_heads
-from localllm.convert.records import family_named, family_of, records
-from localllm.convert.rope_scaling import RopeScaling, llama3_factors, read_rope, rope_parameters, sections, yarn
-from localllm.convert.sentencepiece import message, varint
+from localllm.convert.families.llama import stack_head_norms
+from localllm.convert.records import find_family, load_records, make_family
+from localllm.convert.rope_scaling import (
+    RopeScaling,
+    compute_llama3_factors,
+    find_rope_parameters,
+    read_rope,
+    read_sections,
+    read_yarn,
+)
+from localllm.convert.sentencepiece import parse_message, parse_varint
 from localllm.convert.tensor_mapping import CheckpointTensor
 from localllm.convert.transforms import from_array
 from localllm.errors import ModelError
@@ -30,8 +37,8 @@ from localllm.quant.recipes import find_recipe
 KINDS = ("linear", "yarn", "llama3", "longrope")
 
 
-def config(**content: Any) -> Config:
-    return Config(content, Path("config.json"))
+def config(**content: Any) -> CheckpointConfig:
+    return CheckpointConfig(content, Path("config.json"))
 
 
 def refused(read: Any, *arguments: Any, **named: Any) -> str:
@@ -95,7 +102,7 @@ def test_sections_are_objects_and_updates_leave_the_original():
         and settings.section("null").content == settings.section("none").content == {}
     )
     assert refused(settings.section, "odd") == "odd must be an object"
-    updated = settings.updated(a=3, c=4)
+    updated = settings.update(a=3, c=4)
     assert (updated.count("a"), updated.count("c"), settings.count("a")) == (
         3,
         4,
@@ -104,11 +111,11 @@ def test_sections_are_objects_and_updates_leave_the_original():
 
 
 def test_text_config_takes_precedence_except_for_tying():
-    both = config(a=1, tie_word_embeddings=False, text_config={"a": 2, "tie_word_embeddings": True}).text_config(
+    both = config(a=1, tie_word_embeddings=False, text_config={"a": 2, "tie_word_embeddings": True}).merge_text_config(
         {"a": 9, "b": 8}
     )
     assert (both.count("a"), both.count("b"), both.flag("tie_word_embeddings")) == (2, 8, False)
-    inner = config(text_config={"tie_word_embeddings": True}).text_config({})
+    inner = config(text_config={"tie_word_embeddings": True}).merge_text_config({})
     assert inner.flag("tie_word_embeddings")
 
 
@@ -144,10 +151,12 @@ def test_rotations_without_scaling_have_a_base_only():
 def test_rope_parameters_are_read_from_new_and_old_places():
     inner = {"rope_theta": 7.0, "rope_type": "linear"}
     assert (
-        rope_parameters(config(rope_parameters={"full_attention": inner, "sliding_attention": {}})).get("rope_theta")
+        find_rope_parameters(config(rope_parameters={"full_attention": inner, "sliding_attention": {}})).get(
+            "rope_theta"
+        )
         == 7.0
     )
-    old = rope_parameters(
+    old = find_rope_parameters(
         config(rope_scaling={"type": "linear"}, partial_rotary_factor=0.5, original_max_position_embeddings=64)
     )
     assert (old.get("type"), old.get("partial_rotary_factor"), old.get("original_max_position_embeddings")) == (
@@ -170,14 +179,14 @@ def test_yarn_writes_its_magnitude_and_borders():
     plain = {"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.original_context_length": 1024}
     assert rope(rope_scaling=scaling).metadata == {"freq_base": 10000.0, **plain}
     usual = 1 + 0.1 * math.log(4)
-    assert yarn(config(**scaling, attention_factor=1.0), 64)["scaling.attn_factor"] == pytest.approx(1 / usual)
-    assert "scaling.attn_factor" not in yarn(config(**scaling, attention_factor=usual), 64)
-    both = yarn(config(**scaling, mscale=2.0, mscale_all_dim=1.0), 64)["scaling.attn_factor"]
+    assert read_yarn(config(**scaling, attention_factor=1.0), 64)["scaling.attn_factor"] == pytest.approx(1 / usual)
+    assert "scaling.attn_factor" not in read_yarn(config(**scaling, attention_factor=usual), 64)
+    both = read_yarn(config(**scaling, mscale=2.0, mscale_all_dim=1.0), 64)["scaling.attn_factor"]
     assert both == pytest.approx((1 + 0.2 * math.log(4)) / usual / usual)
-    assert "scaling.attn_factor" not in yarn(config(**scaling, mscale=2.0), 64)  # both or none
-    assert yarn(config(factor=0.5), 64)["scaling.attn_factor"] == pytest.approx(1 / (1 + 0.1 * math.log(0.5)))
-    assert yarn(config(factor=2.0), 64)["scaling.original_context_length"] == 64
-    borders = yarn(config(factor=2.0, beta_fast=16, beta_slow=2.0), 64)
+    assert "scaling.attn_factor" not in read_yarn(config(**scaling, mscale=2.0), 64)  # both or none
+    assert read_yarn(config(factor=0.5), 64)["scaling.attn_factor"] == pytest.approx(1 / (1 + 0.1 * math.log(0.5)))
+    assert read_yarn(config(factor=2.0), 64)["scaling.original_context_length"] == 64
+    borders = read_yarn(config(factor=2.0, beta_fast=16, beta_slow=2.0), 64)
     assert (borders["scaling.yarn_beta_fast"], borders["scaling.yarn_beta_slow"]) == (16.0, 2.0)
 
 
@@ -194,17 +203,17 @@ def test_yarn_accepts_other_borders_only_where_allowed():
 
 def test_llama_3_factors_blend_between_the_two_borders():
     """Expect at 8192 tokens, base 500000 and 8 numbers: 1304 turns, 49, 1.84 and 0.07; from 1 to 4 they are blended."""
-    factors = llama3_factors(config(factor=8.0), 5e5, 8)
+    factors = compute_llama3_factors(config(factor=8.0), 5e5, 8)
     kept = (8192 / (2 * math.pi) * 5e5**-0.5 - 1) / 3
     np.testing.assert_allclose(factors, [1, 1, 1 / ((1 - kept) / 8 + kept), 8], rtol=1e-6)
     assert factors.dtype == np.float32 and 0 < kept < 1
-    wide = llama3_factors(config(factor=8.0, low_freq_factor=0.01, high_freq_factor=0.05), 5e5, 8)
+    wide = compute_llama3_factors(config(factor=8.0, low_freq_factor=0.01, high_freq_factor=0.05), 5e5, 8)
     np.testing.assert_allclose(wide, 1)
-    short = llama3_factors(config(factor=8.0, original_max_position_embeddings=6), 5e5, 8)
+    short = compute_llama3_factors(config(factor=8.0, original_max_position_embeddings=6), 5e5, 8)
     np.testing.assert_allclose(short, 8)
     for high in (1.0, 0.5):
         assert "must be above low_freq_factor" in refused(
-            llama3_factors, config(factor=8.0, high_freq_factor=high), 5e5, 8
+            compute_llama3_factors, config(factor=8.0, high_freq_factor=high), 5e5, 8
         )
     assert set(rope(rope_scaling={"rope_type": "llama3", "factor": 8.0}).tensors) == {"rope_freqs.weight"}
 
@@ -222,10 +231,12 @@ def test_long_rope_writes_its_factors_and_magnitude():
 
 
 def test_sections_of_positions_must_be_three_numbers_that_fit():
-    assert sections(config(mrope_section=[2, 1, 1]), 8) == [2, 1, 1, 0]
+    assert read_sections(config(mrope_section=[2, 1, 1]), 8) == [2, 1, 1, 0]
     for odd in ([2, 1], [2, 1, 0], [2.0, 1, 1], [True, 2, 1], None, [2, 1, 1, 0]):
-        assert refused(sections, config(mrope_section=odd), 8) == "mrope_section must be three integers"
-    assert refused(sections, config(mrope_section=[2, 1, 1]), 10) == "mrope_section must add up to 5 pairs (found 4)"
+        assert refused(read_sections, config(mrope_section=odd), 8) == "mrope_section must be three integers"
+    assert (
+        refused(read_sections, config(mrope_section=[2, 1, 1]), 10) == "mrope_section must add up to 5 pairs (found 4)"
+    )
     scaled = rope((*KINDS, "mrope"), rope_scaling={"type": "mrope", "mrope_section": [2, 1, 1]})
     assert scaled.metadata == {"freq_base": 10000.0, "dimension_sections": [2, 1, 1, 0]}
     assert "rope scaling mrope is not supported" in refused(
@@ -269,7 +280,7 @@ def test_windows_begin_behind_the_first_layers(leading: int, expected: str):
 
 @pytest.mark.parametrize(("kind", "shape"), [("q", ("heads", "head_dim")), ("k", ("kv_heads", "head_dim"))])
 def test_norms_stored_head_by_head_become_one_tensor(kind: str, shape: tuple[str, ...]):
-    norms = norm_of_heads(kind, 3)
+    norms = stack_head_norms(kind, 3)
     assert norms.dimensions == shape
     assert norms.of == {f"self_attn.{kind}_layernorm.norms.{head}.weight": ("head_dim",) for head in range(3)}
     built = norms.build([from_array(np.float32([head, head + 0.5])) for head in range(3)], (3, 2), {})
@@ -283,9 +294,9 @@ def test_reading_a_small_file_refuses_large_and_unreadable_ones(tmp_path: Path, 
     path = tmp_path / "x.json"
     path.write_bytes(b'{"a":1}')
     for most in (7, 8):
-        monkeypatch.setattr(files, "MOST_BYTES", most)
+        monkeypatch.setattr(files, "MAX_BYTES", most)
         assert files.read_json(path) == {"a": 1}
-    monkeypatch.setattr(files, "MOST_BYTES", 6)
+    monkeypatch.setattr(files, "MAX_BYTES", 6)
     with pytest.raises(ModelError, match=r"x\.json: the file must have at most 6 bytes \(found 7\)$"):
         files.read_bytes(path)
     assert files.read_bytes(tmp_path) is None and files.read_text(tmp_path / "none") is None
@@ -293,7 +304,7 @@ def test_reading_a_small_file_refuses_large_and_unreadable_ones(tmp_path: Path, 
     def fail(self: Path) -> bytes:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(files, "MOST_BYTES", 7)
+    monkeypatch.setattr(files, "MAX_BYTES", 7)
     monkeypatch.setattr(Path, "read_bytes", fail)
     with pytest.raises(ModelError, match=r"x\.json: cannot be read: Input/output error$"):
         files.read_text(path)
@@ -308,10 +319,10 @@ def test_reading_a_small_file_refuses_large_and_unreadable_ones(tmp_path: Path, 
 def test_a_folder_without_weights_is_told_why(tmp_path: Path, names: list[str], expected: str):
     for name in names:
         (tmp_path / name).touch()
-    reason = safetensors_files.without_weights(tmp_path)
+    reason = safetensors_files.describe_missing_weights(tmp_path)
     assert (reason == expected) if expected.startswith("there") else expected in reason
     with pytest.raises(ModelError) as error:
-        safetensors_files.weight_files(tmp_path)
+        safetensors_files.list_weight_files(tmp_path)
     assert str(error.value) == f"{tmp_path}: {reason}"
 
 
@@ -322,14 +333,14 @@ def test_parts_of_weights_are_found_by_index_or_numbers(tmp_path: Path):
         (tmp_path / name).touch()
     missing = rf"{names[1]}: this file is missing; it is file 2 of 3$"
     with pytest.raises(ModelError, match=missing):
-        safetensors_files.weight_files(tmp_path)
+        safetensors_files.list_weight_files(tmp_path)
     (tmp_path / names[1]).touch()
-    assert [path.name for path in safetensors_files.weight_files(tmp_path)] == names
+    assert [path.name for path in safetensors_files.list_weight_files(tmp_path)] == names
     index = {"a": names[2], "b": names[0], "c": names[2]}
     (tmp_path / safetensors_files.INDEX).write_text(json.dumps({"weight_map": index}))
-    assert [path.name for path in safetensors_files.weight_files(tmp_path)] == [names[0], names[2]]
+    assert [path.name for path in safetensors_files.list_weight_files(tmp_path)] == [names[0], names[2]]
     (tmp_path / safetensors_files.WHOLE).touch()
-    assert safetensors_files.weight_files(tmp_path) == [tmp_path / safetensors_files.WHOLE]
+    assert safetensors_files.list_weight_files(tmp_path) == [tmp_path / safetensors_files.WHOLE]
 
 
 @pytest.mark.parametrize("content", [
@@ -346,16 +357,16 @@ def test_a_stored_tensor_reads_its_rows_and_reports_damage(tmp_path: Path):
     path = tmp_path / "x"
     path.write_bytes(bytes(range(30)))
     entry = {"dtype": "BF16", "shape": [3, 2], "data_offsets": [4, 16]}
-    stored = safetensors_files.stored_tensor(path, "t", entry, 10)
+    stored = safetensors_files.make_tensor(path, "t", entry, 10)
     assert (stored.name, stored.dtype, stored.shape, stored.start) == ("t", "BF16", (3, 2), 14)
     assert stored.rows(1, 3).tolist() == [[18, 19, 20, 21], [22, 23, 24, 25]]
-    assert safetensors_files.stored_tensor(path, "t", {**entry, "dtype": "F8"}, 10).shape == (
+    assert safetensors_files.make_tensor(path, "t", {**entry, "dtype": "F8"}, 10).shape == (
         3,
         2,
     )  # of a kind that is listed only
     for end in (15, 17):
         with pytest.raises(ValueError, match=rf"^tensor t: expected 12 bytes, found {end - 4}$"):
-            safetensors_files.stored_tensor(path, "t", {**entry, "data_offsets": [4, end]}, 10)
+            safetensors_files.make_tensor(path, "t", {**entry, "data_offsets": [4, end]}, 10)
     path.write_bytes(bytes(25))
     assert stored.rows(0, 2).shape == (2, 4)
     with pytest.raises(ModelError, match=r"x: the file was truncated while it was read$"):
@@ -371,7 +382,7 @@ def test_checkpoint_files_leave_out_folders_and_gguf_files(tmp_path: Path):
     for name in ("b.json", "a.safetensors", "x.gguf", "c"):
         (tmp_path / name).touch()
     (tmp_path / "folder.json").mkdir()
-    assert folder.checkpoint_files(tmp_path) == [str(tmp_path / name) for name in ("a.safetensors", "b.json", "c")]
+    assert folder.list_files(tmp_path) == [str(tmp_path / name) for name in ("a.safetensors", "b.json", "c")]
 
 
 def tensor(format: str, *shape: int) -> CheckpointTensor:
@@ -384,7 +395,7 @@ def tensor(format: str, *shape: int) -> CheckpointTensor:
 ])  # fmt: skip
 def test_the_format_of_a_checkpoint_is_that_of_most_matrices(formats: list[str], vectors: int, expected: str):
     tensors = [*(tensor("F32", 4) for _ in range(vectors)), *(tensor(format, 4, 4) for format in formats)]
-    assert folder.file_type(tensors) == find_recipe(expected).number
+    assert folder.find_file_type(tensors) == find_recipe(expected).number
     checkpoint = folder.Checkpoint("path", [], {"a": 1}, tensors, [])
     assert checkpoint.parts == [sorted({each.name for each in tensors})] and checkpoint.packed == {"a": 1}
 
@@ -400,11 +411,11 @@ def test_words_of_clip_are_read_from_either_kind_of_file(tmp_path: Path, vocab: 
         (tmp_path / "merges.txt").write_text(merges)
     if problem:
         with pytest.raises(ModelError, match=problem):
-            words(tmp_path)
+            read_vocabulary(tmp_path)
     else:
-        assert words(tmp_path) == {"tokenizer.ggml.tokens": ["a", "b"], "tokenizer.ggml.merges": ["a b"]}
+        assert read_vocabulary(tmp_path) == {"tokenizer.ggml.tokens": ["a", "b"], "tokenizer.ggml.merges": ["a b"]}
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"x": 1, "y": 0}, "merges": [["y", "x"]]}}))
-    assert words(tmp_path) == {"tokenizer.ggml.tokens": ["y", "x"], "tokenizer.ggml.merges": ["y x"]}
+    assert read_vocabulary(tmp_path) == {"tokenizer.ggml.tokens": ["y", "x"], "tokenizer.ggml.merges": ["y x"]}
 
 
 @pytest.mark.parametrize(("settings", "matrix", "problem"), [
@@ -424,47 +435,56 @@ def test_projections_take_plain_dense_modules_only(tmp_path: Path, settings: dic
     (tmp_path / "modules.json").write_text(json.dumps([{"type": "a.Pooling", "path": "1_Pooling"}, *kinds]))
     if problem:
         with pytest.raises(ModelError, match=problem):
-            sentence_transformers.projections(tmp_path, True)
+            sentence_transformers.load_projections(tmp_path, True)
     else:
-        found = sentence_transformers.projections(tmp_path, True)
+        found = sentence_transformers.load_projections(tmp_path, True)
         assert {name: tensor.shape for name, tensor in found.items()} == {"dense_2": (3, 2), "dense_3": (3, 2)}
     with pytest.raises(ModelError, match="in this architecture is not supported"):
-        sentence_transformers.projections(tmp_path, False)
+        sentence_transformers.load_projections(tmp_path, False)
     (tmp_path / "modules.json").write_text(json.dumps([*kinds, kinds[1]]))
     with pytest.raises(ModelError, match=r"is not supported|linear.weight is missing"):
-        sentence_transformers.projections(tmp_path, True)
+        sentence_transformers.load_projections(tmp_path, True)
 
 
 def test_protobuf_numbers_and_fields_are_read_or_refused():
     for number, data in ((0, b"\0"), (127, b"\x7f"), (128, b"\x80\1"), ((1 << 70) - 1, b"\xff" * 9 + b"\x7f")):
-        assert varint(data, 0) == (number, len(data)) and varint(b"x" + data + b"y", 1) == (number, len(data) + 1)
+        assert parse_varint(data, 0) == (number, len(data)) and parse_varint(b"x" + data + b"y", 1) == (
+            number,
+            len(data) + 1,
+        )
     for wrong in (b"", b"\x80", b"\xff" * 10 + b"\1"):
         with pytest.raises(ValueError, match=r"^not a SentencePiece model$"):
-            varint(wrong, 0)
+            parse_varint(wrong, 0)
     fields = b"\x08\x05" + b"\x11" + bytes(range(8)) + b"\x1a\2ab" + b"\x25\1\0\0\0" + b"\x2a\0"
-    assert [*message(fields)] == [(1, 5), (2, int.from_bytes(bytes(range(8)), "little")), (3, b"ab"), (4, 1), (5, b"")]
+    assert [*parse_message(fields)] == [
+        (1, 5),
+        (2, int.from_bytes(bytes(range(8)), "little")),
+        (3, b"ab"),
+        (4, 1),
+        (5, b""),
+    ]
     for wrong in (b"\x1a\3ab", b"\x11" + bytes(7), b"\x25\0\0\0", b"\x0b", b"\x0c\0"):
         with pytest.raises(ValueError, match=r"^not a SentencePiece model$"):
-            [*message(wrong)]
+            [*parse_message(wrong)]
 
 
 def test_llava_reads_the_text_model_by_its_kind():
     """Take what transformers takes where text_config is silent; the end of a line belongs to the projector."""
     for kind, hidden in ({}, 11008), ({"model_type": "mistral"}, 14336):
-        family = family_of(config(architectures=["LlavaForConditionalGeneration"], text_config=kind))
+        family = find_family(config(architectures=["LlavaForConditionalGeneration"], text_config=kind))
         assert family.sees and family.defaults["intermediate_size"] == hidden and family.unread
         ends = ("image_newline", "model.image_newline", "image_newlines", "model.norm.weight")
         assert [bool(family.unread.fullmatch(name)) for name in ends] == [True, True, False, False]
     with pytest.raises(ModelError, match="text_config: model_type x is not supported"):
-        family_of(config(architectures=["LlavaForConditionalGeneration"], text_config={"model_type": "x"}))
+        find_family(config(architectures=["LlavaForConditionalGeneration"], text_config={"model_type": "x"}))
 
 
 def test_records_have_known_fields_and_each_class_once():
     names = [name for families in map(checkpoints_of, {*ARCHITECTURES.values()}) for name in families]
-    assert len(names) == len({*names}) == len(records())
-    for name, (arch, record) in records().items():
-        assert arch in ARCHITECTURES and record.keys() <= Checkpoint.__annotations__.keys(), name
-        assert family_named(name).arch == arch  # the functions and groups that it names exist
+    assert len(names) == len({*names}) == len(load_records())
+    for name, (arch, record) in load_records().items():
+        assert arch in ARCHITECTURES and record.keys() <= CheckpointDeclaration.__annotations__.keys(), name
+        assert make_family(name).arch == arch  # the functions and groups that it names exist
 
 
 def checkpoints_of(module: str) -> list[str]:

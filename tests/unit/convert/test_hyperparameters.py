@@ -23,17 +23,17 @@ from tiny_model import CHATML, vocabulary
 import localllm
 from localllm.convert import Checkpoint, open_folder
 from localllm.convert.general_metadata import is_plain
-from localllm.convert.sentencepiece import message, read_sentencepiece, varint
-from localllm.convert.tensor_mapping import unties_output
+from localllm.convert.sentencepiece import parse_message, parse_varint, read_sentencepiece
+from localllm.convert.tensor_mapping import is_untied
 from localllm.convert.tokens import (
-    Tokens,
-    groups_of_merges,
-    merge_pairs,
-    prepends_space,
+    VocabularyBuilder,
+    group_merges,
+    has_space_prefix,
+    parse_merges,
     refuse_normalizer,
 )
 from localllm.convert.transforms import from_array
-from localllm.convert.vocabulary import VocabularySettings, token_flags
+from localllm.convert.vocabulary import VocabularySettings, decide_flags
 from localllm.errors import ModelError
 from tests.unit.convert.convert_parts import LLAMA3, YARN, all_rows, refused, scaled
 
@@ -260,7 +260,7 @@ def test_a_tied_checkpoint_keeps_an_output_matrix_that_differs(tmp_path: Path):
 
 def test_an_output_matrix_unknown_to_the_architecture_is_named():
     matrices = [from_array(np.full((3, 2), number, np.float32)) for number in (1, 2)]
-    assert not unties_output(*matrices, gguf.MODEL_ARCH.GEMMA2, warnings := list[str](), "lm_head.weight")
+    assert not is_untied(*matrices, gguf.MODEL_ARCH.GEMMA2, warnings := list[str](), "lm_head.weight")
     assert "it is omitted, because gemma2 has no output matrix" in warnings[0]
 
 
@@ -306,7 +306,7 @@ def test_a_sliding_window_in_use_is_warned_of(tmp_path: Path):
 
 
 def test_tokens_fill_a_vocabulary_and_refuse_odd_ids():
-    tokens = Tokens(6, "llama", "default")
+    tokens = VocabularyBuilder(6, "llama", "default")
     assert tokens.pieces == [f"[PAD{n}]" for n in range(6)] and tokens.types == [5] * 6
     tokens.put(0, "<unk>", 2)
     tokens.put(5, "▁a", 1, -7.5)
@@ -321,7 +321,7 @@ def test_tokens_fill_a_vocabulary_and_refuse_odd_ids():
     tokens.add(9, "further", special=False)
     assert tokens.pieces[:3] == ["<new>", " x", "▁y"] and tokens.types[:3] == [2, 4, 3]
     assert tokens.scores[:3] == [-1000.0] * 3 and [*tokens.left_out.items()] == [(6, "far"), (9, "further")]
-    other = Tokens(2, "gpt2", "default")
+    other = VocabularyBuilder(2, "gpt2", "default")
     other.add(1, "▁x", special=False)
     assert other.pieces[1] == "▁x"
 
@@ -331,7 +331,7 @@ def test_tokens_fill_a_vocabulary_and_refuse_odd_ids():
     ("<|x", 4), ("x<|x|>", 4), ("<unusedx>", 4), ("<pad>x", 4), ("<s>", 4),
 ])  # fmt: skip
 def test_tokens_that_look_special_become_control_tokens(text: str, kind: int):
-    tokens = Tokens(1, "gpt2", "default")
+    tokens = VocabularyBuilder(1, "gpt2", "default")
     tokens.add(0, text, special=False)
     assert tokens.types == [kind]
 
@@ -362,15 +362,15 @@ def test_unsupported_normalizers_are_refused(normalizer: Any, fits: bool):
     (step("Prepend"), step("Metaspace", prepend_scheme="never"), True),
 ])  # fmt: skip
 def test_a_space_before_texts_is_read_from_tokenizer_json(normalizer: Any, words: Any, prepends: bool):
-    assert prepends_space({"normalizer": normalizer, "pre_tokenizer": words}) is prepends
+    assert has_space_prefix({"normalizer": normalizer, "pre_tokenizer": words}) is prepends
 
 
 def test_merges_are_grouped_by_piece():
     """Group those of one piece, or of several that are mingled."""
-    assert merge_pairs({"model": {"merges": ["a b", ["c ", "d"], "e f g"]}}) == [("a", "b"), ("c ", "d"), ("e", "f g")]
+    assert parse_merges({"model": {"merges": ["a b", ["c ", "d"], "e f g"]}}) == [("a", "b"), ("c ", "d"), ("e", "f g")]
     pairs = [("a", "b"), ("ab", "c"), ("d", "e"), ("a", "bc"), ("x", "y")]
-    assert [*groups_of_merges(pairs)] == [[("a", "b")], [("ab", "c"), ("d", "e"), ("a", "bc")], [("x", "y")]]
-    assert [*groups_of_merges([])] == []
+    assert [*group_merges(pairs)] == [[("a", "b")], [("ab", "c"), ("d", "e"), ("a", "bc")], [("x", "y")]]
+    assert [*group_merges([])] == []
 
 
 def settings_of(folder: Path, **files: Any) -> VocabularySettings:
@@ -431,15 +431,15 @@ AROUND = {"type": "TemplateProcessing", "single": [BEGIN, THE_TEXT]}
 def test_token_flags_say_which_tokens_enclose_texts(
     tmp_path: Path, model: str, processor: Any, settings: Any, ids: Any, expected: Any
 ):
-    tokens = Tokens(2, model, "default")
+    tokens = VocabularyBuilder(2, model, "default")
     tokens.put(0, "<s>", 3)
     tokens.put(1, "</s>", 3)
     known = settings_of(tmp_path, tokenizer={"post_processor": processor}, tokenizer_config=settings)
-    flags = token_flags(tokens, known, ids)
+    flags = decide_flags(tokens, known, ids)
     assert {name.removeprefix("tokenizer.ggml."): value for name, value in flags.items()} == expected
     for adds in (True, False):
         tokens.adds_space = adds
-        space = token_flags(tokens, known, ids).get("tokenizer.ggml.add_space_prefix")
+        space = decide_flags(tokens, known, ids).get("tokenizer.ggml.add_space_prefix")
         explicit = False if settings.get("add_prefix_space") is False else adds
         assert space == (None if model == "bert" else explicit)
 
@@ -452,7 +452,7 @@ def test_a_sentencepiece_model_is_read_past_unknown_fields():
     read = read_sentencepiece(model)
     assert (read.pieces, read.scores, read.types, read.kind) == (["a"], [-2.5], [1], 1)
     assert (read.normalizes, read.adds_space) == (False, True)
-    assert [*message(unread)] == [(15, 0), (16, 150)]
+    assert [*parse_message(unread)] == [(15, 0), (16, 150)]
     trained = model + b"\x12\x02\x18\x02" + b"\x1a\x05\x12\x01x\x18\x00"
     read = read_sentencepiece(trained)
     assert (read.kind, read.normalizes, read.adds_space) == (2, True, False)
@@ -460,7 +460,7 @@ def test_a_sentencepiece_model_is_read_past_unknown_fields():
         if cut not in (len(model) - len(unread), len(model) - 4, len(model), len(model) + 4):
             with pytest.raises(ValueError):
                 read_sentencepiece(trained[:cut])
-    assert varint(b"\xff" * 9 + b"\x01", 0) == (2**64 - 1, 10) and varint(b"x\x7f", 1) == (127, 2)
+    assert parse_varint(b"\xff" * 9 + b"\x01", 0) == (2**64 - 1, 10) and parse_varint(b"x\x7f", 1) == (127, 2)
     for odd in (b"\xff" * 10 + b"\x01", b"\x80", b""):
         with pytest.raises(ValueError, match="not a SentencePiece model"):
-            varint(odd, 0)
+            parse_varint(odd, 0)

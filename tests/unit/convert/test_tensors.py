@@ -6,25 +6,25 @@ from math import prod
 import numpy as np
 import pytest
 
-from localllm.convert.projectors.parts import slice_of
+from localllm.convert.projectors.parts import take_slice
 from localllm.convert.transforms import (
     BYTES,
     DerivedSource,
     as_float32,
-    column,
-    every_second,
-    flat,
     from_array,
     map_values,
-    mxfp4,
     pad_rows,
     permute_columns,
     reshape,
     scale_rows,
     stack,
+    take_every_second,
     take_strided,
+    to_column,
     to_float32,
+    to_mxfp4_blocks,
     to_pairs,
+    to_vector,
     transpose,
 )
 
@@ -93,12 +93,12 @@ def test_pad_rows_appends_rows_of_zeros():
 
 def test_columns_and_vectors_turn_into_each_other():
     vector = numbers(5)
-    check(column(source(vector)), vector[:, None])
-    vector_again = flat(source(vector[:, None]))
+    check(to_column(source(vector)), vector[:, None])
+    vector_again = to_vector(source(vector[:, None]))
     assert vector_again.shape == (5,) and (as_float32(vector_again.rows(0, 1), "F32") == vector).all()
     wide = numbers(3, 6, dtype=np.float16)
     for start in (0, 1):
-        check(every_second(source(wide), start), wide[:, start::2].astype(np.float32))
+        check(take_every_second(source(wide), start), wide[:, start::2].astype(np.float32))
 
 
 def test_functions_of_numbers_apply_to_every_row():
@@ -115,10 +115,10 @@ def test_functions_of_numbers_apply_to_every_row():
 
 def test_slices_take_a_range_of_the_first_dimension():
     array = numbers(6, 2, 4)
-    check(slice_of(source(array), 2, 3), array[2:5])
+    check(take_slice(source(array), 2, 3), array[2:5])
     matrix, vector = numbers(6, 4), numbers(6)
-    check(slice_of(source(matrix), 1, 2), matrix[1:3])
-    assert (as_float32(slice_of(source(vector), 2, 3).rows(0, 1), "F32") == vector[2:5]).all()
+    check(take_slice(source(matrix), 1, 2), matrix[1:3])
+    assert (as_float32(take_slice(source(vector), 2, 3).rows(0, 1), "F32") == vector[2:5]).all()
 
 
 def test_sixteen_bit_numbers_decode_to_float32():
@@ -136,7 +136,7 @@ def test_mxfp4_puts_the_first_16_codes_in_the_low_halves():
         data = array.reshape(-1, array.shape[-1])
         return DerivedSource("U8", array.shape, lambda first, last: data[first:last])
 
-    blocks_of = mxfp4(of(pairs), of(scale))
+    blocks_of = to_mxfp4_blocks(of(pairs), of(scale))
     assert (blocks_of.dtype, blocks_of.shape) == ("MXFP4", (2, 3, 64))
     for first in range(6):
         for last in range(first + 1, 7):
@@ -147,7 +147,8 @@ def test_mxfp4_puts_the_first_16_codes_in_the_low_halves():
 
 
 @pytest.mark.parametrize("function", [
-    lambda made: to_pairs(made, 4), transpose, lambda made: map_values(made, np.exp), lambda made: slice_of(made, 0, 4),
+    lambda made: to_pairs(made, 4), transpose, lambda made: map_values(made, np.exp), lambda made: take_slice(made, 0,
+    4),
 ])  # fmt: skip
 def test_a_source_reads_no_more_rows_than_needed(function: Callable[[DerivedSource], DerivedSource]):
     """Read one row of a head from the other half too; turn a matrix round as a whole."""

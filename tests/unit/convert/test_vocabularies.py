@@ -18,8 +18,8 @@ from tiny_model import CHATML
 
 from localllm.convert import open_folder
 from localllm.convert.sentencepiece import read_sentencepiece
-from localllm.convert.tokenizer_json import USUAL_NAMES, candidates, pretokenizer_name, probe, split_words
-from localllm.convert.vocabulary import vocabulary_metadata
+from localllm.convert.tokenizer_json import USUAL_NAMES, build_sample, find_pretokenizer, list_candidates, split_words
+from localllm.convert.vocabulary import build_vocabulary_metadata
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
 from localllm.text.pretokenize import PRETOKENIZERS
@@ -53,7 +53,7 @@ STARCODER = {"type": "Sequence", "pretokenizers": [DIGITS, splits(byte_level_wor
     ],
 )
 def test_a_pretokenizer_is_recognized(name: str, content: Any, ignore_merges: bool):
-    assert pretokenizer_name(content, ignore_merges) == name
+    assert find_pretokenizer(content, ignore_merges) == name
 
 
 @pytest.mark.slow
@@ -62,8 +62,8 @@ def test_the_probe_tells_all_pretokenizers_apart():
         cuts: dict[tuple[tuple[int, int], ...], str] = {}
         same = [
             (cuts[cut], name)
-            for name, known in candidates(ignore_merges).items()
-            if cuts.setdefault(cut := tuple(split_words(known, probe())), name) != name
+            for name, known in list_candidates(ignore_merges).items()
+            if cuts.setdefault(cut := tuple(split_words(known, build_sample())), name) != name
         ]
         assert same in ([], [("qwen2", "bailingmoe")])  # two spellings of one thing
     assert all(PRETOKENIZERS[name] == PRETOKENIZERS[usual] for name, usual in USUAL_NAMES.items())
@@ -83,7 +83,7 @@ def test_the_probe_tells_all_pretokenizers_apart():
 )
 def test_an_unknown_pretokenizer_is_refused(content: Any):
     with pytest.raises(ModelError, match="pre-tokenizer"):
-        pretokenizer_name(content, False)
+        find_pretokenizer(content, False)
 
 
 @pytest.mark.parametrize(("extra", "accepted"), [({}, True), ({"lo": 268}, False)])
@@ -155,7 +155,7 @@ def test_byte_level_vocabularies_equal_llama_cpps(source, tmp_path: Path, name: 
     model["ignore_merges"] = name == "llama-bpe"
     added = special_tokens(theirs, {2, 3, 4})
     write_json(tmp_path / "tokenizer.json", tokenizer(added_tokens=added, pre_tokenizer=content, model=model))
-    ours, warnings = vocabulary_metadata(tmp_path, len(pieces))
+    ours, warnings = build_vocabulary_metadata(tmp_path, len(pieces))
     assert ours["tokenizer.ggml.tokens"] == pieces and warnings == []
     assert ours["tokenizer.ggml.merges"] == theirs["tokenizer.ggml.merges"]
     assert ours["tokenizer.ggml.token_type"].tolist() == types.tolist()
@@ -196,7 +196,7 @@ def test_sentencepiece_vocabularies_equal_llama_cpps(source, tmp_path: Path, fil
     if files != "tokenizer.model":
         write_json(tmp_path / "tokenizer.json", byte_fallback(pieces, scores, special_tokens(theirs, {2, 3, 4})))
     write_json(tmp_path / "config.json", {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": -1})
-    ours, warnings = vocabulary_metadata(tmp_path, len(pieces))
+    ours, warnings = build_vocabulary_metadata(tmp_path, len(pieces))
     assert ours["tokenizer.ggml.tokens"] == pieces and warnings == []
     assert ours["tokenizer.ggml.token_type"].tolist() == types
     assert ours["tokenizer.ggml.add_bos_token"] is ours["tokenizer.ggml.add_space_prefix"] is True
@@ -225,7 +225,7 @@ def test_a_sentencepiece_model_converts_without_tokenizer_json(tmp_path: Path):
     write_json(tmp_path / "added_tokens.json", {"<extra>": 10, "<|im_end|>": 11, "▁x": 12, "far": 99})
     decoder = {"2": {"content": "</s>", "special": True}, "10": {"content": "<extra>", "special": True}}
     write_json(tmp_path / "tokenizer_config.json", {"added_tokens_decoder": decoder, "add_prefix_space": False})
-    metadata, warnings = vocabulary_metadata(tmp_path, 14)
+    metadata, warnings = build_vocabulary_metadata(tmp_path, 14)
     assert metadata["tokenizer.ggml.tokens"] == [*PIECES, "<extra>", "<|im_end|>", " x", "[PAD13]"]
     assert metadata["tokenizer.ggml.token_type"].tolist() == [*TYPES, 3, 3, 4, 5]
     assert metadata["tokenizer.ggml.scores"].dtype == np.float32
@@ -237,7 +237,7 @@ def test_a_sentencepiece_model_converts_without_tokenizer_json(tmp_path: Path):
 def test_scores_come_from_the_order_of_merges(tmp_path: Path):
     added = [added_token(token, PIECES[token]) for token in range(3)]
     write_json(tmp_path / "tokenizer.json", byte_fallback(PIECES, SCORES, added))
-    metadata, _ = vocabulary_metadata(tmp_path, len(PIECES))
+    metadata, _ = build_vocabulary_metadata(tmp_path, len(PIECES))
     assert metadata["tokenizer.ggml.token_type"].tolist() == TYPES
     assert metadata["tokenizer.ggml.scores"].tolist()[4:] == [0, -1, -2, -3, -3, -3]
 
@@ -247,13 +247,13 @@ def test_gemma_cuts_at_spaces_that_are_gone(tmp_path: Path):
     content["pre_tokenizer"] = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious"}
     content["normalizer"] = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     write_json(tmp_path / "tokenizer.json", content)
-    metadata, _ = vocabulary_metadata(tmp_path, len(PIECES))
+    metadata, _ = build_vocabulary_metadata(tmp_path, len(PIECES))
     assert metadata["tokenizer.ggml.add_space_prefix"] is False
     assert Tokenizer(metadata).encode("a ab") == [8, 6]
     content["normalizer"] = None
     write_json(tmp_path / "tokenizer.json", content)
     with pytest.raises(ModelError, match="pre-tokenizer Split"):
-        vocabulary_metadata(tmp_path, len(PIECES))
+        build_vocabulary_metadata(tmp_path, len(PIECES))
 
 
 def test_gemma_4_is_read_by_its_merges(tmp_path: Path):
@@ -266,7 +266,7 @@ def test_gemma_4_is_read_by_its_merges(tmp_path: Path):
     content["model"]["merges"] = [["▁", "ab"], ["a", "b"], ["▁", "a"]]
     write_json(tmp_path / "tokenizer.json", content)
     write_json(tmp_path / "tokenizer_config.json", {"bos_token": "<s>"})
-    metadata, _ = vocabulary_metadata(tmp_path, len(pieces), "gemma4")
+    metadata, _ = build_vocabulary_metadata(tmp_path, len(pieces), "gemma4")
     assert metadata["tokenizer.ggml.model"] == "gemma4"
     assert metadata["tokenizer.ggml.merges"] == ["▁ ab", "a b", "▁ a"]
     assert metadata["tokenizer.ggml.token_type"].tolist() == [3, 3, 3, 6, 1, 1, 1, 1, 1, 1, 4, 3, *[6] * 255]
@@ -275,7 +275,7 @@ def test_gemma_4_is_read_by_its_merges(tmp_path: Path):
     content["pre_tokenizer"] = {"type": "Digits"}
     write_json(tmp_path / "tokenizer.json", content)
     with pytest.raises(ModelError, match="pre-tokenizer Digits"):
-        vocabulary_metadata(tmp_path, len(pieces), "gemma4")
+        build_vocabulary_metadata(tmp_path, len(pieces), "gemma4")
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_merges_unlike_sentencepieces_are_refused(tmp_path: Path, merges: Any, p
     content["model"]["merges"] = merges
     write_json(tmp_path / "tokenizer.json", content)
     with pytest.raises(ModelError, match=problem):
-        vocabulary_metadata(tmp_path, len(PIECES))
+        build_vocabulary_metadata(tmp_path, len(PIECES))
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ def test_data_other_than_a_sentencepiece_model_is_refused(data: bytes):
 def test_unigram_models_are_refused(tmp_path: Path):
     (tmp_path / "tokenizer.model").write_bytes(sentencepiece(PIECES, SCORES, TYPES, kind=1))
     with pytest.raises(ModelError, match="must be 2, BPE"):
-        vocabulary_metadata(tmp_path, len(PIECES))
+        build_vocabulary_metadata(tmp_path, len(PIECES))
 
 
 def metadata_with(tmp_path: Path, **files: dict[str, Any]) -> dict[str, Any]:

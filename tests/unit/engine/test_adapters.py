@@ -39,6 +39,7 @@ def llama(tmp_path_factory) -> GGUFFile:
     return GGUFFile.open(write_model("llama", tmp_path_factory.mktemp("adapters") / "llama.gguf"))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("family", DECLARATIONS)
 def test_an_adapter_computes_what_the_merged_model_computes(family, tmp_path):
     file = GGUFFile.open(write_model(family, tmp_path / "model.gguf"))

@@ -11,27 +11,27 @@ import pytest
 
 from localllm import api, arch, builtin_model
 from localllm.api import Model
-from localllm.arch.layer_state import KVType, Paged, Recurrent
+from localllm.arch.layer_state import KVType, PagedState, Recurrent
 from localllm.arch.rope import Rope
-from localllm.arch.verbs import FULL_ATTENTION, Scores
+from localllm.arch.verbs import FULL_ATTENTION, AttentionScores
 from localllm.engine import backend as opening
 from localllm.engine import forks
 from localllm.engine.backend import BackendChoice, SelectedBackend, TracedModel, build_backend, choose_backend
-from localllm.engine.cpu.lowering import kv_producers
+from localllm.engine.cpu.lowering import find_kv_producers
 from localllm.engine.cuda import devices
-from localllm.engine.cuda.card import NoCardError
+from localllm.engine.cuda.card import NoGpuError
 from localllm.engine.cuda.devices import (
     MARGIN,
     GpuPlacement,
-    Sizes,
-    layers_on,
-    sizes,
-    spare,
+    GpuSizes,
+    compute_sizes,
+    compute_spare,
+    compute_state_bytes,
+    select_layer_count,
     split_at_layer,
-    state_bytes,
 )
 from localllm.engine.embedding_runner import EmbeddingOnlyEngine
-from localllm.engine.forks import Refusal, lock_for, was_forked
+from localllm.engine.forks import ForkedLock, create_lock, was_forked
 from localllm.engine.lower.activation import ALL, WANTED, Activation
 from localllm.engine.operations.attention import Attend, WriteKV
 from localllm.engine.operations.elementwise import Elementwise, Scale
@@ -40,14 +40,14 @@ from localllm.engine.operations.linear import Linear
 from localllm.engine.operations.operation import (
     Operation,
     StateOperation,
+    find_last_uses,
     insert_activation_forms,
-    last_uses,
     operation,
 )
-from localllm.engine.options import EngineOptions, layers_of
+from localllm.engine.options import EngineOptions, parse_gpu_layers
 from localllm.engine.runs import PRECISE_TOKENS, Runs
 from localllm.engine.trace.imatrix_collector import ImatrixCollector
-from localllm.engine.trace.recorder import Angles, RowRecorder, TabulatedRecorder, row_operations
+from localllm.engine.trace.recorder import AngleTable, ImageRowRecorder, TabulatedRecorder, trace_image_rows
 from localllm.errors import ContextError, LocalllmError, MemoryLimitError, UnsupportedError, UsageError
 from localllm.generation import chunked_prefill as reading
 from localllm.generation import scheduler as batch
@@ -101,7 +101,7 @@ def test_building_the_cpu_backend_passes_operations_states_and_options(made):
     options = EngineOptions()
     assert build_backend(said(["encode"]), options) == SelectedBackend("the CPU", "CPU", None, None)
     assert made.pop() == (["operation"], ["a", "b"], 64, options, ["encode"], "rows")
-    options = EngineOptions(observer=SimpleNamespace(watch=lambda operations: ["watched", *operations]))
+    options = EngineOptions(observer=SimpleNamespace(insert_sums=lambda operations: ["watched", *operations]))
     build_backend(said(), options)
     assert made == [(["watched", "operation"], ["a", "b"], 64, options, (), "rows")]
 
@@ -188,12 +188,12 @@ def test_encoders_run_on_the_cpu_only(made):
     [("all", 65, 4), (4, 65, 4), (9, 65, 4), (2, 45, 2), ("auto", 44, 1), ("auto", 35, 1), ("auto", 999, 4)],
 )
 def test_as_many_layers_as_fit_are_placed_on_a_card(wanted, free, layers):
-    needed = Sizes([10, 10, 10, 30], 5)
-    assert layers_on("a card", needed, wanted, MARGIN + free) == layers
+    needed = GpuSizes([10, 10, 10, 30], 5)
+    assert select_layer_count("a card", needed, wanted, MARGIN + free) == layers
     for more, room, message in (("all", 64, "4 layers need 0.0 GB of GPU memory"), (9, 64, "4 layers need 0.0 GB"),
                              ("auto", 34, "a card has 0.4 GB free, too little for one layer of")):  # fmt: skip
         with pytest.raises(MemoryLimitError, match=message):
-            layers_on("a card", needed, more, MARGIN + room)
+            select_layer_count("a card", needed, more, MARGIN + room)
 
 
 def test_placing_layers_opens_the_named_card_and_closes_it_on_failure(monkeypatch):
@@ -222,25 +222,25 @@ def test_placing_layers_opens_the_named_card_and_closes_it_on_failure(monkeypatc
         place_layers("cuda", kv_type="bf16")
 
     def missing(number):
-        raise NoCardError("there is none")
+        raise NoGpuError("there is none")
 
     monkeypatch.setattr(devices, "open_card", missing)
     assert place_layers("auto", 1) == GpuPlacement(None, 0, 0, "the CPU computes: there is none")
-    with pytest.raises(NoCardError):
+    with pytest.raises(NoGpuError):
         place_layers("cuda")
 
 
 def test_layer_sizes_count_windows_states_and_spare_pages():
     """Check all tokens, also those behind a window, and two pages more; recurrent layers have seven states."""
-    plain, kept = Paged(0, 1, 16, 16, window=4), KVType.of("f16")
-    assert state_bytes(plain, 64, kept) == (64 + 2 * PAGE) * 2 * 32
-    assert state_bytes(Recurrent(0, ((2, 3),)), 64, kept) == 7 * 24
+    plain, kept = PagedState(0, 1, 16, 16, window=4), KVType.of("f16")
+    assert compute_state_bytes(plain, 64, kept) == (64 + 2 * PAGE) * 2 * 32
+    assert compute_state_bytes(Recurrent(0, ((2, 3),)), 64, kept) == 7 * 24
     tensors = {name: tensor(name, 3, 8) for name in ("blk.0.a.weight", "blk.1.b.weight", "blk.2.c.weight", "output")}
     one = 3 * 32
-    estimated = sizes(tensors, [plain, Recurrent(1, ((2, 3),))], 2, 64, kept, 1000)
-    assert estimated == Sizes([one + (64 + 2 * PAGE) * 64, one + 7 * 24], 1000 + 2 * one)
-    assert spare(Sizes([1, 20, 300], 4000), 2, MARGIN + 5000) == 680
-    assert spare(Sizes([1, 20, 300], 4000), 0, MARGIN + 5000) == 1000
+    estimated = compute_sizes(tensors, [plain, Recurrent(1, ((2, 3),))], 2, 64, kept, 1000)
+    assert estimated == GpuSizes([one + (64 + 2 * PAGE) * 64, one + 7 * 24], 1000 + 2 * one)
+    assert compute_spare(GpuSizes([1, 20, 300], 4000), 2, MARGIN + 5000) == 680
+    assert compute_spare(GpuSizes([1, 20, 300], 4000), 0, MARGIN + 5000) == 1000
 
 
 # ---- options, and what stands for an engine -------------------------------------------------------------------------
@@ -269,9 +269,9 @@ def test_valid_engine_options_are_accepted():
 
 
 def test_gpu_layers_are_a_number_all_or_auto():
-    assert [layers_of(layers) for layers in ("all", "auto", 0, 7)] == ["all", "auto", 0, 7]
+    assert [parse_gpu_layers(layers) for layers in ("all", "auto", 0, 7)] == ["all", "auto", 0, 7]
     with pytest.raises(UsageError, match=r"^gpu_layers must be an integer, all or auto, not 'most'$"):
-        layers_of("most")
+        parse_gpu_layers("most")
 
 
 def test_an_embedding_engine_refuses_to_generate():
@@ -297,11 +297,11 @@ def test_using_an_engine_after_a_fork_is_refused():
         lock = None
 
     owner = Owner()
-    owner.lock = lock_for(owner)
+    owner.lock = create_lock(owner)
     assert not was_forked(owner)
     with owner.lock:
         pass
-    owner.lock = Refusal()
+    owner.lock = ForkedLock()
     assert was_forked(owner)
     with pytest.raises(
         LocalllmError,
@@ -313,7 +313,7 @@ def test_using_an_engine_after_a_fork_is_refused():
 
 def test_a_fork_replaces_the_locks_of_all_living_owners(monkeypatch):
     calls = []
-    monkeypatch.setattr(processes, "after_fork", calls.append)
+    monkeypatch.setattr(processes, "register_after_fork", calls.append)
     spec = importlib.util.spec_from_file_location("other_forks", forks.__file__)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -324,7 +324,7 @@ def test_a_fork_replaces_the_locks_of_all_living_owners(monkeypatch):
 
     owners = [Owner(), Owner(), Owner()]
     for owner in owners:
-        owner.lock = module.lock_for(owner)
+        owner.lock = module.create_lock(owner)
     del owners[0], owner
     assert [module.was_forked(owner) for owner in owners] == [False, False] and len(module._owners) == 2
     refuse()
@@ -372,12 +372,12 @@ def test_kv_producers_are_found_back_to_the_last_product():
         other("norm", (), x), Linear((x,), q, None, None), Linear((x,), k, None, None),
         Scale((k,), scaled, 2.0), Linear((x,), v, None, None), attend,
     ]  # fmt: skip
-    assert kv_producers(operations) == {k, scaled, v}
-    assert kv_producers([*operations[:5], WriteKV((scaled, v), output, None)]) == {k, scaled, v}
-    assert kv_producers([*operations[:5], SelectKeys((q, scaled), chosen, None, 1, 1, 1)]) == {k, scaled}
-    assert kv_producers([*operations[:5], SelectKeyBlocks((q, scaled), chosen, None, 1, 1, 1, 1)]) == {k, scaled}
-    assert kv_producers(operations[:5]) == set()
-    assert last_uses(operations) == {
+    assert find_kv_producers(operations) == {k, scaled, v}
+    assert find_kv_producers([*operations[:5], WriteKV((scaled, v), output, None)]) == {k, scaled, v}
+    assert find_kv_producers([*operations[:5], SelectKeys((q, scaled), chosen, None, 1, 1, 1)]) == {k, scaled}
+    assert find_kv_producers([*operations[:5], SelectKeyBlocks((q, scaled), chosen, None, 1, 1, 1, 1)]) == {k, scaled}
+    assert find_kv_producers(operations[:5]) == set()
+    assert find_last_uses(operations) == {
         x: operations[4], q: operations[5], k: operations[3], scaled: operations[5], v: operations[5],
     }  # fmt: skip
 
@@ -434,7 +434,7 @@ def test_squares_are_summed_once_for_all_readers_of_an_activation():
 
     sums = ImatrixCollector()
     operations = [linear("a", x), other("add", (x, x), x), linear("b", x), linear("c", y)]
-    watched = sums.watch(operations)
+    watched = sums.insert_sums(operations)
     assert [one.verb for one in watched] == ["add_squares", "linear", "add", "linear", "add_squares", "linear"]
     first, last = watched[0], watched[4]
     assert (first.inputs, first.output.columns, first.output.rows, last.output.rows) == ((x,), 0, ALL, WANTED)
@@ -469,7 +469,7 @@ def test_angles_of_image_rows_follow_their_time_or_axis():
         ),
     ):
         table = np.zeros((3, 2, 2), np.float32)
-        Angles(rope, divisors, table).fill(turns)
+        AngleTable(rope, divisors, table).fill(turns)
         angles = np.array(positions) * [1, 0.01]
         np.testing.assert_allclose(table[:2], np.stack([2 * np.cos(angles), 2 * np.sin(angles)], axis=1), rtol=1e-6)
         assert not table[2].any()
@@ -490,13 +490,13 @@ def test_layers_with_the_same_rope_share_angles():
 @pytest.mark.parametrize("is_whole", [False, True])
 def test_image_rows_replace_tokens_and_deepstack_rows_follow(is_whole):
     """Check that whole images see all their rows."""
-    state = Paged(0, 1, 4, 4)
+    state = PagedState(0, 1, 4, 4)
 
     def forward(b, w, h):
         x = b.add_deepstack(b.embed_inputs(lambda: 1 // 0, 2), 1)
-        b.attend(x, x, x, state, Scores(1, 1.0, lookahead=3))
+        b.attend(x, x, x, state, AttentionScores(1, 1.0, lookahead=3))
 
-    traced = row_operations(forward, "weights", H, 64, is_whole)
+    traced = trace_image_rows(forward, "weights", H, 64, is_whole)
     begin, deep, add, attend = traced.operations
     assert [one.verb for one in traced.operations] == ["external_input", "external_input", "add", "attend"]
     assert traced.rows.shape[0] == 512 and traced.rows.shape[1] >= 8 and traced.rows.dtype == np.float32
@@ -505,8 +505,8 @@ def test_image_rows_replace_tokens_and_deepstack_rows_follow(is_whole):
     assert deep.memory[0, :4].tolist() == [4, 5, 6, 7] and deep.output.columns == 4
     assert add.inputs == (begin.output, deep.output)
     assert attend.lookahead == (FULL_ATTENTION if is_whole else 3)
-    assert row_operations(lambda b, w, h: None, "weights", H, 64, is_whole) is None
-    assert RowRecorder(H, 64, is_whole).reveals is False
+    assert trace_image_rows(lambda b, w, h: None, "weights", H, 64, is_whole) is None
+    assert ImageRowRecorder(H, 64, is_whole).reveals is False
 
 
 # ---- a model whose parts are not there
@@ -531,8 +531,8 @@ def test_a_batch_takes_the_memory_that_weights_leave(
 ):
     """No more than the given memory is used; at least one answer is computed in any case."""
     monkeypatch.setattr(batch, "Scheduler", lambda *arguments: arguments)
-    monkeypatch.setattr(system_memory, "available_memory", lambda: free)
-    monkeypatch.setattr(reading, "most_between_steps", lambda parameters: f"chunk of {parameters}")
+    monkeypatch.setattr(system_memory, "get_available_memory", lambda: free)
+    monkeypatch.setattr(reading, "max_prefill_tokens", lambda parameters: f"chunk of {parameters}")
     file, engine = (
         SimpleNamespace(nbytes=1000, parameters=7),
         SimpleNamespace(bytes_per_token=bytes_per_token, context=100),
@@ -639,8 +639,8 @@ def test_opening_a_model_selects_its_caches_and_engine_options(
     file, engine = SimpleNamespace(path="p"), SimpleNamespace(device=device, vocab_size=9)
     calls: list[Any] = []
     monkeypatch.setattr(api, "GGUFFile", SimpleNamespace(open=lambda path: file))
-    monkeypatch.setattr(api, "architecture", lambda file: (None, h))
-    monkeypatch.setattr(api, "tokenizer_of", lambda file: SimpleNamespace(pieces="pieces"))
+    monkeypatch.setattr(api, "load_architecture", lambda file: (None, h))
+    monkeypatch.setattr(api, "load_tokenizer", lambda file: SimpleNamespace(pieces="pieces"))
     monkeypatch.setattr(api, "NgramCache", lambda *given: given)
     monkeypatch.setattr(api, "Model", lambda *given: given)
     monkeypatch.setattr("localllm.engine.engine.Engine", lambda *given: calls.append(given[1]) or engine)

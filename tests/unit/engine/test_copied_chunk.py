@@ -54,7 +54,7 @@ def test_copied_tokens_equal_computed_ones_in_a_model_of_one_layer(
     source.append(TOKENS[:300], "none")
     if begin:
         got.append(TOKENS[100 : 100 + begin], "none")
-    assert engine.append_from(got, source, first, count)
+    assert engine.append_copies(got, source, first, count)
     assert (got.exact, got.tokens[begin:]) == (begin, TOKENS[first : first + count])
     alone.append(got.tokens, "none")
     bound = {"f32": 1e-10, "f16": 1e-6, "q8_0": 1e-4}.get(kv_type, 2e-2)  # keys are rounded twice
@@ -69,7 +69,7 @@ def test_a_sequence_is_exact_up_to_its_first_copied_token(opened, one_layer):
     source, got = engine.sequence(), engine.sequence()
     source.append(TOKENS[:300], "none")
     got.append(TOKENS[:80], "none")
-    engine.append_from(got, source, 100, 50)
+    engine.append_copies(got, source, 100, 50)
     fork = got.fork()
     assert fork.exact == got.exact == 80
     fork.truncate(80)
@@ -82,9 +82,9 @@ def test_tokens_whose_windows_were_dropped_cannot_be_copied(opened, model_path):
     for _ in range(2):
         source.append(TOKENS * 2, "none")
     got.append(TOKENS[:10], "none")
-    assert not engine.append_from(got, source, 0, 64)
+    assert not engine.append_copies(got, source, 0, 64)
     assert len(got.tokens) == 10 and got.append([7]).shape[0] == 1
-    assert engine.append_from(got, source, 1500, 64)
+    assert engine.append_copies(got, source, 1500, 64)
 
 
 def test_copying_is_refused_for_recurrent_models(opened, tmp_path):
@@ -93,4 +93,4 @@ def test_copying_is_refused_for_recurrent_models(opened, tmp_path):
     source.append(TOKENS[:100], "none")
     assert not engine.can_shift
     with pytest.raises(UsageError, match="recurrent layers"):
-        engine.append_from(got, source, 10, 64)
+        engine.append_copies(got, source, 10, 64)

@@ -18,22 +18,22 @@ from models.guessing import head as head_for
 from step_costs import Free
 
 from localllm import api
-from localllm.arch import architecture
-from localllm.arch.decoder import MtpOutput, has_mtp_layer, mtp_state
+from localllm.arch import load_architecture
+from localllm.arch.decoder import MtpOutput, get_mtp_state, has_mtp_layer
 from localllm.arch.layer_state import KVType
 from localllm.arch.weights import Weights
 from localllm.engine import draft_head as guess_head
-from localllm.engine.draft_head import DraftHead, DraftHeadSource, head, own_layer
+from localllm.engine.draft_head import DraftHead, DraftHeadSource, parse_draft_head, select_mtp_layer
 from localllm.engine.engine import Engine
-from localllm.engine.lower.header import Span
-from localllm.engine.operations.registry import Reference
+from localllm.engine.lower.header import SequenceSpan
+from localllm.engine.operations.registry import ReferenceBuilder
 from localllm.engine.options import EngineOptions
-from localllm.engine.runs import LATER, Runs
+from localllm.engine.runs import LATER_RUN, Runs
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.generation.model_methods import gather_options
 from localllm.generation.speculation import speculator as leaps
-from localllm.generation.speculation.speculator import FEW, account_of
+from localllm.generation.speculation.speculator import MAX_OTHERS, get_head_budget
 from localllm.kernels.reference import ReferenceCache
 from tests.unit.generation.test_prefix_cache import TakenLock
 
@@ -80,19 +80,21 @@ class Meaning:
 
     def __init__(self, path: Path):
         file, self.kept = GGUFFile.open(path), KVType.of("f32")
-        (self._model, self._h), self._weights = architecture(file), Weights(file.tensors)
+        (self._model, self._h), self._weights = load_architecture(file), Weights(file.tensors)
         has_head = head_of(path).exists()
         source = (
-            head(GGUFFile.open(head_of(path)), file, self._h) if has_head else own_layer(file, self._model, self._h)
+            parse_draft_head(GGUFFile.open(head_of(path)), file, self._h)
+            if has_head
+            else select_mtp_layer(file, self._model, self._h)
         )
         self.head_source: DraftHeadSource = source
 
     def before(self, ids: list[int]) -> np.ndarray:
         """Return the hidden state before each token that the layer reads: that of the token before."""
         g, reads = self.head_source, self.reference(ReferenceCache(self.kept), 0, ids, 1)
-        reads.reveals, reads.entered = not g.layers, dict.fromkeys(g.layers)
+        reads.reveals, reads.layer_inputs = not g.layers, dict.fromkeys(g.layers)
         self._model.forward(reads, self._weights, self._h)
-        shown = np.concatenate([reads.entered[one] for one in g.layers], axis=1) if g.layers else reads.revealed
+        shown = np.concatenate([reads.layer_inputs[one] for one in g.layers], axis=1) if g.layers else reads.last_hidden
         rows = g.fuse(reads, g.weights, g.hyperparameters, shown) if g.fuse else shown
         return np.concatenate([np.zeros_like(rows[:1]), rows])
 
@@ -105,8 +107,8 @@ class Meaning:
         return MtpOutput(made, every)
 
     @staticmethod
-    def reference(store: ReferenceCache, place: int, ids: list[int], wanted: int) -> Reference:
-        return Reference([Span(store, place, np.array(ids), wanted)], {}, 300)
+    def reference(store: ReferenceCache, place: int, ids: list[int], wanted: int) -> ReferenceBuilder:
+        return ReferenceBuilder([SequenceSpan(store, place, np.array(ids), wanted)], {}, 300)
 
 
 def meant(path: Path, ids: list[int], guesses: int = 0) -> tuple[np.ndarray, list[int]]:
@@ -176,7 +178,7 @@ def test_drafting_token_by_token_agrees_with_numpy(path, engine):
 def test_a_follower_reads_on_demand_or_when_it_lags_far_behind(path, engine, monkeypatch):
     ids = text(60)
     for late, read in ((20, 42), (100, 0)):
-        monkeypatch.setattr(guess_head, "LATE", late)
+        monkeypatch.setattr(guess_head, "MAX_LAG", late)
         sequence = engine.sequence()
         follower = engine.attach_draft_head(sequence)
         for number in range(59):
@@ -266,7 +268,7 @@ def test_drafting_does_not_change_answers(path, seed, monkeypatch):
 def test_no_follower_is_attached_where_drafting_is_off_or_lost_too_much(path, monkeypatch):
     with opened(path) as model:
         for how, losses, listens in (("mtp", 0, True), ("off", 0, False), ("mtp", 99, False), ("auto", 0, False)):
-            account_of(model.engine).charge(losses)
+            get_head_budget(model.engine).charge(losses)
             "".join(model.generate(text(30), 4, speculate=how, temperature=0, ignore_eos=True))
             assert bool(model.session.cache.idle[-1].listener) == listens
 
@@ -296,8 +298,8 @@ def test_drafting_with_context_shift_is_refused(path):
 @pytest.mark.parametrize("name", [*OWN, *MADE])
 def test_the_state_of_an_mtp_layer_follows_the_models_layers(name, tmp_path):
     file = GGUFFile.open(written(name, tmp_path))
-    _, h = architecture(file)
-    assert has_mtp_layer(Weights(file.tensors), h) and mtp_state(h).layer == h.layers
+    _, h = load_architecture(file)
+    assert has_mtp_layer(Weights(file.tensors), h) and get_mtp_state(h).layer == h.layers
 
 
 @pytest.mark.parametrize(("name", "expected"), [("qwen35", "1 layer, * MB, used"), ("hy_v3", "1 layer, * MB, used")])
@@ -313,7 +315,7 @@ def test_inspect_shows_the_mtp_layer(name, expected, tmp_path, cli):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [1, 3, FEW + 1])
+@pytest.mark.parametrize("count", [1, 3, MAX_OTHERS + 1])
 @pytest.mark.parametrize("seed", [None, 1, 2])
 def test_drafting_does_not_change_answers_of_batches(path, count, seed, monkeypatch):
     """Check few answers, also when they are the last of many."""
@@ -458,7 +460,8 @@ class Told(DraftHead):
 
     def __init__(self, tokens: list[int] | None = None):
         self.vocab_size, self.width, self.context = 5, 1, 300
-        self.runs, self.lock, self.orphaned = Runs(LATER), Lock(), []
+        self.runs, self.lock, self.orphaned = Runs(LATER_RUN), Lock(), []
+        self.adapters, self.adapter_scales = (), ()
         self._previous_hidden, self._new_hidden, self._tokens = (
             np.zeros((9, 2), np.float32),
             np.zeros((9, 2), np.float32),
@@ -493,7 +496,7 @@ def shown(*numbers: float) -> np.ndarray:
 def test_a_follower_pairs_each_token_with_the_hidden_state_before(monkeypatch):
     """Behind its own drafts it reads its own hidden states."""
     head = Told()
-    follower = head.follower(0)
+    follower = head.create_follower(0)
     follower.on_hidden_states(0, np.array([1, 2, 3]), shown(10, 20, 30))
     assert (follower.tokens, head.take_runs()) == ([], [])
     follower.append([1, 2, 3, 4])
@@ -513,7 +516,7 @@ def test_a_follower_pairs_each_token_with_the_hidden_state_before(monkeypatch):
     # What was shown of the token before is forgotten by then.
     assert head.take_runs() == [(4, [1, 1], [0, 41], 0), (6, [2, 3, 0], [51, 61, 0], 1)]
     assert follower.truncate(9) == 6  # of the last run one token was a guess, so none counts
-    follower.rewind_to(6)
+    follower.follow_rewind(6)
     assert (follower.begin, follower.tokens) == (0, [1, 2, 3, 4, 1, 1])
     follower.append([3, 2])
     assert head.take_runs() == [(6, [3, 2], [51, 0], 1)]
@@ -521,7 +524,7 @@ def test_a_follower_pairs_each_token_with_the_hidden_state_before(monkeypatch):
 
 @pytest.mark.parametrize(("place", "begin"), [(8, 8), (9, 9), (14, 9), (15, 15)])
 def test_a_follower_restarts_where_hidden_states_are_missing(place, begin):
-    follower = (head := Told()).follower(9)
+    follower = (head := Told()).create_follower(9)
     follower.on_hidden_states(9, np.array([1, 2, 3, 4, 1]), shown(10, 20, 30, 40, 50))
     follower.append([1, 2, 3, 4, 1])
     head.take_runs()
@@ -535,10 +538,10 @@ def test_a_follower_restarts_where_hidden_states_are_missing(place, begin):
 
 @pytest.mark.parametrize(("begin", "place", "tokens"), [(3, 2, []), (3, 3, []), (3, 4, [1]), (3, 9, [1, 2])])
 def test_rewinding_a_follower_drops_tokens_behind_the_position(begin, place, tokens):
-    follower = Told().follower(begin)
+    follower = Told().create_follower(begin)
     follower.on_hidden_states(begin, np.array([1, 2]), shown(10, 20))
     follower.append([1, 2])
-    follower.rewind_to(place)
+    follower.follow_rewind(place)
     assert (follower.begin, follower.tokens) == (min(begin, place), tokens)
     follower.on_hidden_states(min(place, 5), np.array([3]), shown(30))
     assert follower.begin == min(begin, place)
@@ -546,8 +549,8 @@ def test_rewinding_a_follower_drops_tokens_behind_the_position(begin, place, tok
 
 @pytest.mark.parametrize("late", [2, 3])
 def test_a_follower_runs_by_itself_when_it_lags(monkeypatch, late):
-    monkeypatch.setattr(guess_head, "LATE", late)
-    follower = (head := Told()).follower(7)
+    monkeypatch.setattr(guess_head, "MAX_LAG", late)
+    follower = (head := Told()).create_follower(7)
     follower.on_hidden_states(7, np.array([1, 2]), shown(10, 20))
     assert head.take_runs() == []
     follower.on_hidden_states(9, np.array([3]), shown(30))
@@ -561,14 +564,14 @@ def test_a_follower_splits_long_inputs_and_maps_reduced_vocabularies(monkeypatch
     monkeypatch.setattr(guess_head, "BATCH", 2)
     for count, wanted in ((1, [1]), (2, [1]), (3, [0, 1]), (4, [0, 1]), (5, [0, 0, 1])):
         head = Told()
-        assert head.follower(0).append([4, 3, 2, 1, 0][:count]).tolist() == [[5.0 - count] * 5]
+        assert head.create_follower(0).append([4, 3, 2, 1, 0][:count]).tolist() == [[5.0 - count] * 5]
         assert [run[3] for run in head.take_runs()] == wanted
-        assert len(head.follower(0).append([1] * count, "none")) == 0
+        assert len(head.create_follower(0).append([1] * count, "none")) == 0
         assert [run[3] for run in head.take_runs()] == [0] * len(wanted)
     closed = list[int]()
     some = Told([3, 1])
     some.orphaned = [SimpleNamespace(close=lambda number=number: closed.append(number)) for number in range(3)]
-    rows = (follower := some.follower(0)).append([2])
+    rows = (follower := some.create_follower(0)).append([2])
     assert rows.tolist() == [[-np.inf, 2, -np.inf, 2, -np.inf]] and rows.dtype == np.float32
     assert (sorted(closed), some.orphaned, follower.tokens) == ([0, 1, 2], [], [2])
     some.lock = TakenLock()

@@ -13,7 +13,7 @@ from engines import SingleEngine, bound, open_engine
 from guarded import model as small_model
 from tiny_model import HEADS, HIDDEN, KV_HEADS, WIDTH, write_tiny_model
 
-from localllm.arch.layer_state import KVType, Paged
+from localllm.arch.layer_state import KVType, PagedState
 from localllm.engine.memory import cache
 from localllm.engine.options import EngineOptions
 from localllm.errors import ContextError, MemoryLimitError, ModelError, UsageError
@@ -270,8 +270,8 @@ def test_a_context_larger_than_memory_is_refused(opened, context):
 @pytest.mark.parametrize(("room", "sequences"), [(sys.maxsize, 16), (1 << 22, 4), (1 << 18, 1)])
 def test_a_limited_address_space_reserves_fewer_sequences(monkeypatch, room: int, sequences: int):
     """Under `ulimit -v`: 2 MB are 16 contexts of 128 tokens."""
-    monkeypatch.setattr(cache, "address_room", lambda: room)
-    states = [Paged(layer, kv_heads=2, key_dim=64, value_dim=64) for layer in range(2)]
+    monkeypatch.setattr(cache, "get_address_room", lambda: room)
+    states = [PagedState(layer, kv_heads=2, key_dim=64, value_dim=64) for layer in range(2)]
     assert cache.KVCache(states, 128, KVType.of("f16")).sequences == (sequences,)
 
 
@@ -440,7 +440,7 @@ def test_logits_that_are_not_finite_are_refused(opened, file, backend, name, val
     change(file, name, values)
     sequence = opened(backend=backend).sequence()
     for logits in ("last", "all"):
-        with pytest.raises(ModelError, match="not numbers"):
+        with pytest.raises(ModelError, match="not finite"):
             sequence.append([1, 2, 3], logits)
         assert sequence.tokens == []
 

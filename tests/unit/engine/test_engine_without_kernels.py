@@ -11,7 +11,7 @@ from localllm.engine import engine as engine_module
 from localllm.engine.cpu.backend import CpuBackend
 from localllm.engine.draft_head import DraftSequence
 from localllm.engine.engine import Engine
-from localllm.engine.forks import Refusal
+from localllm.engine.forks import ForkedLock
 from localllm.engine.image_tokens import ImageEmbedding
 from localllm.engine.lower.activation import ALL, Activation
 from localllm.engine.operations.operation import Operation
@@ -29,7 +29,7 @@ class Store:
     """A state that counts its tokens and records its calls."""
 
     def __init__(self):
-        self.held, self.asked, self.is_closed, self.known = 0, list[tuple](), False, KNOWN
+        self.held, self.asked, self.is_closed, self.cached_logits = 0, list[tuple](), False, KNOWN
 
     def prepare(self, length: int, count: int) -> None:
         assert length == self.held
@@ -37,7 +37,7 @@ class Store:
 
     def truncate(self, length: int) -> int:
         self.asked.append(("truncate", length))
-        self.held = self.held if length >= self.held else length // self.known * self.known
+        self.held = self.held if length >= self.held else length // self.cached_logits * self.cached_logits
         return self.held
 
     def shift(self, keep: int, count: int) -> int:
@@ -99,8 +99,9 @@ class Bare(Engine):
         self.context, self.vocab_size, self.runs, self.device = 300, 100, Runs(), "CPU"
         self.hyperparameters = SimpleNamespace(arch="llama", fills=False, row_width=2)
         self.lock, self.orphaned, self._images = Lock(), [], WeakValueDictionary()
-        self._path, self._start, self._takes_rows, self._shifts = "m.gguf", None, True, False
+        self._path, self._start, self._accepts_images, self._shifts = "m.gguf", None, True, False
         self._tap = self._head_source = self._head = None
+        self.adapters, self.adapter_scales = (), ()
         self._backend, self._turns = Backend(), lambda: "turns"
         self.__dict__.update(known)
 
@@ -334,7 +335,7 @@ def test_images_that_a_model_cannot_run_are_refused(engine, runs_of_4):
     rows = np.zeros((5, 2), np.float32)
     for known, seen, error, message in (
         (
-            {"_takes_rows": False},
+            {"_accepts_images": False},
             ImageEmbedding(b"", rows),
             UnsupportedError,
             "m.gguf: images are not supported by llama models",
@@ -367,7 +368,7 @@ def test_images_that_a_model_cannot_run_are_refused(engine, runs_of_4):
         sequence = engine.sequence()
         ids = [1, *seen.ids, 2]
         sequence.append(ids)
-        assert engine.images_among(ids) == sequence.images == [(1, seen)]
+        assert engine.find_images(ids) == sequence.images == [(1, seen)]
         with pytest.raises(UsageError):
             sequence.append([seen.ids[-1] - 1])
 
@@ -394,7 +395,7 @@ def read_in(*pieces: int, known: int = 1) -> Sequence:
     engine = Bare(runs=Runs(4, 4))
     sequence = engine.sequence()
     sequence.engine_of = engine  # which must not be forgotten
-    sequence.store.known = known
+    sequence.store.cached_logits = known
     for count in pieces:
         sequence.append([1] * count)
     return sequence
@@ -423,7 +424,7 @@ def test_a_sequence_is_aligned_while_its_runs_are_whole(pieces, aligned):
 )
 def test_truncating_a_sequence_rewinds_its_follower_and_alignment(length, held, aligned):
     sequence = read_in(4, 4, 2)
-    sequence.listener = SimpleNamespace(rewind_to=lambda place: rewound.append(place), engine=None)
+    sequence.listener = SimpleNamespace(follow_rewind=lambda place: rewound.append(place), engine=None)
     rewound = list[int]()
     assert sequence.truncate(length) == held
     assert (len(sequence.tokens), sequence.aligned, sequence.store.held, rewound) == (held, aligned, held, [held])
@@ -453,7 +454,7 @@ def test_truncating_into_the_encoders_text_drops_it_whole():
     engine = Bare(_start=0)
     for length, held in ((4, 4), (3, 3), (2, 0), (1, 0)):
         sequence = engine.sequence()
-        sequence.store.known = 1
+        sequence.store.cached_logits = 1
         sequence.append([5, 6, 0, 7])
         assert sequence.truncate(length) == held
         assert (sequence.encoded, sequence.tokens) == (2 if held else 0, [5, 6, 0, 7][:held])
@@ -497,11 +498,11 @@ def test_a_closed_sequence_releases_its_store_once(engine):
     """Check also that closing it again does not wait for the lock."""
     sequence, closed = engine.sequence(), list[int]()
     sequence.append([1, 2])
-    sequence.listener = SimpleNamespace(rewind_to=lambda place: None, close=lambda: closed.append(1), engine=None)
+    sequence.listener = SimpleNamespace(follow_rewind=lambda place: None, close=lambda: closed.append(1), engine=None)
     sequence.detach_listener()
     sequence.detach_listener()
     assert closed == [1] and sequence.listener is None
-    sequence.listener = SimpleNamespace(rewind_to=lambda place: None, close=lambda: closed.append(2), engine=None)
+    sequence.listener = SimpleNamespace(follow_rewind=lambda place: None, close=lambda: closed.append(2), engine=None)
     store = sequence.store
     assert not sequence.closed
     sequence.close()
@@ -520,9 +521,9 @@ class Head:
     """A draft head that makes followers."""
 
     def __init__(self, *given):
-        self.given, self.orphaned, self.closed = given, [], 0
+        self.records_input, self.orphaned, self.closed = given, [], 0
 
-    def follower(self, place: int) -> DraftSequence:
+    def create_follower(self, place: int) -> DraftSequence:
         follower = DraftSequence.__new__(DraftSequence)
         follower.engine, follower.begin, follower.told = self, place, []
         follower.on_hidden_states = lambda *given: follower.told.append(
@@ -545,7 +546,7 @@ def test_followers_receive_the_hidden_states_of_their_sequence(engine, monkeypat
     first.append([1, 2])
     follower = engine.attach_draft_head(first)
     assert engine.attach_draft_head(first) is follower and follower.begin == 2
-    assert engine._head.given == (engine._head_source, 300, "options")
+    assert engine._head.records_input == (engine._head_source, 300, "options")
     engine.step([(second, [5, 6, 7]), (first, [3, 4])])
     assert follower.told == [(2, [3, 4], memory[3:5, :3].tolist())]
     other, head = engine.attach_draft_head(second), engine._head
@@ -561,15 +562,15 @@ class Cpu(CpuBackend):
     def __init__(self):
         self.became = []
 
-    def become(self, operations) -> None:
+    def replace_operations(self, operations) -> None:
         self.became.append(operations)
 
 
 def test_loading_a_draft_head_replaces_the_old_one_only_if_it_fits(monkeypatch):
     calls = []
     monkeypatch.setattr(engine_module, "DraftHead", Head)
-    monkeypatch.setattr(engine_module, "head", lambda *files: calls.append(files) or "head_source")
-    monkeypatch.setattr(engine_module, "hidden_state_tap", lambda head_source: f"shown to {head_source}")
+    monkeypatch.setattr(engine_module, "parse_draft_head", lambda *files: calls.append(files) or "head_source")
+    monkeypatch.setattr(engine_module, "create_hidden_state_tap", lambda head_source: f"shown to {head_source}")
     operations, before = [Operation((), Activation(ALL, 4))], Head()
     known = {"_file": "file", "_options": "options", "_head": before, "_head_source": "own", "_tap": "what is shown"}
     engine, file = Bare(**known, device="a card"), SimpleNamespace(path="head.gguf")
@@ -590,7 +591,7 @@ def test_loading_a_draft_head_replaces_the_old_one_only_if_it_fits(monkeypatch):
     calls.clear()
     engine.load_draft_head(file)
     assert calls == [(file, "file", engine.hyperparameters), "shown to head_source"]
-    assert engine._head.given == ("head_source", 300, "options")
+    assert engine._head.records_input == ("head_source", 300, "options")
     assert (engine._head_source, engine._tap, engine._backend.became) == (
         "head_source",
         "shown to head_source",
@@ -630,7 +631,7 @@ def test_an_engine_closes_its_backend_once(engine):
     assert (backend.asked, head.closed) == ([("prepare_all",), ("close",)], 1)
     with pytest.raises(LocalllmError, match=r"^the model is closed$"):
         engine.sequence()
-    forked = Bare(lock=Refusal())
+    forked = Bare(lock=ForkedLock())
     forked.close()
     assert forked._backend is not None
 

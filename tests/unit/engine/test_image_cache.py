@@ -17,14 +17,14 @@ from localllm.arch import vision
 from localllm.engine import image_cache as seen_rows
 from localllm.engine import prefix_store as fingerprints
 from localllm.engine.image_cache import EncodedImageCache, file_key
-from localllm.engine.image_tokens import chunk_ends, is_worth_caching, last_end
+from localllm.engine.image_tokens import find_last_end, is_worth_caching, list_chunk_ends
 from localllm.engine.lower.activation import ALL, Activation
 from localllm.engine.operations.operation import Operation
 from localllm.engine.runs import Runs
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.cache import prefix_files
 from localllm.generation import image_encoder as eye
-from localllm.generation.chunked_prefill import read_prompt
+from localllm.generation.chunked_prefill import prefill_prompt
 from localllm.generation.image_encoder import ImageEncoder
 from localllm.generation.options import GenerationOptions
 from localllm.generation.sampling.options import SamplingOptions
@@ -38,7 +38,7 @@ ONE, TWO, THREE = (picture(size, seed) for seed, size in ((1, (640, 480)), (2, (
 def folder(tmp_path, monkeypatch) -> Path:
     """Return an empty folder for the prefix cache."""
     monkeypatch.delenv(prefix_files.SIZE_VARIABLE)
-    monkeypatch.setattr(prefix_files, "folder", lambda: tmp_path / "kept")
+    monkeypatch.setattr(prefix_files, "get_folder", lambda: tmp_path / "kept")
     return tmp_path / "kept"
 
 
@@ -62,10 +62,10 @@ class Read:
             request = model.session.request(messages)
             self.prompt = request.prompt
             with acquire(sequences, self.prompt) as (sequence, logits):
-                self.known = len(sequence.tokens)
+                self.cached_logits = len(sequence.tokens)
                 if logits is None:
-                    logits = read_prompt(sequence, self.prompt, None)
-                    sequences.record_prefill(sequence, self.known, logits)
+                    logits = prefill_prompt(sequence, self.prompt, None)
+                    sequences.record_prefill(sequence, self.cached_logits, logits)
                 self.logits = np.concatenate([logits, *(sequence.append([token]) for token in (5, 6, 7))])
             self.encoded = model.vision.encoder.encoded
 
@@ -83,13 +83,13 @@ def test_another_process_neither_encodes_nor_prefills_an_image_again(tmp_path, n
     """
     path = written(tmp_path, name)
     first = Read(path, build_messages("What is it? " * 20, ONE, TWO, before=before))
-    assert (first.known, first.encoded) == (0, 2) and is_worth_caching(first.prompt)
+    assert (first.cached_logits, first.encoded) == (0, 2) and is_worth_caching(first.prompt)
     again = Read(path, build_messages("What is it? " * 20, ONE, TWO, before=before))
-    assert (again.known, again.encoded) == (len(first.prompt), 0)
+    assert (again.cached_logits, again.encoded) == (len(first.prompt), 0)
     assert np.array_equal(again.logits, first.logits)
     question = build_messages("And the colour? " * 9, ONE, TWO, before=before)
     other = Read(path, question)
-    assert other.encoded == 0 and other.known >= other.image_end - (512 if name in ("lfm2", "qwen35") else 0)
+    assert other.encoded == 0 and other.cached_logits >= other.image_end - (512 if name in ("lfm2", "qwen35") else 0)
     anew = Read(path, question, cache=False)
     assert anew.encoded == 2 and np.array_equal(other.logits, anew.logits)
 
@@ -100,11 +100,11 @@ def test_another_image_of_the_same_size_is_not_taken_from_the_cache(tmp_path, na
     path = written(tmp_path, name)
     first = Read(path, build_messages("What? " * 20, ONE))
     other = Read(path, build_messages("What? " * 20, THREE))
-    assert len(first.prompt) == len(other.prompt) and (other.known, other.encoded) == (0, 1)
+    assert len(first.prompt) == len(other.prompt) and (other.cached_logits, other.encoded) == (0, 1)
     assert not np.array_equal(first.logits, other.logits)
     assert np.array_equal(other.logits, Read(path, build_messages("What? " * 20, THREE), cache=False).logits)
     both = Read(path, build_messages("What? " * 20, ONE, THREE))
-    assert both.encoded == 0 and both.known < both.image_end
+    assert both.encoded == 0 and both.cached_logits < both.image_end
     assert np.array_equal(both.logits, Read(path, build_messages("What? " * 20, ONE, THREE), cache=False).logits)
 
 
@@ -113,7 +113,7 @@ def test_another_projector_at_the_same_path_encodes_again(tmp_path):
     first = Read(path, question)
     write_projector(projector("gemma3", seed=1, side=336), tmp_path / "mmproj.gguf")
     other = Read(path, question)
-    assert other.encoded == 1 and other.known == 0 and first.prompt != other.prompt
+    assert other.encoded == 1 and other.cached_logits == 0 and first.prompt != other.prompt
     assert np.array_equal(other.logits, Read(path, question, cache=False).logits)
 
 
@@ -167,12 +167,12 @@ def test_a_conversation_with_an_image_continues_in_another_process(tmp_path, nam
     def goes_on(prompt: list[int], earlier: int, model: localllm.Model) -> tuple[int, np.ndarray]:
         with acquire(model.session.cache, prompt, earlier=earlier) as (sequence, _):
             known = len(sequence.tokens)
-            return known, read_prompt(sequence, prompt, None)
+            return known, prefill_prompt(sequence, prompt, None)
 
     with localllm.open(path, threads=2) as model:
         request, sequences = model.session.request(question), model.session.cache
         with acquire(sequences, request.prompt) as (sequence, _):
-            sequences.record_prefill(sequence, 0, read_prompt(sequence, request.prompt, None))
+            sequences.record_prefill(sequence, 0, prefill_prompt(sequence, request.prompt, None))
             for token in said:
                 sequence.append([token])
         model.session.leave()
@@ -218,12 +218,12 @@ def test_chunks_end_where_runs_end_and_after_the_last_tile():
             tokens += [5] * count if rng.random() < 0.5 else [-1 - (key << 15 | row) for row in range(count)]
         if tokens[-1] < 0:
             tokens.append(5)
-        ends = chunk_ends(tokens, runs)
-        assert ends == sorted(set(ends)) and all(last_end(tokens, end, runs) == end for end in ends)
+        ends = list_chunk_ends(tokens, runs)
+        assert ends == sorted(set(ends)) and all(find_last_end(tokens, end, runs) == end for end in ends)
         assert not tokens[0] or ends[-1] > len(tokens) - 700
     tiles = [token for key in range(1, 7) for token in (7, 7, *(-1 - (key << 15 | row) for row in range(40)))]
-    assert chunk_ends([*tiles, *[5] * 90], runs) == [len(tiles)]
-    assert chunk_ends([5] * 3000, runs) == [512, 1024, 1536, 2048, 2304, 2560, 2816]
+    assert list_chunk_ends([*tiles, *[5] * 90], runs) == [len(tiles)]
+    assert list_chunk_ends([5] * 3000, runs) == [512, 1024, 1536, 2048, 2304, 2560, 2816]
 
 
 def test_projector_fingerprints_cover_weights_pillow_and_modules(tmp_path, monkeypatch):
@@ -232,12 +232,12 @@ def test_projector_fingerprints_cover_weights_pillow_and_modules(tmp_path, monke
         (tmp_path / name).write_text(name, encoding="utf-8")
     known = {"fingerprint": b"projector", "state": "state"}
     file = SimpleNamespace(versions=lambda: known["state"])
-    monkeypatch.setattr(seen_rows, "fingerprint", lambda file, state, operations, kept: (
+    monkeypatch.setattr(seen_rows, "compute_fingerprint", lambda file, state, operations, kept: (
         f"{state} {operations} {kept.keys} {kept.values}".encode() + known["fingerprint"]))  # fmt: skip
     others, modules = [], [SimpleNamespace(__path__=[str(tmp_path)])]
 
     def made() -> bytes:
-        return seen_rows.projector_fingerprint(file, "operations", modules)
+        return seen_rows.compute_projector_fingerprint(file, "operations", modules)
 
     first = made()
     glob = Path.glob
@@ -265,7 +265,7 @@ def test_model_fingerprints_cover_weights_operations_and_code(monkeypatch):
     monkeypatch.setattr(fingerprints, "has_tiles", lambda: known["tiles"])
 
     def made(state="state", operations=(), kv_type="f16") -> bytes:
-        return fingerprints.fingerprint(file, state, operations, kv_type)
+        return fingerprints.compute_fingerprint(file, state, operations, kv_type)
 
     first, rglob = made(), Path.rglob
     with monkeypatch.context() as other:
@@ -311,7 +311,7 @@ def test_encoded_rows_are_cached_and_invalid_files_removed(folder, monkeypatch):
     kept.keep(b"b", lots)
     assert kept.find(b"a") is None and not (folder / file_key(b"b")).exists()
     monkeypatch.delenv(prefix_files.SIZE_VARIABLE)
-    counts, about = np.array([4, -1]), prefix_files.PrefixAbout("name", 3, "")
+    counts, about = np.array([4, -1]), prefix_files.PrefixChunkInfo("name", 3, "")
     parts = {"counts": counts.view(np.uint8), "rows": np.zeros(9, np.float32).view(np.uint8)}
     prefix_files.write_prefix(file_key(b"c"), about, parts)
     assert kept.find(b"c") is None and not (folder / file_key(b"c")).exists()
@@ -327,7 +327,7 @@ def test_a_projector_whose_file_is_gone_is_not_cached(monkeypatch):
     seeing, calls = ImageEncoder.__new__(ImageEncoder), []
     seeing.path, seeing._file, seeing._files = "/p.gguf", "file", "files"
     seeing._reader = SimpleNamespace(operations="operations")
-    monkeypatch.setattr(eye, "projector_fingerprint", lambda *what: calls.append(what) or b"digest")
+    monkeypatch.setattr(eye, "compute_projector_fingerprint", lambda *what: calls.append(what) or b"digest")
     assert (seeing._fingerprint(), seeing._files, calls) == (
         b"digest",
         "files",
@@ -337,5 +337,5 @@ def test_a_projector_whose_file_is_gone_is_not_cached(monkeypatch):
     def gone(*_: object) -> bytes:
         raise FileNotFoundError
 
-    monkeypatch.setattr(eye, "projector_fingerprint", gone)
+    monkeypatch.setattr(eye, "compute_projector_fingerprint", gone)
     assert (seeing._fingerprint(), seeing._files) == (b"/p.gguf", None)

@@ -5,23 +5,23 @@ import pytest
 from engines import bound, open_engine
 from models import model, write
 
-from localllm.engine.engine import Reading, split_runs
+from localllm.engine.engine import TokenSlice, split_runs
 from localllm.engine.image_tokens import (
-    MOST_ROWS,
+    MAX_ROWS,
     ROW_BITS,
     ImageEmbedding,
-    chunk_ends,
-    end_outside_images,
+    compute_position_offset,
+    cuts_image,
+    decode_image_key,
+    decode_row,
+    find_last_end,
     has_images,
-    images_between,
-    is_within,
     is_worth_caching,
-    key_of,
-    last_end,
-    passages,
-    position_offset,
-    row_of,
-    without_images,
+    list_chunk_ends,
+    remove_images,
+    select_images,
+    skip_image_rows,
+    split_images,
 )
 from localllm.engine.runs import Runs
 from localllm.errors import UsageError
@@ -175,7 +175,7 @@ def test_ids_of_unknown_or_collected_images_are_refused(opened):
     sequence.close()
     with pytest.raises(UsageError, match="token ids"):
         engine.sequence().append(ids)
-    with pytest.raises(UsageError, match="numbers"):
+    with pytest.raises(UsageError, match="rows have 7 columns"):
         engine.register_image(ImageEmbedding(b"wide", np.zeros((1, 7), np.float32)))
     with pytest.raises(UsageError, match="rows"):
         engine.register_image(ImageEmbedding(b"long", np.zeros((513, embedded.shape[1]), np.float32), is_whole=True))
@@ -184,16 +184,16 @@ def test_ids_of_unknown_or_collected_images_are_refused(opened):
 def test_images_run_alone_and_are_divided_only_at_full_runs():
     one, two = ImageEmbedding(b"1", np.zeros((3, 1), np.float32)), ImageEmbedding(b"2", np.zeros((600, 1), np.float32))
     ids = [5, *one.ids, *one.ids, 6, *two.ids]
-    assert [(first, end, key is None) for first, end, key in passages(np.array(ids))] == [
+    assert [(first, end, key is None) for first, end, key in split_images(np.array(ids))] == [
         (0, 1, True), (1, 4, False), (4, 7, False), (7, 8, True), (8, 608, False),
     ]  # fmt: skip
-    readings = [Reading(0, 0, np.array(ids)), Reading(1, 0, np.arange(4))]
+    readings = [TokenSlice(0, 0, np.array(ids)), TokenSlice(1, 0, np.arange(4))]
     runs = split_runs(readings)
     assert [[(part.request, part.begin, part.begin + len(part.ids)) for part in run] for run in runs] == [
         [(0, 0, 1)], [(0, 1, 4)], [(0, 4, 7)], [(0, 7, 8)], [(0, 8, 520)], [(0, 520, 608)], [(1, 0, 4)],
     ]  # fmt: skip
-    assert [end_outside_images(ids, end) for end in (0, 1, 2, 4, 5, 7, 100, 608)] == [0, 1, 4, 4, 7, 7, 608, 608]
-    assert has_images(ids) and list(without_images(ids)) == [5, 6]
+    assert [skip_image_rows(ids, end) for end in (0, 1, 2, 4, 5, 7, 100, 608)] == [0, 1, 4, 4, 7, 7, 608, 608]
+    assert has_images(ids) and list(remove_images(ids)) == [5, 6]
     assert ImageEmbedding(b"1", np.zeros((2, 1), np.float32)).ids == one.ids[:2] != two.ids[:2]
 
 
@@ -210,35 +210,37 @@ def test_image_ids_encode_the_images_hash_and_the_row():
     )
     # The first 8 bytes of sha256(b"x") are 2d711642b726b044: without 17 bits of the last ones.
     assert plain.key == turned.key == int.from_bytes(bytes.fromhex("2d711642b726b044"), "little") >> 17
-    assert plain.ids == [-1 - plain.key * MOST_ROWS - row for row in range(6)] and plain.ids[-1] >= -(2**62)
-    assert [(key_of(token), row_of(token)) for token in plain.ids] == [(plain.key, row) for row in range(6)]
+    assert plain.ids == [-1 - plain.key * MAX_ROWS - row for row in range(6)] and plain.ids[-1] >= -(2**62)
+    assert [(decode_image_key(token), decode_row(token)) for token in plain.ids] == [
+        (plain.key, row) for row in range(6)
+    ]
     some = np.array(plain.ids[2:5])
-    assert plain.rows_of(some).tolist() == rows[2:5].tolist()
+    assert plain.select_rows(some).tolist() == rows[2:5].tolist()
     assert plain.mrope_positions(some, 40).tolist() == [[place] * 3 for place in (40, 41, 42)]
     assert turned.mrope_positions(some, 40).tolist() == [[38, 38, 40], [38, 39, 38], [38, 39, 39]]
-    assert len(ImageEmbedding(b"", np.zeros((MOST_ROWS, 1))).ids) == MOST_ROWS
+    assert len(ImageEmbedding(b"", np.zeros((MAX_ROWS, 1))).ids) == MAX_ROWS
     with pytest.raises(UsageError, match=r"^an image of 32769 rows exceeds the limit of 32768$"):
-        ImageEmbedding(b"", np.zeros((MOST_ROWS + 1, 1)))
+        ImageEmbedding(b"", np.zeros((MAX_ROWS + 1, 1)))
 
 
 def test_position_offsets_grow_behind_images_with_a_grid():
     grid = ImageEmbedding(b"x", np.zeros((15, 1)), GRID)
     images = [(10, grid), (30, ImageEmbedding(b"y", np.zeros((4, 1)))), (40, grid)]
-    assert [position_offset(images, place) for place in (0, 24, 25, 34, 54, 55)] == [0, 0, 10, 10, 10, 20]
-    assert [images_between(images, *ends) for ends in ((0, 10), (10, 30), (10, 31), (11, 99))] == [
+    assert [compute_position_offset(images, place) for place in (0, 24, 25, 34, 54, 55)] == [0, 0, 10, 10, 10, 20]
+    assert [select_images(images, *ends) for ends in ((0, 10), (10, 30), (10, 31), (11, 99))] == [
         [], images[:1], images[:2], images[1:],
     ]  # fmt: skip
 
 
 def rows_of(key: int, count: int, first: int = 0) -> list[int]:
-    return [-1 - (key * MOST_ROWS + row) for row in range(first, first + count)]
+    return [-1 - (key * MAX_ROWS + row) for row in range(first, first + count)]
 
 
 def test_positions_within_images_are_recognized():
     tokens = [5, *rows_of(1, 3), *rows_of(2, 2), 6]
-    assert [place for place in range(9) if is_within(tokens, place)] == [2, 3, 5]
-    assert not is_within(rows_of(1, 2, first=4), 0) and not is_within(rows_of(1, 2), 2)
-    assert without_images([3, 0]) == [3, 0] and without_images(tokens) == [5, 6] and without_images([-1, 0]) == [0]
+    assert [place for place in range(9) if cuts_image(tokens, place)] == [2, 3, 5]
+    assert not cuts_image(rows_of(1, 2, first=4), 0) and not cuts_image(rows_of(1, 2), 2)
+    assert remove_images([3, 0]) == [3, 0] and remove_images(tokens) == [5, 6] and remove_images([-1, 0]) == [0]
     assert [has_images(some) for some in ([], [0], [0, -1])] == [False, False, True]
 
 
@@ -262,8 +264,8 @@ def test_the_last_end_is_that_of_a_run_or_an_image(parts, end):
     """parts: numbers of text tokens, or of rows of an image, below 0."""
     tokens = [token for number, count in enumerate(parts)
               for token in ([5] * count if count > 0 else rows_of(number, -count))]  # fmt: skip
-    assert last_end(tokens, len(tokens), Runs(4, 4)) == end
-    assert last_end([*tokens, 5], len(tokens), Runs(4, 4)) == end
+    assert find_last_end(tokens, len(tokens), Runs(4, 4)) == end
+    assert find_last_end([*tokens, 5], len(tokens), Runs(4, 4)) == end
 
 
 def test_runs_do_not_end_within_an_image():
@@ -277,33 +279,33 @@ def test_runs_do_not_end_within_an_image():
         (2, 9, 9, 0),
     ):
         tokens = [5] * before + rows_of(1, rows) + [5] * 9
-        assert last_end(tokens, length, Runs(4, 4)) == end
+        assert find_last_end(tokens, length, Runs(4, 4)) == end
     tokens = [5, *rows_of(1, 2), *rows_of(2, 9)]
-    assert [last_end(tokens, length, Runs(4, 4)) for length in (2, 3, 4, 8, 11, 12)] == [0, 3, 3, 3, 3, 12]
+    assert [find_last_end(tokens, length, Runs(4, 4)) for length in (2, 3, 4, 8, 11, 12)] == [0, 3, 3, 3, 3, 12]
 
 
 @pytest.mark.parametrize(("between", "ends"), [(63, [30]), (64, [30]), (65, [15, 30])])
 def test_tiles_with_at_most_64_tokens_between_them_are_one_image(between, ends):
     tokens = [5] * 5 + rows_of(1, 10) + [5] * between + rows_of(2, 15)
     ends = [end if end == 15 else 15 + between + 15 for end in ends]
-    assert chunk_ends(tokens, Runs(1000, 1000)) == ends
+    assert list_chunk_ends(tokens, Runs(1000, 1000)) == ends
 
 
 @pytest.mark.parametrize("key", [0, 1, 5])
-@pytest.mark.parametrize("row", [0, 1, MOST_ROWS - 1])
+@pytest.mark.parametrize("row", [0, 1, MAX_ROWS - 1])
 def test_token_ids_are_decoded_to_an_image_and_a_row(key: int, row: int):
     token = -1 - ((key << ROW_BITS) + row)
-    assert (key_of(token), row_of(token)) == (key, row)
+    assert (decode_image_key(token), decode_row(token)) == (key, row)
 
 
 def test_rows_of_an_image_continue_in_order_only():
-    assert [is_within([-3, -2], place) for place in range(3)] == [False] * 3  # the last one comes before no other
-    assert [is_within([-1, -2], place) for place in range(3)] == [False, True, False]
+    assert [cuts_image([-3, -2], place) for place in range(3)] == [False] * 3  # the last one comes before no other
+    assert [cuts_image([-1, -2], place) for place in range(3)] == [False, True, False]
 
 
 def test_passages_divide_tokens_by_image():
-    assert [*passages(np.zeros(0, np.int64))] == [(0, 0, None)]
-    assert [*passages(np.array([0, 4]))] == [(0, 2, None)]
-    assert [*passages(np.array(rows_of(7, 3, first=2)))] == [(0, 3, 7)]
-    assert [*passages(np.array([*rows_of(7, 1), *rows_of(8, 1), 3, 2]))] == [(0, 1, 7), (1, 2, 8), (2, 4, None)]
-    assert [*passages(np.array([3, *rows_of(7, 2), *rows_of(7, 1)]))] == [(0, 1, None), (1, 3, 7), (3, 4, 7)]
+    assert [*split_images(np.zeros(0, np.int64))] == [(0, 0, None)]
+    assert [*split_images(np.array([0, 4]))] == [(0, 2, None)]
+    assert [*split_images(np.array(rows_of(7, 3, first=2)))] == [(0, 3, 7)]
+    assert [*split_images(np.array([*rows_of(7, 1), *rows_of(8, 1), 3, 2]))] == [(0, 1, 7), (1, 2, 8), (2, 4, None)]
+    assert [*split_images(np.array([3, *rows_of(7, 2), *rows_of(7, 1)]))] == [(0, 1, None), (1, 3, 7), (3, 4, 7)]

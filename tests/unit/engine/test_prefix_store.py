@@ -28,16 +28,16 @@ from localllm.engine import prefix_store
 from localllm.engine import prefix_store as prefixes
 from localllm.engine.lower.activation import ALL, WANTED, Activation
 from localllm.engine.operations.elementwise import Elementwise
-from localllm.engine.prefix_store import PrefixStore, describe_operations, plain, sample
-from localllm.engine.runs import BATCH, DEEP, FIRST, Runs
+from localllm.engine.prefix_store import PrefixStore, describe_operations, describe_value, sample_bytes
+from localllm.engine.runs import BATCH, DEEP_POSITION, FIRST_RUN, Runs
 from localllm.errors import LocalllmError
 from localllm.files.cache import ngram_cache_file as written_file
 from localllm.files.cache import prefix_files
 from localllm.files.safe_file import SafeFile
-from localllm.generation.chunked_prefill import read_prompt
+from localllm.generation.chunked_prefill import prefill_prompt
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.kernels.table import PAGE
-from localllm.system.files import cache_folder
+from localllm.system.files import get_cache_folder
 
 CONTEXT = 3000
 FEW_POSITIONS = {"gpt2", "starcoder"}  # fewer than the prompts here have tokens
@@ -49,7 +49,7 @@ KINDS = ["llama", "gemma3", "gemma4", "deepseek2_v3", "dots3note", "llama_moe", 
 def folder(tmp_path, monkeypatch) -> Path:
     """Return an empty folder for the prefix cache."""
     monkeypatch.delenv(prefix_files.SIZE_VARIABLE)
-    monkeypatch.setattr(prefix_files, "folder", lambda: tmp_path / "prefixes")
+    monkeypatch.setattr(prefix_files, "get_folder", lambda: tmp_path / "prefixes")
     return tmp_path / "prefixes"
 
 
@@ -77,7 +77,7 @@ def read(model: localllm.Model, ids: list[int]) -> tuple[int, np.ndarray]:
     with acquire(sequences, ids) as (sequence, logits):
         known = len(sequence.tokens)
         if logits is None:
-            logits = read_prompt(sequence, ids, None)
+            logits = prefill_prompt(sequence, ids, None)
             sequences.record_prefill(sequence, known, logits)
         rows = [logits, *(sequence.append([token]) for token in (5, 6, 7))]
     return known, np.concatenate(rows)
@@ -237,15 +237,15 @@ def test_fingerprints_differ_by_weights_operations_and_cache_type(tiny: Path, mo
         with open_model(path, cache=False) as model:
             f16 = KVType.of("f16")
             for kv_type in (f16, KVType.of("k=f16,v=q8_0")):
-                prints.add(prefix_store.fingerprint(model.file, [], model.engine.operations, kv_type))
-            same = [prefix_store.fingerprint(model.file, [], model.engine.operations, f16) for _ in range(2)]
+                prints.add(prefix_store.compute_fingerprint(model.file, [], model.engine.operations, kv_type))
+            same = [prefix_store.compute_fingerprint(model.file, [], model.engine.operations, f16) for _ in range(2)]
             assert same[0] == same[1]
-            prints.add(prefix_store.fingerprint(model.file, [], model.engine.operations[:-1], f16))
+            prints.add(prefix_store.compute_fingerprint(model.file, [], model.engine.operations[:-1], f16))
             tensor = next(iter(model.file.tensors.values()))
             changed = tensor.data.copy()
             changed.reshape(-1)[-1] ^= 1
             object.__setattr__(tensor, "data", changed)
-            prints.add(prefix_store.fingerprint(model.file, [], model.engine.operations, f16))
+            prints.add(prefix_store.compute_fingerprint(model.file, [], model.engine.operations, f16))
     assert len(prints) == 12
 
 
@@ -339,7 +339,7 @@ def test_a_folder_that_cannot_be_written_gives_one_warning(tiny: Path, folder: P
     folder.unlink()
 
     def refuse(self, data):
-        raise self.failure(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        raise self.make_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
     monkeypatch.setattr(SafeFile, "write", refuse)
     with open_model(tiny) as model:
@@ -429,12 +429,12 @@ def test_runs_end_at_the_same_positions_for_all_prompts(later: int):
     """They are at most BATCH tokens apart."""
     runs, ends = Runs(later), [0]
     while ends[-1] < 4000:
-        ends.append(runs.next_end(ends[-1]))
-    assert ends == [*range(0, DEEP, FIRST), *range(DEEP, 4097, later)]
+        ends.append(runs.find_next_end(ends[-1]))
+    assert ends == [*range(0, DEEP_POSITION, FIRST_RUN), *range(DEEP_POSITION, 4097, later)]
     assert max(np.diff(ends)) <= BATCH
     for length in range(4000):
-        assert runs.last_end(length) == max(end for end in ends if end <= length)
-        assert runs.next_end(length) == min(end for end in ends if end > length)
+        assert runs.find_last_end(length) == max(end for end in ends if end <= length)
+        assert runs.find_next_end(length) == min(end for end in ends if end > length)
 
 
 def test_long_prompts_run_from_multiples_of_512_or_a_turns_end():
@@ -447,7 +447,7 @@ def test_long_prompts_run_from_multiples_of_512_or_a_turns_end():
         with acquire(sequences, ids) as (sequence, logits):
             if logits is None:
                 known = len(sequence.tokens)
-                sequences.record_prefill(sequence, known, read_prompt(sequence, ids, None))
+                sequences.record_prefill(sequence, known, prefill_prompt(sequence, ids, None))
         return fake.calls[:]
 
     ids = tokens(1200)
@@ -479,7 +479,7 @@ def environment(tmp_path: Path, warm: Path) -> Iterator[dict[str, str]]:
     """Return an environment with its own cache, but the common kernels."""
     cache = tmp_path / "cache"
     cache.mkdir()
-    (cache / "kernels").symlink_to(cache_folder() / "kernels")
+    (cache / "kernels").symlink_to(get_cache_folder() / "kernels")
     yield {**os.environ, "PYTHONPATH": str(ROOT), "LOCALLLM_CACHE": str(cache)}
 
 
@@ -503,8 +503,8 @@ def test_run_stores_prompts_that_cache_lists_and_clears(warm: Path, environment,
     second = answer(command(warm, "--stats"), environment)
     assert anew.stdout == first.stdout == second.stdout
     assert b"known" not in anew.stderr + first.stderr and b"of them known" in second.stderr
-    monkeypatch.setattr(prefix_files, "folder", lambda: kept)
-    monkeypatch.setattr(written_file, "folder", lambda: kept.parent / "written")
+    monkeypatch.setattr(prefix_files, "get_folder", lambda: kept)
+    monkeypatch.setattr(written_file, "get_folder", lambda: kept.parent / "written")
     code, out, err = cli("cache")
     assert (code, err, len(out.splitlines())) == (0, "", 4)
     assert out.splitlines()[1].startswith(warm.name) and out.splitlines()[2].startswith("texts")
@@ -597,18 +597,18 @@ class Written:
     """A PrefixStore whose writes wait for a signal, and which counts closed sequences."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
-        self.begun, self.go_on, self.written = threading.Semaphore(0), threading.Semaphore(0), list[str]()
+        self.begun, self.continue_with, self.written = threading.Semaphore(0), threading.Semaphore(0), list[str]()
         self.closed, self.pruned, self.error = list[str](), 0, None
         self.kept = prefixes.PrefixStore(
             SimpleNamespace(hyperparameters=SimpleNamespace(states=list)),  # type: ignore[arg-type]
             SimpleNamespace(path="name.gguf", versions=list),  # type: ignore[arg-type]
         )
-        monkeypatch.setattr(self.kept, "_write_pieces", self.write)
+        monkeypatch.setattr(self.kept, "_write_chunks", self.write)
         monkeypatch.setattr(prefixes, "prune", lambda: setattr(self, "pruned", self.pruned + 1))
 
     def write(self, read: prefixes.PendingWrite) -> None:
         self.begun.release()
-        assert self.go_on.acquire(timeout=60)
+        assert self.continue_with.acquire(timeout=60)
         if self.error:
             raise self.error
         self.written.append(read.sequence.name)
@@ -619,7 +619,7 @@ class Written:
     def wait(self) -> None:
         """Wait until the thread has ended."""
         thread = self.kept._thread
-        self.go_on.release()
+        self.continue_with.release()
         if thread:
             thread.join(60)
 
@@ -633,7 +633,7 @@ def test_a_waiting_prefix_is_replaced_by_a_later_one(monkeypatch):
     store.keep("b")
     store.keep("c")
     assert (store.closed, store.written) == (["b"], [])
-    store.go_on.release()
+    store.continue_with.release()
     store.wait()
     assert (store.closed, store.written, store.pruned) == (["b", "a", "c"], ["a", "c"], 2)
     assert not store.kept.is_writing
@@ -665,9 +665,9 @@ def test_nothing_is_written_after_a_failure(monkeypatch, error: Exception, reaso
 
 def test_samples_of_a_tensor_cover_its_beginning_middle_and_end():
     data = np.random.default_rng(1).integers(0, 256, 5000, np.uint8)
-    assert sample(data[:512]) == data[:512].tobytes()
+    assert sample_bytes(data[:512]) == data[:512].tobytes()
     for size in (513, 5000):
-        taken = sample(data[:size])
+        taken = sample_bytes(data[:size])
         assert (len(taken), taken[:64], taken[-64:]) == (512, data[:64].tobytes(), data[size - 64 : size].tobytes())
     assert taken[64:128] == data[705:769].tobytes()
 
@@ -682,5 +682,5 @@ def test_descriptions_are_equal_for_equal_operations_only():
     ]
     row = np.arange(4, dtype=np.float32)
     others = [row + 1, row.astype(np.float64), row.reshape(2, 2)]
-    assert plain(row) == plain(row.copy())
-    assert not any(plain(row) == plain(other) for other in others)
+    assert describe_value(row) == describe_value(row.copy())
+    assert not any(describe_value(row) == describe_value(other) for other in others)

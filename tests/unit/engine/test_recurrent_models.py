@@ -7,9 +7,9 @@ from recurrent_models import MODELS, file_of, mamba, mamba2, qwen35
 from tiny_hybrid import write_tiny_hybrid
 
 import localllm
-from localllm.arch import architecture
-from localllm.arch.layer_state import KVType, Recurrent, cache_bytes
-from localllm.engine.engine import REREAD, Engine
+from localllm.arch import load_architecture
+from localllm.arch.layer_state import KVType, Recurrent, count_cache_bytes
+from localllm.engine.engine import MAX_MERGED_RECOMPUTE, Engine
 from localllm.engine.memory import recurrent
 from localllm.engine.memory.recurrent import RecurrentState, StateLayout
 from localllm.engine.options import EngineOptions
@@ -106,13 +106,17 @@ def test_mtp_layers_are_left_out_of_the_model():
 def test_attending_layers_may_be_listed_in_the_metadata():
     arch, metadata, tensors = MODELS["qwen35"]
     listed = metadata | {"full_attention_interval": 7, "attention.recurrent_layers": np.array([True, False, True])}
-    h = architecture(file_of(arch, listed, tensors))[1]
+    h = load_architecture(file_of(arch, listed, tensors))[1]
     assert h.attends == (False, True, False)
 
 
 def test_memory_of_states_does_not_grow_with_the_context():
-    h = architecture(file_of(*mamba(inner=72, state=5, taps=3, layers=2)))[1]
-    assert cache_bytes(h.states(), 10, KVType()) == cache_bytes(h.states(), 10**6, KVType()) == 2 * 4 * 72 * (2 + 5)
+    h = load_architecture(file_of(*mamba(inner=72, state=5, taps=3, layers=2)))[1]
+    assert (
+        count_cache_bytes(h.states(), 10, KVType())
+        == count_cache_bytes(h.states(), 10**6, KVType())
+        == 2 * 4 * 72 * (2 + 5)
+    )
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
@@ -124,7 +128,7 @@ def test_infinite_weights_before_a_gate_are_refused(name, backend):
         broken = tensors[name].copy()
         broken[-1, 0] = value  # of queries' gates, too
         engine = Engine(file_of(arch, metadata, tensors | {name: broken}), EngineOptions(1, 700, "f32", backend))
-        with np.errstate(all="ignore"), pytest.raises(ModelError, match="not numbers"):
+        with np.errstate(all="ignore"), pytest.raises(ModelError, match="not finite"):
             fresh(engine, tokens(3))
         engine.close()
 
@@ -174,7 +178,7 @@ def test_rejected_drafts_run_few_tokens_again(engine, monkeypatch):
         sequence.append(ids[held : held + kept] + tokens(5 - kept, seed=held), "none")
         held += kept
         sequence.truncate(held)
-    assert max(read) <= REREAD + 5
+    assert max(read) <= MAX_MERGED_RECOMPUTE + 5
     assert len(read) <= 12 + 3
     assert nmse(sequence.append([7]), fresh(engine, [*ids[:held], 7])) < FAITHFUL
 
@@ -223,7 +227,7 @@ def test_tokens_to_run_again_survive_a_failed_run(engine, monkeypatch, failure):
 
 
 def test_forks_share_states_until_they_run():
-    layout = StateLayout(architecture(file_of(*MODELS["mamba2"]))[1].states())
+    layout = StateLayout(load_architecture(file_of(*MODELS["mamba2"]))[1].states())
     state = RecurrentState(layout)
     state.prepare(0, 10)
     first = state.target
@@ -254,13 +258,13 @@ def test_candidates_in_forks_equal_separate_answers(tmp_path):
 
 
 def test_snapshots_are_limited_and_denser_near_the_end(monkeypatch):
-    layout = StateLayout(architecture(file_of(*MODELS["mamba"]))[1].states())
+    layout = StateLayout(load_architecture(file_of(*MODELS["mamba"]))[1].states())
     state, length = RecurrentState(layout), 0
     for count in [512] * 20 + [1] * 500:
         state.prepare(length, count)
         length += count
     positions = [kept.position for kept in state._snapshots]
-    assert len(positions) == recurrent.SNAPSHOTS
+    assert len(positions) == recurrent.MAX_SNAPSHOTS
     assert 512 * 20 in positions, "where the prompt ended"
     assert length - positions[-1] <= PAGE
     assert positions[0] <= 512 * 20

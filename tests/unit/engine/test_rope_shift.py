@@ -11,7 +11,7 @@ from models import DECLARATIONS
 from tiny_hybrid import write_tiny_hybrid
 from tiny_model import write_tiny_model
 
-from localllm.arch.layer_state import Paged
+from localllm.arch.layer_state import PagedState
 from localllm.arch.rope import Rope
 from localllm.engine.engine import Engine
 from localllm.engine.lower.activation import ALL, Activation
@@ -19,7 +19,7 @@ from localllm.engine.memory import page_table
 from localllm.engine.operations.elementwise import Elementwise
 from localllm.engine.operations.registry import OPERATIONS
 from localllm.engine.options import EngineOptions
-from localllm.engine.trace.rope_shift import rotation_of, rotations
+from localllm.engine.trace.rope_shift import find_rotation, find_rotations
 from localllm.errors import UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.table import PAGE
@@ -252,7 +252,7 @@ def product(said: Said) -> Activation:
 def turned(said: Said, x: Activation) -> tuple[list[float], int, int] | str | None:
     """Return how keys are rotated (frequencies, step, apart), or why they cannot be."""
     try:
-        turn = rotation_of(said, x, 32, 0)
+        turn = find_rotation(said, x, 32, 0)
     except UsageError as error:
         return str(error)
     return turn and (turn.frequencies.tolist(), turn.step, turn.apart)
@@ -288,14 +288,14 @@ def test_rotations_of_keys_are_recognized_through_later_operations(said: Said, p
 def test_states_with_rotated_keys_are_those_that_an_operation_fills(said: Said, product: Activation):
     """Keys of attention and of key selection count."""
     keys = said("rope", product, rope=NEOX, divisors=None)
-    states = [Paged(number, 2, 32, 32) for number in range(4)]
+    states = [PagedState(number, 2, 32, 32) for number in range(4)]
     said("attend", product, keys, product, state=states[0], choices=None)
     said("attend", product, product, product, state=states[1], choices=None)
     said("attend", product, state=states[2], choices=None)  # keys of another layer
     said("select_keys", product, keys, state=states[2])
     said("attend", product, keys, state=states[3], choices=keys)  # and what was chosen of them
-    rotated = rotations([*said.values()], states)
+    rotated = find_rotations([*said.values()], states)
     assert {state.layer: turn.apart for state, turn in rotated.items()} == {0: 16, 2: 16}
     said("embed_positions", product)
     with pytest.raises(UsageError, match="absolute position embeddings"):
-        rotations([*said.values()], [])
+        find_rotations([*said.values()], [])

@@ -5,20 +5,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from localllm.arch.layer_state import KVType, Latent, Paged, Recurrent
+from localllm.arch.layer_state import KVType, LatentState, PagedState, Recurrent
 from localllm.engine import draft_head as guess_head
 from localllm.engine.cuda.backend import CudaBackend
 from localllm.engine.cuda.lowering import merge_quantizations
-from localllm.engine.cuda.program import Arena
+from localllm.engine.cuda.program import BufferArena
 from localllm.engine.draft_head import DraftHead
-from localllm.engine.lower.header import LEAST_OF_TEXTS, Header, Span, TextSpan
+from localllm.engine.lower.header import MIN_TEXT_KERNEL_TOKENS, Header, SequenceSpan, TextSpan
 from localllm.engine.lower.tape import Buffer, Step
 from localllm.engine.memory import cache as cache_module
-from localllm.engine.memory.cache import KVCache, Reserved
+from localllm.engine.memory.cache import KVCache, ReservedMemory
 from localllm.engine.options import EngineOptions
 from localllm.engine.runs import Runs
 from localllm.errors import MemoryLimitError, ModelError
-from localllm.kernels.cpu import ALL_IN_TILES
+from localllm.kernels.cpu import MIN_ALL_TILES
 from localllm.kernels.table import PAGE
 from tests.unit.engine.trace.test_recorder import x
 
@@ -29,8 +29,8 @@ def test_a_header_lists_the_tokens_and_positions_of_sequences(precise, most):
     header, logits = Header(9), np.zeros((3, 4), np.float32)
     store = SimpleNamespace(addresses=(101, 102, 103))
     other = SimpleNamespace(addresses=(201, 202, 203))
-    spans = [Span(store, 5, np.array([7, 8, 9]), 2), Span(other, 0, np.array([4]), 0, encoded=6),
-             Span(store, 30, np.array([1, 2]), 1, ahead=10, kernel_tokens=40)]  # fmt: skip
+    spans = [SequenceSpan(store, 5, np.array([7, 8, 9]), 2), SequenceSpan(other, 0, np.array([4]), 0, encoded=6),
+             SequenceSpan(store, 30, np.array([1, 2]), 1, ahead=10, kernel_tokens=40)]  # fmt: skip
     header.fill(spans, precise, logits)
     assert header.ids.tolist() == [7, 8, 9, 4, 1, 2, 0, 0, 0]
     assert header.positions.tolist() == [5, 6, 7, 0, 30, 31, 0, 0, 0]
@@ -45,16 +45,16 @@ def test_a_header_lists_the_tokens_and_positions_of_sequences(precise, most):
     assert [each[0] for each in named] == [6, 3, 3, most, logits.ctypes.data]
     assert header.kernel_tokens.tolist() == ([40, 1] if precise else [40, 3])
     header.flaws[0] = 1
-    assert header.numbers[5] == 1 and header.most_precise_stored.tolist() == [9]
+    assert header.numbers[5] == 1 and header.max_precise_stored.tolist() == [9]
     header.fill(spans[:1], precise, logits)
     assert header.numbers.tolist() == [3, 2, 1, most, logits.ctypes.data, 0]
 
 
-@pytest.mark.parametrize("tokens", [ALL_IN_TILES - 1, ALL_IN_TILES])
+@pytest.mark.parametrize("tokens", [MIN_ALL_TILES - 1, MIN_ALL_TILES])
 def test_few_tokens_are_counted_below_a_limit(tokens):
     header = Header()
-    header.fill([Span(SimpleNamespace(addresses=(0, 0, 0)), 0, np.zeros(tokens), 1)], True, np.zeros((1, 1)))
-    assert header.few_counts.tolist() == [tokens if tokens < ALL_IN_TILES else 0, 1]
+    header.fill([SequenceSpan(SimpleNamespace(addresses=(0, 0, 0)), 0, np.zeros(tokens), 1)], True, np.zeros((1, 1)))
+    assert header.few_counts.tolist() == [tokens if tokens < MIN_ALL_TILES else 0, 1]
 
 
 @pytest.mark.parametrize(("precise", "tokens", "most"), [(True, 3, 128), (True, 130, 135), (False, 130, 128)])
@@ -62,7 +62,7 @@ def test_a_header_lists_texts_on_pages_of_their_own(precise, tokens, most):
     """Tokens behind the first of a pair have another token type."""
     header, rows, pages = Header(200), np.zeros((3, 4), np.float32), np.arange(10, 20)
     texts = [TextSpan(np.array([7, 8]), 1), TextSpan(np.arange(tokens), tokens), TextSpan(np.array([4, 5, 6]), 2)]
-    header.fill_texts(texts, pages, rows, precise)
+    header.describe_texts(texts, pages, rows, precise)
     count, own = 5 + tokens, -(-tokens // PAGE)
     assert header.ids[:count].tolist() == [7, 8, *range(tokens), 4, 5, 6]
     assert (
@@ -77,8 +77,8 @@ def test_a_header_lists_texts_on_pages_of_their_own(precise, tokens, most):
         [2 + tokens, 3, 3, tables[2], 0, 0, 0, 3],
     ]  # fmt: skip
     assert header.numbers.tolist() == [count, 3, 3, max(most, count) if precise else 128, rows.ctypes.data, 0]
-    assert header.kernel_tokens.tolist() == [max(tokens, LEAST_OF_TEXTS), LEAST_OF_TEXTS]
-    header.fill_windows(np.array([2, 5, 6]))
+    assert header.kernel_tokens.tolist() == [max(tokens, MIN_TEXT_KERNEL_TOKENS), MIN_TEXT_KERNEL_TOKENS]
+    header.describe_windows(np.array([2, 5, 6]))
     assert header.window_count.tolist() == [3]
     assert header.windows[:3].tolist() == [
         [0, 2, 2, tables[0], 0, 0, 0, 2], [2, 3, 5, tables[0], 0, 0, 2, 3], [5, 1, 6, tables[0], 0, 0, 5, 1],
@@ -87,10 +87,10 @@ def test_a_header_lists_texts_on_pages_of_their_own(precise, tokens, most):
 
 def test_runs_end_at_multiples_of_their_length():
     runs = Runs()
-    assert [runs.last_end(length) for length in (0, 511, 512, 1024, 2047, 2048, 2303, 2304)] == [
+    assert [runs.find_last_end(length) for length in (0, 511, 512, 1024, 2047, 2048, 2303, 2304)] == [
         0, 0, 512, 1024, 1536, 2048, 2048, 2304,
     ]  # fmt: skip
-    assert [runs.next_end(place) for place in (0, 511, 512, 1535, 1536, 2047, 2048, 2303, 2304)] == [
+    assert [runs.find_next_end(place) for place in (0, 511, 512, 1535, 1536, 2047, 2048, 2303, 2304)] == [
         512, 512, 1024, 1536, 2048, 2048, 2304, 2304, 2560,
     ]  # fmt: skip
 
@@ -109,12 +109,12 @@ def test_failing_to_reserve_memory_says_what_to_do(monkeypatch):
     for error in (OSError(), OverflowError(), ValueError()):
         errors.append(error)
         with monkeypatch.context() as context, pytest.raises(MemoryLimitError) as caught:
-            context.setattr(cache_module, "Region", refuse)
-            Reserved(2_500_000_000, whole=False, is_context=True)
+            context.setattr(cache_module, "MemoryRegion", refuse)
+            ReservedMemory(2_500_000_000, whole=False, is_context=True)
         assert str(caught.value) == "cannot reserve 2.50 GB of memory; use a smaller context"
     assert calls == [(2_500_000_000, False)] * 3
     with monkeypatch.context() as context:
-        context.setattr(cache_module, "Region", refuse)
+        context.setattr(cache_module, "MemoryRegion", refuse)
         context.setattr(cache_module, "describe_limit", lambda size: "`ulimit -v` leaves 0.31 GB of it" * (size > 5))
         for size, is_context, advice in (
             (9, False, ": `ulimit -v` leaves 0.31 GB of it; raise this limit"),
@@ -122,10 +122,10 @@ def test_failing_to_reserve_memory_says_what_to_do(monkeypatch):
             (5, False, "; close other programs"),
         ):
             with pytest.raises(MemoryLimitError) as caught:
-                Reserved(size, is_context=is_context)
+                ReservedMemory(size, is_context=is_context)
             calls.pop()
             assert str(caught.value) == f"cannot reserve 0.00 GB of memory{advice}"
-    reserved = Reserved(10)
+    reserved = ReservedMemory(10)
     errors.append(OSError())
     assert len(reserved.bytes) == 10 and reserved.is_whole and reserved.bytes.ctypes.data == reserved.address
     reserved._region = SimpleNamespace(use=refuse, give_back=refuse)
@@ -141,7 +141,7 @@ def test_failing_to_reserve_memory_says_what_to_do(monkeypatch):
 
 def test_a_cache_reserves_as_many_contexts_as_memory_allows(monkeypatch):
     """Without attention, positions cost nothing."""
-    states, sizes, limits = [Paged(0, 1, 16, 16)], [], []
+    states, sizes, limits = [PagedState(0, 1, 16, 16)], [], []
     one = (2 * 16 * 4) * PAGE
 
     def reserve(self, size):
@@ -157,7 +157,7 @@ def test_a_cache_reserves_as_many_contexts_as_memory_allows(monkeypatch):
     ):  # fmt: skip
         sizes.clear()
         limits.append(most)
-        monkeypatch.setattr(cache_module, "address_room", lambda room=room: room)
+        monkeypatch.setattr(cache_module, "get_address_room", lambda room=room: room)
         cache = KVCache(states, 2 * PAGE, KVType.of("f32"))
         assert (cache.sequences, cache.pages, [size // one for size in sizes]) == ((contexts,), 2 * contexts | 1, tried)
     limits.append(0)
@@ -171,7 +171,7 @@ def test_a_cache_reserves_as_many_contexts_as_memory_allows(monkeypatch):
 
 def test_an_arena_grows_and_keeps_earlier_addresses():
     allocated = []
-    arena = Arena(SimpleNamespace(allocate=lambda size: allocated.append(size) or 1000 * len(allocated)))
+    arena = BufferArena(SimpleNamespace(allocate=lambda size: allocated.append(size) or 1000 * len(allocated)))
     assert [arena.address(size) for size in (0, 5, 5, 4, 6, 6)] == [1000, 2000, 2000, 2000, 3000, 3000]
     assert allocated == [1, 5, 6]
 
@@ -214,7 +214,7 @@ def test_gpu_and_cpu_layers_have_their_own_caches_and_share_activations(monkeypa
     def keep(name, value=None):
         monkeypatch.setattr(f"{module}.{name}", lambda *given, **named: [calls.setdefault(name, given), value][1])
 
-    states = [Paged(0, 1, 16, 16), Latent(1, 16, 16), Paged(2, 1, 16, 16)]
+    states = [PagedState(0, 1, 16, 16), LatentState(1, 16, 16), PagedState(2, 1, 16, 16)]
     card = SimpleNamespace(
         warning="slow card", allocate_pinned=lambda size: np.zeros(size, np.uint8), close=lambda: None
     )
@@ -243,13 +243,13 @@ def test_gpu_and_cpu_layers_have_their_own_caches_and_share_activations(monkeypa
         assert (before, places.cache, threads, progress, crossing) == (["before"], cache, 3, None, taken)
         assert [(key.columns, rows.shape, rows.dtype) for key, rows in taken.items()] == [(20, (512, 48), np.float32)]
     else:
-        assert taken == {} and backend._front is None
+        assert taken == {} and backend._cpu_program is None
 
 
 def head_source(**changed):
     known = {
         "path": "head.gguf", "hyperparameters": SimpleNamespace(vocab_size=9, width=4), "columns": 12, "layers": (1,),
-        "tokens": np.array([3, 5]), "state": Paged(0, 1, 4, 4), "weights": "weights", "names": [],
+        "tokens": np.array([3, 5]), "state": PagedState(0, 1, 4, 4), "weights": "weights", "names": [],
         "fuse": lambda b, w, h, rows: b.slice_columns(rows, 0, 4), "draft": guess(2),
     }  # fmt: skip
     return SimpleNamespace(**known | changed)
@@ -266,7 +266,7 @@ def guess(tokens: int):
 @pytest.mark.parametrize("fuses", [True, False])
 def test_a_draft_head_compiles_its_program_and_its_fusion(monkeypatch, fuses):
     compiled = []
-    backend = SimpleNamespace(beside=lambda operations: compiled.append(operations) or "beside")
+    backend = SimpleNamespace(compile_second=lambda operations: compiled.append(operations) or "beside")
     monkeypatch.setattr(guess_head, "CpuBackend", lambda *given: compiled.append(given) or backend)
     source = head_source() if fuses else head_source(
         fuse=None, columns=4, tokens=None, draft=guess(8), hyperparameters=(

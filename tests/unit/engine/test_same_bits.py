@@ -9,10 +9,10 @@ from models import DECLARATIONS, QUANTIZED
 
 import localllm
 from localllm.engine.engine import Engine
-from localllm.kernels.machine import this_lane
+from localllm.kernels.machine import get_lane
 
 # One token adds up in two sums for each row there, several in one (kernels/cpu/matmul/gemv_int16.py).
-pytestmark = pytest.mark.skipif(this_lane().has_avx2_only, reason="with AVX2 only, one token is added in another order")
+pytestmark = pytest.mark.skipif(get_lane().has_avx2_only, reason="with AVX2 only, one token is added in another order")
 
 
 def read(engine: Engine, ids: np.ndarray, sizes: list[int], kernel_tokens: int) -> np.ndarray:

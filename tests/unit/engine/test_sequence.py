@@ -15,7 +15,7 @@ from tiny_hybrid import write_tiny_hybrid
 from tiny_model import write_tiny_model
 
 from localllm.engine.engine import Engine
-from localllm.engine.memory.page_table import Pages
+from localllm.engine.memory.page_table import PageAllocator
 from localllm.engine.options import EngineOptions
 from localllm.engine.reference import ReferenceBackend
 from localllm.errors import ContextError, LocalllmError, MemoryLimitError, UsageError
@@ -60,7 +60,7 @@ def tokens(count: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(0, 260, count).tolist()
 
 
-def pages(engine: Engine) -> Pages:
+def pages(engine: Engine) -> PageAllocator:
     return engine.backend.room.pages
 
 
@@ -200,7 +200,7 @@ def test_a_sequence_alone_has_contiguous_pages(cpu):
 
 
 def test_taking_a_page_of_a_full_pool_is_refused():
-    pool = Pages(5)
+    pool = PageAllocator(5)
     taken_pages = [pool.take(None)]
     while len(taken_pages) < 5:
         taken_pages.append(pool.take(taken_pages[-1]))

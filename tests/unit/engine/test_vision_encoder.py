@@ -14,18 +14,18 @@ from models.projectors import PROJECTORS, projector, write_projector
 from PIL import Image
 
 from localllm.arch.layer_state import KVType
-from localllm.arch.vision.any_size import align_areas, align_corners
-from localllm.arch.vision.llava import Anyres, arrange_rows
-from localllm.arch.vision.resizing import choose_used_size
+from localllm.arch.vision.any_size import compute_area_weights, compute_corner_weights
+from localllm.arch.vision.llava import CuttingRules, arrange_rows
+from localllm.arch.vision.resizing import choose_size
 from localllm.arch.weights import Weights
 from localllm.engine.cpu import program as passing
 from localllm.engine.image_tokens import ImageEmbedding
-from localllm.engine.lower.header import Span
-from localllm.engine.operations.registry import Reference
+from localllm.engine.lower.header import SequenceSpan
+from localllm.engine.operations.registry import ReferenceBuilder
 from localllm.engine.options import EngineOptions
 from localllm.engine.vision_encoder import VisionEncoder
 from localllm.errors import ModelError
-from localllm.files.gguf.file import GGUFFile, map_of, release_pages
+from localllm.files.gguf.file import GGUFFile, get_map, release_pages
 from localllm.kernels.reference import ReferenceCache
 from tests.goldens.test_logits import nmse
 from tests.unit.generation.test_prefix_cache import TakenLock
@@ -45,16 +45,18 @@ def twin(file: GGUFFile, reader: VisionEncoder, shown: Image.Image) -> np.ndarra
     h, family, weights = reader.hyperparameters, reader.family, Weights(file.tensors)
     grid = h.grid(shown)
 
-    def builder(rows: np.ndarray, turns: np.ndarray | None = None) -> Reference:
+    def builder(rows: np.ndarray, turns: np.ndarray | None = None) -> ReferenceBuilder:
         seen = ImageEmbedding(b"", rows, turns)
         ids = np.array(seen.ids)
-        return Reference([Span(ReferenceCache(KVType.of("f32")), 0, ids, len(rows), seen=seen)], {}, len(rows))
+        return ReferenceBuilder(
+            [SequenceSpan(ReferenceCache(KVType.of("f32")), 0, ids, len(rows), seen=seen)], {}, len(rows)
+        )
 
     pixels, windows = h.rows(shown, weights), h.windows(grid)
     b = builder(pixels, h.rotary_positions(grid))
     b.windows = None if windows is None else np.searchsorted(windows, np.arange(len(pixels)), side="right")
     rows = family.gather(h, family.tower(b, weights, h, pixels), grid)
-    return h.with_breaks(family.project(builder(rows), weights, h, rows), grid, weights)
+    return h.insert_breaks(family.project(builder(rows), weights, h, rows), grid, weights)
 
 
 def opened(tmp_path: Path, name: str, **changed) -> tuple[GGUFFile, VisionEncoder]:
@@ -104,7 +106,7 @@ def test_streamed_weights_leave_memory_and_give_the_same_rows(tmp_path, monkeypa
     file, reader = opened(tmp_path, "idefics3", **wide)
     rows = reader.read(picture((64, 64)))
     reader.close()
-    monkeypatch.setattr(passing, "AT_ONCE", 1)
+    monkeypatch.setattr(passing, "MAX_SLICE_BYTES", 1)
     reader = VisionEncoder(file, EngineOptions(threads=2))
     assert np.array_equal(reader.read(picture((64, 64))), rows)
     assert np.array_equal(reader.read(picture((64, 64))), rows)
@@ -124,11 +126,11 @@ def mapped_bytes(path: Path) -> int:
 def test_pages_of_other_arrays_are_not_released(tmp_path):
     file = GGUFFile.open(write_projector(projector("idefics3"), tmp_path / "mmproj.gguf"))
     for tensor in file.tensors.values():
-        data, start = map_of(tensor.data)
+        data, start = get_map(tensor.data)
         assert data[start : start + tensor.nbytes] == tensor.data.tobytes()
     own = np.arange(1 << 16)
     release_pages(own[4:].reshape(-1, 3))
-    assert map_of(own) is None
+    assert get_map(own) is None
     assert (own == np.arange(1 << 16)).all()
 
 
@@ -170,7 +172,7 @@ def test_gemma_3_adds_crops_of_long_pictures(tmp_path, size, sides):
     """The borders are those of transformers 5.23 (pan_and_scan_batched)."""
     _, reader = opened(tmp_path, "gemma3")
     h, shown = reader.hyperparameters, picture(size)
-    panned, whole = reader.family.panned(h, shown), reader.family.prepare(h, shown)
+    panned, whole = reader.family.prepare_crops(h, shown), reader.family.prepare(h, shown)
     numbers = np.asarray(shown)
     cut = [
         numbers[:, begin:end] if size[0] > size[1] else numbers[begin:end] for begin, end in itertools.pairwise(sides)
@@ -227,7 +229,7 @@ def test_llava_1_6_cuts_tiles_whose_lines_end_with_a_newline(tmp_path, size, gri
     prepared = reader.family.prepare(h, picture(size))
     assert {square.size for square in prepared.pictures} == {(56, 56)} and prepared.parts == [0]
     assert len(prepared.pictures) == 1 + columns * rows
-    (all_rows,) = reader.read_all(prepared.pictures, size)
+    (all_rows,) = reader.encode_crops(prepared.pictures, size)
     assert len(all_rows) == 16 + lines * (across + 1)
     newline = projector("llava16").tensors["v.image_newline"]
     assert (all_rows[16:].reshape(lines, across + 1, -1)[:, -1] == newline).all()
@@ -242,7 +244,7 @@ def test_flat_tiles_are_concatenated(tmp_path):
     write_projector(projector("llava16", metadata=flat), tmp_path / "flat.gguf")
     reader = VisionEncoder(GGUFFile.open(tmp_path / "flat.gguf"), EngineOptions(threads=2))
     pictures = reader.family.prepare(reader.hyperparameters, picture((500, 100))).pictures
-    (rows,) = reader.read_all(pictures, (500, 100))
+    (rows,) = reader.encode_crops(pictures, (500, 100))
     assert np.array_equal(rows, np.concatenate([reader.read(each) for each in pictures]))
     reader.close()
 
@@ -253,12 +255,12 @@ def test_lines_of_tiles_agree_with_transformers():
 
     scripts/record/record_lines.py recorded them from transformers for LLaVA 1.6 7B.
     """
-    how = Anyres(((672, 336), (336, 672), (672, 672), (336, 1008), (1008, 336)), is_unpadded=True)
+    how = CuttingRules(((672, 336), (336, 672), (672, 672), (336, 1008), (1008, 336)), is_unpadded=True)
     with np.load(FOLDER / "lines_of_llava16.npz") as golden:
         sizes, digests = golden["sizes"].tolist(), golden["digests"].tolist()
     assert len(sizes) > 500
     for size, digest in zip(sizes, digests, strict=True):
-        columns, rows = choose_used_size(tuple(size), how.sizes)
+        columns, rows = choose_size(tuple(size), how.sizes)
         count = 1 + columns * rows // 336**2
         numbers = np.arange(count * 24**2, dtype=np.float32).reshape(count, -1, 1)
         arranged = arrange_rows(list(numbers), tuple(size), how, 336, np.float32([-1])).astype(np.int32)
@@ -342,11 +344,15 @@ def test_a_position_table_for_no_square_is_refused(tmp_path):
 
 
 def test_position_tables_are_interpolated_between_corners_or_over_areas():
-    assert np.array_equal(align_corners(5, 5), np.eye(5)) and np.allclose(align_areas(5, 5), np.eye(5))
-    assert align_corners(3, 2).tolist() == [[1, 0], [0.5, 0.5], [0, 1]] and align_corners(1, 3).tolist() == [[1, 0, 0]]
-    assert np.allclose(align_areas(1, 2), [[0.5, 0.5]])
-    assert np.allclose(align_areas(2, 4), [[3 / 7, 3 / 7, 1 / 7, 0], [0, 1 / 7, 3 / 7, 3 / 7]])
-    assert np.allclose(align_areas(4, 2), [[1, 0], [0.75, 0.25], [0.25, 0.75], [0, 1]])
+    assert np.array_equal(compute_corner_weights(5, 5), np.eye(5)) and np.allclose(
+        compute_area_weights(5, 5), np.eye(5)
+    )
+    assert compute_corner_weights(3, 2).tolist() == [[1, 0], [0.5, 0.5], [0, 1]] and compute_corner_weights(
+        1, 3
+    ).tolist() == [[1, 0, 0]]
+    assert np.allclose(compute_area_weights(1, 2), [[0.5, 0.5]])
+    assert np.allclose(compute_area_weights(2, 4), [[3 / 7, 3 / 7, 1 / 7, 0], [0, 1 / 7, 3 / 7, 3 / 7]])
+    assert np.allclose(compute_area_weights(4, 2), [[1, 0], [0.75, 0.25], [0.25, 0.75], [0, 1]])
 
 
 def refused(tmp_path: Path, name: str, changed: dict, message: str) -> None:
@@ -478,6 +484,6 @@ def test_a_nan_among_projector_weights_is_refused(tmp_path):
     declared.tensors["v.blk.1.ffn_up.weight"][3, 5] = np.nan
     file = GGUFFile.open(write_projector(declared, tmp_path / "mmproj.gguf"))
     reader = VisionEncoder(file, EngineOptions(threads=1))
-    with pytest.raises(ModelError, match="not numbers"):
+    with pytest.raises(ModelError, match="not finite"):
         reader.read(picture((56, 56)))
     reader.close()

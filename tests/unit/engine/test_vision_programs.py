@@ -10,7 +10,7 @@ from localllm.arch.vision import clip
 from localllm.engine import clip_encoder as pairs
 from localllm.engine import vision_encoder as pictures
 from localllm.engine.clip_encoder import ClipEncoder, dequantize_rows
-from localllm.engine.vision_encoder import VisionEncoder, VisionProgram, trace_part, trace_parts
+from localllm.engine.vision_encoder import VisionEncoder, VisionProgram, trace_program, trace_programs
 from localllm.errors import ModelError
 from tests.unit.engine.trace.test_recorder import tensor, w
 from tests.unit.generation.test_prefix_cache import TakenLock
@@ -35,7 +35,7 @@ def file(*names: str) -> SimpleNamespace:
 
 
 def test_tracing_a_projector_records_tower_and_projection():
-    tower, project = trace_parts(file("tower", "project"), family(), H)
+    tower, project = trace_programs(file("tower", "project"), family(), H)
     assert (len(tower.rows), len(project.rows)) == (6, 3)
     assert (tower.width, project.width) == (3, 5)
     for part, columns in ((tower, 20), (project, 6)):
@@ -60,7 +60,7 @@ def test_tracing_a_projector_records_tower_and_projection():
 )  # fmt: skip
 def test_projectors_that_do_not_fit_are_refused(tensors, columns, message):
     with pytest.raises(ModelError) as error:
-        trace_parts(file(*tensors), family(columns), H)
+        trace_programs(file(*tensors), family(columns), H)
     assert str(error.value) == message
 
 
@@ -68,14 +68,14 @@ class Program:
     """A program that records its arguments and counts its closings."""
 
     def __init__(self, *given):
-        self.given, self.ran, self.closed, self.error = given, [], 0, None
+        self.records_input, self.ran, self.closed, self.error = given, [], 0, None
         made.append(self)
 
     def run(self, *given):
         if self.error:
             raise self.error
         self.ran.append(given)
-        return f"{self.given[0]} of {given[0]}"
+        return f"{self.records_input[0]} of {given[0]}"
 
     def close(self) -> None:
         self.closed += 1
@@ -98,16 +98,16 @@ def test_a_picture_runs_through_tower_and_projection(programs):
     reader.hyperparameters = h = SimpleNamespace(
         path="mmproj.gguf", grid=lambda picture: f"grid of {picture}", rotary_positions=lambda grid: f"turns of {grid}",
         rows=lambda picture, weights: f"rows of {picture} by {weights}", windows=lambda grid: f"windows of {grid}",
-        with_breaks=lambda rows, grid, weights: (rows, grid, weights),
+        insert_breaks=lambda rows, grid, weights: (rows, grid, weights),
         arrange=lambda rows, size, weights: (rows, size, weights),
     )  # fmt: skip
     reader.family = SimpleNamespace(gather=lambda hyperparameters, rows, grid: f"gathered {rows}")
     reader._weights, reader._options, reader.lock, reader._programs = "W", "options", Lock(), []
     reader._parts = "tower", "project"
     expected = "project of gathered tower of rows of P by W", "grid of P", "W"
-    assert reader.read_all(["P", "P"], (3, 4)) == ([expected] * 2, (3, 4), "W")
+    assert reader.encode_crops(["P", "P"], (3, 4)) == ([expected] * 2, (3, 4), "W")
     tower, project = programs
-    assert [one.given for one in programs] == [("tower", h, "options", True), ("project", h, "options", True)]
+    assert [one.records_input for one in programs] == [("tower", h, "options", True), ("project", h, "options", True)]
     assert tower.ran == [("rows of P by W", "turns of grid of P", "windows of grid of P")] * 2
     assert project.ran == [("gathered tower of rows of P by W",)] * 2
     project.error = ModelError("not numbers")
@@ -153,7 +153,7 @@ def test_a_program_gives_its_memory_back_even_if_it_fails(fails):
 def test_a_program_has_memory_for_all_rows(monkeypatch, rows, pages):
     """Layers share the memory of their keys."""
     calls = []
-    part = trace_part(lambda b, weights, h, x: x, file(), H, rows, 4)
+    part = trace_program(lambda b, weights, h, x: x, file(), H, rows, 4)
     monkeypatch.setattr(pictures, "RunCache", lambda *given: calls.append(given) or "cache")
     program = SimpleNamespace(close="close")
     monkeypatch.setattr(pictures, "compile_program", lambda *given, **named: calls.append((given, named)) or program)
@@ -177,7 +177,7 @@ def test_clip_compiles_two_programs_each_for_pictures_and_texts(programs, monkey
     reader = ClipEncoder.__new__(ClipEncoder)
     vision = SimpleNamespace(rows=lambda picture, weights: np.full((3, 2), 7))
     reader._path, reader._options, reader.lock, reader._programs = "clip.gguf", "options", Lock(), {}
-    reader._pair, reader._parts = clip.Towers(vision, "text"), ["see", "of picture", "read", "of text"]
+    reader._pair, reader._parts = clip.ClipEncoders(vision, "text"), ["see", "of picture", "read", "of text"]
     table = SimpleNamespace(
         token_embd=w(5, 2, name="t"), position_embd=w(4, 2, name="p", first=100),
     )  # fmt: skip
@@ -189,29 +189,29 @@ def test_clip_compiles_two_programs_each_for_pictures_and_texts(programs, monkey
         return 10 + np.arange(rows.size).reshape(rows.shape)
 
     monkeypatch.setattr(Program, "run", run)
-    assert reader.picture("P").tolist() == [10, 11]
-    assert [(one.given, one.ran) for one in programs] == [
+    assert reader.encode_image("P").tolist() == [10, 11]
+    assert [(one.records_input, one.ran) for one in programs] == [
         (("see", vision, "options"), [[[7, 7]] * 3]), (("of picture", vision, "options"), [[[10, 11]]]),
     ]  # fmt: skip
     assert reader.text([3, 0]).tolist() == [10, 11]
-    assert [(one.given, one.ran) for one in programs[2:]] == [
+    assert [(one.records_input, one.ran) for one in programs[2:]] == [
         (("read", "text", "options"), [[[107.0, 109.0], [103.0, 105.0]]]),
         (("of text", "text", "options"), [[[12, 13]]]),
     ]  # fmt: skip
-    reader.picture("P")
+    reader.encode_image("P")
     assert len(programs) == 4
 
     def broken(self, rows):
         raise ModelError("not numbers")
 
     monkeypatch.setattr(Program, "run", broken)
-    for call in (lambda: reader.picture("P"), lambda: reader.text([1])):
+    for call in (lambda: reader.encode_image("P"), lambda: reader.text([1])):
         with pytest.raises(ModelError, match=r"^clip\.gguf: not numbers$"):
             call()
     reader.close()
     assert [one.closed for one in programs] == [1] * 4
     reader.lock = TakenLock()
-    for call in (lambda: reader.picture("P"), lambda: reader.text([1]), reader.close):
+    for call in (lambda: reader.encode_image("P"), lambda: reader.text([1]), reader.close):
         with pytest.raises(BlockingIOError):
             call()
     assert dequantize_rows(w(5, 2), np.array([4, 0])).tolist() == [[9, 10], [1, 2]]
@@ -220,19 +220,19 @@ def test_clip_compiles_two_programs_each_for_pictures_and_texts(programs, monkey
 def test_tracing_a_clip_pair_records_both_encoders_and_projections(monkeypatch):
     same = {"vocab_size": 9, "width": 4, "out": 3}
     vision, text = (SimpleNamespace(most_patches=n, input_width=c, **same) for n, c in ((6, 20), (7, 4)))
-    monkeypatch.setattr(clip, "see", lambda b, weights, h, x: b.linear(x, w(4, 20, name="a")))
-    monkeypatch.setattr(clip, "read", lambda b, weights, h, x: b.linear(x, w(4, 4, name="b")))
-    for name in ("vector_of_picture", "vector_of_text"):
+    monkeypatch.setattr(clip, "encode_image", lambda b, weights, h, x: b.linear(x, w(4, 20, name="a")))
+    monkeypatch.setattr(clip, "encode_text", lambda b, weights, h, x: b.linear(x, w(4, 4, name="b")))
+    for name in ("project_image", "project_text"):
         monkeypatch.setattr(clip, name, lambda b, weights, h, x, name=name: b.linear(x, w(3, 4, name=name)))
-    names = "a", "b", "vector_of_picture", "vector_of_text"
+    names = "a", "b", "project_image", "project_text"
     pair = SimpleNamespace(vision=vision, text=text)
-    parts = pairs.trace_parts(file(*names), pair)
+    parts = pairs.trace_programs(file(*names), pair)
     assert [(len(part.rows), part.recorder.operations[0].output.columns, part.width) for part in parts] == [
         (6, 20, 4), (1, 4, 3), (7, 4, 4), (1, 4, 3),
     ]  # fmt: skip
     with pytest.raises(ModelError, match=r"^mmproj\.gguf: tensor more: not part of this architecture"):
-        pairs.trace_parts(file(*names, "more"), pair)
+        pairs.trace_programs(file(*names, "more"), pair)
     text.out = 4
     with pytest.raises(ModelError) as error:
-        pairs.trace_parts(file(*names), pair)
+        pairs.trace_programs(file(*names), pair)
     assert str(error.value) == "mmproj.gguf: vectors of length 3, but projection_dim is 4"

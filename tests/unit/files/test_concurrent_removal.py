@@ -14,19 +14,19 @@ from localllm.files import provenance as origin
 from localllm.files.cache import checksummed_cache as kept
 from localllm.files.cache import ngram_cache_file as written_file
 from localllm.files.cache import prefix_files
-from localllm.files.cache.prefix_files import PrefixAbout
+from localllm.files.cache.prefix_files import PrefixChunkInfo
 from localllm.files.provenance import (
     Provenance,
-    continues,
-    digest,
+    get_record_path,
+    hash_beginning,
+    is_same_input,
     read_record,
-    record_path,
     remove_record,
     require_same_input,
     write_record,
 )
 from localllm.files.safe_file import SafeFile
-from localllm.quantizing.imatrix import Collector
+from localllm.quantizing.imatrix import ImportanceCollector
 from localllm.services import sessions
 from localllm.services.hub import catalogue
 from localllm.services.sessions import SavedChat, SessionFile
@@ -90,15 +90,15 @@ def names(folder: Path) -> list[str]:
 def write_prefixes() -> list[Path]:
     for number in range(3):
         key = f"{number}" * 32
-        prefix_files.write_prefix(key, PrefixAbout("m", number, ""), {"x": np.zeros(1000, np.uint8)})
-        os.utime(prefix_files.folder() / key, (number + 1, number + 1))
-    return sorted(prefix_files.folder().iterdir())
+        prefix_files.write_prefix(key, PrefixChunkInfo("m", number, ""), {"x": np.zeros(1000, np.uint8)})
+        os.utime(prefix_files.get_folder() / key, (number + 1, number + 1))
+    return sorted(prefix_files.get_folder().iterdir())
 
 
 def write_texts() -> list[Path]:
     for name in "abc":
         written_file.write_texts(name, np.arange(5), np.arange(3))
-    return sorted(written_file.folder().iterdir())
+    return sorted(written_file.get_folder().iterdir())
 
 
 @pytest.mark.parametrize("which", range(3))
@@ -109,8 +109,8 @@ def test_a_prompt_removed_while_listing_is_passed_over(lost, which: int):
     assert sorted(entry.key for entry in prefix_files.list_entries()) == stay
     paths[which].write_bytes(b"x")
     size = paths[1].stat().st_size if which != 1 else paths[0].stat().st_size
-    assert prefix_files.clear() == 2 * size
-    assert names(prefix_files.folder()) == []
+    assert prefix_files.remove_all() == 2 * size
+    assert names(prefix_files.get_folder()) == []
 
 
 @pytest.mark.parametrize("which", range(3))
@@ -121,19 +121,19 @@ def test_pruning_counts_no_prompt_removed_meanwhile(lost, monkeypatch, which: in
     monkeypatch.setenv(prefix_files.SIZE_VARIABLE, f"{size / 1e9}")
     lost(paths[which])
     prefix_files.prune()
-    assert names(prefix_files.folder()) == [paths[1 if which == 2 else 2].name]
+    assert names(prefix_files.get_folder()) == [paths[1 if which == 2 else 2].name]
 
 
 @pytest.mark.parametrize("which", range(3))
 def test_a_text_removed_while_listing_is_passed_over(lost, which: int):
-    assert written_file.list_files() == [] and written_file.clear() == 0, "there is not a folder"
+    assert written_file.list_files() == [] and written_file.remove_all() == 0, "there is not a folder"
     paths = write_texts()
     content, size = paths[which].read_bytes(), paths[0].stat().st_size
     lost(paths[which])
     assert [(tokens, taken) for tokens, taken, _ in written_file.list_files()] == [(5, size)] * 2
     paths[which].write_bytes(content)
-    assert written_file.clear() == 2 * size
-    assert names(written_file.folder()) == [] and written_file.clear() == 0
+    assert written_file.remove_all() == 2 * size
+    assert names(written_file.get_folder()) == [] and written_file.remove_all() == 0
 
 
 def test_texts_that_cannot_be_removed_are_an_error(monkeypatch):
@@ -144,7 +144,7 @@ def test_texts_that_cannot_be_removed_are_an_error(monkeypatch):
 
     monkeypatch.setattr(Path, "unlink", refuse)
     with pytest.raises(LocalllmError) as failure:
-        written_file.clear()
+        written_file.remove_all()
     assert str(failure.value).startswith(str(path.parent)) and "cannot be removed: Operation" in str(failure.value)
 
 
@@ -154,11 +154,11 @@ def test_a_session_removed_while_listing_is_passed_over(lost, which: int):
         with SessionFile(f"s{number}") as file:
             file.chat = SavedChat()
             file.rewrite()
-        os.utime(sessions.path_of(f"s{number}"), (number + 1, number + 1))
-    lost(sessions.path_of(f"s{which}"))
+        os.utime(sessions.get_path(f"s{number}"), (number + 1, number + 1))
+    lost(sessions.get_path(f"s{which}"))
     stay = [f"s{number}" for number in (2, 1, 0) if number != which]
-    assert sessions.names() == stay and [one.name for one in sessions.list_sessions()] == stay
-    assert sessions.latest_name() == stay[0] and sessions.branches("s9") == ["s9"]
+    assert sessions.list_names() == stay and [one.name for one in sessions.list_sessions()] == stay
+    assert sessions.latest_name() == stay[0] and sessions.list_branches("s9") == ["s9"]
 
 
 @pytest.mark.parametrize("which", range(3))
@@ -167,10 +167,10 @@ def test_a_model_removed_while_listing_is_passed_over(lost, tmp_path, which: int
     for number in range(3):
         write_tiny_model(tmp_path / "models" / f"m{number}.gguf")
     lost(tmp_path / "models" / f"m{which}.gguf")
-    assert [(model.name, model.is_whole) for model in catalogue.models_on_disk()] == [
+    assert [(model.name, model.is_whole) for model in catalogue.list_models_on_disk()] == [
         (f"m{number}", number != which) for number in range(3)
     ]
-    assert models_folder.size_of(tmp_path / "models" / f"m{which}.gguf") == 0
+    assert models_folder.get_size(tmp_path / "models" / f"m{which}.gguf") == 0
 
 
 def test_half_written_files_removed_meanwhile_are_passed_over(lost, tmp_path):
@@ -200,7 +200,7 @@ def test_an_error_wins_over_the_temporary_files_removal(tmp_path, monkeypatch):
         sources.append(source)
         vanish(source, target)
 
-    monkeypatch.setattr(kept, "replace", noted)
+    monkeypatch.setattr(kept, "replace_file", noted)
     with pytest.raises(OSError, match="Input/output error"):
         kept.write_checksummed(tmp_path / "folder" / "x", b"content")
     assert names(tmp_path / "folder") == []
@@ -222,7 +222,7 @@ def test_removing_empty_folders_stops_at_the_models_folder(tmp_path):
 def test_removing_the_part_of_an_interrupted_run_twice_is_harmless(tmp_path):
     (tmp_path / "out.part").touch()
     for _ in range(2):
-        Collector.remove_part(SimpleNamespace(_part=tmp_path / "out.part"))
+        ImportanceCollector.remove_part(SimpleNamespace(_part=tmp_path / "out.part"))
         assert names(tmp_path) == []
 
 
@@ -232,12 +232,12 @@ def test_a_record_goes_only_after_its_output(tmp_path):
     Path(output).write_bytes(b"answers")
     write_record(output, Provenance.of(b"questions", "q"))
     remove_record(output)
-    assert os.path.exists(record_path(output))
+    assert os.path.exists(get_record_path(output))
     assert str(read_record(output)) == f"{os.path.abspath('q')} (9 bytes)" and Provenance.of(b"", "").path == ""
     os.unlink(output)
     for _ in range(2):
         remove_record(output)
-        assert not os.path.exists(record_path(output))
+        assert not os.path.exists(get_record_path(output))
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_a_record_goes_only_after_its_output(tmp_path):
 )  # fmt: skip
 def test_a_run_goes_on_with_grown_or_renamed_input(tmp_path, path: str, data: bytes, goes_on: bool):
     output, now = str(tmp_path / "out"), Provenance.of(data, path)
-    assert continues(Provenance.of(b"questions", "q"), data, now) == goes_on
+    assert is_same_input(Provenance.of(b"questions", "q"), data, now) == goes_on
     require_same_input(output, data, now)
     Path(output).write_bytes(b"answers")
     require_same_input(output, data, now)
@@ -274,19 +274,25 @@ def test_a_run_goes_on_with_grown_or_renamed_input(tmp_path, path: str, data: by
 def test_the_digest_covers_the_beginning_of_an_input():
     one, other = (b"a" * (1 << 16) + end for end in (b"x", b"y"))
     before = Provenance.of(one, "q")  # all of it counts where it has become shorter
-    assert [continues(before, data, Provenance.of(data, "q")) for data in (one, one[:-1])] == [True, False]
-    assert digest(one) == digest(other) and digest(one[1:]) != digest(other[1:]) and len(digest(one)) == 16
+    assert [is_same_input(before, data, Provenance.of(data, "q")) for data in (one, one[:-1])] == [True, False]
+    assert (
+        hash_beginning(one) == hash_beginning(other)
+        and hash_beginning(one[1:]) != hash_beginning(other[1:])
+        and len(hash_beginning(one)) == 16
+    )
 
 
 def test_broken_records_count_as_none(tmp_path, monkeypatch):
     """Include records of an empty output, and cut ones; and write no known record again."""
     output, now = tmp_path / "out", Provenance.of(b"questions", "")
-    assert read_record(str(output)) is None and record_path(str(output)) == os.path.realpath(tmp_path / ".out.localllm")
+    assert read_record(str(output)) is None and get_record_path(str(output)) == os.path.realpath(
+        tmp_path / ".out.localllm"
+    )
     output.write_bytes(b"answers")
     write_record(str(output), now)
-    mark = Path(record_path(str(output)))
+    mark = Path(get_record_path(str(output)))
     content = mark.read_bytes()
-    assert content == b'{"path": "", "size": 9, "beginning": "%s", "by": {}}\n' % digest(b"questions").encode()
+    assert content == b'{"path": "", "size": 9, "beginning": "%s", "by": {}}\n' % hash_beginning(b"questions").encode()
     monkeypatch.setattr(origin, "SafeFile", lambda path: 1 // 0)
     write_record(str(output), now)
     with pytest.raises(ZeroDivisionError):

@@ -9,7 +9,7 @@ import pytest
 
 from localllm.errors import LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.files import download as partial
-from localllm.files.download import Download, find_partials, sha256_of
+from localllm.files.download import Download, compute_sha256, find_partials
 
 CONTENT = bytes(range(250))
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -35,16 +35,16 @@ def test_a_later_process_resumes_the_download(target):
         told, checked = list[int](), list[str]()
         with begun(target, told) as file:
             assert file.path == target.with_name(f"model.gguf.{SHA256[:16]}.partial")
-            assert (file.position, told, file.is_right) == (first, read, False)
+            assert (file.position, told, file.is_verified) == (first, read, False)
             file.write(CONTENT[first:last])
-            assert (file.position, file.is_right) == (last, last == 250)
+            assert (file.position, file.is_verified) == (last, last == 250)
             if last == 250:
                 file.finish(checked.append)
         assert find_partials(target) == ([file.path] if last < 250 else [])
     assert checked == [str(file.path)]
     assert target.read_bytes() == CONTENT
     told.clear()
-    assert sha256_of(target, told.append) == SHA256 and told == [100, 200, 250]
+    assert compute_sha256(target, told.append) == SHA256 and told == [100, 200, 250]
 
 
 def test_partial_files_that_do_not_fit_are_removed(target):
@@ -61,11 +61,11 @@ def test_partial_files_that_do_not_fit_are_removed(target):
     assert not file.path.exists(), "nothing has come"
     file.path.write_bytes(CONTENT)
     with begun(target) as file:
-        assert (file.position, file.is_right) == (250, True)
+        assert (file.position, file.is_verified) == (250, True)
         file.restart()
-        assert (file.position, file.path.stat().st_size, file.is_right) == (0, 0, False)
+        assert (file.position, file.path.stat().st_size, file.is_verified) == (0, 0, False)
         file.write(CONTENT)
-        assert file.is_right
+        assert file.is_verified
 
 
 def test_a_damaged_download_is_removed_with_an_error(target):
@@ -100,11 +100,11 @@ def test_short_writes_are_continued(target, monkeypatch):
     monkeypatch.setattr(partial, "write_at", lambda descriptor, data, place: write_at(descriptor, data[:7], place))
     with begun(target) as file:
         file.write(CONTENT)
-        assert file.is_right
+        assert file.is_verified
     assert file.path.read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize("function", ["write_at", "sync", "replace", "sync_folder"])
+@pytest.mark.parametrize("function", ["write_at", "sync_file", "replace_file", "sync_folder"])
 def test_a_disk_that_refuses_leaves_the_received_bytes(target, monkeypatch, function):
 
     def refuse(*given) -> None:
@@ -129,7 +129,7 @@ def test_a_folder_that_is_a_file_is_an_error(tmp_path):
 
 def test_a_file_pulled_by_another_process_is_refused(target, monkeypatch):
     closed, close = [], os.close
-    monkeypatch.setattr(partial, "lock", lambda descriptor: False)
+    monkeypatch.setattr(partial, "lock_file", lambda descriptor: False)
     monkeypatch.setattr(os, "close", lambda descriptor: closed.append(descriptor) or close(descriptor))
     with pytest.raises(UsageError) as error:
         begun(target).__enter__()

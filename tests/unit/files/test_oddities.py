@@ -11,11 +11,11 @@ from invalid_models import GONE, Wrong
 from tiny_model import HEADS, KV_HEADS, LAYERS, MERGES, WIDTH
 
 import localllm
-from localllm.arch.weights import part_of
+from localllm.arch.weights import find_part
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.gguf.metadata import MOST_NOTES as MOST
-from localllm.files.gguf.metadata import Oddities
+from localllm.files.gguf.metadata import MAX_NOTES as MOST
+from localllm.files.gguf.metadata import Irregularities
 from localllm.text.vocabulary import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED, read_vocabulary
 from tests.fuzz.test_malformed_models import ALL, PIECES, TYPES, L, T, sentence_piece, with_item
 from tests.fuzz.test_malformed_models import arguments as usual_arguments
@@ -89,7 +89,7 @@ def test_odd_metadata_is_told_and_ignored(odd: Wrong, cli, case: str):
 def test_tensors_of_other_parts_are_ignored_and_copied(odd: Wrong, cli, names: list[str]):
     """Take files as in Ollama's store; expect the tensors unchanged in the new file."""
     path = odd.write(tensors=dict.fromkeys(names, ONES))
-    kinds = " and ".join(sorted({str(part_of(name)) for name in names}))
+    kinds = " and ".join(sorted({str(find_part(name)) for name in names}))
     printed = require_runs(cli, path, f"{len(names)} unused tensors of {kinds} ({names[0]})")
     assert printed["run"] == cli(*arguments("run", odd.valid))[1]
     copied = GGUFFile.open(path.with_suffix(".out"))
@@ -187,13 +187,13 @@ def test_a_table_of_too_few_tensors_is_refused(odd: Wrong, cli):
 
 
 def test_the_line_of_oddities_is_cut_short():
-    oddities = Oddities()
+    oddities = Irregularities()
     for number in range(10):
         oddities.note(f"thing {number}")
         oddities.note("thing 0")
     (line,) = oddities.lines()
     assert line.endswith("; thing 5; and 4 more") and line.count(";") == MOST
-    assert Oddities().lines() == []
+    assert Irregularities().lines() == []
 
 
 # ---- which of two tokens a text becomes

@@ -16,10 +16,10 @@ from localllm.errors import LocalllmError, ModelError, UnsupportedError, UsageEr
 from localllm.files import jsonl_file as line_file
 from localllm.files import logits_file, settings, text_file
 from localllm.files.gguf import header_only as hollow
-from localllm.files.gguf.metadata_reader import Checked, is_number, is_text, number_of_strings
+from localllm.files.gguf.metadata_reader import MetadataReader, count_strings, is_number, is_text
 from localllm.files.gguf.writer import OutputTensor, write_gguf
 from localllm.files.jsonl_file import JsonlFile
-from localllm.files.settings import line_of, parse, split_key
+from localllm.files.settings import find_line, parse_settings, split_key
 from localllm.files.text_file import require_encoding, strip_line_break
 from localllm.system import files, locks
 
@@ -90,7 +90,7 @@ temp = 0.2
     ],
 )
 def test_a_setting_is_located_by_its_line(keys, line):
-    assert line_of(TOML, keys) == line
+    assert find_line(TOML, keys) == line
     assert split_key("""a."b.c".'d e'.f-g""") == ["a", "b.c", "d e", "f-g"]
 
 
@@ -113,12 +113,12 @@ def test_a_setting_is_located_by_its_line(keys, line):
 )
 def test_invalid_settings_are_refused_with_their_line(text, message):
     with pytest.raises(UsageError) as error:
-        parse(Path("config.toml"), text)
+        parse_settings(Path("config.toml"), text)
     assert str(error.value).partition(" (at end")[0] == f"config.toml, {message}"
 
 
 def test_settings_are_read_with_defaults_and_errors(tmp_path, monkeypatch):
-    monkeypatch.setattr(settings, "config_path", lambda: tmp_path / "config.toml")
+    monkeypatch.setattr(settings, "get_config_path", lambda: tmp_path / "config.toml")
     empty = settings.load_settings()
     assert (empty.path, empty.cache_gb, empty.aliases, empty.defaults) == (tmp_path / "config.toml", None, {}, {})
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -194,8 +194,8 @@ def test_lines_are_written_whole_or_reported(tmp_path, monkeypatch):
 
 
 def test_a_json_line_is_utf_8_unless_its_text_is_none():
-    assert line_file.json_line({"id": "ä"}) == '{"id": "ä"}\n'.encode()
-    assert line_file.json_line({"id": "ä\ud800"}) == b'{"id": "\\u00e4\\ud800"}\n'
+    assert line_file.encode_line({"id": "ä"}) == '{"id": "ä"}\n'.encode()
+    assert line_file.encode_line({"id": "ä\ud800"}) == b'{"id": "\\u00e4\\ud800"}\n'
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a file is replaced that is open")
@@ -212,10 +212,10 @@ def test_a_file_of_lines_is_closed_in_time(tmp_path, monkeypatch):
         os.close(descriptor)
 
     monkeypatch.setattr(line_file, "open_file", open_file)
-    monkeypatch.setattr(line_file, "lock", lambda descriptor: free[0] and locks.lock(descriptor))
+    monkeypatch.setattr(line_file, "lock_file", lambda descriptor: free[0] and locks.lock_file(descriptor))
     monkeypatch.setattr(line_file, "os", SimpleNamespace(**(vars(os) | {"close": close})))
     synced = []
-    monkeypatch.setattr(line_file, "sync", synced.append)
+    monkeypatch.setattr(line_file, "sync_file", synced.append)
     one, two, three = (b'{"id": %d}\n' % number for number in (1, 2, 3))
     for content, message in ((b"", "another process is writing this file"), (b"other\n", "line 1 is not a record")):
         path.write_bytes(content)
@@ -254,7 +254,7 @@ def test_a_header_is_read_without_the_weights(tmp_path, monkeypatch):
         asked.append((name, start, end))
         return data[start:end]
 
-    monkeypatch.setattr(hollow, "FIRST", 16)
+    monkeypatch.setattr(hollow, "FIRST_BYTES", 16)
     with hollow.open_header_only({"m.gguf": len(data)}, fetch) as (model, fetched):
         assert (model.path, [*model.tensors], model.tensors["x"].shape) == ("m.gguf", ["x"], (1000,))
         assert asked == [
@@ -282,10 +282,10 @@ def test_logits_in_16_bits_are_exact_to_half_a_step(logits):
     """Divide the distance between the largest and the least, which is 16 at most, into 65535 steps."""
     numbers = np.array(logits, np.float32)
     log_sum = float(np.log(np.exp(numbers.astype(float)).sum()))
-    row = np.full(logits_file.row_width(len(logits)), 7, np.uint16)
-    logits_file.pack(numbers, log_sum, row, np.zeros_like(numbers))
-    unpacked = logits_file.unpack(row, np.zeros_like(numbers))
-    floor = numbers.max() - logits_file.FLOOR
+    row = np.full(logits_file.compute_row_width(len(logits)), 7, np.uint16)
+    logits_file.quantize_logits(numbers, log_sum, row, np.zeros_like(numbers))
+    unpacked = logits_file.dequantize_logits(row, np.zeros_like(numbers))
+    floor = numbers.max() - logits_file.MAX_DISTANCE
     step = (numbers.max() - max(numbers.min(), floor)) / 65535
     assert np.abs(unpacked - (np.maximum(numbers, floor) - log_sum)).max() <= step / 2 + 2e-6
     scale, least = row[:4].view(np.float32)
@@ -297,10 +297,10 @@ def test_logits_in_16_bits_are_exact_to_half_a_step(logits):
 def test_the_least_likely_logits_are_kept_alike():
     """Raise them to 16 below the largest; where all are alike, there is nothing to scale by."""
     for logits, expected in (([0, -15, -16, -17, -99], [0, -15, -16, -16, -16]), ([3, 3, 3, 3, 3], [3] * 5)):
-        numbers, row = np.array(logits, np.float32), np.full(logits_file.row_width(5), 7, np.uint16)
+        numbers, row = np.array(logits, np.float32), np.full(logits_file.compute_row_width(5), 7, np.uint16)
         with np.errstate(all="raise"):
-            logits_file.pack(numbers, 0.0, row, np.empty(5, np.float32))
-        np.testing.assert_allclose(logits_file.unpack(row, np.empty(5, np.float32)), expected, atol=3e-4)
+            logits_file.quantize_logits(numbers, 0.0, row, np.empty(5, np.float32))
+        np.testing.assert_allclose(logits_file.dequantize_logits(row, np.empty(5, np.float32)), expected, atol=3e-4)
         assert numbers.tolist() == logits and row[-1] == 7
 
 
@@ -368,7 +368,7 @@ FIELDS = {
             ("less", TINY / 2), ("below", -0.5), ("none", "nan"), ("all", "inf"), ("yes", True), ("text", "a"))),
         (lambda c: c.flag("yes"), True), (lambda c: c.flag("none there", False), False),
         (lambda c: c.flag("one"), "true or false (found 1)"), (lambda c: c.text("text"), "a"),
-        (lambda c: c.text("none there", "b"), "b"), (lambda c: c.text("one"), "a text (found 1)"),
+        (lambda c: c.text("none there", "b"), "b"), (lambda c: c.text("one"), "a string (found 1)"),
         (lambda c: c.array("numbers", "iu", "numbers").tolist(), [0, 1, 2]),
         (lambda c: c.array("numbers", "f", "fractions"), "fractions (found [0 1 2])"),
         (lambda c: c.array("table", "f", "fractions"), "fractions (found [[0. 0. 0.]])"),
@@ -382,7 +382,7 @@ FIELDS = {
 )  # fmt: skip
 def test_metadata_of_another_kind_or_range_are_refused(ask, answer):
     """Check both ends of each range, and the message for others."""
-    fields = Checked({f"llama.{name}": value for name, value in FIELDS.items()}, "llama.", "m.gguf")
+    fields = MetadataReader({f"llama.{name}": value for name, value in FIELDS.items()}, "llama.", "m.gguf")
     if isinstance(answer, str) and " (found " in answer:
         with pytest.raises(ModelError) as error:
             ask(fields)
@@ -392,11 +392,11 @@ def test_metadata_of_another_kind_or_range_are_refused(ask, answer):
 
 
 def test_metadata_errors_name_the_key_and_the_file():
-    bare = Checked({}, "llama.")
+    bare = MetadataReader({}, "llama.")
     assert str(bare.error("wrong")) == "wrong" and bare.key("a\nb") == repr("llama.a\nb")
-    unsupported = Checked({}, "", "m.gguf").unsupported("no")
+    unsupported = MetadataReader({}, "", "m.gguf").make_unsupported_error("no")
     assert (type(unsupported), str(unsupported)) == (UnsupportedError, "m.gguf: no")
     values = {"list": ["a", "b"], "text": "a"}
-    assert [number_of_strings(values, key) for key in ("list", "text", "none")] == [2, None, None]
+    assert [count_strings(values, key) for key in ("list", "text", "none")] == [2, None, None]
     assert [is_text(values, key) for key in ("list", "text", "none")] == [False, True, False]
     assert [is_number(value) for value in (0, LARGEST, TINY, TINY / 2, -1, math.inf)] == [True] * 3 + [False] * 3

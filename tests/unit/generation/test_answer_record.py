@@ -16,7 +16,7 @@ from tiny_model import write_tiny_model
 import localllm
 from localllm.engine.options import EngineOptions
 from localllm.errors import ContextError, ModelError, UsageError
-from localllm.generation.answer_record import KEPT, AnswerRecord
+from localllm.generation.answer_record import RECORDED_ATTRIBUTES, AnswerRecord
 from localllm.services.hub.catalogue import HubReference, MissingError
 from localllm.text.tokenizer import Tokenizer
 
@@ -125,7 +125,7 @@ def test_answers_are_pickled_and_copied_as_plain_data(model: Any, kind: str, how
     answer = results_of(model)[kind]
     again = how(answer)
     assert isinstance(again, AnswerRecord) and answer.text
-    names = set(KEPT) - {"ids", "logprob"}
+    names = set(RECORDED_ATTRIBUTES) - {"ids", "logprob"}
     assert {name: getattr(again, name) for name in names} == {name: getattr(answer, name) for name in names}
     assert again.message()["content"] == again.text and list(again) == []
     assert how(again) == again and pickle.dumps(again) == pickle.dumps(how(again))
@@ -181,7 +181,7 @@ def test_unpickling_a_tokenizer_refuses_a_changed_file(tmp_path: Path):
     other = model("bert", vocab=len(PIECES), context=64)
     other.metadata.update(metadata())
     write(other, path)
-    with pytest.raises(ModelError, match="has another vocabulary than when its tokenizer was pickled"):
+    with pytest.raises(ModelError, match="the vocabulary has changed since the tokenizer was pickled"):
         pickle.loads(data)
 
 

@@ -15,9 +15,9 @@ from tiny_hybrid import write_tiny_hybrid
 
 import localllm
 from localllm.errors import LocalllmError, UsageError
-from localllm.generation.banned import BannedStrings, match_at, spellings
+from localllm.generation.banned import BannedStrings, match_string, spell_cases
 from localllm.generation.options import GenerationOptions
-from localllm.generation.request import Request, Task
+from localllm.generation.request import PromptTask, Request
 from localllm.generation.sampling.sampler import Sampler, SamplingOptions
 from localllm.generation.scheduler import Scheduler
 from localllm.generation.speculation import speculator
@@ -74,7 +74,8 @@ def test_banned_strings_give_what_rejection_gives(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(speculator, "StepCostModel", Free)
         asked = [
-            Request(Task(p, Letters().stream(), GenerationOptions(most, sampling=sampling, ban=bans))) for p in prompts
+            Request(PromptTask(p, Letters().stream(), GenerationOptions(most, sampling=sampling, ban=bans)))
+            for p in prompts
         ]
         with closing(Scheduler(FakeSequences(VOCAB, row), Letters(), asked)) as batch:  # type: ignore[arg-type]
             for _ in batch:
@@ -163,11 +164,11 @@ def test_a_possible_beginning_of_a_banned_string_is_held_back():
         return seen
 
     banned_strings = BannedStrings([" said", "—"], Tokens())  # type: ignore[arg-type]
-    assert push(banned_strings, 1, 2, 4, 2, 3) == [0, 1, 0, 1, -2] and banned_strings.barred == {2}
-    assert push(banned_strings, 1) == [0] and not banned_strings.barred, "the place is behind it now"
+    assert push(banned_strings, 1, 2, 4, 2, 3) == [0, 1, 0, 1, -2] and banned_strings.barred_tokens == {2}
+    assert push(banned_strings, 1) == [0] and not banned_strings.barred_tokens, "the place is behind it now"
     assert push(banned_strings, 5, 6, 8, 5, 6, 7) == [1, 2, 0, 1, 2, -5], "it goes back to the first byte of the dash"
     assert push(banned_strings, 2, 9, 3) == [1, 2, -2], "a control token has no text"
-    assert match_at(b"STRASSE", 0, spellings("straße")) and match_at("Ä".encode(), 0, spellings("ä"))
+    assert match_string(b"STRASSE", 0, spell_cases("straße")) and match_string("Ä".encode(), 0, spell_cases("ä"))
 
 
 def test_invalid_bans_are_refused(model: localllm.Model):

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from localllm.errors import ContextError, LocalllmError, UsageError
 from localllm.generation import beam_search, scheduler
-from localllm.generation.beam_search import Answer, answers, best, log_total
+from localllm.generation.beam_search import Answer, generate_answers, log_sum_exp, select_best
 from localllm.generation.options import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache
-from localllm.generation.request import Task
+from localllm.generation.request import PromptTask
 from localllm.generation.sampling.sampler import SamplingOptions
 from localllm.generation.scheduler import Generation
 from localllm.text.tokenizer import StreamDecoder
@@ -56,7 +56,7 @@ def random_table(seed: int, levels: int = 5, ending: float = 0.0) -> Row:
 def run_search(engine: FakeSequences, tokenizer: Letters, prompt: list[int], n: int = 1, beams: int = 0, **options):
     chosen, sequences = GenerationOptions(**options), PrefixCache(engine)
     try:
-        return answers(sequences, tokenizer, Task(prompt, tokenizer.stream(), chosen), n, beams)
+        return generate_answers(sequences, tokenizer, PromptTask(prompt, tokenizer.stream(), chosen), n, beams)
     finally:
         sequences.collect()
 
@@ -80,12 +80,12 @@ def test_each_of_n_answers_equals_the_one_generated_alone(
     engine, tokenizer = FakeSequences(VOCAB, row, context=20), Letters()
     sampling = SamplingOptions(seed=seed, temperature=1.5, repeat_penalty=penalty)
     options = GenerationOptions(max_tokens, stop, sampling, speculate="off")
-    results = answers(PrefixCache(engine), tokenizer, Task(prompt, tokenizer.stream(), options), n)
+    results = generate_answers(PrefixCache(engine), tokenizer, PromptTask(prompt, tokenizer.stream(), options), n)
     assert sorted(answer.seed for answer in results) == [seed + number for number in range(n)]
     assert results == sorted(results, key=per_token(tokenizer, row, prompt), reverse=True)
     for answer in results:
         chosen = replace(options, sampling=replace(sampling, seed=answer.seed))
-        task = Task(prompt, tokenizer.stream(), chosen)
+        task = PromptTask(prompt, tokenizer.stream(), chosen)
         alone = Generation(PrefixCache(FakeSequences(VOCAB, row, 20)), tokenizer, task)
         assert "".join(alone) == answer.text
         assert (alone.tokens, alone.finish_reason) == (answer.tokens, answer.finish_reason)
@@ -136,7 +136,7 @@ def test_the_prompt_is_prefilled_in_chunks_with_progress():
 
 def logprob_of(row: Row, tokens: list[int], token: int) -> float:
     logits = row(tuple(tokens))
-    return float(logits[token]) - log_total(logits)
+    return float(logits[token]) - log_sum_exp(logits)
 
 
 def sum_of(row: Row, prompt: list[int], tokens: list[int]) -> float:
@@ -228,7 +228,7 @@ def test_equal_texts_count_as_one_answer():
     candidates = [
         Answer(text, [number], -number, "stop") for number, text in enumerate(["yes", "no", "yes", "maybe", "no"])
     ]
-    assert [answer.tokens for answer in best(candidates[::-1], 3)] == [[0], [1], [3]]
+    assert [answer.tokens for answer in select_best(candidates[::-1], 3)] == [[0], [1], [3]]
 
 
 def test_an_exhaustive_beam_search_finds_the_likeliest_answer():
@@ -381,7 +381,7 @@ class interrupted_at:  # noqa: N801
 @pytest.mark.parametrize("search", SEARCHES, ids=["n-best", "beams"])
 def test_logits_that_are_nan_raise_and_close_sequences(search: dict):
     engine = FakeSequences(VOCAB, lambda tokens: np.full(VOCAB, np.nan if len(tokens) > 4 else 0, np.float32))
-    with pytest.raises(LocalllmError, match="not numbers"):
+    with pytest.raises(LocalllmError, match="not finite"):
         run_search(engine, Letters(frozenset()), [2, 3], **search)
     assert engine.open() <= 1
 

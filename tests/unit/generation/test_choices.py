@@ -10,10 +10,10 @@ import pytest
 
 import localllm
 from localllm.errors import ContextError, UsageError
-from localllm.generation.choices import Choice, TextTree, maximal, text_logprobs
-from localllm.generation.logprobs import TokenLogprob, prompt_logprobs
+from localllm.generation.choices import Choice, TokenTrie, drop_prefixes, score_request
+from localllm.generation.logprobs import TokenLogprob, compute_prompt_logprobs
 from localllm.generation.request import Request
-from localllm.generation.sampling.sampler import log_total
+from localllm.generation.sampling.sampler import log_sum_exp
 
 MESSAGES = [{"role": "user", "content": "Is it good?"}]
 
@@ -27,7 +27,7 @@ def model():
 def logprob(model: localllm.Model, prompt: list[int], ids: list[int]) -> float:
     """Read prompt and ids in one run."""
     rows = model.logits([*prompt, *ids])[len(prompt) - 1 :]
-    return sum(float(row[token]) - log_total(row) for row, token in zip(rows, ids, strict=False))
+    return sum(float(row[token]) - log_sum_exp(row) for row, token in zip(rows, ids, strict=False))
 
 
 def test_tokens_of_an_answer_have_log_probabilities(model: localllm.Model):
@@ -63,8 +63,8 @@ def test_measurements_use_16_bit_activations_for_any_prompt_length(model: locall
     ids = model.tokenize("Each model is a file of weights, and each prompt is read by it in runs. " * 20)[:330]
     with closing(model.sequence()) as sequence:
         rows = np.concatenate([sequence.append(ids[first : first + 33], "all") for first in range(0, 330, 33)])
-    expected = [float(row[token]) - log_total(row) for row, token in zip(rows, ids[1:], strict=False)]
-    echoed, _ = prompt_logprobs(model.sequence(), ids, 0)
+    expected = [float(row[token]) - log_sum_exp(row) for row, token in zip(rows, ids[1:], strict=False)]
+    echoed, _ = compute_prompt_logprobs(model.sequence(), ids, 0)
     assert [each.chosen.logprob for each in echoed] == pytest.approx(expected, abs=1e-4)
     for precise in (True, False):
         score = text_logprobs_of(model, ids, 250, precise)
@@ -76,8 +76,8 @@ def test_measurements_use_16_bit_activations_for_any_prompt_length(model: locall
 def text_logprobs_of(model: localllm.Model, ids: list[int], prompt: int, precise: bool) -> list[float]:
     """Return the log probabilities of the tokens after the first `prompt` ones."""
     request = Request(model.session.request(ids[:prompt]).task)
-    cache, tree = model.session.cache, TextTree([ids[prompt:]])
-    (tokens,) = text_logprobs(cache, model.tokenizer, request, tree, precise)
+    cache, tree = model.session.cache, TokenTrie([ids[prompt:]])
+    (tokens,) = score_request(cache, model.tokenizer, request, tree, precise)
     return [token.logprob for token in tokens]
 
 
@@ -102,7 +102,7 @@ def test_choices_are_exact_with_the_end_of_an_answer(model: localllm.Model):
     for choice in choices:
         ids = model.tokenize(choice.text)
         row = model.logits([*prompt, *ids])[-1].astype(np.float64)
-        end = math.log(sum(math.exp(float(row[token]) - log_total(row)) for token in model.tokenizer.end_ids))
+        end = math.log(sum(math.exp(float(row[token]) - log_sum_exp(row)) for token in model.tokenizer.end_ids))
         assert choice.logprob == pytest.approx(logprob(model, prompt, ids) + end, abs=5e-2), choice
         assert choice.probability == pytest.approx(
             math.exp(choice.logprob) / sum(math.exp(each.logprob) for each in choices)
@@ -174,8 +174,8 @@ def test_choose_prefills_the_prompt_and_shared_prefixes_once(model: localllm.Mod
 
 
 def test_texts_with_a_common_prefix_are_prefilled_once():
-    assert maximal([(), (1,), (1, 2), (3,), (1, 2, 4), (1, 5)]) == [(1, 2, 4), (1, 5), (3,)]
-    assert maximal([()]) == [] and Choice("a", -1.0, 1.0).text == "a"
+    assert drop_prefixes([(), (1,), (1, 2), (3,), (1, 2, 4), (1, 5)]) == [(1, 2, 4), (1, 5), (3,)]
+    assert drop_prefixes([()]) == [] and Choice("a", -1.0, 1.0).text == "a"
 
 
 @pytest.mark.parametrize("texts", ["ab", [], ["a", ""], ["a", "a"], [1], None])

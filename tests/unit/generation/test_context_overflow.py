@@ -14,7 +14,7 @@ from tiny_model import write_tiny_model
 import localllm
 from localllm.errors import ContextError, UsageError
 from localllm.generation import context_overflow as overflow
-from localllm.generation.context_overflow import ShiftedSequence, count_droppable, rolling
+from localllm.generation.context_overflow import ShiftedSequence, count_droppable, wrap_sequence
 from localllm.generation.options import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.sampling.sampler import SamplingOptions
@@ -93,7 +93,7 @@ def test_half_of_the_tokens_is_dropped_in_whole_pages(
     length: int, keep: int, within: tuple[int, ...], count: int, monkeypatch
 ):
     """Drop more where the cut would fall within an image."""
-    monkeypatch.setattr(overflow, "is_within", lambda held, place: place in within)
+    monkeypatch.setattr(overflow, "cuts_image", lambda held, place: place in within)
     assert count_droppable([0] * length, keep) == count
 
 
@@ -112,15 +112,15 @@ def test_all_tokens_are_dropped_below_one_page():
 def test_a_sequence_stops_shifting_without_keep():
     engine = FakeEngine(2000, lambda tokens: tokens[-1], CONTEXT)
     full, held = engine.sequence(), engine.sequence()
-    assert rolling(full, None) is full
-    sequence = rolling(full, KEEP)
-    assert rolling(sequence, KEEP) is sequence
+    assert wrap_sequence(full, None) is full
+    sequence = wrap_sequence(full, KEEP)
+    assert wrap_sequence(sequence, KEEP) is sequence
     sequence.append(list(range(300)), "none")
-    assert rolling(sequence, None) is full
+    assert wrap_sequence(sequence, None) is full
     assert full.tokens == list(range(KEEP)), "what followed is not there any more"
     short = ShiftedSequence(held, KEEP)
     short.append(list(range(100)), "none")
-    assert rolling(short, None).tokens == list(range(100))
+    assert wrap_sequence(short, None).tokens == list(range(100))
 
 
 # ---- generations and conversations ----------------------------------------------------------------------------------

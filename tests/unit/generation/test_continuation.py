@@ -10,7 +10,7 @@ from tiny_model import write_tiny_model
 from localllm import api
 from localllm.errors import UsageError
 from localllm.generation.conversation import PartialAnswer, find_partial_answer
-from localllm.generation.reasoning import FORMATS, Tags
+from localllm.generation.reasoning import FORMATS, TagFormat
 from tests.unit.generation.tools.test_tool_grammar import QWEN
 from tests.unit.text.test_messages import CALLS, OPENAI_TOOLS, RESULT, answer, released_names, system, user
 
@@ -199,7 +199,7 @@ def test_a_final_message_after_tool_results_is_continued(server: Served):
 
 
 def test_the_partial_answer_is_split_into_reasoning_and_content():
-    think = next(format for format in FORMATS if isinstance(format, Tags))
+    think = next(format for format in FORMATS if isinstance(format, TagFormat))
     opens, closes = think.opens, think.closes
     for final, partial_answer in [
         (answer("a"), PartialAnswer("a")), (answer(None), PartialAnswer()), (answer(" \n"), PartialAnswer()),

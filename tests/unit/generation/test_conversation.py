@@ -15,7 +15,7 @@ from localllm.engine.runs import PRECISE_TOKENS
 from localllm.errors import UsageError
 from localllm.files.cache import prefix_files
 from localllm.generation import prefix_cache as waiting
-from localllm.generation.constraints.constraint import constraint_of
+from localllm.generation.constraints.constraint import make_constraint
 from localllm.generation.options import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.sampling.sampler import SamplingOptions
@@ -140,7 +140,7 @@ def test_resume_refuses_a_constrained_answer(tokenizer: Tokenizer):
     _, session = conversation(tokenizer, "aaaa")
     list(session.ask("Hi", SHORT))
     with pytest.raises(UsageError, match="with a regex cannot be continued"):
-        session.resume(replace(SHORT, constraint=constraint_of(regex="a+")))
+        session.resume(replace(SHORT, constraint=make_constraint(regex="a+")))
     assert session.messages[-1]["content"] == "aaaa"
 
 
@@ -184,7 +184,7 @@ def test_an_undone_turn_leaves_no_trace(model: str, request):
 def test_a_conversation_of_an_earlier_process_is_restored(model: str, request, tmp_path: Path, monkeypatch):
     """Prefill only the new tokens, and read the others from files."""
     monkeypatch.delenv(prefix_files.SIZE_VARIABLE)
-    monkeypatch.setattr(prefix_files, "folder", lambda: tmp_path / "prefixes")
+    monkeypatch.setattr(prefix_files, "get_folder", lambda: tmp_path / "prefixes")
     path = request.getfixturevalue(model)
     with localllm.open(path, threads=1) as opened:
         session = opened.session

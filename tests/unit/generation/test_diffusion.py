@@ -14,7 +14,7 @@ from models.encoders import RowsGolden
 from models.golden import kept, prompt
 from models.vocabulary import vocabulary
 
-from localllm.cli.options.diffusion import Diffusion, fill
+from localllm.cli.options.diffusion import DiffusionGroup, run_diffusion
 from localllm.cli.terminal.output import ProgressLine
 from localllm.errors import ContextError, UnsupportedError, UsageError
 from localllm.generation import diffusion as filling
@@ -26,14 +26,14 @@ from localllm.generation.diffusion import (
     RANDOM,
     DiffusionModel,
     DiffusionOptions,
+    compute_logits,
+    compute_probabilities,
+    count_filled,
     denoise,
-    diffusion_model,
-    draw,
-    how_many,
-    logits_for,
-    plan,
-    probabilities,
+    make_diffusion_model,
+    plan_steps,
     require_room,
+    sample_tokens,
 )
 from tests.goldens.test_logits import nmse
 
@@ -80,8 +80,8 @@ def test_blocks_are_filled_one_after_the_other():
     assert [[token == MASK for token in state] for state in states] == [
         [False] * done + [True] * (8 - done) for done in (2, 4, 6, 8)
     ]
-    assert [how_many(DiffusionOptions(8, 6, block_length=4), step, 3, 4, 4) for step in range(3)] == [2, 1, 1]
-    assert len(list(plan(DiffusionOptions(8, 6, block_length=4)))) == 6
+    assert [count_filled(DiffusionOptions(8, 6, block_length=4), step, 3, 4, 4) for step in range(3)] == [2, 1, 1]
+    assert len(list(plan_steps(DiffusionOptions(8, 6, block_length=4)))) == 6
 
 
 def test_the_surest_position_is_filled_first():
@@ -115,21 +115,21 @@ def test_algorithms_repeat_with_their_seed(algorithm):
 
 def test_drawn_tokens_follow_their_probabilities():
     random, rows = np.random.default_rng(0), np.tile(np.log([0.5, 0.3, 0.15, 0.05]), (4000, 1))
-    counts = Counter(draw(rows, DiffusionOptions(temperature=1.0), random)[0].tolist())
+    counts = Counter(sample_tokens(rows, DiffusionOptions(temperature=1.0), random)[0].tolist())
     assert abs(counts[0] / 4000 - 0.5) < 0.03
     assert abs(counts[2] / 4000 - 0.15) < 0.03
     np.testing.assert_allclose(
-        probabilities(rows[:1], DiffusionOptions(temperature=1.0, top_k=2))[0], [0.625, 0.375, 0, 0]
+        compute_probabilities(rows[:1], DiffusionOptions(temperature=1.0, top_k=2))[0], [0.625, 0.375, 0, 0]
     )
-    of_top_p = probabilities(rows[:1], DiffusionOptions(temperature=1.0, top_p=0.6))[0]
+    of_top_p = compute_probabilities(rows[:1], DiffusionOptions(temperature=1.0, top_p=0.6))[0]
     np.testing.assert_allclose(of_top_p, [0.625, 0.375, 0, 0])
-    assert draw(rows[:1], DiffusionOptions(), random)[0].tolist() == [0]
+    assert sample_tokens(rows[:1], DiffusionOptions(), random)[0].tolist() == [0]
 
 
 def test_confidence_is_computed_by_each_algorithm():
     rows = np.log([[0.5, 0.4, 0.1], [0.6, 0.2, 0.2]])
     surest = {
-        kind: draw(rows, DiffusionOptions(algorithm=kind), np.random.default_rng(0))[1]
+        kind: sample_tokens(rows, DiffusionOptions(algorithm=kind), np.random.default_rng(0))[1]
         for kind in (CONFIDENCE, MARGIN, ENTROPY)
     }
     np.testing.assert_allclose(surest[CONFIDENCE], [0.5, 0.6])
@@ -159,9 +159,9 @@ def test_guidance_and_shifted_logits_are_computed_exactly():
     tokens = np.array([1, 2, MASK])
     for guidance, first in ((0.0, [1, 2]), (0.5, [MASK - 1.5 * (MASK - 1), 2 * (MASK - 1.5 * (MASK - 1))])):
         options = DiffusionOptions(1, 1, 0.1, guidance=guidance)
-        rows = logits_for(plain, tokens, 1, options)
+        rows = compute_logits(plain, tokens, 1, options)
         assert rows.tolist() == [first, [2, 4], [MASK, 2 * MASK]]
-        assert logits_for(plain._replace(is_shifted=True), tokens, 1, options).tolist() == [first, first, [2, 4]]
+        assert compute_logits(plain._replace(is_shifted=True), tokens, 1, options).tolist() == [first, first, [2, 4]]
     assert tokens.tolist() == [1, 2, MASK]
 
 
@@ -186,10 +186,10 @@ def test_gumbel_noise_scales_with_the_temperature(temperature):
     tokens, rows = np.full(4000, MASK), np.tile(temperature * np.log([4.0, 1.0]), (4000, 1))
     for has_noise, chance in ((False, 0.8), (True, 4 * (3 - np.log(4)) / 9)):
         options = DiffusionOptions(temperature=temperature, has_noise=has_noise)
-        filling.fill(tokens, np.arange(4000), rows, 4000, options, np.random.default_rng(2))
+        filling.fill_positions(tokens, np.arange(4000), rows, 4000, options, np.random.default_rng(2))
         assert abs((tokens == 0).mean() - chance) < 0.02
     cold = DiffusionOptions(has_noise=True)
-    filling.fill(tokens, np.arange(4000), rows, 4000, cold, np.random.default_rng(2))
+    filling.fill_positions(tokens, np.arange(4000), rows, 4000, cold, np.random.default_rng(2))
     assert not tokens.any()
 
 
@@ -214,10 +214,10 @@ def test_a_larger_random_number_makes_a_choice_likelier(numbers: list[float], ch
     )
     with np.errstate(all="raise"):
         tokens = np.full(1, MASK)
-        filling.fill(tokens, np.arange(1), np.zeros((1, 3)), 1, noisy, Drawn(numbers, [0.2]))
+        filling.fill_positions(tokens, np.arange(1), np.zeros((1, 3)), 1, noisy, Drawn(numbers, [0.2]))
         assert tokens.tolist() == [chosen]
         tokens = np.full(3, MASK)
-        filling.fill(tokens, np.arange(3), np.zeros((3, 2)), 1, placed, Drawn(numbers))
+        filling.fill_positions(tokens, np.arange(3), np.zeros((3, 2)), 1, placed, Drawn(numbers))
         assert [number for number in range(3) if tokens[number] == 0] == [chosen]
 
 
@@ -232,13 +232,14 @@ def test_draws_are_bounded_by_their_limits():
         (DiffusionOptions(top_p=0.7), [2 / 3, 0, 0, 1 / 3]),
         (DiffusionOptions(top_p=0.8), [4 / 7, 1 / 7, 0, 2 / 7]),
     ):
-        np.testing.assert_allclose(probabilities(rows, options)[0], expected)
-    assert probabilities(np.zeros((1, 2)), DiffusionOptions(top_p=0.5)).tolist() == [[1, 0]]  # a half is enough
+        np.testing.assert_allclose(compute_probabilities(rows, options)[0], expected)
+    assert compute_probabilities(np.zeros((1, 2)), DiffusionOptions(top_p=0.5)).tolist() == [[1, 0]]  # a half is enough
     many = np.random.default_rng(3).permutation(1000)[None] * 0.01
     assert (
-        np.flatnonzero(probabilities(many, DiffusionOptions(top_k=7))).tolist() == np.flatnonzero(many >= 9.93).tolist()
+        np.flatnonzero(compute_probabilities(many, DiffusionOptions(top_k=7))).tolist()
+        == np.flatnonzero(many >= 9.93).tolist()
     )
-    assert probabilities(np.array([[1000.0, 0.0]]), DiffusionOptions()).tolist() == [[1, 0]]
+    assert compute_probabilities(np.array([[1000.0, 0.0]]), DiffusionOptions()).tolist() == [[1, 0]]
 
 
 def test_only_the_length_has_a_default():
@@ -277,7 +278,7 @@ def test_prompt_and_masks_must_fit_the_context():
 def test_mask_token_and_shift_are_read_from_the_metadata():
     def of(mask: object, **more: object) -> DiffusionModel:
         engine = SimpleNamespace(hyperparameters=SimpleNamespace(fills=True), vocab_size=10, forward_full=len)
-        return diffusion_model(engine, {"tokenizer.ggml.mask_token_id": mask, **more})
+        return make_diffusion_model(engine, {"tokenizer.ggml.mask_token_id": mask, **more})
 
     assert of(0) == DiffusionModel(len, 0, True)
     assert of(np.uint32(9), **{"diffusion.shift_logits": False}) == DiffusionModel(len, 9, False)
@@ -289,7 +290,7 @@ def test_mask_token_and_shift_are_read_from_the_metadata():
 def test_a_causal_model_is_no_diffusion_model(model_path):
     engine = open_engine(model_path("llama"), context=64)
     with pytest.raises(UsageError, match="are not diffusion models"):
-        diffusion_model(engine, {})
+        make_diffusion_model(engine, {})
     engine.close()
 
 
@@ -345,12 +346,12 @@ def test_run_shows_the_masks_being_filled_on_stderr_only(asked, visual: bool, mo
     opened = SimpleNamespace(engine=None, file=SimpleNamespace(metadata={}), tokenizer=tokenizer, session=session)
     opened.context = 9999
     steps = [[72, 1, 9], [72, 105, 9, 72]]
-    monkeypatch.setattr(filling, "diffusion_model", lambda engine, metadata: SimpleNamespace(mask=1))
+    monkeypatch.setattr(filling, "make_diffusion_model", lambda engine, metadata: SimpleNamespace(mask=1))
     monkeypatch.setattr(filling, "denoise", lambda model, prompt, options: heard.append(len(prompt)) or iter(steps))
-    choices = SimpleNamespace(max_tokens=12, ban=[], drawing=lambda: {})
-    fill(opened, asked, choices, Diffusion(steps=2, visual=visual), ProgressLine())
+    choices = SimpleNamespace(max_tokens=12, ban=[], get_sampling=lambda: {})
+    run_diffusion(opened, asked, choices, DiffusionGroup(steps=2, visual=visual), ProgressLine())
     assert capsys.readouterr() == ("Hi\n", "1/2 H_\n2/2 Hi\n" * visual)
     assert heard == [("<mark>", True, True) if isinstance(asked, str) else asked, 500]
     choices.max_tokens = 13  # one more than a run of 512 takes
     with pytest.raises(ContextError):
-        fill(opened, asked, choices, Diffusion(), ProgressLine())
+        run_diffusion(opened, asked, choices, DiffusionGroup(), ProgressLine())

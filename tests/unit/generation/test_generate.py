@@ -13,14 +13,14 @@ from localllm.errors import ContextError, LocalllmError, UsageError
 from localllm.generation.answer_state import StopFilter, Transcript
 from localllm.generation.context_overflow import ShiftedSequence
 from localllm.generation.options import GenerationOptions
-from localllm.generation.prefix_cache import PrefixCache, common
+from localllm.generation.prefix_cache import PrefixCache, count_common
 from localllm.generation.reasoning import ANSWER, TextPart
-from localllm.generation.request import Task
+from localllm.generation.request import PromptTask
 from localllm.generation.sampling.sampler import SamplingOptions
 from localllm.generation.scheduler import Generation
 from localllm.generation.speculation import speculator as leaps
 from localllm.generation.speculation.acceptance import Drafter
-from localllm.generation.speculation.speculator import Speculator, account_of
+from localllm.generation.speculation.speculator import Speculator, get_head_budget
 from localllm.generation.tools.tool_grammar import ToolUse
 from localllm.text.tokenizer import Tokenizer
 
@@ -34,7 +34,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 def start(tokenizer: Tokenizer, sequences: PrefixCache, prompt: list[int], **options) -> Generation:
     chosen = GenerationOptions(**{"sampling": GREEDY, **options})
-    return Generation(sequences, tokenizer, Task(prompt, tokenizer.stream(continued=True), chosen))
+    return Generation(sequences, tokenizer, PromptTask(prompt, tokenizer.stream(continued=True), chosen))
 
 
 def engine(tokenizer: Tokenizer, answer: str, context: int = 512) -> FakeEngine:
@@ -208,7 +208,7 @@ def test_a_discarded_answer_gives_its_sequence_back(tokenizer: Tokenizer):
 
 def test_the_common_prefix_excludes_the_last_token():
     """Leave the last token, whose logits are needed."""
-    assert [common(tokens, [1, 2, 3]) for tokens in ([], [1], [1, 2], [1, 2, 3], [1, 2, 3, 4], [2, 1])] == [
+    assert [count_common(tokens, [1, 2, 3]) for tokens in ([], [1], [1, 2], [1, 2, 3], [1, 2, 3, 4], [2, 1])] == [
         *(0, 1, 2, 2, 2, 0)
     ]
 
@@ -293,13 +293,13 @@ def test_the_token_limit_depends_on_the_overflow_policy(most: int | None, overfl
 
 
 def test_a_prompt_without_room_for_an_answer_is_refused():
-    Task([1] * 3, None).require_room(4)  # type: ignore[arg-type]
+    PromptTask([1] * 3, None).require_room(4)  # type: ignore[arg-type]
     for prompt, error, problem in (
         ([], UsageError, "the prompt is empty"),
         ([1] * 4, ContextError, "the prompt has 4 tokens, but the context holds only 4 with the answer"),
     ):
         with pytest.raises(error, match=f"^{problem}$"):
-            Task(prompt, None).require_room(4)  # type: ignore[arg-type]
+            PromptTask(prompt, None).require_room(4)  # type: ignore[arg-type]
 
 
 class Listening:
@@ -325,7 +325,7 @@ def test_the_mtp_layer_is_attached_where_it_may_pay(
 ):
     """Attach the MTP layer if speculation wants it and it may pay."""
     engine, sequence = Listening(has_layer), Listening(listener=heard)
-    account_of(engine).charge(lost)
+    get_head_budget(engine).charge(lost)
     asking = pending_answer(speculate, sequence=sequence, ids=[1, 2])
     monkeypatch.setattr(leaps, "has_images", lambda ids: images)
     Speculator(engine, resources=ExitStack()).listen(asking)
@@ -350,7 +350,7 @@ def test_text_held_by_the_tool_call_parser_is_streamed_at_the_end(
         return [TextPart(ANSWER, "".join(ready))]
 
     reader = SimpleNamespace(is_marked=False, push=push, flush=lambda is_end: [TextPart(ANSWER, held[0])])
-    calls = SimpleNamespace(reader=lambda: reader, json_reader=lambda: None, shown={}, plain={}, use=ToolUse([]))
+    calls = SimpleNamespace(reader=lambda: reader, make_json_parser=lambda: None, shown={}, plain={}, use=ToolUse([]))
     transcript = Transcript(tokenizer.stream(), stops, calls=calls)
     parts = [part for token in tokenizer.encode("abc") for part in transcript.push(token)]
     assert transcript.text == before
@@ -388,7 +388,7 @@ def test_drafts_are_no_longer_than_the_remaining_answer(
 class Drafting(Drafter):
     """A draft model that proposes what it was given."""
 
-    def proposer(self, *arguments):  # type: ignore[override]
+    def open_proposer(self, *arguments):  # type: ignore[override]
         return nullcontext(("drafter", *arguments))
 
     def collect(self):
@@ -402,9 +402,9 @@ class Drafting(Drafter):
 def test_free_proposers_come_first_and_a_draft_model_needs_a_single_answer(
     speculate, begin: int | None, is_guided: bool, is_alone: bool, monkeypatch
 ):
-    for name in ("DraftModel", "text_proposers", "ForcedTokensProposer"):
+    for name in ("DraftModelProposer", "make_text_proposers", "ForcedTokensProposer"):
         monkeypatch.setattr(leaps, name, lambda *arguments, name=name: (name, *arguments))
-    monkeypatch.setattr(leaps, "Guesses", lambda proposers, costs: proposers)
+    monkeypatch.setattr(leaps, "DraftSelector", lambda proposers, costs: proposers)
     monkeypatch.setattr(leaps, "has_images", lambda ids: False)
     engine, guide = Listening(False), SimpleNamespace(is_needed=is_guided)
     follower = None if begin is None else SimpleNamespace(begin=begin)
@@ -413,12 +413,12 @@ def test_free_proposers_come_first_and_a_draft_model_needs_a_single_answer(
     with ExitStack() as held:
         started = Speculator(engine, "written", held if is_alone else None)._start(asking)
     tokens, arguments = [5, 6, 7], (asking.sampler, "ends", guide)
-    expected = [("ForcedTokensProposer", guide)] * is_guided + ["text_proposers", tokens, "written"]
+    expected = [("ForcedTokensProposer", guide)] * is_guided + ["make_text_proposers", tokens, "written"]
     if isinstance(speculate, Drafter) and is_alone:
         expected.append(("drafter", tokens, *arguments))
     if begin is not None:
-        known, account = tokens[begin:], account_of(engine)
-        expected.append(("DraftModel", follower, known, asking.sampler, 9, "ends", guide, account))
+        known, account = tokens[begin:], get_head_budget(engine)
+        expected.append(("DraftModelProposer", follower, known, asking.sampler, 9, "ends", guide, account))
     assert started == expected
 
 
@@ -446,7 +446,7 @@ def test_the_mtp_layer_is_attached_beside_other_answers(
     speculate, others, reads, has_layer, lost, images, listens, monkeypatch
 ):
     engine = Listening(has_layer)
-    account_of(engine).charge(lost)
+    get_head_budget(engine).charge(lost)
     monkeypatch.setattr(leaps, "has_images", lambda ids: images)
     sequence = Listening()
     asking = pending_answer(speculate, sequence=sequence if reads else None, ids=[1, 2])

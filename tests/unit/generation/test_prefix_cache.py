@@ -10,7 +10,7 @@ from fake_sequences import FakeSequences
 from pooled import acquire
 
 from localllm.engine.memory.sequence_state import StoredPrefix
-from localllm.engine.runs import FIRST, PRECISE_TOKENS, Runs
+from localllm.engine.runs import FIRST_RUN, PRECISE_TOKENS, Runs
 from localllm.generation.context_overflow import ShiftedSequence
 from localllm.generation.prefix_cache import (
     NOTHING,
@@ -20,74 +20,84 @@ from localllm.generation.prefix_cache import (
     PrefixMatch,
     ReuseCandidate,
     TurnBoundary,
-    longest_match,
+    find_longest_match,
 )
 
 RUNS = Runs()
-LONG = list(range(2 * FIRST + 100))
+LONG = list(range(2 * FIRST_RUN + 100))
 SHORT = list(range(50))
 
 
 def test_without_a_common_prefix_nothing_is_reused():
-    assert longest_match([], LONG, RUNS) == NOTHING
-    assert longest_match([ReuseCandidate("a", [9, 9], aligned=0)], LONG, RUNS) == NOTHING
+    assert find_longest_match([], LONG, RUNS) == NOTHING
+    assert find_longest_match([ReuseCandidate("a", [9, 9], aligned=0)], LONG, RUNS) == NOTHING
 
 
 def test_the_last_token_of_a_prompt_is_always_prefilled():
     """Prefill it for its logits."""
-    assert longest_match([ReuseCandidate("rolling", SHORT)], SHORT, RUNS) == PrefixMatch("rolling", len(SHORT) - 1)
+    assert find_longest_match([ReuseCandidate("rolling", SHORT)], SHORT, RUNS) == PrefixMatch("rolling", len(SHORT) - 1)
 
 
-@pytest.mark.parametrize(("aligned", "expected"), [(0, None), (FIRST, FIRST), (2 * FIRST, 2 * FIRST)])
+@pytest.mark.parametrize(("aligned", "expected"), [(0, None), (FIRST_RUN, FIRST_RUN), (2 * FIRST_RUN, 2 * FIRST_RUN)])
 def test_another_prompt_continues_at_the_end_of_a_whole_run(aligned, expected):
     prefill = [*LONG[:-50], 7, 7, 7]
-    match = longest_match([ReuseCandidate("a", prefill, aligned=aligned)], LONG, RUNS)
+    match = find_longest_match([ReuseCandidate("a", prefill, aligned=aligned)], LONG, RUNS)
     assert match == (PrefixMatch("a", expected, is_run=True) if expected else NOTHING)
 
 
 def test_a_conversation_continues_at_the_end_of_a_turn():
     turns = [TurnBoundary(600, 650), TurnBoundary(800, 900)]
     prefill = LONG[:900]
-    assert longest_match([ReuseCandidate("a", prefill, turns, FIRST)], LONG, RUNS) == PrefixMatch("a", 900)
-    assert longest_match([ReuseCandidate("a", prefill, turns, FIRST)], [*LONG[:700], -1, -2], RUNS) == PrefixMatch(
-        "a", 650
-    )
+    assert find_longest_match([ReuseCandidate("a", prefill, turns, FIRST_RUN)], LONG, RUNS) == PrefixMatch("a", 900)
+    assert find_longest_match(
+        [ReuseCandidate("a", prefill, turns, FIRST_RUN)], [*LONG[:700], -1, -2], RUNS
+    ) == PrefixMatch("a", 650)
     going_on = [TurnBoundary(600)]
-    assert longest_match([ReuseCandidate("a", prefill, going_on, FIRST)], LONG, RUNS) == PrefixMatch("a", 900)
+    assert find_longest_match([ReuseCandidate("a", prefill, going_on, FIRST_RUN)], LONG, RUNS) == PrefixMatch("a", 900)
 
 
 def test_a_short_prompt_continues_at_any_position():
     prefill = [*SHORT[:30], 99]
-    assert longest_match([ReuseCandidate("a", prefill, [TurnBoundary(31)], 0)], SHORT, RUNS) == PrefixMatch("a", 30)
-    assert longest_match([ReuseCandidate("a", prefill, [TurnBoundary(PRECISE_TOKENS + 1)], 0)], SHORT, RUNS) == NOTHING
+    assert find_longest_match([ReuseCandidate("a", prefill, [TurnBoundary(31)], 0)], SHORT, RUNS) == PrefixMatch(
+        "a", 30
+    )
+    assert (
+        find_longest_match([ReuseCandidate("a", prefill, [TurnBoundary(PRECISE_TOKENS + 1)], 0)], SHORT, RUNS)
+        == NOTHING
+    )
 
 
 def test_a_turn_continues_anywhere_if_its_kernels_are_the_same():
     """Compare two prompts of 49 tokens with one for which other kernels are selected."""
     turns, prefill = [TurnBoundary(20, 25), TurnBoundary(49, 52)], LONG[:52]
     runs = Runs(kernel_limits=(50,))
-    assert longest_match([ReuseCandidate("a", prefill, turns, 0)], LONG[:49], runs) == PrefixMatch("a", 48)
-    assert longest_match([ReuseCandidate("a", prefill, turns, 0)], [*LONG[:40], *[-1] * 9], runs) == PrefixMatch(
+    assert find_longest_match([ReuseCandidate("a", prefill, turns, 0)], LONG[:49], runs) == PrefixMatch("a", 48)
+    assert find_longest_match([ReuseCandidate("a", prefill, turns, 0)], [*LONG[:40], *[-1] * 9], runs) == PrefixMatch(
         "a", 40
     )
-    assert longest_match([ReuseCandidate("a", prefill, turns, 0)], [*LONG[:40], *[-1] * 30], runs) == PrefixMatch(
+    assert find_longest_match([ReuseCandidate("a", prefill, turns, 0)], [*LONG[:40], *[-1] * 30], runs) == PrefixMatch(
         "a", 25
     )
 
 
 def test_the_longest_prefix_wins_and_the_first_of_equal_ones():
-    some, more = ReuseCandidate("some", LONG[:600], (), FIRST), ReuseCandidate("more", LONG[:1100], (), 2 * FIRST)
-    assert longest_match([some, more, more._replace(source="also")], LONG, RUNS) == PrefixMatch(
-        "more", 2 * FIRST, is_run=True
+    some, more = (
+        ReuseCandidate("some", LONG[:600], (), FIRST_RUN),
+        ReuseCandidate("more", LONG[:1100], (), 2 * FIRST_RUN),
+    )
+    assert find_longest_match([some, more, more._replace(source="also")], LONG, RUNS) == PrefixMatch(
+        "more", 2 * FIRST_RUN, is_run=True
     )
 
 
 def test_the_same_prompt_is_not_prefilled_at_all():
     """Reuse its stored logits, also those of a sequence that has continued."""
-    known = ReuseCandidate("end", LONG[:900], aligned=FIRST, has_logits=True)
-    assert longest_match([ReuseCandidate("a", LONG, aligned=FIRST), known], LONG[:900], RUNS) == PrefixMatch("end", 900)
-    assert longest_match([known], LONG, RUNS) == longest_match([known._replace(has_logits=False)], LONG, RUNS)
-    assert longest_match([known], [*LONG[:899], -1], RUNS) == PrefixMatch("end", FIRST, is_run=True)
+    known = ReuseCandidate("end", LONG[:900], aligned=FIRST_RUN, has_logits=True)
+    assert find_longest_match([ReuseCandidate("a", LONG, aligned=FIRST_RUN), known], LONG[:900], RUNS) == PrefixMatch(
+        "end", 900
+    )
+    assert find_longest_match([known], LONG, RUNS) == find_longest_match([known._replace(has_logits=False)], LONG, RUNS)
+    assert find_longest_match([known], [*LONG[:899], -1], RUNS) == PrefixMatch("end", FIRST_RUN, is_run=True)
 
 
 def test_an_undone_turn_is_no_boundary_for_a_long_prompt():
@@ -112,15 +122,15 @@ class TakenLock:
 
 def test_prefix_cache_methods_wait_for_its_lock():
     """Acquire, give back, park and write."""
-    sequences, ids = PrefixCache(FakeSequences(9, lambda tokens: np.zeros(9), 2 * FIRST)), [2] * (FIRST + 1)
+    sequences, ids = PrefixCache(FakeSequences(9, lambda tokens: np.zeros(9), 2 * FIRST_RUN)), [2] * (FIRST_RUN + 1)
     waited = False
     with pytest.raises(BlockingIOError), acquire(sequences, ids) as one:  # as it is given back
-        one.sequence.append(ids[:FIRST])
-        one.sequence.append(ids[FIRST:])
-        one.sequence.aligned = FIRST
+        one.sequence.append(ids[:FIRST_RUN])
+        one.sequence.append(ids[FIRST_RUN:])
+        one.sequence.aligned = FIRST_RUN
         sequences.lock = TakenLock()
         try:
-            sequences.record_prefill(one.sequence, FIRST, np.zeros((1, 9)))
+            sequences.record_prefill(one.sequence, FIRST_RUN, np.zeros((1, 9)))
         except BlockingIOError:
             waited = True
     assert waited
@@ -131,15 +141,15 @@ def test_prefix_cache_methods_wait_for_its_lock():
 
 @pytest.mark.parametrize(("length", "begin", "aligned", "is_known"), [
     (PRECISE_TOKENS + 1, 0, 0, True), (PRECISE_TOKENS, 0, 0, False), (PRECISE_TOKENS + 1, 5, 0, False),
-    (FIRST + 9, 0, FIRST, True), (FIRST + 9, FIRST, FIRST, True), (FIRST + 9, 0, 0, False),
-    (FIRST + 9, 9, FIRST, False),
+    (FIRST_RUN + 9, 0, FIRST_RUN, True), (FIRST_RUN + 9, FIRST_RUN, FIRST_RUN, True), (FIRST_RUN + 9, 0, 0, False),
+    (FIRST_RUN + 9, 9, FIRST_RUN, False),
 ])  # fmt: skip
 def test_only_the_latest_prompt_in_whole_runs_keeps_its_logits(length: int, begin: int, aligned: int, is_known: bool):
     """Copy the logits."""
-    engine = FakeSequences(9, lambda tokens: np.zeros(9), 2 * FIRST)
+    engine = FakeSequences(9, lambda tokens: np.zeros(9), 2 * FIRST_RUN)
     sequences, sequence, logits = PrefixCache(engine), engine.sequence(), np.ones((1, 9))
-    for place in range(0, length, FIRST):
-        sequence.append([2] * min(FIRST, length - place))
+    for place in range(0, length, FIRST_RUN):
+        sequence.append([2] * min(FIRST_RUN, length - place))
     sequence.aligned = aligned
     for number in (1, 2):
         sequences.record_prefill(sequence, begin, logits)
@@ -156,15 +166,15 @@ def prefill(sequences: PrefixCache, ids: list[int], is_told: bool = False, **how
     """Prefill a prompt; return how many tokens were cached, and the logits if all were."""
     with acquire(sequences, ids, **how) as (sequence, logits):
         held = len(sequence.tokens)
-        for place in range(held, len(ids), FIRST):
-            sequence.append(ids[place : place + FIRST])
+        for place in range(held, len(ids), FIRST_RUN):
+            sequence.append(ids[place : place + FIRST_RUN])
         if is_told:
-            sequence.aligned = len(ids) // FIRST * FIRST
+            sequence.aligned = len(ids) // FIRST_RUN * FIRST_RUN
             sequences.record_prefill(sequence, held, np.ones((1, 9)))
     return held, logits
 
 
-def engine_of(context: int = 2 * FIRST) -> FakeSequences:
+def engine_of(context: int = 2 * FIRST_RUN) -> FakeSequences:
     return FakeSequences(9, lambda tokens: np.zeros(9), context)
 
 
@@ -192,13 +202,17 @@ def test_parked_sequences_are_bounded_and_can_be_taken_back():
 
 def test_kept_logits_are_not_for_shifted_sequences():
     engine = engine_of()
-    sequences, ids = PrefixCache(engine), [2] * (FIRST + 2)
+    sequences, ids = PrefixCache(engine), [2] * (FIRST_RUN + 2)
     assert prefill(sequences, ids, is_told=True) == (0, None)
-    assert prefill(sequences, ids, keep=5) == (FIRST + 1, None)
+    assert prefill(sequences, ids, keep=5) == (FIRST_RUN + 1, None)
     held, logits = prefill(sequences, ids)
-    assert (held, logits.tolist()) == (FIRST + 2, [[1] * 9])
-    assert not engine.rewound and prefill(sequences, [*ids[:-1], 3, 3]) == (FIRST, None) and engine.rewound == [FIRST]
-    assert prefill(sequences, ids, is_told=True)[0] == FIRST and sequences._end
+    assert (held, logits.tolist()) == (FIRST_RUN + 2, [[1] * 9])
+    assert (
+        not engine.rewound
+        and prefill(sequences, [*ids[:-1], 3, 3]) == (FIRST_RUN, None)
+        and engine.rewound == [FIRST_RUN]
+    )
+    assert prefill(sequences, ids, is_told=True)[0] == FIRST_RUN and sequences._end
     assert prefill(sequences, [3] * 9) == (0, None) and not sequences._end
     assert engine.open() == 1
 
@@ -263,25 +277,25 @@ def test_only_long_prompts_and_conversations_go_to_files():
     """Store a new prompt once, and a conversation on request."""
     engine, files, texts = engine_of(), Files(), []
     written = SimpleNamespace(add=lambda tokens, is_kept: texts.append((len(tokens), is_kept)), collect=lambda: None)
-    sequences, ids = PrefixCache(engine, files, written), [2] * (FIRST + 1)
+    sequences, ids = PrefixCache(engine, files, written), [2] * (FIRST_RUN + 1)
     sequences.write_conversation()
     assert (files.kept, texts) == ([], [])
     for _ in range(2):
         prefill(sequences, ids, is_told=not files.kept)
-        assert files.kept == [(FIRST + 1, [[1] * 9], False)]
+        assert files.kept == [(FIRST_RUN + 1, [[1] * 9], False)]
     sequences.write_conversation()
-    assert (files.kept[1:], texts) == ([(FIRST + 1, False, True)], [(FIRST + 1, True)])
+    assert (files.kept[1:], texts) == ([(FIRST_RUN + 1, False, True)], [(FIRST_RUN + 1, True)])
     for how in ({}, {"keep": 3}):
-        prefill(sequences, [3] * FIRST, is_told=True, **how)
+        prefill(sequences, [3] * FIRST_RUN, is_told=True, **how)
         sequences.write_conversation()
-    assert (len(files.kept), texts[1:]) == (2, [(FIRST, True)] * 2)
-    with acquire(sequences, [4] * (FIRST + 1)) as (sequence, _):
-        sequence.append([4] * FIRST)
+    assert (len(files.kept), texts[1:]) == (2, [(FIRST_RUN, True)] * 2)
+    with acquire(sequences, [4] * (FIRST_RUN + 1)) as (sequence, _):
+        sequence.append([4] * FIRST_RUN)
         sequence.append([4])
-        sequence.aligned = FIRST
+        sequence.aligned = FIRST_RUN
         sequences.record_prefill(sequence, 0, np.ones((1, 9)))
         prefill(sequences, [5] * 9)  # somebody else comes meanwhile
-        assert files.kept[2:] == [(FIRST + 1, [[1] * 9], False)]
+        assert files.kept[2:] == [(FIRST_RUN + 1, [[1] * 9], False)]
     assert len(files.kept) == 3 and engine.open() == 1
 
 
@@ -298,7 +312,7 @@ def test_a_closed_sequence_is_not_retained():
 def test_turn_boundaries_beyond_the_held_tokens_are_dropped():
     engine = engine_of()
     sequences, sequence = PrefixCache(engine), engine.sequence()
-    assert sequences._turn_ends(sequence) == []
+    assert sequences._list_boundaries(sequence) == []
     sequence.append([2] * 12)
     sequences._turns[sequence] = [TurnBoundary(3, 5), TurnBoundary(6, 20), TurnBoundary(9)]
-    assert sequences._turn_ends(sequence) == [TurnBoundary(3, 5), TurnBoundary(6, 12), TurnBoundary(9, 12)]
+    assert sequences._list_boundaries(sequence) == [TurnBoundary(3, 5), TurnBoundary(6, 12), TurnBoundary(9, 12)]

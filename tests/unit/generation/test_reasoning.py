@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_model import write_tiny_model
 
-from localllm.cli.terminal.output import printable
+from localllm.cli.terminal.output import make_printable
 from localllm.errors import UsageError
 from localllm.generation.answer_state import AnswerState, StopFilter, Transcript
 from localllm.generation.options import GenerationOptions
@@ -27,11 +27,11 @@ from localllm.generation.reasoning import (
     FORMATS,
     REASONING,
     ReasoningParser,
-    Tags,
+    TagFormat,
     TextPart,
     Thinking,
-    format_of,
-    template_variables,
+    detect_format,
+    make_template_variables,
 )
 from localllm.generation.sampling.sampler import SamplingOptions
 from localllm.generation.scheduler import Generation
@@ -40,7 +40,7 @@ from localllm.text.templates import ChatTemplate
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
 
 GREEDY = GenerationOptions(sampling=SamplingOptions(temperature=0))
-THINK, GPT_OSS = Tags("<think>", "</think>"), FORMATS[0]
+THINK, GPT_OSS = TagFormat("<think>", "</think>"), FORMATS[0]
 TURNS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
 )
@@ -67,7 +67,7 @@ SAID = [
     (THINK, False, "<thi", ("", "<thi")),
     (THINK, False, "<think>a</think><think>b</think>", ("a", "<think>b</think>")),
     (None, False, "<think>a</think>b", ("", "<think>a</think>b")),
-    (Tags("<|channel>thought", "<channel|>"), False, "<|channel>thought\nHm<channel|>Yes", ("Hm", "Yes")),
+    (TagFormat("<|channel>thought", "<channel|>"), False, "<|channel>thought\nHm<channel|>Yes", ("Hm", "Yes")),
     (GPT_OSS, False, "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>Yes",
      ("Hm", "Yes")),
     (GPT_OSS, False, "<|channel|>commentary<|message|>Wait. <|end|><|start|>assistant<|channel|>analysis<|message|>Hm"
@@ -109,7 +109,7 @@ def test_text_is_streamed_as_soon_as_it_is_certain():
 
 
 class NoTokens:
-    def special_id(self, text: str) -> None:
+    def get_special_id(self, text: str) -> None:
         return None
 
 
@@ -126,7 +126,7 @@ def test_released_templates_have_the_expected_reasoning_markers(shared: Path):
     templates = sorted((shared / "templates").glob("*.jinja"))
     assert len(templates) > 40
     for path in templates:
-        format = format_of(path.read_text(encoding="utf-8"), NoTokens())
+        format = detect_format(path.read_text(encoding="utf-8"), NoTokens())
         marks = [marks for name, marks in THINKERS.items() if path.name.startswith(name)]
         assert not marks or (format and format.opens == marks[0]), path.name
         assert not path.name.startswith(SILENT) or format is None, path.name
@@ -148,7 +148,7 @@ def test_think_on_and_off_reach_the_template(shared: Path, name: str, off: str, 
     source = (shared / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
     for choice, end in (("off", off), ("on", on), ("high", on)):
         text = ChatTemplate(source).render(
-            [{"role": "user", "content": "Hi"}], **template_variables(source, choice, None)
+            [{"role": "user", "content": "Hi"}], **make_template_variables(source, choice, None)
         )
         assert text.endswith(end), choice
 
@@ -156,7 +156,7 @@ def test_think_on_and_off_reach_the_template(shared: Path, name: str, off: str, 
 def test_a_reasoning_effort_reaches_the_template(shared: Path):
     source = (shared / "templates" / "openai-gpt-oss-120b.jinja").read_text(encoding="utf-8")
     for choice, effort in (("low", "low"), ("high", "high"), ("off", "low"), ("auto", "medium"), ("on", "medium")):
-        variables = template_variables(source, choice, None)
+        variables = make_template_variables(source, choice, None)
         assert f"Reasoning: {effort}" in ChatTemplate(source).render([{"role": "user", "content": "Hi"}], **variables)
 
 
@@ -170,7 +170,7 @@ def conversation(tokenizer: Tokenizer, template: str, *answers: str) -> Session:
 
 
 def test_every_opening_tag_has_its_closing_tag():
-    elements = [tags for tags in FORMATS if isinstance(tags, Tags) and re.fullmatch(r"</?[a-z:]+>", tags.opens)]
+    elements = [tags for tags in FORMATS if isinstance(tags, TagFormat) and re.fullmatch(r"</?[a-z:]+>", tags.opens)]
     assert len(elements) >= 5
     assert [tags.closes for tags in elements] == [f"</{tags.opens[1:]}" for tags in elements]
 
@@ -361,7 +361,7 @@ def test_the_mask_is_needed_for_constraints_calls_and_budgets(matcher, calls, bu
 
 def test_reasoning_is_free_and_unseen_by_the_constraint():
     """Begin it only as its format allows."""
-    guide = make_state(THINK.with_escapes(), Follower(0, 1, 3, 8), **MARKS)
+    guide = make_state(THINK.escape_marks(), Follower(0, 1, 3, 8), **MARKS)
     other, matcher = guide.copy(), guide._matcher
     assert (allowed_tokens(guide), guide.expected_tokens(), guide.has_ended) == ([0, 1, 3], (), False)
     for token, allowed, expected, thoughts in (
@@ -377,7 +377,7 @@ def test_reasoning_is_free_and_unseen_by_the_constraint():
     assert guide.has_ended
     other.accept(5)
     assert (other._matcher.said, other.transcript.text, allowed_tokens(other), other.thoughts) == ([5], "\n", [0, 1], 0)
-    free = make_state(THINK.with_escapes(), **MARKS)
+    free = make_state(THINK.escape_marks(), **MARKS)
     for token in (3, 1, 4):
         free.accept(token)
         assert (allowed_tokens(free), free.expected_tokens(), free.has_ended) == (None, (), False)
@@ -387,7 +387,7 @@ def test_reasoning_is_free_and_unseen_by_the_constraint():
 
 def test_a_used_up_budget_forces_the_closing_marker():
     for matcher in (None, Follower(0, 1, 3)):
-        guide = make_state(THINK.with_escapes(), matcher, is_open=True, budget=2, **MARKS)
+        guide = make_state(THINK.escape_marks(), matcher, is_open=True, budget=2, **MARKS)
         free, behind = (None, None) if matcher is None else ([1, 2, 4], [0, 1])
         assert allowed_tokens(guide) == free
         for token, allowed, expected in ((1, free, ()), (2, [4], (4, 5)), (4, [5], (5,))):
@@ -395,11 +395,11 @@ def test_a_used_up_budget_forces_the_closing_marker():
             assert (allowed_tokens(guide), guide.expected_tokens()) == (allowed, expected)
         guide.accept(5)
         assert (allowed_tokens(guide), guide.thoughts, guide.transcript.thinking) == (behind, 2, "ab")
-        guide = make_state(THINK.with_escapes(), matcher, is_open=True, budget=0, **MARKS)
+        guide = make_state(THINK.escape_marks(), matcher, is_open=True, budget=0, **MARKS)
         assert allowed_tokens(guide) == [4]
-        guide = make_state(THINK.with_escapes(), matcher, budget=0, **MARKS)
+        guide = make_state(THINK.escape_marks(), matcher, budget=0, **MARKS)
         assert allowed_tokens(guide) == behind, "none may begin"
-        assert make_state(THINK.with_escapes(), matcher, is_open=True, budget=1, **MARKS).expected_tokens() == ()
+        assert make_state(THINK.escape_marks(), matcher, is_open=True, budget=1, **MARKS).expected_tokens() == ()
 
 
 def test_every_answer_of_a_channel_format_gets_its_header():
@@ -417,7 +417,7 @@ def test_every_answer_of_a_channel_format_gets_its_header():
 
 
 def test_a_constraint_may_include_reasoning_and_headers():
-    guide = make_state(THINK.with_escapes(), Follower(0, 1, 3, 8), is_whole=True, budget=5, shown=MARKS["shown"])
+    guide = make_state(THINK.escape_marks(), Follower(0, 1, 3, 8), is_whole=True, budget=5, shown=MARKS["shown"])
     assert (guide.transcript.kind, allowed_tokens(guide)) == (None, [0, 1, 3])
     for token, kind, thoughts in ((3, REASONING, 0), (1, REASONING, 1), (4, ANSWER, 2), (2, ANSWER, 2)):
         guide.accept(token)
@@ -430,7 +430,7 @@ def test_text_that_is_no_call_leaves_the_call_grammar():
     for may in (True, False):
         calls: Any = SimpleNamespace(accept_text=lambda text, may=may: may and text == "x")
         guide = make_state(None, calls=calls)
-        guide.transcript.give_up_call = lambda: ["prose"]  # type: ignore[assignment, return-value]
+        guide.transcript.abandon_call = lambda: ["prose"]  # type: ignore[assignment, return-value]
         assert guide._begin_call(calls, "x") == ([] if may else ["prose"])
         assert (guide._matcher is calls) == may and guide._calls is None
 
@@ -438,7 +438,7 @@ def test_text_that_is_no_call_leaves_the_call_grammar():
 def test_nothing_is_allowed_after_a_stop_string():
     transcript = make_state(None).transcript
     transcript._stops = StopFilter([".b", "."])
-    assert transcript._without_marks([TextPart(ANSWER, "a.b"), TextPart(ANSWER, "c")]) == [(ANSWER, "a")]
+    assert transcript._filter_parts([TextPart(ANSWER, "a.b"), TextPart(ANSWER, "c")]) == [(ANSWER, "a")]
     assert (transcript.text, transcript.stopped_by, transcript.flush(), transcript.text) == ("a", ".", [], "a")
 
 
@@ -461,7 +461,7 @@ OFF = {"enable_thinking": False, "thinking": False, "thinking_mode": "disabled",
 def test_the_template_gets_the_variables_of_its_reasoning_switch(
     source: str, think: str, budget: int | None, expected: dict
 ):
-    assert template_variables(source, think, budget) == expected
+    assert make_template_variables(source, think, budget) == expected
 
 
 # The command line.
@@ -491,7 +491,7 @@ def test_run_shows_reasoning_dimmed_on_a_terminal_unless_hidden(thinker: Path, c
     result = json.loads(cli("run", thinker, *ASKED, "-n", "40", "--think-budget", "5", "--json")[1])
     _, out, err = cli("run", thinker, *ASKED, "-n", "40", "--think-budget", "5")
     assert out == result["text"] + "\n"
-    assert printable(result["thinking"]) in re.sub("\x1b\\[[0-9]*[mK]|\r", "", err)
+    assert make_printable(result["thinking"]) in re.sub("\x1b\\[[0-9]*[mK]|\r", "", err)
     hidden = cli("run", thinker, *ASKED, "-n", "40", "--think-budget", "5", "--hide-thinking")[2]
     assert "\x1b[2m" in err and "\x1b[2m" not in hidden
 

@@ -141,13 +141,13 @@ class Gated(Lasting):
 
     def __init__(self) -> None:
         super().__init__(9, row)
-        self.entered, self.allowed_mask = threading.Event(), threading.Event()
+        self.layer_inputs, self.allowed_mask = threading.Event(), threading.Event()
 
     def moment(self) -> None:
         super().moment()
-        if self.entered.is_set() or self.moments < 99:
+        if self.layer_inputs.is_set() or self.moments < 99:
             return
-        self.entered.set()
+        self.layer_inputs.set()
         assert self.allowed_mask.wait(SECONDS)
 
 
@@ -274,7 +274,7 @@ def test_withdraw_waits_for_the_run_of_its_step():
         order.append("read")
 
     def withdraw() -> None:
-        assert engine.entered.wait(SECONDS)
+        assert engine.layer_inputs.wait(SECONDS)
         threading.Timer(0.05, engine.allowed_mask.set).start()
         queue.withdraw(sequence)  # type: ignore[arg-type]
         order.append(f"withdrawn with {len(sequence.tokens)}")
@@ -284,9 +284,9 @@ def test_withdraw_waits_for_the_run_of_its_step():
 
 
 def test_a_forked_process_is_refused(monkeypatch):
-    from localllm.engine.forks import Refusal
+    from localllm.engine.forks import ForkedLock
 
     queue, engine = RunQueue(), Lasting(9, row)
-    monkeypatch.setattr(queue, "lock", Refusal())
+    monkeypatch.setattr(queue, "lock", ForkedLock())
     with pytest.raises(LocalllmError, match="forked"):
         queue.run(step_of(engine.sequence(), 1))

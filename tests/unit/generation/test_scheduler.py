@@ -17,20 +17,20 @@ from step_costs import Free
 from localllm.engine.image_tokens import ImageEmbedding
 from localllm.engine.memory.sequence_state import StoredPrefix
 from localllm.engine.prefix_store import CachedPrefix
-from localllm.engine.runs import FIRST as CHUNK
+from localllm.engine.runs import FIRST_RUN as CHUNK
 from localllm.engine.runs import Runs
 from localllm.errors import ContextError, MemoryLimitError, UsageError
-from localllm.generation.beam_search import answers
+from localllm.generation.beam_search import generate_answers
 from localllm.generation.chunked_prefill import (
     PrefillSegment,
     PrefillSegments,
-    chunk_size,
-    most_between_steps,
-    reusable_prefix,
+    compute_chunk_size,
+    count_reusable_tokens,
+    max_prefill_tokens,
 )
 from localllm.generation.options import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache
-from localllm.generation.request import Completion, Request, Task
+from localllm.generation.request import Completion, PromptTask, Request
 from localllm.generation.sampling.sampler import Sampler, SamplingOptions
 from localllm.generation.scheduler import Generation, Scheduler
 from localllm.generation.speculation import speculator as leaps
@@ -97,14 +97,14 @@ def live_cache(engine: Paged, is_live: bool = True, store: Any = None) -> Prefix
 def request(prompt: list[int], n: int = 1, **options) -> Request:
     sampling = {name: options.pop(name) for name in list(options) if name in SamplingOptions.__dataclass_fields__}
     chosen = GenerationOptions(**options, sampling=SamplingOptions(**sampling))
-    return Request(Task(prompt, Letters().stream(), chosen), n)
+    return Request(PromptTask(prompt, Letters().stream(), chosen), n)
 
 
 def alone(asked: Request, row: Callable, seed: int, context: int) -> Generation:
     asked_for = asked.task.options
     options = GenerationOptions(asked_for.max_tokens, asked_for.stop, SamplingOptions(seed=seed), speculate="off")
     sequences = PrefixCache(FakeSequences(VOCAB, row, context))
-    generation = Generation(sequences, Letters(), Task(asked.prompt, Letters().stream(), options))
+    generation = Generation(sequences, Letters(), PromptTask(asked.prompt, Letters().stream(), options))
     for _ in generation:
         pass
     return generation
@@ -159,7 +159,7 @@ def test_n_answers_of_a_request_equal_those_of_n_best():
     [one] = run_batch(Paged(row), [request([2, 3], 4, **options)])
     chosen = GenerationOptions(9, sampling=SamplingOptions(seed=5))
     sequences = PrefixCache(FakeSequences(VOCAB, row))
-    expected = answers(sequences, Letters(), Task([2, 3], Letters().stream(), chosen), 4)
+    expected = generate_answers(sequences, Letters(), PromptTask([2, 3], Letters().stream(), chosen), 4)
     assert [(a.text, a.tokens, a.logprob, a.seed) for a in one.answers] == [
         (a.text, a.tokens, a.logprob, a.seed) for a in expected
     ]
@@ -185,7 +185,7 @@ def test_prompts_keep_the_kernels_that_they_would_have_alone(lengths: list[int],
 
 
 def test_a_request_without_n_gets_one_answer():
-    asked = Request(Task([2], Letters().stream(), GenerationOptions(3)))
+    asked = Request(PromptTask([2], Letters().stream(), GenerationOptions(3)))
     run_batch(Paged(random_table(1, ending=-9.0)), [asked])
     assert [len(answer.tokens) for answer in asked.answers] == [3]
 
@@ -420,9 +420,9 @@ def test_a_request_begins_only_with_room_to_grow(places: int, width: int, may: b
 def test_a_waiting_request_is_looked_up_again_only_after_a_change(monkeypatch):
     """Skip the lookup while others only decode."""
     searches = list[int]()
-    search = PrefixCache.longest_match
+    search = PrefixCache.find_match
     monkeypatch.setattr(
-        PrefixCache, "longest_match", lambda cache, answer: searches.append(answer.ids[0]) or search(cache, answer)
+        PrefixCache, "find_match", lambda cache, answer: searches.append(answer.ids[0]) or search(cache, answer)
     )
     writing = [request([2 + number] * 60, max_tokens=20) for number in range(2)]
     waiting = request([5] * 3 * PAGE, max_tokens=2, seed=1)
@@ -446,7 +446,7 @@ def test_a_waiting_request_is_looked_up_again_only_after_a_change(monkeypatch):
 )
 def test_the_reusable_prefix_ends_at_a_whole_run(same: int, prompt: int, other: int, expected: int):
     ours, theirs = (PrefillSegments([5] * length, Runs()) for length in (prompt, other))
-    assert reusable_prefix(same, ours, theirs) == expected
+    assert count_reusable_tokens(same, ours, theirs) == expected
 
 
 @pytest.mark.parametrize(
@@ -464,7 +464,7 @@ def test_the_reusable_prefix_ends_at_a_whole_run(same: int, prompt: int, other: 
 )
 def test_the_reusable_prefix_respects_exact_ends(same: int, prompt: int, other: int, expected: int):
     ours, theirs = (PrefillSegments([5] * length, Runs(exact=8)) for length in (prompt, other))
-    assert reusable_prefix(same, ours, theirs) == expected
+    assert count_reusable_tokens(same, ours, theirs) == expected
 
 
 def test_both_ends_of_a_prompt_are_exact():
@@ -503,7 +503,7 @@ def test_prefill_segments_do_not_cut_images():
     assert [stretches.at(place).begin for place in (9, 10, 109, 110, 1009, 1209)] == [0, 10, 10, 110, 922, 1024]
     assert [each.kernel_tokens for each in segments] == [10, 0, 300, 0, 0, 14, 186]
     assert stretches.at(1300) == (1300, 1428, True, False, 1)
-    assert [chunk_size(place, stretches.at(place), 64) for place in (0, 10, 110, 410, 1010, 1024)] == [
+    assert [compute_chunk_size(place, stretches.at(place), 64) for place in (0, 10, 110, 410, 1010, 1024)] == [
         10,
         0,
         18,
@@ -511,9 +511,9 @@ def test_prefill_segments_do_not_cut_images():
         14,
         64,
     ]
-    assert chunk_size(410, stretches.at(410), 512) == 512
+    assert compute_chunk_size(410, stretches.at(410), 512) == 512
     other = PrefillSegments(prompt[:410], Runs())
-    assert [reusable_prefix(same, stretches, other) for same in (5, 60, 110, 200, 409)] == [5, 10, 110, 192, 320]
+    assert [count_reusable_tokens(same, stretches, other) for same in (5, 60, 110, 200, 409)] == [5, 10, 110, 192, 320]
 
 
 @pytest.mark.parametrize("precise", [True, False])
@@ -521,25 +521,25 @@ def test_a_segment_is_prefilled_whole_or_in_equivalent_chunks(precise: bool):
     """Cut where the next chunk gives the same bits."""
     for place, end, room in product((0, 16, 70, 128), (200, 300, 512), range(0, 520, 3)):
         left, step = end - place, 16 if precise else PAGE
-        count = chunk_size(place, PrefillSegment(0, end, precise), room)
+        count = compute_chunk_size(place, PrefillSegment(0, end, precise), room)
         assert 0 <= count <= min(room, left) and (count == left) == (left <= room)
         if 0 < count < left:
             assert (place + count) % step == 0 and (precise or left - count >= PAGE)
             more = place + count + step
             assert more > place + room or (not precise and more > end - PAGE), "as much as there is room for"
     assert (
-        chunk_size(0, PrefillSegment(0, 200, precise), 64) == 64
-        and chunk_size(0, PrefillSegment(0, 200, precise), 200) == 200
+        compute_chunk_size(0, PrefillSegment(0, 200, precise), 64) == 64
+        and compute_chunk_size(0, PrefillSegment(0, 200, precise), 200) == 200
     )
-    assert chunk_size(0, PrefillSegment(0, 200, precise), 199) == (192 if precise else 128)
+    assert compute_chunk_size(0, PrefillSegment(0, 200, precise), 199) == (192 if precise else 128)
     assert (
-        chunk_size(70, PrefillSegment(0, 200, precise), 9) == 0
-        and chunk_size(71, PrefillSegment(0, 200, precise), 9) == 9 * precise
+        compute_chunk_size(70, PrefillSegment(0, 200, precise), 9) == 0
+        and compute_chunk_size(71, PrefillSegment(0, 200, precise), 9) == 9 * precise
     )
 
 
 def test_larger_models_prefill_less_between_steps():
-    assert [most_between_steps(int(size)) for size in (1e6, 135e6, 1.2e9, 8e9, 400e9)] == [512, 512, 141, 64, 64]
+    assert [max_prefill_tokens(int(size)) for size in (1e6, 135e6, 1.2e9, 8e9, 400e9)] == [512, 512, 141, 64, 64]
 
 
 def test_a_pending_answer_reports_its_progress():

@@ -8,7 +8,7 @@ import pytest
 
 from localllm import api, builtin_model
 from localllm.errors import ContextError, MemoryLimitError
-from localllm.generation.chunked_prefill import read_prompt
+from localllm.generation.chunked_prefill import prefill_prompt
 from localllm.generation.options import GenerationOptions
 from localllm.generation.sampling.sampler import SamplingOptions
 from localllm.generation.scheduler import Scheduler
@@ -27,7 +27,7 @@ def guide():
 def shortfalls(model: api.Model, prompt: list[int], tokens: list[int]) -> list[float]:
     """Return by how much each token's logit is below the largest, prefilling token by token."""
     sequence = model.sequence()
-    row = read_prompt(sequence, prompt, None)[-1]
+    row = prefill_prompt(sequence, prompt, None)[-1]
     gaps = []
     for token in tokens:
         gaps.append(float(row.max() - row[token]))

@@ -16,7 +16,7 @@ from localllm.errors import UsageError  # noqa: E402
 from localllm.images.data_urls import decode_base64, decode_data_url, is_bare_base64, is_data_url  # noqa: E402
 from localllm.images.opened import load_image  # noqa: E402
 from localllm.images.parts import extract_images  # noqa: E402
-from localllm.server.attachments import image_part, resolve_images  # noqa: E402
+from localllm.server.attachments import convert_image_part, resolve_images  # noqa: E402
 
 
 def encode_image(kind: str, seed: int = 1) -> bytes:
@@ -69,10 +69,10 @@ def test_every_form_of_base64_gives_the_same_image(form: str, data: bytes):
     assert (np.asarray(load_image(url)) == np.asarray(load_image(data))).all()
     part = {"type": "image_url", "image_url": {"url": url}}
     assert extract_images([{"role": "user", "content": [part]}])[1] == [url]
-    messages = resolve_images([{"role": "user", "content": [image_part(part, "x")]}], [])
+    messages = resolve_images([{"role": "user", "content": [convert_image_part(part, "x")]}], [])
     assert decode_data_url(messages[0]["content"][0]["image_url"]) == data
     source = {"type": "base64", "media_type": "image/png", "data": url}
-    assert decode_data_url(image_part({"type": "image", "source": source}, "x")["image_url"]) == data
+    assert decode_data_url(convert_image_part({"type": "image", "source": source}, "x")["image_url"]) == data
 
 
 def test_the_test_images_cover_both_alphabets_and_all_paddings():

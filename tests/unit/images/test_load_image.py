@@ -14,7 +14,7 @@ from localllm.errors import UsageError
 from localllm.images import data_urls
 from localllm.images import opened as opening
 from localllm.images.opened import load_image
-from localllm.images.parts import data_url, extract_images, has_image, images_of, texts_of, to_data_urls
+from localllm.images.parts import extract_images, get_text, has_image, list_image_parts, to_data_url, to_data_urls
 from localllm.text.special_tokens import IMAGE
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
@@ -150,7 +150,7 @@ def test_invalid_sources_of_images_are_refused(tmp_path, monkeypatch):
     ):
         with pytest.raises(UsageError, match=message):
             load_image(source)
-    monkeypatch.setattr(opening, "MOST_BYTES", 10)
+    monkeypatch.setattr(opening, "MAX_BYTES", 10)
     with pytest.raises(UsageError, match="MB"):
         load_image(encode(PICTURE, "PNG"))
 
@@ -165,7 +165,7 @@ def test_image_parts_become_markers_in_the_text():
     messages, images = extract_images(messages_before)
     assert images == ["a.png", url]
     assert [message["content"] for message in messages] == ["a�", f"Look{IMAGE}here{IMAGE}and �\nthere"]
-    assert messages_before[1]["content"] is content and texts_of(content) == f"Look\nhere\nand {IMAGE}\nthere"
+    assert messages_before[1]["content"] is content and get_text(content) == f"Look\nhere\nand {IMAGE}\nthere"
     messages, images = extract_images([{"role": "user", "content": "What?", "images": [b"1", b"2"]}])
     assert messages == [{"role": "user", "content": f"{IMAGE * 2}What?"}] and images == [b"1", b"2"]
     assert extract_images([{"role": "user", "content": "no"}]) == ([{"role": "user", "content": "no"}], [])
@@ -227,20 +227,20 @@ def test_data_urls_keep_files_that_other_programs_read_alike(kind: str, tmp_path
     path, seen = tmp_path / "x", np.asarray(load_image(data))
     path.write_bytes(data)
     for source in (data, path, str(path)):
-        head, _, body = data_url(source).partition(",")
+        head, _, body = to_data_url(source).partition(",")
         shown = base64.b64decode(body)
         assert head == f"data:image/{format or 'png'};base64" and (shown == data) == bool(format)
         with Image.open(io.BytesIO(shown)) as image:
             assert image.mode in ("RGB", "L") and image.getexif().get(0x0112, 1) == 1
             np.testing.assert_array_equal(np.asarray(image.convert("RGB")), seen)
     for source in (PICTURE, PIXELS):
-        np.testing.assert_array_equal(np.asarray(load_image(data_url(source))), PIXELS)
-        assert data_url(source).startswith("data:image/png;base64,")
+        np.testing.assert_array_equal(np.asarray(load_image(to_data_url(source))), PIXELS)
+        assert to_data_url(source).startswith("data:image/png;base64,")
 
 
 def test_messages_of_other_programs_get_data_urls():
     """Put images of a message's list before its text."""
-    url, other = data_url(PICTURE), data_url(PICTURE.transpose(Image.Transpose.ROTATE_90))
+    url, other = to_data_url(PICTURE), to_data_url(PICTURE.transpose(Image.Transpose.ROTATE_90))
     part = {"type": "image_url", "image_url": {"url": url}}
     text = {"type": "text", "text": "What?"}
     plain = {"role": "system", "content": "Be brief."}
@@ -273,7 +273,7 @@ def test_messages_of_other_programs_get_data_urls():
 def test_a_message_with_images_is_recognized(message, there: bool):
     assert has_image(message) is there
     if isinstance(message, dict) and not message.get("images"):
-        assert len(images_of(message)) == there
+        assert len(list_image_parts(message)) == there
 
 
 def test_texts_beside_images_are_joined_by_line_breaks():
@@ -305,7 +305,7 @@ def test_messages_without_images_stay_as_they_are():
     messages, images = extract_images(original)
     assert messages == original and messages is not original and not images
     assert all(one is other for one, other in zip(messages, original, strict=True))
-    assert [texts_of(content) for content in ("a", None, ["a", {"type": "text"}, "b"])] == ["a", None, "a\n\nb"]
+    assert [get_text(content) for content in ("a", None, ["a", {"type": "text"}, "b"])] == ["a", None, "a\n\nb"]
     with pytest.raises(UsageError) as error:
         extract_images([{"content": [{"type": "image", "image": "a"}, {"type": "text", "n": "x" * 200}]}])
     suffix = f", not { ({'type': 'text', 'n': 'x' * 200})!r}"[:100]
@@ -379,9 +379,9 @@ def test_images_beyond_the_size_limits_are_refused(monkeypatch):
     message = "the image: the image has 201 x 1 pixels, but one side may be at most 200 times the other"
     assert refusal(Image.new("L", (201, 1))) == message
     assert "one side may be at most 200 times" in refusal(Image.new("L", (1, 201)))
-    monkeypatch.setattr(opening, "MOST_PIXELS", 54)
+    monkeypatch.setattr(opening, "MAX_PIXELS", 54)
     assert load_image(PICTURE).size == (9, 6)
-    monkeypatch.setattr(opening, "MOST_PIXELS", 53)
+    monkeypatch.setattr(opening, "MAX_PIXELS", 53)
     for source in (PICTURE, encode(PICTURE, "PNG")):
         assert refusal(source) == "the image: the image has 9 x 6 pixels, but the limit is 53"
 
@@ -390,16 +390,16 @@ def test_files_beyond_the_size_limit_are_refused(tmp_path, monkeypatch):
     data = encode(PICTURE, "BMP")
     (tmp_path / "x.bmp").write_bytes(data)
     url = "data:image/bmp;base64," + base64.b64encode(data).decode()
-    monkeypatch.setattr(opening, "MOST_BYTES", len(data))
+    monkeypatch.setattr(opening, "MAX_BYTES", len(data))
     assert [load_image(source).size for source in (data, tmp_path / "x.bmp", url)] == [(9, 6)] * 3
-    monkeypatch.setattr(opening, "MOST_BYTES", len(data) - 1)
+    monkeypatch.setattr(opening, "MAX_BYTES", len(data) - 1)
     assert refusal(data) == "the image: the image exceeds the limit of 0 MB"
     assert refusal(tmp_path / "x.bmp") == f"{tmp_path / 'x.bmp'}: the image exceeds the limit of 0 MB"
     assert refusal(url) == "the image: the image exceeds the limit of 0 MB"
-    monkeypatch.setattr(data_urls, "MOST_CHARACTERS", 50)
+    monkeypatch.setattr(data_urls, "MAX_CHARACTERS", 50)
     assert refusal(url) == "an image URL must have at most 0 million characters, not 296"
     monkeypatch.undo()
-    assert opening.MOST_BYTES == 256 * 2**20 and opening.MOST_PIXELS == 10**8
+    assert opening.MAX_BYTES == 256 * 2**20 and opening.MAX_PIXELS == 10**8
 
 
 def test_refusals_name_the_file_or_the_image(tmp_path):
@@ -426,6 +426,6 @@ def test_grey_levels_are_scaled_from_8_or_16_bits(levels: list[int], expected: l
 
 
 def test_a_data_url_with_other_characters_is_refused():
-    head, comma, body = data_url(PICTURE).partition(",")
+    head, comma, body = to_data_url(PICTURE).partition(",")
     with pytest.raises(UsageError, match=r"^the image's data URL has invalid base64$"):
         load_image(f"{head}{comma}{body[:8]}!{body[8:]}")

@@ -12,9 +12,9 @@ import pytest
 from kernel_calls import caller, compiled_for
 
 from localllm.files.cache.checksummed_cache import read_checksummed
-from localllm.kernels.build.library import Library
+from localllm.kernels.build.library import KernelLibrary
 from localllm.kernels.build.objects import object_file
-from localllm.kernels.machine import Lane, this_lane
+from localllm.kernels.machine import Lane, get_lane
 from tests.unit.kernels.cpu import test_kernels
 from tests.unit.kernels.cpu import test_recurrent as test_recurrent_kernels
 from tests.unit.kernels.cpu.attention import test_attend as test_attention
@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.slow(20), pytest.mark.sampled(every=24)]  # each compi
 def other(request, monkeypatch) -> Lane:
     """Return a lane of this machine."""
     lane = LANES[request.param]
-    if not lane.features <= this_lane().features:
+    if not lane.features <= get_lane().features:
         pytest.skip("this CPU does not have it")
     monkeypatch.setattr(test_kernels, "LANE", lane)
     return lane
@@ -105,6 +105,6 @@ def functions_needed(code: bytes) -> set[str]:
 def test_kernels_of_older_lanes_call_no_functions_but_mathematics(other, name):
     kernels = ["rms_norm", "rope", "geglu", "quantize", f"embed-{name}"]
     kernels += compiled_for([f"linear_quantized-{name}"]) if name == "Q4_K" else [f"attend-{name}"]
-    Library(kernels, lane=other)
+    KernelLibrary(kernels, lane=other)
     needed = (functions_needed(read_checksummed(object_file(kernel, other)) or b"") for kernel in kernels)
     assert set().union(*needed) <= MATHEMATICS

@@ -2,7 +2,7 @@
 
 import pytest
 
-from localllm.kernels.machine import Lane, this_lane
+from localllm.kernels.machine import Lane, get_lane
 
 AVX2 = "+avx2,+f16c,+fma,+ssse3"
 SKYLAKE = f"{AVX2},+avx512f,+avx512bw,+avx512vl"
@@ -12,7 +12,7 @@ SKYLAKE = f"{AVX2},+avx512f,+avx512bw,+avx512vl"
 def lane_of(monkeypatch: pytest.MonkeyPatch):
     def lane(features: str) -> Lane:
         monkeypatch.setenv("NUMBA_CPU_FEATURES", features)
-        return this_lane.__wrapped__()
+        return get_lane.__wrapped__()
 
     return lane
 

@@ -5,7 +5,7 @@ import pytest
 from gguf import GGMLQuantizationType, dequantize
 
 from localllm.quant import encode
-from localllm.quant.codebook import choose_d, codebook
+from localllm.quant.codebook import choose_d, load_codebook
 from localllm.quant.formats import BY_NAME
 
 pytestmark = pytest.mark.sampled("name", always=("IQ3_XXS",))  # to compile all searches takes minutes
@@ -38,7 +38,7 @@ def some_importance(columns: int) -> np.ndarray:
 
 def least_of_vectors(name: str, scale: float, weights: np.ndarray, importance: np.ndarray) -> np.ndarray:
     """Return each vector's least error over all codes, for shifts + and -: float [2, vectors]."""
-    grid = codebook("IQ1_S" if name == "IQ1_M" else name).grid
+    grid = load_codebook("IQ1_S" if name == "IQ1_M" else name).grid
     w, i = weights.reshape(-1, 1, grid.shape[1]), importance.reshape(-1, 1, grid.shape[1])
     shifts = [0.125, -0.125] if name.startswith("IQ1") else [0, 0]
     return np.stack([(i * (w - scale * (grid + shift)) ** 2).sum(axis=2).min(axis=1) for shift in shifts])
@@ -47,7 +47,7 @@ def least_of_vectors(name: str, scale: float, weights: np.ndarray, importance: n
 def least(name: str, weights: np.ndarray, importance: np.ndarray, groups: int, multiples: np.ndarray) -> float:
     """Return a small error of a block of 256: the least for 15 values of d, all multiples and all codes."""
     weights = weights.astype(np.float64) if name.startswith("IQ1") else np.abs(weights).astype(np.float64)
-    reach = codebook("IQ1_S" if name == "IQ1_M" else name).grid.max()
+    reach = load_codebook("IQ1_S" if name == "IQ1_M" else name).grid.max()
     best = np.inf
     for d in np.abs(weights).max() / reach / multiples[-1] / np.linspace(0.7, 2.2, 15):
         total = 0.0

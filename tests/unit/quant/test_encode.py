@@ -189,7 +189,7 @@ def test_unusual_blocks_lose_no_more_than_by_rounding(name: str, shape: str):
 
 @pytest.mark.parametrize("name", ENCODERS)
 def test_threads_and_strides_do_not_change_the_blocks(name: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("localllm.quant.encode.RANGE", 3 * COLUMNS)
+    monkeypatch.setattr("localllm.quant.encode.RANGE_WEIGHTS", 3 * COLUMNS)
     weights = MATRICES["uneven"]
     blocks = encode(name, weights, IMPORTANCE)
     assert blocks.shape == (24, BY_NAME[name].row_bytes(COLUMNS)) and blocks.dtype == np.uint8

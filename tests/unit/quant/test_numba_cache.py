@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from project import ROOT
 
-from localllm.system.files import cache_folder
+from localllm.system.files import get_cache_folder
 
 PROGRAM = """
 import numpy as np
@@ -60,13 +60,13 @@ def test_the_cache_is_never_in_the_current_folder(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.setenv("XDG_CACHE_HOME", relative)
     monkeypatch.setenv("LOCALLLM_CACHE", relative)
-    assert cache_folder() == Path("/home/someone/.cache/localllm")
+    assert get_cache_folder() == Path("/home/someone/.cache/localllm")
     monkeypatch.setenv("HOME", relative)
-    assert cache_folder() == Path("/.cache/localllm")
+    assert get_cache_folder() == Path("/.cache/localllm")
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
-    assert cache_folder() == Path("/caches/localllm")
+    assert get_cache_folder() == Path("/caches/localllm")
     monkeypatch.setenv("LOCALLLM_CACHE", "/chosen")
-    assert cache_folder() == Path("/chosen")
+    assert get_cache_folder() == Path("/chosen")
 
 
 def test_the_cache_key_covers_every_source_and_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -76,7 +76,7 @@ def test_the_cache_key_covers_every_source_and_the_cpu(tmp_path: Path, monkeypat
     folders = set()
     for name, text in [("a.py", "1"), ("a.py", "2"), ("b.py", "2")]:
         (tmp_path / name).write_text(text)
-        folders.add(compiled.code_folder.__wrapped__())
+        folders.add(compiled.get_code_folder.__wrapped__())
     monkeypatch.setenv("NUMBA_CPU_NAME", "another")
-    folders.add(compiled.code_folder.__wrapped__())
+    folders.add(compiled.get_code_folder.__wrapped__())
     assert len(folders) == 4

@@ -16,15 +16,15 @@ from project import GOLDENS
 from localllm.quant.formats import BY_NAME, RECIPES
 from localllm.quant.recipes import (
     ALIASES,
-    ModelFacts,
-    Options,
-    Planner,
+    FormatPlanner,
+    ModelProperties,
+    RecipeOptions,
     find_recipe,
     fit_format,
+    get_role,
     is_quantized,
-    llama_order,
     needs_importance,
-    role_of,
+    sort_like_llama,
 )
 
 CASES = json.loads((GOLDENS / "llama_quantize_plans.json").read_text())
@@ -57,13 +57,13 @@ def facts(arch="llama", layers=4, heads=8, kv=2, experts=0, importance=False, **
         "expert_count": experts,
     }
     metadata = {f"{arch}.{key}": value for key, value in keys.items()}
-    return ModelFacts.of({"general.architecture": arch, **metadata}, importance)
+    return ModelProperties.of({"general.architecture": arch, **metadata}, importance)
 
 
-def planned(recipe, model, tensors, options=Options()):  # noqa: B008
+def planned(recipe, model, tensors, options=RecipeOptions()):  # noqa: B008
     """Return the type of every tensor that is quantized."""
-    planner = Planner(recipe, model, tensors, options)
-    choices = {name: planner.choose(name, tensors[name]) for name in llama_order(tensors)}
+    planner = FormatPlanner(recipe, model, tensors, options)
+    choices = {name: planner.choose(name, tensors[name]) for name in sort_like_llama(tensors)}
     return {name: choice.format for name, choice in choices.items() if choice}
 
 
@@ -100,7 +100,7 @@ def test_plans_are_those_of_llama_quantize(case: str, name: str):
             compared += 1
             continue  # llama-quantize has no fallback for Q1_0's blocks of 128, and ends
         importance, pure = key.endswith("imatrix"), key.endswith("pure")
-        plan = planned(RECIPES[name], facts(**model, importance=importance), shapes(**model), Options(pure=pure))
+        plan = planned(RECIPES[name], facts(**model, importance=importance), shapes(**model), RecipeOptions(pure=pure))
         ours = by_kind({tensor: format for tensor, format in plan.items() if format != "F32"})
         theirs = expanded(plans[key])
         different = {kind for kind in ours | theirs if not same(ours.get(kind, []), theirs.get(kind, []))}
@@ -157,17 +157,19 @@ def test_recipes_have_the_numbers_of_llama_cpp():
 
 def test_options_override_the_recipe():
     model, tensors = facts(), shapes()
-    chosen = Options(output="F16", embedding="Q8_0", patterns=((re.compile("attn_[qk]"), "Q5_1"),))
+    chosen = RecipeOptions(output="F16", embedding="Q8_0", patterns=((re.compile("attn_[qk]"), "Q5_1"),))
     plan = planned(RECIPES["Q4_K_S"], model, tensors, chosen)
     assert (plan["output.weight"], plan["token_embd.weight"]) == ("F16", "Q8_0")
     assert {plan[f"blk.{n}.attn_{name}.weight"] for n in range(4) for name in "qk"} == {"Q5_1"}
     assert plan["blk.3.attn_v.weight"] == "Q5_K" and plan["blk.3.ffn_up.weight"] == "Q4_K"
-    assert "output.weight" not in planned(RECIPES["Q4_K_S"], model, tensors, Options(keep_output=True))
+    assert "output.weight" not in planned(RECIPES["Q4_K_S"], model, tensors, RecipeOptions(keep_output=True))
 
 
 def test_the_first_matching_pattern_decides():
     patterns = ((re.compile("attn"), "Q8_0"), (re.compile("attn_v"), "Q2_K"))
-    assert planned(RECIPES["Q6_K"], facts(), shapes(), Options(patterns=patterns))["blk.0.attn_v.weight"] == "Q8_0"
+    assert (
+        planned(RECIPES["Q6_K"], facts(), shapes(), RecipeOptions(patterns=patterns))["blk.0.attn_v.weight"] == "Q8_0"
+    )
 
 
 def test_a_type_that_does_not_fit_the_rows_falls_back():
@@ -176,7 +178,7 @@ def test_a_type_that_does_not_fit_the_rows_falls_back():
     for recipe in RECIPES.values():
         for columns in (256, 32, 16, 1):
             assert columns % BY_NAME[fit_format(recipe.base, columns)].block == 0
-    planner = Planner(RECIPES["Q4_K_S"], facts(), ["blk.0.ffn_up.weight"], Options())
+    planner = FormatPlanner(RECIPES["Q4_K_S"], facts(), ["blk.0.ffn_up.weight"], RecipeOptions())
     choice = planner.choose("blk.0.ffn_up.weight", (512, 320))
     assert (choice.format, choice.wanted, choice.is_fallback) == ("Q5_0", "Q4_K", True)
 
@@ -207,29 +209,31 @@ def test_delicate_matrices_of_glm_5_3_keep_more_bits(name, format):
     name = f"blk.1.{name}.weight"
     for arch, expected in (("glm5-next", format), ("deepseek2", "Q4_K")):
         model = facts(layers=4, experts=8)._replace(arch=arch)
-        choice = Planner(RECIPES["Q4_K_M"], model, [name], Options()).choose(name, (512, 256))
+        choice = FormatPlanner(RECIPES["Q4_K_M"], model, [name], RecipeOptions()).choose(name, (512, 256))
         assert (choice and choice.format) == expected
 
 
 def test_an_expert_without_a_layer_is_refused():
-    planner = Planner(RECIPES["Q4_K_M"], facts(experts=8, layers=2), ["blk.2.ffn_down_exps.weight"], Options())
+    planner = FormatPlanner(
+        RECIPES["Q4_K_M"], facts(experts=8, layers=2), ["blk.2.ffn_down_exps.weight"], RecipeOptions()
+    )
     with pytest.raises(ValueError, match=r"blk\.2\.ffn_down_exps"):
         planner.choose("blk.2.ffn_down_exps.weight", (8, 256, 256))
 
 
 def test_model_facts_tolerate_missing_and_odd_metadata():
-    assert ModelFacts.of({}, False) == ModelFacts("", 0, 0, 0, False, False)
+    assert ModelProperties.of({}, False) == ModelProperties("", 0, 0, 0, False, False)
     per_layer = {"general.architecture": "x", "x.attention.head_count": [8, 16], "x.attention.head_count_kv": [2, 0]}
-    assert ModelFacts.of(per_layer, True).grouping == 4
-    assert ModelFacts.of({"general.architecture": "x", "x.attention.head_count": 8}, False).grouping == 1
-    assert ModelFacts.of(
+    assert ModelProperties.of(per_layer, True).grouping == 4
+    assert ModelProperties.of({"general.architecture": "x", "x.attention.head_count": 8}, False).grouping == 1
+    assert ModelProperties.of(
         {"general.architecture": "x", "x.attention.head_count": "8", "x.block_count": []}, False
-    ) == ModelFacts("x", 0, 0, 0, False, False)
+    ) == ModelProperties("x", 0, 0, 0, False, False)
 
 
 def test_tensors_are_ordered_as_in_llama_cpp():
     names = ["blk.10.a", "output.weight", "blk.2.b", "blk.2.a", "blkx", "token_embd.weight"]
-    assert llama_order(names) == ["blkx", "output.weight", "token_embd.weight", "blk.2.a", "blk.2.b", "blk.10.a"]
+    assert sort_like_llama(names) == ["blkx", "output.weight", "token_embd.weight", "blk.2.a", "blk.2.b", "blk.10.a"]
 
 
 def test_low_bit_types_need_an_importance_matrix():
@@ -237,4 +241,4 @@ def test_low_bit_types_need_an_importance_matrix():
     assert not needs_importance(RECIPES["Q2_K"], "blk.0.ffn_up.weight", "Q2_K")
     assert not needs_importance(RECIPES["Q2_K_S"], "token_embd.weight", "Q2_K")
     assert needs_importance(RECIPES["IQ2_XXS"], "blk.0.ffn_up.weight", "IQ2_XXS")
-    assert role_of("blk.0.attn_kv_b.weight") == role_of("blk.0.attn_qkv.weight") == "value"
+    assert get_role("blk.0.attn_kv_b.weight") == get_role("blk.0.attn_qkv.weight") == "value"

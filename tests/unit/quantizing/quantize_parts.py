@@ -7,10 +7,10 @@ import numpy as np
 
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.writer import OutputTensor, write_gguf
-from localllm.kernels.dequantize_rows import can_widen
+from localllm.kernels.dequantize_rows import can_dequantize
 from localllm.quant.formats import BY_NAME, RECIPES
 from localllm.quantizing.plan import COPY, QuantizeRequest, make_plan
-from localllm.quantizing.quantize import open_source, run
+from localllm.quantizing.quantize import open_source, quantize_model
 
 MADE = {
     "general.architecture": "made",
@@ -53,7 +53,7 @@ def write_model(path: Path, weights: dict[str, np.ndarray] | None = None, **meta
 def quantized(path: Path, target: Path, recipe: str, threads: int = 2, **request) -> GGUFFile:
     """Quantize a file and open the result."""
     request_of_run = QuantizeRequest(COPY if recipe == "COPY" else RECIPES[recipe], **request)
-    run(
+    quantize_model(
         make_plan(open_source(str(path)), request_of_run), str(target), request_of_run, threads, lambda done, name: None
     )
     return GGUFFile.open(target)
@@ -73,7 +73,7 @@ QUICK = ("F32", "F16", "BF16", "Q8_0")  # kernels for all formats take a while t
 UNKNOWN = ("NVFP4", "Q1_0", "Q2_0")  # to `gguf` 0.19
 
 
-REST = sorted(name for name, format in BY_NAME.items() if can_widen(format) and name not in (*QUICK, *UNKNOWN))
+REST = sorted(name for name, format in BY_NAME.items() if can_dequantize(format) and name not in (*QUICK, *UNKNOWN))
 
 
 def write_imatrix(path: Path, sums: dict[str, np.ndarray]) -> str:

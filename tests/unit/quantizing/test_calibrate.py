@@ -18,56 +18,69 @@ import pytest
 from kernel_calls import dequantized
 from tiny_model import write_tiny_model
 
-from localllm.arch import architecture
+from localllm.arch import load_architecture
 from localllm.arch.layer_state import KVType
 from localllm.arch.weights import Weights
 from localllm.cli.main import main
 from localllm.engine.engine import Engine
-from localllm.engine.lower.header import Span
-from localllm.engine.operations.registry import Reference
+from localllm.engine.lower.header import SequenceSpan
+from localllm.engine.operations.registry import ReferenceBuilder
 from localllm.engine.options import EngineOptions
 from localllm.engine.trace.imatrix_collector import ImatrixCollector
 from localllm.engine.trace.recorder import trace_model
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.cache.array_log import ArrayLog
-from localllm.files.gguf.file import GGUFFile, map_of
-from localllm.kernels.dequantize_rows import Widener
+from localllm.files.gguf.file import GGUFFile, get_map
+from localllm.kernels.dequantize_rows import RowDequantizer
 from localllm.kernels.reference import ReferenceCache, dequantize
 from localllm.quant.activation_rounding import round_activations
-from localllm.quant.block_codes import OPENABLE, format_codes, put_codes, read_scales
+from localllm.quant.block_codes import FEEDBACK_FORMATS, get_codes, read_scales, replace_codes
 from localllm.quant.block_codes import dequantize as dequantize_blocks
 from localllm.quant.encode import encode
-from localllm.quant.formats import BY_NAME, RECIPES, floats_at
-from localllm.quant.gptq import Feedback, cost, factor, shrink
-from localllm.quant.hessian import DAMPINGS, FAR, Hessian, mean_moments, outlier_shares
+from localllm.quant.formats import BY_NAME, RECIPES, list_float_offsets
+from localllm.quant.gptq import GptqEncoder, compute_cost, factorize, shrink_correlations
+from localllm.quant.hessian import DAMPINGS, OUTLIER_FACTOR, Hessian, compute_moments, compute_outlier_factors
 from localllm.quantizing import calibrate
 from localllm.quantizing import layerwise_runner as sequential
 from localllm.quantizing import scale_folding as folding
 from localllm.quantizing.calibrate import (
-    CHUNKS,
     DATA,
-    KINDS,
-    LARGE,
+    FREED_BYTES,
+    MAX_CHUNKS,
+    SAMPLE_TEXTS,
     CalibratedMatrices,
     Calibration,
+    find_shared_states,
     load_chunks,
-    shared_states,
     tokenize_sample,
 )
-from localllm.quantizing.layerwise_runner import BatchedActivations, LastReads, LayerwiseRunner, MatrixRows
+from localllm.quantizing.layerwise_runner import BatchedActivations, LastUseRecorder, LayerwiseRunner, MatrixRows
 from localllm.quantizing.mixed_precision import plan as corrected
 from localllm.quantizing.mixed_precision.measure import (
     CoarseWeights,
-    MatrixBlocks,
-    divergence,
+    EncodedMatrix,
+    compute_divergence,
+    compute_rounding_cost,
     is_adjustable,
-    rounding_cost,
 )
-from localllm.quantizing.mixed_precision.plan import correct_harm, fit_to_size, parse_bits, parse_size
-from localllm.quantizing.mixed_precision.sensitivity import Sensitivity, candidates, cheapest_within, predict, total
+from localllm.quantizing.mixed_precision.plan import choose_within_size, correct_harm, parse_bits, parse_size
+from localllm.quantizing.mixed_precision.sensitivity import (
+    Sensitivity,
+    choose_within_budget,
+    list_candidates,
+    predict_divergence,
+    sum_bytes,
+)
 from localllm.quantizing.plan import QuantizeRequest, make_plan
-from localllm.quantizing.quantize import MATRICES, SCALES, WRITING, open_source, run, widener_of
-from localllm.services.inspection.inspect import calibration, describe_quantization
+from localllm.quantizing.quantize import (
+    MATRICES_STAGE,
+    SCALES_STAGE,
+    WRITING_STAGE,
+    create_widener,
+    open_source,
+    quantize_model,
+)
+from localllm.services.inspection.inspect import describe_quantization, make_calibration_metadata
 from localllm.text.tokenizer import Tokenizer
 
 
@@ -85,17 +98,17 @@ def weights(rows: int, columns: int) -> np.ndarray:
 # ---- blocks taken apart
 
 
-@pytest.mark.parametrize("name", OPENABLE)
+@pytest.mark.parametrize("name", FEEDBACK_FORMATS)
 def test_scales_and_codes_of_a_block_agree_with_gguf(name: str):
-    generator, format, table = np.random.default_rng(3), BY_NAME[name], format_codes(name)
+    generator, format, table = np.random.default_rng(3), BY_NAME[name], get_codes(name)
     blocks = generator.integers(0, 256, (64, format.bytes), dtype=np.uint8)
-    for at in floats_at(name):
+    for at in list_float_offsets(name):
         blocks[:, at : at + 2] = generator.normal(size=(64, 1)).astype("<f2").view(np.uint8)
     if name == "MXFP4":
         blocks[:, 0] %= 128
     chosen = generator.integers(0, len(table.levels), (64, format.block))
     scales, offsets = read_scales(name, blocks)
-    put_codes(name, blocks, table.stored[chosen])
+    replace_codes(name, blocks, table.stored[chosen])
     group = np.arange(format.block) // table.group
     for read_again, before in zip(read_scales(name, blocks), (scales, offsets), strict=True):
         np.testing.assert_array_equal(read_again, before)
@@ -113,19 +126,21 @@ def test_feedback_costs_less_on_unseen_inputs(name: str):
     seen, unseen = (np.cov(inputs(4000, columns, seed), rowvar=False, bias=True) for seed in (1, 2))
     matrix = weights(48, columns)
     plain, fed = (
-        matrix - dequantize_blocks(name, Feedback(seen, damping).encode(name, matrix)) for damping in (1, 0.05)
+        matrix - dequantize_blocks(name, GptqEncoder(seen, damping).encode(name, matrix)) for damping in (1, 0.05)
     )
-    assert cost(fed, unseen) < cost(plain, unseen) * 0.9
+    assert compute_cost(fed, unseen) < compute_cost(plain, unseen) * 0.9
 
 
 def test_a_cost_is_the_mean_squared_error_of_outputs():
     x, lost = inputs(300, 64), weights(5, 64)
-    assert cost(lost, x.T.astype(float) @ x / 300) == pytest.approx(((x @ lost.T) ** 2).mean(axis=0).sum(), rel=1e-4)
+    assert compute_cost(lost, x.T.astype(float) @ x / 300) == pytest.approx(
+        ((x @ lost.T) ** 2).mean(axis=0).sum(), rel=1e-4
+    )
 
 
 def test_codes_do_not_depend_on_the_number_of_threads():
     moments, matrix = np.cov(inputs(900, 288), rowvar=False), weights(130, 288)
-    one, three = (Feedback(moments, 0.1, threads).encode("Q4_0", matrix) for threads in (1, 3))
+    one, three = (GptqEncoder(moments, 0.1, threads).encode("Q4_0", matrix) for threads in (1, 3))
     np.testing.assert_array_equal(one, three)
     assert one.shape == (130, BY_NAME["Q4_0"].row_bytes(288))
 
@@ -139,24 +154,24 @@ def test_odd_matrices_and_inputs_are_encoded_finitely(name: str):
     x = inputs(300, 256)
     x[:, 5] = 0
     for met in (x, np.zeros_like(x), np.ones_like(x)):
-        decoded = dequantize_blocks(name, Feedback(met.T.astype(float) @ met, 0.1).encode(name, matrix))
+        decoded = dequantize_blocks(name, GptqEncoder(met.T.astype(float) @ met, 0.1).encode(name, matrix))
         assert np.isfinite(decoded).all() and not decoded[0].any()
 
 
 def test_shrunk_moments_lie_between_the_measured_and_their_diagonal():
     moments = np.cov(inputs(500, 32), rowvar=False)
     mean = np.diagonal(moments).mean()
-    np.testing.assert_allclose(shrink(moments, 1) * mean, np.diag(np.diagonal(moments)), rtol=1e-4)
-    np.testing.assert_allclose(shrink(moments, 0) * mean, moments, rtol=1e-4)
+    np.testing.assert_allclose(shrink_correlations(moments, 1) * mean, np.diag(np.diagonal(moments)), rtol=1e-4)
+    np.testing.assert_allclose(shrink_correlations(moments, 0) * mean, moments, rtol=1e-4)
 
 
 def test_feedback_is_off_where_it_does_not_help():
     """The two halves of the inputs have nothing in common."""
     generator = np.random.default_rng(0)
     halves = [(generator.normal(size=(40, 2)) @ generator.normal(size=(2, 256))).astype("f4") for _ in range(2)]
-    assert Hessian(halves, 256).damping("Q4_K", weights(32, 256)) == DAMPINGS[-1]
+    assert Hessian(halves, 256).choose_damping("Q4_K", weights(32, 256)) == DAMPINGS[-1]
     alike = [inputs(2000, 256, seed) for seed in (1, 2)]
-    assert Hessian(alike, 256).damping("Q4_K", weights(32, 256)) < DAMPINGS[-1]
+    assert Hessian(alike, 256).choose_damping("Q4_K", weights(32, 256)) < DAMPINGS[-1]
 
 
 @pytest.mark.parametrize("columns", [1, 32, 255, 256, 257, 600])
@@ -165,8 +180,8 @@ def test_a_matrix_is_factored_in_place(columns):
     x = inputs(3 * columns, columns)
     moments = (x.T.astype(float) @ x).astype("f4")
     one, three = moments.copy(), moments.copy()
-    factor(one, 1)
-    factor(three, 3)
+    factorize(one, 1)
+    factorize(three, 3)
     np.testing.assert_array_equal(one, three)
     whole = np.linalg.cholesky(moments[::-1, ::-1].astype(float))[::-1, ::-1]
     np.testing.assert_allclose(one, whole, atol=1e-4 * np.abs(whole).max())
@@ -180,16 +195,16 @@ def test_a_few_outliers_do_not_dominate_the_moments(columns):
     x[7] *= 1e4
     pieces = [x[:50], x[:0], x[50:]]
     squares = (x.astype(float) ** 2).sum(axis=1)
-    fair = x * np.sqrt(np.minimum(1, FAR * np.median(squares) / squares))[:, None]
-    moments = mean_moments(pieces, columns)
+    fair = x * np.sqrt(np.minimum(1, OUTLIER_FACTOR * np.median(squares) / squares))[:, None]
+    moments = compute_moments(pieces, columns)
     np.testing.assert_allclose(moments, fair.T @ fair / 101, rtol=1e-4, atol=1e-3)
-    np.testing.assert_array_equal(moments, mean_moments(pieces, columns, 3))
-    assert outlier_shares([np.ones((3, columns), np.float32), x[:0]]) == [None, None]
+    np.testing.assert_array_equal(moments, compute_moments(pieces, columns, 3))
+    assert compute_outlier_factors([np.ones((3, columns), np.float32), x[:0]]) == [None, None]
 
 
 def test_moments_without_inputs_are_zero():
     x = inputs(101, 32)
-    assert not mean_moments([x[:0]], 32).any() and not mean_moments([np.zeros_like(x)], 32).any()
+    assert not compute_moments([x[:0]], 32).any() and not compute_moments([np.zeros_like(x)], 32).any()
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps freed memory")
@@ -199,22 +214,22 @@ import os
 import platform
 import re
 from pathlib import Path
-from localllm.quantizing.calibrate import LARGE
-from localllm.system.memory import return_freed_from
+from localllm.quantizing.calibrate import FREED_BYTES
+from localllm.system.memory import lower_mmap_threshold
 
 def held():
     return int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 
-return_freed_from(LARGE)
-b"x" * 2 * LARGE  # what is freed once is large for glibc no more
+lower_mmap_threshold(FREED_BYTES)
+b"x" * 2 * FREED_BYTES  # what is freed once is large for glibc no more
 before, all = held(), []
 for n in range(8):
-    all += [b"x" * LARGE, b"x" * 100_000]  # in turn with what stays
+    all += [b"x" * FREED_BYTES, b"x" * 100_000]  # in turn with what stays
 del all[::2]
 print(held() - before)
 """
     grown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert int(grown) < 4 * (LARGE >> 10)
+    assert int(grown) < 4 * (FREED_BYTES >> 10)
 
 
 def test_without_inputs_all_columns_count_equally():
@@ -238,7 +253,7 @@ def model(tmp_path_factory) -> Path:
 @pytest.fixture
 def text(tmp_path: Path, monkeypatch) -> Path:
     """Write a calibration text, of which only 6 chunks are read."""
-    monkeypatch.setattr(calibrate, "CHUNKS", 6)
+    monkeypatch.setattr(calibrate, "MAX_CHUNKS", 6)
     path = tmp_path / "text.txt"
     path.write_text(TEXT)
     return path
@@ -277,15 +292,16 @@ def test_a_calibrated_file_keeps_the_types_and_tells_its_texts(model: Path, text
     [
         ({}, None), ({"localllm.quantize.texts": "a"}, None), ({"localllm.quantize.texts": [1]}, None),
         ({"localllm.quantize.texts": ["a", "b"]}, "calibrated on a, b"),
-        (calibration(["a"], 5, "1.2"), "calibrated on a, 5 tokens (localllm 1.2)"),
-        ({**calibration([], 5, "1.2"), "localllm.quantize.scaled": 7},
+        (make_calibration_metadata(["a"], 5, "1.2"), "calibrated on a, 5 tokens (localllm 1.2)"),
+        ({**make_calibration_metadata([], 5, "1.2"), "localllm.quantize.scaled": 7},
          "calibrated on localllm's mixture, 5 tokens, 7 scalings folded away (localllm 1.2)"),
         ({"localllm.quantize.texts": ["a"], "localllm.quantize.tokens": "5", "localllm.quantize.version": 1,
           "localllm.quantize.scaled": "7"}, "calibrated on a"),
         ({"quantize.imatrix.file": "i.gguf"}, "importance matrix i.gguf"),
         ({"quantize.imatrix.file": "i.gguf", "quantize.imatrix.dataset": "t"}, "importance matrix i.gguf of t"),
         ({"quantize.imatrix.file": 5, "quantize.imatrix.dataset": "t"}, None),
-        ({"quantize.imatrix.file": "i.gguf", **calibration(["a"], 5, "1")}, "calibrated on a, 5 tokens (localllm 1)"),
+        ({"quantize.imatrix.file": "i.gguf", **make_calibration_metadata(["a"], 5, "1")},
+        "calibrated on a, 5 tokens (localllm 1)"),
     ],
 )  # fmt: skip
 def test_metadata_tell_how_a_file_was_quantized(metadata: dict, line: str | None):
@@ -295,7 +311,7 @@ def test_metadata_tell_how_a_file_was_quantized(metadata: dict, line: str | None
 def test_default_calibration_texts_have_a_name():
     common = {f"localllm.quantize.{name}": value for name, value in (("tokens", 5), ("version", "1"))}
     for texts, names in ((), ["localllm's mixture"]), (("a", "b"), ["a", "b"]):
-        assert calibration(texts, 5, "1") == {"localllm.quantize.texts": names, **common}
+        assert make_calibration_metadata(texts, 5, "1") == {"localllm.quantize.texts": names, **common}
 
 
 def test_a_matrix_is_calibrated_on_the_outputs_of_encoded_layers(model: Path, text: Path, tmp_path: Path, monkeypatch):
@@ -367,11 +383,11 @@ def test_a_source_that_changes_during_calibration_is_refused(model: Path, text: 
     plan = make_plan(open_source(str(source)), request)
 
     def change(stage: str, done: int, total: int, name: str) -> None:
-        if stage == SCALES:
+        if stage == SCALES_STAGE:
             os.utime(source, ns=(1, 1))
 
     with pytest.raises(ModelError, match=r"m\.gguf: this file changed while it was read"):
-        run(plan, str(out), request, 1, lambda done, name: None, on_stage=change)
+        quantize_model(plan, str(out), request, 1, lambda done, name: None, on_stage=change)
     assert not out.exists()
 
 
@@ -388,7 +404,7 @@ def test_an_interrupted_calibration_of_other_texts_starts_anew(tmp_path: Path):
 def test_a_foreign_file_in_place_of_the_log_is_kept(model: Path, text: Path, tmp_path: Path, capsys):
     (tmp_path / "out.gguf.calibration").write_text("dear diary")
     assert quantize([str(model), str(tmp_path / "out.gguf"), "Q4_0", "--calibrate", str(text)]) == 2
-    assert "not a file of localllm" in capsys.readouterr().err
+    assert "expected a file written by localllm" in capsys.readouterr().err
     assert (tmp_path / "out.gguf.calibration").read_text() == "dear diary"
 
 
@@ -413,7 +429,7 @@ def test_invalid_calibration_options_are_refused_in_one_line(
 
 def test_infinite_inputs_of_a_matrix_are_refused(text: Path, tmp_path: Path, capsys):
     path = write_tiny_model(tmp_path / "broken.gguf", context=128)
-    _, start = map_of(GGUFFile.open(path).tensors["blk.1.attn_norm.weight"].data)
+    _, start = get_map(GGUFFile.open(path).tensors["blk.1.attn_norm.weight"].data)
     with open(path, "r+b") as file:
         file.seek(start)
         file.write(np.full(64, 3e38, np.float32).tobytes())
@@ -440,19 +456,19 @@ FAMILIES = ["gemma3", "gemma4", "llama_moe", "mamba2", "deepseek2_v3", "gpt_oss"
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_prompts_side_by_side_equal_prompts_alone(shared: Path, kind: str, monkeypatch):
-    monkeypatch.setattr(sequential, "KEPT_AS", KVType.of("f32"))  # float16 would make more of another order of sums
+    monkeypatch.setattr(sequential, "KV_TYPE", KVType.of("f32"))  # float16 would make more of another order of sums
     file = GGUFFile.open(shared / f"goldens/arch/{kind}.gguf")
-    module, h = architecture(file)
+    module, h = load_architecture(file)
     w, vocabulary = Weights(file.tensors), file.tensors["token_embd.weight"].shape[0]
     texts = [np.random.default_rng(n).integers(0, vocabulary, 20) for n in range(3)]
-    last = LastReads()
-    again = shared_states(trace_model(file, last.record(module.forward), w, h, 20).operations)
+    last = LastUseRecorder()
+    again = find_shared_states(trace_model(file, last.record(module.forward), w, h, 20).operations)
     together = LayerwiseRunner(texts, again, AsTheyAre(), 2, last)
     batched = module.forward(together, w, h)
     together.close()
     for text, logits in zip(texts, batched, strict=True):
-        span = Span(ReferenceCache(KVType.of("f32")), 0, text, len(text))
-        np.testing.assert_allclose(logits, module.forward(Reference([span], {}, 20), w, h), rtol=1e-4, atol=1e-4)
+        span = SequenceSpan(ReferenceCache(KVType.of("f32")), 0, text, len(text))
+        np.testing.assert_allclose(logits, module.forward(ReferenceBuilder([span], {}, 20), w, h), rtol=1e-4, atol=1e-4)
 
 
 class Stack:
@@ -522,27 +538,27 @@ def test_prompts_have_no_images_and_the_longest_selects_rope_factors(two_texts: 
 )  # fmt: skip
 def test_rows_of_a_matrix_are_dequantized_in_ranges(monkeypatch, shape: tuple, ends: list):
     """Ranges are a share of a small matrix, a number of weights of a large one, and at least a row."""
-    monkeypatch.setattr(sequential, "AT_ONCE", 12)
-    assert list(MatrixRows(shape, None).row_ranges()) == ends  # type: ignore[arg-type]
+    monkeypatch.setattr(sequential, "RANGE_WEIGHTS", 12)
+    assert list(MatrixRows(shape, None).list_row_ranges()) == ends  # type: ignore[arg-type]
 
 
 class AsTheyAreWatched(AsTheyAre):
     """Record which earlier inputs are alive when a matrix gets its own."""
 
     def __init__(self):
-        self.known, self.alive = dict[str, weakref.ref](), dict[str, list[str]]()
+        self.cached_logits, self.alive = dict[str, weakref.ref](), dict[str, list[str]]()
 
     def resolve(self, weight, inputs):
-        self.alive[weight.name] = [name for name, met in self.known.items() if met() is not None]
-        self.known[weight.name] = weakref.ref(next(iter(inputs.of(0))))
+        self.alive[weight.name] = [name for name, met in self.cached_logits.items() if met() is not None]
+        self.cached_logits[weight.name] = weakref.ref(next(iter(inputs.of(0))))
         return super().resolve(weight, inputs)
 
 
 def test_activations_are_freed_after_their_last_use(model: Path):
-    file, matrices, last = GGUFFile.open(model), AsTheyAreWatched(), LastReads()
-    module, h = architecture(file)
+    file, matrices, last = GGUFFile.open(model), AsTheyAreWatched(), LastUseRecorder()
+    module, h = load_architecture(file)
     w = Weights(file.tensors)
-    again = shared_states(trace_model(file, last.record(module.forward), w, h, 20).operations)
+    again = find_shared_states(trace_model(file, last.record(module.forward), w, h, 20).operations)
     builder = LayerwiseRunner([np.arange(20)], again, matrices, 1, last)
     module.forward(builder, w, h)
     builder.close()
@@ -553,11 +569,13 @@ def test_activations_are_freed_after_their_last_use(model: Path):
 def test_the_default_mixture_is_tokenized_with_the_models_chat_template(model: Path):
     tokenizer = Tokenizer.from_file(model)
     chunks = load_chunks(tokenizer, (), 128)
-    assert len(chunks) == CHUNKS and {len(chunk) for chunk in chunks} == {128}
+    assert len(chunks) == MAX_CHUNKS and {len(chunk) for chunk in chunks} == {128}
     chat = tokenizer.decode(tokenize_sample("chat.toml", tokenizer), special=True)
     assert chat.startswith("<|im_start|>user\nWhat is the capital of Australia?<|im_end|>\n<|im_start|>assistant\nThe ")
     listed = (DATA / "README.md").read_text()
-    assert all(f"`{name}`" in listed for name in KINDS) and set(KINDS) <= {path.name for path in DATA.iterdir()}
+    assert all(f"`{name}`" in listed for name in SAMPLE_TEXTS) and set(SAMPLE_TEXTS) <= {
+        path.name for path in DATA.iterdir()
+    }
 
 
 @pytest.fixture
@@ -590,7 +608,7 @@ def test_texts_too_short_for_a_chunk_are_refused(numbering: Any):
         load_chunks(numbering, ["600", "511"], 4096)
     with pytest.raises(UsageError, match=r"^every document has fewer than 6 tokens$"):
         load_chunks(numbering, (), 6)
-    assert len(load_chunks(numbering, (), 5)) == len(KINDS)
+    assert len(load_chunks(numbering, (), 5)) == len(SAMPLE_TEXTS)
 
 
 # ---- formats by need
@@ -609,14 +627,16 @@ def test_the_cheapest_types_within_a_size_are_close_to_optimal():
             )
         )
     ways = [dict(zip((need.name for need in needs), way, strict=True)) for way in product(sizes, repeat=5)]
-    smallest, largest = (end(total(needs, way) for way in ways) for end in (min, max))
+    smallest, largest = (end(sum_bytes(needs, way) for way in ways) for end in (min, max))
     for budget in np.linspace(smallest, largest, 20).astype(int):
-        chosen = cheapest_within(needs, int(budget))
-        best = min(predict(needs, way) for way in ways if total(needs, way) <= budget)
-        assert total(needs, chosen) <= budget and predict(needs, chosen) <= best * 1.35 + 1e-9
-    assert predict(needs, cheapest_within(needs, largest)) == min(predict(needs, way) for way in ways)
+        chosen = choose_within_budget(needs, int(budget))
+        best = min(predict_divergence(needs, way) for way in ways if sum_bytes(needs, way) <= budget)
+        assert sum_bytes(needs, chosen) <= budget and predict_divergence(needs, chosen) <= best * 1.35 + 1e-9
+    assert predict_divergence(needs, choose_within_budget(needs, largest)) == min(
+        predict_divergence(needs, way) for way in ways
+    )
     with pytest.raises(UsageError, match=r"smallest (possible file has|formats take)"):
-        cheapest_within(needs, smallest - 1)
+        choose_within_budget(needs, smallest - 1)
 
 
 def test_a_file_is_never_larger_than_asked_for_and_hardly_smaller():
@@ -628,10 +648,10 @@ def test_a_file_is_never_larger_than_asked_for_and_hardly_smaller():
 
     least, most = (size_with({need.name: format for need in needs}) for format in ("Q2_K", "Q6_K"))
     for size in range(least, most + 5000, 777):
-        size_found = size_with(fit_to_size(needs, size, 1000, size_with))
+        size_found = size_with(choose_within_size(needs, size, 1000, size_with))
         assert size_found <= size and size_found >= min(size - 4096, most)
     with pytest.raises(UsageError, match=r"smallest (possible file has|formats take)"):
-        fit_to_size(needs, least - 2000, 1000, size_with)
+        choose_within_size(needs, least - 2000, 1000, size_with)
 
 
 def test_sizes_and_bits_are_parsed_or_refused():
@@ -714,11 +734,11 @@ class Scripted:
     def __init__(self, found: list[float]):
         self.found, self.asked = found, list[dict[str, str]]()
 
-    def divergence(self, formats: dict[str, str]) -> float:
+    def measure_divergence(self, formats: dict[str, str]) -> float:
         self.asked.append(formats)
         return self.found[len(self.asked) - 1]
 
-    def contribution(self, names) -> float:
+    def measure_contribution(self, names) -> float:
         return 0.01 * len(names)
 
 
@@ -727,17 +747,17 @@ class Scripted:
 )
 def test_the_best_of_the_checked_plans_is_taken(divergences: list[float], best: int, rounds: int, monkeypatch):
     checked, needs = Scripted(divergences), needs_of_layers()
-    monkeypatch.setattr(corrected, "PlanCheck", lambda *given: checked)
+    monkeypatch.setattr(corrected, "PlanEvaluator", lambda *given: checked)
     ways = iter([{need.name: format for need in needs} for format in ("Q6_K", "Q4_K", "Q2_K")])
-    formats, least = corrected.refine(None, needs, lambda needs: next(ways), None, 1, None)
+    formats, least = corrected.refine_formats(None, needs, lambda needs: next(ways), None, 1, None)
     assert (formats, least, len(checked.asked)) == (checked.asked[best], divergences[best], rounds)
 
 
 def test_a_plan_that_is_chosen_again_is_not_checked_again(monkeypatch):
     checked, needs = Scripted([0.3, 0.2]), needs_of_layers()
-    monkeypatch.setattr(corrected, "PlanCheck", lambda *given: checked)
+    monkeypatch.setattr(corrected, "PlanEvaluator", lambda *given: checked)
     same = {need.name: "Q4_K" for need in needs}
-    assert corrected.refine(None, needs, lambda needs: same, None, 1, None) == (same, 0.3)
+    assert corrected.refine_formats(None, needs, lambda needs: same, None, 1, None) == (same, 0.3)
     assert len(checked.asked) == 1
 
 
@@ -746,23 +766,25 @@ def test_checked_divergences_are_those_of_an_encoded_model(model: Path, text: Pa
     """Unquantized matrices have no divergence; only matrices that change are encoded again."""
     plan = make_plan(open_source(str(model)), QuantizeRequest(RECIPES["Q4_0"], texts=[str(text)]))
     calibration, met = Calibration(plan, [str(text)]), list[str]()
-    widener = widener_of(plan, None, ["Q8_0"])
-    checked = corrected.PlanCheck(calibration, widener, 1, lambda done, total, name: met.append(name))
+    widener = create_widener(plan, None, ["Q8_0"])
+    checked = corrected.PlanEvaluator(calibration, widener, 1, lambda done, total, name: met.append(name))
     formats = {
         job.tensor.name: "Q4_0" for job in plan.jobs if is_adjustable(job) and job.tensor.name != "token_embd.weight"
     }
-    coarse = checked.divergence(formats)
-    assert coarse > 0 and checked.contribution(formats.keys()) == pytest.approx(coarse, abs=1e-6)
-    assert set(met) == set(formats) and 0 < checked.contribution(["blk.0.ffn_down.weight"]) < coarse
+    coarse = checked.measure_divergence(formats)
+    assert coarse > 0 and checked.measure_contribution(formats.keys()) == pytest.approx(coarse, abs=1e-6)
+    assert set(met) == set(formats) and 0 < checked.measure_contribution(["blk.0.ffn_down.weight"]) < coarse
     met.clear()
-    assert checked.divergence(formats | {"blk.0.ffn_down.weight": "Q8_0"}) < coarse and met == ["blk.0.ffn_down.weight"]
+    assert checked.measure_divergence(formats | {"blk.0.ffn_down.weight": "Q8_0"}) < coarse and met == [
+        "blk.0.ffn_down.weight"
+    ]
 
 
 def test_a_coarse_embedding_is_coarse_in_its_rows():
     matrix = weights(6, 256)
     weight = SimpleNamespace(name="token_embd.weight", first_row=0, shape=matrix.shape)
-    ids, widener = np.array([4, 0, 4]), Widener([BY_NAME["Q3_K"]])
-    rows = CoarseWeights({}, widener, {weight.name: MatrixBlocks("Q3_K", encode("Q3_K", matrix))}).rows(weight, ids)
+    ids, widener = np.array([4, 0, 4]), RowDequantizer([BY_NAME["Q3_K"]])
+    rows = CoarseWeights({}, widener, {weight.name: EncodedMatrix("Q3_K", encode("Q3_K", matrix))}).rows(weight, ids)
     np.testing.assert_array_equal(rows, dequantize_blocks("Q3_K", encode("Q3_K", matrix))[ids])
 
 
@@ -772,9 +794,9 @@ def test_coarse_matrices_replace_only_their_rows():
     jobs: Any = {name: SimpleNamespace(tensor=SimpleNamespace(name=name, shape=(2, 4, 256)))}
     found, blocks = (
         dequantize_blocks("Q3_K", encode("Q3_K", stack)),
-        {name: MatrixBlocks("Q3_K", encode("Q3_K", stack))},
+        {name: EncodedMatrix("Q3_K", encode("Q3_K", stack))},
     )
-    coarse = CoarseWeights(jobs, Widener([BY_NAME["Q3_K"]]), blocks)
+    coarse = CoarseWeights(jobs, RowDequantizer([BY_NAME["Q3_K"]]), blocks)
     met = coarse.resolve(weight, None)  # type: ignore[arg-type]
     assert met.shape == (2, 3, 256)
     np.testing.assert_array_equal(met.of(0, 0, 1), found[1:2])
@@ -785,9 +807,9 @@ def test_coarse_matrices_replace_only_their_rows():
 def test_rounding_costs_the_change_of_the_output():
     x, matrix = inputs(40, 256), weights(6, 256)
     lost = ((round_activations(x, 32) - x) @ matrix.T) ** 2
-    assert rounding_cost(matrix, x, 32) == pytest.approx(float(lost.sum(axis=1).mean()), rel=1e-4)
-    assert rounding_cost(matrix, x, 256) > rounding_cost(matrix, x, 32) > 0
-    assert {"IQ4_XS", "IQ4_NL", "Q5_K", "Q5_0"} <= {*candidates(256)} and "Q4_K" not in candidates(32)
+    assert compute_rounding_cost(matrix, x, 32) == pytest.approx(float(lost.sum(axis=1).mean()), rel=1e-4)
+    assert compute_rounding_cost(matrix, x, 256) > compute_rounding_cost(matrix, x, 32) > 0
+    assert {"IQ4_XS", "IQ4_NL", "Q5_K", "Q5_0"} <= {*list_candidates(256)} and "Q4_K" not in list_candidates(32)
 
 
 def test_divergence_is_the_mean_kl_divergence_of_predictions():
@@ -795,7 +817,7 @@ def test_divergence_is_the_mean_kl_divergence_of_predictions():
     p, q = (generator.normal(0, 3, (7, 50)).astype(np.float32) for _ in range(2))
     soft = [np.exp(x.astype(float)) / np.exp(x.astype(float)).sum(axis=1, keepdims=True) for x in (p, q)]
     expected = (soft[0] * np.log(soft[0] / soft[1])).sum(axis=1).mean()
-    assert divergence(BatchedActivations([p[:3], p[3:]]), BatchedActivations([q[:3], q[3:]])) == pytest.approx(
+    assert compute_divergence(BatchedActivations([p[:3], p[3:]]), BatchedActivations([q[:3], q[3:]])) == pytest.approx(
         expected, rel=1e-5
     )
 
@@ -818,7 +840,7 @@ def test_invalid_plans_are_refused(content: str, message: str, model: Path, tmp_
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--size", "1GB"], "add --calibrate"),
+        (["--size", "1GB"], "which needs --calibrate"),
         (["--calibrate", "--size", "1GB", "--bpw", "4"], "give either --size or --bpw"),
         (["--calibrate", "--bpw", "99"], "from 1 to 32"),
         (["--calibrate", "--size", "huge"], "expected a size like"),
@@ -837,8 +859,8 @@ def test_each_stage_counts_to_its_end(model: Path, text: Path, tmp_path: Path):
     asked = QuantizeRequest(RECIPES["Q4_0"], texts=[str(text)])
     plan, reported = make_plan(open_source(str(model)), asked), dict[str, list[tuple[int, int]]]()
     stage = lambda stage, done, total, name: reported.setdefault(stage, []).append((done, total))  # noqa: E731
-    run(plan, str(tmp_path / "out.gguf"), asked, 2, lambda done, name: None, on_stage=stage)
-    assert [*reported] == [SCALES, MATRICES, WRITING]
+    quantize_model(plan, str(tmp_path / "out.gguf"), asked, 2, lambda done, name: None, on_stage=stage)
+    assert [*reported] == [SCALES_STAGE, MATRICES_STAGE, WRITING_STAGE]
     for counts in reported.values():
         done, total = zip(*counts, strict=True)
         assert min(done) >= 0 and done == tuple(sorted(done)) and set(total) == {done[-1]}, counts
@@ -851,24 +873,24 @@ def test_calibration_reduces_the_divergence_of_every_architecture(
     shared: Path, kind: str, text: Path, tmp_path: Path, monkeypatch
 ):
     """Check experts, recurrent layers, kinds of attention, and tied embeddings."""
-    monkeypatch.setattr(calibrate, "CHUNK", 64)
+    monkeypatch.setattr(calibrate, "CHUNK_TOKENS", 64)
     path = shared / f"goldens/arch/{kind}.gguf"
     request = QuantizeRequest(RECIPES["Q4_0"], allow_requantize=True)
     known = dict[str, GGUFFile]()
     for name, texts in (("plain", None), ("calibrated", [str(text)])):
         request_with_texts = replace(request, texts=texts)
         plan = make_plan(open_source(str(path)), request_with_texts)
-        run(plan, str(tmp_path / name), request_with_texts, 2, lambda done, name: None)
+        quantize_model(plan, str(tmp_path / name), request_with_texts, 2, lambda done, name: None)
         known[name] = GGUFFile.open(tmp_path / name)
         assert {t.format.name for t in known[name].tensors.values()} >= {"Q4_0"}
     chunks = Calibration(make_plan(open_source(str(path)), replace(request, texts=[])), [str(text)]).chunks[:8]
     logits = {name: logits_of(file, chunks) for name, file in known.items()}
     base = logits_of(GGUFFile.open(path), chunks)
-    assert divergence(base, logits["calibrated"]) < divergence(base, logits["plain"])
+    assert compute_divergence(base, logits["calibrated"]) < compute_divergence(base, logits["plain"])
 
 
 def logits_of(file: GGUFFile, chunks: list[np.ndarray]) -> BatchedActivations:
-    module, h = architecture(file)
+    module, h = load_architecture(file)
     builder = LayerwiseRunner(chunks, (), AsTheyAre(), 2)
     try:
         return module.forward(builder, Weights(file.tensors), h)

@@ -10,8 +10,8 @@ from tiny_model import write_tiny_model
 
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.writer import pack_value
-from localllm.quantizing.metadata_edits import parse_setting, resolve_edits, unpack
-from localllm.quantizing.rewrite import packed_of
+from localllm.quantizing.metadata_edits import parse_setting, resolve_edits, unpack_value
+from localllm.quantizing.rewrite import get_packed_metadata
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ SETTINGS = {
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_settings_are_written_with_their_types(model: Path, cli, setting: str):
     key = setting.partition("=")[0]
-    packed = packed_of(GGUFFile.open(model))
+    packed = get_packed_metadata(GGUFFile.open(model))
     assert parse_setting(setting, packed)[1] == SETTINGS[setting]
     if key in packed and not setting.startswith(("tokenizer", "llama.rope")):
         assert cli("quantize", model, model.with_name("q.gguf"), "Q8_0", "--set-metadata", setting)[0] == 0
@@ -72,7 +72,7 @@ def test_invalid_settings_are_refused(model: Path, cli, setting: str):
 
 def test_packed_values_are_unpacked_unchanged():
     for value in (np.uint8(3), -5, 0.5, True, "text", ["a", "ü"], np.array([1, 2], np.uint16), [True, False]):
-        assert np.array_equal(unpack(pack_value(value)), value)
+        assert np.array_equal(unpack_value(pack_value(value)), value)
 
 
 def test_edited_keys_keep_their_order_and_new_ones_come_last(model: Path, cli):

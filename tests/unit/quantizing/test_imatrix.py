@@ -18,7 +18,7 @@ from kernel_calls import caller, count, for_any_parts, normal, output, padded, w
 from project import GOLDENS, SUPPORT
 from tiny_model import LAYERS, WIDTH, damage, exact, write_tiny_model
 
-from localllm.arch import architecture
+from localllm.arch import load_architecture
 from localllm.cli import main
 from localllm.cli.commands import imatrix as command
 from localllm.engine.embedding_runner import EmbeddingRunner
@@ -29,17 +29,17 @@ from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.imatrix_file import (
     ImportanceMatrix,
-    Squares,
+    SquaredActivations,
+    get_positive_integer,
     load_imatrix,
-    positive_integer,
     read_imatrix,
     write_imatrix,
 )
 from localllm.files.text_file import read_text
-from localllm.quant.recipes import is_quantized, role_of
+from localllm.quant.recipes import get_role, is_quantized
 from localllm.quantizing import imatrix
-from localllm.quantizing.imatrix import Collector, merge
-from localllm.services.evaluation.scores import split_chunks, with_bos
+from localllm.quantizing.imatrix import ImportanceCollector, merge_files
+from localllm.services.evaluation.scores import add_bos, split_chunks
 from localllm.text.tokenizer import Tokenizer
 
 TEXT = " ".join(f"hello world {number}, wor rld" for number in range(60))
@@ -58,9 +58,9 @@ def text(tmp_path) -> str:
     return str(path)
 
 
-def squares(matrices: int, columns: int, tokens: float = 8.0) -> Squares:
+def squares(matrices: int, columns: int, tokens: float = 8.0) -> SquaredActivations:
     sums = np.abs(normal(matrices, columns))
-    return Squares(sums, np.full(matrices, tokens))
+    return SquaredActivations(sums, np.full(matrices, tokens))
 
 
 def same(one: ImportanceMatrix, two: ImportanceMatrix) -> None:
@@ -123,7 +123,7 @@ def test_experts_get_the_sums_of_their_own_rows(variant: str, tmp_path: Path):
     for backend in ("cpu", "reference"):
         observer = observe.ImatrixCollector()
         open_engine(model, context=90, kv_type="f32", backend=backend, observer=observer).forward(tokens, 0)
-        collected[backend] = observer.take(), observer.take_counts()
+        collected[backend] = observer.take(), observer.pop_counts()
     (ours, counts), (theirs, expected) = collected["cpu"], collected["reference"]
     assert ours.keys() == theirs.keys() and counts.keys() == expected.keys()
     stacks = [name for name in ours if "_exps" in name]
@@ -223,7 +223,7 @@ def test_threads_do_not_change_the_sums(tiny):
 
 
 def test_imatrix_files_have_the_layout_of_llama_cpp(tmp_path):
-    stack = Squares(np.abs(normal(3, 5)), np.array([4.0, 0.0, 8.0]))
+    stack = SquaredActivations(np.abs(normal(3, 5)), np.array([4.0, 0.0, 8.0]))
     one = squares(1, 5, 16.0)
     matrix = ImportanceMatrix({"blk.0.b.weight": stack, "blk.0.a.weight": one}, ["x.txt", "y.txt"], 2, 512)
     write_imatrix(tmp_path / "x", matrix)
@@ -338,8 +338,8 @@ def test_files_that_are_no_importance_matrix_are_refused(tmp_path, tiny):
     ("tensors", "reason"),
     [
         ({"a.in_sum2": np.ones(4)}, "sums and counts"),
-        ({"a.in_sum2": np.ones(4), "a.counts": np.ones(2)}, "do not fit"),
-        ({"a.in_sum2": np.ones(4), "a.counts": -np.ones(1)}, "do not fit"),
+        ({"a.in_sum2": np.ones(4), "a.counts": np.ones(2)}, "one count per row"),
+        ({"a.in_sum2": np.ones(4), "a.counts": -np.ones(1)}, "one count per row"),
         ({"a.in_sum2": np.full(4, np.inf), "a.counts": np.ones(1)}, "must not be negative"),
     ],
 )
@@ -360,7 +360,7 @@ def test_merging_adds_sums_counts_and_chunks(tmp_path):
     two = ImportanceMatrix({"a": squares(1, 4, 32.0), "c": squares(1, 3)}, ["y", "x"], 4, 8)
     write_imatrix(tmp_path / "1", one)
     write_imatrix(tmp_path / "2", two)
-    both = merge([tmp_path / "1", tmp_path / "2"])
+    both = merge_files([tmp_path / "1", tmp_path / "2"])
     assert (both.chunks, both.chunk_size, list(both.datasets)) == (10, 4, ["x", "y"])
     np.testing.assert_array_equal(both.squares["a"].sums, one.squares["a"].sums + two.squares["a"].sums)
     assert both.squares["a"].counts.tolist() == [40]
@@ -385,7 +385,7 @@ def collected(path: str, chunks: np.ndarray) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("output", [False, True])
 def test_collected_squares_agree_with_the_reference(tmp_path, tiny, text, output):
     chunks = split_chunks(Tokenizer.from_file(tiny).encode(TEXT), SIZE, 3)
-    with Collector(tiny, [text], tmp_path / "out", SIZE, 3, output=output, threads=2) as collector:
+    with ImportanceCollector(tiny, [text], tmp_path / "out", SIZE, 3, output=output, threads=2) as collector:
         assert (collector.total, collector.done) == (3, 0)
         assert list(collector.read()) == [1, 2, 3]
         result = collector.result()
@@ -398,7 +398,7 @@ def test_collected_squares_agree_with_the_reference(tmp_path, tiny, text, output
 
 
 def test_a_collector_without_chunks_has_no_result(tmp_path, tiny, text):
-    with Collector(tiny, [text], tmp_path / "out", size=32) as collector:
+    with ImportanceCollector(tiny, [text], tmp_path / "out", size=32) as collector:
         assert collector.done == 0 and collector.total > 0
         with pytest.raises(UsageError, match=r"^no chunk has been read yet$"):
             collector.result()
@@ -410,13 +410,13 @@ def test_several_texts_are_concatenated(tmp_path, tiny):
         (tmp_path / name).write_text(content)
     tokenizer = Tokenizer.from_file(tiny)
     tokens = tokenizer.encode(TEXT[:100]) + tokenizer.encode(TEXT[100:300])
-    with Collector(tiny, [tmp_path / "a", tmp_path / "b"], tmp_path / "out", SIZE) as collector:
+    with ImportanceCollector(tiny, [tmp_path / "a", tmp_path / "b"], tmp_path / "out", SIZE) as collector:
         np.testing.assert_array_equal(collector._chunks, split_chunks(tokens, SIZE))
 
 
 def read_all(*arguments, after: int = 10**9) -> ImportanceMatrix:
     """Collect all chunks, or stop after some."""
-    with Collector(*arguments, threads=1) as collector:
+    with ImportanceCollector(*arguments, threads=1) as collector:
         for done in (reading := collector.read()):
             if done >= after:
                 reading.close()
@@ -431,7 +431,7 @@ def test_an_interrupted_run_continues_to_the_same_sums(monkeypatch, tmp_path, ti
     out, part = tmp_path / "out", tmp_path / "out.part"
     assert read_all(tiny, [text], out, SIZE, 5, after=2).chunks == 2
     assert len(read_imatrix(part).squares) == 7 * LAYERS  # others can read it too
-    with Collector(tiny, [text], out, SIZE, 5, threads=1) as collector:
+    with ImportanceCollector(tiny, [text], out, SIZE, 5, threads=1) as collector:
         assert (collector.done, collector.total) == (2, 5)
     same(read_all(tiny, [text], out, SIZE, 5), whole)
     assert not out.exists()
@@ -449,7 +449,7 @@ def test_an_interruption_within_a_chunk_repeats_the_chunk(monkeypatch, tmp_path,
         return result
 
     monkeypatch.setattr(Sequence, "append", failing)
-    with Collector(tiny, [text], tmp_path / "out", SIZE, 3, threads=1) as collector:
+    with ImportanceCollector(tiny, [text], tmp_path / "out", SIZE, 3, threads=1) as collector:
         with pytest.raises(KeyboardInterrupt):
             list(collector.read())
         assert collector.done == 1
@@ -461,10 +461,10 @@ def test_a_run_with_other_arguments_starts_anew(tmp_path, tiny, text):
     out = tmp_path / "out"
     read_all(tiny, [text], out, SIZE, 5, after=2)
     for different in ((tiny, [text], out, SIZE, 4), (tiny, [text], out, SIZE - 1, 5), (tiny, [text, text], out, SIZE)):
-        with Collector(*different, threads=1) as collector:
+        with ImportanceCollector(*different, threads=1) as collector:
             assert collector.done == 0
     (tmp_path / "out.part").write_bytes(b"damaged")
-    with Collector(tiny, [text], out, SIZE, 5, threads=1) as collector:
+    with ImportanceCollector(tiny, [text], out, SIZE, 5, threads=1) as collector:
         assert collector.done == 0
 
 
@@ -472,7 +472,10 @@ def test_a_model_with_infinite_weights_is_refused(tmp_path, text):
     """Check this although no logits are computed."""
     path = damage(write_tiny_model(tmp_path / "tiny.gguf"), "blk.1.attn_output.weight")
     reason = r"tiny\.gguf: .* blk\.1\.ffn_gate\.weight is not finite"
-    with Collector(path, [text], tmp_path / "out", SIZE) as collector, pytest.raises(ModelError, match=reason):
+    with (
+        ImportanceCollector(path, [text], tmp_path / "out", SIZE) as collector,
+        pytest.raises(ModelError, match=reason),
+    ):
         list(collector.read())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text.txt", "tiny.gguf"]
 
@@ -531,7 +534,7 @@ def test_progress_continues_at_the_chunk_of_the_interruption(monkeypatch):
     """Four of ten chunks are done."""
     shown: list[str] = []
     monkeypatch.setattr(command.ProgressLine, "show", lambda line, text: shown.append(text))
-    command.read(SimpleNamespace(total=10, done=4, read=lambda: iter(range(5, 11))), command.ProgressLine())
+    command.collect(SimpleNamespace(total=10, done=4, read=lambda: iter(range(5, 11))), command.ProgressLine())
     assert shown[0] == "reading: chunk 5 of 10"
     assert [text.partition(",")[0] for text in shown[1:]] == [f"reading: chunk {done} of 10" for done in range(5, 11)]
     assert shown[-1] == "reading: chunk 10 of 10, 0 s left"
@@ -546,16 +549,16 @@ def test_an_interruption_is_reported_after_the_progress_line_is_cleared(monkeypa
 
     for name in ("show", "clear"):
         monkeypatch.setattr(command.ProgressLine, name, lambda line, *text, name=name: events.append(name))
-    monkeypatch.setattr(command, "dim", lambda text: events.append(text))
+    monkeypatch.setattr(command, "say_dim", lambda text: events.append(text))
     with pytest.raises(KeyboardInterrupt):
-        command.read(SimpleNamespace(total=10, done=4, read=interrupted), command.ProgressLine())
+        command.collect(SimpleNamespace(total=10, done=4, read=interrupted), command.ProgressLine())
     reported = next(place for place, event in enumerate(events) if event.startswith("4 of 10 chunks are done"))
     assert events[reported - 1] == "clear" and "show" not in events[reported:]
 
 
 def test_ctrl_c_keeps_the_finished_chunks_for_the_next_run(cli, monkeypatch, tmp_path, tiny, text):
     arguments = (tiny, text, "-o", tmp_path / "out", "-c", SIZE, "--chunks", 4, "-t", 1)
-    read = Collector.read
+    read = ImportanceCollector.read
 
     def interrupted(self):
         for done in (chunks := read(self)):
@@ -565,11 +568,11 @@ def test_ctrl_c_keeps_the_finished_chunks_for_the_next_run(cli, monkeypatch, tmp
                 raise KeyboardInterrupt
 
     monkeypatch.setattr(main.os, "_exit", sys.exit)
-    monkeypatch.setattr(Collector, "read", interrupted)
+    monkeypatch.setattr(ImportanceCollector, "read", interrupted)
     assert cli(*arguments) == (130, "", "")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.part", "text.txt"]
     started = []
-    monkeypatch.setattr(Collector, "read", lambda self: started.append(self.done) or read(self))
+    monkeypatch.setattr(ImportanceCollector, "read", lambda self: started.append(self.done) or read(self))
     assert cli(*arguments) == (0, "", "")
     assert started == [2]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "text.txt"]
@@ -582,7 +585,7 @@ def test_ctrl_c_keeps_the_finished_chunks_for_the_next_run(cli, monkeypatch, tmp
         (2, ["TINY", "TEXT"], "-o"),
         (2, ["-o", "OUT"], "MODEL is missing"),
         (2, ["TINY", "-o", "OUT"], "TEXT is missing"),
-        (2, ["TINY", "TEXT", "-o", "OUT", "-c", "9999"], "fewer than a chunk of 9999"),
+        (2, ["TINY", "TEXT", "-o", "OUT", "-c", "9999"], "one chunk needs 9999"),
         (2, ["TINY", "TEXT", "-o", "OUT", "--chunks", "0"], "1 or greater"),
         (2, ["TINY", "TEXT", "-o", "TINY"], "the output is also an input"),
         (2, ["TINY", "TEXT", "-o", "TEXT"], "the output is also an input"),
@@ -613,8 +616,8 @@ def test_a_file_that_cannot_be_written_is_an_error(monkeypatch, tmp_path):
     ("value", "expected"), [(1, 1), (300, 300), (0, 512), (-3, 512), ("8", 512), (2.0, 512), (None, 512)]
 )
 def test_chunk_sizes_in_files_are_positive_or_assumed(value: object, expected: int):
-    assert positive_integer({"imatrix.chunk_size": value}, "imatrix.chunk_size", 512) == expected
-    assert positive_integer({}, "imatrix.chunk_size", 512) == 512
+    assert get_positive_integer({"imatrix.chunk_size": value}, "imatrix.chunk_size", 512) == expected
+    assert get_positive_integer({}, "imatrix.chunk_size", 512) == 512
 
 
 # ---- models that make vectors
@@ -642,11 +645,11 @@ def test_matrices_of_encoders_get_the_sums_of_the_reference(encoder: Path, cli, 
         observer = observe.ImatrixCollector()
         runner = EmbeddingRunner(file, pooling, EngineOptions(context=24, backend="reference", observer=observer))
         for chunk in split_chunks(tokenizer.encode(TEXT, bos=True), 24, 4):
-            runner.read([with_bos(chunk, tokenizer)])
+            runner.read([add_bos(chunk, tokenizer)])
         expected |= observer.take()
     assert matrix.squares.keys() == expected.keys() and len(expected) >= 8 and matrix.chunks == 4
     quantized = {name for name, tensor in file.tensors.items() if is_quantized(name, tensor.shape)}
-    assert {name for name in quantized - expected.keys() if role_of(name) != "embedding"} == set()
+    assert {name for name in quantized - expected.keys() if get_role(name) != "embedding"} == set()
     after = expected.keys() & {"dense_2.weight", "dense_3.weight", "cls.weight", "cls.output.weight"}
     assert all(matrix.squares[name].counts.tolist() == [4 if name in after else 4 * 24] for name in expected)
     for name, sums in expected.items():
@@ -667,4 +670,4 @@ def test_a_model_with_encoder_and_decoder_is_refused(cli, tmp_path, text):
 def test_a_chunk_longer_than_an_encoders_context_is_refused(encoder: Path, cli, tmp_path, text):
     code, _, err = cli(encoder, text, "-o", tmp_path / "out", "-c", 10**6)
     assert code == 2 and re.search(r"must be \d+ or below for this model", err)
-    assert imatrix.default_size(encoder) == min(512, architecture(GGUFFile.open(encoder))[1].context)
+    assert imatrix.get_default_chunk_size(encoder) == min(512, load_architecture(GGUFFile.open(encoder))[1].context)

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from models import DECLARATIONS
 
-from localllm.arch import architecture
+from localllm.arch import load_architecture
 from localllm.arch.weights import Weights
 from localllm.engine.trace.recorder import trace_model
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels.reference import dequantize
-from localllm.quantizing.calibrate import shared_states
-from localllm.quantizing.layerwise_runner import LastReads, LayerwiseRunner, MatrixRows, plan_reuse
+from localllm.quantizing.calibrate import find_shared_states
+from localllm.quantizing.layerwise_runner import LastUseRecorder, LayerwiseRunner, MatrixRows, plan_reuse
 
 # Experts, recurrent layers, shared keys and values, latent ones, what the first layer makes for all others.
 FAMILIES = [
@@ -42,11 +42,11 @@ class Matrices:
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_running_again_from_a_matrix_changes_nothing_and_computes_less(kind: str, model_path: Callable[[str], Path]):
     file = GGUFFile.open(model_path(kind))
-    module, h = architecture(file)
+    module, h = load_architecture(file)
     weights = Weights(file.tensors)
     texts = [np.random.default_rng(n).integers(0, file.tensors["token_embd.weight"].shape[0], 9 + n) for n in range(2)]
-    last = LastReads()
-    shared = shared_states(trace_model(file, last.record(module.forward), weights, h, 20).operations)
+    last = LastUseRecorder()
+    shared = find_shared_states(trace_model(file, last.record(module.forward), weights, h, 20).operations)
 
     def read(matrices, past=None):
         builder = LayerwiseRunner(texts, shared, matrices, 2, last, past)

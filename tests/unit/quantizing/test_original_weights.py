@@ -16,8 +16,8 @@ from localllm.files.gguf.tensor_source import GGUFSource
 from localllm.quant.formats import BY_NAME
 from localllm.quantizing import calibrate
 from localllm.quantizing import original_weights as originals
-from localllm.quantizing.calibrate import CalibratedMatrices, Calibration, as_file
-from localllm.quantizing.layerwise_runner import Inputs, StopCalibrationError
+from localllm.quantizing.calibrate import CalibratedMatrices, Calibration, view_as_gguf
+from localllm.quantizing.layerwise_runner import MatrixInputs, StopCalibrationError
 from localllm.quantizing.original_weights import OriginalWeights
 from localllm.quantizing.plan import QuantizePlan, TensorJob
 from localllm.quantizing.sources import FoldedSource
@@ -98,7 +98,7 @@ def test_rows_are_sampled_evenly(most: int, places: list[int]):
     ("at_once", "pieces"), [(1, [1] * 5), (8, [2, 2, 1]), (11, [2, 2, 1]), (12, [3, 2]), (20, [5])]
 )
 def test_rows_are_iterated_in_chunks(monkeypatch: pytest.MonkeyPatch, at_once: int, pieces: list[int]):
-    monkeypatch.setattr(originals, "AT_ONCE", at_once)
+    monkeypatch.setattr(originals, "ENCODED_WEIGHTS", at_once)
     stack = Numbered("s", 3, 5, 4)
     chunks = [*as_they_are(stack).iterate_rows(stack, 1)]  # type: ignore[arg-type]
     assert [len(piece) for piece in chunks] == pieces and numbers(np.concatenate(chunks)) == [*range(5, 10)]
@@ -112,11 +112,11 @@ class Encoding:
     """Add 100 to rows in place of encoding, and record the calls."""
 
     def __init__(self, pieces: list[np.ndarray], columns: int, threads: int, is_read: bool):
-        self.given = [numbers(piece) for piece in pieces], columns, threads, is_read
+        self.records_input = [numbers(piece) for piece in pieces], columns, threads, is_read
         self.halves = [np.eye(2), np.eye(2) * (np.nan if pieces[0][0, 0] == 99 else 1)]
 
     def feedback(self, format: str, some: np.ndarray) -> Any:
-        heard.append((*self.given, format, len(some)))
+        heard.append((*self.records_input, format, len(some)))
         return SimpleNamespace(encode=lambda format, rows: rows + 100)
 
 
@@ -148,7 +148,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def meeting(done: Any, *jobs: TensorJob) -> Any:
     reported = list[Any]()
-    widener = SimpleNamespace(widen=lambda format, rows, columns: rows[:, :1].repeat(columns, axis=1))
+    widener = SimpleNamespace(dequantize=lambda format, rows, columns: rows[:, :1].repeat(columns, axis=1))
     matrices = CalibratedMatrices(
         {job.tensor.name: job for job in jobs}, done, widener, 3, lambda *of: reported.append(of)
     )  # type: ignore[arg-type]
@@ -156,8 +156,8 @@ def meeting(done: Any, *jobs: TensorJob) -> Any:
     return matrices
 
 
-def met_by(*values: int, shared: Any = None) -> Inputs:
-    return Inputs(lambda n: iter([np.full((2, 32), value + n, np.float32) for value in values]), shared)
+def met_by(*values: int, shared: Any = None) -> MatrixInputs:
+    return MatrixInputs(lambda n: iter([np.full((2, 32), value + n, np.float32) for value in values]), shared)
 
 
 def test_a_matrix_is_encoded_once_with_its_inputs(done: Any):
@@ -214,7 +214,7 @@ def test_a_checkpoint_is_opened_as_a_file_with_values_of_vectors_only():
     vector, matrix = Numbered("v", 4), Numbered("m", 3, 32, before="Q4_0")
     vector.data = np.arange(4, dtype=np.float32).reshape(1, 4)
     source: Any = SimpleNamespace(path="folder", metadata={"a": 1}, tensors=[vector, matrix])
-    file = as_file(source)
+    file = view_as_gguf(source)
     assert (file.path, file.metadata, [*file.tensors]) == ("folder", {"a": 1}, ["v", "m"])
     assert file.tensors["v"].data.tolist() == [0, 1, 2, 3] and isinstance(file.tensors["m"], Tensor)
     hollow = file.tensors["m"]
@@ -225,12 +225,12 @@ def test_a_checkpoint_is_opened_as_a_file_with_values_of_vectors_only():
 def test_a_folded_source_is_opened_as_its_file_with_other_vectors():
     inner: Any = GGUFSource.__new__(GGUFSource)
     inner.file = SimpleNamespace(tensors={"v": "old", "m": "matrix"})
-    assert as_file(inner) is inner.file
+    assert view_as_gguf(inner) is inner.file
     vector, matrix = Numbered("v", 4), Numbered("m", 3, 32)
     source = FoldedSource.__new__(FoldedSource)
     source.inner, source.path, source.metadata = inner, "in.gguf", {"scaled": 1}
     source.folded = {"v": vector, "m": matrix}  # type: ignore[dict-item]
-    file = as_file(source)
+    file = view_as_gguf(source)
     assert (file.path, file.metadata, file.tensors["m"]) == ("in.gguf", {"scaled": 1}, "matrix")
     assert (file.tensors["v"].name, file.tensors["v"].format, file.tensors["v"].shape) == ("v", BY_NAME["F32"], (4,))
     assert file.tensors["v"].data.tolist() == [0] * 4 and (file.packed, file.parts) == ({}, {})
@@ -239,9 +239,9 @@ def test_a_folded_source_is_opened_as_its_file_with_other_vectors():
 @pytest.fixture
 def key_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Return a function of a plan's properties to the calibration's key."""
-    monkeypatch.setattr(calibrate, "return_freed_from", lambda size: None)
-    monkeypatch.setattr(calibrate, "as_file", lambda source: source)
-    monkeypatch.setattr(calibrate, "architecture", lambda file: ("module", SimpleNamespace(context=77)))
+    monkeypatch.setattr(calibrate, "lower_mmap_threshold", lambda size: None)
+    monkeypatch.setattr(calibrate, "view_as_gguf", lambda source: source)
+    monkeypatch.setattr(calibrate, "load_architecture", lambda file: ("module", SimpleNamespace(context=77)))
     monkeypatch.setattr(calibrate, "Tokenizer", SimpleNamespace(from_metadata=lambda metadata: metadata))
 
     def key(
@@ -277,7 +277,7 @@ def test_chunks_are_selected_evenly():
         calibration.select_chunks(1)[0]
     ) == 10
     calibration._hyperparameters = SimpleNamespace(encode=True)  # type: ignore[assignment]
-    assert calibration.folds() == [], "models of two parts are not scaled"
+    assert calibration.find_folds() == [], "models of two parts are not scaled"
 
 
 @pytest.fixture
@@ -302,8 +302,10 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(calibrate, "Weights", lambda tensors: f"weights of {tensors}")
     monkeypatch.setattr(calibrate, "trace_model", lambda *given: calibration.heard.append(given) or states)
-    monkeypatch.setattr(calibrate, "folds", lambda *given: given)
-    monkeypatch.setattr(calibrate, "LastReads", lambda: SimpleNamespace(record=lambda forward: ("watched", forward)))
+    monkeypatch.setattr(calibrate, "find_folds", lambda *given: given)
+    monkeypatch.setattr(
+        calibrate, "LastUseRecorder", lambda: SimpleNamespace(record=lambda forward: ("watched", forward))
+    )
     monkeypatch.setattr(calibrate, "LayerwiseRunner", Builder)
     monkeypatch.setattr(calibrate, "plan_reuse", lambda *given: given[1:])
     return calibration
@@ -315,7 +317,7 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_folds_are_traced_at_the_longest_chunk(reading: Any, guessing: int, kept: tuple[str, ...]):
     """An MTP layer also reads the logits' matrix."""
     reading._hyperparameters.mtp_layers = guessing
-    operations, tensors, held = reading.folds()
+    operations, tensors, held = reading.find_folds()
     assert (len(operations), tensors, held) == (4, "tensors", kept)
     expected = (reading._file, reading._model.forward, "weights of tensors", reading._hyperparameters, 9)
     assert reading.heard == [expected]
@@ -349,4 +351,4 @@ def test_calibration_metadata_goes_to_the_first_file_of_a_plan():
     calibration: Any = Calibration.__new__(Calibration)
     calibration._metadata = {"calibration.texts": "t"}
     plan: Any = QuantizePlan("source", [({"a": 1}, ["x"]), ({"b": 2}, ["y"])], [])  # type: ignore[arg-type, list-item]
-    assert calibration.with_metadata(plan).files == [({"a": 1, "calibration.texts": "t"}, ["x"]), ({"b": 2}, ["y"])]
+    assert calibration.add_metadata(plan).files == [({"a": 1, "calibration.texts": "t"}, ["x"]), ({"b": 2}, ["y"])]

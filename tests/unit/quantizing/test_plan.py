@@ -10,15 +10,23 @@ import numpy as np
 import pytest
 
 from localllm.errors import ModelError, UsageError
-from localllm.files.gguf.writer import Packed, pack_value
-from localllm.files.imatrix_file import ImportanceMatrix, Squares
+from localllm.files.gguf.writer import PackedValue, pack_value
+from localllm.files.imatrix_file import ImportanceMatrix, SquaredActivations
 from localllm.quant.formats import BY_NAME, RECIPES
-from localllm.quant.recipes import Options
+from localllm.quant.recipes import RecipeOptions
 from localllm.quantizing import calibrate, quantize
 from localllm.quantizing import plan as quantize_plan
 from localllm.quantizing import scale_folding as folding
-from localllm.quantizing.plan import COPY, QuantizeRequest, TensorJob, fallbacks, importance_of, make_plan, match_type
-from localllm.quantizing.quantize import default_output, find_type, open_source
+from localllm.quantizing.plan import (
+    COPY,
+    QuantizeRequest,
+    TensorJob,
+    describe_fallbacks,
+    find_importance,
+    make_plan,
+    match_type,
+)
+from localllm.quantizing.quantize import derive_output, find_type, open_source
 from tests.unit.quantizing.quantize_parts import arrays, write_imatrix, write_model
 
 
@@ -47,7 +55,7 @@ def plan(path: Path, recipe: str, **request: Any) -> quantize_plan.QuantizePlan:
 ])  # fmt: skip
 def test_weights_are_encoded_in_ranges_of_rows(shape, chunk, ranges, monkeypatch):
     """A range has at least one row and does not cross matrices of a stack."""
-    monkeypatch.setattr(quantize_plan, "CHUNK", chunk)
+    monkeypatch.setattr(quantize_plan, "CHUNK_WEIGHTS", chunk)
     assert job("x", "Q8_0", "Q8_0", shape=shape).ranges() == ranges
 
 
@@ -76,7 +84,7 @@ def test_equal_fallbacks_are_reported_once():
     jobs = [job("a", "Q4_K", "Q5_0"), job("b", "Q4_K", "Q5_0"), job("c", "Q4_K", "Q5_0"), job("d", "Q6_K", "Q8_0"),
             job("e", "Q4_K", "Q4_K")]  # fmt: skip
     why = "because the row length is not a multiple of 256"
-    assert fallbacks(jobs) == [f"a and 2 more: Q5_0 instead of Q4_K, {why}", f"d: Q8_0 instead of Q6_K, {why}"]
+    assert describe_fallbacks(jobs) == [f"a and 2 more: Q5_0 instead of Q4_K, {why}", f"d: Q8_0 instead of Q6_K, {why}"]
 
 
 # ---- importance
@@ -84,24 +92,24 @@ def test_equal_fallbacks_are_reported_once():
 
 def matrix(name: str, shape: tuple[int, ...]) -> ImportanceMatrix:
     sums = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + 1
-    return ImportanceMatrix({name: Squares(sums, np.ones(shape[0]))})
+    return ImportanceMatrix({name: SquaredActivations(sums, np.ones(shape[0]))})
 
 
 def test_importance_of_a_tensor_must_have_its_shape():
     experts = tensor("blk.0.ffn_up_exps.weight", (3, 2, 4))
-    importance = importance_of(experts, matrix(experts.name, (3, 4)))
+    importance = find_importance(experts, matrix(experts.name, (3, 4)))
     assert (
         importance is not None
         and importance.shape == (3, 4)
         and importance.dtype == np.float32
         and importance[1, 0] == 5
     )
-    assert importance_of(experts, None) is None and importance_of(experts, matrix("other", (3, 4))) is None
+    assert find_importance(experts, None) is None and find_importance(experts, matrix("other", (3, 4))) is None
     with pytest.raises(ModelError, match=r"has the shape \[1, 4\], expected \[3, 4\]"):
-        importance_of(experts, matrix(experts.name, (1, 4)))
+        find_importance(experts, matrix(experts.name, (1, 4)))
     embedding = tensor("token_embd.weight", (9, 4))
-    assert importance_of(embedding, matrix(embedding.name, (1, 5))) is None  # an accident
-    assert importance_of(embedding, matrix(embedding.name, (1, 4))) is not None
+    assert find_importance(embedding, matrix(embedding.name, (1, 5))) is None  # an accident
+    assert find_importance(embedding, matrix(embedding.name, (1, 4))) is not None
 
 
 @pytest.fixture
@@ -122,10 +130,10 @@ def imatrix(tmp_path: Path) -> str:
 )
 def test_gate_and_up_share_their_importance(name: str, entry: str):
     one, measured = tensor(name, (3, 2, 4)), matrix(entry, (3, 4))
-    importance = importance_of(one, measured)
+    importance = find_importance(one, measured)
     assert importance is not None and np.array_equal(importance, measured.squares[entry].mean())
-    assert importance_of(one, measured, QuantizeRequest(COPY, exclude=("ffn",)).selects) is None
-    assert importance_of(one, matrix(entry.replace("blk.0", "blk.1"), (3, 4))) is None
+    assert find_importance(one, measured, QuantizeRequest(COPY, exclude=("ffn",)).selects) is None
+    assert find_importance(one, matrix(entry.replace("blk.0", "blk.1"), (3, 4))) is None
 
 
 def test_types_without_blocks_use_no_importance(model: Path, imatrix: str):
@@ -223,7 +231,9 @@ def test_metadata_tell_the_file_type_and_the_importance_matrix(model: Path, tmp_
     (np.uint8(1), "x", "x"),
 ])  # fmt: skip
 def test_replaced_metadata_keep_their_types_where_values_fit(before: Any, value: Any, after: Any):
-    assert pack_value(match_type(None if before is None else Packed(pack_value(before)), value)) == pack_value(after)
+    assert pack_value(match_type(None if before is None else PackedValue(pack_value(before)), value)) == pack_value(
+        after
+    )
 
 
 def test_tensors_are_aligned_as_the_file_says(tmp_path: Path):
@@ -232,7 +242,7 @@ def test_tensors_are_aligned_as_the_file_says(tmp_path: Path):
         key = {} if alignment is None else {"general.alignment": alignment}
         aligned_plan = plan(write_model(tmp_path / f"{alignment}.gguf", **key), "Q8_0")
         sizes[alignment] = aligned_plan.nbytes
-        assert quantize_plan.alignment_of(aligned_plan.files[0][0]) == (alignment or 32)
+        assert quantize_plan.get_alignment(aligned_plan.files[0][0]) == (alignment or 32)
     assert sizes[None] < sizes[32] < sizes[4096] and sizes[4096] % 4096 == 0
 
 
@@ -253,7 +263,9 @@ def test_every_split_has_its_index_and_the_tensor_count(model: Path):
 
 
 def test_tensor_type_options_reach_the_planner(model: Path):
-    jobs = {each.tensor.name: each.format.name for each in plan(model, "Q8_0", options=Options(output="F16")).jobs}
+    jobs = {
+        each.tensor.name: each.format.name for each in plan(model, "Q8_0", options=RecipeOptions(output="F16")).jobs
+    }
     assert jobs["output.weight"] == "F16" and jobs["token_embd.weight"] == "Q8_0"
 
 
@@ -264,9 +276,9 @@ def test_recipes_and_copy_are_found_by_name_or_number():
         assert find_type(text) is RECIPES["Q4_K_M"]
     for text in ("", "-1", "nothing", "Q4_K_M ", "COPY1"):
         assert find_type(text) is None
-    assert default_output("a/b-F16.gguf", COPY) == "a/b-copy.gguf"
-    assert default_output("a/b-F16.gguf", RECIPES["Q8_0"]) == "a/b-Q8_0.gguf"
-    assert default_output("b.gguf", RECIPES["Q8_0"], projector=True) == "mmproj-b-Q8_0.gguf"
+    assert derive_output("a/b-F16.gguf", COPY) == "a/b-copy.gguf"
+    assert derive_output("a/b-F16.gguf", RECIPES["Q8_0"]) == "a/b-Q8_0.gguf"
+    assert derive_output("b.gguf", RECIPES["Q8_0"], projector=True) == "mmproj-b-Q8_0.gguf"
 
 
 # ---- what is done of a plan
@@ -294,7 +306,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     done = list[Any]()
     monkeypatch.setattr(quantize, "check_output", lambda *given: done.append(given) or ["a", "b"])
     monkeypatch.setattr(quantize, "ExclusiveWriter", lambda target: Lock(done, target))
-    monkeypatch.setattr(quantize, "write", lambda *given: done.append(("write", *given)) or "the disk is odd")
+    monkeypatch.setattr(quantize, "write_model", lambda *given: done.append(("write", *given)) or "the disk is odd")
     return done
 
 
@@ -305,13 +317,13 @@ PLAN: Any = SimpleNamespace(source=SimpleNamespace(path="in.gguf"), guard="guard
 def test_outputs_are_locked_while_they_are_written(steps: list[Any], monkeypatch: pytest.MonkeyPatch, wanted: bool):
     """Check also that warnings are returned if asked for."""
     request, lines = QuantizeRequest(COPY), list[str]() if wanted else None
-    assert quantize.run(PLAN, "out", request, 3, print, repr, lines) == ["a", "b"]  # type: ignore[arg-type]
+    assert quantize.quantize_model(PLAN, "out", request, 3, print, repr, lines) == ["a", "b"]  # type: ignore[arg-type]
     wrote = ("write", PLAN, ["a", "b"], 3, print, repr, ANY)
     assert steps == [(PLAN, "out", request), "+a", "+b", wrote, "-b", "-a"]
     assert lines == (["the disk is odd"] if wanted else None)
     steps.clear()
-    monkeypatch.setattr(quantize, "write", lambda *given: None)
-    assert quantize.run(PLAN, "out", request, 3, print, None, lines) == ["a", "b"]
+    monkeypatch.setattr(quantize, "write_model", lambda *given: None)
+    assert quantize.quantize_model(PLAN, "out", request, 3, print, None, lines) == ["a", "b"]
     assert lines == (["the disk is odd"] if wanted else None)
 
 
@@ -319,9 +331,9 @@ def test_errors_in_weights_name_the_file(steps: list[Any], monkeypatch: pytest.M
     def fails(*given: object) -> None:
         raise ModelError("tensor x has no numbers")
 
-    monkeypatch.setattr(quantize, "write", fails)
+    monkeypatch.setattr(quantize, "write_model", fails)
     with pytest.raises(ModelError, match=r"^in\.gguf: tensor x has no numbers$"):
-        quantize.run(PLAN, "out", QuantizeRequest(COPY), 1, print)
+        quantize.quantize_model(PLAN, "out", QuantizeRequest(COPY), 1, print)
     assert steps[1:] == ["+a", "+b", "-b", "-a"]
 
 
@@ -341,12 +353,12 @@ def test_a_calibrated_plan_is_folded_then_encoded_and_written(steps: list[Any], 
         def __init__(self, plan: Any, texts: Any):
             steps.append(("calibration", plan, texts))
 
-        def with_metadata(self, plan: Any) -> Any:
+        def add_metadata(self, plan: Any) -> Any:
             return NamedPlan(f"{plan} that says so")
 
-        def for_plan(self, plan: Any) -> Any:
+        def copy_for_plan(self, plan: Any) -> Any:
             return SimpleNamespace(
-                run=lambda done, *given: steps.append(("run", plan, done.name, *given)), encoded_jobs=list
+                run=lambda done, *given: steps.append(("run", plan, done.name, *given)), list_encoded_jobs=list
             )
 
     def folded(source: Any, request: Any, threads: int, on_matrix: Any, compiling: Any, done: Lock) -> str:
@@ -368,8 +380,8 @@ def test_a_calibrated_plan_is_folded_then_encoded_and_written(steps: list[Any], 
     monkeypatch.setattr(
         quantize, "make_plan", lambda source, request, guard: NamedPlan(f"plan of {source} under {guard}")
     )
-    monkeypatch.setattr(quantize, "widener_of", lambda plan, compiling: f"widener of {plan}")
-    monkeypatch.setattr(quantize, "write", write)
+    monkeypatch.setattr(quantize, "create_widener", lambda plan, compiling: f"widener of {plan}")
+    monkeypatch.setattr(quantize, "write_model", write)
     request, lines, plan, done = (
         QuantizeRequest(COPY, texts=["t"]),
         list[str](),
@@ -378,9 +390,9 @@ def test_a_calibrated_plan_is_folded_then_encoded_and_written(steps: list[Any], 
     )
     if fails:
         with pytest.raises(ModelError):
-            quantize.run(PLAN, "out", request, 3, on_progress, repr, lines)  # type: ignore[arg-type]
+            quantize.quantize_model(PLAN, "out", request, 3, on_progress, repr, lines)  # type: ignore[arg-type]
     else:
-        quantize.run(PLAN, "out", request, 3, on_progress, repr, lines)  # type: ignore[arg-type]
+        quantize.quantize_model(PLAN, "out", request, 3, on_progress, repr, lines)  # type: ignore[arg-type]
     assert progress == [(0, "x")] and lines == ["the disk is odd"] * (not fails)
     assert steps[3:-2] == [
         ("calibration", PLAN, ["t"]), f"+{done}", ("folded", PLAN.source, request, 3, repr, done),

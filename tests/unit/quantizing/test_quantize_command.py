@@ -15,13 +15,13 @@ from localllm.cli.commands import quantize as quantize_command
 from localllm.cli.options.quantizing import CalibrationGroup
 from localllm.cli.terminal import quantize_progress
 from localllm.cli.terminal.output import ProgressLine
-from localllm.cli.terminal.quantize_progress import Stages
+from localllm.cli.terminal.quantize_progress import StageEstimator
 from localllm.errors import ModelError
 from localllm.files.gguf import tensor_source as source
-from localllm.files.gguf.file import GGUFFile, map_of
+from localllm.files.gguf.file import GGUFFile, get_map
 from localllm.files.gguf.tensor_source import GGUFTensor
 from localllm.quant.formats import BY_NAME, FORMATS, RECIPES
-from localllm.quant.recipes import Options
+from localllm.quant.recipes import RecipeOptions
 from localllm.quantizing import quantize as service
 from localllm.quantizing import scale_folding as folding
 from localllm.quantizing.mixed_precision import plan as by_need
@@ -43,7 +43,7 @@ def test_arguments_may_have_the_order_of_llama_quantize(arguments: list[str], mo
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["x"], "x is not a type"),
+        (["x"], "unknown quantization type x"),
         (["Q8_0", "x", "1", "2"], "expected IN [OUT] TYPE"),
         ([], "expected IN [OUT] TYPE"),
         (["Q8_0", "--tensor-type", "ffn"], "expected REGEX=FORMAT"),
@@ -88,7 +88,7 @@ def test_tensor_types_have_the_numbers_of_gguf():
     known = {kind.value: kind.name for kind in gguf.GGMLQuantizationType}
     assert all(known.get(number, format.name) == format.name for number, format in FORMATS.items())
     assert {number for number in FORMATS if number not in known} <= {42}, "Q2_0, which gguf does not know yet"
-    assert service.parse_patterns(["a=q8_0"])[0][1] == "Q8_0" and Options().patterns == ()
+    assert service.parse_patterns(["a=q8_0"])[0][1] == "Q8_0" and RecipeOptions().patterns == ()
 
 
 def test_arrays_are_traced_to_their_memory_map(tmp_path: Path):
@@ -98,9 +98,9 @@ def test_arrays_are_traced_to_their_memory_map(tmp_path: Path):
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     whole = np.frombuffer(mapped, np.uint8)
     for array, start in ((whole, 0), (whole[5000:], 5000), (whole[4096:][10:].view("<u2"), 4106)):
-        assert map_of(array) == (mapped, start)
+        assert get_map(array) == (mapped, start)
     for array in (np.zeros(5, np.uint8), np.frombuffer(bytes(5), np.uint8), np.zeros(5, np.uint8)[2:]):
-        assert map_of(array) is None
+        assert get_map(array) is None
 
 
 def test_releasing_rows_releases_their_pages_in_the_file(tmp_path: Path, monkeypatch):
@@ -121,7 +121,9 @@ def test_releasing_rows_releases_their_pages_in_the_file(tmp_path: Path, monkeyp
 def test_the_first_infinite_weight_is_named_by_row_and_column(bad: float):
     weights = np.zeros((3, 4), np.float32)
     tensor = SimpleNamespace(name="w", format=BY_NAME["F32"], shape=(9, 4), rows=lambda first, last: (first, last))
-    widener = SimpleNamespace(widen=lambda format, rows, columns: weights if (rows, columns) == ((5, 8), 4) else None)
+    widener = SimpleNamespace(
+        dequantize=lambda format, rows, columns: weights if (rows, columns) == ((5, 8), 4) else None
+    )
     assert finite.dequantize_finite(widener, tensor, 5, 8) is weights
     finite.check_finite(tensor, weights, 5)
     weights[1, 2] = weights[2, 0] = bad
@@ -146,7 +148,7 @@ def test_one_progress_covers_scales_types_and_checks(model: Path, monkeypatch, c
     asked = QuantizeRequest(RECIPES["Q4_K_M"], texts=())
     sized = CalibrationGroup(calibrate=True, file_size="own")
     _, sized_request = quantize_command.plan_by_sensitivity(
-        open_source(str(model)), asked, lambda plan: 1 << 30, None, 1, False, quantize_command.Spent(sized)
+        open_source(str(model)), asked, lambda plan: 1 << 30, None, 1, False, quantize_command.PhaseTimer(sized)
     )
     assert sized_request.options.formats == {"output.weight": "Q8_0"}
     expected = "predicted KL divergence 0.5000 (0.2500 with the formats of Q4_K_M)"
@@ -160,7 +162,7 @@ def test_one_progress_covers_scales_types_and_checks(model: Path, monkeypatch, c
 def test_the_time_left_follows_the_pace_of_each_stage():
     """At first shares of stages are assumed; skipped stages do not count."""
     now = [100.0]
-    stages = Stages({"scales": 1.0, "matrices": 6.0, "writing": 1.0}, lambda: now[0])
+    stages = StageEstimator({"scales": 1.0, "matrices": 6.0, "writing": 1.0}, lambda: now[0])
     stages.update("scales", 0, 4)
     assert stages.left is None and stages.fraction == 0
     now[0] = 110.0
@@ -185,7 +187,7 @@ def test_the_time_left_follows_the_pace_of_each_stage():
 def test_no_time_is_estimated_before_the_pace_is_known():
     """Time before the first part, and parts of an earlier run, do not count."""
     now = [0.0]
-    resumed = Stages({"scales": 1.0, "matrices": 6.0, "writing": 1.0}, lambda: now[0])
+    resumed = StageEstimator({"scales": 1.0, "matrices": 6.0, "writing": 1.0}, lambda: now[0])
     now[0] = 30.0
     resumed.update("matrices", 50, 100)
     assert resumed.left is None and resumed.fraction == pytest.approx((1 + 3) / 8)
@@ -195,7 +197,7 @@ def test_no_time_is_estimated_before_the_pace_is_known():
     now[0] = 60.0
     resumed.update("matrices", 75, 100)
     assert resumed.left == pytest.approx(30 + 20)
-    encoding = Stages({"encoding": 1.0}, lambda: now[0])
+    encoding = StageEstimator({"encoding": 1.0}, lambda: now[0])
     now[0] = 90.0  # kernels were compiled
     encoding.update("encoding", 1, 1000)
     now[0] = 91.0
@@ -207,8 +209,8 @@ def test_no_time_is_estimated_before_the_pace_is_known():
 
 
 def test_the_progress_bar_stops_with_the_work():
-    progress = quantize_progress.Progress({"encoding": 1.0}, ProgressLine())
-    bar = progress._display = quantize_progress._Bar(ProgressLine())
+    progress = quantize_progress.StageProgress({"encoding": 1.0}, ProgressLine())
+    bar = progress._display = quantize_progress._ProgressBar(ProgressLine())
     with progress as show:
         show("encoding", 5, 10, "blk.0.attn_q.weight")
         assert bar._progress and bar._progress.live.is_started

@@ -18,7 +18,7 @@ from localllm.convert.folder import split_names
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.writer import pack_value
-from localllm.files.imatrix_file import ImportanceMatrix, Squares, write_imatrix
+from localllm.files.imatrix_file import ImportanceMatrix, SquaredActivations, write_imatrix
 from localllm.kernels.reference import dequantize
 from localllm.quant.encode import encode
 from localllm.quantizing.quantize import parse_patterns, split_patterns
@@ -76,7 +76,9 @@ def test_a_tensor_type_where_nothing_is_quantized_warns(model: Path, cli):
 def test_an_included_or_excluded_weight_that_matches_nothing_warns(model: Path, cli, option: str):
     names = [name for name in GGUFFile.open(model).tensors if "norm" not in name]
     shapes = {name: GGUFFile.open(model).tensors[name].shape for name in names}
-    squares = {name: Squares(np.ones((1, shapes[name][-1]), np.float32), np.ones(1, np.float32)) for name in names}
+    squares = {
+        name: SquaredActivations(np.ones((1, shapes[name][-1]), np.float32), np.ones(1, np.float32)) for name in names
+    }
     path = model.with_name("m.imatrix")
     write_imatrix(str(path), ImportanceMatrix(squares, ["text"], 1, 512))
     words = ["--imatrix", path, f"--{option}-weights", "attn_v", f"--{option}-weights", "atn_q"]
@@ -170,7 +172,7 @@ def test_templates_that_do_not_compile_are_written_with_a_warning_each(tmp_path:
     assert (
         code == 0
         and len(lines) == 2
-        and "it is written as it is" in err
+        and "it is written unchanged" in err
         and "(rag)" in lines[1]
         and "(rag)" not in lines[0]
     )
@@ -180,8 +182,8 @@ def test_templates_that_do_not_compile_are_written_with_a_warning_each(tmp_path:
 def test_a_source_that_changes_while_it_is_read_is_refused(model: Path, tmp_path: Path):
     """Nothing is written, whatever the command, and an older output stays."""
     from localllm.quantizing.plan import QuantizeRequest, make_plan
-    from localllm.quantizing.quantize import find_type, open_source, run
-    from localllm.quantizing.rewrite import split_files, write_files
+    from localllm.quantizing.quantize import find_type, open_source, quantize_model
+    from localllm.quantizing.rewrite import plan_split, write_files
     from localllm.quantizing.splitting import SplitLimits
 
     out = tmp_path / "out.gguf"
@@ -190,7 +192,7 @@ def test_a_source_that_changes_while_it_is_read_is_refused(model: Path, tmp_path
     for source, changed in ((model, model), (folder, folder / "config.json"), (folder, folder / "model.safetensors")):
         plan = make_plan(open_source(str(source)), QuantizeRequest(find_type("Q8_0")))
         with pytest.raises(ModelError, match=f"{changed.name}: this file changed while it was read"):
-            run(
+            quantize_model(
                 plan,
                 str(out),
                 QuantizeRequest(find_type("Q8_0")),
@@ -199,7 +201,7 @@ def test_a_source_that_changes_while_it_is_read_is_refused(model: Path, tmp_path
             )
         assert out.read_bytes() == b"old"
     file = GGUFFile.open(model)
-    files, _ = split_files(file, str(tmp_path / "s"), SplitLimits(5))
+    files, _ = plan_split(file, str(tmp_path / "s"), SplitLimits(5))
     with pytest.raises(ModelError, match="changed while it was read"):
         write_files(file, files, lambda done, name: os.utime(model, ns=(7, done)))
     assert not list(tmp_path.glob("s-*"))
@@ -230,7 +232,8 @@ def test_pruning_layers_renumbers_the_others(model: Path, cli):
 
 
 def test_pruned_layers_keep_their_own_importance(model: Path, cli):
-    squares = {f"blk.{n}.attn_q.weight": Squares(np.full((1, 64), 1 + 9 * n, np.float32), np.ones(1, np.float32))
+    squares = {f"blk.{n}.attn_q.weight": SquaredActivations(np.full((1, 64), 1 + 9 * n, np.float32), np.ones(1,
+    np.float32))
                for n in (0, 1)}  # fmt: skip
     squares["blk.1.attn_q.weight"].sums[0, :32] = 1e-3
     path = model.with_name("m.imatrix")

@@ -17,13 +17,20 @@ from tiny_model import write_tiny_model
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.writer import OutputTensor, write_gguf
-from localllm.files.imatrix_file import ImportanceMatrix, Squares, write_imatrix
-from localllm.files.logits_file import LogitsWriter, row_width
-from localllm.kernels.dequantize_rows import Widener
+from localllm.files.imatrix_file import ImportanceMatrix, SquaredActivations, write_imatrix
+from localllm.files.logits_file import LogitsWriter, compute_row_width
+from localllm.kernels.dequantize_rows import RowDequantizer
 from localllm.quantizing import quantize_set
 from localllm.quantizing.plan import QuantizeRequest, make_plan
 from localllm.quantizing.quantize import open_source
-from localllm.quantizing.quantize_set import TYPES, WITH_IMPORTANCE, Member, QuantizeSet, output_for, parse_types
+from localllm.quantizing.quantize_set import (
+    DEFAULT_TYPES,
+    IMPORTANCE_TYPES,
+    QuantizeSet,
+    SetMember,
+    derive_set_output,
+    parse_types,
+)
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 KINDS = ("Q8_0", "Q5_0", "Q4_0", "F16")
@@ -60,7 +67,7 @@ def test_files_of_several_types_have_the_bytes_of_single_runs(model: Path, cli, 
 def test_files_with_importance_have_the_bytes_of_single_runs(model: Path, cli):
     tensors = GGUFFile.open(model).tensors
     random = np.random.default_rng(1)
-    squares = {name: Squares(random.random((1, tensor.shape[-1])).astype(np.float32), np.ones(1, np.float32))
+    squares = {name: SquaredActivations(random.random((1, tensor.shape[-1])).astype(np.float32), np.ones(1, np.float32))
                for name, tensor in tensors.items() if len(tensor.shape) == 2}  # fmt: skip
     path = model.with_name("m.imatrix")
     write_imatrix(str(path), ImportanceMatrix(squares, ["text"], 1, 512))
@@ -109,11 +116,11 @@ def test_divergences_of_all_types_are_those_of_perplexity(model: Path, cli, tmp_
         assert all(f"{expected['mean']:.4f} ± " in some[number + at] for some, at in zip(lines, (1, 2), strict=True))
     base.unlink()
     with LogitsWriter(base, np.zeros((1, 8), np.int32), 10) as writer:
-        writer.write(np.zeros((3, row_width(10)), "<u2"))
+        writer.write(np.zeros((3, compute_row_width(10)), "<u2"))
     code, _, err = cli("quantize", model, tmp_path / "new-{type}.gguf", "--types", "Q5_0", "--base", base)
     assert (
         code == 2
-        and "logits of another model: its vocabulary has 10 tokens" in err
+        and "the logits are another model's: their vocabulary has 10 tokens" in err
         and err.count("\n") == 1
         and not list(tmp_path.glob("new*"))
     )
@@ -135,8 +142,8 @@ def test_equal_searches_run_once_for_all_types(model: Path, cli, monkeypatch):
 def test_the_ladder_has_the_usual_types(model: Path, cli):
     code, out, _ = cli("quantize", model, "--ladder", "--dry-run")
     rows = [line.split()[0] for line in out.splitlines()[1:] if line][:-1]
-    assert code == 0 and rows == [*TYPES] and len(list(model.parent.iterdir())) == 1
-    assert [recipe.name for recipe in parse_types(None, True)] == [*TYPES, *WITH_IMPORTANCE]
+    assert code == 0 and rows == [*DEFAULT_TYPES] and len(list(model.parent.iterdir())) == 1
+    assert [recipe.name for recipe in parse_types(None, True)] == [*DEFAULT_TYPES, *IMPORTANCE_TYPES]
 
 
 @pytest.mark.sampled
@@ -166,9 +173,9 @@ def test_invalid_arguments_for_several_types_are_refused(model: Path, cli, words
 
 
 def test_output_names_need_the_type_or_a_folder(model: Path, cli):
-    assert output_for("m.gguf", "a-{type}-{type}.gguf", parse_types("Q8_0", False)[0]) == "a-Q8_0-Q8_0.gguf"
+    assert derive_set_output("m.gguf", "a-{type}-{type}.gguf", parse_types("Q8_0", False)[0]) == "a-Q8_0-Q8_0.gguf"
     with pytest.raises(UsageError, match="expected a folder"):
-        output_for("m.gguf", "a.gguf", parse_types("Q8_0", False)[0])
+        derive_set_output("m.gguf", "a.gguf", parse_types("Q8_0", False)[0])
 
 
 def test_existing_files_are_kept_without_force(model: Path, cli):
@@ -183,10 +190,10 @@ def test_existing_files_are_kept_without_force(model: Path, cli):
     assert code == 2 and "larger than the old one" in err
 
 
-def members(model: Path, folder: Path, names: str = "Q8_0,Q4_0") -> list[Member]:
+def members(model: Path, folder: Path, names: str = "Q8_0,Q4_0") -> list[SetMember]:
     source = open_source(str(model))
     plans = [(recipe, make_plan(source, QuantizeRequest(recipe))) for recipe in parse_types(names, False)]
-    return [Member(recipe, plan, [str(folder / f"{recipe.name}.gguf")]) for recipe, plan in plans]
+    return [SetMember(recipe, plan, [str(folder / f"{recipe.name}.gguf")]) for recipe, plan in plans]
 
 
 def write_made(path: Path, weights: dict[str, np.ndarray]) -> Path:
@@ -212,7 +219,9 @@ def stopped(model: Path, folder: Path, at: int, monkeypatch=None) -> None:
 
     read_files = members(model, folder)
     with pytest.raises(StopError):
-        QuantizeSet(read_files, [], 1, on_progress).run(Widener({job.tensor.format for job in read_files[0].plan.jobs}))
+        QuantizeSet(read_files, [], 1, on_progress).run(
+            RowDequantizer({job.tensor.format for job in read_files[0].plan.jobs})
+        )
 
 
 def test_an_interrupted_set_continues_to_the_same_bytes(model: Path, tmp_path: Path, monkeypatch):
@@ -221,7 +230,7 @@ def test_an_interrupted_set_continues_to_the_same_bytes(model: Path, tmp_path: P
     whole = tmp_path / "whole"
     whole.mkdir()
     made_of = members(model, whole)
-    widener = Widener({job.tensor.format for job in made_of[0].plan.jobs})
+    widener = RowDequantizer({job.tensor.format for job in made_of[0].plan.jobs})
     QuantizeSet(made_of, [], 1, lambda done, name: None).run(widener)
     expected = {path.name: path.read_bytes() for path in whole.iterdir()}
     assert len(expected) == 2
@@ -251,17 +260,17 @@ def test_a_set_of_other_types_or_sources_starts_anew(model: Path, tmp_path: Path
 
 
 def test_an_interruption_between_two_renames_is_finished_later(model: Path, tmp_path: Path, monkeypatch):
-    kept = quantize_set.replace
-    monkeypatch.setattr(quantize_set, "replace", lambda old, new: kept(old, new) if "Q8_0" in new else stop())
+    kept = quantize_set.replace_file
+    monkeypatch.setattr(quantize_set, "replace_file", lambda old, new: kept(old, new) if "Q8_0" in new else stop())
 
     def stop() -> None:
         raise StopError
 
     made_of = members(model, tmp_path)
-    widener = Widener({job.tensor.format for job in made_of[0].plan.jobs})
+    widener = RowDequantizer({job.tensor.format for job in made_of[0].plan.jobs})
     with pytest.raises(StopError):
         QuantizeSet(made_of, [], 1, lambda done, name: None).run(widener)
-    monkeypatch.setattr(quantize_set, "replace", kept)
+    monkeypatch.setattr(quantize_set, "replace_file", kept)
     again = QuantizeSet(members(model, tmp_path), [], 1, lambda done, name: None)
     again.check()
     results = again.run(widener)
@@ -278,7 +287,7 @@ def test_a_source_that_changes_during_a_set_is_refused(model: Path, tmp_path: Pa
         os.utime(model, ns=(5, 5))
 
     with pytest.raises(ModelError, match="changed while it was read"):
-        QuantizeSet(made_of, [], 1, change).run(Widener({job.tensor.format for job in made_of[0].plan.jobs}))
+        QuantizeSet(made_of, [], 1, change).run(RowDequantizer({job.tensor.format for job in made_of[0].plan.jobs}))
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
 
 

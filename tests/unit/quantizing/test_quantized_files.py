@@ -12,15 +12,15 @@ import pytest
 from localllm.errors import ModelError, UsageError
 from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.gguf.tensor_source import row_count
-from localllm.kernels.dequantize_rows import Widener
+from localllm.files.gguf.tensor_source import count_rows
+from localllm.kernels.dequantize_rows import RowDequantizer
 from localllm.quant.encode import ENCODERS, encode
 from localllm.quant.formats import BY_NAME, RECIPES
-from localllm.quant.recipes import Options
+from localllm.quant.recipes import RecipeOptions
 from localllm.quantizing import plan as quantize_plan
 from localllm.quantizing import quantize as service
-from localllm.quantizing.plan import CHUNK, COPY, QuantizeRequest, make_plan
-from localllm.quantizing.quantize import ClampedWeights, default_output, open_source, parse_override
+from localllm.quantizing.plan import CHUNK_WEIGHTS, COPY, QuantizeRequest, make_plan
+from localllm.quantizing.quantize import ClampedWeights, derive_output, open_source, parse_override
 from tests.unit.quantizing.quantize_parts import (
     QUICK,
     REST,
@@ -61,7 +61,7 @@ def test_weights_of_16_bits_are_encoded_as_float32(dtype: str, model: Path, tmp_
     file, half = quantized(tmp_path / "half.gguf", tmp_path / "x.gguf", "Q8_0"), GGUFFile.open(tmp_path / "half.gguf")
     for name, tensor in file.tensors.items():
         if tensor.format.name == "Q8_0":
-            weights = values(half)[name].reshape(row_count(tensor.shape), -1)
+            weights = values(half)[name].reshape(count_rows(tensor.shape), -1)
             importance = own_importance(weights) if name == "output.weight" else None
             np.testing.assert_array_equal(tensor.data.reshape(len(weights), -1), encode("Q8_0", weights, importance))
 
@@ -76,7 +76,7 @@ def test_the_logits_matrix_is_weighted_by_its_own_columns(model: Path, tmp_path:
     output, embedding = "output.weight", "token_embd.weight"
     tied = write_model(tmp_path / "tied.gguf", {name: array for name, array in arrays().items() if name != output})
     for path, name, counts in ((model, output, True), (model, embedding, False), (tied, embedding, True)):
-        data = quantized(path, tmp_path / "x.gguf", "Q4_1", options=Options(pure=True)).tensors[name].data
+        data = quantized(path, tmp_path / "x.gguf", "Q4_1", options=RecipeOptions(pure=True)).tensors[name].data
         weights = arrays()[name]
         expected = encode("Q4_1", weights, own_importance(weights) if counts else None)
         assert (data == expected).mean() > 0.99  # means are rounded in another order
@@ -123,7 +123,7 @@ def test_copying_keeps_tensors_and_bytes(tmp_path: Path):
 
 @pytest.mark.parametrize("recipe", ["COPY", "Q8_0"])
 def test_integer_tensors_are_copied_by_every_recipe(recipe: str, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(quantize_plan, "CHUNK", 1 << 12)
+    monkeypatch.setattr(quantize_plan, "CHUNK_WEIGHTS", 1 << 12)
     numbers = np.arange(100 * 64, dtype=np.int32).reshape(100, 64)
     write_model(tmp_path / "a.gguf", arrays() | {"blk.0.ids": numbers})
     b = quantized(tmp_path / "a.gguf", tmp_path / "b.gguf", recipe)
@@ -131,11 +131,11 @@ def test_integer_tensors_are_copied_by_every_recipe(recipe: str, tmp_path: Path,
 
 
 def test_threads_and_ranges_do_not_change_the_bytes(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(quantize_plan, "CHUNK", 1 << 12)
+    monkeypatch.setattr(quantize_plan, "CHUNK_WEIGHTS", 1 << 12)
     write_model(tmp_path / "m.gguf")
     files = []
-    for number, (threads, chunk) in enumerate([(1, 1 << 12), (3, 1 << 12), (3, 1 << 12), (2, CHUNK), (2, 1)]):
-        monkeypatch.setattr(quantize_plan, "CHUNK", chunk)
+    for number, (threads, chunk) in enumerate([(1, 1 << 12), (3, 1 << 12), (3, 1 << 12), (2, CHUNK_WEIGHTS), (2, 1)]):
+        monkeypatch.setattr(quantize_plan, "CHUNK_WEIGHTS", chunk)
         quantized(tmp_path / "m.gguf", tmp_path / f"{number}.gguf", "Q4_K_M", threads)
         files.append((tmp_path / f"{number}.gguf").read_bytes())
     assert len(set(files)) == 1
@@ -153,14 +153,14 @@ def test_quantized_files_are_quantized_again_only_if_allowed(model: Path, tmp_pa
 
 def test_encoded_rows_of_an_earlier_run_are_written_unchanged(model: Path, tmp_path: Path, monkeypatch):
     """Check ranges, and that progress counts them from the beginning."""
-    monkeypatch.setattr(quantize_plan, "CHUNK", 1 << 12)
+    monkeypatch.setattr(quantize_plan, "CHUNK_WEIGHTS", 1 << 12)
     plan, progress = make_plan(open_source(str(model)), QuantizeRequest(RECIPES["Q8_0"])), []
     known = {
         job.tensor.name: job for job in plan.jobs if job.tensor.name in ("blk.1.ffn_gate_exps.weight", "output.weight")
     }
     kept = {
         name: np.random.default_rng(3).integers(
-            0, 256, row_count(job.tensor.shape) * job.format.row_bytes(256), np.uint8
+            0, 256, count_rows(job.tensor.shape) * job.format.row_bytes(256), np.uint8
         )
         for name, job in known.items()
     }
@@ -168,7 +168,7 @@ def test_encoded_rows_of_an_earlier_run_are_written_unchanged(model: Path, tmp_p
     with ArrayLog(tmp_path / "records", "key") as done:
         for name, data in kept.items():
             done.add(name, data)
-        service.write(
+        service.write_model(
             plan,
             [str(tmp_path / "x.gguf")],
             2,
@@ -181,12 +181,12 @@ def test_encoded_rows_of_an_earlier_run_are_written_unchanged(model: Path, tmp_p
     for name, tensor in file.tensors.items():
         expected = kept.get(name, usual.tensors[name].data.reshape(-1))
         np.testing.assert_array_equal(tensor.data.reshape(-1), expected)
-    count, expected = sum(row_count(SHAPES[name]) * 256 for name in known), []
+    count, expected = sum(count_rows(SHAPES[name]) * 256 for name in known), []
     for job in plan.jobs:
         for first, last in job.ranges():
             count += 0 if job.tensor.name in known else (last - first) * job.tensor.shape[-1]
             expected.append((count, job.tensor.name))
-    assert progress == expected and count == sum(row_count(shape) * shape[-1] for shape in SHAPES.values())
+    assert progress == expected and count == sum(count_rows(shape) * shape[-1] for shape in SHAPES.values())
 
 
 class AtOnce:
@@ -208,16 +208,18 @@ class AtOnce:
 def test_encoding_runs_two_ranges_ahead_of_the_writer(model: Path, monkeypatch):
     """Pages are released when their rows are written; tasks that have not begun are cancelled at the end."""
     monkeypatch.setattr(service, "ThreadPoolExecutor", AtOnce)
-    monkeypatch.setattr(quantize_plan, "CHUNK", 1 << 12)
+    monkeypatch.setattr(quantize_plan, "CHUNK_WEIGHTS", 1 << 12)
     jobs, forgotten = make_plan(open_source(str(model)), QuantizeRequest(RECIPES["F32"])).jobs, []
     monkeypatch.setattr(
         type(jobs[0].tensor), "release_rows", lambda tensor, *rows: forgotten.append((tensor.name, *rows))
     )
     monkeypatch.setattr(
-        service, "new_rows", lambda widener, job, importance, clamped, first, last: (job.tensor.name, first, last)
+        service,
+        "encode_new_rows",
+        lambda widener, job, importance, clamped, first, last: (job.tensor.name, first, last),
     )
     expected = [(job.tensor.name, *rows) for job in jobs for rows in job.ranges()]
-    with service.SearchAhead(jobs, None, 3, ClampedWeights()) as pipeline:
+    with service.EncodingPipeline(jobs, None, 3, ClampedWeights()) as pipeline:
         pool, got = pipeline._executor, []
         assert (pool.told, pool.count) == ((3, "quantize"), 0)
         for job in jobs:
@@ -236,7 +238,7 @@ def test_every_type_is_dequantized_as_by_gguf(name: str):
     blocks = np.random.default_rng(1).integers(0, 256, (5, format.row_bytes(columns)), np.uint8)
     blocks &= 0xBF  # no exponent is that of infinity
     expected = gguf.dequantize(blocks, gguf.GGMLQuantizationType(format.id)).astype(np.float32)
-    np.testing.assert_array_equal(Widener([format]).widen(format, blocks, columns), expected)
+    np.testing.assert_array_equal(RowDequantizer([format]).dequantize(format, blocks, columns), expected)
 
 
 def test_rows_that_do_not_fit_fall_back_or_fail_with_strict(model: Path, tmp_path: Path):
@@ -267,14 +269,14 @@ def test_types_without_an_encoder_are_refused(model: Path, monkeypatch):
     ],
 )
 def test_the_default_output_replaces_the_type_in_the_name(path: str, recipe: str, expected: str):
-    assert default_output(path, RECIPES[recipe]) == expected
+    assert derive_output(path, RECIPES[recipe]) == expected
 
 
 def test_the_default_output_of_a_folder_is_beside_it(tmp_path: Path, monkeypatch):
     (tmp_path / "Model-1B").mkdir()
     monkeypatch.chdir(tmp_path / "Model-1B")
     for path in (".", str(tmp_path / "Model-1B"), f"{tmp_path}/Model-1B/"):
-        assert default_output(path, RECIPES["Q8_0"]) == str(tmp_path / "Model-1B-Q8_0.gguf")
+        assert derive_output(path, RECIPES["Q8_0"]) == str(tmp_path / "Model-1B-Q8_0.gguf")
 
 
 def test_importance_reaches_the_encoder_and_the_metadata(model: Path, importance, tmp_path: Path):

@@ -8,26 +8,32 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.arch import architecture
-from localllm.arch.layer_state import Latent, Paged
-from localllm.arch.verbs import Routing, Scores
+from localllm.arch import load_architecture
+from localllm.arch.layer_state import LatentState, PagedState
+from localllm.arch.verbs import AttentionScores, Routing
 from localllm.arch.weights import Weight, Weights
 from localllm.engine.lower.activation import ALL, Activation
 from localllm.engine.trace.recorder import Recorder, trace_model
-from localllm.engine.trace.scale_folding import ScaleFold, folds
+from localllm.engine.trace.scale_folding import ScaleFold, find_folds
 from localllm.errors import ModelError
 from localllm.files.cache.array_log import ArrayLog
 from localllm.files.gguf.file import GGUFFile, Tensor
-from localllm.kernels.dequantize_rows import Widener
+from localllm.kernels.dequantize_rows import RowDequantizer
 from localllm.quant.activation_rounding import round_activations
 from localllm.quant.formats import BY_NAME, RECIPES
 from localllm.quantizing import scale_folding as folding
 from localllm.quantizing.calibrate import Calibration
-from localllm.quantizing.layerwise_runner import Inputs, StopCalibrationError
+from localllm.quantizing.layerwise_runner import MatrixInputs, StopCalibrationError
 from localllm.quantizing.original_weights import OriginalWeights
 from localllm.quantizing.plan import QuantizeRequest, TensorJob, make_plan
 from localllm.quantizing.quantize import open_source
-from localllm.quantizing.scale_folding import FoldMeasurer, FoldReader, mean_squares, power_scales, search_scales
+from localllm.quantizing.scale_folding import (
+    FoldMeasurer,
+    FoldSample,
+    compute_input_squares,
+    compute_scales,
+    search_scales,
+)
 from localllm.quantizing.sources import FoldedSource
 from localllm.services.inspection.inspect import SCALED
 
@@ -48,8 +54,8 @@ FOLDED = {
 
 def found_in(path: Path) -> list[ScaleFold]:
     file = GGUFFile.open(path)
-    module, h = architecture(file)
-    return folds(trace_model(file, module.forward, Weights(file.tensors), h, 32).operations, file.tensors)
+    module, h = load_architecture(file)
+    return find_folds(trace_model(file, module.forward, Weights(file.tensors), h, 32).operations, file.tensors)
 
 
 @pytest.mark.parametrize("kind", FOLDED)
@@ -75,10 +81,12 @@ def test_a_scaled_model_computes_the_same_logits(shared: Path, tmp_path: Path, k
     request = QuantizeRequest(RECIPES["Q4_0"], allow_requantize=True, texts=[str(tmp_path / "text.txt")])
     plan = make_plan(source, request)
     calibration = Calibration(plan, request.texts)
-    widener = Widener({job.tensor.format for job in plan.jobs})
+    widener = RowDequantizer({job.tensor.format for job in plan.jobs})
     generator = np.random.default_rng(5)
-    scales = [(fold, np.exp2(generator.integers(-3, 4, fold.width)).astype(np.float32)) for fold in calibration.folds()]
-    scaled = calibration.for_plan(make_plan(FoldedSource(source, scales, widener), request))
+    scales = [
+        (fold, np.exp2(generator.integers(-3, 4, fold.width)).astype(np.float32)) for fold in calibration.find_folds()
+    ]
+    scaled = calibration.copy_for_plan(make_plan(FoldedSource(source, scales, widener), request))
     chunks = [chunk[:12] for chunk in calibration.chunks[:2]]
     before, after = (each.logits(OriginalWeights(each.jobs, widener), chunks, 1) for each in (calibration, scaled))
     changed = [fold.multiplied[0] for fold, _ in scales]
@@ -95,11 +103,11 @@ def test_a_scaled_model_computes_the_same_logits(shared: Path, tmp_path: Path, k
         np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-5 * np.abs(one).max())
 
 
-def reader(format: str, sizes: np.ndarray) -> FoldReader:
+def reader(format: str, sizes: np.ndarray) -> FoldSample:
     """Return a reader whose inputs have columns of these sizes."""
     generator, columns = np.random.default_rng(1), len(sizes)
     x = generator.normal(size=(300, columns)).astype(np.float32) * sizes
-    return FoldReader(
+    return FoldSample(
         format, generator.normal(0, 0.1, (32, columns)).astype(np.float32), (x[::2] ** 2).mean(0), x[1::2]
     )
 
@@ -119,13 +127,13 @@ def test_equal_columns_are_not_scaled():
     x = generator.choice(np.array([-1, 1], np.float32), (200, 512))
     alike = generator.permuted(np.tile(generator.normal(size=(32, 1)).astype(np.float32), 512), axis=0)
     assert (
-        search_scales(ScaleFold(512, (), ()), [FoldReader("Q4_K", alike, (x[::2] ** 2).mean(axis=0), x[1::2])]) is None
+        search_scales(ScaleFold(512, (), ()), [FoldSample("Q4_K", alike, (x[::2] ** 2).mean(axis=0), x[1::2])]) is None
     )
 
 
 def test_columns_without_inputs_or_weights_keep_a_scale_of_1():
     met, weighed = np.array([0, 1, 4, 1e-30, 1e30]), np.array([1, 0, 1, 1, 1])
-    scales = power_scales(met, weighed, 0.5, 0.5)
+    scales = compute_scales(met, weighed, 0.5, 0.5)
     assert scales[0] == scales[1] == 1 and scales.min() >= 1 / 64 and scales.max() <= 64 and scales[2] > 1
 
 
@@ -146,7 +154,7 @@ def test_a_folded_source_scales_rows_and_columns():
         tensors=[*tensors.values()], path="in.gguf", files=["in.gguf"], parts=[], ignored=(), warnings=["w"],
         metadata={"a": 1}, packed={},
     )  # fmt: skip
-    widener: Any = SimpleNamespace(widen=lambda format, rows, columns: rows)
+    widener: Any = SimpleNamespace(dequantize=lambda format, rows, columns: rows)
     first, second = np.array([2, 4, 8, 16], np.float32), np.array([2, 4, 8], np.float32)
     scales = [(ScaleFold(4, (("norm", 0),), ("up",)), first), (ScaleFold(3, (("up", 1), ("stack", 3)), ()), second)]
     source = FoldedSource(inner, scales, widener)
@@ -186,7 +194,7 @@ def test_errors_of_scaled_columns_include_rounded_inputs(format: str, rounding: 
     generator = np.random.default_rng(2)
     x, matrix = (generator.normal(0, 3, (rows, 256)).astype(np.float32) for rows in (7, 5))
     scales, squares = np.exp2(generator.integers(-2, 3, 256)).astype(np.float32), np.arange(256, dtype=np.float32)
-    error = FoldReader(format, matrix, squares, x).error(scales)
+    error = FoldSample(format, matrix, squares, x).error(scales)
     output = x.astype(float) @ matrix.T
     wrong = round_activations(x / scales, BY_NAME[format].block).astype(float) @ np.rint(matrix * scales).T
     assert error == pytest.approx(((wrong - output) ** 2).sum() / (output**2).sum(), rel=1e-4) and error > 0
@@ -215,7 +223,7 @@ def test_the_best_scales_are_taken_if_they_gain(best: int, error: float, gains: 
     means = [(1 / 3 + 2, 2 / 3 + 1), (1.0 + 0.5, 2.0 + 0.5)]  # of one and other, relative to each one's mean
     met = np.array([means[0][0] + means[1][0], means[0][1] + means[1][1]]) / 4
     weighed = np.array([1 / 1.5 + 25 / 7 + 1 / 1.5 + 1 / 7, 2 / 1.5 + 1 / 7 + 2 / 1.5 + 1 / 7]) / 4
-    tried = [power_scales(met, weighed, up, down) for up in (0.25, 0.5, 0.75) for down in (0.0, 0.25, 0.5)]
+    tried = [compute_scales(met, weighed, up, down) for up in (0.25, 0.5, 0.75) for down in (0.0, 0.25, 0.5)]
     assert len(one.heard) == 10 and one.heard[0].tolist() == [1] * 4
     for heard, each in zip(one.heard[1:], tried, strict=True):
         np.testing.assert_allclose(heard, np.tile(each, 2), rtol=1e-6)
@@ -229,20 +237,20 @@ def test_the_best_scales_are_taken_if_they_gain(best: int, error: float, gains: 
 def test_scales_are_powers_of_inputs_and_weights():
     """Their geometric mean is one."""
     met, weighed = np.array([16.0, 1.0]), np.array([1.0, 16.0])
-    np.testing.assert_allclose(power_scales(met, weighed, 0.5, 0.0), [2**0.5, 2**-0.5], rtol=1e-6)
-    np.testing.assert_allclose(power_scales(met, weighed, 0.5, 0.25), [2**0.75, 2**-0.75], rtol=1e-6)
-    np.testing.assert_allclose(power_scales(np.array([1e30, 1, 0]), np.ones(3), 0.5, 0.5), [64, 1 / 64, 1], rtol=1e-6)
-    assert power_scales(met, weighed, 0.5, 0.5).dtype == np.float32
+    np.testing.assert_allclose(compute_scales(met, weighed, 0.5, 0.0), [2**0.5, 2**-0.5], rtol=1e-6)
+    np.testing.assert_allclose(compute_scales(met, weighed, 0.5, 0.25), [2**0.75, 2**-0.75], rtol=1e-6)
+    np.testing.assert_allclose(compute_scales(np.array([1e30, 1, 0]), np.ones(3), 0.5, 0.5), [64, 1 / 64, 1], rtol=1e-6)
+    assert compute_scales(met, weighed, 0.5, 0.5).dtype == np.float32
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("number", [np.inf, np.nan, 1e30])
 def test_infinite_inputs_are_refused(number: float):
     x = np.array([[1, 2], [3, 4]], np.float32)
-    np.testing.assert_array_equal(mean_squares(x, "a"), [5, 10])
+    np.testing.assert_array_equal(compute_input_squares(x, "a"), [5, 10])
     x[1, 0] = number
     with pytest.raises(ModelError, match="the input of tensor a is not finite"):
-        mean_squares(x, "a")
+        compute_input_squares(x, "a")
 
 
 # ---- what is watched of which matrices
@@ -282,10 +290,10 @@ def test_a_fold_is_measured_on_samples_of_matrices_rows_and_inputs(
     monkeypatch, shape: tuple[int, ...], taken: list[int], most: int, step: int
 ):
     """Every second text gives the importance, the others the inputs; a stack gives three matrices."""
-    monkeypatch.setattr(folding, "INPUTS", most)
-    monkeypatch.setattr(folding, "SAMPLE", 4)
+    monkeypatch.setattr(folding, "SAMPLE_INPUTS", most)
+    monkeypatch.setattr(folding, "SAMPLE_ROWS", 4)
     job = job_of("a", *shape)
-    readers = watched([], job)._read(job, Inputs(lambda n: iter(texts(n))))
+    readers = watched([], job)._read(job, MatrixInputs(lambda n: iter(texts(n))))
     for reader, n in zip(readers, taken, strict=True):
         assert reader.format == "Q4_0"
         np.testing.assert_array_equal(reader.weights, job.tensor.data.reshape(-1, 8, 32)[n][[0, 2, 4, 7]])  # type: ignore[attr-defined]
@@ -295,10 +303,10 @@ def test_a_fold_is_measured_on_samples_of_matrices_rows_and_inputs(
 
 def test_matrices_without_encoding_output_or_inputs_are_not_measured():
     job, copied, plain = job_of("a", 8, 32), job_of("b", 8, 32, before="Q4_0"), job_of("c", 8, 32, format="F16")
-    met = Inputs(lambda n: iter(texts(n)))
+    met = MatrixInputs(lambda n: iter(texts(n)))
     assert [len(watched([], one)._read(one, met)) for one in (job, copied, plain)] == [1, 0, 0]
-    assert watched([], job)._read(job, Inputs(lambda n: iter([texts(0)[0], texts(0)[0][:0]]))) == []
-    assert watched([], job)._read(job, Inputs(lambda n: iter([texts(0)[0][:0], texts(0)[0]]))) == []
+    assert watched([], job)._read(job, MatrixInputs(lambda n: iter([texts(0)[0], texts(0)[0][:0]]))) == []
+    assert watched([], job)._read(job, MatrixInputs(lambda n: iter([texts(0)[0][:0], texts(0)[0]]))) == []
     job.tensor.data[:] = 0  # type: ignore[attr-defined]
     assert watched([], job)._read(job, met) == []
 
@@ -316,7 +324,10 @@ def test_a_fold_is_measured_after_all_its_matrices(monkeypatch):
     folds = [ScaleFold(32, (), names) for names in (("a", "b"), ("c",), ("copied",), ("output.weight",))]
     jobs = [job_of(name, 8, 32) for name in ("a", "b", "c", "free", "output.weight")]
     jobs.append(job_of("copied", 8, 32, before="Q4_0"))
-    watching, met = watched(folds, *jobs, told=lambda *given: progress.append(given)), Inputs(lambda n: iter(texts(n)))
+    watching, met = (
+        watched(folds, *jobs, told=lambda *given: progress.append(given)),
+        MatrixInputs(lambda n: iter(texts(n))),
+    )
     scales["output.weight"] = np.full(32, 3, np.float32)
     for name in ("a", "c", "free", "a", "b", "copied", "a"):
         weight: Any = SimpleNamespace(name=name, shape=(8, 32), first_row=0)
@@ -359,8 +370,8 @@ def test_measured_scales_are_stored_for_the_next_run(monkeypatch, tmp_path: Path
     folds = [ScaleFold(2, (), ("a",)), ScaleFold(1, (), ("a",)), ScaleFold(3, (), ("a",))]
     monkeypatch.setattr(folding, "make_plan", lambda *given: calls.append(given) or SimpleNamespace(jobs=jobs))
     monkeypatch.setattr(folding, "Calibration", lambda plan, texts: calls.append(texts) or "calibration")
-    monkeypatch.setattr(folding, "Widener", lambda formats, compiling: (formats, compiling))
-    monkeypatch.setattr(folding, "foldable", lambda calibration: folds)
+    monkeypatch.setattr(folding, "RowDequantizer", lambda formats, compiling: (formats, compiling))
+    monkeypatch.setattr(folding, "find_foldable", lambda calibration: folds)
     scales_found = np.array([2, 1, 1, 1, 1, 3], np.float32)
     monkeypatch.setattr(folding, "measure_scales", lambda *given: measured.append(given) or scales_found)
     monkeypatch.setattr(folding, "FoldedSource", Folding)
@@ -369,7 +380,7 @@ def test_measured_scales_are_stored_for_the_next_run(monkeypatch, tmp_path: Path
     for _ in range(2):
         with ArrayLog(tmp_path / "done", "key") as done:
             folded_source: Any = folding.fold_scales("source", request, 3, print, "compiling", done)  # type: ignore[arg-type]
-        source, scales, widener = folded_source.given
+        source, scales, widener = folded_source.records_input
         assert source == "source" and widener == ({BY_NAME["F32"]}, "compiling")
         assert [(fold, part.tolist()) for fold, part in scales] == [(folds[0], [2, 1]), (folds[2], [1, 1, 3])]
     assert measured == [("calibration", folds, widener, 3, print)]
@@ -383,7 +394,7 @@ class Folding:
     """A stand-in for a folded source."""
 
     def __init__(self, *given: Any):
-        self.given = given
+        self.records_input = given
 
 
 @pytest.mark.parametrize(
@@ -397,8 +408,8 @@ class Folding:
 def test_folds_need_dequantizable_tensors_and_an_encoded_matrix(fold: ScaleFold, is_possible: bool):
     jobs = [job_of("a", 8, 32), job_of("plain", 8, 32, format="F16"), job_of("made", 8, 32, before="Q4_0")]
     jobs.append(job_of("odd", 8, 32, before="I32"))
-    calibration: Any = SimpleNamespace(jobs={job.tensor.name: job for job in jobs}, folds=lambda: [fold])
-    assert folding.foldable(calibration) == [fold] * is_possible
+    calibration: Any = SimpleNamespace(jobs={job.tensor.name: job for job in jobs}, find_folds=lambda: [fold])
+    assert folding.find_foldable(calibration) == [fold] * is_possible
 
 
 # ---- where scales can be folded, verb by verb
@@ -422,7 +433,7 @@ class Model:
         return self.tensors[name]
 
     def found(self, *kept: str) -> list[tuple]:
-        return [tuple(fold) for fold in folds(self.builder.operations, self.tensors, kept)]
+        return [tuple(fold) for fold in find_folds(self.builder.operations, self.tensors, kept)]
 
 
 def normed(m: Model, bias: int = 0) -> Activation:
@@ -516,10 +527,10 @@ def attended(state, twice=False):
         b, made, heads = m.builder, {}, 4
         for name, columns in (("q", heads * 4), ("k", state.kv_heads * 4), ("v", state.kv_heads * state.value_dim)):
             made[name] = b.linear(m.x, m.weight(name, columns, 4))
-        new = (made["k"], made["v"]) if isinstance(state, Paged) else (made["k"], None)
-        y = b.attend(made["q"], *new, state, Scores(heads, 1.0))
+        new = (made["k"], made["v"]) if isinstance(state, PagedState) else (made["k"], None)
+        y = b.attend(made["q"], *new, state, AttentionScores(heads, 1.0))
         if twice:
-            b.attend(made["q"], None, None, state, Scores(heads, 1.0))
+            b.attend(made["q"], None, None, state, AttentionScores(heads, 1.0))
         b.linear(y, m.weight("out", 4, heads * state.value_dim))
 
     return say
@@ -547,10 +558,10 @@ FOUND = {
     "no tensor of the file": (without_a_tensor, []),
     "experts": (experts(), [(6, (("up", 0),), ("down",), 1, 1)]),
     "experts with biases": (experts(6), []),
-    "values": (attended(Paged(0, 2, 4, 3)), [(6, (("v", 0),), ("out",), 2, 2)]),
-    "values of a head each": (attended(Paged(0, 4, 4, 3)), [(12, (("v", 0),), ("out",), 4, 1)]),
-    "values that another layer reads": (attended(Paged(0, 2, 4, 3), True), []),
-    "one row for keys and values": (attended(Latent(0, 4, 3)), []),
+    "values": (attended(PagedState(0, 2, 4, 3)), [(6, (("v", 0),), ("out",), 2, 2)]),
+    "values of a head each": (attended(PagedState(0, 4, 4, 3)), [(12, (("v", 0),), ("out",), 4, 1)]),
+    "values that another layer reads": (attended(PagedState(0, 2, 4, 3), True), []),
+    "one row for keys and values": (attended(LatentState(0, 4, 3)), []),
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from tiny_model import write_tiny_model
 from localllm.errors import UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.writer import OutputTensor, write_gguf
-from localllm.quantizing.splitting import SplitLimits, divide_tensors, parse_bytes, split_paths
+from localllm.quantizing.splitting import SplitLimits, divide_tensors, list_split_paths, parse_bytes
 
 RECORDED = json.loads((GOLDENS / "gguf_split.json").read_text())  # by scripts/record/record_splits.py
 
@@ -104,7 +104,7 @@ def test_keep_split_with_a_limit_is_refused(model: Path, cli):
 
 def test_merging_an_unsplit_model_is_refused(model: Path, cli):
     code, _, err = cli("merge", model)
-    assert code == 2 and "not a file of a split model" in err
+    assert code == 2 and "expected a file of a split model" in err
 
 
 def test_a_tensor_larger_than_the_limit_warns(model: Path, cli):
@@ -128,8 +128,8 @@ def test_split_sizes_are_parsed_and_outputs_numbered():
     assert divide_tensors({"a": 10, "b": 10, "c": 10}, SplitLimits(nbytes=64)) == [["a", "b"], ["c"]]
     assert divide_tensors({"a": 99}, SplitLimits(nbytes=64, empty_first=True)) == [[], ["a"]]
     assert divide_tensors({}, SplitLimits(3)) == [[]]
-    assert split_paths("a/b.gguf", 2) == ["a/b-00001-of-00002.gguf", "a/b-00002-of-00002.gguf"]
-    assert split_paths("b-00001-of-00009.gguf", 2)[1] == "b-00002-of-00002.gguf"
+    assert list_split_paths("a/b.gguf", 2) == ["a/b-00001-of-00002.gguf", "a/b-00002-of-00002.gguf"]
+    assert list_split_paths("b-00001-of-00009.gguf", 2)[1] == "b-00002-of-00002.gguf"
     with pytest.raises(UsageError, match="at most 65535"):
         divide_tensors({str(n): 1 for n in range(70000)}, SplitLimits(1))
 

@@ -207,7 +207,7 @@ FATE = """
 import os, signal, sys
 from localllm.cli.main import main
 from localllm.quantizing import plan as quantize_plan
-quantize_plan.CHUNK = 1 << 12
+quantize_plan.CHUNK_WEIGHTS = 1 << 12
 number, call = int(sys.argv[1]), int(sys.argv[2])
 def fatal(function):
     def call_or_die(*arguments, **named):
@@ -257,8 +257,8 @@ def test_a_signal_at_random_points_leaves_the_old_file(number: int, code: int, c
 @pytest.mark.parametrize("columns", [10, 20, 80])
 def test_the_percentage_is_shown_on_narrow_terminals(columns: int, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", str(columns))
-    progress = quantize_progress.Progress({"encoding": 1.0}, ProgressLine())
-    progress._display = quantize_progress._Bar(ProgressLine())
+    progress = quantize_progress.StageProgress({"encoding": 1.0}, ProgressLine())
+    progress._display = quantize_progress._ProgressBar(ProgressLine())
     with progress as show:
         show("encoding", 1, 10, "blk.0.attn_q.weight")
         table = progress._display._progress.get_renderable()  # type: ignore[union-attr]

@@ -11,8 +11,8 @@ sys.path.insert(0, str(ROOT / "scripts"))
 sys.path.insert(0, str(ROOT / "scripts" / "measure"))
 from human_eval import Task, judge_all, read_tasks, text_of
 
-from localllm.services.evaluation.questions import program_of
-from localllm.services.tools.confined_python import reason_against
+from localllm.services.evaluation.questions import assemble_program
+from localllm.services.tools.confined_python import describe_obstacle
 
 PROMPT = 'import math\n\ndef helper(x):\n    return math.sqrt(x)\n\ndef root(x):\n    """The root."""\n'
 TASK = Task("T/0", PROMPT, "root", "def check(candidate):\n    assert candidate(16) == 4")
@@ -27,7 +27,7 @@ ANSWERS = {
 }
 
 
-@pytest.mark.skipif(bool(reason_against()), reason="programs cannot be confined here")
+@pytest.mark.skipif(bool(describe_obstacle()), reason="programs cannot be confined here")
 def test_answers_in_any_form_are_judged():
     tasks = [TASK._replace(task_id=name) for name in [*ANSWERS, "wrong", "not asked"]]
     outcomes = judge_all(tasks, ANSWERS | {"wrong": "```python\ndef root(x):\n    return x\n```"})
@@ -36,7 +36,7 @@ def test_answers_in_any_form_are_judged():
 
 
 def test_code_includes_what_precedes_the_function():
-    assert program_of(TASK._asdict(), ANSWERS["a block"]).startswith("import math\n\ndef helper")
+    assert assemble_program(TASK._asdict(), ANSWERS["a block"]).startswith("import math\n\ndef helper")
 
 
 def test_code_is_taken_out_of_json():

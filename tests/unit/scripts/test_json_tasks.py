@@ -48,7 +48,7 @@ def test_expected_values_are_judged_right_and_fit_the_schema(task):
     value = take_first_choices(take_one_choice(task.expect))
     jsonschema.validate(value, task.schema)
     assert is_right(task, json.dumps(value))
-    assert Constraint.of_schema(task.schema)
+    assert Constraint.from_schema(task.schema)
 
 
 def test_wrong_answers_are_judged_wrong():

@@ -7,7 +7,7 @@ from served import Served, scripted, serving
 from tiny_model import write_tiny_model
 
 from localllm.server.app import PATHS, normalize_path
-from localllm.server.guard import Rules
+from localllm.server.guard import AccessRules
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -57,7 +57,7 @@ def test_variants_of_a_path_are_normalized(address: str, meant: str):
 
 def test_rules_apply_to_the_normalized_path(path: str):
     """Let no spelling bypass an API key, or reach another page's sessions."""
-    rules = Rules(keys=["12345678"], origins=["https://a.example"])
+    rules = AccessRules(keys=["12345678"], origins=["https://a.example"])
     with serving({"scripted": lambda: scripted(path, {})}, rules) as served:
         assert served.get("/v1/health").status == served.get("/health/").status == 200
         for address in ("//v1/models", "/models", "/v1/v1/models", "//sessions"):

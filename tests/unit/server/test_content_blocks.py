@@ -17,12 +17,12 @@ from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL
 from localllm.server import model_pool as model_pool
 from localllm.server import service
 from localllm.server.anthropic_messages import stream_events as streamed_message
-from localllm.server.content_blocks import CLOSE, DELTA, OPEN, Blocks
-from localllm.server.embeddings import MAX_TEXTS, parse_texts, run_exclusively
+from localllm.server.content_blocks import CLOSE, DELTA, OPEN, BlockList
+from localllm.server.embeddings import MAX_TEXTS, parse_strings, run_exclusively
 from localllm.server.http import (
-    anthropic_error,
-    error_format_of,
-    openai_error,
+    format_anthropic_error,
+    format_openai_error,
+    select_error_format,
 )
 from localllm.server.metrics import Histogram, Metrics
 from localllm.server.openai_chat import stream_chunks as streamed_chat
@@ -44,7 +44,7 @@ class Broken:
             yield 0, SimpleNamespace(parts=[TextPart(ANSWER, word)], logprob=None, finish_reason="")
         raise ModelError("it broke")
 
-    def current_usage(self) -> Any:
+    def count_usage(self) -> Any:
         return self.usage
 
     async def close(self) -> None:
@@ -62,11 +62,11 @@ def lines_of(stream: Any) -> list[Any]:
 def test_a_failing_stream_ends_with_an_error_event(words: tuple[str, ...]):
     """Use each API's error event after the text so far, and close the answer."""
     question: Any = SimpleNamespace(top_logprobs=None, n=1, prompts=[1])
-    error = openai_error(ModelError("it broke"))
+    error = format_openai_error(ModelError("it broke"))
     for streamed, end in (
         (lambda one: streamed_chat(one, question, True), error),
         (lambda one: streamed_texts(one, question, True), error),
-        (lambda one: streamed_message(one, question), anthropic_error(ModelError("it broke"))),
+        (lambda one: streamed_message(one, question), format_anthropic_error(ModelError("it broke"))),
     ):  # fmt: skip
         broken: Any = Broken(*words)
         *before, last = lines_of(streamed(broken))
@@ -85,23 +85,23 @@ def test_a_failing_stream_ends_with_an_error_event(words: tuple[str, ...]):
     [("/v1/messages", True), ("/v1/messages/count_tokens", True), ("/v1/chat/completions", False)],
 )
 def test_errors_have_the_format_of_their_path(path: str, is_claude: bool):
-    assert error_format_of(path) is (anthropic_error if is_claude else openai_error)
+    assert select_error_format(path) is (format_anthropic_error if is_claude else format_openai_error)
 
 
 def test_the_number_of_texts_is_limited():
-    assert parse_texts("a", "input") == ["a"] and len(parse_texts(["a"] * MAX_TEXTS, "input")) == MAX_TEXTS
+    assert parse_strings("a", "input") == ["a"] and len(parse_strings(["a"] * MAX_TEXTS, "input")) == MAX_TEXTS
     with pytest.raises(UsageError, match=f"input must be at most {MAX_TEXTS} strings, not {MAX_TEXTS + 1}"):
-        parse_texts(["a"] * (MAX_TEXTS + 1), "input")
+        parse_strings(["a"] * (MAX_TEXTS + 1), "input")
     for odd in ([1], ["a", 1], None, 5):
         with pytest.raises(UsageError, match="input must be a string or an array of strings"):
-            parse_texts(odd, "input")
+            parse_strings(odd, "input")
 
 
 def test_parts_become_content_blocks():
     parts = [TextPart(REASONING, "a"), TextPart(REASONING, "b"), TextPart(ANSWER, "c"), TextPart(CALL, "f"),
              TextPart(ARGUMENTS, "{"),
              TextPart(ARGUMENTS, "}"), TextPart(CALL, "g"), TextPart(ANSWER, "d")]  # fmt: skip
-    blocks = Blocks()
+    blocks = BlockList()
     assert not blocks.has_calls and not list(blocks.end())
     changes = [(each.action, each.block.index, each.text) for part in parts for each in blocks.take(part)]
     changes += [(each.action, each.block.index, each.text) for each in [*blocks.end(), *blocks.end()]]

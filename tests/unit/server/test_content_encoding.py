@@ -14,11 +14,11 @@ from served import Served, scripted, serving
 from tiny_model import write_tiny_model
 
 from localllm.server import http
-from localllm.server.http import CodingError, Limits, decode, decompressors, parse_codings
+from localllm.server.http import CodingError, Limits, decode_body, load_decompressors, parse_codings
 
 LIMIT = 100_000
 BODY = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
-has_zstd = pytest.mark.skipif("zstd" not in decompressors(), reason="needs backports.zstd, or Python 3.14")
+has_zstd = pytest.mark.skipif("zstd" not in load_decompressors(), reason="needs backports.zstd, or Python 3.14")
 CODINGS = ["gzip", pytest.param("zstd", marks=has_zstd)]
 
 
@@ -92,9 +92,9 @@ def test_too_many_codings_are_refused():
 
 
 def test_zstd_is_refused_by_name_where_it_is_missing(monkeypatch: pytest.MonkeyPatch):
-    known = {"gzip": decompressors()["gzip"]}
-    monkeypatch.setattr(http, "decompressors", lambda: known)
+    known = {"gzip": load_decompressors()["gzip"]}
+    monkeypatch.setattr(http, "load_decompressors", lambda: known)
     with pytest.raises(CodingError, match="must be gzip or identity, found 'zstd'") as failure:
         parse_codings("zstd")
     assert failure.value.status == 415
-    assert decode(gzip.compress(b""), ["gzip"], 10) == b""
+    assert decode_body(gzip.compress(b""), ["gzip"], 10) == b""

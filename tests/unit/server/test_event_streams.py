@@ -24,8 +24,8 @@ from localllm.server.http import (
     format_event,
     run_until_disconnect,
 )
-from localllm.server.listener import Ending, IdleTimeoutProtocol, bind_tcp, bind_unix, create_listener
-from localllm.server.service import merge, next_before
+from localllm.server.listener import IdleTimeoutProtocol, ShutdownOptions, bind_tcp, bind_unix, create_listener
+from localllm.server.service import get_next_before, merge_streams
 
 
 def sent_by(
@@ -141,7 +141,7 @@ def test_merged_streams_yield_all_items_and_raise_errors():
             raise LocalllmError("broken")
 
     async def all_of(*sources: Any) -> list[Any]:
-        return [each async for each in merge(sources)]
+        return [each async for each in merge_streams(sources)]
 
     assert asyncio.run(all_of(numbers(1, 2))) == [(0, 1), (0, 2)] and asyncio.run(all_of()) == []
     assert sorted(asyncio.run(all_of(numbers(1, 2), numbers(), numbers(3)))) == [(0, 1), (0, 2), (2, 3)]
@@ -149,7 +149,7 @@ def test_merged_streams_yield_all_items_and_raise_errors():
         asyncio.run(all_of(numbers(1), numbers(2, fail=True)))
 
     async def late(end: float | None) -> Any:
-        return await next_before(numbers(5), end)
+        return await get_next_before(numbers(5), end)
 
     assert asyncio.run(late(None)) == 5
     with pytest.raises(TimeoutError):
@@ -173,7 +173,7 @@ def test_binding_an_unusable_address_is_refused():
 
 
 def test_the_listener_limits_connections_and_grace():
-    listener = create_listener(None, Limits(connections=7), Ending(3.9, lambda: None, print))  # type: ignore[arg-type]
+    listener = create_listener(None, Limits(connections=7), ShutdownOptions(3.9, lambda: None, print))  # type: ignore[arg-type]
     expected = {
         "http": IdleTimeoutProtocol, "ws": "none", "lifespan": "off", "log_config": None, "access_log": False,
         "server_header": False, "limit_concurrency": 7, "timeout_keep_alive": 10, "date_header": False,

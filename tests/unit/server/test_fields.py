@@ -8,7 +8,7 @@ from invoked import flat
 pytest.importorskip("starlette", reason="needs the extra localllm[serve]")
 
 from localllm.errors import UsageError
-from localllm.generation.constraints.constraint import constraint_of
+from localllm.generation.constraints.constraint import make_constraint
 from localllm.generation.options import GenerationOptions
 from localllm.server import anthropic_messages, openai_responses
 from localllm.server.fields import Body
@@ -94,7 +94,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}}
 def test_response_formats_become_constraints(fields: dict, constraint: dict):
     for name in ("chat", "text"):
         question, asks = INTERFACES[name]
-        assert question(Body({**asks, **fields})).options.constraint == constraint_of(**constraint)
+        assert question(Body({**asks, **fields})).options.constraint == make_constraint(**constraint)
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [

@@ -8,17 +8,17 @@ import pytest
 pytest.importorskip("starlette", reason="needs the extra localllm[serve]")
 pytest.importorskip("uvicorn", reason="needs the extra localllm[serve]")
 from localllm.server import model_pool as model_pool
-from localllm.server.guard import Guard, Rules
+from localllm.server.guard import AccessGuard, AccessRules
 from localllm.server.http import (
     ClientDisconnectedError,
     RejectedRequestError,
 )
 
 
-def status_for(path: str = "/v1/models", method: str = "GET", rules: Rules | None = None, **headers: str) -> int:
+def status_for(path: str = "/v1/models", method: str = "GET", rules: AccessRules | None = None, **headers: str) -> int:
     """Return the status with which a request is refused, or 200."""
     try:
-        (rules or Rules()).require(
+        (rules or AccessRules()).require(
             method, path, {"host": "localhost:80", **{k.replace("_", "-"): v for k, v in headers.items()}}
         )
     except RejectedRequestError as error:
@@ -27,7 +27,7 @@ def status_for(path: str = "/v1/models", method: str = "GET", rules: Rules | Non
 
 
 def test_only_allowed_origins_may_call_the_api():
-    friend = Rules(origins=["https://friend"])
+    friend = AccessRules(origins=["https://friend"])
     assert status_for(origin="http://localhost:80") == status_for(rules=friend, origin="https://friend") == 200
     assert (
         status_for(origin="https://localhost:80")
@@ -41,7 +41,7 @@ def test_only_allowed_origins_may_call_the_api():
 
 
 def test_all_paths_but_the_page_and_health_need_the_key():
-    keyed = Rules(keys=["k", "l"])
+    keyed = AccessRules(keys=["k", "l"])
     for path in ("/v1/models", "/props", "/metrics", "/sessions", "/health/"):
         assert status_for(path, rules=keyed) == 401 and status_for(path, rules=keyed, x_api_key="l") == 200
     assert (
@@ -56,7 +56,7 @@ def test_all_paths_but_the_page_and_health_need_the_key():
 
 
 def pass_guard(
-    rules: Rules, method: str = "GET", *headers: tuple[bytes, bytes]
+    rules: AccessRules, method: str = "GET", *headers: tuple[bytes, bytes]
 ) -> tuple[list[int], dict[str, str], int]:
     """Send a request through a guard; return statuses, headers, and the number of calls of the app."""
     sent, asked = list[Any](), list[int]()
@@ -71,7 +71,7 @@ def pass_guard(
         sent.append(message)
 
     scope = {"type": "http", "method": method, "path": "/left", "headers": [*headers]}
-    asyncio.run(Guard(app, rules, str)(scope, None, send))  # type: ignore[arg-type]
+    asyncio.run(AccessGuard(app, rules, str)(scope, None, send))  # type: ignore[arg-type]
     starts = [message for message in sent if message["type"] == "http.response.start"]
     headers_sent = {name.decode(): value.decode() for name, value in starts[0]["headers"]}
     return [message["status"] for message in starts], headers_sent, len(asked)
@@ -79,7 +79,7 @@ def pass_guard(
 
 def test_the_guard_adds_security_headers():
     host, friend = (b"host", b"localhost"), (b"origin", b"https://friend")
-    statuses, headers, asked = pass_guard(Rules(), "GET", host)
+    statuses, headers, asked = pass_guard(AccessRules(), "GET", host)
     assert (statuses, asked, headers["x-own"], headers["cross-origin-resource-policy"]) == (
         [200],
         1,
@@ -87,12 +87,12 @@ def test_the_guard_adds_security_headers():
         "same-origin",
     )
     assert headers["referrer-policy"] == "no-referrer" and "vary" not in headers
-    statuses, headers, asked = pass_guard(Rules(origins=["https://friend"]), "OPTIONS", host, friend)
+    statuses, headers, asked = pass_guard(AccessRules(origins=["https://friend"]), "OPTIONS", host, friend)
     assert (statuses, asked, headers["access-control-allow-origin"]) == ([204], 0, "https://friend")
     assert headers["vary"].startswith("Origin,") and headers["cross-origin-resource-policy"] == "cross-origin"
     assert (
         "DELETE" in headers["access-control-allow-methods"] and "x-api-key" in headers["access-control-allow-headers"]
     )
-    assert pass_guard(Rules(), "GET", host, friend)[::2] == ([403], 0) and pass_guard(Rules(), "GET", host, host)[
-        0
-    ] == [400]
+    assert pass_guard(AccessRules(), "GET", host, friend)[::2] == ([403], 0) and pass_guard(
+        AccessRules(), "GET", host, host
+    )[0] == [400]

@@ -10,11 +10,11 @@ from localllm.server.http import (
     Limits,
     RejectedRequestError,
     RequestTimeoutError,
-    anthropic_error,
-    error_response,
-    openai_error,
+    format_anthropic_error,
+    format_openai_error,
+    get_status,
+    make_error_response,
     parse_json,
-    status_of,
 )
 from localllm.server.model_pool import UnknownModelError
 from localllm.server.worker import StoppedError
@@ -41,18 +41,18 @@ from tests.unit.server.request_helpers import read_body
 def test_errors_have_their_status_and_body_in_each_api(
     error: Exception, status: int, kind: str, code: str | None, claude: str
 ):
-    assert status_of(error) == status
-    assert openai_error(error) == {"error": {"message": "x", "type": kind, "param": None, "code": code}}
-    assert anthropic_error(error) == {"type": "error", "error": {"type": claude, "message": "x"}}
-    response = error_response(error, openai_error)
+    assert get_status(error) == status
+    assert format_openai_error(error) == {"error": {"message": "x", "type": kind, "param": None, "code": code}}
+    assert format_anthropic_error(error) == {"type": "error", "error": {"type": claude, "message": "x"}}
+    response = make_error_response(error, format_openai_error)
     assert (response.status_code, response.headers.get("retry-after")) == (status, "5" if status == 503 else None)
 
 
 def test_error_bodies_hide_internal_errors_and_name_the_parameter():
-    assert openai_error(KeyError("secret"))["error"]["message"] == "internal error: KeyError"
+    assert format_openai_error(KeyError("secret"))["error"]["message"] == "internal error: KeyError"
     for message, param in (("top_k must be", "top_k"), ("a.b[3] is missing", "a.b[3]"), ("x is not supported", "x")):
-        assert openai_error(UsageError(message))["error"]["param"] == param
-    assert openai_error(ContextError("top_k must be"))["error"]["param"] is None
+        assert format_openai_error(UsageError(message))["error"]["param"] == param
+    assert format_openai_error(ContextError("top_k must be"))["error"]["param"] is None
 
 
 def test_bodies_are_read_up_to_their_limit():

@@ -12,7 +12,7 @@ import localllm
 from localllm.generation.infill import Infill
 from localllm.generation.reasoning import ANSWER, TextPart
 from localllm.server.fields import Body
-from localllm.server.infill import Ending, Middle, parse_ending, parse_request
+from localllm.server.infill import InfillStops, InfillStream, parse_ending, parse_request
 from localllm.server.openai_chat import IGNORED_HEADER
 from localllm.server.worker import TokenEvent
 from tests.unit.generation.test_infill import write_fim_model
@@ -154,8 +154,8 @@ def test_infill_limits_and_samplers_are_parsed():
     for name in ("n_predict", "max_tokens", "max_completion_tokens"):
         assert parse_request(Body({**GAP, name: 7})).options.max_tokens == 7
     assert parse_request(Body({**GAP, "n_predict": -1})).options.max_tokens is None
-    assert parse_ending(Body({"t_max_predict_ms": 250, "n_indent": 4})) == Ending(4, 0.25)
-    assert parse_ending(Body({"t_max_predict_ms": -1})) == parse_ending(Body({"t_max_predict_ms": 0})) == Ending()
+    assert parse_ending(Body({"t_max_predict_ms": 250, "n_indent": 4})) == InfillStops(4, 0.25)
+    assert parse_ending(Body({"t_max_predict_ms": -1})) == parse_ending(Body({"t_max_predict_ms": 0})) == InfillStops()
     sampling = parse_request(Body({**GAP, "samplers": ["top_k", "infill"]})).options.sampling
     assert sampling.samplers == ("top_k", "infill")
 
@@ -163,7 +163,7 @@ def test_infill_limits_and_samplers_are_parsed():
 # ---- where it ends
 
 
-def end_middle(parts: list[str], ending: Ending, seconds: float = 0, reason: str = "stop") -> tuple[str, str, str]:
+def end_middle(parts: list[str], ending: InfillStops, seconds: float = 0, reason: str = "stop") -> tuple[str, str, str]:
     """Return the text, its joined chunks and the stop type of parts that arrive `seconds` apart."""
 
     async def events() -> AsyncGenerator[tuple[int, TokenEvent]]:
@@ -173,7 +173,7 @@ def end_middle(parts: list[str], ending: Ending, seconds: float = 0, reason: str
 
     async def collect() -> tuple[str, str, str]:
         stream: Any = SimpleNamespace(events=events, stop_string=lambda: "")
-        middle = Middle(stream, ending)
+        middle = InfillStream(stream, ending)
         joined = "".join([part async for part in middle.parts()])
         return middle.text, joined, middle.stop_type
 
@@ -195,17 +195,17 @@ def end_middle(parts: list[str], ending: Ending, seconds: float = 0, reason: str
 @pytest.mark.parametrize("size", [1, 3, 100])
 def test_n_indent_ends_the_middle_at_a_line_with_less_indentation(text: str, kept: str | None, size: int):
     parts = [text[begin : begin + size] for begin in range(0, len(text), size)]
-    middle, joined, stop_type = end_middle(parts, Ending(indent=4))
+    middle, joined, stop_type = end_middle(parts, InfillStops(indent=4))
     assert middle == joined and stop_type == ("eos" if kept is None else "limit")
     assert middle.rstrip(" ") == (text if kept is None else kept).rstrip(" ")
-    assert end_middle(parts, Ending())[0] == text
+    assert end_middle(parts, InfillStops())[0] == text
 
 
 def test_a_time_limit_ends_the_middle_at_a_line():
     parts = ["a", "\n", "b", "c\n", "d"]
-    assert end_middle(parts, Ending(seconds=0.001), 0.01) == ("a\n", "a\n", "limit")
-    assert end_middle(parts, Ending(seconds=60)) == ("a\nbc\nd", "a\nbc\nd", "eos")
-    assert end_middle(["a", "b"], Ending(seconds=0.001), 0.01, "length") == ("ab", "ab", "limit")
+    assert end_middle(parts, InfillStops(seconds=0.001), 0.01) == ("a\n", "a\n", "limit")
+    assert end_middle(parts, InfillStops(seconds=60)) == ("a\nbc\nd", "a\nbc\nd", "eos")
+    assert end_middle(["a", "b"], InfillStops(seconds=0.001), 0.01, "length") == ("ab", "ab", "limit")
 
 
 def test_infill_reuses_chunks_after_the_cursor_moved(served: Served):

@@ -134,7 +134,7 @@ from localllm.server import app
 from localllm.cli.main import main
 async def stuck(service, request):
     await asyncio.to_thread(time.sleep, 60)
-app.ADDRESSES = (*app.ADDRESSES, ("GET", "/stuck", stuck))
+app.ROUTES = (*app.ROUTES, ("GET", "/stuck", stuck))
 main()
 """
 
@@ -219,9 +219,9 @@ class Reader:
     """A reader of a stream's lines as they arrive."""
 
     def __init__(self, served: Served, path: str, body: dict):
-        self._connection = HTTPConnection("127.0.0.1", served.port, timeout=30)
-        self._connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-        self._reply = self._connection.getresponse()
+        self._connect = HTTPConnection("127.0.0.1", served.port, timeout=30)
+        self._connect.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        self._reply = self._connect.getresponse()
 
     def line(self) -> str:
         return self._reply.readline().decode().rstrip("\n")

@@ -128,7 +128,7 @@ def test_memory_is_estimated_before_a_model_is_opened(monkeypatch: pytest.Monkey
         closed.append(path)
 
     monkeypatch.setattr(GGUFFile, "open", opened)
-    monkeypatch.setattr("localllm.files.models_folder.projector_bytes", lambda path: 20 if path == "m.gguf" else 0)
+    monkeypatch.setattr("localllm.files.models_folder.get_projector_size", lambda path: 20 if path == "m.gguf" else 0)
     assert ModelEntry("m", "m.gguf").needed_bytes == 300_001_020 and closed == ["m.gguf"]
     assert ModelEntry("n", "n.gguf").needed_bytes == 300_001_000
 

@@ -11,7 +11,7 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.server.fields import Body
 from localllm.server.model_pool import NameOptions
 from localllm.server.ollama_chat import parse_request
-from localllm.server.ollama_models import human_count
+from localllm.server.ollama_models import format_count
 from tests.integration.test_serve import GUIDE
 from tests.integration.test_serve_clients import SCRIPT, THINKING
 from tests.integration.test_serve_tools import ROME, TOOLS
@@ -205,7 +205,7 @@ def test_requests_of_browsers_must_be_json(served: Served):
 
 
 def test_counts_are_formatted_as_ollama_does():
-    assert [human_count(n) for n in (999, 12_500, 494_030_000, 1_540_000_000)] == ["999", "12.50K", "494.03M", "1.5B"]
+    assert [format_count(n) for n in (999, 12_500, 494_030_000, 1_540_000_000)] == ["999", "12.50K", "494.03M", "1.5B"]
 
 
 # ---- the package

@@ -12,7 +12,7 @@ from models.projectors import projector, seeing, write_projector
 from served import Served, scripted, serving
 from tiny_model import write_tiny_model
 
-from localllm.server.guard import Rules
+from localllm.server.guard import AccessRules
 from localllm.server.page import FILE, load_page
 from localllm.services import sessions
 from tests.integration.test_serve import THINKS, until
@@ -26,7 +26,7 @@ KEY = "correct horse battery"
 def served(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     path = str(write_tiny_model(tmp_path / "tiny.gguf"))
-    rules = Rules(origins=["https://friend.example"])
+    rules = AccessRules(origins=["https://friend.example"])
     with serving({"scripted": lambda: scripted(path, {})}, rules) as server:
         yield server
 
@@ -92,7 +92,7 @@ def test_conversations_of_the_page_are_sessions_of_chat(served: Served):
     body = b'{"messages": %s, "model": "scripted"}' % repr(SAID).replace("'", '"').encode()
     put = {"Content-Type": "application/json"}
     assert served.ask("PUT", "/sessions/trip", body, put).status == 200
-    assert sessions.read("trip").messages == SAID and sessions.read("trip").model.name == "scripted"
+    assert sessions.read_session("trip").messages == SAID and sessions.read_session("trip").model.name == "scripted"
     with sessions.SessionFile("trip") as file:
         assert served.ask("PUT", "/sessions/trip", body, put).status == 400  # a chat has it open
         file.write([{**SAID[0]}, {**SAID[1], "finish": "stop", "tokens": 5}])
@@ -101,7 +101,7 @@ def test_conversations_of_the_page_are_sessions_of_chat(served: Served):
     assert [message["content"] for message in messages] == ["hello", "HELLO"]
     longer = b'{"messages": %s}' % repr([*SAID, *SAID]).replace("'", '"').encode()
     assert served.ask("PUT", "/sessions/trip", longer, put).status == 200
-    kept = sessions.read("trip").messages
+    kept = sessions.read_session("trip").messages
     assert len(kept) == 4 and kept[1]["finish"] == "stop"
 
 
@@ -110,7 +110,7 @@ def test_conversations_of_the_page_are_sessions_of_chat(served: Served):
 def test_invalid_session_names_are_refused(served: Served, name: str):
     assert served.get(f"/sessions/{name}").status in (400, 404)
     reply = served.ask("PUT", f"/sessions/{name}", b'{"messages": []}', {"Content-Type": "application/json"})
-    assert reply.status in (400, 404) and not sessions.names()
+    assert reply.status in (400, 404) and not sessions.list_names()
 
 
 @pytest.mark.slow
@@ -120,7 +120,7 @@ def test_invalid_session_names_are_refused(served: Served, name: str):
 )  # fmt: skip
 def test_invalid_conversations_are_not_saved(served: Served, body: bytes):
     assert served.ask("PUT", "/sessions/a", body, {"Content-Type": "application/json"}).status == 400
-    assert not sessions.names()
+    assert not sessions.list_names()
 
 
 def test_conversations_are_not_for_other_sites(served: Served):
@@ -133,7 +133,7 @@ def test_conversations_are_not_for_other_sites(served: Served):
         ("OPTIONS", "/sessions"),
     ):
         assert served.ask(method, address, None, {"Origin": "https://friend.example"}).status == 403
-    with serving({"scripted": lambda: None}, Rules(keys=[KEY])) as locked:
+    with serving({"scripted": lambda: None}, AccessRules(keys=[KEY])) as locked:
         assert locked.get("/").status == 200 and locked.get("/sessions").status == 401
         assert locked.get("/sessions", Authorization=f"Bearer {KEY}").status == 200
 
@@ -188,8 +188,8 @@ def test_the_page_works_by_keyboard_in_a_browser(tmp_path, monkeypatch):
         browser.until("document.querySelectorAll('article').length === 2 && !document.querySelector('#send').hidden")
         browser.value("document.querySelector('#keep').click()")
         browser.until("document.querySelector('#sessions').value === 'trip'")
-        assert sessions.names() == ["trip"]
-        assert [message["content"] for message in sessions.read("trip").messages] == ["hi", "Hi!"]
+        assert sessions.list_names() == ["trip"]
+        assert [message["content"] for message in sessions.read_session("trip").messages] == ["hi", "Hi!"]
 
         browser.reload("[...document.querySelectorAll('#sessions option')].some((each) => each.value === 'trip')")
         browser.value(
@@ -250,7 +250,7 @@ def test_images_can_be_attached_in_a_browser(tmp_path, monkeypatch):
         assert browser.value("document.documentElement.scrollWidth") <= 360
         browser.value("window.prompt = () => 'trip'; document.querySelector('#keep').click()")
         browser.until("document.querySelector('#status').textContent.includes('are not saved')")
-        assert sessions.names() == []
+        assert sessions.list_names() == []
         browser.value("document.querySelector('article.user button').click()")
         assert browser.value("document.querySelectorAll('#attached canvas').length") == 1
         browser.value("$('fresh').click(); $('model').value = 'blind'; $('text').focus()")

@@ -89,7 +89,11 @@ class Page:
 
 def contents(name: str) -> list[str]:
     """Return the texts of a session, [] if it does not exist."""
-    return [message["content"] for message in sessions.read(name).messages] if sessions.exists(name) else []
+    return (
+        [message["content"] for message in sessions.read_session(name).messages]
+        if sessions.session_exists(name)
+        else []
+    )
 
 
 def save_session(name: str, *texts: str) -> None:
@@ -163,7 +167,7 @@ def test_two_answers_stream_at_once_and_stop_ends_the_visible_one(page: Page):
     page.click("stop")
     page.until("$('status').textContent === 'Stopped.' && $('text').value === 'rivers'")
     gate.set()
-    until(lambda: sessions.names() == ["long"])
+    until(lambda: sessions.list_names() == ["long"])
     page.choose("long")
     page.until_shown("long", SCRIPT["long"])
     page.choose("rivers (not saved)")
@@ -177,7 +181,7 @@ def test_a_conversation_is_saved_after_every_answer(page: Page):
     until(lambda: len(contents("rivers")) == 4)
     page.click("fresh")
     page.ask("rivers")
-    until(lambda: sorted(sessions.names()) == ["rivers", "rivers 2"])
+    until(lambda: sorted(sessions.list_names()) == ["rivers", "rivers 2"])
     assert len(contents("rivers")) == 4 and len(contents("rivers 2")) == 2
     page.reload()
     page.until_shown("rivers", SCRIPT["rivers"])
@@ -186,13 +190,13 @@ def test_a_conversation_is_saved_after_every_answer(page: Page):
 def test_an_existing_name_is_refused_and_not_overwritten(page: Page):
     save_session("D1", "gold", "GOLD")
     page.ask("silver")
-    until(lambda: "silver" in sessions.names())
+    until(lambda: "silver" in sessions.list_names())
     page.save_as("D1")
     page.until("$('status').textContent.includes('D1')")
     assert page.status == "There is a conversation “D1” already; choose another name."
     assert contents("D1") == ["gold", "GOLD"] and contents("silver") == ["silver", "SILVER"]
     page.save_as("D2")
-    until(lambda: sorted(sessions.names()) == ["D1", "D2"])
+    until(lambda: sorted(sessions.list_names()) == ["D1", "D2"])
     page.ask("more")
     until(lambda: contents("D2") == ["silver", "SILVER", "more", "MORE"])
 
@@ -220,7 +224,7 @@ def test_a_name_given_while_an_answer_is_being_saved_is_used(page: Page):
     page.until("current.wish === 'D1'")
     page.value("window.go()")
     page.until("$('sessions').value === 'D1'")
-    assert sessions.names() == ["D1"] and contents("D1") == ["silver", "SILVER"]
+    assert sessions.list_names() == ["D1"] and contents("D1") == ["silver", "SILVER"]
 
 
 def test_a_conversation_continued_elsewhere_is_not_overwritten(page: Page):
@@ -230,7 +234,7 @@ def test_a_conversation_continued_elsewhere_is_not_overwritten(page: Page):
     page.until_shown("one", "ONE")
     save_session("C1", "one", "ONE", "there", "THERE")
     page.ask("here")
-    until(lambda: "C1 2" in sessions.names())
+    until(lambda: "C1 2" in sessions.list_names())
     assert contents("C1") == ["one", "ONE", "there", "THERE"]
     assert contents("C1 2") == ["one", "ONE", "here", "HERE"]
     page.until("$('sessions').value === 'C1 2'")
@@ -246,7 +250,7 @@ def test_a_reload_during_an_answer_keeps_question_and_answer(page: Page):
     gate.set()
     page.browser.press("Enter", "\r", 13)
     page.until_shown("rivers", SCRIPT["rivers"])
-    until(lambda: len(sessions.names()) == 1)
+    until(lambda: len(sessions.list_names()) == 1)
     page.value("window.fetch = ((old) => (path, ...more) => path.startsWith('sessions/') ? new Promise(() => {}) : "
                "old(path, ...more))(window.fetch)")  # fmt: skip
     page.ask("think")  # its saving never ends
@@ -278,9 +282,9 @@ def test_drafts_stay_with_their_conversations(page: Page):
 def test_a_conversation_has_its_own_model(page: Page, tmp_path: Any):
     page.value("$('model').value = 'second', $('model').dispatchEvent(new Event('change'))")
     page.ask("rivers")
-    until(lambda: sessions.names() == ["rivers"])
+    until(lambda: sessions.list_names() == ["rivers"])
     with GGUFFile.open(str(tmp_path / "b.gguf")) as file:
-        assert sessions.read("rivers").model == sessions.describe_model(file)
+        assert sessions.read_session("rivers").model == sessions.describe_model(file)
     page.click("fresh")
     page.value("$('model').value = 'first', $('model').dispatchEvent(new Event('change'))")
     page.ask("hello")
@@ -290,12 +294,12 @@ def test_a_conversation_has_its_own_model(page: Page, tmp_path: Any):
     page.until("$('model').value === 'second'")
     page.ask("more")
     until(lambda: len(contents("rivers")) == 4)
-    assert sessions.read("rivers").messages[-1]["model"] == "second"
+    assert sessions.read_session("rivers").messages[-1]["model"] == "second"
     page.value("$('model').value = 'first', $('model').dispatchEvent(new Event('change'))")
     page.ask("third")
     until(lambda: len(contents("rivers")) == 6)
     with GGUFFile.open(str(tmp_path / "a.gguf")) as file:
-        assert sessions.read("rivers").model == sessions.describe_model(file), "the file names who answered"
+        assert sessions.read_session("rivers").model == sessions.describe_model(file), "the file names who answered"
 
 
 def test_an_unserved_model_is_not_replaced_silently(page: Page):
@@ -314,7 +318,7 @@ def test_a_failed_question_returns_to_its_text_field(page: Page):
     page.value("window.fetch = () => Promise.reject(new TypeError('no net'))")
     page.send("rivers")
     page.until("$('status').textContent === 'no net'")
-    assert page.articles == [] and page.value("$('text').value") == "rivers" and sessions.names() == []
+    assert page.articles == [] and page.value("$('text').value") == "rivers" and sessions.list_names() == []
 
 
 @pytest.mark.parametrize("width", WIDTHS)

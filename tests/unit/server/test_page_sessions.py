@@ -62,7 +62,7 @@ def test_the_page_writes_a_session(page_of: Any, monkeypatch: pytest.MonkeyPatch
     assert json.loads(asyncio.run(page.list_sessions(page_of.served, None)).body) == {"sessions": [{"name": "a"}]}  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="only the first message may have the role system"):
         page_of.write("a", TURN[0], {"role": "system", "content": "Be short"})
-    monkeypatch.setattr(page, "MOST_MESSAGES", 2)
+    monkeypatch.setattr(page, "MAX_MESSAGES", 2)
     page_of.write("b", *TURN)
     with pytest.raises(UsageError, match="messages must be at most 2"):
         page_of.write("b", *TURN, TURN[0])
@@ -79,11 +79,11 @@ def test_the_page_does_not_overwrite_another_conversation(page_of: Any, fields: 
 def test_renaming_removes_only_the_same_conversation(page_of: Any):
     page_of.write("a", *TURN)
     page_of.write("b", *TURN, revision="", replaces="a")
-    assert sessions.names() == ["b"]
+    assert sessions.list_names() == ["b"]
     page_of.write("a", *TURN, *TURN)
     page_of.write("c", *TURN, revision="", replaces="a")
     page_of.write("d", *TURN, revision="", replaces="nothing")
-    assert sorted(sessions.names()) == ["a", "b", "c", "d"]
+    assert sorted(sessions.list_names()) == ["a", "b", "c", "d"]
 
 
 def test_the_page_saves_the_model_that_answered(page_of: Any):
@@ -91,13 +91,13 @@ def test_the_page_saves_the_model_that_answered(page_of: Any):
     revision = page_of.write("a", *TURN, model="m")
     with GGUFFile.open(page_of.entries["m"].path) as file:
         expected = sessions.describe_model(file)
-    assert sessions.read("a").model == expected and expected.fingerprint
+    assert sessions.read_session("a").model == expected and expected.fingerprint
     revision = page_of.write("a", *TURN, *TURN, revision=revision, model="other")
-    assert sessions.read("a").model.path == page_of.entries["other"].path
+    assert sessions.read_session("a").model.path == page_of.entries["other"].path
     page_of.write("a", *TURN, revision=revision)
-    assert sessions.read("a").model.path == page_of.entries["other"].path, "nobody answered"
+    assert sessions.read_session("a").model.path == page_of.entries["other"].path, "nobody answered"
     page_of.write("b", *TURN, model="gone")
-    assert sessions.read("b").model == sessions.SessionModel("gone", page_of.entries["gone"].path)
+    assert sessions.read_session("b").model == sessions.SessionModel("gone", page_of.entries["gone"].path)
 
 
 def test_the_page_finds_the_model_of_a_conversation(page_of: Any):
@@ -112,7 +112,7 @@ def test_the_page_finds_the_model_of_a_conversation(page_of: Any):
     page_of.entries["other"].path = str(moved)
     assert page_of.read("b")["model"] == "other"
     del page_of.entries["other"]
-    assert page_of.read("b")["model"] == sessions.read("b").model.name
+    assert page_of.read("b")["model"] == sessions.read_session("b").model.name
 
 
 def test_sessions_have_the_same_model_by_weights_or_file():

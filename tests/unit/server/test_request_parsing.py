@@ -8,15 +8,15 @@ import pytest
 pytest.importorskip("starlette", reason="needs the extra localllm[serve]")
 pytest.importorskip("uvicorn", reason="needs the extra localllm[serve]")
 from localllm.errors import UsageError
-from localllm.generation.constraints.constraint import constraint_of
+from localllm.generation.constraints.constraint import make_constraint
 from localllm.server import model_pool as model_pool
 from localllm.server import page
 from localllm.server.anthropic_messages import parse_messages as conversation_of_anthropic
 from localllm.server.anthropic_messages import parse_request
-from localllm.server.attachments import MAX_IMAGES, image_part, resolve_file, resolve_images
+from localllm.server.attachments import MAX_IMAGES, convert_image_part, resolve_file, resolve_images
 from localllm.server.fields import Body
 from localllm.server.messages import parse_messages
-from localllm.server.openai_chat import IGNORED_HEADER, extension_headers
+from localllm.server.openai_chat import IGNORED_HEADER, make_extension_headers
 from localllm.server.openai_chat import parse_request as parse_chat_request
 from localllm.server.openai_completions import MAX_PROMPTS, parse_prompts
 from localllm.server.openai_responses import parse_input
@@ -37,26 +37,26 @@ from tests.unit.server.request_helpers import HI, completion_request, messages_r
 
 def test_fields_are_checked_for_their_types():
     body = Body({"t": "x", "n": 1.5, "i": 3, "b": True, "l": [1], "o": {"a": 1}, "none": None})
-    assert (body.get_text("t"), body.get_int("i"), body.get_bool("b")) == ("x", 3, True)
+    assert (body.get_string("t"), body.get_int("i"), body.get_bool("b")) == ("x", 3, True)
     assert body.get_list("l") == [1] and body.get_mapping("o") == {"a": 1} and body.get_object("o").get("a") == 1
-    for read in (body.get_text, body.get_int, body.get_list, body.get_mapping, body.get_object):
+    for read in (body.get_string, body.get_int, body.get_list, body.get_mapping, body.get_object):
         assert read("none") is None and read("missing") is None
-    assert body.get_bool("none") is False and body.get_texts("none") == body.get_texts("missing") == ()
-    assert body.get_texts("t") == ("x",) and Body({"s": ["a", "b"]}).get_texts("s") == ("a", "b")
+    assert body.get_bool("none") is False and body.get_strings("none") == body.get_strings("missing") == ()
+    assert body.get_strings("t") == ("x",) and Body({"s": ["a", "b"]}).get_strings("s") == ("a", "b")
     for read, field, what in (
-        (body.get_text, "i", "a string, not an integer"),
+        (body.get_string, "i", "a string, not an integer"),
         (body.get_int, "b", "an integer, not a boolean"), (body.get_int, "n", "an integer, not a number"),
         (body.get_bool, "i", "a boolean, not an integer"), (body.get_list, "t", "an array, not a string"),
-        (body.get_mapping, "l", "an object, not an array"), (body.get_texts, "l", "a string or an array of strings"),
-        (body.get_texts, "i", "a string or an array of strings"),
+        (body.get_mapping, "l", "an object, not an array"), (body.get_strings, "l", "a string or an array of strings"),
+        (body.get_strings, "i", "a string or an array of strings"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=f"^{field} must be {what}"):
             read(field)
-    for read in (body.require_text, body.require_list):
+    for read in (body.require_string, body.require_list):
         with pytest.raises(UsageError, match=r"^none is missing"):
             read("none")
     with pytest.raises(UsageError, match=r"^o.a must be a string"):
-        body.get_object("o").get_text("a")
+        body.get_object("o").get_string("a")
     with pytest.raises(UsageError, match=r"^tools must be an object, not an array"):
         Body.of([], "tools")
 
@@ -106,14 +106,14 @@ def test_sampling_fields_have_several_names():
 def test_a_header_has_no_line_break_of_the_client(name: str):
     """Keep field names of the request from starting another header."""
     body = Body({"fine": 1, name: 2, "x" * 50: 3})
-    assert extension_headers(body) == {IGNORED_HEADER: f"fine, {'x' * 40}"}
+    assert make_extension_headers(body) == {IGNORED_HEADER: f"fine, {'x' * 40}"}
 
 
 def test_ignored_fields_are_reported():
     """Leave out those that clients always send."""
     fields = {"input": "Hi", "user": "me", "store": False, "include": [], "background": None, "odd": 1, "even": 2}
     body = Body(fields)
-    assert question_of_responses(body) and extension_headers(body) == {IGNORED_HEADER: "odd, even"}
+    assert question_of_responses(body) and make_extension_headers(body) == {IGNORED_HEADER: "odd, even"}
 
 
 FUNCTION = {"type": "function", "name": "now", "parameters": {"type": "object", "properties": {}}}
@@ -297,7 +297,7 @@ def test_response_formats_give_a_schema():
 def test_schemas_of_anthropic_and_responses_become_constraints():
     """Read output_config and text.format."""
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    expected, format = constraint_of(schema), {"type": "json_schema", "schema": schema}
+    expected, format = make_constraint(schema), {"type": "json_schema", "schema": schema}
     asked = {"messages": [{"role": "user", "content": "x"}], "input": "x"}
     for read, key in ((partial(parse_request, max_tokens=9), "output_config"), (question_of_responses, "text")):
         for config, constraint in (({"format": format}, expected), ({}, None), (None, None)):
@@ -579,12 +579,14 @@ def test_images_of_every_api_become_the_same_part(tmp_path):
         {"type": "input_image", "image_url": "data:image/jpeg;base64,AA=="}, {"type": "image", "source": source},
         {"type": "image", "source": {"type": "url", "url": "data:image/jpeg;base64,AA=="}},
     ):  # fmt: skip
-        assert image_part(part, "x") == url
+        assert convert_image_part(part, "x") == url
     del source["media_type"]
-    assert image_part({"type": "image", "source": source}, "x")["image_url"].startswith("data:image/png;base64,AA")
+    assert convert_image_part({"type": "image", "source": source}, "x")["image_url"].startswith(
+        "data:image/png;base64,AA"
+    )
     for odd in ({"file_id": "f"}, {"source": {"file_id": "f"}}, {"source": {"type": "base64"}}, {"image_url": {}}, {}):
         with pytest.raises(UsageError, match=r"^x"):
-            image_part(odd, "x")
+            convert_image_part(odd, "x")
     message = {"role": "user", "content": [url] * MAX_IMAGES}
     assert resolve_images([message, {"role": "user", "content": "a"}], []) == [
         message,

@@ -13,7 +13,7 @@ pytest.importorskip("starlette", reason="needs the extra localllm[serve]")
 pytest.importorskip("uvicorn", reason="needs the extra localllm[serve]")
 
 from localllm.server import run as server
-from localllm.server.run import Setup
+from localllm.server.run import ServerSettings
 
 USUAL = {
     "host": "127.0.0.1", "port": 11435, "socket": None, "memory": None, "parallel": None, "grace": 30.0, "keys": [],
@@ -45,7 +45,7 @@ def test_serve_options_reach_the_settings(tiny: str, tmp_path, line: str, change
     (tmp_path / "keys").write_text("12345678\nabcdefgh\n")
     (tmp_path / "keys").chmod(0o600)
     words = line.replace("FOLDER", str(tmp_path)).replace("KEYS", str(tmp_path / "keys")).split()
-    setup = told_by((server, "run"), "serve", f"m={tiny}", *words)["setup"]
+    setup = told_by((server, "run_server"), "serve", f"m={tiny}", *words)["setup"]
     here = {"folders": [str(tmp_path)]} if "folders" in changed else {}
     assert setup == USUAL | {"paths": {"m": tiny}} | changed | here
 
@@ -95,15 +95,15 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Any:
         stand_in("bind_tcp", stand_in_server)
         stand_in("bind_unix", stand_in_server)
         stand_in("bind_ipv6_loopback", None)
-        stand_in("local_host_names", ["box"])
+        stand_in("get_host_names", ["box"])
         stand_in("ModelPool", stand_in_server)
         stand_in("create_listener", stand_in_server)
-        stand_in("application", "the application")
+        stand_in("create_application", "the application")
         monkeypatch.setattr(server, "restore_gc", lambda: stand_in_server.did.append("collect"))
-        monkeypatch.setattr(server, "available_memory", lambda: 77)
+        monkeypatch.setattr(server, "get_available_memory", lambda: 77)
         usual = USUAL | {"paths": {"m": "/m.gguf"}, "open_model": len, "port": 5}
         with ExitStack() as stack:
-            server.run(Setup(**usual | changed), stack, calls.addresses.append, print)
+            server.run_server(ServerSettings(**usual | changed), stack, calls.addresses.append, print)
         return stand_in_server, calls
 
     return run
@@ -117,7 +117,7 @@ def test_serve_opens_its_only_model_listens_and_closes(ran):
     paths, open_model, metrics, memory, parallel, is_strict, idle, names = calls.ModelPool
     assert (paths, open_model, memory, parallel, is_strict, idle) == ({"m": "/m.gguf"}, len, 77, None, False, None)
     assert names == {}
-    service, rules, log = calls.application
+    service, rules, log = calls.create_application
     assert log is None
     assert (service.pool, service.metrics, rules.hosts) == (stand_in_server, metrics, ["127.0.0.1"])
     app, limits, ending, tls = calls.create_listener
@@ -136,7 +136,7 @@ def test_settings_reach_pool_rules_and_listener(ran):
         calls.addresses == ["http://[::1]:99"] and calls.bind_tcp == ("::1", 5) and ("listen", 9) in stand_in_server.did
     )
     assert calls.ModelPool[3:7] == (5, 3, True, 60.0) and calls.create_listener[2].grace == 2.5
-    service, rules, log = calls.application
+    service, rules, log = calls.create_application
     assert log is print
     assert (rules.hosts, rules.origins, rules.keys) == (["[::1]", "box", "h"], ["o"], ["k"])
     limits = service.limits

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("starlette", reason="needs the extra localllm[serve]")
 pytest.importorskip("uvicorn", reason="needs the extra localllm[serve]")
 from localllm.errors import ContextError, MemoryLimitError, ModelError, UsageError
-from localllm.generation.logprobs import token_logprobs
+from localllm.generation.logprobs import compute_token_logprobs
 from localllm.generation.reasoning import ANSWER, REASONING, TextPart
 from localllm.server import model_pool as model_pool
 from localllm.server import service, worker
@@ -140,7 +140,9 @@ def test_a_token_becomes_an_event_with_its_logprob(answers, monkeypatch):
 def test_the_likeliest_tokens_are_sorted_by_probability(count: int):
     """Give the same for shifted logits."""
     for shift in (0.0, 5.0):
-        logprobs = token_logprobs(np.log(np.array([0.25, 0.125, 0.625], np.float32)) + np.float32(shift), 1, count)
+        logprobs = compute_token_logprobs(
+            np.log(np.array([0.25, 0.125, 0.625], np.float32)) + np.float32(shift), 1, count
+        )
         assert [each.token for each in logprobs.likeliest] == [2, 0, 1][:count]
         probabilities = [np.exp(each.logprob) for each in (logprobs.chosen, *logprobs.likeliest)]
         assert logprobs.chosen.token == 1 and probabilities == pytest.approx(
@@ -207,7 +209,7 @@ def test_prompts_that_cannot_fit_are_refused_at_once():
 def test_as_few_turns_as_necessary_are_dropped(texts: list[str], dropped: int, left: int):
     """Reserve an eighth of the context: 70 of 80 tokens may be prompt. Keep the system message."""
     it, parse_messages = make_stream(drops_turns=True), say(*texts)
-    fitting = it._build_fitting(parse_messages)
+    fitting = it._build_truncated_request(parse_messages)
     system = parse_messages[:1] if texts[0][0] == "." else []
     assert it.dropped == dropped and fitting.asked == (
         parse_messages if not dropped else [*system, *parse_messages[left:]]
@@ -217,7 +219,7 @@ def test_as_few_turns_as_necessary_are_dropped(texts: list[str], dropped: int, l
 def test_completions_drop_no_turns():
     it = make_stream(drops_turns=True)
     for prompt in ("x" * 99, [5] * 99, []):
-        assert it._build_fitting(prompt).asked == prompt and not it.dropped
+        assert it._build_truncated_request(prompt).asked == prompt and not it.dropped
     assert service.resolve_prompt_images(["x", [5]], []) == ["x", [5]]
 
 
@@ -244,7 +246,7 @@ def test_events_of_several_prompts_are_numbered_across_them():
     it = make_stream(n=2)
     it._subscribers = [of(0, 1, 0), of(1)]
     assert sorted(asyncio.run(collect(it))) == [(0, 0), (0, 0), (1, 1), (3, 1)] and it._worker.left == it._subscribers
-    assert it.usage == it.current_usage() == service.Usage(10, 8, 12, 8) and it.stop_string() == "x"
+    assert it.usage == it.count_usage() == service.Usage(10, 8, 12, 8) and it.stop_string() == "x"
     it._subscribers[0].request.answers = []
     assert it.stop_string() == ""
     late = make_stream(answer_seconds=0.01)

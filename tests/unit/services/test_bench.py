@@ -21,15 +21,15 @@ from fake_engine import FakeEngine, FakeSequence
 from terminal import Terminal
 from tiny_model import write_tiny_model
 
-from localllm.arch import architecture
+from localllm.arch import load_architecture
 from localllm.arch.layer_state import KVType
 from localllm.arch.weights import Weights
 from localllm.cli.commands import bench as bench_command
-from localllm.cli.commands.bench import NARROW, Numbers, cells
+from localllm.cli.commands.bench import NARROW, IntegerList, format_cells
 from localllm.engine.cpu import limits
-from localllm.engine.cpu.limits import MemoryReader, peak_operations, read_bandwidth
-from localllm.engine.lower.header import Span
-from localllm.engine.operations.registry import Reference
+from localllm.engine.cpu.limits import MemoryReader, measure_peak_operations, measure_read_bandwidth
+from localllm.engine.lower.header import SequenceSpan
+from localllm.engine.operations.registry import ReferenceBuilder
 from localllm.engine.options import EngineOptions
 from localllm.errors import UsageError
 from localllm.files.gguf.file import GGUFFile
@@ -37,11 +37,11 @@ from localllm.kernels.cpu import PEAK_CHAINS, PEAK_PRODUCTS
 from localllm.kernels.reference import ReferenceCache
 from localllm.kernels.simd import dot_bytes, dot_variant
 from localllm.services import bench
-from localllm.services.bench import Bench, Result, SpeedTest, Test, plan
+from localllm.services.bench import Bench, BenchResult, SpeedTestRunner, SpeedTestSpec, plan_tests
 from localllm.services.inspection.inspect import MatrixCosts
 from tests.integration.test_cli import ENVIRONMENT, PROGRAM, posix
 
-Test.__test__ = False  # type: ignore[attr-defined]  # no test case
+SpeedTestSpec.__test__ = False  # type: ignore[attr-defined]  # no test case
 COSTS = MatrixCosts(weight_bytes=2_000_000, per_token=3_000_000, per_logits=1_000_000)
 
 
@@ -54,7 +54,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_tests_are_in_the_order_of_llama_bench():
-    tests = plan((512, 1024), (128,), ((64, 8),), (0, 4096))
+    tests = plan_tests((512, 1024), (128,), ((64, 8),), (0, 4096))
     assert [test.name for test in tests] == [
         *("pp512", "pp1024", "tg128", "pp64+tg8"),
         *("pp512 @ d4096", "pp1024 @ d4096", "tg128 @ d4096", "pp64+tg8 @ d4096"),
@@ -63,10 +63,10 @@ def test_tests_are_in_the_order_of_llama_bench():
 
 
 def test_a_zero_turns_a_default_test_off():
-    assert [test.name for test in plan((0,), (128,), (), (0,))] == ["tg128"]
-    assert [test.name for test in plan((512,), (0,), (), (0,))] == ["pp512"]
+    assert [test.name for test in plan_tests((0,), (128,), (), (0,))] == ["tg128"]
+    assert [test.name for test in plan_tests((512,), (0,), (), (0,))] == ["pp512"]
     with pytest.raises(UsageError):
-        plan((0,), (0,), (), (0, 4096))
+        plan_tests((0,), (0,), (), (0, 4096))
 
 
 class TimedEngine(FakeEngine):
@@ -95,19 +95,19 @@ class TimedSequence(FakeSequence):
 def course(monkeypatch):
     """Return a function that starts a speed test over an engine, with its clock and a growing bandwidth in GB/s."""
 
-    def prepare(engine: TimedEngine, steps: list[str] | None = None) -> SpeedTest:
+    def prepare(engine: TimedEngine, steps: list[str] | None = None) -> SpeedTestRunner:
         monkeypatch.setattr(bench, "perf_counter", lambda: engine.clock)
         speeds = count(10, 10)
-        monkeypatch.setattr(bench, "read_bandwidth", lambda threads: next(speeds) * 1e9 if threads == 2 else 0)
-        monkeypatch.setattr(bench, "peak_operations", lambda threads: threads * 3e9)
-        return SpeedTest(engine.sequence(), 2, COSTS, (steps if steps is not None else []).append)
+        monkeypatch.setattr(bench, "measure_read_bandwidth", lambda threads: next(speeds) * 1e9 if threads == 2 else 0)
+        monkeypatch.setattr(bench, "measure_peak_operations", lambda threads: threads * 3e9)
+        return SpeedTestRunner(engine.sequence(), 2, COSTS, (steps if steps is not None else []).append)
 
     return prepare
 
 
 def test_the_warm_up_is_not_counted(course):
     engine, steps = TimedEngine(9.0, 1 / 100, 1 / 200, 1 / 300), []
-    result = course(engine, steps).measure(Test(64, 0), repetitions=3)
+    result = course(engine, steps).measure(SpeedTestSpec(64, 0), repetitions=3)
     assert result.samples == pytest.approx([100, 200, 300])
     assert (result.speed, result.deviation) == pytest.approx((200, 100))
     assert engine.calls == [(0, 64)] * 4
@@ -116,7 +116,7 @@ def test_the_warm_up_is_not_counted(course):
 
 def test_decode_runs_token_by_token_after_the_depth(course):
     engine, steps = TimedEngine(1 / 50), []
-    result = course(engine, steps).measure(Test(0, 3, depth=1000), repetitions=2)
+    result = course(engine, steps).measure(SpeedTestSpec(0, 3, depth=1000), repetitions=2)
     assert engine.calls == [(0, 512), (512, 488), (1000, 1), *[(1000, 1), (1000, 1), (1001, 1), (1002, 1)] * 2]
     assert result.samples == pytest.approx([50, 50])
     assert steps[0] == "tg3 @ d1000 (threads: 2): filling the cache, 0 of 1000 tokens"
@@ -124,7 +124,7 @@ def test_decode_runs_token_by_token_after_the_depth(course):
 
 def test_prefill_and_decode_can_be_timed_together(course):
     engine = TimedEngine(0.0, 0.0, 0.01, 0.5, 0.5)
-    result = course(engine).measure(Test(100, 2), repetitions=1)
+    result = course(engine).measure(SpeedTestSpec(100, 2), repetitions=1)
     assert engine.calls == [(0, 100), (100, 1), (0, 100), (100, 1), (101, 1)]
     assert result.samples == pytest.approx([102 / 2])
     assert (result.gb_per_s, result.share, result.gops, result.bandwidth) == (None,) * 4
@@ -134,7 +134,7 @@ def test_a_depth_is_prefilled_only_when_needed(course):
     engine = TimedEngine(1.0)
     tests = course(engine)
     for depth in (600, 600, 0, 600):
-        tests.measure(Test(8, 0, depth), repetitions=1)
+        tests.measure(SpeedTestSpec(8, 0, depth), repetitions=1)
     assert engine.calls == [
         *((0, 512), (512, 88), (600, 8), (600, 8)),
         *((600, 8), (600, 8)),
@@ -146,16 +146,17 @@ def test_a_depth_is_prefilled_only_when_needed(course):
 @pytest.mark.parametrize(
     ("test", "limits", "expected"),
     [
-        (Test(0, 2), (9e11, 7e13), (9e11, 7e13)), (Test(4, 0), (9e11, 7e13), (None, 7e13)),
-        (Test(4, 2), (9e11, None), (None, None)), (Test(0, 2), None, (10e9, None)), (Test(4, 0), None, (None, 6e9)),
-        (Test(4, 2), None, (None, None)),
+        (SpeedTestSpec(0, 2), (9e11, 7e13), (9e11, 7e13)), (SpeedTestSpec(4, 0), (9e11, 7e13), (None, 7e13)),
+        (SpeedTestSpec(4, 2), (9e11, None), (None, None)), (SpeedTestSpec(0, 2), None, (10e9, None)),
+        (SpeedTestSpec(4, 0), None, (None, 6e9)),
+        (SpeedTestSpec(4, 2), None, (None, None)),
     ],
 )  # fmt: skip
-def test_known_limits_of_a_gpu_are_not_measured(course, test: Test, limits: tuple | None, expected: tuple):
+def test_known_limits_of_a_gpu_are_not_measured(course, test: SpeedTestSpec, limits: tuple | None, expected: tuple):
     """Fill no cache again for them; a prefill test needs no bandwidth."""
     engine = TimedEngine(1.0)
     speed_test = course(engine)
-    tried = SpeedTest(speed_test._sequence, 2, COSTS, lambda step: None, limits)
+    tried = SpeedTestRunner(speed_test._sequence, 2, COSTS, lambda step: None, limits)
     result = tried.measure(test, 1)
     assert (result.bandwidth, result.peak) == expected
     runs = 2 + (not test.prompt and limits is None)
@@ -170,16 +171,16 @@ def test_random_tokens_are_always_the_same(course):
 
 
 def test_the_bandwidth_is_measured_before_every_run(course):
-    assert course(TimedEngine(1.0)).measure(Test(0, 1), 3).bandwidth == pytest.approx(20e9)
-    assert course(TimedEngine(1.0)).measure(Test(1, 0), 3).bandwidth is None
+    assert course(TimedEngine(1.0)).measure(SpeedTestSpec(0, 1), 3).bandwidth == pytest.approx(20e9)
+    assert course(TimedEngine(1.0)).measure(SpeedTestSpec(1, 0), 3).bandwidth is None
 
 
 # The figures.
 
 
 def test_decode_figures_have_bandwidth_and_share():
-    result = Result(Test(0, 128), 2, [900.0, 1100.0, 1000.0], COSTS, bandwidth=8e9)
-    assert result.facts() == {
+    result = BenchResult(SpeedTestSpec(0, 128), 2, [900.0, 1100.0, 1000.0], COSTS, bandwidth=8e9)
+    assert result.to_dict() == {
         "name": "tg128",
         "depth": 0,
         "threads": 2,
@@ -193,7 +194,7 @@ def test_decode_figures_have_bandwidth_and_share():
 
 
 def test_prefill_figures_have_operations_per_second():
-    facts = Result(Test(10, 0, depth=7), 1, [500.0], COSTS).facts()
+    facts = BenchResult(SpeedTestSpec(10, 0, depth=7), 1, [500.0], COSTS).to_dict()
     assert (facts["name"], facts["depth"], facts["deviation"]) == ("pp10 @ d7", 7, 0.0)
     assert facts["gops"] == pytest.approx(2 * 500 * (3e6 + 1e6 / 10) / 1e9)
     assert (facts["gb_per_s"], facts["share"]) == (None, None)
@@ -201,28 +202,34 @@ def test_prefill_figures_have_operations_per_second():
 
 @pytest.mark.parametrize(("width", "drawn"), [(0, True), (NARROW - 1, False), (NARROW, True)])
 def test_a_narrow_terminal_gets_no_frame(width: int, drawn: bool, monkeypatch, capsys):
-    monkeypatch.setattr(bench_command, "terminal_width", lambda: width)
+    monkeypatch.setattr(bench_command, "get_terminal_width", lambda: width)
     model = {"path": "m.gguf", "arch": "llama", "format": "Q8_0", "parameters": 7, "size": 9, "device": "CPU"}
-    bench_command.show(model, [], "AVX2", True)
+    bench_command.print_results(model, [], "AVX2", True)
     out = capsys.readouterr().out
     assert ("┏" in out or "+-" in out) is drawn and "llama Q8_0, 7 weights in 9 B" in " ".join(out.split())
 
 
 def test_a_row_shows_shares_of_known_limits_only():
     """Show dashes or nothing for unknown figures."""
-    reading = Result(Test(10, 0), 1, [500.0, 700.0], COSTS, peak=7.44e9)
+    reading = BenchResult(SpeedTestSpec(10, 0), 1, [500.0, 700.0], COSTS, peak=7.44e9)
     assert reading.share_of_peak == pytest.approx(0.5)
-    assert cells(reading) == ("pp10", "1", "600.00 ± 141.42", "4 GOPS, 50%", "")
-    assert reading.facts()["share_of_peak"] == reading.share_of_peak
-    assert cells(Result(Test(10, 0), 1, [600.0], COSTS)) == ("pp10", "1", "600.00 ± 0.00", "4 GOPS", "")
-    writing = Result(Test(0, 128), 2, [1000.0], COSTS, bandwidth=8e9)
-    assert cells(writing) == ("tg128", "2", "1000.00 ± 0.00", "", "2.0 of 8.0 GB/s, 25%")
+    assert format_cells(reading) == ("pp10", "1", "600.00 ± 141.42", "4 GOPS, 50%", "")
+    assert reading.to_dict()["share_of_peak"] == reading.share_of_peak
+    assert format_cells(BenchResult(SpeedTestSpec(10, 0), 1, [600.0], COSTS)) == (
+        "pp10",
+        "1",
+        "600.00 ± 0.00",
+        "4 GOPS",
+        "",
+    )
+    writing = BenchResult(SpeedTestSpec(0, 128), 2, [1000.0], COSTS, bandwidth=8e9)
+    assert format_cells(writing) == ("tg128", "2", "1000.00 ± 0.00", "", "2.0 of 8.0 GB/s, 25%")
     for nowhere in (None, 0.0):
-        unknown = Result(Test(0, 128), 2, [1000.0], COSTS, bandwidth=nowhere, peak=nowhere)
-        assert (unknown.share, unknown.share_of_peak, cells(unknown)[3:]) == (None, None, ("", ""))
+        unknown = BenchResult(SpeedTestSpec(0, 128), 2, [1000.0], COSTS, bandwidth=nowhere, peak=nowhere)
+        assert (unknown.share, unknown.share_of_peak, format_cells(unknown)[3:]) == (None, None, ("", ""))
 
 
-class Counting(Reference):
+class Counting(ReferenceBuilder):
     """A backend that counts multiply-adds and bytes of matrix products."""
 
     multiply_adds = weight_bytes = 0
@@ -237,8 +244,8 @@ class Counting(Reference):
 def test_costs_equal_those_of_the_matrix_products(tiny: str, tied: bool):
     file = GGUFFile.open(tiny)
     tensors = {name: tensor for name, tensor in file.tensors.items() if not (tied and name == "output.weight")}
-    builder = Counting([Span(ReferenceCache(KVType("f32", "f32")), 0, np.array([5, 6, 7]), wanted=1)], {}, 512)
-    model, hyperparameters = architecture(file)
+    builder = Counting([SequenceSpan(ReferenceCache(KVType("f32", "f32")), 0, np.array([5, 6, 7]), wanted=1)], {}, 512)
+    model, hyperparameters = load_architecture(file)
     model.forward(builder, Weights(tensors), hyperparameters)
     costs = MatrixCosts.of(tensors)
     assert 3 * costs.per_token + costs.per_logits == builder.multiply_adds
@@ -248,13 +255,13 @@ def test_costs_equal_those_of_the_matrix_products(tiny: str, tied: bool):
 
 def test_the_report_has_machine_model_and_tests(monkeypatch):
     """Use the highest bandwidth of all tests, and the GPU's library as lane."""
-    monkeypatch.setattr(bench, "processor", lambda: "a CPU")
-    monkeypatch.setattr(bench, "usable_cores", lambda: 3)
-    monkeypatch.setattr(bench, "lane_name", lambda: "a lane")
+    monkeypatch.setattr(bench, "describe_processor", lambda: "a CPU")
+    monkeypatch.setattr(bench, "count_usable_cores", lambda: 3)
+    monkeypatch.setattr(bench, "get_lane_name", lambda: "a lane")
     benchmark = Bench("x.gguf", print)
-    results = [Result(Test(0, 1), 2, [5.0], COSTS, bandwidth) for bandwidth in (8e9, None, 9e9)]
+    results = [BenchResult(SpeedTestSpec(0, 1), 2, [5.0], COSTS, bandwidth) for bandwidth in (8e9, None, 9e9)]
     machine = {"cpu": "a CPU", "lane": "a lane", "threads": 3, "bandwidth_gbs": 9.0}
-    assert benchmark.report(results) == {"machine": machine, "model": {}, "tests": [one.facts() for one in results]}
+    assert benchmark.report(results) == {"machine": machine, "model": {}, "tests": [one.to_dict() for one in results]}
     assert benchmark.report([])["machine"]["bandwidth_gbs"] is None
     for device, lane in (("CPU", "a lane"), ("H100", "cuBLAS")):
         benchmark.model = {"device": device}
@@ -275,8 +282,8 @@ def test_embedding_models_generate_no_text(lookahead: bool, fills: bool, no_text
     file = SimpleNamespace(close=lambda: closed.append(True))
     monkeypatch.setattr(bench, "GGUFFile", SimpleNamespace(open=lambda path: closing(file)))
     read = SimpleNamespace(bidirectional=lookahead, fills=fills)
-    monkeypatch.setattr(bench, "architecture", lambda other: (None, read) if other is file else None)
-    assert bench.makes_no_text("x") is no_text and closed == [True]
+    monkeypatch.setattr(bench, "load_architecture", lambda other: (None, read) if other is file else None)
+    assert bench.is_embedding_only("x") is no_text and closed == [True]
 
 
 class FakeReader:
@@ -311,10 +318,10 @@ def test_texts_of_each_length_are_timed(monkeypatch):
     """Run 8192 tokens at a time after a warm-up; a long text alone, and at most the model's context."""
     h, progress = SimpleNamespace(pooling="mean"), []
     monkeypatch.setattr(bench, "GGUFFile", SimpleNamespace(open=lambda path: path))
-    monkeypatch.setattr(bench, "architecture", lambda file: (None, h))
+    monkeypatch.setattr(bench, "load_architecture", lambda file: (None, h))
     monkeypatch.setattr(bench, "EmbeddingRunner", FakeReader)
     monkeypatch.setattr(bench, "perf_counter", lambda: FakeReader.heard[-1].now)
-    rows = bench.measure("m", [16, 0, 512, 64, 3], 5, 2, progress.append, print, "cpu")
+    rows = bench.measure_embedding("m", [16, 0, 512, 64, 3], 5, 2, progress.append, print, "cpu")
     *arguments, reader = FakeReader.heard
     assert arguments == ["m", "mean", EngineOptions(5, backend="cpu", progress=print)]
     assert progress == ["documents of 16 tokens", "documents of 64 tokens", "documents of 3 tokens"]
@@ -327,7 +334,7 @@ def test_texts_of_each_length_are_timed(monkeypatch):
         assert one["tokens_per_second"] == pytest.approx(750) and one["deviation"] == pytest.approx(stdev(both))
         assert one["texts_per_second"] == pytest.approx(750 / one["length"])
     monkeypatch.setattr(FakeReader, "context", 10_000)
-    (rows,) = bench.measure("m", [10_000], None, 0, progress.append)
+    (rows,) = bench.measure_embedding("m", [10_000], None, 0, progress.append)
     assert (rows["texts"], rows["deviation"], rows["length"]) == (1, 0.0, 10_000)
     assert FakeReader.heard[2] == EngineOptions(None, backend="auto", progress=None)
     assert FakeReader.heard[-1].events == ["prepared", (1, 10_000), (1, 10_000), "closed"]
@@ -368,7 +375,7 @@ def test_measured_memory_is_freed():
 
 def test_peak_operations_are_those_of_the_fastest_pass(monkeypatch):
     """Run seven rounds of bytes that are 1, as are the initial sums."""
-    monkeypatch.setattr(limits, "ROUNDS", 7)
+    monkeypatch.setattr(limits, "PEAK_ROUNDS", 7)
     seconds, memories = iter([4.0, 2.0, *[8.0] * 8]), []
     ones_of_numpy = limits.np.ones
 
@@ -382,15 +389,15 @@ def test_peak_operations_are_those_of_the_fastest_pass(monkeypatch):
             walkers.run()
         return taken
 
-    monkeypatch.setattr(limits, "timed", timed)
+    monkeypatch.setattr(limits, "time_run", timed)
     monkeypatch.setattr(limits.np, "ones", ones)
     monkeypatch.setattr(limits, "has_tiles", lambda: False)
-    assert peak_operations(2) == 2 * 8 * 7 * PEAK_PRODUCTS / 2
+    assert measure_peak_operations(2) == 2 * 8 * 7 * PEAK_PRODUCTS / 2
     sums = memories[0].reshape(8, -1)[:, 128 : 128 + 64 * PEAK_CHAINS]
     in_words = dot_variant() is dot_bytes  # two products each, otherwise four in a number of 32 bits
     assert {*sums.view(np.int16 if in_words else np.int32).flat} == {0x0101 + 7 * 2 if in_words else 0x01010101 + 7 * 4}
-    monkeypatch.setattr(limits, "lane_name", lambda: "portable")
-    assert peak_operations(2) is None
+    monkeypatch.setattr(limits, "get_lane_name", lambda: "portable")
+    assert measure_peak_operations(2) is None
 
 
 def test_the_fastest_pass_is_the_bandwidth(monkeypatch):
@@ -409,13 +416,13 @@ def test_the_fastest_pass_is_the_bandwidth(monkeypatch):
             FakeReader.closed += 1
 
     rooms = iter([1 << 40, 400_000_000])
-    monkeypatch.setattr(limits, "available_memory", lambda: next(rooms))
+    monkeypatch.setattr(limits, "get_available_memory", lambda: next(rooms))
     monkeypatch.setattr(limits, "MemoryReader", FakeReader)
-    assert read_bandwidth(2) == 9.0
+    assert measure_read_bandwidth(2) == 9.0
     with pytest.raises(RuntimeError):  # nothing left to read
-        read_bandwidth(2)
+        measure_read_bandwidth(2)
     assert FakeReader.closed == 2
-    assert FakeReader.sizes[0] == limits.SIZE and 99_000_000 < FakeReader.sizes[1] <= 100_000_000
+    assert FakeReader.sizes[0] == limits.BUFFER_BYTES and 99_000_000 < FakeReader.sizes[1] <= 100_000_000
 
 
 # The command.
@@ -425,7 +432,7 @@ def test_the_fastest_pass_is_the_bandwidth(monkeypatch):
     ("text", "numbers"), [("0", (0,)), ("512,1024", (512, 1024)), ("9999999", (9999999,)), ("007", (7,))]
 )
 def test_lists_of_numbers_are_parsed(text: str, numbers: tuple[int, ...]):
-    assert Numbers(0)(text) == numbers
+    assert IntegerList(0)(text) == numbers
 
 
 @pytest.mark.parametrize(
@@ -433,14 +440,14 @@ def test_lists_of_numbers_are_parsed(text: str, numbers: tuple[int, ...]):
 )
 def test_invalid_lists_of_numbers_are_refused(text: str):
     with pytest.raises(ValueError):
-        Numbers(0)(text)
+        IntegerList(0)(text)
 
 
 def test_lists_have_a_fixed_length_and_minimum():
-    assert Numbers(1, 2)("1,2") == (1, 2)
+    assert IntegerList(1, 2)("1,2") == (1, 2)
     for text in ("1", "1,2,3", "0,1"):
         with pytest.raises(ValueError):
-            Numbers(1, 2)(text)
+            IntegerList(1, 2)(text)
 
 
 def run(*arguments: str) -> bytes:
@@ -549,4 +556,4 @@ def test_a_model_name_cannot_break_the_table(tiny: str, tmp_path: Path):
 
 def test_zero_repetitions_are_refused(tiny: str):
     with pytest.raises(UsageError):
-        list(Bench(tiny, lambda step: None).run([Test(1, 0)], [1], 0, "f16"))
+        list(Bench(tiny, lambda step: None).run([SpeedTestSpec(1, 0)], [1], 0, "f16"))

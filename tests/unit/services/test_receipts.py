@@ -38,7 +38,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(autouse=True)
 def hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Use a cache folder for hashes only."""
-    monkeypatch.setattr(checksummed_cache, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(checksummed_cache, "get_cache_folder", lambda: tmp_path / "cache")
     return tmp_path / "cache" / "sha256"
 
 
@@ -113,15 +113,15 @@ def test_a_receipt_holds_model_prompt_options_and_result(tiny: str, cli, tmp_pat
 )
 def test_instructions_that_change_kernels_are_recorded(monkeypatch, features: str, expected: str):
     """Cover every processor type."""
-    monkeypatch.setattr(receipts, "this_lane", lambda: Lane("", features))
+    monkeypatch.setattr(receipts, "get_lane", lambda: Lane("", features))
     assert (
         receipts.describe_environment(SimpleNamespace(engine=SimpleNamespace(device="CPU")))["instructions"] == expected
     )
 
 
 def test_a_receipt_records_python_processor_system_and_device(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(receipts, "processor", lambda: "an abacus")
-    monkeypatch.setattr(receipts, "system_name", lambda: "DOS")
+    monkeypatch.setattr(receipts, "describe_processor", lambda: "an abacus")
+    monkeypatch.setattr(receipts, "get_system_name", lambda: "DOS")
     environment = receipts.describe_environment(SimpleNamespace(engine=SimpleNamespace(device="beads")))  # type: ignore[arg-type]
     assert (environment["python"], environment["processor"], environment["system"]) == (
         platform.python_version(),
@@ -173,7 +173,7 @@ def test_an_interrupted_answer_is_compared_up_to_its_end(tiny: str, cli, tmp_pat
     write_receipt(cli, path, tiny, "-p", "Hi", "-n", "8", "-s", "1")
     change(path, "options", "max_tokens", to=None)
     change(path, "result", "finish_reason", to="interrupted")
-    assert receipts.options_of(receipts.read(path)).max_tokens == 8
+    assert receipts.restore_options(receipts.read_receipt(path)).max_tokens == 8
     assert cli("replay", path)[:2] == (0, "the same text\n")
 
 
@@ -249,10 +249,10 @@ def test_receipts_are_recognized_by_their_fields(tmp_path: Path, receipt: dict[s
     path = tmp_path / "r.json"
     path.write_text(json.dumps(receipt))
     if is_one:
-        assert receipts.read(path) == receipt
+        assert receipts.read_receipt(path) == receipt
     else:
         with pytest.raises(UsageError) as failure:
-            receipts.read(path)
+            receipts.read_receipt(path)
         assert str(failure.value) == f"{path}: not a receipt; `localllm run --receipt FILE` writes one"
 
 
@@ -298,9 +298,9 @@ def test_changes_of_the_environment_are_listed(
     hashes, model = ["0123456789abcdef01", "f" * 64], SimpleNamespace()
     monkeypatch.setattr(receipts, "identify_files", lambda *arguments: [{"sha256": each} for each in hashes])
     receipt = {"made_by": then, "model": {"files": [{"sha256": each} for each in hashes]}}
-    assert receipts.changes(receipt, model) == expected  # type: ignore[arg-type]
+    assert receipts.list_changes(receipt, model) == expected  # type: ignore[arg-type]
     receipt["model"]["files"].pop()
-    assert receipts.changes(receipt, model) == [  # type: ignore[arg-type]
+    assert receipts.list_changes(receipt, model) == [  # type: ignore[arg-type]
         *expected, "the model differs: its SHA-256 was 0123456789abcdef…, is now 0123456789abcdef, ffffffffffffffff…"
     ]  # fmt: skip
 
@@ -326,7 +326,7 @@ LONG = "0123456789" * 5
     ],
 )  # fmt: skip
 def test_the_first_difference_of_two_texts_is_described(then: Any, now: Any, expected: str | None):
-    assert receipts.difference(then, now) == expected
+    assert receipts.find_difference(then, now) == expected
 
 
 def test_a_receipt_does_not_overwrite_an_input(tiny: str, cli, tmp_path: Path, link: Callable[[Path, Path], None]):
@@ -347,7 +347,7 @@ def test_a_receipt_does_not_overwrite_an_input(tiny: str, cli, tmp_path: Path, l
 def test_a_receipt_is_readable_for_people(tmp_path: Path):
     """Write a line per field, all tokens on one, and texts unescaped."""
     receipt = {"prompt": {"asked": "é\n"}, "result": {"text": "[\n1,\n2]", "tokens": [1, 22, 333], "none": []}}
-    receipts.write(tmp_path / "r.json", receipt)
+    receipts.write_receipt(tmp_path / "r.json", receipt)
     assert (tmp_path / "r.json").read_text(encoding="utf-8").splitlines() == [
         "{", ' "prompt": {', '  "asked": "é\\n"', " },", ' "result": {', '  "text": "[\\n1,\\n2]",',
         '  "tokens": [ 1, 22, 333 ],', '  "none": []', " }", "}",
@@ -359,13 +359,13 @@ def test_a_receipt_is_readable_for_people(tmp_path: Path):
 def test_options_without_a_json_form_are_refused(value: object):
     options = GenerationOptions(template_variables={"x": value})
     with pytest.raises(UsageError) as failure:
-        receipts.plain_options(options)
+        receipts.serialize_options(options)
     assert str(failure.value) == f"template_variables cannot be stored in a receipt: {{'x': {value!r}}}"
 
 
 def test_a_draft_model_is_recorded_by_its_path():
     options = GenerationOptions(speculate=ModelDrafter.__new__(ModelDrafter), on_progress=print)
-    assert receipts.plain_options(options).keys() == {each.name for each in fields(options)} - {
+    assert receipts.serialize_options(options).keys() == {each.name for each in fields(options)} - {
         "on_progress", "speculate", "logits_processor", "stopping_criteria"
     }  # fmt: skip
 
@@ -373,7 +373,7 @@ def test_a_draft_model_is_recorded_by_its_path():
 @pytest.mark.parametrize("name", ["logits_processor", "stopping_criteria"])
 def test_functions_cannot_be_recorded(name: str):
     with pytest.raises(UsageError, match=f"{name} cannot be stored in a receipt"):
-        receipts.plain_options(GenerationOptions(**{name: print}))  # type: ignore[arg-type]
+        receipts.serialize_options(GenerationOptions(**{name: print}))  # type: ignore[arg-type]
 
 
 def test_the_opening_of_a_model_is_recorded():
@@ -385,8 +385,8 @@ def test_the_opening_of_a_model_is_recorded():
     )
     model: Any = SimpleNamespace(context=77, engine=engine, session=session)
     known = {"context": 77, "threads": 3, "kv_type": "k=q8_0,v=f16"}
-    assert receipts.open_arguments(model, "phi3") == {**known, "chat_template": "{{ text }}"}
-    assert receipts.open_arguments(model, None) == {**known, "chat_template": None}
+    assert receipts.get_open_arguments(model, "phi3") == {**known, "chat_template": "{{ text }}"}
+    assert receipts.get_open_arguments(model, None) == {**known, "chat_template": None}
 
 
 def test_unrecordable_options_are_refused_before_the_answer(tmp_path: Path):
@@ -401,23 +401,23 @@ def test_hashes_are_cached_while_a_file_is_unchanged(tmp_path: Path, hashes: Pat
     path, heard = tmp_path / "file", []
     path.write_bytes(b"a" * 100)
     assert (
-        checksummed_cache.sha256_of(path, lambda *progress: heard.append(progress))
+        checksummed_cache.get_sha256(path, lambda *progress: heard.append(progress))
         == hashlib.sha256(b"a" * 100).hexdigest()
     )
     assert heard == [(100, 100)]
-    checksummed_cache.sha256_of(path, lambda *progress: heard.append(progress))
+    checksummed_cache.get_sha256(path, lambda *progress: heard.append(progress))
     assert len(heard) == 1 and len(os.listdir(hashes)) == 1
     state = os.stat(path)
     path.write_bytes(b"b" * 100)
     os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
-    assert checksummed_cache.sha256_of(path) == hashlib.sha256(b"b" * 100).hexdigest()
+    assert checksummed_cache.get_sha256(path) == hashlib.sha256(b"b" * 100).hexdigest()
     (kept,) = [file for file in hashes.iterdir() if file.read_text() == hashlib.sha256(b"b" * 100).hexdigest()]
     kept.write_text("nonsense")
-    assert checksummed_cache.sha256_of(path) == hashlib.sha256(b"b" * 100).hexdigest()
+    assert checksummed_cache.get_sha256(path) == hashlib.sha256(b"b" * 100).hexdigest()
     if os.name == "posix":
         hashes.chmod(0o777)  # others may have written there
         kept.write_text("0" * 64)
-        assert checksummed_cache.sha256_of(path) == hashlib.sha256(b"b" * 100).hexdigest()
+        assert checksummed_cache.get_sha256(path) == hashlib.sha256(b"b" * 100).hexdigest()
 
 
 @pytest.mark.parametrize(("speculate", "kind"), [("draft:gone.gguf", "auto"), ("ngram", "ngram"), ("off", "off")])
@@ -425,4 +425,4 @@ def test_replay_works_without_the_draft_model(tiny: str, cli, tmp_path: Path, sp
     path = tmp_path / "r.json"
     write_receipt(cli, path, tiny, "-p", "Hi", "-n", "8")
     change(path, "options", "speculate", to=speculate)
-    assert receipts.options_of(json.loads(path.read_bytes())).speculate == kind
+    assert receipts.restore_options(json.loads(path.read_bytes())).speculate == kind

@@ -23,7 +23,7 @@ from localllm.cli.interactive import settings as chat_options
 from localllm.cli.interactive.slash_commands import COMMANDS
 from localllm.cli.terminal import line_editor
 from localllm.cli.terminal.line_editor import LineEditor
-from localllm.cli.terminal.stream_renderer import Wrapper, blocks, clusters
+from localllm.cli.terminal.stream_renderer import WordWrapper, split_blocks, split_clusters
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.gguf.file import Tensor
 from localllm.generation.options import GenerationOptions
@@ -48,7 +48,7 @@ def write_session(name: str, *turns: list[dict]) -> Path:
         file.chat.model = sessions.SessionModel("Tiny", "/tiny.gguf", "0123456789abcdef")
         for number in range(len(turns)):
             file.write([message for turn in turns[: number + 1] for message in turn])
-    return sessions.path_of(name)
+    return sessions.get_path(name)
 
 
 # ---- files ----------------------------------------------------------------------------------------------------------
@@ -60,8 +60,8 @@ def test_other_files_in_the_folder_are_no_sessions(folder: Path):
     (folder / "folder.jsonl").mkdir()
     for name in ("notes", "notes.txt", ".jsonl", ".hidden.jsonl", "x" * 200 + ".jsonl"):
         (folder / name).write_text("{}\n")
-    assert sessions.names() == [session.name for session in sessions.list_sessions()] == ["a"]
-    assert sessions.latest_name() == "a" and sessions.branches("a") == ["a"]
+    assert sessions.list_names() == [session.name for session in sessions.list_sessions()] == ["a"]
+    assert sessions.latest_name() == "a" and sessions.list_branches("a") == ["a"]
 
 
 def test_branches_of_a_session_share_its_trunk():
@@ -71,9 +71,9 @@ def test_branches_of_a_session_share_its_trunk():
             file.chat.trunk = trunk
             file.rewrite()
     together = ["b", "m", "trunk", "z"]
-    assert all(sessions.branches(name) == together for name in together)
-    assert sessions.branches("other") == sessions.branches("o") == ["o", "other"]
-    assert sessions.branches("none") == ["none"]
+    assert all(sessions.list_branches(name) == together for name in together)
+    assert sessions.list_branches("other") == sessions.list_branches("o") == ["o", "other"]
+    assert sessions.list_branches("none") == ["none"]
 
 
 def test_a_session_file_is_readable_for_people(folder: Path):
@@ -82,9 +82,9 @@ def test_a_session_file_is_readable_for_people(folder: Path):
     header, *lines = path.read_text(encoding="utf-8").splitlines()
     assert "🍕" in lines[0] and [json.loads(line) for line in lines] == [*TURN, *OTHER]
     assert json.loads(header).keys() == {"session", "created", "model", "settings"}
-    assert sessions.read("a trip").messages == [*TURN, *OTHER]
+    assert sessions.read_session("a trip").messages == [*TURN, *OTHER]
     path.write_bytes(path.read_bytes().removesuffix(b"\n"))  # by an editor
-    assert sessions.read("a trip").messages == [*TURN, *OTHER]
+    assert sessions.read_session("a trip").messages == [*TURN, *OTHER]
     with SessionFile("a trip") as file:
         file.write(TURN)
     assert path.read_bytes().count(b"\n") == 3
@@ -94,7 +94,7 @@ def test_every_turn_is_synced_when_it_is_written(monkeypatch):
     calls = SystemCalls(monkeypatch)
     with SessionFile("a trip") as file:
         file.write(TURN)
-        path = sessions.path_of("a trip")
+        path = sessions.get_path("a trip")
         assert calls.of(path) == SAFE
         calls.clear()
         file.write([*TURN, *OTHER])
@@ -110,7 +110,7 @@ def test_a_write_cut_anywhere_keeps_whole_turns():
     whole = write_session("cut", TURN, OTHER).read_bytes()
     assert whole.startswith(before)
     for length in range(len(before), len(whole) - 1):  # without its line break the last line is whole, too
-        chat, kept = sessions.parse(whole[:length], "it")
+        chat, kept = sessions.parse_session(whole[:length], "it")
         assert (chat.messages, kept) == (TURN, len(before))
     path.write_bytes(whole[:-5])
     with SessionFile("cut") as file:
@@ -144,7 +144,7 @@ def test_a_full_disk_loses_nothing(monkeypatch, error: str):
                 file.write([*TURN, *OTHER] if error == "append" else OTHER)
             assert path.read_bytes() == before
         file.write([*TURN, *OTHER, *TURN])
-    assert sessions.read("full").messages == [*TURN, *OTHER, *TURN]
+    assert sessions.read_session("full").messages == [*TURN, *OTHER, *TURN]
 
 
 @pytest.mark.parametrize(
@@ -160,20 +160,20 @@ def test_a_damaged_session_is_refused_with_its_line(line: int, text: str):
     lines[line - 1] = text
     path.write_text("\n".join(lines))
     before = path.read_bytes()
-    for reading in (lambda: sessions.read("bad"), lambda: SessionFile("bad")):
+    for reading in (lambda: sessions.read_session("bad"), lambda: SessionFile("bad")):
         with pytest.raises(UsageError, match=f"^the session 'bad' is damaged: line {line} "):
             reading()
     assert path.read_bytes() == before
     assert [listed.damage != "" for listed in sessions.list_sessions()] == [True]
-    sessions.remove("bad")
-    assert sessions.names() == []
+    sessions.remove_session("bad")
+    assert sessions.list_names() == []
 
 
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "../x", "a/b", "/etc/passwd", "a\\b", ".hidden", "a\0b", "x" * 61, " a", "a.", "a\n", "-"]
 )
 def test_invalid_session_names_are_refused(name: str):
-    for use in (sessions.read, SessionFile, sessions.remove, sessions.exists):
+    for use in (sessions.read_session, SessionFile, sessions.remove_session, sessions.session_exists):
         with pytest.raises(UsageError, match="is not a valid session name"):
             use(name)
 
@@ -181,9 +181,9 @@ def test_invalid_session_names_are_refused(name: str):
 def test_valid_session_names_are_accepted(folder: Path):
     for name in ("a", "A b", "v1.2", "über_狐", "狐" * 60, "x" * 60):
         write_session(name, TURN)
-        assert sessions.exists(name) and (folder / f"{name}.jsonl").is_file()
-    os.utime(sessions.path_of("v1.2"), (2e9, 2e9))
-    assert sessions.latest_name() == sessions.names()[0] == "v1.2"
+        assert sessions.session_exists(name) and (folder / f"{name}.jsonl").is_file()
+    os.utime(sessions.get_path("v1.2"), (2e9, 2e9))
+    assert sessions.latest_name() == sessions.list_names()[0] == "v1.2"
 
 
 def test_a_session_is_open_in_one_chat_at_a_time():
@@ -191,14 +191,14 @@ def test_a_session_is_open_in_one_chat_at_a_time():
         with pytest.raises(UsageError, match="open in another chat"):
             SessionFile("mine")
         with pytest.raises(UsageError, match="not found"):
-            sessions.remove("mine")
+            sessions.remove_session("mine")
         write_session("yours", TURN)
     with SessionFile("mine") as file:
         assert file.is_new
 
 
 def test_without_sessions_lists_are_empty_and_continue_is_refused(monkeypatch, tmp_path: Path):
-    assert (sessions.names(), sessions.list_sessions()) == ([], [])
+    assert (sessions.list_names(), sessions.list_sessions()) == ([], [])
     with pytest.raises(UsageError, match="there are no sessions yet"):
         sessions.latest_name()
     (tmp_path / "file").write_text("")
@@ -217,7 +217,7 @@ def test_closing_a_session_unlocks_it():
         with pytest.raises(UsageError, match=r"^session 'a' is open in another chat$"):
             SessionFile("a")
         with pytest.raises(UsageError, match=r"^session 'a' is open in another chat$"):
-            sessions.remove("a")
+            sessions.remove_session("a")
         assert path.is_file()
     whole = path.read_bytes()
     path.write_bytes(b"{}\n")
@@ -226,7 +226,7 @@ def test_closing_a_session_unlocks_it():
     path.write_bytes(whole)
     with SessionFile("a") as third:
         assert third.chat == second.chat == first.chat and failure
-    sessions.remove("a")
+    sessions.remove_session("a")
     assert not path.exists() and third
 
 
@@ -248,7 +248,7 @@ def test_opening_a_session_changes_only_its_time(monkeypatch):
             calls.clear()
             file.write([*TURN, *OTHER])
             assert calls.of(path) == ["write", "fsync"]
-        assert sessions.read("a").messages == [*TURN, *OTHER]
+        assert sessions.read_session("a").messages == [*TURN, *OTHER]
 
     def refuse(path: Path) -> None:
         raise OSError(1, "Operation not permitted")
@@ -269,12 +269,12 @@ def test_a_failed_rewrite_is_repeated_at_the_next_turn(monkeypatch, folder: Path
         with monkeypatch.context() as patch, pytest.raises(LocalllmError, match="No space left"):
             patch.setattr(os, "write", full)
             file.write(OTHER)
-        assert sessions.read("a").messages == TURN
+        assert sessions.read_session("a").messages == TURN
         file.write([*OTHER, *TURN])
-        assert sessions.read("a").messages == [*OTHER, *TURN]
+        assert sessions.read_session("a").messages == [*OTHER, *TURN]
         shutil.rmtree(folder)
         file.write([*OTHER, *TURN, *OTHER])
-    assert sessions.read("a").messages == [*OTHER, *TURN, *OTHER]
+    assert sessions.read_session("a").messages == [*OTHER, *TURN, *OTHER]
 
 
 def test_no_file_stays_open_after_a_turn(monkeypatch):
@@ -299,9 +299,9 @@ def test_sessions_are_listed_latest_first():
         with SessionFile(name) as file:
             file.chat.trunk, file.chat.settings = "t", {"top_k": number}
             file.write(TURN)
-        os.utime(sessions.path_of(name), (100 + number, 100 + number))
-    sessions.path_of("a").write_text("")
-    os.utime(sessions.path_of("a"), (101, 101))
+        os.utime(sessions.get_path(name), (100 + number, 100 + number))
+    sessions.get_path("a").write_text("")
+    os.utime(sessions.get_path("a"), (101, 101))
     listed = sessions.list_sessions()
     assert [(one.name, one.used) for one in listed] == [("c", 102), ("a", 101), ("b", 100)]
     assert [one.damage for one in listed] == [
@@ -310,16 +310,16 @@ def test_sessions_are_listed_latest_first():
     assert [(one.chat.trunk, one.chat.settings, one.chat.messages) for one in listed] == [
         ("t", {"top_k": 2}, TURN), ("", {}, []), ("t", {"top_k": 0}, TURN)
     ]  # fmt: skip
-    assert listed[0].chat == sessions.read("c") and sessions.branches("a") == ["a"]
-    header = json.loads(sessions.path_of("c").read_text(encoding="utf-8").splitlines()[0])
-    assert header.pop("created") == sessions.read("c").created
+    assert listed[0].chat == sessions.read_session("c") and sessions.list_branches("a") == ["a"]
+    header = json.loads(sessions.get_path("c").read_text(encoding="utf-8").splitlines()[0])
+    assert header.pop("created") == sessions.read_session("c").created
     assert header == {"session": 1, "model": {"name": "", "path": "", "fingerprint": ""}, "settings": {"top_k": 2},
                       "trunk": "t"}  # fmt: skip
 
 
-@pytest.mark.parametrize("act", [sessions.read, sessions.remove])
+@pytest.mark.parametrize("act", [sessions.read_session, sessions.remove_session])
 def test_an_unreadable_session_raises(act):
-    sessions.path_of("a").mkdir(parents=True)
+    sessions.get_path("a").mkdir(parents=True)
     with pytest.raises(LocalllmError, match=r"^the session 'a' cannot be read: ") as failure:
         act("a")
     assert not isinstance(failure.value, UsageError)
@@ -337,10 +337,10 @@ def test_a_session_that_cannot_be_removed_raises(monkeypatch):
     with monkeypatch.context() as there:
         there.setattr(Path, "unlink", refused)
         with pytest.raises(LocalllmError, match=r"^the session 'a' cannot be removed: Permission denied$"):
-            sessions.remove("a")
-    assert sessions.read("a").messages == TURN
-    sessions.remove("a")
-    assert not sessions.path_of("a").exists()
+            sessions.remove_session("a")
+    assert sessions.read_session("a").messages == TURN
+    sessions.remove_session("a")
+    assert not sessions.get_path("a").exists()
 
 
 def test_branches_of_a_damaged_or_removed_session_are_found():
@@ -349,10 +349,10 @@ def test_branches_of_a_damaged_or_removed_session_are_found():
         with SessionFile(name) as file:
             file.chat.trunk = trunk
             file.write(TURN)
-    assert sessions.branches("b") == ["b", "c"] and sessions.branches("t") == ["b", "c", "t"]
-    sessions.path_of("d").write_text("[1")
-    assert sessions.branches("d") == ["d"]
-    assert sessions._trunk("gone") == "gone"
+    assert sessions.list_branches("b") == ["b", "c"] and sessions.list_branches("t") == ["b", "c", "t"]
+    sessions.get_path("d").write_text("[1")
+    assert sessions.list_branches("d") == ["d"]
+    assert sessions._read_trunk("gone") == "gone"
 
 
 def test_a_session_with_whole_turns_is_valid():
@@ -361,8 +361,8 @@ def test_a_session_with_whole_turns_is_valid():
     with SessionFile("a") as file:
         assert file.is_new and not file.lost
         file.write([system, *TURN])
-    data = sessions.path_of("a").read_bytes()
-    assert sessions.read("a").messages == [system, *TURN]
+    data = sessions.get_path("a").read_bytes()
+    assert sessions.read_session("a").messages == [system, *TURN]
     header, *lines = data.splitlines(keepends=True)
     for content, messages, whole in (
         (header, [], len(header)), (header[:-1], [], len(header) - 1),
@@ -371,20 +371,23 @@ def test_a_session_with_whole_turns_is_valid():
         (header + lines[1], [], len(header)), (header + lines[1][:-1], [], len(header)),
         (data + lines[1] + lines[2][:9], [system, *TURN], len(data)), (data + b'{"role', [system, *TURN], len(data)),
     ):  # fmt: skip
-        assert (sessions.parse(content, "it")[0].messages, sessions.parse(content, "it")[1]) == (messages, whole)
+        assert (sessions.parse_session(content, "it")[0].messages, sessions.parse_session(content, "it")[1]) == (
+            messages,
+            whole,
+        )
     other = header.replace(b'"session": 1', b'"session": 2')
     for content in (other, other + lines[0], b"", b"\n"):
         with pytest.raises(UsageError, match=r"^it is damaged: line 1 is not a session header$"):
-            sessions.parse(content, "it")
+            sessions.parse_session(content, "it")
     for content, number in ((header + lines[1] + lines[0], 3), (header + b"\n" + lines[0], 2)):
         with pytest.raises(UsageError, match=f"^it is damaged: line {number} is not a message$"):
-            sessions.parse(content, "it")
+            sessions.parse_session(content, "it")
 
 
 def test_session_names_impossible_here_are_refused(monkeypatch):
-    monkeypatch.setattr(sessions, "name_problem", lambda name: f"{name} is a device")
+    monkeypatch.setattr(sessions, "find_name_problem", lambda name: f"{name} is a device")
     with pytest.raises(UsageError, match=r"^'con' is not a valid session name: con.jsonl is a device$"):
-        sessions.path_of("con")
+        sessions.get_path("con")
 
 
 def test_a_message_may_have_images():
@@ -393,18 +396,18 @@ def test_a_message_may_have_images():
         with SessionFile("a") as file:
             file.write([{"role": "user", "content": "What?", "images": images}, TURN[1]])
         if is_good:
-            assert sessions.read("a").messages[0]["images"] == images
+            assert sessions.read_session("a").messages[0]["images"] == images
         else:
             with pytest.raises(UsageError, match=r"^the session 'a' is damaged: line 2 is not a message$"):
-                sessions.read("a")
-        sessions.remove("a")
+                sessions.read_session("a")
+        sessions.remove_session("a")
 
 
 def test_messages_are_filtered_for_models_and_formatted_for_people():
     call = {"id": "1", "function": {"name": "list", "arguments": '{"path": "."}'}}
     line = {"finish": "stop", "role": "assistant", "content": "", "tool_calls": [call, call], "tokens": 3}
     tool_line = {"role": "tool", "content": "a", "tool_call_id": "1", "name": "list", "seconds": 0.1}
-    assert sessions.visible_fields([line, tool_line, {"images": ["x"], "reasoning_content": "y"}]) == [
+    assert sessions.select_visible_fields([line, tool_line, {"images": ["x"], "reasoning_content": "y"}]) == [
         {"role": "assistant", "content": "", "tool_calls": [call, call]},
         {"role": "tool", "content": "a", "tool_call_id": "1", "name": "list"},
         {"reasoning_content": "y", "images": ["x"]},
@@ -427,7 +430,7 @@ def test_a_model_is_recognized_by_its_tensors():
         data = np.arange(32, dtype=np.uint8)
         data[-1] = last
         tensors = {name: Tensor(name, BY_NAME[format], shape, data.reshape(shape[0], -1)), "z": VECTOR}
-        return sessions.fingerprint(SimpleNamespace(tensors=tensors))
+        return sessions.compute_fingerprint(SimpleNamespace(tensors=tensors))
 
     fingerprints = {
         fingerprint_of(),
@@ -472,7 +475,7 @@ def test_set_changes_options_by_name():
     own = {name: value for name, value, usual in chat_options.list_settings(options) if not usual}
     assert own == {"max_tokens": 5, "stop": ["END"], "top_k": 7, "min_p": 0.0}
     own |= {"nonsense": 1, "top_p": "wrong", "temperature": 0.25}
-    again = chat_options.with_settings(GenerationOptions(max_tokens=8), own)
+    again = chat_options.apply_settings(GenerationOptions(max_tokens=8), own)
     assert (again.max_tokens, again.stop, again.sampling.top_k, again.sampling.top_p) == (8, ("END",), 7, None)
     assert again.sampling.temperature == 0.25
 
@@ -496,9 +499,9 @@ PIECES = st.sampled_from(
 def test_wrapping_does_not_depend_on_chunks(pieces: list[str], width: int, cuts: list[int]):
     """Lose nothing but white space at line ends."""
     text = "".join(pieces)
-    whole = Wrapper(lambda: width)
+    whole = WordWrapper(lambda: width)
     expected = whole.push(text) + whole.flush()
-    piecemeal, shown, place = Wrapper(lambda: width), "", 0
+    piecemeal, shown, place = WordWrapper(lambda: width), "", 0
     while place < len(text):
         cut = cuts[place % len(cuts)]
         shown += piecemeal.push(text[place : place + cut])
@@ -512,15 +515,15 @@ def test_wrapping_does_not_depend_on_chunks(pieces: list[str], width: int, cuts:
 
 
 def test_grapheme_clusters_are_kept_together():
-    assert clusters("a👩\u200d🔬e\u0301🇩🇪🇫🇷👍🏽❤\ufe0f\n\u0301") == [
+    assert split_clusters("a👩\u200d🔬e\u0301🇩🇪🇫🇷👍🏽❤\ufe0f\n\u0301") == [
         "a", "👩\u200d🔬", "e\u0301", "🇩🇪", "🇫🇷", "👍🏽", "❤\ufe0f", "\n", "\u0301",
     ]  # fmt: skip
 
 
 def test_markdown_is_split_into_blocks():
     text = "# a\n\ntext\nmore\n\n```\ncode\n\ncode\n```\n\nlast"
-    assert blocks(text) == ["# a\n\n", "text\nmore\n\n", "```\ncode\n\ncode\n```\n\n", "last"]
-    assert "".join(blocks(text)) == text
+    assert split_blocks(text) == ["# a\n\n", "text\nmore\n\n", "```\ncode\n\ncode\n```\n\n", "last"]
+    assert "".join(split_blocks(text)) == text
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="event loops hear no signals there")

@@ -11,7 +11,7 @@ import pytest
 from project import ROOT
 
 from localllm.system import control_groups, cpu, memory
-from localllm.system.control_groups import NO_QUOTA, cgroup_quota, memory_left
+from localllm.system.control_groups import NO_QUOTA, read_cpu_quota, read_memory_left
 
 TWO = "29 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"
 CPU = "31 24 0:27 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct"
@@ -71,11 +71,11 @@ def test_the_cpu_quota_is_the_least_of_all_groups(
     linux, groups: str, mounts: str, files: dict[str, str], quota: float, monkeypatch: pytest.MonkeyPatch
 ):
     linux(groups, mounts, files)
-    assert cgroup_quota() == quota
-    monkeypatch.setattr(cpu, "physical_cores", lambda: 8)
-    monkeypatch.setattr(cpu, "affinity_processors", lambda: 16)
-    assert cpu.usable_cores() == max(1, min(8, int(quota)))
-    assert cpu.logical_cores() == max(1, min(16, int(quota)))
+    assert read_cpu_quota() == quota
+    monkeypatch.setattr(cpu, "count_physical_cores", lambda: 8)
+    monkeypatch.setattr(cpu, "count_affinity_processors", lambda: 16)
+    assert cpu.count_usable_cores() == max(1, min(8, int(quota)))
+    assert cpu.count_logical_cores() == max(1, min(16, int(quota)))
 
 
 @pytest.mark.parametrize("limited", ["a/b", "a", ""])
@@ -113,14 +113,14 @@ def test_the_memory_left_is_the_least_of_all_groups(
     linux, groups: str, mounts: str, files: dict[str, str], left: int, monkeypatch: pytest.MonkeyPatch
 ):
     linux(groups, mounts, files)
-    assert memory_left() == left
+    assert read_memory_left() == left
     monkeypatch.setattr(sys, "platform", "linux")
-    assert memory.available_memory() <= left
+    assert memory.get_available_memory() <= left
 
 
 def test_without_control_groups_nothing_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(control_groups, "ROOT", str(tmp_path))
-    assert (cgroup_quota(), memory_left()) == (NO_QUOTA, sys.maxsize)
+    assert (read_cpu_quota(), read_memory_left()) == (NO_QUOTA, sys.maxsize)
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def group() -> Iterator[list[tuple[Path, str]]]:
     groups = []
     for controller, names in (("cpu", ["cpu"]), ("memory", ["memory"])):
         for kind in (controller, ""):
-            for folder in [*control_groups.group_folders(kind)][:1]:
+            for folder in [*control_groups.iter_group_folders(kind)][:1]:
                 place = Path(folder) / f"localllm-{os.getpid()}-{controller}"
                 try:
                     place.mkdir()
@@ -141,8 +141,8 @@ def group() -> Iterator[list[tuple[Path, str]]]:
         place.rmdir()
 
 
-SHOW = "from localllm.system.cpu import usable_cores as c, cgroup_quota as q; from localllm.system.memory import " \
-       "available_memory as m; print(c(), q(), m())"  # fmt: skip
+SHOW = "from localllm.system.cpu import count_usable_cores as c, read_cpu_quota as q; " \
+       "from localllm.system.memory import get_available_memory as m; print(c(), q(), m())"  # fmt: skip
 
 
 @pytest.mark.slow

@@ -22,19 +22,19 @@ def test_records_of_windows_cores_are_read():
     content = record(1, (0b11, 0)) + record(9, (0b11, 0), relation=3) + record(1, (0b1100, 0)) + record(0, (0b10000,
     0)) + record(
         0, (0b100000, 0))  # fmt: skip
-    assert [*cpu.core_records(content)] == [(1, [0b11]), (1, [0b1100]), (0, [0b10000]), (0, [0b100000])]
+    assert [*cpu.iter_core_records(content)] == [(1, [0b11]), (1, [0b1100]), (0, [0b10000]), (0, [0b100000])]
     other = record(1, (1, 1), (2, 0))
-    assert [*cpu.core_records(other)] == [(1, [2])]  # of another group nobody can say it in one number
+    assert [*cpu.iter_core_records(other)] == [(1, [2])]  # of another group nobody can say it in one number
 
 
 @pytest.mark.parametrize(("quota", "cores", "processors"), [(1e6, 4, 8), (2.9, 2, 2), (6.0, 4, 6), (0.5, 1, 1)])
 def test_a_quota_limits_cores_and_processors(
     quota: float, cores: int, processors: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(cpu, "cgroup_quota", lambda: quota)
-    monkeypatch.setattr(cpu, "physical_cores", lambda: 4)
-    monkeypatch.setattr(cpu, "affinity_processors", lambda: 8)
-    assert (cpu.usable_cores(), cpu.logical_cores()) == (cores, processors)
+    monkeypatch.setattr(cpu, "read_cpu_quota", lambda: quota)
+    monkeypatch.setattr(cpu, "count_physical_cores", lambda: 4)
+    monkeypatch.setattr(cpu, "count_affinity_processors", lambda: 8)
+    assert (cpu.count_usable_cores(), cpu.count_logical_cores()) == (cores, processors)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux says it in files")
@@ -44,9 +44,9 @@ def test_cores_of_linux_are_counted_within_the_affinity(monkeypatch: pytest.Monk
     }
     monkeypatch.setattr(cpu.os, "sched_getaffinity", {0: {0, 1, 3}}.__getitem__)  # 0: this process
     monkeypatch.setattr(cpu, "read_text", lambda path: siblings.get(path, ""))
-    assert (cpu.physical_cores(), cpu.affinity_processors()) == (2, 3)  # 0 and 3 are one core
+    assert (cpu.count_physical_cores(), cpu.count_affinity_processors()) == (2, 3)  # 0 and 3 are one core
     monkeypatch.setattr(cpu, "read_text", lambda path: "")
-    assert cpu.physical_cores() == 3
+    assert cpu.count_physical_cores() == 3
 
 
 def test_the_processor_name_is_read_on_each_system(monkeypatch: pytest.MonkeyPatch):
@@ -54,15 +54,16 @@ def test_the_processor_name_is_read_on_each_system(monkeypatch: pytest.MonkeyPat
     cpuinfo = "processor\t: 0\nmodel\t\t: 1\nmodel name\t: A : B\n\nmodel name\t: C"
     monkeypatch.setattr(cpu, "read_text", lambda path: cpuinfo)
     assert (
-        cpu.processor_name() == "A : B" and cpu.object_triple("x86_64-unknown-linux-gnu") == "x86_64-unknown-linux-gnu"
+        cpu.get_processor_name() == "A : B"
+        and cpu.get_object_triple("x86_64-unknown-linux-gnu") == "x86_64-unknown-linux-gnu"
     )
     monkeypatch.setattr(cpu.sys, "platform", "win32")
     monkeypatch.setattr(cpu, "read_registry", lambda name: f" {name} ")
-    assert cpu.processor_name() == "ProcessorNameString"
+    assert cpu.get_processor_name() == "ProcessorNameString"
     monkeypatch.setattr(cpu, "read_registry", lambda name: "")
-    assert cpu.processor_name() == platform.machine()
+    assert cpu.get_processor_name() == platform.machine()
     for triple in ("x86_64-pc-windows-msvc", "x86_64-pc-windows-msvc-elf"):
-        assert cpu.object_triple(triple) == "x86_64-pc-windows-msvc-elf"
+        assert cpu.get_object_triple(triple) == "x86_64-pc-windows-msvc-elf"
 
 
 @pytest.mark.parametrize(("words", "features"), [
@@ -73,13 +74,13 @@ def test_arm_features_are_read_on_each_system(
     words: dict[int, int], features: list[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(cpu.sys, "platform", "linux")
-    monkeypatch.setattr(cpu, "auxiliary_value", lambda word: words.get(word, 0))
-    assert cpu.arm_features() == features
-    for system, name, known in (("darwin", "system_number", cpu.MACOS), ("win32", "has_feature", cpu.WINDOWS)):
+    monkeypatch.setattr(cpu, "read_auxiliary_value", lambda word: words.get(word, 0))
+    assert cpu.read_arm_features() == features
+    for system, name, known in (("darwin", "read_sysctl", cpu.MACOS), ("win32", "has_feature", cpu.WINDOWS)):
         there = {known[feature] for feature in features[1:]}
         monkeypatch.setattr(cpu.sys, "platform", system)
         monkeypatch.setattr(cpu, name, lambda asked, there=there: int(asked in there))
-        assert cpu.arm_features() == features
+        assert cpu.read_arm_features() == features
 
 
 @pytest.mark.parametrize(
@@ -97,27 +98,29 @@ def test_a_processor_is_identified_by_its_first_entry(tmp_path: Any, monkeypatch
 
     def identify(text: str) -> bytes | None:
         path.write_text(text)
-        return cpu.processor_information(str(path))
+        return cpu.get_processor_key(str(path))
 
     first = "\n".join(["processor\t: 0", *lines, "cpu MHz\t: 99"])
     assert identify(f"{first}\n\nprocessor\t: 1\n") == "\n".join(lines).encode()
     assert identify(first) is None  # cut off, perhaps
-    assert identify("\n".join(lines[1:]) + "\n\n") is None and cpu.processor_information(str(tmp_path / "none")) is None
+    assert identify("\n".join(lines[1:]) + "\n\n") is None and cpu.get_processor_key(str(tmp_path / "none")) is None
 
 
 @pytest.mark.parametrize(("known", "count"), [(None, 1), (1, 1), (6, 6)])
 def test_cores_are_counted_with_little_information(known: int | None, count: int, monkeypatch: pytest.MonkeyPatch):
     """Also for several processor groups of Windows and systems without affinity."""
     monkeypatch.setattr(cpu.os, "cpu_count", lambda: known)
-    monkeypatch.setattr(cpu, "windows_cores", lambda: b"")
+    monkeypatch.setattr(cpu, "read_windows_cores", lambda: b"")
     with monkeypatch.context() as patch:
         patch.setattr(cpu.sys, "platform", "win32")
         for affinity, processors in ((0b1011, 3), (0, count)):
-            patch.setattr(cpu, "windows_affinity", lambda affinity=affinity: affinity)
-            assert (cpu.affinity_processors(), cpu.physical_cores()) == (processors, count)
-        patch.setattr(cpu, "windows_cores", lambda: record(1, (0b1, 0)) + record(1, (0b10, 0)) + record(0, (0b1000, 0)))
-        patch.setattr(cpu, "windows_affinity", lambda: 0b1011)
-        assert cpu.physical_cores() == 3
+            patch.setattr(cpu, "read_windows_affinity", lambda affinity=affinity: affinity)
+            assert (cpu.count_affinity_processors(), cpu.count_physical_cores()) == (processors, count)
+        patch.setattr(
+            cpu, "read_windows_cores", lambda: record(1, (0b1, 0)) + record(1, (0b10, 0)) + record(0, (0b1000, 0))
+        )
+        patch.setattr(cpu, "read_windows_affinity", lambda: 0b1011)
+        assert cpu.count_physical_cores() == 3
     monkeypatch.setattr(cpu.sys, "platform", "linux")
     monkeypatch.delattr(cpu.os, "sched_getaffinity", raising=False)
-    assert (cpu.affinity_processors(), cpu.physical_cores()) == (count, count)
+    assert (cpu.count_affinity_processors(), cpu.count_physical_cores()) == (count, count)

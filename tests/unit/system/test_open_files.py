@@ -60,7 +60,7 @@ def test_a_model_with_a_long_path_is_opened(tmp_path: Path):
     """Use more characters than Windows accepts without a prefix."""
     folder, model = tmp_path / ("a" * 100) / ("ü" * 100) / ("c" * 100), write_tiny_model(tmp_path / "x.gguf")
     expected = content(GGUFFile.open(model))
-    known = files.long_path if sys.platform == "win32" else str
+    known = files.to_long_path if sys.platform == "win32" else str
     os.makedirs(known(str(folder)))
     os.replace(model, known(str(folder / "x.gguf")))
     assert content(GGUFFile.open(folder / "x.gguf")) == expected
@@ -70,10 +70,10 @@ def test_long_paths_of_windows_get_a_prefix(monkeypatch):
     monkeypatch.setattr(files.os, "path", ntpath)
     monkeypatch.setattr(ntpath, "abspath", lambda path: path)  # which is POSIX's here
     name = "\\".join(["n" * 50] * 6)
-    assert files.long_path("C:\\models\\x.gguf") == "C:\\models\\x.gguf"
-    assert files.long_path(f"C:\\{name}") == f"\\\\?\\C:\\{name}"
-    assert files.long_path(f"\\\\host\\share\\{name}") == f"\\\\?\\UNC\\host\\share\\{name}"
-    assert files.long_path(f"\\\\?\\C:\\{name}") == f"\\\\?\\C:\\{name}"
+    assert files.to_long_path("C:\\models\\x.gguf") == "C:\\models\\x.gguf"
+    assert files.to_long_path(f"C:\\{name}") == f"\\\\?\\C:\\{name}"
+    assert files.to_long_path(f"\\\\host\\share\\{name}") == f"\\\\?\\UNC\\host\\share\\{name}"
+    assert files.to_long_path(f"\\\\?\\C:\\{name}") == f"\\\\?\\C:\\{name}"
 
 
 @pytest.mark.skipif(sys.platform != "win32", reason="Windows only")

@@ -146,9 +146,9 @@ def test_cores_of_windows_are_counted_within_the_affinity(content: bytes, affini
 )
 def test_file_names_forbidden_by_windows_are_detected(monkeypatch, name: str, is_possible: bool):
     monkeypatch.setattr(sys, "platform", "win32")
-    assert (files.name_problem(name) is None) == is_possible
+    assert (files.find_name_problem(name) is None) == is_possible
     monkeypatch.setattr(sys, "platform", "linux")
-    assert (files.name_problem(name) is None) == (len(name.encode()) <= 255)
+    assert (files.find_name_problem(name) is None) == (len(name.encode()) <= 255)
 
 
 @posix
@@ -179,7 +179,9 @@ def test_folders_follow_the_conventions_of_each_system(
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(sys, "platform", system)
-    assert [files.folder_of(kind) for kind in ("data", "state", "config", "cache")] == [tmp_path / f for f in folders]
+    assert [files.get_user_folder(kind) for kind in ("data", "state", "config", "cache")] == [
+        tmp_path / f for f in folders
+    ]
 
 
 def test_only_one_process_holds_a_name(monkeypatch, tmp_path):
@@ -187,29 +189,29 @@ def test_only_one_process_holds_a_name(monkeypatch, tmp_path):
     for system in {sys.platform} | ({"darwin"} if sys.platform != "win32" else set()):
         monkeypatch.setattr(sys, "platform", system)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        first = locks.Claim("a name of these tests")
+        first = locks.NameLock("a name of these tests")
         with pytest.raises(FileExistsError):
-            locks.Claim("a name of these tests")
-        locks.Claim("another name of these tests").close()
+            locks.NameLock("a name of these tests")
+        locks.NameLock("another name of these tests").close()
         first.close()
-        locks.Claim("a name of these tests").close()
+        locks.NameLock("a name of these tests").close()
 
 
 def test_a_change_is_detected_even_if_times_are_restored(tmp_path):
     """Check a path and an open file on every system; Windows' structure follows its documentation."""
     path = tmp_path / "ä file"
     path.write_bytes(b"a")
-    first, state = files.version_of(path), path.stat()
-    assert files.version_of(path) == first and first[:2] == (1, state.st_mtime_ns)
+    first, state = files.get_file_version(path), path.stat()
+    assert files.get_file_version(path) == first and first[:2] == (1, state.st_mtime_ns)
     time.sleep(0.05)
     path.write_bytes(b"b")
     os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
-    second = files.version_of(path)
+    second = files.get_file_version(path)
     assert second[:2] == first[:2] and second[2] > first[2]
     with open(path, "rb") as file:
-        assert files.version_of(file.fileno()) == second
+        assert files.get_file_version(file.fileno()) == second
     with pytest.raises(FileNotFoundError):
-        files.version_of(tmp_path / "none")
+        files.get_file_version(tmp_path / "none")
     assert (ctypes.sizeof(files.BasicInfo), files.BasicInfo.changed.offset) == (40, 24)
 
 
@@ -228,7 +230,7 @@ def test_macos_flushes_the_disks_cache(monkeypatch, tmp_path):
 
         monkeypatch.setattr("fcntl.fcntl", control)
         asked.clear()
-        files.sync(0)
+        files.sync_file(0)
         assert asked == expected
 
 
@@ -253,33 +255,33 @@ def test_folders_are_written_as_windows_does(monkeypatch, tmp_path):
     known = SimpleNamespace(path=ntpath, scandir=scandir, fsdecode=os.fsdecode)
     for module in (chat_commands, text_file):
         monkeypatch.setattr(module, "os", known)
-    assert chat_commands.paths("C:\\texts\\no") == ["C:\\texts\\notes.txt"] and asked == ["C:\\texts\\"]
+    assert chat_commands.list_paths("C:\\texts\\no") == ["C:\\texts\\notes.txt"] and asked == ["C:\\texts\\"]
     with pytest.raises(UsageError, match="template"):
-        options.template_text("C:\\texts\\template")
-    assert options.template_text("chatml") == "chatml"
+        options.read_template("C:\\texts\\template")
+    assert options.read_template("chatml") == "chatml"
 
 
 def test_a_closed_pipe_is_recognized(monkeypatch):
     invalid = OSError(errno.EINVAL, "Invalid argument")
     monkeypatch.setattr(sys, "platform", "linux")
-    assert terminal.is_unread(BrokenPipeError()) and not terminal.is_unread(invalid)
+    assert terminal.is_reader_gone(BrokenPipeError()) and not terminal.is_reader_gone(invalid)
     monkeypatch.setattr(sys, "platform", "win32")
-    assert terminal.is_unread(BrokenPipeError()) and terminal.is_unread(invalid)
-    assert not terminal.is_unread(OSError(errno.EINVAL, "Invalid argument", "a:b"))  # a name that cannot be
-    assert not terminal.is_unread(OSError(errno.ENOSPC, "No space left on device"))
+    assert terminal.is_reader_gone(BrokenPipeError()) and terminal.is_reader_gone(invalid)
+    assert not terminal.is_reader_gone(OSError(errno.EINVAL, "Invalid argument", "a:b"))  # a name that cannot be
+    assert not terminal.is_reader_gone(OSError(errno.ENOSPC, "No space left on device"))
 
 
 def test_ctrl_break_ends_a_server(monkeypatch):
     """Treat it like SIGTERM, and restore the handler afterwards."""
     pytest.importorskip("uvicorn", reason="needs the extra localllm[serve]")
     from localllm.server.http import Limits
-    from localllm.server.listener import Ending, create_listener
+    from localllm.server.listener import ShutdownOptions, create_listener
 
     number = signal.SIGBREAK if sys.platform == "win32" else signal.SIGUSR1
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setattr(signal, "SIGBREAK", number, raising=False)
     before = signal.getsignal(number)
-    server = create_listener(lambda scope, receive, send: None, Limits(1), Ending(0, lambda: None, print))
+    server = create_listener(lambda scope, receive, send: None, Limits(1), ShutdownOptions(0, lambda: None, print))
     with server.capture_signals():
         signal.raise_signal(number)
     assert server.should_exit and server.stopped_by == number and signal.getsignal(number) is before
@@ -306,10 +308,10 @@ def test_an_unreadable_page_ends_the_process_on_windows():
 
 def test_object_files_of_windows_are_elf(monkeypatch):
     monkeypatch.setattr(sys, "platform", "linux")
-    assert cpu.object_triple("x86_64-unknown-linux-gnu") == "x86_64-unknown-linux-gnu"
+    assert cpu.get_object_triple("x86_64-unknown-linux-gnu") == "x86_64-unknown-linux-gnu"
     monkeypatch.setattr(sys, "platform", "win32")
-    assert cpu.object_triple("x86_64-pc-windows-msvc") == "x86_64-pc-windows-msvc-elf"
-    assert cpu.object_triple("x86_64-pc-windows-msvc-elf") == "x86_64-pc-windows-msvc-elf"
+    assert cpu.get_object_triple("x86_64-pc-windows-msvc") == "x86_64-pc-windows-msvc-elf"
+    assert cpu.get_object_triple("x86_64-pc-windows-msvc-elf") == "x86_64-pc-windows-msvc-elf"
 
 
 def test_large_stack_frames_of_windows_are_probed():
@@ -344,7 +346,7 @@ def test_only_whole_pages_are_released(start: float, end: float, released: tuple
 def test_a_windows_console_is_recognized_by_its_mode(monkeypatch: pytest.MonkeyPatch):
     """Tell it from NUL, which claims to be a terminal."""
     for mode in (None, 0, 7):
-        monkeypatch.setattr(terminal, "console_mode", lambda stream, mode=mode: mode)
+        monkeypatch.setattr(terminal, "get_console_mode", lambda stream, mode=mode: mode)
         with monkeypatch.context() as there:
             there.setattr(sys, "platform", "win32")
             is_console = terminal.is_console(sys.stdout)
@@ -364,7 +366,7 @@ def test_the_problem_of_a_file_name_is_explained(
     monkeypatch: pytest.MonkeyPatch, system: str, name: str, problem: str | None
 ):
     monkeypatch.setattr(sys, "platform", system)
-    assert files.name_problem(name) == problem
+    assert files.find_name_problem(name) == problem
 
 
 @pytest.mark.parametrize(("system", "fails", "there", "slept", "problem"), [
@@ -388,10 +390,10 @@ def test_replacing_a_file_is_retried_on_windows(monkeypatch, system, fails, ther
         sleep = lambda seconds: now.append(now[-1] + seconds)  # noqa: E731
         patch.setattr(files, "time", SimpleNamespace(monotonic=lambda: round(now[-1], 6), sleep=sleep))
         if problem is None:
-            files.replace("a", "b")
+            files.replace_file("a", "b")
         else:
             with pytest.raises(PermissionError, match=problem) as caught:
-                files.replace("a", "b")
+                files.replace_file("a", "b")
             assert caught.value.filename == ("b" if problem.startswith("the file is open") else "x")
     assert len(now) - 1 == slept
 
@@ -403,8 +405,8 @@ def test_posix_opens_own_files_without_links_and_pipes(monkeypatch: pytest.Monke
     (tmp_path / "link").symlink_to(tmp_path / "file")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError):
-        files.open_own(tmp_path / "link", os.O_RDONLY)
-    os.close(files.open_own(tmp_path / "pipe", os.O_RDONLY))  # at once, though nobody writes to it
+        files.open_without_links(tmp_path / "link", os.O_RDONLY)
+    os.close(files.open_without_links(tmp_path / "pipe", os.O_RDONLY))  # at once, though nobody writes to it
     descriptor = files.open_file(tmp_path / "link", os.O_RDWR)
     try:
         assert not os.get_inheritable(descriptor)
@@ -414,14 +416,14 @@ def test_posix_opens_own_files_without_links_and_pipes(monkeypatch: pytest.Monke
         os.close(descriptor)
     room = SimpleNamespace(f_bsize=1000, f_frsize=7, f_blocks=99, f_bfree=50, f_bavail=30)
     monkeypatch.setattr(files.os, "statvfs", lambda folder: room)
-    assert files.free_bytes(tmp_path) == 210
+    assert files.get_free_bytes(tmp_path) == 210
 
 
 @posix
 def test_new_files_have_the_usual_permissions(monkeypatch: pytest.MonkeyPatch, tmp_path):
     mask = os.umask(0o027)
     try:
-        descriptor, path = files.temporary_file(str(tmp_path), ".part-")
+        descriptor, path = files.create_temporary_file(str(tmp_path), ".part-")
         os.close(descriptor)
         assert os.stat(path).st_mode & 0o777 == 0o640 and os.umask(0o027) == 0o027
     finally:
@@ -430,7 +432,7 @@ def test_new_files_have_the_usual_permissions(monkeypatch: pytest.MonkeyPatch, t
     closed, nowhere = [], 1 << 30  # no process has so many open
     monkeypatch.setattr(files.os, "close", closed.append)
     monkeypatch.setattr(files.os, "open", lambda path, flags: nowhere)
-    for call, arguments in ((files.sync_folder, ["/f"]), (files.give_name, [5, "/f/x"])):
+    for call, arguments in ((files.sync_folder, ["/f"]), (files.link_nameless_file, [5, "/f/x"])):
         with pytest.raises(OSError):  # the number is of no folder
             call(*arguments)
     assert closed == [nowhere, nowhere]
@@ -446,7 +448,7 @@ def test_locks_are_ignored_where_unsupported(monkeypatch: pytest.MonkeyPatch):
                 raise error
 
         monkeypatch.setattr("fcntl.flock", flock)
-        assert locks.lock(3) is locked
+        assert locks.lock_file(3) is locked
 
 
 @posix
@@ -454,7 +456,7 @@ def test_a_name_in_an_unwritable_folder_is_granted(monkeypatch: pytest.MonkeyPat
     (tmp_path / "localllm").write_bytes(b"")
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for claim in (locks.Claim("a"), locks.Claim("a")):
+    for claim in (locks.NameLock("a"), locks.NameLock("a")):
         claim.close()
         claim.close()
 
@@ -507,10 +509,12 @@ def test_ending_a_finished_process_is_no_error(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(signal, "pthread_kill", lambda *arguments: asked.append(arguments))
     processes.interrupt_main()
     monkeypatch.setattr(os, "register_at_fork", lambda **calls: asked.append(calls))
-    processes.after_fork(print)
+    processes.register_after_fork(print)
     assert asked == [(threading.main_thread().ident, signal.SIGINT), {"after_in_child": print}]
-    assert processes.shell("a b") == ["/bin/sh", "-c", "a b"] and processes.detached_options() == {"process_group": 0}
-    assert processes.can_fork() and processes.can_handle_in_loop() and processes.may_reuse_address()
+    assert processes.make_shell_arguments("a b") == ["/bin/sh", "-c", "a b"] and processes.get_detached_options() == {
+        "process_group": 0
+    }
+    assert processes.can_fork() and processes.can_handle_in_loop() and processes.can_reuse_address()
 
 
 @posix
@@ -522,7 +526,7 @@ def test_raw_keys_are_read_unseen_and_the_terminal_restored():
     master, slave = pty.openpty()
     with os.fdopen(slave, "rb", buffering=0) as keyboard:
         before = termios.tcgetattr(slave)
-        with pytest.raises(ZeroDivisionError), terminal.raw_keys(keyboard) as can:
+        with pytest.raises(ZeroDivisionError), terminal.use_raw_keys(keyboard) as can:
             now = termios.tcgetattr(slave)
             expected = [*before]
             expected[0] &= ~(termios.ICRNL | termios.INLCR)
@@ -538,7 +542,7 @@ def test_raw_keys_are_read_unseen_and_the_terminal_restored():
             raise ZeroDivisionError
         assert termios.tcgetattr(slave) == before
     os.close(master)
-    with open(os.devnull, "rb") as nothing, terminal.raw_keys(nothing) as can:
+    with open(os.devnull, "rb") as nothing, terminal.use_raw_keys(nothing) as can:
         assert not can
         terminal.discard_input(nothing)
 
@@ -566,11 +570,11 @@ def set_memory_files(monkeypatch: pytest.MonkeyPatch, known: dict[str, str]) -> 
 def test_available_memory_of_linux_is_read(monkeypatch: pytest.MonkeyPatch, known: dict[str, str], size: int):
     """Take the least of the free memory and the groups' limits."""
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(memory, "memory_left", lambda: sys.maxsize)
+    monkeypatch.setattr(memory, "read_memory_left", lambda: sys.maxsize)
     set_memory_files(monkeypatch, known)
-    assert memory.available_memory() == size
-    monkeypatch.setattr(memory, "memory_left", lambda: 100)
-    assert memory.available_memory() == 100
+    assert memory.get_available_memory() == size
+    monkeypatch.setattr(memory, "read_memory_left", lambda: 100)
+    assert memory.get_available_memory() == 100
 
 
 @pytest.mark.parametrize(("known", "size"), [
@@ -578,8 +582,8 @@ def test_available_memory_of_linux_is_read(monkeypatch: pytest.MonkeyPatch, know
 ])  # fmt: skip
 def test_available_memory_of_macos_is_read(monkeypatch: pytest.MonkeyPatch, known: dict[str, int], size: int):
     monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(memory, "system_number", lambda name: known.get(name, 0))
-    assert memory.available_memory() == size
+    monkeypatch.setattr(memory, "read_sysctl", lambda name: known.get(name, 0))
+    assert memory.get_available_memory() == size
 
 
 @posix
@@ -589,10 +593,10 @@ def test_the_remaining_address_space_is_read(monkeypatch: pytest.MonkeyPatch):
     set_memory_files(monkeypatch, {"/proc/self/status": "VmPeak:\t 9 kB\nVmSize:\t       3 kB\n"})
     for soft, limit, room in ((10_000, 10_000, 10_000 - 3072), (resource.RLIM_INFINITY, sys.maxsize, sys.maxsize)):
         monkeypatch.setattr(resource, "getrlimit", lambda what, soft=soft: ({resource.RLIMIT_AS: soft}[what], 99_999))
-        assert (memory.address_limit(), memory.address_room()) == (limit, room)
+        assert (memory.get_address_limit(), memory.get_address_room()) == (limit, room)
     set_memory_files(monkeypatch, {})
-    monkeypatch.setattr(memory, "address_limit", lambda: 10_000)
-    assert memory.address_room() == 10_000
+    monkeypatch.setattr(memory, "get_address_limit", lambda: 10_000)
+    assert memory.get_address_room() == 10_000
 
 
 @pytest.mark.parametrize(("system", "can"), [("linux", True), ("win32", True), ("darwin", False)])
@@ -602,10 +606,10 @@ def test_prefault_and_trim_exist_on_each_system(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(memory, "ctypes", SimpleNamespace(CDLL=lambda name: library))
     assert memory.can_prefault() == can
-    memory.return_freed_from(12345)
+    memory.lower_mmap_threshold(12345)
     assert asked == ([(-3, 12345)] if system == "linux" else [])
     del library.mallopt  # of another C library
-    memory.return_freed_from(12345)
+    memory.lower_mmap_threshold(12345)
 
 
 @pytest.mark.parametrize(
@@ -620,7 +624,7 @@ def test_pages_are_prefaulted_in_steps(monkeypatch: pytest.MonkeyPatch, there: b
         return -1 if arguments[0] == fails else 0
 
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(memory, "is_in_memory", lambda path, size: {("m.gguf", 10): there}[path, size])
+    monkeypatch.setattr(memory, "is_cached", lambda path, size: {("m.gguf", 10): there}[path, size])
     known = SimpleNamespace(CDLL=lambda name: SimpleNamespace(madvise=advise), c_void_p=1, c_size_t=2, c_int=3)
     monkeypatch.setattr(memory, "ctypes", known)
     memory.prefault("m.gguf", 100, 10, 4)
@@ -640,7 +644,7 @@ def test_samples_tell_whether_a_file_is_cached(monkeypatch: pytest.MonkeyPatch, 
         open=lambda *arguments: {("m.gguf", 0): 7}[arguments], O_RDONLY=0, preadv=read, RWF_NOWAIT="at once",
         close=asked.append,
     ))  # fmt: skip
-    assert memory.is_in_memory("m.gguf", 6400) == (missing is None)
+    assert memory.is_cached("m.gguf", 6400) == (missing is None)
     assert asked == [*((7, [1], 100 * number, "at once") for number in range(64)), 7]
 
 
@@ -649,7 +653,7 @@ def test_returned_pages_are_zero(monkeypatch: pytest.MonkeyPatch):
     """Return whole pages on every system; only Windows must commit others before their use."""
     page = memory.PAGE
     for system in (sys.platform, "darwin"):
-        region = memory.Region(4 * page, whole=False)
+        region = memory.MemoryRegion(4 * page, whole=False)
         region.buffer[:] = b"x" * 4 * page
         with monkeypatch.context() as patch:
             patch.setattr(sys, "platform", system)
@@ -666,7 +670,7 @@ def test_returned_pages_are_zero(monkeypatch: pytest.MonkeyPatch):
 
     library = SimpleNamespace(mmap=refuse, mprotect=refuse)
     monkeypatch.setattr(memory.ctypes, "CDLL", lambda name, use_errno: library)
-    for change in (memory.replace_pages, memory.protect):
+    for change in (memory.replace_pages, memory.make_executable):
         with pytest.raises(OSError) as error:
             change(page, page)
         assert error.value.errno == errno.ENOMEM and error.value.strerror == os.strerror(errno.ENOMEM)
@@ -695,7 +699,7 @@ def test_the_cache_line_size_is_known(monkeypatch: pytest.MonkeyPatch, system: s
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(cpu.platform, "machine", lambda: machine)
     spec.loader.exec_module(module)
-    assert machine and line == module.LINE
+    assert machine and line == module.CACHE_LINE
 
 
 # ---- functions of the system ----------------------------------------------------------------------------------------
@@ -746,14 +750,14 @@ def test_wait_functions_of_each_system_are_found(
     called: list[Any] = []
     monkeypatch.setattr(processes, "ctypes", fake_ctypes({library: Library(called)}))
     monkeypatch.setattr(sys, "platform", system)
-    assert processes.waiting_functions() == names.split()
-    processes.prepare_waiting((5, 6), 7)
+    assert processes.get_waiting_functions() == names.split()
+    processes.init_waiting((5, 6), 7)
     initialized = [
         (f"pthread_{kind}_init", ("at", place), None) for kind, place in (("mutex", 5), ("mutex", 6), ("cond", 7))
     ]
     assert called == ([] if system == "win32" else initialized)
     monkeypatch.setattr(processes.ctypes, "cast", lambda function, kind: SimpleNamespace(value=None))
-    assert processes.waiting_functions() == [0] * 5
+    assert processes.get_waiting_functions() == [0] * 5
 
 
 @pytest.mark.parametrize(
@@ -773,28 +777,28 @@ def test_a_function_is_taken_from_the_first_library_that_has_it(
     """Skip missing libraries."""
     monkeypatch.setattr(processes, "ctypes", fake_ctypes(libraries))
     monkeypatch.setattr(sys, "platform", system)
-    assert processes.function_address.__wrapped__("expf") == address
+    assert processes.find_function_address.__wrapped__("expf") == address
 
 
 def test_a_library_is_opened_by_its_name_on_each_system(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(processes, "ctypes", fake_ctypes({"libcuda.so.1": "of Linux", "nvcuda": "of Windows"}))
     for system, library in (("linux", "of Linux"), ("win32", "of Windows")):
         monkeypatch.setattr(sys, "platform", system)
-        assert processes.library("libcuda.so.1", "nvcuda") == library
+        assert processes.load_library("libcuda.so.1", "nvcuda") == library
 
 
 @posix
 def test_termination_signals_are_handled_and_restored(monkeypatch: pytest.MonkeyPatch):
     asked: list[Any] = []
     monkeypatch.setattr(signal, "signal", lambda *arguments: asked.append(arguments))
-    monkeypatch.setattr(processes, "fatal_signals", lambda: [signal.SIGTERM, signal.SIGHUP])
-    processes.on_termination(print)
+    monkeypatch.setattr(processes, "list_fatal_signals", lambda: [signal.SIGTERM, signal.SIGHUP])
+    processes.handle_termination(print)
     assert asked == [(signal.SIGTERM, print), (signal.SIGHUP, print)]
     processes.restore_termination()
     assert asked[2:] == [(signal.SIGTERM, signal.SIG_DFL), (signal.SIGHUP, signal.SIG_DFL)]
     asked.clear()
     monkeypatch.setattr(processes, "ctypes", fake_ctypes({None: Library(asked)}))
-    processes.on_bad_page(99)
+    processes.handle_bad_pages(99)
     assert asked == [("signal", int(signal.SIGBUS), 99)]
     monkeypatch.delattr(signal, "pthread_kill")
     monkeypatch.setattr(processes._thread, "interrupt_main", lambda: asked.append("interrupted"))

@@ -21,7 +21,7 @@ def test_the_first_bytes_are_kept_with_a_note():
 
 def test_the_last_bytes_are_kept_without_a_note():
     reader = read(b"x" * 1_000_000 + b"\nthe end \n\n", 100, keeps_end=True)
-    assert (len(reader.text()), reader.size, reader.last_line()) == (100, 1_000_011, "the end")
+    assert (len(reader.text()), reader.size, reader.get_last_line()) == (100, 1_000_011, "the end")
 
 
 def test_a_writer_never_waits_for_a_full_pipe():
@@ -29,4 +29,4 @@ def test_a_writer_never_waits_for_a_full_pipe():
 
 
 def test_an_empty_pipe_has_no_last_line():
-    assert read(b"", 10, keeps_end=True).last_line() == "" == read(b" \n\n", 10, keeps_end=True).last_line()
+    assert read(b"", 10, keeps_end=True).get_last_line() == "" == read(b" \n\n", 10, keeps_end=True).get_last_line()

@@ -7,7 +7,7 @@ import pytest
 from tiny_model import write_tiny_model
 
 from localllm.generation.conversation import ChatFormat
-from localllm.generation.reasoning import Tags
+from localllm.generation.reasoning import TagFormat
 from localllm.text.templates import ChatTemplate, find_tags
 from localllm.text.tokenizer import Tokenizer
 
@@ -37,7 +37,7 @@ def released(shared: Path) -> dict[str, ChatTemplate]:
 
 def prompt_of(tokenizer: Tokenizer, template: ChatTemplate, messages: list[dict[str, Any]]) -> str:
     thoughts = ChatFormat(template, tokenizer).thoughts
-    marks = (thoughts.opens, thoughts.closes) if isinstance(thoughts, Tags) else None
+    marks = (thoughts.opens, thoughts.closes) if isinstance(thoughts, TagFormat) else None
     rendered = tokenizer.markers.render(template, messages, marks)
     return tokenizer.decode(tokenizer.encode_rendered(rendered), special=True)
 

@@ -15,12 +15,12 @@ from localllm.errors import ModelError, UsageError
 from localllm.generation.options import GenerationOptions
 from localllm.generation.tools.tool_grammar import Tool, ToolUse
 from localllm.text.messages import (
-    arrangements,
+    alternate_roles,
+    iter_arrangements,
+    make_short_id,
     merge_neighbours,
-    short_id,
     shorten_ids,
     split_calls,
-    take_turns,
     validate_messages,
 )
 from localllm.text.templates import ChatTemplate
@@ -328,8 +328,8 @@ def constant(kept: bool) -> Any:
 
 def test_a_conversation_that_fits_the_template_is_unchanged():
     for messages in SHAPES.values():
-        assert next(iter(arrangements(messages, constant(True)))) is messages or messages[0]["role"] != "system"
-        assert [*next(iter(arrangements(messages, constant(True))))] == messages
+        assert next(iter(iter_arrangements(messages, constant(True)))) is messages or messages[0]["role"] != "system"
+        assert [*next(iter(iter_arrangements(messages, constant(True))))] == messages
 
 
 def test_system_texts_move_to_where_the_template_keeps_them(tiny_path: str):
@@ -373,10 +373,10 @@ def test_neighbouring_messages_merge_and_turns_alternate():
     both = merge_neighbours([answer("A", reasoning_content="a"), answer("", tool_calls=CALLS, reasoning_content="b")])
     assert both == [answer("A", tool_calls=CALLS, reasoning_content="a\n\nb")]
     assert merge_neighbours([RESULT, RESULT]) == [RESULT, RESULT]
-    assert take_turns([answer("A")]) == [user(""), answer("A")]
-    assert take_turns([user("a"), answer(""), user("b")]) == [user("a\n\nb")]
-    assert take_turns([user("a"), answer("")]) == [user("a"), answer("")]
-    assert take_turns([user("a"), answer("", tool_calls=CALLS), RESULT, user("b")])[3] == answer(" ")
+    assert alternate_roles([answer("A")]) == [user(""), answer("A")]
+    assert alternate_roles([user("a"), answer(""), user("b")]) == [user("a\n\nb")]
+    assert alternate_roles([user("a"), answer("")]) == [user("a"), answer("")]
+    assert alternate_roles([user("a"), answer("", tool_calls=CALLS), RESULT, user("b")])[3] == answer(" ")
 
 
 def test_firefunctions_template_gets_its_variables():
@@ -412,7 +412,7 @@ def test_a_system_text_kept_only_for_the_last_user_stays_there():
 
 
 def test_call_ids_are_shortened_to_nine_characters():
-    short = short_id("call_0123456789")
+    short = make_short_id("call_0123456789")
     assert len(short) == 9 and short.isalnum()
     called, result = shorten_ids([answer(None, tool_calls=[*CALLS, {"id": "abcdefgh9"}]), RESULT])
     assert [call["id"] for call in called["tool_calls"]] == [short, "abcdefgh9"] and result["tool_call_id"] == short

@@ -13,7 +13,7 @@ from tiny_model import write_tiny_model
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.session import Session
 from localllm.text.builtin_templates import BUILTIN_TEMPLATES
-from localllm.text.special_tokens import BREAK, Markers, _without_breaks
+from localllm.text.special_tokens import BREAK, MarkerEscaper, _remove_breaks
 from localllm.text.templates import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
 from tests.unit.text.test_tokenizer import CONTROL, USER_DEFINED, byte_level, released_vocabulary, vocabulary  # noqa: F401 (fixtures)
@@ -320,7 +320,9 @@ def test_markers_in_messages_of_released_templates_stay_text(released):
 @pytest.mark.slow
 @pytest.mark.parametrize("text", ["<|im_start|>", "<", "< ", "<unused1234", "a<b>c", "<unused1"])
 def test_a_megabyte_with_thousands_of_control_tokens_is_encoded_quickly(text: str):
-    markers = Markers([*(f"<unused{number}>" for number in range(6000)), "<|im_start|>", "<|im_end|>", "<" * 5000])
+    markers = MarkerEscaper(
+        [*(f"<unused{number}>" for number in range(6000)), "<|im_start|>", "<|im_end|>", "<" * 5000]
+    )
     content = text * (1_000_000 // len(text))
     started = time.process_time()
     rendered = markers.render(ChatTemplate(CHATML), [{"role": "user", "content": content}])
@@ -349,8 +351,8 @@ def test_texts_are_broken_within_markers_and_at_their_edges(
     text: str, broken: str, shattered: str, occurrences: list[str]
 ):
     """Keep words whole."""
-    markers = Markers(["<|im_end|>", "x", "</s>", "[INST]"])
-    clean = _without_breaks(text)
+    markers = MarkerEscaper(["<|im_end|>", "x", "</s>", "[INST]"])
+    clean = _remove_breaks(text)
     assert markers._break_markers(clean).replace(BREAK, "#") == broken
     assert markers._break_all_edges(clean).replace(BREAK, "#") == shattered
     assert list(markers._occurrences(text)) == occurrences

@@ -17,7 +17,7 @@ from localllm.text import sandbox as limits
 from localllm.text import sandbox as template_sandbox
 from localllm.text.builtin_templates import BUILTIN_TEMPLATES
 from localllm.text.messages import validate_messages
-from localllm.text.templates import ChatTemplate, _reason, _to_hugging_face, _to_parts
+from localllm.text.templates import ChatTemplate, _describe_error, _to_hugging_face, _to_parts
 from localllm.text.tokenizer import Tokenizer
 
 CHATML, PLAIN = BUILTIN_TEMPLATES["chatml"], BUILTIN_TEMPLATES["plain"]
@@ -183,7 +183,7 @@ def test_hostile_templates_are_stopped(source: str, monkeypatch: pytest.MonkeyPa
     "value", ["", "abc", [], ["ab"] * 9, [[]] * 40, [[["x"]], ("y",)], {"key": ["value", None]}, {}, [True, -5, 1.5]]
 )
 def test_the_estimated_length_of_a_value_is_its_written_length(value: object):
-    assert limits.written_length(value) >= len(str(value)) - 2  # but for the outermost brackets
+    assert limits.estimate_length(value) >= len(str(value)) - 2  # but for the outermost brackets
 
 
 def test_a_missing_template_falls_back_to_chatml_or_plain():
@@ -387,7 +387,7 @@ def test_a_template_that_refuses_strings_gets_parts():
     ("a\n  b ", "a b"), ("x" * 300, "x" * 200), ("", "ValueError"), ("a\x1bb\u202ec", "a\ufffdb\ufffdc"),
 ])  # fmt: skip
 def test_reasons_are_short_lines(message: str, reason: str):
-    assert _reason(ValueError(message)) == reason
+    assert _describe_error(ValueError(message)) == reason
 
 
 @pytest.mark.parametrize(("message", "read"), [

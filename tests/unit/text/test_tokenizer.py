@@ -25,10 +25,10 @@ from localllm.errors import ModelError, UsageError
 from localllm.text import pretokenize, subwords
 from localllm.text.longest_match import unescape
 from localllm.text.pretokenize import PRETOKENIZERS, make_splitter
-from localllm.text.special_tokens import SpecialTokens
-from localllm.text.subwords import merge, merge_long, word_boundary
+from localllm.text.special_tokens import SpecialTokenSplitter
+from localllm.text.subwords import build_word_boundary, merge_in_windows, merge_symbols
 from localllm.text.tokenizer import Tokenizer
-from localllm.text.unigram import Plamo, round_half_up
+from localllm.text.unigram import PlamoTokenizer, round_half_up
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 VOCABULARIES = ["deepseek-llm", "gpt-2", "llama-bpe", "llama-spm", "phi-3", "qwen2", "starcoder"]
@@ -200,7 +200,7 @@ def test_merging_equals_the_naive_merge(seed: int, joint: str):
     ranks = {joint.join(cut): rng.randint(0, 9) for piece in pieces if len(piece) > 1 for cut in cuts(piece)}
     for _ in range(50):
         symbols = rng.choices("ab▁c", k=rng.randint(0, 40))
-        assert merge(list(symbols), ranks, joint) == naive_merge(symbols, ranks, joint)
+        assert merge_symbols(list(symbols), ranks, joint) == naive_merge(symbols, ranks, joint)
 
 
 def cuts(piece: str) -> list[tuple[str, str]]:
@@ -370,15 +370,15 @@ def naive_cut(text: str, tokens: list[tuple[str, int]], before: set[int], after:
 )
 def test_special_tokens_are_found_as_by_llama_cpp(pieces: list[str], text: str, before: set[int], after: set[int]):
     tokens = [(piece, token) for token, piece in enumerate(pieces)]
-    assert SpecialTokens(tokens, before, after).cut(text) == naive_cut(text, tokens, before, after)
+    assert SpecialTokenSplitter(tokens, before, after).split(text) == naive_cut(text, tokens, before, after)
 
 
 @pytest.mark.parametrize("text", ["<unused5999>", "<", "<unused", "a ", "<unused1><unused2>"])
 def test_thousands_of_special_tokens_take_linear_time(text: str):
     tokens = [(f"<unused{number}>", number) for number in range(6000)]
-    special = SpecialTokens(tokens, {1}, {2})
+    special = SpecialTokenSplitter(tokens, {1}, {2})
     started = time.process_time()
-    special.cut(text * (1_000_000 // len(text)))
+    special.split(text * (1_000_000 // len(text)))
     assert time.process_time() - started < 10, "a second, if it takes as long as the text is"
 
 
@@ -698,11 +698,11 @@ def test_rwkv_pieces_are_written_as_python_bytes(piece: str, data: bytes):
 
 def test_plamo_splits_with_the_best_score():
     """Prefer the longer first piece of equal scores; characters without a piece score below 0."""
-    plamo = object.__new__(Plamo)
+    plamo = object.__new__(PlamoTokenizer)
     plamo._scores = {"a": -10000, "ab": -20000, "b": -10000, "abc": -5}
     plamo._lengths = {"a": [3, 2, 1], "b": [1]}
     for word, ends in (("ababcx", [2, 2, 5, 4, -5, -6]), ("xa", [-1, 2]), ("aab", [1, 3, 3]), ("", [])):
-        assert plamo._best_ends(word) == ends
+        assert plamo._find_best_ends(word) == ends
     halves = {0.4: 0, 0.5: 1, 1.5: 2, 1.49: 1, -0.4: 0, -0.5: -1, -1.5: -2, 2.0: 2, -2.0: -2, 0.0: 0}
     assert {x: round_half_up(x) for x in halves} == halves
 
@@ -714,13 +714,13 @@ def test_long_words_are_merged_in_windows(monkeypatch):
     ranks, merged, random_ = {pair: n for n, pair in enumerate(("a b", "b a", "ab ab", "c c"))}, [], random.Random(1)
     for length in (0, 1, 15, 16, 17, 31, 32, 33, 200):
         text = "".join(random_.choices("abc", k=length))
-        assert merge_long(text, ranks, " ") == merge(list(text), ranks, " ")
+        assert merge_in_windows(text, ranks, " ") == merge_symbols(list(text), ranks, " ")
 
     def heard(symbols: list[str], *others) -> list[str]:
         merged.append("".join(symbols))
-        return merge(symbols, *others)
+        return merge_symbols(symbols, *others)
 
-    monkeypatch.setattr(subwords, "merge", heard)
+    monkeypatch.setattr(subwords, "merge_symbols", heard)
     letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMN"
     for text, windows in (
         (letters[:16], [letters[:16]]), (letters[:17], [letters[:16], letters[10:17]]),
@@ -728,9 +728,9 @@ def test_long_words_are_merged_in_windows(monkeypatch):
         (letters, [letters[:16], letters[10:26], letters[20:36], letters[30:]]), ("e" * 37, ["e" * 16, "e" * 7]),
     ):  # fmt: skip
         merged.clear()
-        assert merge_long(text, {}, " ") == list(text) and merged == windows
-    assert subwords._far_from_end(["a" * 16, "b"]) == (["a" * 16], 16)
-    assert subwords._far_from_end(["abc", "defghij", "k"]) == (["abc", "defghij"], 10)
+        assert merge_in_windows(text, {}, " ") == list(text) and merged == windows
+    assert subwords._select_kept(["a" * 16, "b"]) == (["a" * 16], 16)
+    assert subwords._select_kept(["abc", "defghij", "k"]) == (["abc", "defghij"], 10)
 
 
 @pytest.mark.parametrize(("pieces", "text", "words"), [
@@ -739,7 +739,7 @@ def test_long_words_are_merged_in_windows(monkeypatch):
 ])  # fmt: skip
 def test_words_are_split_before_marked_spaces(pieces: list[str], text: str, words: list[str]):
     """Do not split where a piece continues across the space."""
-    assert word_boundary(pieces).split(text) == words
+    assert build_word_boundary(pieces).split(text) == words
 
 
 def test_token_types_decide_their_bytes():

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from localllm.errors import ModelError, UnsupportedError
-from localllm.files.gguf.metadata import Oddities
-from localllm.files.gguf.metadata_reader import Checked
-from localllm.text.tokenizer import _chat_template
+from localllm.files.gguf.metadata import Irregularities
+from localllm.files.gguf.metadata_reader import MetadataReader
+from localllm.text.tokenizer import _read_chat_template
 from localllm.text.vocabulary import Vocabulary, note_odd_merges, read_vocabulary
 from tests.unit.text.test_tokenizer import (
     BYTE,
@@ -290,9 +290,9 @@ def test_tokens_that_strip_white_space_are_found():
 ])  # fmt: skip
 def test_only_the_default_chat_template_is_used(declared: dict, expected: str | None):
     """Check the types of the others."""
-    keys = Checked({f"tokenizer.{key}": value for key, value in declared.items()}, "tokenizer.")
+    keys = MetadataReader({f"tokenizer.{key}": value for key, value in declared.items()}, "tokenizer.")
     with pytest.raises(ModelError, match=f"^{expected}") if expected and " " in expected else nullcontext():
-        assert _chat_template(keys) == expected
+        assert _read_chat_template(keys) == expected
 
 
 @pytest.mark.parametrize(("merges", "problem"), [
@@ -303,7 +303,7 @@ def test_only_the_default_chat_template_is_used(declared: dict, expected: str | 
 ])  # fmt: skip
 def test_the_first_invalid_merge_is_reported(merges: list[str], problem: str | None):
     with nullcontext() if problem is None else pytest.raises(ModelError, match=f"merges: {problem}$"):
-        note_odd_merges(Checked({}, ""), merges, {"a": 0, "b": 1, "ab": 2})
+        note_odd_merges(MetadataReader({}, ""), merges, {"a": 0, "b": 1, "ab": 2})
 
 
 @pytest.mark.parametrize(("merges", "noted"), [
@@ -311,6 +311,6 @@ def test_the_first_invalid_merge_is_reported(merges: list[str], problem: str | N
     (["a x", "b a"], ["2 merges have an operand or a result that is not a token (x)"]),
 ])  # fmt: skip
 def test_merges_of_unknown_pieces_are_noted(merges: list[str], noted: list[str]):
-    keys = Checked({}, "", oddities=Oddities())
+    keys = MetadataReader({}, "", oddities=Irregularities())
     note_odd_merges(keys, merges, {"a": 0, "b": 1, "ab": 2})
     assert noted == [line.split("meaning: ")[1] for line in keys.oddities.lines()]

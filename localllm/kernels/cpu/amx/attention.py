@@ -22,8 +22,8 @@ from localllm.kernels.cpu.amx.tiles import (
     store_planes,
 )
 from localllm.kernels.cpu.attention import attend as attention
-from localllm.kernels.cpu.attention.attend import ManyRows, query_scale, row_at
-from localllm.kernels.cpu.signature import argument, device
+from localllm.kernels.cpu.attention.attend import ManyRowProducts, compute_query_scale, find_row
+from localllm.kernels.cpu.signature import device, load_argument
 from localllm.kernels.table import ATTEND
 
 STRIDE = KEYS * 4  # bytes from one row of scores to the next
@@ -38,10 +38,12 @@ def load_queries(a, first, rows, group, kv_head, key_dim, q):
 
     The layout is [rows / 16][plane][dimensions / 32][16 rows][32].
     """
-    head_dim, scale = argument(a, ATTEND.key_dim), simd.splat_f32x16(query_scale(a))
+    head_dim, scale = load_argument(a, ATTEND.key_dim), simd.splat_f32x16(compute_query_scale(a))
     low = (key_dim + 31) // 32 * TILE
     for r in range(rows):
-        source = row_at(argument(a, ATTEND.q), argument(a, ATTEND.q_stride), first + r, group, kv_head, head_dim)
+        source = find_row(
+            load_argument(a, ATTEND.q), load_argument(a, ATTEND.q_stride), first + r, group, kv_head, head_dim
+        )
         target = q + r // 16 * 2 * low + r % 16 * 64
         for d in range(0, head_dim, 32):
             x = simd.load_lanes_f32x16(source + d * 4, head_dim - d) * scale
@@ -142,17 +144,17 @@ def make_many(load_key, load_value):
 
 
 @device
-def start(tiles):
+def start_tiles(tiles):
     """Configure the tile registers. Without AMX, their emulation is in memory just before `tiles`."""
     configure(tiles - TILE_REGISTERS)
 
 
 @device
-def finish():
+def finish_tiles():
     release()
 
 
-IN_TILES = ManyRows(make_many, load_queries, start, finish, ATTEND_TILES)
+IN_TILES = ManyRowProducts(make_many, load_queries, start_tiles, finish_tiles, ATTEND_TILES)
 
 
 def make(format_name):

@@ -16,8 +16,8 @@ from localllm.kernels import simd
 from localllm.kernels.cpu import PANEL_BYTES, PANEL_TOKENS, TILE_SLAB, TILE_SLABS, TILE_TOKENS
 from localllm.kernels.cpu.amx.pack import HALF_BYTES, PLANE_BYTES, ROWS, SLAB_BYTES
 from localllm.kernels.cpu.amx.tiles import TILE, configure, make_load, make_products, make_store, make_zero, release
-from localllm.kernels.cpu.matmul.experts import ANY_NUMBER, EXPERT_BYTES, make_experts, put
-from localllm.kernels.cpu.signature import argument, device, kernel
+from localllm.kernels.cpu.matmul.experts import EXPERT_BYTES, UNLIMITED, make_experts, store_argument
+from localllm.kernels.cpu.signature import device, kernel, load_argument
 from localllm.kernels.table import (
     EXPERT,
     EXPERTS_TILES_FLOAT,
@@ -36,12 +36,12 @@ def make_expert_finish(product, own):
 
     @device
     def finish(a, call, expert, memory):
-        number = (expert - argument(a, own.active)) // EXPERT_BYTES
-        panel = number + argument(expert, EXPERT.first) // PANEL_TOKENS
-        put(call, product.panels, argument(a, own.panels) + panel * PANEL_BYTES)
-        is_exact = simd.load_i64(argument(a, own.kernel_tokens)) <= simd.load_i64(argument(a, own.most_exact))
-        simd.store_i64(memory, ANY_NUMBER if is_exact else 0)
-        put(call, product.most_exact, memory)
+        number = (expert - load_argument(a, own.active)) // EXPERT_BYTES
+        panel = number + load_argument(expert, EXPERT.first) // PANEL_TOKENS
+        store_argument(call, product.panels, load_argument(a, own.panels) + panel * PANEL_BYTES)
+        is_exact = simd.load_i64(load_argument(a, own.kernel_tokens)) <= simd.load_i64(load_argument(a, own.most_exact))
+        simd.store_i64(memory, UNLIMITED if is_exact else 0)
+        store_argument(call, product.most_exact, memory)
 
     return finish
 
@@ -50,7 +50,7 @@ SUMS_BYTES = 2 * TILE * TILE_TOKENS // PANEL_TOKENS
 
 
 @device
-def places(scratch):
+def compute_buffers(scratch):
     """Return a thread's buffers.
 
     They are slabs, sums, a transposed tile, the arguments of UNPACK, one row, tile registers.
@@ -105,17 +105,17 @@ def prefetch_range(address, size):
 def make_unpack(product):
     @device
     def unpack(a, row, column, width, exact, weights, scratch):
-        _, _, _, call, numbers, _ = places(scratch)
-        row_bytes = argument(a, product.row_bytes)
-        simd.store_i64(call + 8 * UNPACK.weights, argument(a, product.weights) + row * row_bytes)
+        _, _, _, call, numbers, _ = compute_buffers(scratch)
+        row_bytes = load_argument(a, product.row_bytes)
+        simd.store_i64(call + 8 * UNPACK.weights, load_argument(a, product.weights) + row * row_bytes)
         simd.store_i64(call + 8 * UNPACK.row_bytes, row_bytes)
-        simd.store_i64(call + 8 * UNPACK.last, argument(a, product.rows) - row - 1)
+        simd.store_i64(call + 8 * UNPACK.last, load_argument(a, product.rows) - row - 1)
         simd.store_i64(call + 8 * UNPACK.column, column)
         simd.store_i64(call + 8 * UNPACK.columns, width)
         simd.store_i64(call + 8 * UNPACK.exact, 1 if exact else 0)
         simd.store_i64(call + 8 * UNPACK.tiles, weights)
         simd.store_i64(call + 8 * UNPACK.row, numbers)
-        simd.call_kernel(argument(a, product.unpack), call, 0, 1, 0)
+        simd.call_kernel(load_argument(a, product.unpack), call, 0, 1, 0)
 
     return unpack
 
@@ -128,14 +128,14 @@ def make_fetch(product):
 
     @device
     def fetch(a, row, slabs, column, panel, panels):
-        columns, row_bytes, rows = argument(a, product.columns), argument(a, product.row_bytes), ROWS * slabs
+        columns, row_bytes, rows = load_argument(a, product.columns), load_argument(a, product.row_bytes), ROWS * slabs
         next_row, next_column = row, column + TILE_SLAB
         if next_column >= columns:
             next_row, next_column = row + rows, 0
         first, size = next_column * row_bytes // columns, min(TILE_SLAB, columns - next_column) * row_bytes // columns
-        end = min(next_row + rows * (panel + 2) // panels, next_row + rows, argument(a, product.rows))
+        end = min(next_row + rows * (panel + 2) // panels, next_row + rows, load_argument(a, product.rows))
         for r in range(next_row + rows * panel // panels, end):
-            prefetch_range(argument(a, product.weights) + r * row_bytes + first, size)
+            prefetch_range(load_argument(a, product.weights) + r * row_bytes + first, size)
 
     return fetch
 
@@ -143,11 +143,11 @@ def make_fetch(product):
 def make_finish(product):
     @device
     def finish(a, row, first, tokens, sums, transposed):
-        y_stride, rows = argument(a, product.y_stride), argument(a, product.rows) - row
+        y_stride, rows = load_argument(a, product.y_stride), load_argument(a, product.rows) - row
         for t in range(0, tokens, PANEL_TOKENS):
             for half in range(2 if rows > 16 else 1):
                 simd.transpose_f32(sums + (t // PANEL_TOKENS * 2 + half) * TILE, 64, transposed)
-                y = argument(a, product.y) + (first + t) * y_stride + (row + 16 * half) * 4
+                y = load_argument(a, product.y) + (first + t) * y_stride + (row + 16 * half) * 4
                 for i in range(min(PANEL_TOKENS, tokens - t)):
                     simd.store_f32x16(y + i * y_stride, simd.load_f32x16(transposed + i * 64))
 
@@ -160,13 +160,13 @@ def make_tile(product):
 
     @device
     def tile(a, row, slabs, first, tokens, exact, scratch):
-        weights, sums, transposed, _, _, registers = places(scratch)
-        columns, panels = argument(a, product.columns), (tokens + PANEL_TOKENS - 1) // PANEL_TOKENS
+        weights, sums, transposed, _, _, registers = compute_buffers(scratch)
+        columns, panels = load_argument(a, product.columns), (tokens + PANEL_TOKENS - 1) // PANEL_TOKENS
         for column in range(0, columns, TILE_SLAB):
             width = min(TILE_SLAB, columns - column)
             for i in range(slabs):
                 unpack(a, row + i * ROWS, column, width, exact, weights + i * SLAB_BYTES, scratch)
-            x = argument(a, product.panels) + column // TILE_SLAB * argument(a, product.slab_bytes)
+            x = load_argument(a, product.panels) + column // TILE_SLAB * load_argument(a, product.slab_bytes)
             x += first // PANEL_TOKENS * PANEL_BYTES
             for panel in range(0, panels, 2):
                 fetch(a, row, slabs, column, panel, panels)
@@ -185,14 +185,14 @@ def make_linear(product):
 
     @kernel
     def linear(a, part, parts, thread):
-        tokens, rows = simd.load_i64(argument(a, product.count)), argument(a, product.rows)
-        kernel_tokens = simd.load_i64(argument(a, product.kernel_tokens))
-        if kernel_tokens < argument(a, product.least):
-            simd.call_kernel(argument(a, product.few), a, part, parts, thread)
+        tokens, rows = simd.load_i64(load_argument(a, product.count)), load_argument(a, product.rows)
+        kernel_tokens = simd.load_i64(load_argument(a, product.kernel_tokens))
+        if kernel_tokens < load_argument(a, product.least):
+            simd.call_kernel(load_argument(a, product.few), a, part, parts, thread)
             return
-        scratch = argument(a, product.scratch) + thread * argument(a, product.scratch_bytes)
-        exact, tiles = kernel_tokens <= simd.load_i64(argument(a, product.most_exact)), (rows + ROWS - 1) // ROWS
-        _, _, _, _, _, registers = places(scratch)
+        scratch = load_argument(a, product.scratch) + thread * load_argument(a, product.scratch_bytes)
+        exact, tiles = kernel_tokens <= simd.load_i64(load_argument(a, product.most_exact)), (rows + ROWS - 1) // ROWS
+        _, _, _, _, _, registers = compute_buffers(scratch)
         configure(registers)
         end = tiles * (part + 1) // parts
         for i in range(tiles * part // parts, end, TILE_SLABS):

@@ -21,9 +21,9 @@ from numba import int64, types
 
 from localllm.kernels import simd
 from localllm.kernels.cpu import PANEL_BYTES, PANEL_TOKENS, PRECISE_TOKENS, TILE_SLAB
-from localllm.kernels.cpu.amx.tiles import TILE, left_over, narrow_pair, store_high, store_planes
+from localllm.kernels.cpu.amx.tiles import TILE, compute_rounding_errors, narrow_pair, store_high, store_planes
 from localllm.kernels.cpu.matmul.matmul_float import PLAIN, make_blocks, make_plain
-from localllm.kernels.cpu.signature import argument, device, kernel
+from localllm.kernels.cpu.signature import device, kernel, load_argument
 from localllm.kernels.formats import load_group_format
 from localllm.kernels.table import EXPERT, PACK, UNPACK
 from localllm.quant.formats import BY_NAME
@@ -35,7 +35,7 @@ SLAB_BYTES = 2 * HALF_BYTES
 
 
 @device
-def two(row, k, columns):
+def load_two(row, k, columns):
     """Load elements k to k + 31 of a float32 row as two f32x16, with zeros after its end."""
     if k + 32 <= columns:
         return simd.load_f32x16(row + k * 4), simd.load_f32x16(row + k * 4 + 64)
@@ -49,13 +49,17 @@ def make_unpack_rows(format_name):
 
     @kernel
     def unpack(a, part, parts, thread):
-        columns, exact, row = argument(a, UNPACK.columns), argument(a, UNPACK.exact), argument(a, UNPACK.row)
-        first = argument(a, UNPACK.weights) + argument(a, UNPACK.column) // block * block_bytes
+        columns, exact, row = (
+            load_argument(a, UNPACK.columns),
+            load_argument(a, UNPACK.exact),
+            load_argument(a, UNPACK.row),
+        )
+        first = load_argument(a, UNPACK.weights) + load_argument(a, UNPACK.column) // block * block_bytes
         for i in range(ROWS):
-            load_row(first + min(i, argument(a, UNPACK.last)) * argument(a, UNPACK.row_bytes), columns, row)
-            place = argument(a, UNPACK.tiles) + i // 16 * HALF_BYTES + i % 16 * 64
+            load_row(first + min(i, load_argument(a, UNPACK.last)) * load_argument(a, UNPACK.row_bytes), columns, row)
+            place = load_argument(a, UNPACK.tiles) + i // 16 * HALF_BYTES + i % 16 * 64
             for k in range(0, columns, 32):
-                x, y = two(row, k, columns)
+                x, y = load_two(row, k, columns)
                 if exact == 1:
                     store_planes(place + k // 32 * TILE, PLANE_BYTES, x, y)
                 else:
@@ -64,7 +68,7 @@ def make_unpack_rows(format_name):
     return unpack
 
 
-def spread(builder, values, run, octet):
+def spread_scales(builder, values, run, octet):
     """Spread the scales of octet `octet` of runs `run` and run + 1 over 16 lanes, 8 weights each."""
     each = values.type.count // 8 if values.type.count > 2 else 1  # scales per run
     return simd.shuffled(
@@ -72,7 +76,7 @@ def spread(builder, values, run, octet):
     )
 
 
-def sixteen(builder, codes, run, octet):
+def convert_codes(builder, codes, run, octet):
     vector, first = (codes[octet], 8 * run) if len(codes) == 4 else (codes[0], 16 * octet)
     return builder.uitofp(simd.slice_of(builder, vector, first, first + 16), simd.f32x16.llvm)
 
@@ -85,7 +89,9 @@ def store_runs(builder, octets, place, low):
     pairs = [narrow_pair(builder, *octets[i : i + 2]) for i in (0, 2)]
     parts = [(pairs, place)]
     if low:
-        rests = [left_over(builder, pair, *octets[i : i + 2]) for i, pair in zip((0, 2), pairs, strict=True)]
+        rests = [
+            compute_rounding_errors(builder, pair, *octets[i : i + 2]) for i, pair in zip((0, 2), pairs, strict=True)
+        ]
         parts.append((rests, builder.add(place, simd.I64(PLANE_BYTES))))
     for (x, y), address in parts:
         x, y = (builder.bitcast(value, ir.VectorType(simd.I64, 8)) for value in (x, y))
@@ -109,8 +115,8 @@ def make_store(format, vectors, scales_type, low):
         for run in range(0, runs, 2):
             octets = []
             for octet in range(4):
-                factors = (spread(builder, values, run, octet) for values in (scales, minimums))
-                octets.append(simd.multiply_add(builder, sixteen(builder, codes, run, octet), *factors))
+                factors = (spread_scales(builder, values, run, octet) for values in (scales, minimums))
+                octets.append(simd.multiply_add(builder, convert_codes(builder, codes, run, octet), *factors))
             store_runs(builder, octets, builder.add(place, simd.I64(run * TILE)), low)
 
     return store
@@ -154,11 +160,11 @@ def make_unpack_groups(format_name):
 
     @kernel
     def unpack(a, part, parts, thread):
-        columns, exact = argument(a, UNPACK.columns), argument(a, UNPACK.exact)
-        first = argument(a, UNPACK.weights) + argument(a, UNPACK.column) // 256 * group_bytes
+        columns, exact = load_argument(a, UNPACK.columns), load_argument(a, UNPACK.exact)
+        first = load_argument(a, UNPACK.weights) + load_argument(a, UNPACK.column) // 256 * group_bytes
         for i in range(ROWS):
-            w = first + min(i, argument(a, UNPACK.last)) * argument(a, UNPACK.row_bytes)
-            place = argument(a, UNPACK.tiles) + i // 16 * HALF_BYTES + i % 16 * 64
+            w = first + min(i, load_argument(a, UNPACK.last)) * load_argument(a, UNPACK.row_bytes)
+            place = load_argument(a, UNPACK.tiles) + i // 16 * HALF_BYTES + i % 16 * 64
             if exact == 1:
                 planes(w, columns, place)
             else:
@@ -173,15 +179,15 @@ EXPERT_BYTES = 8 * len(EXPERT)
 @device
 def pack_panel(a, first, count, panel, exact, scratch):
     """Pack 16 rows, of which the first `count` exist, as the panel of index `panel`."""
-    columns, stride = argument(a, PACK.columns), argument(a, PACK.stride)
+    columns, stride = load_argument(a, PACK.columns), load_argument(a, PACK.stride)
     for k in range(0, columns, 32):
         for i in range(PANEL_TOKENS):
-            x, y = two(argument(a, PACK.x) + (first + min(i, count - 1)) * stride, k, columns)
+            x, y = load_two(load_argument(a, PACK.x) + (first + min(i, count - 1)) * stride, k, columns)
             if exact:
                 store_planes(scratch + i * 64, TILE, x, y)
             else:
                 store_high(scratch + i * 64, 0, x, y)
-        place = argument(a, PACK.panels) + k // TILE_SLAB * argument(a, PACK.slab_bytes) + panel * PANEL_BYTES
+        place = load_argument(a, PACK.panels) + k // TILE_SLAB * load_argument(a, PACK.slab_bytes) + panel * PANEL_BYTES
         place += k % TILE_SLAB // 32 * TILE
         simd.transpose_f32(scratch, 64, place)
         if exact:
@@ -199,19 +205,19 @@ def pack_rows(a, first, count, panel, part, parts, exact, scratch):
 @kernel
 def pack(a, part, parts, thread):
     """Pack all tokens, or the rows of all experts; the parts share the panels, or the experts."""
-    tokens, active = simd.load_i64(argument(a, PACK.count)), argument(a, PACK.active)
-    scratch = argument(a, PACK.scratch) + thread * argument(a, PACK.scratch_bytes)
-    kernel_tokens = simd.load_i64(argument(a, PACK.kernel_tokens))
-    exact = kernel_tokens <= simd.load_i64(argument(a, PACK.most_exact))
+    tokens, active = simd.load_i64(load_argument(a, PACK.count)), load_argument(a, PACK.active)
+    scratch = load_argument(a, PACK.scratch) + thread * load_argument(a, PACK.scratch_bytes)
+    kernel_tokens = simd.load_i64(load_argument(a, PACK.kernel_tokens))
+    exact = kernel_tokens <= simd.load_i64(load_argument(a, PACK.most_exact))
     if active == 0:
-        if kernel_tokens >= argument(a, PACK.least):
+        if kernel_tokens >= load_argument(a, PACK.least):
             pack_rows(a, 0, tokens, 0, part, parts, exact, scratch)
         return
     if kernel_tokens <= PRECISE_TOKENS:  # experts read rows then, see matmul/experts.py
         return
-    experts = simd.load_i64(argument(a, PACK.active_count))
+    experts = simd.load_i64(load_argument(a, PACK.active_count))
     for i in range(experts * part // parts, experts * (part + 1) // parts):
         expert = active + i * EXPERT_BYTES
-        first, count = argument(expert, EXPERT.first), argument(expert, EXPERT.count)
-        if count >= argument(a, PACK.least):
+        first, count = load_argument(expert, EXPERT.first), load_argument(expert, EXPERT.count)
+        if count >= load_argument(a, PACK.least):
             pack_rows(a, first, count, i + first // PANEL_TOKENS, 0, 1, exact, scratch)

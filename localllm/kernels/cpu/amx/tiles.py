@@ -27,14 +27,14 @@ from numba import int64
 from localllm.kernels import simd
 from localllm.kernels.cpu.matmul.tiles_f32 import BFloat
 from localllm.kernels.cpu.signature import device, inlined
-from localllm.kernels.machine import this_lane
+from localllm.kernels.machine import get_lane
 
-HAS_TILES = this_lane().has_tiles
+HAS_TILES = get_lane().has_tiles
 TILE = 1024  # bytes
 LEFT, RIGHT = 4, 6  # the first registers of operands
 
 
-def tile_call(builder, name, *arguments):
+def call_tile(builder, name, *arguments):
     """Emit an instruction on tile registers; arguments: constant register indices, and addresses."""
     simd.llvm_call(builder, f"llvm.x86.{name}", ir.VoidType(), list(arguments))
 
@@ -46,7 +46,7 @@ def pointer(builder, address):
 @simd.operation(None, int64)
 def load_configuration(builder, address):
     if HAS_TILES:
-        tile_call(builder, "ldtilecfg", pointer(builder, address))
+        call_tile(builder, "ldtilecfg", pointer(builder, address))
 
 
 @device
@@ -69,7 +69,7 @@ def configure(registers):
 @simd.operation(None)
 def release(builder):
     if HAS_TILES:
-        tile_call(builder, "tilerelease")
+        call_tile(builder, "tilerelease")
 
 
 def make_zero(numbers):
@@ -78,7 +78,7 @@ def make_zero(numbers):
         @simd.operation(None, int64)
         def zero(builder, registers):
             for number in numbers:
-                tile_call(builder, "tilezero", simd.I8(number))
+                call_tile(builder, "tilezero", simd.I8(number))
 
         return zero
 
@@ -124,7 +124,7 @@ def make_move(name, numbers):
     @simd.operation(None, int64, int64, int64, int64)
     def move(builder, registers, address, apart, stride):
         for number in numbers:
-            tile_call(builder, name, simd.I8(number), pointer(builder, address), stride)
+            call_tile(builder, name, simd.I8(number), pointer(builder, address), stride)
             address = builder.add(address, apart)
 
     return move
@@ -137,7 +137,7 @@ def make_multiply(left, right):
         @simd.operation(None, int64)
         def multiply(builder, registers):
             for i, j in product(range(left), range(right)):
-                tile_call(builder, "tdpbf16ps", simd.I8(i + 2 * j), simd.I8(LEFT + i), simd.I8(RIGHT + j))
+                call_tile(builder, "tdpbf16ps", simd.I8(i + 2 * j), simd.I8(LEFT + i), simd.I8(RIGHT + j))
 
         return multiply
 
@@ -146,33 +146,33 @@ def make_multiply(left, right):
         for j in range(right):
             for i in range(left):
                 c, x, y = i + 2 * j, LEFT + i, RIGHT + j
-                emulated_product(registers + c * TILE, registers + x * TILE, registers + y * TILE)
+                emulate_product(registers + c * TILE, registers + x * TILE, registers + y * TILE)
 
     return emulated
 
 
 @simd.operation(simd.f32x16, int64)
-def first_of_pair(builder, address):
+def load_first(builder, address):
     return simd.splat_value(
         builder, simd.f32x16.llvm, simd.widen_bf16(builder, simd.load_value(builder, address, simd.I16))
     )
 
 
 @simd.operation(simd.f32x16, simd.f32x16)
-def firsts(builder, pairs):
+def select_firsts(builder, pairs):
     """Return the first BF16 value of each of 16 pairs, as float32."""
     bits = builder.bitcast(pairs, ir.VectorType(simd.I32, 16))
     return builder.bitcast(builder.shl(bits, simd.constant_like(bits, 16)), simd.f32x16.llvm)
 
 
 @simd.operation(simd.f32x16, simd.f32x16)
-def seconds(builder, pairs):
+def select_seconds(builder, pairs):
     bits = builder.bitcast(pairs, ir.VectorType(simd.I32, 16))
     return builder.bitcast(builder.and_(bits, simd.constant_like(bits, 0xFFFF0000)), simd.f32x16.llvm)
 
 
 @device
-def emulated_product(c, x, y):
+def emulate_product(c, x, y):
     """Emulate the product of two tiles.
 
     c f32 [16][16] += x bf16 [16][16 pairs][2] times y bf16 [16 pairs][16][2]. The first and second values of pairs have
@@ -182,8 +182,8 @@ def emulated_product(c, x, y):
         even, odd = simd.zero_f32x16(), simd.zero_f32x16()
         for pair in range(16):
             at, right = x + row * 64 + pair * 4, simd.load_f32x16(y + pair * 64)
-            even = simd.fma_f32x16(first_of_pair(at), firsts(right), even)
-            odd = simd.fma_f32x16(first_of_pair(at + 2), seconds(right), odd)
+            even = simd.fma_f32x16(load_first(at), select_firsts(right), even)
+            odd = simd.fma_f32x16(load_first(at + 2), select_seconds(right), odd)
         simd.store_f32x16(c + row * 64, simd.load_f32x16(c + row * 64) + (even + odd))
 
 
@@ -221,13 +221,13 @@ PAIR = ir.VectorType(simd.I16, 32)
 
 def narrow_pair(builder, x, y):
     """Convert the values of x, then those of y, to BF16: i16x32."""
-    if "avx512bf16" in this_lane().features:
+    if "avx512bf16" in get_lane().features:
         name, result = "llvm.x86.avx512bf16.cvtne2ps2bf16.512", ir.VectorType(BFloat(), 32)
         return builder.bitcast(simd.llvm_call(builder, name, result, [y, x]), PAIR)
     return simd.shuffled(builder, simd.narrow_bf16(builder, x), simd.narrow_bf16(builder, y), [*range(32)])
 
 
-def left_over(builder, rounded_pair, x, y):
+def compute_rounding_errors(builder, rounded_pair, x, y):
     halves = (simd.widen_bf16(builder, simd.slice_of(builder, rounded_pair, 16 * i, 16 * i + 16)) for i in (0, 1))
     return narrow_pair(builder, *(builder.fsub(value, half) for value, half in zip((x, y), halves, strict=True)))
 
@@ -243,7 +243,7 @@ def make_store_pair(has_low, order):
         high = narrow_pair(builder, x, y)
         simd.store_value(builder, address, simd.shuffled(builder, high, high, order))
         if has_low:
-            rest = left_over(builder, high, x, y)
+            rest = compute_rounding_errors(builder, high, x, y)
             simd.store_value(builder, builder.add(address, low), simd.shuffled(builder, rest, rest, order))
 
     return store_pair

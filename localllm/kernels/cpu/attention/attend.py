@@ -17,12 +17,12 @@ from typing import NamedTuple
 from numba import float32
 
 from localllm.kernels import simd
-from localllm.kernels.cpu import ATTEND_KEYS, ATTEND_ROWS, MOST_SPLITS
+from localllm.kernels.cpu import ATTEND_KEYS, ATTEND_ROWS, MAX_SPLITS
 from localllm.kernels.cpu.attention.cache import STORAGE
-from localllm.kernels.cpu.attention.plan import SPLIT_BYTES, UNIT_BYTES, first_visible
+from localllm.kernels.cpu.attention.plan import SPLIT_BYTES, UNIT_BYTES, find_first_visible
 from localllm.kernels.cpu.attention.products import make_few, make_many
 from localllm.kernels.cpu.matmul.tiles_f32 import ROWS as TILE
-from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
+from localllm.kernels.cpu.signature import device, kernel, load_argument, load_argument_f32
 from localllm.kernels.table import ATTEND, PAGE, SPLIT, UNIT
 
 MINUS_INFINITY, LOG2_E = float32(-math.inf), float32(math.log2(math.e))
@@ -40,12 +40,12 @@ def fill(address, count, value):
 
 
 @device
-def padded(numbers):
+def pad_to_16(numbers):
     return (numbers + 15) // 16 * 16
 
 
 @device
-def places(scratch, key_dim, value_dim, extra_bytes):
+def compute_buffers(scratch, key_dim, value_dim, extra_bytes):
     """Return a unit's buffers: q, a block of keys and values, scores, output, states of rows.
 
     The block is in the form that the products need. extra_bytes: bytes before it ("tiles"), for the products of many
@@ -58,7 +58,7 @@ def places(scratch, key_dim, value_dim, extra_bytes):
 
 
 @device
-def row_at(first_token, stride, row, group, kv_head, head_dim):
+def find_row(first_token, stride, row, group, kv_head, head_dim):
     """Return the address of a row's head in q or in the output; first_token: that of the first token."""
     return first_token + row // group * stride + (kv_head * group + row % group) * head_dim * 4
 
@@ -73,18 +73,21 @@ def start_rows(rows, value_dim, output, states):
 
 
 @device
-def bits_of(a, token, kv_head):
+def find_selected_bits(a, token, kv_head):
     """Return the address of the bits of the keys that are selected for a token and a key-value head."""
-    of_token = argument(a, ATTEND.chosen) + token * argument(a, ATTEND.chosen_stride)
-    return of_token + kv_head * argument(a, ATTEND.choice_stride)
+    of_token = load_argument(a, ATTEND.chosen) + token * load_argument(a, ATTEND.chosen_stride)
+    return of_token + kv_head * load_argument(a, ATTEND.choice_stride)
 
 
 @device
 def sees_none(a, token, kv_head):
     """Return whether selection is on but selected no key for a token, which happens if scores are NaN."""
-    if argument(a, ATTEND.chosen) == 0:
+    if load_argument(a, ATTEND.chosen) == 0:
         return False
-    bits, position = bits_of(a, token, kv_head), simd.load_i64(argument(a, ATTEND.positions) + token * 8)
+    bits, position = (
+        find_selected_bits(a, token, kv_head),
+        simd.load_i64(load_argument(a, ATTEND.positions) + token * 8),
+    )
     key = 0
     while key <= position and simd.load_u16(bits + key // 8) == 0:
         key += 16
@@ -95,16 +98,16 @@ def sees_none(a, token, kv_head):
 def start_with_sinks(a, first, rows, group, kv_head, states):
     """Reset the states of rows to the heads' sinks, or a token's sum to NaN if no key was selected for it."""
     for r in range(rows):
-        sink = simd.load_f32(argument(a, ATTEND.sinks) + (kv_head * group + (first + r) % group) * 4)
+        sink = simd.load_f32(load_argument(a, ATTEND.sinks) + (kv_head * group + (first + r) % group) * 4)
         simd.store_f32(states + r * 128, simd.NAN if sees_none(a, (first + r) // group, kv_head) else float32(1.0))
         fill(states + r * 128 + 64, 16, sink * LOG2_E)
 
 
 @device
-def query_scale(a):
+def compute_query_scale(a):
     """Compute the factor of q k^T: scale / softcap, or scale * log2(e), so that scores are exponents of 2."""
-    softcap = argument_f32(a, ATTEND.softcap)
-    return argument_f32(a, ATTEND.scale) * (float32(1.0) / softcap if softcap > 0 else LOG2_E)
+    softcap = load_argument_f32(a, ATTEND.softcap)
+    return load_argument_f32(a, ATTEND.scale) * (float32(1.0) / softcap if softcap > 0 else LOG2_E)
 
 
 def make_load_queries(few):
@@ -116,10 +119,12 @@ def make_load_queries(few):
 
     @device
     def load_queries(a, first, rows, group, kv_head, key_dim, q):
-        head_dim, scale = argument(a, ATTEND.key_dim), query_scale(a)
+        head_dim, scale = load_argument(a, ATTEND.key_dim), compute_query_scale(a)
         fill(q, (rows + TILE - 1) // TILE * TILE * key_dim, float32(0.0))
         for r in range(rows):
-            source = row_at(argument(a, ATTEND.q), argument(a, ATTEND.q_stride), first + r, group, kv_head, head_dim)
+            source = find_row(
+                load_argument(a, ATTEND.q), load_argument(a, ATTEND.q_stride), first + r, group, kv_head, head_dim
+            )
             target = q + (r - r % tile) * key_dim * 4 + r % tile * down
             for d in range(head_dim):
                 simd.store_f32(target + d * along, simd.load_f32(source + d * 4) * scale)
@@ -131,15 +136,15 @@ load_few_queries, load_many_queries = make_load_queries(True), make_load_queries
 
 
 @device
-def is_chosen(a, first, rows, group, kv_head, key, count):
+def sees_any_key(a, first, rows, group, kv_head, key, count):
     """Return whether any of the rows sees any of `count` keys, by selection and `period`, not by windows."""
-    period = argument(a, ATTEND.period)
+    period = load_argument(a, ATTEND.period)
     if (key + count) // period == key // period:
         return False
-    if argument(a, ATTEND.chosen) == 0:
+    if load_argument(a, ATTEND.chosen) == 0:
         return True
     for token in range(first // group, (first + rows - 1) // group + 1):
-        bits = bits_of(a, token, kv_head) + key // 8
+        bits = find_selected_bits(a, token, kv_head) + key // 8
         for i in range(0, count, 16):
             if simd.load_u16(bits + i // 8) != 0:
                 return True
@@ -152,34 +157,38 @@ def write_row(a, row, group, kv_head, output, total, top):
 
     top: its maximum, base 2.
     """
-    weight, head_dim = simd.sum_f32x16(total), argument(a, ATTEND.value_dim)
+    weight, head_dim = simd.sum_f32x16(total), load_argument(a, ATTEND.value_dim)
     factor = float32(1.0) / weight
-    if argument(a, ATTEND.logs) == 1:
-        heads, head = argument(a, ATTEND.heads), kv_head * group + row % group
-        place = argument(a, ATTEND.y) + row // group * argument(a, ATTEND.y_stride) + (heads * head_dim + head) * 4
+    if load_argument(a, ATTEND.logs) == 1:
+        heads, head = load_argument(a, ATTEND.heads), kv_head * group + row % group
+        place = (
+            load_argument(a, ATTEND.y)
+            + row // group * load_argument(a, ATTEND.y_stride)
+            + (heads * head_dim + head) * 4
+        )
         simd.store_f32(place, float32(math.log(weight)) + top / LOG2_E)
-    target = row_at(argument(a, ATTEND.y), argument(a, ATTEND.y_stride), row, group, kv_head, head_dim)
+    target = find_row(load_argument(a, ATTEND.y), load_argument(a, ATTEND.y_stride), row, group, kv_head, head_dim)
     for d in range(head_dim):
         simd.store_f32(target + d * 4, simd.load_f32(output + d * 4) * factor)
 
 
 @device
-def partial_at(a, slot, head, split, value_dim):
+def find_partial(a, slot, head, split, value_dim):
     """Return the address of a partial result of a token's head: its state, f32 [32], then the padded head."""
-    place = (slot * argument(a, ATTEND.heads) + head) * MOST_SPLITS + split
-    return argument(a, ATTEND.partial) + place * (value_dim + 32) * 4
+    place = (slot * load_argument(a, ATTEND.heads) + head) * MAX_SPLITS + split
+    return load_argument(a, ATTEND.partial) + place * (value_dim + 32) * 4
 
 
 @device
-def split_of(a, token, field):
-    return argument(argument(a, ATTEND.splits) + token * SPLIT_BYTES, field)
+def load_split(a, token, field):
+    return load_argument(load_argument(a, ATTEND.splits) + token * SPLIT_BYTES, field)
 
 
 @device
 def write_partial(a, row, group, kv_head, split, value_dim, output, state):
     """Store a row's unnormalized result and its state for `merge`."""
-    slot, head = split_of(a, row // group, SPLIT.slot), kv_head * group + row % group
-    target = partial_at(a, slot, head, split, value_dim)
+    slot, head = load_split(a, row // group, SPLIT.slot), kv_head * group + row % group
+    target = find_partial(a, slot, head, split, value_dim)
     for i in range(0, 32, 16):
         simd.store_f32x16(target + i * 4, simd.load_f32x16(state + i * 4))
     for d in range(0, value_dim, 16):
@@ -192,13 +201,21 @@ def update_rows(a, first, rows, group, kv_head, lowest, start, count, scores, st
 
     start: position of the first key; keys before `lowest` are hidden; stride: bytes from row to row of scores.
     """
-    softcap, window, keys = argument_f32(a, ATTEND.softcap), argument(a, ATTEND.window), padded(count)
-    slopes, chunked, chosen = argument(a, ATTEND.slopes), argument(a, ATTEND.chunked), argument(a, ATTEND.chosen)
-    ahead, biases, reach = argument(a, ATTEND.lookahead), argument(a, ATTEND.biases), argument(a, ATTEND.reach)
-    period = argument(a, ATTEND.period)
+    softcap, window, keys = load_argument_f32(a, ATTEND.softcap), load_argument(a, ATTEND.window), pad_to_16(count)
+    slopes, chunked, chosen = (
+        load_argument(a, ATTEND.slopes),
+        load_argument(a, ATTEND.chunked),
+        load_argument(a, ATTEND.chosen),
+    )
+    ahead, biases, reach = (
+        load_argument(a, ATTEND.lookahead),
+        load_argument(a, ATTEND.biases),
+        load_argument(a, ATTEND.reach),
+    )
+    period = load_argument(a, ATTEND.period)
     for r in range(rows):
         token, row = (first + r) // group, scores + r * stride
-        position = simd.load_i64(argument(a, ATTEND.positions) + token * 8)
+        position = simd.load_i64(load_argument(a, ATTEND.positions) + token * 8)
         if softcap > 0:
             cap_scores(row, keys, softcap)
         if slopes != 0:
@@ -207,21 +224,21 @@ def update_rows(a, first, rows, group, kv_head, lowest, start, count, scores, st
         if biases != 0:
             of_head = biases + (kv_head * group + (first + r) % group) * (2 * reach + 33) * 4
             add_biases(row, keys, of_head, reach, start - position)
-        hidden = max(first_visible(position, window, chunked), lowest) - start
+        hidden = max(find_first_visible(position, window, chunked), lowest) - start
         mask_outside(row, keys, hidden, min(position + 1 + ahead - start, count))
         if period > 1:
             mask_between(row, keys, start, period)
         if chosen != 0:
-            mask_unselected(row, keys, bits_of(a, token, kv_head) + start // 8)
+            mask_unselected(row, keys, find_selected_bits(a, token, kv_head) + start // 8)
         update_softmax(row, keys, states + r * 128, output + r * value_dim * 4, value_dim)
 
 
 @device
-def place_of(table, key):
+def find_slot(table, key):
     return simd.load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
 
 
-class ManyRows(NamedTuple):
+class ManyRowProducts(NamedTuple):
     """The products of attention for many rows.
 
     They use float32 register tiles, or AMX tiles (amx/attention.py).
@@ -234,7 +251,7 @@ class ManyRows(NamedTuple):
     more: int  # bytes, see `places`
 
 
-IN_FLOAT32 = ManyRows(make_many, load_many_queries, device(lambda tiles: None), device(lambda: None), 0)
+IN_FLOAT32 = ManyRowProducts(make_many, load_many_queries, device(lambda tiles: None), device(lambda: None), 0)
 
 
 def make_unit(load_key, load_value, many):
@@ -244,28 +261,28 @@ def make_unit(load_key, load_value, many):
     load_many, more = many.load_queries, many.more
 
     @device
-    def unit(a, group, table, kv_head, first, rows, lowest, begin, end, split, few, scratch, key_dim, value_dim):
+    def attend_unit(a, group, table, kv_head, first, rows, lowest, begin, end, split, few, scratch, key_dim, value_dim):
         """Compute the attention of rows over the keys at positions begin to end.
 
         few: the rows read the cache directly.
         """
-        key_bytes, value_bytes = argument(a, ATTEND.key_bytes), argument(a, ATTEND.value_bytes)
-        q, tiles, scores, output, states = places(scratch, key_dim, value_dim, more)
+        key_bytes, value_bytes = load_argument(a, ATTEND.key_bytes), load_argument(a, ATTEND.value_bytes)
+        q, tiles, scores, output, states = compute_buffers(scratch, key_dim, value_dim, more)
         start_rows(rows, value_dim, output, states)
-        if argument(a, ATTEND.sinks) != 0 and split == 0:
+        if load_argument(a, ATTEND.sinks) != 0 and split == 0:
             start_with_sinks(a, first, rows, group, kv_head, states)
         if few:
             load_few_queries(a, first, rows, group, kv_head, key_dim, q)
         else:
             load_many(a, first, rows, group, kv_head, key_dim, q)
-        keys = argument(a, ATTEND.keys) + kv_head * argument(a, ATTEND.key_head_stride)
-        values = argument(a, ATTEND.values) + kv_head * argument(a, ATTEND.value_head_stride)
-        key, place = begin, place_of(table, begin) if begin < end else 0
-        most = PAGE if argument(a, ATTEND.period) == 1 else 16  # with a period, few keys count
+        keys = load_argument(a, ATTEND.keys) + kv_head * load_argument(a, ATTEND.key_head_stride)
+        values = load_argument(a, ATTEND.values) + kv_head * load_argument(a, ATTEND.value_head_stride)
+        key, place = begin, find_slot(table, begin) if begin < end else 0
+        most = PAGE if load_argument(a, ATTEND.period) == 1 else 16  # with a period, few keys count
         while key < end:
             count, k, v = min(most - key % most, end - key), keys + place * key_bytes, values + place * value_bytes
-            place = place_of(table, key + count) if key + count < end else place
-            if not is_chosen(a, first, rows, group, kv_head, key, count):
+            place = find_slot(table, key + count) if key + count < end else place
+            if not sees_any_key(a, first, rows, group, kv_head, key, count):
                 key += count
                 continue
             if few:
@@ -280,7 +297,7 @@ def make_unit(load_key, load_value, many):
                 add_many_values(scores, rows, v, count, value_bytes, value_dim, tiles, output)
             key += count
 
-    return unit
+    return attend_unit
 
 
 def make(format_name, many=IN_FLOAT32):
@@ -294,19 +311,27 @@ def make(format_name, many=IN_FLOAT32):
 
     @kernel
     def attend(a, part, parts, thread):
-        group = argument(a, ATTEND.heads) // argument(a, ATTEND.kv_heads)
-        key_dim, value_dim = padded(argument(a, ATTEND.key_dim)), padded(argument(a, ATTEND.value_dim))
-        scratch = argument(a, ATTEND.scratch) + thread * argument(a, ATTEND.scratch_bytes)
-        _, tiles, _, output, states = places(scratch, key_dim, value_dim, more)
+        group = load_argument(a, ATTEND.heads) // load_argument(a, ATTEND.kv_heads)
+        key_dim, value_dim = pad_to_16(load_argument(a, ATTEND.key_dim)), pad_to_16(load_argument(a, ATTEND.value_dim))
+        scratch = load_argument(a, ATTEND.scratch) + thread * load_argument(a, ATTEND.scratch_bytes)
+        _, tiles, _, output, states = compute_buffers(scratch, key_dim, value_dim, more)
         start(tiles)
-        units = simd.load_i64(argument(a, ATTEND.unit_count))
+        units = simd.load_i64(load_argument(a, ATTEND.unit_count))
         for i in range(units * part // parts, units * (part + 1) // parts):
-            u = argument(a, ATTEND.units) + i * UNIT_BYTES
-            kv_head, first, rows = argument(u, UNIT.kv_head), argument(u, UNIT.first_row), argument(u, UNIT.rows)
-            begin, end, split = argument(u, UNIT.begin), argument(u, UNIT.end), argument(u, UNIT.split)
-            table, lowest, few = argument(u, UNIT.table), argument(u, UNIT.lowest), argument(u, UNIT.few) == 1
+            u = load_argument(a, ATTEND.units) + i * UNIT_BYTES
+            kv_head, first, rows = (
+                load_argument(u, UNIT.kv_head),
+                load_argument(u, UNIT.first_row),
+                load_argument(u, UNIT.rows),
+            )
+            begin, end, split = load_argument(u, UNIT.begin), load_argument(u, UNIT.end), load_argument(u, UNIT.split)
+            table, lowest, few = (
+                load_argument(u, UNIT.table),
+                load_argument(u, UNIT.lowest),
+                load_argument(u, UNIT.few) == 1,
+            )
             unit(a, group, table, kv_head, first, rows, lowest, begin, end, split, few, scratch, key_dim, value_dim)
-            is_split = split_of(a, first // group, SPLIT.count) > 1
+            is_split = load_split(a, first // group, SPLIT.count) > 1
             for r in range(rows):
                 row, state = output + r * value_dim * 4, states + r * 128
                 if is_split:
@@ -321,12 +346,12 @@ def make(format_name, many=IN_FLOAT32):
 @device
 def merge_head(a, token, head, group, value_dim, output):
     top, total = simd.splat_f32x16(LOWEST), simd.zero_f32x16()
-    slot, splits = split_of(a, token, SPLIT.slot), split_of(a, token, SPLIT.count)
+    slot, splits = load_split(a, token, SPLIT.slot), load_split(a, token, SPLIT.count)
     for split in range(splits):
-        top = simd.max_f32x16(top, simd.load_f32x16(partial_at(a, slot, head, split, value_dim) + 64))
+        top = simd.max_f32x16(top, simd.load_f32x16(find_partial(a, slot, head, split, value_dim) + 64))
     fill(output, value_dim, float32(0.0))
     for split in range(splits):
-        source = partial_at(a, slot, head, split, value_dim)
+        source = find_partial(a, slot, head, split, value_dim)
         weight = simd.exp2_f32x16(simd.load_f32x16(source + 64) - top)
         total = simd.fma_f32x16(weight, simd.load_f32x16(source), total)
         for d in range(0, value_dim * 4, 64):
@@ -338,11 +363,11 @@ def merge_head(a, token, head, group, value_dim, output):
 
 @kernel
 def merge(a, part, parts, thread):
-    tokens, heads = simd.load_i64(argument(a, ATTEND.count)), argument(a, ATTEND.heads)
-    group, value_dim = heads // argument(a, ATTEND.kv_heads), padded(argument(a, ATTEND.value_dim))
-    output = argument(a, ATTEND.scratch) + thread * argument(a, ATTEND.scratch_bytes)
+    tokens, heads = simd.load_i64(load_argument(a, ATTEND.count)), load_argument(a, ATTEND.heads)
+    group, value_dim = heads // load_argument(a, ATTEND.kv_heads), pad_to_16(load_argument(a, ATTEND.value_dim))
+    output = load_argument(a, ATTEND.scratch) + thread * load_argument(a, ATTEND.scratch_bytes)
     for i in range(tokens * heads * part // parts, tokens * heads * (part + 1) // parts):
-        if split_of(a, i // heads, SPLIT.count) > 1:
+        if load_split(a, i // heads, SPLIT.count) > 1:
             merge_head(a, i // heads, i % heads, group, value_dim, output)
 
 

@@ -26,7 +26,7 @@ import itertools
 from numba import float32
 
 from localllm.kernels import simd
-from localllm.kernels.cpu.signature import argument, device, kernel
+from localllm.kernels.cpu.signature import device, kernel, load_argument
 from localllm.kernels.table import PAGE, SEQUENCE, STORE
 from localllm.quant.formats import IQ4_VALUES
 
@@ -60,7 +60,7 @@ def load_q8_0(head, d):
 
 
 @device
-def block_of_32(x, d, head_dim, padding):
+def load_block_of_32(x, d, head_dim, padding):
     """Load elements d to d + 31 of a head as two f32x16, with `padding` past its end."""
     low, high = simd.load_f32x16(x + d * 4), simd.load_f32x16(x + d * 4 + 64)
     return simd.keep_lanes(low, head_dim - d, padding), simd.keep_lanes(high, head_dim - d - 16, padding)
@@ -79,7 +79,7 @@ def store_q8_0(head, x, head_dim):
     """Store a head in Q8_0, computing the bytes with the scale rounded to float16."""
     for d in range(0, head_dim, 32):
         block = head + d // 32 * 34
-        low, high = block_of_32(x, d, head_dim, float32(0.0))
+        low, high = load_block_of_32(x, d, head_dim, float32(0.0))
         scale = simd.largest_size_f32x16(low, high) / float32(127.0)
         simd.store_f16(block, scale if scale < HALF_LIMIT else simd.NAN)
         inverse = simd.reciprocal_f32x16(
@@ -128,7 +128,7 @@ def store_five_bits(address, low, high):
 
 
 @device
-def clamped(codes, top):
+def clamp_codes(codes, top):
     return simd.int_f32x16(simd.max_f32x16(simd.min_f32x16(codes, simd.splat_f32x16(top)), simd.zero_f32x16()))
 
 
@@ -143,7 +143,7 @@ def make_symmetric(block_bytes, centre, store_codes):
     def store(head, x, head_dim):
         for d in range(0, head_dim, 32):
             block = head + d // 32 * block_bytes
-            low, high = block_of_32(x, d, head_dim, float32(0.0))
+            low, high = load_block_of_32(x, d, head_dim, float32(0.0))
             size = simd.largest_size_f32x16(low, high)
             scale = size / (-centre if simd.largest_f32x16(simd.max_f32x16(low, high)) == size else centre)
             simd.store_f16(block, scale if abs(scale) < HALF_LIMIT else simd.NAN)
@@ -153,7 +153,7 @@ def make_symmetric(block_bytes, centre, store_codes):
             )
             inverse = simd.copy_sign(inverse, stored_scale)
             low, high = simd.round_f32x16(low * inverse) + middle, simd.round_f32x16(high * inverse) + middle
-            store_codes(block + 2, clamped(low, top), clamped(high, top))
+            store_codes(block + 2, clamp_codes(low, top), clamp_codes(high, top))
 
     return store
 
@@ -169,7 +169,7 @@ def make_with_minimum(block_bytes, top, store_codes):
     def store(head, x, head_dim):
         for d in range(0, head_dim, 32):
             block = head + d // 32 * block_bytes
-            low, high = block_of_32(x, d, head_dim, simd.load_f32(x + d * 4))
+            low, high = load_block_of_32(x, d, head_dim, simd.load_f32(x + d * 4))
             is_lost = not (simd.largest_size_f32x16(low, high) < HALF_LIMIT)
             lowest = -simd.largest_f32x16(-simd.min_f32x16(low, high))
             scale = (simd.largest_f32x16(simd.max_f32x16(low, high)) - lowest) / top
@@ -180,7 +180,7 @@ def make_with_minimum(block_bytes, top, store_codes):
             )
             minimum = simd.load_splat_f16x16(block + 2)
             low, high = simd.round_f32x16((low - minimum) * inverse), simd.round_f32x16((high - minimum) * inverse)
-            store_codes(block + 4, clamped(low, top), clamped(high, top))
+            store_codes(block + 4, clamp_codes(low, top), clamp_codes(high, top))
 
     return store
 
@@ -207,7 +207,7 @@ def store_iq4_nl(head, x, head_dim):
     """
     for d in range(0, head_dim, 32):
         block = head + d // 32 * 18
-        low, high = block_of_32(x, d, head_dim, float32(0.0))
+        low, high = load_block_of_32(x, d, head_dim, float32(0.0))
         size = simd.largest_size_f32x16(low, high)
         first = size / float32(-127.0 if simd.largest_f32x16(simd.max_f32x16(low, high)) == size else 127.0)
         inverse = float32(1.0) / first if abs(first) > TINY else float32(0.0)
@@ -234,34 +234,36 @@ STORAGE = {
 
 
 @device
-def place_of(a, token):
+def find_slot(a, token):
     """Return the cache slot of the run's token of index `token`."""
-    sequence = argument(a, STORE.sequences) + simd.load_i64(argument(a, STORE.owners) + token * 8) * 8 * len(SEQUENCE)
-    position = simd.load_i64(argument(a, STORE.positions) + token * 8)
-    return simd.load_i64(argument(sequence, SEQUENCE.table) + position // PAGE * 8) * PAGE + position % PAGE
+    sequence = load_argument(a, STORE.sequences) + simd.load_i64(load_argument(a, STORE.owners) + token * 8) * 8 * len(
+        SEQUENCE
+    )
+    position = simd.load_i64(load_argument(a, STORE.positions) + token * 8)
+    return simd.load_i64(load_argument(sequence, SEQUENCE.table) + position // PAGE * 8) * PAGE + position % PAGE
 
 
-def make_pass(work):
+def make_head_loop(work):
     """Build a kernel that calls `work` for all heads of all tokens.
 
     Its arguments are the head in the cache, the head in x, and the head dimension.
     """
 
     @kernel
-    def go(a, part, parts, thread):
-        heads, head_dim = argument(a, STORE.heads), argument(a, STORE.head_dim)
-        tokens = simd.load_i64(argument(a, STORE.count))
+    def run_heads(a, part, parts, thread):
+        heads, head_dim = load_argument(a, STORE.heads), load_argument(a, STORE.head_dim)
+        tokens = simd.load_i64(load_argument(a, STORE.count))
         for t in range(tokens * part // parts, tokens * (part + 1) // parts):
-            row = argument(a, STORE.base) + place_of(a, t) * argument(a, STORE.token_bytes)
+            row = load_argument(a, STORE.base) + find_slot(a, t) * load_argument(a, STORE.token_bytes)
             for head in range(heads):
-                x = argument(a, STORE.x) + t * argument(a, STORE.stride) + head * head_dim * 4
-                work(row + head * argument(a, STORE.head_stride), x, head_dim)
+                x = load_argument(a, STORE.x) + t * load_argument(a, STORE.stride) + head * head_dim * 4
+                work(row + head * load_argument(a, STORE.head_stride), x, head_dim)
 
-    return go
+    return run_heads
 
 
 def make_store(format_name):
-    return make_pass(STORAGE[format_name][1])
+    return make_head_loop(STORAGE[format_name][1])
 
 
 def make_recall(format_name):
@@ -272,4 +274,4 @@ def make_recall(format_name):
         for d in range(0, head_dim, 16):
             simd.store_lanes_f32x16(x + d * 4, load(head, d), head_dim - d)
 
-    return make_pass(recall)
+    return make_head_loop(recall)

@@ -9,18 +9,18 @@ kernel of all rows. If kernel_tokens is at most FEW_TOKENS, contexts are split, 
 the token's position only.
 """
 
-from localllm.kernels.cpu import ATTEND_ROWS, FEW_TOKENS, MOST_SPLITS, SPLIT_TOKENS
-from localllm.kernels.cpu.signature import argument, device, kernel
+from localllm.kernels.cpu import ATTEND_ROWS, FEW_TOKENS, MAX_SPLITS, SPLIT_TOKENS
+from localllm.kernels.cpu.signature import device, kernel, load_argument
 from localllm.kernels.simd import store_i64
 from localllm.kernels.table import PAGE, PLAN, SEQUENCE, SPLIT, UNIT
 
 FEW_ROWS = 24  # up to this many rows, reading the cache directly (products.py) is faster
-WHOLE = 1 << 40  # keys of a section, for a context that is not split
+UNSPLIT = 1 << 40  # keys of a section, for a context that is not split
 UNIT_BYTES, SEQUENCE_BYTES, SPLIT_BYTES = 8 * len(UNIT), 8 * len(SEQUENCE), 8 * len(SPLIT)
 
 
 @device
-def first_visible(position, window, chunked):
+def find_first_visible(position, window, chunked):
     """Return the position of the first key that a token sees; window 0: no window."""
     if window == 0:
         return 0
@@ -28,28 +28,28 @@ def first_visible(position, window, chunked):
 
 
 @device
-def lowest_seen(a, sequence):
+def find_lowest_seen(a, sequence):
     """Return the first position that tokens of a sequence see.
 
     It is 0 in cross-attention, else the encoder's length.
     """
-    return 0 if argument(a, PLAN.cross_attention) == 1 else argument(sequence, SEQUENCE.encoded)
+    return 0 if load_argument(a, PLAN.cross_attention) == 1 else load_argument(sequence, SEQUENCE.encoded)
 
 
 @device
-def end_seen(a, sequence):
+def find_end_seen(a, sequence):
     """Return the end of the positions that a sequence's tokens see.
 
     In cross-attention it is the end of the encoder's positions.
     """
-    return argument(sequence, SEQUENCE.encoded if argument(a, PLAN.cross_attention) == 1 else SEQUENCE.length)
+    return load_argument(sequence, SEQUENCE.encoded if load_argument(a, PLAN.cross_attention) == 1 else SEQUENCE.length)
 
 
 @device
-def first_key(a, sequence, position):
+def find_first_key(a, sequence, position):
     """Return the position of the first key that a token sees, rounded down to a multiple of 16."""
-    first = first_visible(position, argument(a, PLAN.window), argument(a, PLAN.chunked))
-    return max(first, lowest_seen(a, sequence)) // 16 * 16
+    first = find_first_visible(position, load_argument(a, PLAN.window), load_argument(a, PLAN.chunked))
+    return max(first, find_lowest_seen(a, sequence)) // 16 * 16
 
 
 @device
@@ -67,7 +67,7 @@ def add_unit(unit, table, kv_head, first_row, rows, lowest, begin, end, split, f
 
 
 @device
-def rows_at_once(count, group):
+def compute_unit_rows(count, group):
     """Return the maximum number of rows of a unit.
 
     count: kernel_tokens; group: query heads per key-value head. For few tokens a unit has whole tokens, so that each
@@ -79,14 +79,14 @@ def rows_at_once(count, group):
 
 
 @device
-def span_at(a, sequence, position):
+def compute_section_keys(a, sequence, position):
     """Return the number of keys in a section of the context of the token at a position.
 
     It depends on the first key and the end only, not on the run.
     """
-    lowest = first_key(a, sequence, position)
-    end = min(position + 1 + argument(a, PLAN.lookahead), end_seen(a, sequence))
-    most = 256 * (MOST_SPLITS - 1)  # from any first key, these keys lie in at most MOST_SPLITS sections of 256
+    lowest = find_first_key(a, sequence, position)
+    end = min(position + 1 + load_argument(a, PLAN.lookahead), find_end_seen(a, sequence))
+    most = 256 * (MAX_SPLITS - 1)  # from any first key, these keys lie in at most MOST_SPLITS sections of 256
     return max((end - lowest + most - 1) // most, 1) * 256
 
 
@@ -97,17 +97,17 @@ def add_tokens(a, sequence, unit, first, count, start, splits, span):
     first: the first token's index in the run; start: its position; splits: number of sections of the context; span:
     keys of a section.
     """
-    group = argument(a, PLAN.heads) // argument(a, PLAN.kv_heads)
-    rows, at_once = count * group, rows_at_once(argument(sequence, SEQUENCE.kernel_tokens), group)
-    lowest, first_seen = first_key(a, sequence, start) // span * span, lowest_seen(a, sequence)
-    few, table = 1 if at_once <= FEW_ROWS else 0, argument(sequence, SEQUENCE.table)
-    for kv_head in range(argument(a, PLAN.kv_heads)):
+    group = load_argument(a, PLAN.heads) // load_argument(a, PLAN.kv_heads)
+    rows, at_once = count * group, compute_unit_rows(load_argument(sequence, SEQUENCE.kernel_tokens), group)
+    lowest, first_seen = find_first_key(a, sequence, start) // span * span, find_lowest_seen(a, sequence)
+    few, table = 1 if at_once <= FEW_ROWS else 0, load_argument(sequence, SEQUENCE.table)
+    for kv_head in range(load_argument(a, PLAN.kv_heads)):
         for row in range(0, rows, at_once):
             unit_rows = min(at_once, rows - row)
-            begin, last = first_key(a, sequence, start + row // group), start + (row + unit_rows - 1) // group
+            begin, last = find_first_key(a, sequence, start + row // group), start + (row + unit_rows - 1) // group
             if few == 0:
                 begin = begin // PAGE * PAGE  # AMX adds up 32 keys at a time, and these must not depend on the unit
-            end = min(last + 1 + argument(a, PLAN.lookahead), end_seen(a, sequence))
+            end = min(last + 1 + load_argument(a, PLAN.lookahead), find_end_seen(a, sequence))
             for split in range(splits):
                 lower, upper = max(begin, lowest + split * span), min(end, lowest + (split + 1) * span)
                 head_row = first * group + row
@@ -116,10 +116,10 @@ def add_tokens(a, sequence, unit, first, count, start, splits, span):
 
 
 @device
-def note_splits(a, first, count, splits, slot):
+def write_splits(a, first, count, splits, slot):
     """Write the SPLIT of `count` tokens from index `first` on; return the next free slot."""
     for token in range(first, first + count):
-        place = argument(a, PLAN.splits) + token * SPLIT_BYTES
+        place = load_argument(a, PLAN.splits) + token * SPLIT_BYTES
         store_i64(place + 8 * SPLIT.count, splits)
         store_i64(place + 8 * SPLIT.slot, slot)
         slot += 1 if splits > 1 else 0
@@ -129,24 +129,27 @@ def note_splits(a, first, count, splits, slot):
 @kernel
 def plan(a, part, parts, thread):
     """Write all units of a run. A single part does all the work."""
-    unit, slot = argument(a, PLAN.units), 0
-    for i in range(argument(argument(a, PLAN.sequence_count), 0)):
-        sequence = argument(a, PLAN.sequences) + i * SEQUENCE_BYTES
-        first, count = argument(sequence, SEQUENCE.first), argument(sequence, SEQUENCE.count)
-        start, kernel_tokens = argument(sequence, SEQUENCE.length) - count, argument(sequence, SEQUENCE.kernel_tokens)
+    unit, slot = load_argument(a, PLAN.units), 0
+    for i in range(load_argument(load_argument(a, PLAN.sequence_count), 0)):
+        sequence = load_argument(a, PLAN.sequences) + i * SEQUENCE_BYTES
+        first, count = load_argument(sequence, SEQUENCE.first), load_argument(sequence, SEQUENCE.count)
+        start, kernel_tokens = (
+            load_argument(sequence, SEQUENCE.length) - count,
+            load_argument(sequence, SEQUENCE.kernel_tokens),
+        )
         if kernel_tokens > FEW_TOKENS or slot + count > SPLIT_TOKENS:
-            slot = note_splits(a, first, count, 1, slot)
-            unit = add_tokens(a, sequence, unit, first, count, start, 1, WHOLE)
+            slot = write_splits(a, first, count, 1, slot)
+            unit = add_tokens(a, sequence, unit, first, count, start, 1, UNSPLIT)
             continue
         done = 0
         while done < count:  # tokens whose contexts have sections of the same length
-            span, end = span_at(a, sequence, start + done), done + 1
-            while end < count and span_at(a, sequence, start + end) == span:
+            span, end = compute_section_keys(a, sequence, start + done), done + 1
+            while end < count and compute_section_keys(a, sequence, start + end) == span:
                 end += 1
-            lowest = first_key(a, sequence, start + done)
-            seen = min(start + end + argument(a, PLAN.lookahead), end_seen(a, sequence))
+            lowest = find_first_key(a, sequence, start + done)
+            seen = min(start + end + load_argument(a, PLAN.lookahead), find_end_seen(a, sequence))
             splits = (seen - 1) // span - lowest // span + 1
-            slot = note_splits(a, first + done, end - done, splits, slot)
+            slot = write_splits(a, first + done, end - done, splits, slot)
             unit = add_tokens(a, sequence, unit, first + done, end - done, start + done, splits, span)
             done = end
-    store_i64(argument(a, PLAN.unit_count), (unit - argument(a, PLAN.units)) // UNIT_BYTES)
+    store_i64(load_argument(a, PLAN.unit_count), (unit - load_argument(a, PLAN.units)) // UNIT_BYTES)

@@ -38,7 +38,7 @@ def make_few(load_key, load_value):
     outer_pairs, load_pairs, store_pairs = make_outer(4, 2), make_load(4, 2), make_store(4, 2)
 
     @inlined
-    def products(q, padded, key):
+    def multiply_key(q, padded, key):
         """Multiply a key by four rows of q: 16 lanes per row, whose sums are the scores."""
         tile = zeros()
         for d in range(0, padded - 16, 32):
@@ -50,7 +50,7 @@ def make_few(load_key, load_value):
         return tile
 
     @device
-    def scores(q, rows, keys, count, token_bytes, padded, scores, ahead):
+    def compute_scores(q, rows, keys, count, token_bytes, padded, scores, ahead):
         """Compute scores f32 [rows][KEYS] from q f32 [rows][padded].
 
         Up to 3 keys beyond `count` are read, too.
@@ -61,8 +61,8 @@ def make_few(load_key, load_value):
                 prefetch_l2(ahead + line)
             for r in range(0, rows, 4):
                 x, y = q + r * padded * 4, scores + (r * KEYS + i) * 4
-                t0, t1 = products(x, padded, key), products(x, padded, key + token_bytes)
-                t2, t3 = products(x, padded, key + 2 * token_bytes), products(x, padded, key + 3 * token_bytes)
+                t0, t1 = multiply_key(x, padded, key), multiply_key(x, padded, key + token_bytes)
+                t2, t3 = multiply_key(x, padded, key + 2 * token_bytes), multiply_key(x, padded, key + 3 * token_bytes)
                 store_sums_4x4(t0, t1, t2, t3, y, KEYS * 4)
 
     @device
@@ -88,7 +88,7 @@ def make_few(load_key, load_value):
                     tile = outer(tile, splats(w + i * 4), (load_value(values + i * token_bytes, d),))
                 store_rows(tile, y, padded * 4, 0)
 
-    return scores, add_values
+    return compute_scores, add_values
 
 
 WIDTH = 16 * COLUMNS
@@ -113,7 +113,7 @@ def make_many(load_key, load_value):
     convert_keys, convert_values = make_convert(load_key), make_convert(load_value)
 
     @device
-    def scores(q, rows, keys, count, token_bytes, padded, tiles, scores):
+    def compute_scores(q, rows, keys, count, token_bytes, padded, tiles, scores):
         """Compute scores f32 [rows][KEYS] from q f32 [rows / ROWS][padded][ROWS].
 
         Up to 15 keys beyond `count` are read, too. tiles: temporary memory, f32 [2][KEYS][padded].
@@ -149,4 +149,4 @@ def make_many(load_key, load_value):
                     tile = outer_one(tile, splats_weights(w + i * 4), v)
                 store_one(tile, y, padded * 4, 0)
 
-    return scores, add_values
+    return compute_scores, add_values

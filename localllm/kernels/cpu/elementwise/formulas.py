@@ -8,8 +8,8 @@ from math import exp, log
 from numba import float32
 
 from localllm.kernels import simd
-from localllm.kernels.cpu.signature import argument, argument_f32, inlined, kernel
-from localllm.kernels.formulas import FORMULAS, Number, Row, Strided, bind, kinds_of, tuple_of
+from localllm.kernels.cpu.signature import inlined, kernel, load_argument, load_argument_f32
+from localllm.kernels.formulas import FORMULAS, Number, Row, Strided, bind, build_tuple_function, get_annotations
 from localllm.kernels.table import KERNELS, SCALE_BY_POSITION, SIGMOID_GATE
 
 
@@ -28,47 +28,47 @@ WORDS = {
 
 
 def make(name):
-    declaration, compute, kinds = KERNELS[name].arguments, bind(name, WORDS, inlined), kinds_of(FORMULAS[name])
+    declaration, compute, kinds = KERNELS[name].arguments, bind(name, WORDS, inlined), get_annotations(FORMULAS[name])
     indices = [(getattr(declaration, each), kind) for each, kind in kinds.items()]
     rows = [make_source(declaration, index, kind) for index, kind in indices if kind is not Number]
-    numbers_of = tuple_of([make_number(index) for index, kind in indices if kind is Number], inlined)
-    loads = tuple_of([inlined(make_load(place)) for place in range(len(rows))], inlined)
-    rows_of = tuple_of(rows, inlined)
+    numbers_of = build_tuple_function([make_number(index) for index, kind in indices if kind is Number], inlined)
+    loads = build_tuple_function([inlined(make_load(place)) for place in range(len(rows))], inlined)
+    rows_of = build_tuple_function(rows, inlined)
 
     @kernel
-    def of_rows(a, part, parts, thread):
-        stride, size = argument(a, declaration.stride), argument(a, declaration.columns) * 4
-        tokens = simd.load_i64(argument(a, declaration.count))
+    def compute_rows(a, part, parts, thread):
+        stride, size = load_argument(a, declaration.stride), load_argument(a, declaration.columns) * 4
+        tokens = simd.load_i64(load_argument(a, declaration.count))
         for t in range(tokens * part // parts, tokens * (part + 1) // parts):
-            rows, y, numbers = rows_of(a, t), argument(a, declaration.y) + t * stride, numbers_of(a, t)
+            rows, y, numbers = rows_of(a, t), load_argument(a, declaration.y) + t * stride, numbers_of(a, t)
             for i in range(0, size, 64):
                 simd.store_f32x16(y + i, compute(*(loads(rows, i) + numbers)))
 
-    return of_rows
+    return compute_rows
 
 
 def make_source(declaration, index, kind):
     if kind is Row:
-        return inlined(lambda a, token: argument(a, index))
+        return inlined(lambda a, token: load_argument(a, index))
     stride = index + 1 if kind is Strided else declaration.stride
-    return inlined(lambda a, token: argument(a, index) + token * argument(a, stride))
+    return inlined(lambda a, token: load_argument(a, index) + token * load_argument(a, stride))
 
 
 def make_number(index):
-    return inlined(lambda a, token: simd.splat_f32x16(argument_f32(a, index)))
+    return inlined(lambda a, token: simd.splat_f32x16(load_argument_f32(a, index)))
 
 
 def make_load(place):
     return lambda rows, i: simd.load_f32x16(rows[place] + i)
 
 
-def scaled_by(declaration, factor_of):
+def make_row_scaling(declaration, factor_of):
     @kernel
     def rows(a, part, parts, thread):
-        stride, size = argument(a, declaration.stride), argument(a, declaration.columns) * 4
-        tokens = simd.load_i64(argument(a, declaration.count))
+        stride, size = load_argument(a, declaration.stride), load_argument(a, declaration.columns) * 4
+        tokens = simd.load_i64(load_argument(a, declaration.count))
         for t in range(tokens * part // parts, tokens * (part + 1) // parts):
-            x, y = argument(a, declaration.x) + t * stride, argument(a, declaration.y) + t * stride
+            x, y = load_argument(a, declaration.x) + t * stride, load_argument(a, declaration.y) + t * stride
             factor = factor_of(a, t)
             for i in range(0, size, 64):
                 simd.store_f32x16(y + i, simd.load_f32x16(x + i) * simd.splat_f32x16(factor))
@@ -77,23 +77,24 @@ def scaled_by(declaration, factor_of):
 
 
 @inlined
-def temperature(a, token):
+def compute_temperature(a, token):
     """Compute a token's attention temperature, 1 + slope * log(floor((position + offset) / length) + 1)."""
-    position = simd.load_i64(argument(a, SCALE_BY_POSITION.positions) + token * 8) + argument(
+    position = simd.load_i64(load_argument(a, SCALE_BY_POSITION.positions) + token * 8) + load_argument(
         a, SCALE_BY_POSITION.offset
     )
     return float32(
         1.0
-        + argument_f32(a, SCALE_BY_POSITION.slope) * log(float(position // argument(a, SCALE_BY_POSITION.length) + 1))
+        + load_argument_f32(a, SCALE_BY_POSITION.slope)
+        * log(float(position // load_argument(a, SCALE_BY_POSITION.length) + 1))
     )
 
 
 @inlined
-def sigmoid_of_gate(a, token):
+def compute_gate(a, token):
     """Compute the sigmoid of a row's gate; NaN if the gate is not finite."""
-    gate = simd.load_f32(argument(a, SIGMOID_GATE.gate) + token * argument(a, SIGMOID_GATE.gate_stride))
+    gate = simd.load_f32(load_argument(a, SIGMOID_GATE.gate) + token * load_argument(a, SIGMOID_GATE.gate_stride))
     return float32(1.0 / (1.0 + exp(-float(gate)))) + float32(0.0) * gate
 
 
-scale_by_position = scaled_by(SCALE_BY_POSITION, temperature)
-sigmoid_gate = scaled_by(SIGMOID_GATE, sigmoid_of_gate)
+scale_by_position = make_row_scaling(SCALE_BY_POSITION, compute_temperature)
+sigmoid_gate = make_row_scaling(SIGMOID_GATE, compute_gate)

@@ -6,19 +6,19 @@ They are gates, sums and weighted sums. A segment need not have a multiple of 16
 from numba import float32
 
 from localllm.kernels import simd
-from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
+from localllm.kernels.cpu.signature import device, kernel, load_argument, load_argument_f32
 from localllm.kernels.table import HEAD_DOTS, MIX_STREAMS, MULTIPLY_HEADS, SINKHORN, SOFTMAX
 
 
 @kernel
 def multiply_heads(a, part, parts, thread):
-    heads, columns = argument(a, MULTIPLY_HEADS.heads), argument(a, MULTIPLY_HEADS.columns)
-    head_dim, total = columns // heads, simd.load_i64(argument(a, MULTIPLY_HEADS.count)) * heads
+    heads, columns = load_argument(a, MULTIPLY_HEADS.heads), load_argument(a, MULTIPLY_HEADS.columns)
+    head_dim, total = columns // heads, simd.load_i64(load_argument(a, MULTIPLY_HEADS.count)) * heads
     for i in range(total * part // parts, total * (part + 1) // parts):
         t, head = i // heads, i % heads
-        at = t * argument(a, MULTIPLY_HEADS.stride) + head * head_dim * 4
-        x, y = argument(a, MULTIPLY_HEADS.x) + at, argument(a, MULTIPLY_HEADS.y) + at
-        gates = argument(a, MULTIPLY_HEADS.gates) + t * argument(a, MULTIPLY_HEADS.gates_stride)
+        at = t * load_argument(a, MULTIPLY_HEADS.stride) + head * head_dim * 4
+        x, y = load_argument(a, MULTIPLY_HEADS.x) + at, load_argument(a, MULTIPLY_HEADS.y) + at
+        gates = load_argument(a, MULTIPLY_HEADS.gates) + t * load_argument(a, MULTIPLY_HEADS.gates_stride)
         gate = simd.splat_f32x16(simd.load_f32(gates + head * 4))
         for k in range(0, head_dim, 16):
             lanes = min(16, head_dim - k)
@@ -26,7 +26,7 @@ def multiply_heads(a, part, parts, thread):
 
 
 @device
-def softmax_of_numbers(x, y, size, epsilon):
+def compute_softmax(x, y, size, epsilon):
     """Write the softmax of `size` values, plus epsilon, to y; NaN if a value is not finite."""
     top, total = float32(-3e38), float32(0.0)
     for j in range(size):
@@ -45,10 +45,10 @@ def softmax_of_numbers(x, y, size, epsilon):
 
 @kernel
 def softmax(a, part, parts, thread):
-    columns, count = argument(a, SOFTMAX.columns), simd.load_i64(argument(a, SOFTMAX.count))
+    columns, count = load_argument(a, SOFTMAX.columns), simd.load_i64(load_argument(a, SOFTMAX.count))
     for t in range(count * part // parts, count * (part + 1) // parts):
-        at = t * argument(a, SOFTMAX.stride)
-        softmax_of_numbers(argument(a, SOFTMAX.x) + at, argument(a, SOFTMAX.y) + at, columns, float32(0.0))
+        at = t * load_argument(a, SOFTMAX.stride)
+        compute_softmax(load_argument(a, SOFTMAX.x) + at, load_argument(a, SOFTMAX.y) + at, columns, float32(0.0))
 
 
 @device
@@ -69,14 +69,14 @@ def divide_by_sums(y, size, across, along, epsilon):
 @kernel
 def sinkhorn(a, part, parts, thread):
     """Scale each row's matrix [size, size] until its rows and columns add up to 1, then transpose it."""
-    size, count = argument(a, SINKHORN.size), simd.load_i64(argument(a, SINKHORN.count))
-    epsilon, stride = argument_f32(a, SINKHORN.epsilon), argument(a, SINKHORN.stride)
+    size, count = load_argument(a, SINKHORN.size), simd.load_i64(load_argument(a, SINKHORN.count))
+    epsilon, stride = load_argument_f32(a, SINKHORN.epsilon), load_argument(a, SINKHORN.stride)
     for t in range(count * part // parts, count * (part + 1) // parts):
-        x, y = argument(a, SINKHORN.x) + t * stride, argument(a, SINKHORN.y) + t * stride
+        x, y = load_argument(a, SINKHORN.x) + t * stride, load_argument(a, SINKHORN.y) + t * stride
         for i in range(size):
-            softmax_of_numbers(x + i * size * 4, y + i * size * 4, size, epsilon)
+            compute_softmax(x + i * size * 4, y + i * size * 4, size, epsilon)
         divide_by_sums(y, size, 4, size * 4, epsilon)
-        for _ in range(argument(a, SINKHORN.iterations) - 1):
+        for _ in range(load_argument(a, SINKHORN.iterations) - 1):
             divide_by_sums(y, size, size * 4, 4, epsilon)
             divide_by_sums(y, size, 4, size * 4, epsilon)
         for i in range(size):
@@ -100,25 +100,31 @@ def dot(x, z, count):
 
 @kernel
 def head_dots(a, part, parts, thread):
-    heads, head_dim = argument(a, HEAD_DOTS.heads), argument(a, HEAD_DOTS.head_dim)
-    total = simd.load_i64(argument(a, HEAD_DOTS.count)) * heads
+    heads, head_dim = load_argument(a, HEAD_DOTS.heads), load_argument(a, HEAD_DOTS.head_dim)
+    total = simd.load_i64(load_argument(a, HEAD_DOTS.count)) * heads
     for i in range(total * part // parts, total * (part + 1) // parts):
         t, head = i // heads, i % heads
-        at = t * argument(a, HEAD_DOTS.x_stride) + head * head_dim * 4
-        y = argument(a, HEAD_DOTS.y) + t * argument(a, HEAD_DOTS.stride) + head * 4
-        simd.store_f32(y, float32(dot(argument(a, HEAD_DOTS.x) + at, argument(a, HEAD_DOTS.z) + at, head_dim)))
+        at = t * load_argument(a, HEAD_DOTS.x_stride) + head * head_dim * 4
+        y = load_argument(a, HEAD_DOTS.y) + t * load_argument(a, HEAD_DOTS.stride) + head * 4
+        simd.store_f32(
+            y, float32(dot(load_argument(a, HEAD_DOTS.x) + at, load_argument(a, HEAD_DOTS.z) + at, head_dim))
+        )
 
 
 @kernel
 def mix_streams(a, part, parts, thread):
-    streams, width = argument(a, MIX_STREAMS.streams), argument(a, MIX_STREAMS.width)
-    outputs = argument(a, MIX_STREAMS.columns) // width
-    total = simd.load_i64(argument(a, MIX_STREAMS.count)) * outputs
+    streams, width = load_argument(a, MIX_STREAMS.streams), load_argument(a, MIX_STREAMS.width)
+    outputs = load_argument(a, MIX_STREAMS.columns) // width
+    total = simd.load_i64(load_argument(a, MIX_STREAMS.count)) * outputs
     for i in range(total * part // parts, total * (part + 1) // parts):
         t, stream = i // outputs, i % outputs
-        x = argument(a, MIX_STREAMS.x) + t * argument(a, MIX_STREAMS.x_stride)
-        y = argument(a, MIX_STREAMS.y) + t * argument(a, MIX_STREAMS.stride) + stream * width * 4
-        weights = argument(a, MIX_STREAMS.weights) + t * argument(a, MIX_STREAMS.weights_stride) + stream * streams * 4
+        x = load_argument(a, MIX_STREAMS.x) + t * load_argument(a, MIX_STREAMS.x_stride)
+        y = load_argument(a, MIX_STREAMS.y) + t * load_argument(a, MIX_STREAMS.stride) + stream * width * 4
+        weights = (
+            load_argument(a, MIX_STREAMS.weights)
+            + t * load_argument(a, MIX_STREAMS.weights_stride)
+            + stream * streams * 4
+        )
         for k in range(0, width, 16):
             lanes, sums = min(16, width - k), simd.zero_f32x16()
             for j in range(streams):

@@ -10,7 +10,7 @@ from math import cos, sin, sqrt
 from numba import float32
 
 from localllm.kernels import simd
-from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
+from localllm.kernels.cpu.signature import device, kernel, load_argument, load_argument_f32
 from localllm.kernels.table import (
     ADD_EXPERT_SQUARES,
     ADD_SQUARES,
@@ -35,31 +35,35 @@ from localllm.kernels.table import (
 
 @kernel
 def round_bf16(a, part, parts, thread):
-    stride, y_stride = argument(a, ROUND_BF16.stride), argument(a, ROUND_BF16.y_stride)
-    tokens, columns = simd.load_i64(argument(a, ROUND_BF16.count)), argument(a, ROUND_BF16.columns)
+    stride, y_stride = load_argument(a, ROUND_BF16.stride), load_argument(a, ROUND_BF16.y_stride)
+    tokens, columns = simd.load_i64(load_argument(a, ROUND_BF16.count)), load_argument(a, ROUND_BF16.columns)
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
-        x, y = argument(a, ROUND_BF16.x) + t * stride, argument(a, ROUND_BF16.y) + t * y_stride
+        x, y = load_argument(a, ROUND_BF16.x) + t * stride, load_argument(a, ROUND_BF16.y) + t * y_stride
         for i in range(0, columns, 16):
             simd.store_bf16x16(y + i * 2, simd.load_f32x16(x + i * 4))
 
 
 @kernel
 def select(a, part, parts, thread):
-    stride, columns = argument(a, SELECT.stride), argument(a, SELECT.columns)
-    count = simd.load_i64(argument(a, SELECT.count))
+    stride, columns = load_argument(a, SELECT.stride), load_argument(a, SELECT.columns)
+    count = simd.load_i64(load_argument(a, SELECT.count))
     for t in range(count * part // parts, count * (part + 1) // parts):
-        row = simd.load_i64(argument(a, SELECT.rows) + t * 8)
-        x, y = argument(a, SELECT.x) + row * stride, argument(a, SELECT.y) + t * stride
+        row = simd.load_i64(load_argument(a, SELECT.rows) + t * 8)
+        x, y = load_argument(a, SELECT.x) + row * stride, load_argument(a, SELECT.y) + t * stride
         for i in range(0, columns * 4, 64):
             simd.store_f32x16(y + i, simd.load_f32x16(x + i))
 
 
 @kernel
 def replace_ids(a, part, parts, thread):
-    table, ids, count = argument(a, REPLACE_IDS.table), argument(a, REPLACE_IDS.ids), argument(a, REPLACE_IDS.count)
+    table, ids, count = (
+        load_argument(a, REPLACE_IDS.table),
+        load_argument(a, REPLACE_IDS.ids),
+        load_argument(a, REPLACE_IDS.count),
+    )
     tokens = simd.load_i64(count)
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
-        simd.store_i64(argument(a, REPLACE_IDS.y) + t * 8, simd.load_i64(table + simd.load_i64(ids + t * 8) * 8))
+        simd.store_i64(load_argument(a, REPLACE_IDS.y) + t * 8, simd.load_i64(table + simd.load_i64(ids + t * 8) * 8))
 
 
 @device
@@ -73,46 +77,50 @@ def copy(x, y, columns):
 
 @kernel
 def slice_columns(a, part, parts, thread):
-    tokens, groups = simd.load_i64(argument(a, SLICE_COLUMNS.count)), argument(a, SLICE_COLUMNS.groups)
-    count = argument(a, SLICE_COLUMNS.columns) // groups
+    tokens, groups = simd.load_i64(load_argument(a, SLICE_COLUMNS.count)), load_argument(a, SLICE_COLUMNS.groups)
+    count = load_argument(a, SLICE_COLUMNS.columns) // groups
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
         x = (
-            argument(a, SLICE_COLUMNS.x)
-            + t * argument(a, SLICE_COLUMNS.x_stride)
-            + argument(a, SLICE_COLUMNS.first) * 4
+            load_argument(a, SLICE_COLUMNS.x)
+            + t * load_argument(a, SLICE_COLUMNS.x_stride)
+            + load_argument(a, SLICE_COLUMNS.first) * 4
         )
-        y = argument(a, SLICE_COLUMNS.y) + t * argument(a, SLICE_COLUMNS.stride)
+        y = load_argument(a, SLICE_COLUMNS.y) + t * load_argument(a, SLICE_COLUMNS.stride)
         for g in range(groups):
-            copy(x + g * argument(a, SLICE_COLUMNS.period) * 4, y + g * count * 4, count)
+            copy(x + g * load_argument(a, SLICE_COLUMNS.period) * 4, y + g * count * 4, count)
 
 
 @kernel
 def concat_heads(a, part, parts, thread):
-    tokens, heads = simd.load_i64(argument(a, CONCAT_HEADS.count)), argument(a, CONCAT_HEADS.heads)
-    shared = argument(a, CONCAT_HEADS.shared)
-    x_columns, z_columns = argument(a, CONCAT_HEADS.x_columns), argument(a, CONCAT_HEADS.z_columns)
+    tokens, heads = simd.load_i64(load_argument(a, CONCAT_HEADS.count)), load_argument(a, CONCAT_HEADS.heads)
+    shared = load_argument(a, CONCAT_HEADS.shared)
+    x_columns, z_columns = load_argument(a, CONCAT_HEADS.x_columns), load_argument(a, CONCAT_HEADS.z_columns)
     for i in range(tokens * heads * part // parts, tokens * heads * (part + 1) // parts):
         t, head = i // heads, i % heads
-        x = argument(a, CONCAT_HEADS.x) + t * argument(a, CONCAT_HEADS.x_stride) + head * x_columns * 4
+        x = load_argument(a, CONCAT_HEADS.x) + t * load_argument(a, CONCAT_HEADS.x_stride) + head * x_columns * 4
         z = (
-            argument(a, CONCAT_HEADS.z)
-            + t * argument(a, CONCAT_HEADS.z_stride)
+            load_argument(a, CONCAT_HEADS.z)
+            + t * load_argument(a, CONCAT_HEADS.z_stride)
             + (0 if shared == 1 else head * z_columns * 4)
         )
-        y = argument(a, CONCAT_HEADS.y) + t * argument(a, CONCAT_HEADS.stride) + head * (x_columns + z_columns) * 4
+        y = (
+            load_argument(a, CONCAT_HEADS.y)
+            + t * load_argument(a, CONCAT_HEADS.stride)
+            + head * (x_columns + z_columns) * 4
+        )
         copy(x, y, x_columns)
         copy(z, y + x_columns * 4, z_columns)
 
 
 @kernel
 def angles(a, part, parts, thread):
-    pairs, factor = argument(a, ANGLES.pairs), argument_f32(a, ANGLES.factor)
-    tokens = simd.load_i64(argument(a, ANGLES.count))
+    pairs, factor = load_argument(a, ANGLES.pairs), load_argument_f32(a, ANGLES.factor)
+    tokens = simd.load_i64(load_argument(a, ANGLES.count))
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
-        position = float(simd.load_i64(argument(a, ANGLES.positions) + t * 8) - argument(a, ANGLES.before))
-        table = argument(a, ANGLES.table) + t * pairs * 8
+        position = float(simd.load_i64(load_argument(a, ANGLES.positions) + t * 8) - load_argument(a, ANGLES.before))
+        table = load_argument(a, ANGLES.table) + t * pairs * 8
         for i in range(pairs):
-            angle = position * simd.load_f64(argument(a, ANGLES.frequencies) + i * 8)
+            angle = position * simd.load_f64(load_argument(a, ANGLES.frequencies) + i * 8)
             simd.store_f32(table + i * 4, float32(cos(angle)) * factor)
             simd.store_f32(table + (pairs + i) * 4, float32(sin(angle)) * factor)
 
@@ -126,13 +134,13 @@ def rotate(x, y, cosine, sine):
 
 @kernel
 def rope(a, part, parts, thread):
-    heads, head_dim, pairs = argument(a, ROPE.heads), argument(a, ROPE.head_dim), argument(a, ROPE.pairs)
-    step, apart = argument(a, ROPE.step) * 4, argument(a, ROPE.apart) * 4
-    total = simd.load_i64(argument(a, ROPE.count)) * heads
+    heads, head_dim, pairs = load_argument(a, ROPE.heads), load_argument(a, ROPE.head_dim), load_argument(a, ROPE.pairs)
+    step, apart = load_argument(a, ROPE.step) * 4, load_argument(a, ROPE.apart) * 4
+    total = simd.load_i64(load_argument(a, ROPE.count)) * heads
     for i in range(total * part // parts, total * (part + 1) // parts):
-        table = argument(a, ROPE.table) + i // heads * pairs * 8
-        head = i // heads * argument(a, ROPE.stride) + i % heads * head_dim * 4
-        x, y = argument(a, ROPE.x) + head, argument(a, ROPE.y) + head
+        table = load_argument(a, ROPE.table) + i // heads * pairs * 8
+        head = i // heads * load_argument(a, ROPE.stride) + i % heads * head_dim * 4
+        x, y = load_argument(a, ROPE.x) + head, load_argument(a, ROPE.y) + head
         if x != y:  # rotating in place after a copy is a fifth faster than rotating from x to y
             copy(x, y, head_dim)
         for k in range(pairs):
@@ -141,7 +149,7 @@ def rope(a, part, parts, thread):
 
 
 @device
-def sum_of(x, count):
+def sum_values(x, count):
     sums, whole = simd.zero_f32x16(), count // 16 * 16
     for i in range(0, whole, 16):
         sums = sums + simd.load_f32x16(x + i * 4)
@@ -152,7 +160,7 @@ def sum_of(x, count):
 
 
 @device
-def sum_of_squares(x, count, center):
+def sum_squares(x, count, center):
     squares, whole = simd.zero_f32x16(), count // 16 * 16
     for i in range(0, whole, 16):
         v = simd.load_f32x16(x + i * 4) - simd.splat_f32x16(center)
@@ -165,20 +173,28 @@ def sum_of_squares(x, count, center):
 
 
 @device
-def inverse_root(mean, epsilon):
+def compute_inverse_root(mean, epsilon):
     """Compute 1 / sqrt(mean + epsilon); NaN if the sum of squares has exceeded float32."""
     return float32(1.0) / float32(sqrt(mean + epsilon)) if mean < simd.INFINITY else simd.NAN
 
 
 @kernel
 def rms_norm(a, part, parts, thread):
-    stride, columns, group = argument(a, RMS_NORM.stride), argument(a, RMS_NORM.columns), argument(a, RMS_NORM.group)
-    groups, epsilon = columns // group, argument_f32(a, RMS_NORM.epsilon)
-    total, whole = simd.load_i64(argument(a, RMS_NORM.count)) * groups, group // 16 * 16
+    stride, columns, group = (
+        load_argument(a, RMS_NORM.stride),
+        load_argument(a, RMS_NORM.columns),
+        load_argument(a, RMS_NORM.group),
+    )
+    groups, epsilon = columns // group, load_argument_f32(a, RMS_NORM.epsilon)
+    total, whole = simd.load_i64(load_argument(a, RMS_NORM.count)) * groups, group // 16 * 16
     for i in range(total * part // parts, total * (part + 1) // parts):
         at, first = i // groups * stride + i % groups * group * 4, i % groups * group * 4
-        x, y, weight = argument(a, RMS_NORM.x) + at, argument(a, RMS_NORM.y) + at, argument(a, RMS_NORM.weight) + first
-        scale = inverse_root(sum_of_squares(x, group, float32(0.0)) / float32(group), epsilon)
+        x, y, weight = (
+            load_argument(a, RMS_NORM.x) + at,
+            load_argument(a, RMS_NORM.y) + at,
+            load_argument(a, RMS_NORM.weight) + first,
+        )
+        scale = compute_inverse_root(sum_squares(x, group, float32(0.0)) / float32(group), epsilon)
         for k in range(0, whole * 4, 64):
             simd.store_f32x16(y + k, simd.load_f32x16(x + k) * simd.splat_f32x16(scale) * simd.load_f32x16(weight + k))
         for k in range(whole * 4, group * 4, 4):
@@ -187,16 +203,16 @@ def rms_norm(a, part, parts, thread):
 
 @kernel
 def layer_norm(a, part, parts, thread):
-    stride, group = argument(a, LAYER_NORM.stride), argument(a, LAYER_NORM.group)
-    groups, epsilon = argument(a, LAYER_NORM.columns) // group, argument_f32(a, LAYER_NORM.epsilon)
-    total, whole = simd.load_i64(argument(a, LAYER_NORM.count)) * groups, group // 16 * 16
+    stride, group = load_argument(a, LAYER_NORM.stride), load_argument(a, LAYER_NORM.group)
+    groups, epsilon = load_argument(a, LAYER_NORM.columns) // group, load_argument_f32(a, LAYER_NORM.epsilon)
+    total, whole = simd.load_i64(load_argument(a, LAYER_NORM.count)) * groups, group // 16 * 16
     for i in range(total * part // parts, total * (part + 1) // parts):
         first = i % groups * group * 4
-        at, weight = i // groups * stride + first, argument(a, LAYER_NORM.weight) + first
-        x, y = argument(a, LAYER_NORM.x) + at, argument(a, LAYER_NORM.y) + at
-        bias = argument(a, LAYER_NORM.bias) + first
-        mean = sum_of(x, group) / float32(group)
-        scale = inverse_root(sum_of_squares(x, group, mean) / float32(group), epsilon)
+        at, weight = i // groups * stride + first, load_argument(a, LAYER_NORM.weight) + first
+        x, y = load_argument(a, LAYER_NORM.x) + at, load_argument(a, LAYER_NORM.y) + at
+        bias = load_argument(a, LAYER_NORM.bias) + first
+        mean = sum_values(x, group) / float32(group)
+        scale = compute_inverse_root(sum_squares(x, group, mean) / float32(group), epsilon)
         for k in range(0, whole * 4, 64):
             v = (simd.load_f32x16(x + k) - simd.splat_f32x16(mean)) * simd.splat_f32x16(scale)
             simd.store_f32x16(y + k, simd.fma_f32x16(v, simd.load_f32x16(weight + k), simd.load_f32x16(bias + k)))
@@ -213,7 +229,7 @@ butterfly_1, butterfly_2, butterfly_4, butterfly_8 = map(simd.make_butterfly, (1
 
 
 @device
-def within_vectors(x, y, columns, block, factor):
+def transform_within_vectors(x, y, columns, block, factor):
     """Write x times `factor` to y, which may be x, with the butterflies of values up to 8 apart.
 
     These values are in one vector.
@@ -230,7 +246,7 @@ def within_vectors(x, y, columns, block, factor):
 
 
 @device
-def across_vectors(y, columns, distance):
+def transform_across_vectors(y, columns, distance):
     """Compute the butterflies of values that are `distance` apart, a multiple of 16, in place."""
     for first in range(0, columns, 2 * distance):
         for i in range(first * 4, (first + distance) * 4, 64):
@@ -241,37 +257,44 @@ def across_vectors(y, columns, distance):
 
 @kernel
 def hadamard(a, part, parts, thread):
-    columns, block = argument(a, HADAMARD.columns), argument(a, HADAMARD.block)
-    factor, tokens = float32(1.0 / sqrt(block)), simd.load_i64(argument(a, HADAMARD.count))
+    columns, block = load_argument(a, HADAMARD.columns), load_argument(a, HADAMARD.block)
+    factor, tokens = float32(1.0 / sqrt(block)), simd.load_i64(load_argument(a, HADAMARD.count))
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
-        x = argument(a, HADAMARD.x) + t * argument(a, HADAMARD.stride)
-        y = argument(a, HADAMARD.y) + t * argument(a, HADAMARD.stride)
-        within_vectors(x, y, columns, block, factor)
+        x = load_argument(a, HADAMARD.x) + t * load_argument(a, HADAMARD.stride)
+        y = load_argument(a, HADAMARD.y) + t * load_argument(a, HADAMARD.stride)
+        transform_within_vectors(x, y, columns, block, factor)
         distance = 16
         while distance < block:
-            across_vectors(y, columns, distance)
+            transform_across_vectors(y, columns, distance)
             distance *= 2
 
 
 @kernel
 def as_column(a, part, parts, thread):
-    ids, tokens = argument(a, AS_COLUMN.ids), simd.load_i64(argument(a, AS_COLUMN.count))
+    ids, tokens = load_argument(a, AS_COLUMN.ids), simd.load_i64(load_argument(a, AS_COLUMN.count))
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
         simd.store_f32(
-            argument(a, AS_COLUMN.y) + t * argument(a, AS_COLUMN.stride), float32(simd.load_i64(ids + t * 8) + 1)
+            load_argument(a, AS_COLUMN.y) + t * load_argument(a, AS_COLUMN.stride),
+            float32(simd.load_i64(ids + t * 8) + 1),
         )
 
 
 @kernel
 def hash(a, part, parts, thread):
-    end, factors, tokens = argument(a, HASH.end), argument(a, HASH.factors), simd.load_i64(argument(a, HASH.count))
+    end, factors, tokens = (
+        load_argument(a, HASH.end),
+        load_argument(a, HASH.factors),
+        simd.load_i64(load_argument(a, HASH.count)),
+    )
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
-        row, hashed, is_cut = argument(a, HASH.x) + t * argument(a, HASH.stride), 0, False
-        for i in range(argument(a, HASH.length)):
+        row, hashed, is_cut = load_argument(a, HASH.x) + t * load_argument(a, HASH.stride), 0, False
+        for i in range(load_argument(a, HASH.length)):
             token = int(simd.load_f32(row + i * 4)) - 1
             is_cut = is_cut or (i > 0 and (token < 0 or token == end))
             hashed ^= (end if is_cut else token) * simd.load_i64(factors + i * 8)
-        simd.store_i64(argument(a, HASH.y) + t * 8, hashed % argument(a, HASH.size) + argument(a, HASH.first))
+        simd.store_i64(
+            load_argument(a, HASH.y) + t * 8, hashed % load_argument(a, HASH.size) + load_argument(a, HASH.first)
+        )
 
 
 @device
@@ -296,12 +319,12 @@ def copy_logits(x, y, columns):
 @kernel
 def logits(a, part, parts, thread):
     """Copy x to y, and count a flaw if a value is not finite. The parts share the columns."""
-    columns, target = argument(a, LOGITS.columns), simd.load_i64(argument(a, LOGITS.y))
+    columns, target = load_argument(a, LOGITS.columns), simd.load_i64(load_argument(a, LOGITS.y))
     first, last = columns * part // parts, columns * (part + 1) // parts
-    for t in range(simd.load_i64(argument(a, LOGITS.count))):
-        x, y = argument(a, LOGITS.x) + t * argument(a, LOGITS.stride), target + t * columns * 4
+    for t in range(simd.load_i64(load_argument(a, LOGITS.count))):
+        x, y = load_argument(a, LOGITS.x) + t * load_argument(a, LOGITS.stride), target + t * columns * 4
         if copy_logits(x + first * 4, y + first * 4, last - first) != 0:
-            simd.atomic_add(argument(a, LOGITS.flaws), 1)
+            simd.atomic_add(load_argument(a, LOGITS.flaws), 1)
 
 
 @device
@@ -348,22 +371,22 @@ def add_squares(a, part, parts, thread):
 
     The parts share the columns, so their count does not change the result.
     """
-    tokens, stride = simd.load_i64(argument(a, ADD_SQUARES.count)), argument(a, ADD_SQUARES.stride)
-    x, sums = argument(a, ADD_SQUARES.x), argument(a, ADD_SQUARES.sums)
-    add_columns(x, stride, tokens, argument(a, ADD_SQUARES.columns), sums, part, parts)
+    tokens, stride = simd.load_i64(load_argument(a, ADD_SQUARES.count)), load_argument(a, ADD_SQUARES.stride)
+    x, sums = load_argument(a, ADD_SQUARES.x), load_argument(a, ADD_SQUARES.sums)
+    add_columns(x, stride, tokens, load_argument(a, ADD_SQUARES.columns), sums, part, parts)
 
 
 @kernel
 def add_expert_squares(a, part, parts, thread):
-    x, stride = argument(a, ADD_EXPERT_SQUARES.x), argument(a, ADD_EXPERT_SQUARES.stride)
-    columns, sums = argument(a, ADD_EXPERT_SQUARES.columns), argument(a, ADD_EXPERT_SQUARES.sums)
-    for i in range(simd.load_i64(argument(a, ADD_EXPERT_SQUARES.active_count))):
-        expert = argument(a, ADD_EXPERT_SQUARES.active) + i * 8 * len(EXPERT)
-        number, rows = argument(expert, EXPERT.number), argument(expert, EXPERT.count)
-        expert_sums = sums + number * argument(a, ADD_EXPERT_SQUARES.sums_stride)
-        add_columns(x + argument(expert, EXPERT.first) * stride, stride, rows, columns, expert_sums, part, parts)
+    x, stride = load_argument(a, ADD_EXPERT_SQUARES.x), load_argument(a, ADD_EXPERT_SQUARES.stride)
+    columns, sums = load_argument(a, ADD_EXPERT_SQUARES.columns), load_argument(a, ADD_EXPERT_SQUARES.sums)
+    for i in range(simd.load_i64(load_argument(a, ADD_EXPERT_SQUARES.active_count))):
+        expert = load_argument(a, ADD_EXPERT_SQUARES.active) + i * 8 * len(EXPERT)
+        number, rows = load_argument(expert, EXPERT.number), load_argument(expert, EXPERT.count)
+        expert_sums = sums + number * load_argument(a, ADD_EXPERT_SQUARES.sums_stride)
+        add_columns(x + load_argument(expert, EXPERT.first) * stride, stride, rows, columns, expert_sums, part, parts)
         if part == 0:
-            place = argument(a, ADD_EXPERT_SQUARES.counts) + number * 8
+            place = load_argument(a, ADD_EXPERT_SQUARES.counts) + number * 8
             simd.store_i64(place, simd.load_i64(place) + rows)
 
 
@@ -378,13 +401,17 @@ def add_rows(x, stride, columns, rows, y):
 
 @kernel
 def pool(a, part, parts, thread):
-    count, stride, columns = simd.load_i64(argument(a, POOL.count)), argument(a, POOL.stride), argument(a, POOL.columns)
+    count, stride, columns = (
+        simd.load_i64(load_argument(a, POOL.count)),
+        load_argument(a, POOL.stride),
+        load_argument(a, POOL.columns),
+    )
     for i in range(count * part // parts, count * (part + 1) // parts):
-        sequence, y = argument(a, POOL.sequences) + i * 8 * len(SEQUENCE), argument(a, POOL.y) + i * stride
-        first, rows = argument(sequence, SEQUENCE.first), argument(sequence, SEQUENCE.count)
-        if argument(a, POOL.kind) != 0:
-            first, rows = first + (rows - 1 if argument(a, POOL.kind) == 2 else 0), 1
-        add_rows(argument(a, POOL.x) + first * stride, stride, columns, rows, y)
+        sequence, y = load_argument(a, POOL.sequences) + i * 8 * len(SEQUENCE), load_argument(a, POOL.y) + i * stride
+        first, rows = load_argument(sequence, SEQUENCE.first), load_argument(sequence, SEQUENCE.count)
+        if load_argument(a, POOL.kind) != 0:
+            first, rows = first + (rows - 1 if load_argument(a, POOL.kind) == 2 else 0), 1
+        add_rows(load_argument(a, POOL.x) + first * stride, stride, columns, rows, y)
         scale = simd.splat_f32x16(float32(1.0) / float32(rows))
         for k in range(0, columns * 4, 64):
             simd.store_f32x16(y + k, simd.load_f32x16(y + k) * scale)

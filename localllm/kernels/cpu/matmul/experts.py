@@ -16,7 +16,7 @@ from numba import float32
 from localllm.kernels import simd
 from localllm.kernels.cpu import CALL_BYTES, EXPERT_ROWS, PRECISE_TOKENS
 from localllm.kernels.cpu.elementwise.rowwise import copy
-from localllm.kernels.cpu.signature import argument, argument_f32, device, kernel
+from localllm.kernels.cpu.signature import device, kernel, load_argument, load_argument_f32
 from localllm.kernels.table import (
     ADD_BY_EXPERT,
     EXPERT,
@@ -42,7 +42,11 @@ def score_all(a, logits, scores):
 
     Return whether all logits are finite.
     """
-    experts, sigmoid, rooted = argument(a, ROUTE.experts), argument(a, ROUTE.sigmoid), argument(a, ROUTE.rooted)
+    experts, sigmoid, rooted = (
+        load_argument(a, ROUTE.experts),
+        load_argument(a, ROUTE.sigmoid),
+        load_argument(a, ROUTE.rooted),
+    )
     top, total, finite = -inf, 0.0, True
     for e in range(experts):
         logit = simd.load_f32(logits + e * 4)
@@ -66,16 +70,16 @@ def rank_all(a, logits, scores, ranks):
 
     Logits rank more finely: the sigmoids of large logits are all 1.
     """
-    bias, source = argument(a, ROUTE.bias), logits
-    if bias != 0 or argument(a, ROUTE.groups) > 1:
+    bias, source = load_argument(a, ROUTE.bias), logits
+    if bias != 0 or load_argument(a, ROUTE.groups) > 1:
         source = scores
-    for e in range(argument(a, ROUTE.experts)):
+    for e in range(load_argument(a, ROUTE.experts)):
         rank = simd.load_f32(source + e * 4)
         simd.store_f32(ranks + e * 4, rank + simd.load_f32(bias + e * 4) if bias != 0 else rank)
 
 
 @device
-def best_of(values, count):
+def find_best(values, count):
     """Return the index of the largest value, the first of equal ones; 0 if none exceeds minus infinity."""
     best, largest = 0, MINUS_INFINITY
     for i in range(count):
@@ -86,17 +90,17 @@ def best_of(values, count):
 
 
 @device
-def take_best(values, count):
+def pop_best(values, count):
     """Return the index of the largest value, and set that value to minus infinity for the next call."""
-    best = best_of(values, count)
+    best = find_best(values, count)
     simd.store_f32(values + best * 4, MINUS_INFINITY)
     return best
 
 
 @device
-def value_of_group(ranks, size):
+def rank_group(ranks, size):
     """Return the rank of a group of experts: the sum of its two best ranks."""
-    best = best_of(ranks, size)
+    best = find_best(ranks, size)
     second = MINUS_INFINITY
     for i in range(size):
         if i != best:
@@ -105,36 +109,36 @@ def value_of_group(ranks, size):
 
 
 @device
-def leave_out_groups(a, ranks, groups):
+def mask_groups(a, ranks, groups):
     """Set the ranks of the experts of all but the best groups to minus infinity."""
-    count = argument(a, ROUTE.groups)
-    size = argument(a, ROUTE.experts) // count
+    count = load_argument(a, ROUTE.groups)
+    size = load_argument(a, ROUTE.experts) // count
     for g in range(count):
-        simd.store_f32(groups + g * 4, value_of_group(ranks + g * size * 4, size))
-    for _ in range(argument(a, ROUTE.groups_used)):
-        take_best(groups, count)
+        simd.store_f32(groups + g * 4, rank_group(ranks + g * size * 4, size))
+    for _ in range(load_argument(a, ROUTE.groups_used)):
+        pop_best(groups, count)
     for e in range(size * count):
         if simd.load_f32(groups + e // size * 4) > MINUS_INFINITY:
             simd.store_f32(ranks + e * 4, MINUS_INFINITY)
 
 
 @device
-def choose(a, scores, ranks, given_experts, chosen, weights):
+def choose_experts(a, scores, ranks, given_experts, chosen, weights):
     """Write a token's experts and their weights.
 
     The experts are those of the best ranks, or those listed at `given_experts`.
     """
-    used, total, factor = argument(a, ROUTE.used), float32(0.0), argument_f32(a, ROUTE.scale)
+    used, total, factor = load_argument(a, ROUTE.used), float32(0.0), load_argument_f32(a, ROUTE.scale)
     for i in range(used):
         if given_experts != 0:
             expert = simd.load_i64(given_experts + i * 8)
         else:
-            expert = take_best(ranks, argument(a, ROUTE.experts)) // argument(a, ROUTE.together)
+            expert = pop_best(ranks, load_argument(a, ROUTE.experts)) // load_argument(a, ROUTE.together)
         score = simd.load_f32(scores + expert * 4)
         total += score
         simd.store_i64(chosen + i * 8, expert)
         simd.store_f32(weights + i * 4, score)
-    if argument(a, ROUTE.normalized) == 1:
+    if load_argument(a, ROUTE.normalized) == 1:
         factor /= max(total, LEAST_SUM)
     for i in range(used):
         simd.store_f32(weights + i * 4, simd.load_f32(weights + i * 4) * factor)
@@ -143,7 +147,7 @@ def choose(a, scores, ranks, given_experts, chosen, weights):
 @device
 def choose_nothing(a, chosen, weights):
     """Write NaN weights, and arbitrary experts, for a token with a logit that is not finite."""
-    for i in range(argument(a, ROUTE.used)):
+    for i in range(load_argument(a, ROUTE.used)):
         simd.store_i64(chosen + i * 8, i)
         simd.store_f32(weights + i * 4, simd.NAN)
 
@@ -151,35 +155,39 @@ def choose_nothing(a, chosen, weights):
 @kernel
 def route(a, part, parts, thread):
     """Choose the experts of each token. Scratch memory: scores, ranks, ranks of groups."""
-    tokens, used, experts = simd.load_i64(argument(a, ROUTE.count)), argument(a, ROUTE.used), argument(a, ROUTE.experts)
-    scores = argument(a, ROUTE.scratch) + thread * argument(a, ROUTE.scratch_bytes)
+    tokens, used, experts = (
+        simd.load_i64(load_argument(a, ROUTE.count)),
+        load_argument(a, ROUTE.used),
+        load_argument(a, ROUTE.experts),
+    )
+    scores = load_argument(a, ROUTE.scratch) + thread * load_argument(a, ROUTE.scratch_bytes)
     ranks = scores + experts * 4
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
-        chosen, weights = argument(a, ROUTE.chosen) + t * used * 8, argument(a, ROUTE.weights) + t * used * 4
-        logits = argument(a, ROUTE.logits) + t * argument(a, ROUTE.stride)
+        chosen, weights = load_argument(a, ROUTE.chosen) + t * used * 8, load_argument(a, ROUTE.weights) + t * used * 4
+        logits = load_argument(a, ROUTE.logits) + t * load_argument(a, ROUTE.stride)
         if not score_all(a, logits, scores):
             choose_nothing(a, chosen, weights)
             continue
         rank_all(a, logits, scores, ranks)
-        if argument(a, ROUTE.groups) > 1:
-            leave_out_groups(a, ranks, ranks + experts * 4)
-        table = argument(a, ROUTE.table)
-        given_experts = table + simd.load_i64(argument(a, ROUTE.ids) + t * 8) * used * 8 if table != 0 else 0
-        choose(a, scores, ranks, given_experts, chosen, weights)
+        if load_argument(a, ROUTE.groups) > 1:
+            mask_groups(a, ranks, ranks + experts * 4)
+        table = load_argument(a, ROUTE.table)
+        given_experts = table + simd.load_i64(load_argument(a, ROUTE.ids) + t * 8) * used * 8 if table != 0 else 0
+        choose_experts(a, scores, ranks, given_experts, chosen, weights)
 
 
 @device
 def count_rows(a, pairs):
-    next_rows = argument(a, PLAN_EXPERTS.next_rows)
-    for e in range(argument(a, PLAN_EXPERTS.experts)):
+    next_rows = load_argument(a, PLAN_EXPERTS.next_rows)
+    for e in range(load_argument(a, PLAN_EXPERTS.experts)):
         simd.store_i64(next_rows + e * 8, 0)
     for pair in range(pairs):
-        expert = next_rows + simd.load_i64(argument(a, PLAN_EXPERTS.chosen) + pair * 8) * 8
+        expert = next_rows + simd.load_i64(load_argument(a, PLAN_EXPERTS.chosen) + pair * 8) * 8
         simd.store_i64(expert, simd.load_i64(expert) + 1)
 
 
 @device
-def rounded_up(count):
+def round_up_rows(count):
     """Return the number of rows that products may write for an expert with `count` rows.
 
     It is padded, unless there is a single row.
@@ -190,51 +198,56 @@ def rounded_up(count):
 @device
 def place_experts(a):
     """List the experts that have rows, and replace their counts in next_rows by their first rows."""
-    active, first = argument(a, PLAN_EXPERTS.active), 0
-    for e in range(argument(a, PLAN_EXPERTS.experts)):
-        place = argument(a, PLAN_EXPERTS.next_rows) + e * 8
+    active, first = load_argument(a, PLAN_EXPERTS.active), 0
+    for e in range(load_argument(a, PLAN_EXPERTS.experts)):
+        place = load_argument(a, PLAN_EXPERTS.next_rows) + e * 8
         count = simd.load_i64(place)
         if count > 0:
             simd.store_i64(active + 8 * EXPERT.number, e)
             simd.store_i64(active + 8 * EXPERT.first, first)
             simd.store_i64(active + 8 * EXPERT.count, count)
             simd.store_i64(place, first)
-            active, first = active + EXPERT_BYTES, first + rounded_up(count)
-    simd.store_i64(argument(a, PLAN_EXPERTS.row_count), first)
-    simd.store_i64(argument(a, PLAN_EXPERTS.active_count), (active - argument(a, PLAN_EXPERTS.active)) // EXPERT_BYTES)
+            active, first = active + EXPERT_BYTES, first + round_up_rows(count)
+    simd.store_i64(load_argument(a, PLAN_EXPERTS.row_count), first)
+    simd.store_i64(
+        load_argument(a, PLAN_EXPERTS.active_count), (active - load_argument(a, PLAN_EXPERTS.active)) // EXPERT_BYTES
+    )
 
 
 @device
-def fill_between(a):
+def fill_padding(a):
     """Assign to padding rows between experts the pair of the row before, so that every row is initialized."""
-    pairs = argument(a, PLAN_EXPERTS.pairs)
-    for i in range(simd.load_i64(argument(a, PLAN_EXPERTS.active_count))):
-        expert = argument(a, PLAN_EXPERTS.active) + i * EXPERT_BYTES
-        first, count = argument(expert, EXPERT.first), argument(expert, EXPERT.count)
-        for row in range(first + count, first + rounded_up(count)):
+    pairs = load_argument(a, PLAN_EXPERTS.pairs)
+    for i in range(simd.load_i64(load_argument(a, PLAN_EXPERTS.active_count))):
+        expert = load_argument(a, PLAN_EXPERTS.active) + i * EXPERT_BYTES
+        first, count = load_argument(expert, EXPERT.first), load_argument(expert, EXPERT.count)
+        for row in range(first + count, first + round_up_rows(count)):
             simd.store_i64(pairs + row * 8, simd.load_i64(pairs + (row - 1) * 8))
 
 
 @kernel
 def plan_experts(a, part, parts, thread):
     """Assign a row to each pair, sorted by expert. A single part does all the work."""
-    pairs = simd.load_i64(argument(a, PLAN_EXPERTS.count)) * argument(a, PLAN_EXPERTS.used)
+    pairs = simd.load_i64(load_argument(a, PLAN_EXPERTS.count)) * load_argument(a, PLAN_EXPERTS.used)
     count_rows(a, pairs)
     place_experts(a)
     for pair in range(pairs):
-        next_row = argument(a, PLAN_EXPERTS.next_rows) + simd.load_i64(argument(a, PLAN_EXPERTS.chosen) + pair * 8) * 8
+        next_row = (
+            load_argument(a, PLAN_EXPERTS.next_rows)
+            + simd.load_i64(load_argument(a, PLAN_EXPERTS.chosen) + pair * 8) * 8
+        )
         row = simd.load_i64(next_row)
-        simd.store_i64(argument(a, PLAN_EXPERTS.rows) + pair * 8, row)
-        simd.store_i64(argument(a, PLAN_EXPERTS.pairs) + row * 8, pair)
+        simd.store_i64(load_argument(a, PLAN_EXPERTS.rows) + pair * 8, row)
+        simd.store_i64(load_argument(a, PLAN_EXPERTS.pairs) + row * 8, pair)
         simd.store_i64(next_row, row + 1)
-    fill_between(a)
+    fill_padding(a)
 
 
-ANY_NUMBER = 1 << 40  # more tokens than any run has
+UNLIMITED = 1 << 40  # more tokens than any run has
 
 
 @device
-def put(arguments, place, value):
+def store_argument(arguments, place, value):
     simd.store_i64(arguments + place * 8, value)
 
 
@@ -250,36 +263,40 @@ def make_experts(product, own, most_is_address, finish=None):
     @device
     def prepare(a, call, expert):
         for i in range(words):
-            put(call, i, argument(a, i))
-        for i in range(argument(a, own.by_row_count)):
-            place, row_bytes = argument(a, own.by_row) + i * 16, argument(a, own.by_row) + i * 16 + 8
-            moved = argument(call, simd.load_i64(place)) + argument(expert, EXPERT.first) * simd.load_i64(row_bytes)
-            put(call, simd.load_i64(place), moved)
-        distance = argument(expert, EXPERT.number) * argument(a, own.expert_bytes)
-        put(call, product.weights, argument(a, own.weights) + distance)
-        put(call, product.count, expert + 8 * EXPERT.count)
-        put(call, product.scratch, argument(a, own.scratch) + CALL_BYTES)
-        most = simd.load_i64(argument(a, own.most_precise)) if most_is_address else argument(a, own.most_precise)
-        kernel_tokens = simd.load_i64(argument(a, own.kernel_tokens))
-        most = ANY_NUMBER if kernel_tokens <= most else 0
+            store_argument(call, i, load_argument(a, i))
+        for i in range(load_argument(a, own.by_row_count)):
+            place, row_bytes = load_argument(a, own.by_row) + i * 16, load_argument(a, own.by_row) + i * 16 + 8
+            moved = load_argument(call, simd.load_i64(place)) + load_argument(expert, EXPERT.first) * simd.load_i64(
+                row_bytes
+            )
+            store_argument(call, simd.load_i64(place), moved)
+        distance = load_argument(expert, EXPERT.number) * load_argument(a, own.expert_bytes)
+        store_argument(call, product.weights, load_argument(a, own.weights) + distance)
+        store_argument(call, product.count, expert + 8 * EXPERT.count)
+        store_argument(call, product.scratch, load_argument(a, own.scratch) + CALL_BYTES)
+        most = (
+            simd.load_i64(load_argument(a, own.most_precise)) if most_is_address else load_argument(a, own.most_precise)
+        )
+        kernel_tokens = simd.load_i64(load_argument(a, own.kernel_tokens))
+        most = UNLIMITED if kernel_tokens <= most else 0
         if most_is_address:
-            put(call, words, most)
+            store_argument(call, words, most)
             most = call + words * 8
-        put(call, product.most_precise, most)
+        store_argument(call, product.most_precise, most)
         # In a short run an expert's token count does not select its kernel, so that tokens get the same bits as alone.
-        put(call, words + 1, 1 if kernel_tokens <= PRECISE_TOKENS else argument(expert, EXPERT.count))
-        put(call, product.kernel_tokens, call + (words + 1) * 8)
+        store_argument(call, words + 1, 1 if kernel_tokens <= PRECISE_TOKENS else load_argument(expert, EXPERT.count))
+        store_argument(call, product.kernel_tokens, call + (words + 1) * 8)
         if finish is not None:
             finish(a, call, expert, call + (words + 2) * 8)
 
     @kernel
     def experts(a, part, parts, thread):
-        slices = argument(a, own.slices)
-        units = simd.load_i64(argument(a, own.active_count)) * slices
-        call = argument(a, own.scratch) + thread * argument(a, own.scratch_bytes)
+        slices = load_argument(a, own.slices)
+        units = simd.load_i64(load_argument(a, own.active_count)) * slices
+        call = load_argument(a, own.scratch) + thread * load_argument(a, own.scratch_bytes)
         for unit in range(units * part // parts, units * (part + 1) // parts):
-            prepare(a, call, argument(a, own.active) + unit // slices * EXPERT_BYTES)
-            simd.call_kernel(argument(a, own.linear), call, unit % slices, slices, thread)
+            prepare(a, call, load_argument(a, own.active) + unit // slices * EXPERT_BYTES)
+            simd.call_kernel(load_argument(a, own.linear), call, unit % slices, slices, thread)
 
     return experts
 
@@ -290,42 +307,50 @@ experts_float = make_experts(LINEAR_FLOAT, EXPERTS_FLOAT, False)
 
 @kernel
 def gather(a, part, parts, thread):
-    rows, weights = simd.load_i64(argument(a, GATHER.count)), argument(a, GATHER.weights)
+    rows, weights = simd.load_i64(load_argument(a, GATHER.count)), load_argument(a, GATHER.weights)
     for row in range(rows * part // parts, rows * (part + 1) // parts):
-        pair = simd.load_i64(argument(a, GATHER.pairs) + row * 8)
-        token, place = pair // argument(a, GATHER.used), pair % argument(a, GATHER.used)
-        x = argument(a, GATHER.x) + token * argument(a, GATHER.x_stride) + place * argument(a, GATHER.part_bytes)
-        y, weight = argument(a, GATHER.y) + row * argument(a, GATHER.stride), simd.splat_f32x16(1.0)
+        pair = simd.load_i64(load_argument(a, GATHER.pairs) + row * 8)
+        token, place = pair // load_argument(a, GATHER.used), pair % load_argument(a, GATHER.used)
+        x = (
+            load_argument(a, GATHER.x)
+            + token * load_argument(a, GATHER.x_stride)
+            + place * load_argument(a, GATHER.part_bytes)
+        )
+        y, weight = load_argument(a, GATHER.y) + row * load_argument(a, GATHER.stride), simd.splat_f32x16(1.0)
         if weights != 0:
             weight = simd.splat_f32x16(simd.load_f32(weights + pair * 4))
-        for i in range(0, argument(a, GATHER.columns) * 4, 64):
+        for i in range(0, load_argument(a, GATHER.columns) * 4, 64):
             simd.store_f32x16(y + i, simd.load_f32x16(x + i) * weight)
 
 
 @kernel
 def from_heads(a, part, parts, thread):
-    used, columns = argument(a, FROM_HEADS.used), argument(a, FROM_HEADS.columns)
-    pairs = simd.load_i64(argument(a, FROM_HEADS.count)) * used
+    used, columns = load_argument(a, FROM_HEADS.used), load_argument(a, FROM_HEADS.columns)
+    pairs = simd.load_i64(load_argument(a, FROM_HEADS.count)) * used
     for pair in range(pairs * part // parts, pairs * (part + 1) // parts):
-        x = argument(a, FROM_HEADS.x) + simd.load_i64(argument(a, FROM_HEADS.rows) + pair * 8) * argument(
-            a, FROM_HEADS.x_stride
+        x = load_argument(a, FROM_HEADS.x) + simd.load_i64(
+            load_argument(a, FROM_HEADS.rows) + pair * 8
+        ) * load_argument(a, FROM_HEADS.x_stride)
+        y = (
+            load_argument(a, FROM_HEADS.y)
+            + pair // used * load_argument(a, FROM_HEADS.stride)
+            + pair % used * columns * 4
         )
-        y = argument(a, FROM_HEADS.y) + pair // used * argument(a, FROM_HEADS.stride) + pair % used * columns * 4
         copy(x, y, columns)
 
 
 @kernel
 def scatter(a, part, parts, thread):
-    tokens, used = simd.load_i64(argument(a, SCATTER.count)), argument(a, SCATTER.used)
-    weights = argument(a, SCATTER.weights)
+    tokens, used = simd.load_i64(load_argument(a, SCATTER.count)), load_argument(a, SCATTER.used)
+    weights = load_argument(a, SCATTER.weights)
     for t in range(tokens * part // parts, tokens * (part + 1) // parts):
-        y = argument(a, SCATTER.y) + t * argument(a, SCATTER.stride)
-        for i in range(0, argument(a, SCATTER.columns) * 4, 64):
+        y = load_argument(a, SCATTER.y) + t * load_argument(a, SCATTER.stride)
+        for i in range(0, load_argument(a, SCATTER.columns) * 4, 64):
             total = simd.zero_f32x16()
             for pair in range(t * used, (t + 1) * used):
-                x = argument(a, SCATTER.x) + simd.load_i64(argument(a, SCATTER.rows) + pair * 8) * argument(
-                    a, SCATTER.x_stride
-                )
+                x = load_argument(a, SCATTER.x) + simd.load_i64(
+                    load_argument(a, SCATTER.rows) + pair * 8
+                ) * load_argument(a, SCATTER.x_stride)
                 weight = simd.splat_f32x16(1.0)
                 if weights != 0:
                     weight = simd.splat_f32x16(simd.load_f32(weights + pair * 4))
@@ -335,11 +360,11 @@ def scatter(a, part, parts, thread):
 
 @kernel
 def add_by_expert(a, part, parts, thread):
-    rows, stride = simd.load_i64(argument(a, ADD_BY_EXPERT.count)), argument(a, ADD_BY_EXPERT.stride)
+    rows, stride = simd.load_i64(load_argument(a, ADD_BY_EXPERT.count)), load_argument(a, ADD_BY_EXPERT.stride)
     for row in range(rows * part // parts, rows * (part + 1) // parts):
-        pair = simd.load_i64(argument(a, ADD_BY_EXPERT.pairs) + row * 8)
-        expert = simd.load_i64(argument(a, ADD_BY_EXPERT.chosen) + pair * 8)
-        x, y = argument(a, ADD_BY_EXPERT.x) + row * stride, argument(a, ADD_BY_EXPERT.y) + row * stride
-        z = argument(a, ADD_BY_EXPERT.z) + expert * argument(a, ADD_BY_EXPERT.z_stride)
-        for i in range(0, argument(a, ADD_BY_EXPERT.columns) * 4, 64):
+        pair = simd.load_i64(load_argument(a, ADD_BY_EXPERT.pairs) + row * 8)
+        expert = simd.load_i64(load_argument(a, ADD_BY_EXPERT.chosen) + pair * 8)
+        x, y = load_argument(a, ADD_BY_EXPERT.x) + row * stride, load_argument(a, ADD_BY_EXPERT.y) + row * stride
+        z = load_argument(a, ADD_BY_EXPERT.z) + expert * load_argument(a, ADD_BY_EXPERT.z_stride)
+        for i in range(0, load_argument(a, ADD_BY_EXPERT.columns) * 4, 64):
             simd.store_f32x16(y + i, simd.load_f32x16(x + i) + simd.load_f32x16(z + i))

@@ -18,25 +18,28 @@ from numba import float32
 
 from localllm.kernels import simd
 from localllm.kernels.cpu.matmul import tiles
-from localllm.kernels.cpu.signature import argument, device, kernel
+from localllm.kernels.cpu.signature import device, kernel, load_argument
 from localllm.kernels.table import LINEAR_FLOAT as LINEAR
 from localllm.kernels.table import QUANTIZE_WORDS
 
 LARGEST = float32(8191)  # 32 * LARGEST**2 < 2**31
 SLAB = 384  # columns that are unpacked at a time: 24 KiB, which leaves space for some tokens in the L1 cache
-TOGETHER = 600  # maximum tokens per slab; their columns then fit in the L2 cache (1024: 1.2 times as long)
+MAX_SLAB_TOKENS = 600  # maximum tokens per slab; their columns then fit in the L2 cache (1024: 1.2 times as long)
 WORDS_BYTES = SLAB * 32  # bytes of a vector of 16 rows
 dots = tiles.make_dots(range(0, 64, 4), simd.dot_words_vnni_512)
-add_run, times_rows = tiles.make_times(tiles.columns_at, tiles.ints), tiles.make_times(tiles.rows_at, tiles.floats)
+add_run, times_rows = (
+    tiles.make_times(tiles.load_token_scales, tiles.ints),
+    tiles.make_times(tiles.load_row_scales, tiles.floats),
+)
 
 
 @device
-def in_runs(columns):
+def round_to_runs(columns):
     """Round the number of columns up to whole runs of 32."""
     return (columns + 31) // 32 * 32
 
 
-def make_to_words(load_16, width):
+def make_rounding(load_16, width):
     """Build a function (address, columns, target) -> scale that converts values to 16-bit integers.
 
     width: bytes of a value. The number of columns is a multiple of 16; target is padded to whole runs of 32. The scale
@@ -61,30 +64,35 @@ def make_to_words(load_16, width):
     return to_words
 
 
-run_to_words = make_to_words(simd.load_f32x16, 4)
+run_to_words = make_rounding(simd.load_f32x16, 4)
 
 
 @kernel
 def quantize_words(a, part, parts, thread):
-    columns, tokens = argument(a, QUANTIZE_WORDS.columns), simd.load_i64(argument(a, QUANTIZE_WORDS.count))
-    stride, y_stride = argument(a, QUANTIZE_WORDS.stride), argument(a, QUANTIZE_WORDS.y_stride)
+    columns, tokens = load_argument(a, QUANTIZE_WORDS.columns), simd.load_i64(load_argument(a, QUANTIZE_WORDS.count))
+    stride, y_stride = load_argument(a, QUANTIZE_WORDS.stride), load_argument(a, QUANTIZE_WORDS.y_stride)
     for token in range(tokens * part // parts, tokens * (part + 1) // parts):
-        x, y = argument(a, QUANTIZE_WORDS.x) + token * stride, argument(a, QUANTIZE_WORDS.y) + token * y_stride
+        x, y = (
+            load_argument(a, QUANTIZE_WORDS.x) + token * stride,
+            load_argument(a, QUANTIZE_WORDS.y) + token * y_stride,
+        )
         for i in range(0, columns, 32):
-            simd.store_f32(y + in_runs(columns) * 2 + i // 8, run_to_words(x + i * 4, min(32, columns - i), y + i * 2))
+            simd.store_f32(
+                y + round_to_runs(columns) * 2 + i // 8, run_to_words(x + i * 4, min(32, columns - i), y + i * 2)
+            )
 
 
 def make_unpack_tile(load_16):
-    row_to_words = make_to_words(load_16, 2)
+    row_to_words = make_rounding(load_16, 2)
 
     @device
     def unpack_tile(a, row, column, columns, scratch):
-        scales, last = scratch + tiles.VECTORS * WORDS_BYTES, argument(a, LINEAR.rows) - 1
-        as_rows, row_bytes = scales + tiles.ROWS * 4, in_runs(columns) * 2
+        scales, last = scratch + tiles.VECTORS * WORDS_BYTES, load_argument(a, LINEAR.rows) - 1
+        as_rows, row_bytes = scales + tiles.ROWS * 4, round_to_runs(columns) * 2
         for v in range(tiles.VECTORS):
             for i in range(16):
                 number = min(row + v * 16 + i, last)
-                w = argument(a, LINEAR.weights) + number * argument(a, LINEAR.row_bytes) + column * 2
+                w = load_argument(a, LINEAR.weights) + number * load_argument(a, LINEAR.row_bytes) + column * 2
                 simd.store_f32(scales + (v * 16 + i) * 4, row_to_words(w, columns, as_rows + i * row_bytes))
             tiles.transpose_words(as_rows, row_bytes // 4, scratch + v * WORDS_BYTES)
 
@@ -92,7 +100,7 @@ def make_unpack_tile(load_16):
 
 
 @device
-def product(columns, w, x, c, stride):
+def multiply_slab(columns, w, x, c, stride):
     """Multiply ROWS rows by TOKENS tokens over a slab's columns, without the rows' scales."""
     totals = tiles.zero_floats()
     for run in range((columns + 31) // 32):
@@ -109,9 +117,9 @@ def make_prefill_words(load_16):
     unpack_tile, fetch_next = make_unpack_tile(load_16), tiles.make_fetch_next(512, SLAB)
 
     @device
-    def read(a, first, last, begin, end, scratch):
-        rows, columns = argument(a, LINEAR.rows), argument(a, LINEAR.columns)
-        stride, y_stride = argument(a, LINEAR.halves_stride), argument(a, LINEAR.y_stride)
+    def multiply_tokens(a, first, last, begin, end, scratch):
+        rows, columns = load_argument(a, LINEAR.rows), load_argument(a, LINEAR.columns)
+        stride, y_stride = load_argument(a, LINEAR.halves_stride), load_argument(a, LINEAR.y_stride)
         for row in range(first * tiles.ROWS, last * tiles.ROWS, tiles.ROWS):
             whole = rows - row > tiles.ROWS - 16
             for column in range(0, columns, SLAB):
@@ -123,13 +131,16 @@ def make_prefill_words(load_16):
                 for t in range(
                     begin, end, tiles.TOKENS
                 ):  # includes up to TOKENS - 1 surplus tokens, whose results are not used
-                    y, x = argument(a, LINEAR.y) + t * y_stride + row * 4, argument(a, LINEAR.halves) + t * stride
-                    scales = x + in_runs(columns) * 2
+                    y, x = (
+                        load_argument(a, LINEAR.y) + t * y_stride + row * 4,
+                        load_argument(a, LINEAR.halves) + t * stride,
+                    )
+                    scales = x + round_to_runs(columns) * 2
                     tile = tiles.zero_floats()
                     if column:
                         tile = tiles.load_all(y, y_stride) if whole else tiles.load_first(y, y_stride)
                     fetch_next(a, following, t - begin, end - begin)
-                    products = product(width, scratch, x + column * 2, scales + column // 8, stride)
+                    products = multiply_slab(width, scratch, x + column * 2, scales + column // 8, stride)
                     tile = times_rows(tile, products, scratch + tiles.VECTORS * WORDS_BYTES, 64)
                     if whole:
                         tiles.store_all(tile, y, y_stride)
@@ -138,9 +149,9 @@ def make_prefill_words(load_16):
 
     @device
     def prefill(a, first, last, tokens, scratch):
-        batches = (tokens + TOGETHER - 1) // TOGETHER
+        batches = (tokens + MAX_SLAB_TOKENS - 1) // MAX_SLAB_TOKENS
         size = (tokens + batches * tiles.TOKENS - 1) // (batches * tiles.TOKENS) * tiles.TOKENS
         for begin in range(0, tokens, size):
-            read(a, first, last, begin, min(begin + size, tokens), scratch)
+            multiply_tokens(a, first, last, begin, min(begin + size, tokens), scratch)
 
     return prefill

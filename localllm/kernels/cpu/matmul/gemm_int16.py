@@ -35,12 +35,12 @@ from numba import float32, int64
 from localllm.kernels import simd
 from localllm.kernels.cpu import SLAB
 from localllm.kernels.cpu.matmul import tiles
-from localllm.kernels.cpu.signature import argument, device, inlined
-from localllm.kernels.machine import this_lane
+from localllm.kernels.cpu.signature import device, inlined, load_argument
+from localllm.kernels.machine import get_lane
 from localllm.kernels.table import LINEAR_QUANTIZED as LINEAR
 
-HAS_AVX2_DOTS = this_lane().has_avx2_only
-MOST_IN_BYTES = 63  # the largest code for products of bytes: two results of VPMADDUBSW fit into 16 bits
+HAS_AVX2_DOTS = get_lane().has_avx2_only
+MAX_BYTE_CODE = 63  # the largest code for products of bytes: two results of VPMADDUBSW fit into 16 bits
 W0, W1, X, PRODUCT, ODD0, ODD1, LAST, LAST2 = (f"%ymm{i}" for i in range(8, 16))
 vector = ir.VectorType(simd.F32, 8)
 if HAS_AVX2_DOTS:
@@ -88,8 +88,12 @@ def make_unpack_tile(format):
         s, m = scratch + tiles.VECTORS * 16 * SLAB, scratch + tiles.VECTORS * (16 * SLAB + scale_bytes)
         codes_rows = m + tiles.VECTORS * scale_bytes
         s_rows, m_rows = codes_rows + 16 * SLAB, codes_rows + 16 * SLAB + scale_bytes
-        count, row_bytes, last = columns // sub_block, argument(a, LINEAR.row_bytes), argument(a, LINEAR.rows) - 1
-        first_row = argument(a, LINEAR.weights) + column // 256 * group_bytes
+        count, row_bytes, last = (
+            columns // sub_block,
+            load_argument(a, LINEAR.row_bytes),
+            load_argument(a, LINEAR.rows) - 1,
+        )
+        first_row = load_argument(a, LINEAR.weights) + column // 256 * group_bytes
         stride = (count + 15) // 16 * 64
         for v in range(tiles.VECTORS):
             for i in range(16):
@@ -114,9 +118,11 @@ def make_sub_block(format, words):
 
     @inlined
     def sub_block(totals, w, x, low, x_stride, s, m, s_stride, c, n, stride):
-        totals = tiles.settled(tiles.add_least(totals, factor, m if has_minimum else s, s_stride, n, stride))
-        sums = dots(tiles.times_256(dots(tiles.zero_ints(), w, 16 * SLAB, x, x_stride)), w, 16 * SLAB, low, x_stride)
-        return tiles.scaled(totals, sums, s, s_stride, c, stride)
+        totals = tiles.force_totals(tiles.add_least(totals, factor, m if has_minimum else s, s_stride, n, stride))
+        sums = dots(
+            tiles.multiply_by_256(dots(tiles.zero_ints(), w, 16 * SLAB, x, x_stride)), w, 16 * SLAB, low, x_stride
+        )
+        return tiles.add_scaled(totals, sums, s, s_stride, c, stride)
 
     return sub_block
 
@@ -159,8 +165,12 @@ def make_precise_slab(format):
     @inlined
     def multiply(a, totals, columns, place, tokens, scratch):
         s, m = scratch + tiles.VECTORS * 16 * SLAB, scratch + tiles.VECTORS * (16 * SLAB + scale_bytes)
-        x, low, width = argument(a, LINEAR.high) + place, argument(a, LINEAR.low) + place, argument(a, LINEAR.columns)
-        c, n = argument(a, LINEAR.scales) + place // 4, argument(a, LINEAR.sums) + place // 4
+        x, low, width = (
+            load_argument(a, LINEAR.high) + place,
+            load_argument(a, LINEAR.low) + place,
+            load_argument(a, LINEAR.columns),
+        )
+        c, n = load_argument(a, LINEAR.scales) + place // 4, load_argument(a, LINEAR.sums) + place // 4
         return product(totals, columns, scratch, s, m, scale_bytes, x, low, width, c, n, width // 4)
 
     return tiles.make_slab(format, make_unpack_tile(format), multiply)
@@ -178,12 +188,12 @@ def make_assembly_slab(format, is_exact):
 
     @device
     def slab(a, tile, column, next_slab, tokens, scratch):
-        columns = min(SLAB, argument(a, LINEAR.columns) - column)
+        columns = min(SLAB, load_argument(a, LINEAR.columns) - column)
         unpack_tile(a, tile, column, columns, scratch)
-        width, y_stride = argument(a, LINEAR.columns), argument(a, LINEAR.y_stride)
-        vectors = min(tiles.VECTORS, (argument(a, LINEAR.rows) - tile * tiles.ROWS + 15) // 16)
+        width, y_stride = load_argument(a, LINEAR.columns), load_argument(a, LINEAR.y_stride)
+        vectors = min(tiles.VECTORS, (load_argument(a, LINEAR.rows) - tile * tiles.ROWS + 15) // 16)
         for t in range(0, tokens, tiles.TOKENS):  # includes up to TOKENS - 1 surplus tokens, whose results are not used
-            y = argument(a, LINEAR.y) + tile * tiles.ROWS * 4 + t * y_stride
+            y = load_argument(a, LINEAR.y) + tile * tiles.ROWS * 4 + t * y_stride
             fetch_next(a, next_slab, t, tokens)
             for v in range(vectors):
                 add_products(a, y + 64 * v, y_stride, v, columns, t * width + column, column == 0, scratch)
@@ -211,9 +221,13 @@ def make_assembly_product(format, is_exact):
     def add_products(a, y, y_stride, v, columns, place, is_first, scratch):
         w, s = scratch + v * 16 * SLAB, scratch + tiles.VECTORS * 16 * SLAB + v * scale_bytes
         totals = scratch + tiles.VECTORS * (16 * SLAB + 2 * scale_bytes)  # overwrites the rows that were transposed
-        x, run = argument(a, activations) + size * place, place // 32
-        c, n, groups = argument(a, LINEAR.scales) + 8 * run, argument(a, sums) + sum_bytes * run, columns // 256
-        stride = argument(a, LINEAR.columns) // 32 * sum_bytes
+        x, run = load_argument(a, activations) + size * place, place // 32
+        c, n, groups = (
+            load_argument(a, LINEAR.scales) + 8 * run,
+            load_argument(a, sums) + sum_bytes * run,
+            columns // 256,
+        )
+        stride = load_argument(a, LINEAR.columns) // 32 * sum_bytes
         for i in range(tiles.TOKENS):
             simd.store_f32x16(totals + 64 * i, simd.splat_f32x16(float32(0.0)))
         if groups:
@@ -232,7 +246,7 @@ def make_assembly_product(format, is_exact):
 # ---- runs of a register tile in assembly, on CPUs with AVX2 but no dot product of bytes
 
 
-def byte_products(words, largest):
+def make_byte_products(words, largest):
     """Return the emitter of products of codes and bytes, and its number of tokens.
 
     emit(first token) -> (lines, sums). words: byte offsets of 4 columns in x; w has the codes of 16 rows, 64 bytes a
@@ -241,14 +255,14 @@ def byte_products(words, largest):
     at_once = 32767 // (2 * 127 * largest)
     groups = [words[i : i + at_once] for i in range(0, len(words), at_once)]
     tokens = tiles.TOKENS if len(groups) == 1 else 2  # more groups than one need registers for sums of 32 bits, too
-    sums = halves(0, tokens)
-    narrow = sums if len(groups) == 1 else halves(2 * tokens, tokens)
+    sums = name_registers(0, tokens)
+    narrow = sums if len(groups) == 1 else name_registers(2 * tokens, tokens)
 
     def emit(first):
         lines = []
         for i, group in enumerate(groups):
             lines += add_bytes(group, narrow, first)
-            for sum_16, total in zip(flat(narrow), flat(sums), strict=True):
+            for sum_16, total in zip(flatten(narrow), flatten(sums), strict=True):
                 lines.append(f"vpmaddwd {{constant}}, {sum_16}, {PRODUCT if i else total}")
                 lines += [f"vpaddd {PRODUCT}, {total}, {total}"] * (i > 0)
         return lines, sums
@@ -256,11 +270,11 @@ def byte_products(words, largest):
     return emit, tokens
 
 
-def halves(first, tokens):
+def name_registers(first, tokens):
     return [[f"%ymm{first + 2 * t + half}" for half in (0, 1)] for t in range(tokens)]
 
 
-def flat(rows):
+def flatten(rows):
     return [one for row in rows for one in row]
 
 
@@ -287,12 +301,12 @@ def load_codes(word, registers):
     return [f"vmovdqu {16 * word + 32 * half}({{w}}), {register}" for half, register in enumerate(registers)]
 
 
-def word_products(words):
+def make_word_products(words):
     """Return the emitter of products for x in words of 16 bits.
 
     Of every 4 columns the even ones come first (see quantize.py).
     """
-    sums = halves(0, tiles.TOKENS)
+    sums = name_registers(0, tiles.TOKENS)
 
     def emit(first):
         lines = []
@@ -309,13 +323,13 @@ def word_products(words):
     return emit, tiles.TOKENS
 
 
-def scaled_products(words, minimums_after):
+def emit_scaled_products(words, minimums_after):
     """Emit the sums of a run for all tokens, times integer scales.
 
     Also return their registers [token][half]. s: int16 [2 sub-blocks][16 rows][2], each scale twice; `minimums_after`
     bytes later factors of the tokens' sums of both sub-blocks, int16 [16 rows][2].
     """
-    sums, codes = halves(0, tiles.TOKENS), ((W0, W1), (X, PRODUCT))
+    sums, codes = name_registers(0, tiles.TOKENS), ((W0, W1), (X, PRODUCT))
     products = ((ODD0, ODD1), (LAST, LAST2))  # [word][half]; the second half's begins as the token's columns
     lines = [f"vmovdqu {minimums_after + 32 * half}({{s}}), {codes[0][half]}" for half in (0, 1)]
     for t, rows in enumerate(sums):
@@ -377,13 +391,13 @@ def add_to_totals(sums, first, scales, minimums):
             yield f"vmovups {total}, {place}"
 
 
-def run_lines(format, words, is_exact, minimums_after):
+def emit_run(format, words, is_exact, minimums_after):
     if format.has_integer_scales:
-        lines, sums = scaled_products(words, minimums_after)
+        lines, sums = emit_scaled_products(words, minimums_after)
         return [*lines, *add_scaled_to_totals(sums, minimums_after + 64)]
     lines = []
     for i, part in enumerate([words] if format.sub_block == 32 else [words[:4], words[4:]]):
-        emit, tokens = word_products(part) if is_exact else byte_products(part, format.largest)
+        emit, tokens = make_word_products(part) if is_exact else make_byte_products(part, format.largest)
         minimums = minimums_after + 64 * i if format.minimums else None
         for first in range(0, tiles.TOKENS, tokens):
             products, sums = emit(first)
@@ -391,7 +405,7 @@ def run_lines(format, words, is_exact, minimums_after):
     return lines
 
 
-class Step:
+class AddressSteps:
     """The distances of addresses.
 
     From run to run they are in bytes, from token to token in units of the argument `stride`.
@@ -412,16 +426,16 @@ def make_add_runs(format, words, is_exact, minimums_after):
     form of a format with integer scales. c, n: the token's scale, f32, and the sum of its columns, f32, or of both
     halves of a run, int16. stride: bytes between tokens of c or n, whichever is smaller.
     """
-    step = Step(format, is_exact)
+    step = AddressSteps(format, is_exact)
     changed = ["w", "s", "near_x", "far_x", "near_c", "far_c", "near_n", "far_n", "runs"]
     inputs = ["totals", "stride", "factor", "constant"]
     names = {name: f"${i}" for i, name in enumerate(changed + inputs)}
     for name, scale in step.strides.items():
         for t, end in enumerate(("near", "near", "far", "far")):
             names[f"{name}{t}"] = f"({{{end}_{name}}}{f',{{stride}},{scale}' if t % 2 else ''})".format_map(names)
-    lines = loop(run_lines(format, words, is_exact, minimums_after), words, step)
+    lines = emit_loop(emit_run(format, words, is_exact, minimums_after), words, step)
     text = "\n".join(line.format_map(names) for line in lines)
-    constants = [ir.Constant(vector, [-float(format.offset)] * 8), byte_mask() if is_exact else ones()]
+    constants = [ir.Constant(vector, [-float(format.offset)] * 8), create_byte_mask() if is_exact else create_ones()]
     if format.has_integer_scales:
         constants = []  # their registers hold products
     clobbered = [f"~{{xmm{i}}}" for i in range(16 - len(constants))]
@@ -441,16 +455,16 @@ def make_add_runs(format, words, is_exact, minimums_after):
     return add_runs
 
 
-def ones():
+def create_ones():
     """Return 16 words of 1, with which VPMADDWD adds neighbours."""
     return ir.Constant(ir.VectorType(simd.I16, 16), [1] * 16)
 
 
-def byte_mask():
+def create_byte_mask():
     return ir.Constant(ir.VectorType(simd.I8, 32), [255, 0] * 16)
 
 
-def loop(lines, words, step):
+def emit_loop(lines, words, step):
     """Emit a loop over runs of 32 columns, which are striped: 8 columns apart within a group of 64 or 256."""
     group = 64 * (words[2] // 16)  # columns: 256 or 64
     runs = group // 32

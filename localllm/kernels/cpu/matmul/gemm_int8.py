@@ -23,7 +23,7 @@ from numba import types
 from localllm.kernels import simd
 from localllm.kernels.cpu import SLAB
 from localllm.kernels.cpu.matmul import tiles
-from localllm.kernels.cpu.signature import argument, device, inlined
+from localllm.kernels.cpu.signature import device, inlined, load_argument
 from localllm.kernels.table import LINEAR_QUANTIZED as LINEAR
 
 BYTE_OFFSET = 0 if simd.signed_dot_variant() else 128
@@ -34,8 +34,11 @@ words = ir.VectorType(simd.I16, 32)
 
 
 PAIR = 64  # columns of a token that usually share a scale in long runs, see quantize.py
-first, more = tiles.make_times(tiles.rows_at, tiles.ints, True), tiles.make_times(tiles.rows_at, tiles.ints)
-of_token = tiles.make_times(tiles.columns_at, tiles.floats)
+first, more = (
+    tiles.make_times(tiles.load_row_scales, tiles.ints, True),
+    tiles.make_times(tiles.load_row_scales, tiles.ints),
+)
+of_token = tiles.make_times(tiles.load_token_scales, tiles.floats)
 
 
 def make_unpack(format):
@@ -46,7 +49,7 @@ def make_unpack(format):
     codes_of, scales, minimums = format.codes, format.scales, format.minimums or format.scales
     vector = simd.f32x8 if format.sub_block == 32 else simd.f32x16
     rescale = make_rescale(format, vector, types.UniTuple(simd.u8x64, 4), 8)
-    group_bytes, skip, has_chunks = format.group_bytes, 1024 // span(format), format.chunk is not None
+    group_bytes, skip, has_chunks = format.group_bytes, 1024 // get_scale_span(format), format.chunk is not None
     unpack_chunk = make_unpack_chunk(format) if has_chunks else None
 
     @device
@@ -75,15 +78,19 @@ def make_unpack_chunk(format):
 
 
 def make_unpack_tile(format):
-    unpack, group_bytes, columns_per_scale = make_unpack(format), format.group_bytes, span(format)
+    unpack, group_bytes, columns_per_scale = make_unpack(format), format.group_bytes, get_scale_span(format)
     scale_bytes = 64 * SLAB // columns_per_scale
 
     @device
     def unpack_tile(a, tile, column, columns, scratch):
         s = scratch + tiles.VECTORS * 16 * SLAB
         codes_rows = s + tiles.VECTORS * scale_bytes
-        s_rows, row_bytes, last = codes_rows + 16 * SLAB, argument(a, LINEAR.row_bytes), argument(a, LINEAR.rows) - 1
-        first_row = argument(a, LINEAR.weights) + column // 256 * group_bytes
+        s_rows, row_bytes, last = (
+            codes_rows + 16 * SLAB,
+            load_argument(a, LINEAR.row_bytes),
+            load_argument(a, LINEAR.rows) - 1,
+        )
+        first_row = load_argument(a, LINEAR.weights) + column // 256 * group_bytes
         count = columns // columns_per_scale
         stride = (count + 15) // 16 * 64
         for v in range(tiles.VECTORS):
@@ -109,48 +116,50 @@ def make_pair(format, words):
         weights have two scales: 228, but 240 if tokens have two scales
     """
     of_run, of_both = tiles.make_rescaled_dots(words), tiles.make_rescaled_dots([*words, *(word + 8 for word in words)])
-    s_bytes, is_signed, has_one = 64 * SLAB // span(format), BYTE_OFFSET == 0, span(format) == PAIR
+    s_bytes, is_signed, has_one = 64 * SLAB // get_scale_span(format), BYTE_OFFSET == 0, get_scale_span(format) == PAIR
     start_second = tiles.make_start_second(not is_signed)
 
     @inlined
-    def run(w, x, x_stride, n, stride):
-        return of_run(tiles.zero_ints() if is_signed else tiles.start(n, stride), w, 16 * SLAB, x, x_stride)
+    def multiply_run(w, x, x_stride, n, stride):
+        return of_run(tiles.zero_ints() if is_signed else tiles.load_excess(n, stride), w, 16 * SLAB, x, x_stride)
 
     @inlined
-    def together(totals, w, s, x, x_stride, c, n, stride):
+    def multiply_together(totals, w, s, x, x_stride, c, n, stride):
         if has_one:
             sums = of_both(
-                tiles.zero_ints() if is_signed else tiles.start_of_both(n, stride), w, 16 * SLAB, x, x_stride
+                tiles.zero_ints() if is_signed else tiles.load_both_excesses(n, stride), w, 16 * SLAB, x, x_stride
             )
-            return tiles.scaled(totals, sums, s, s_bytes, c, 2 * stride)
-        products = first(totals, run(w, x, x_stride, n, stride), s, s_bytes)
-        products = more(products, run(w + 16 * 8, x + 8, x_stride, n + 4, stride), s + 64, s_bytes)
+            return tiles.add_scaled(totals, sums, s, s_bytes, c, 2 * stride)
+        products = first(totals, multiply_run(w, x, x_stride, n, stride), s, s_bytes)
+        products = more(products, multiply_run(w + 16 * 8, x + 8, x_stride, n + 4, stride), s + 64, s_bytes)
         return of_token(totals, products, c, 2 * stride)
 
     @inlined
-    def apart(totals, w, s, x, x_stride, c, n, stride):
-        sums, w2, x2, n2, c2 = run(w, x, x_stride, n, stride), w + 16 * 8, x + 8, n + 4, c + 8
+    def multiply_apart(totals, w, s, x, x_stride, c, n, stride):
+        sums, w2, x2, n2, c2 = multiply_run(w, x, x_stride, n, stride), w + 16 * 8, x + 8, n + 4, c + 8
         if has_one:
-            totals = tiles.scaled_alone(totals, sums, s, s_bytes, c, 2 * stride)
+            totals = tiles.add_scaled_alone(totals, sums, s, s_bytes, c, 2 * stride)
             both = of_run(start_second(sums, n2, stride, c, 2 * stride), w2, 16 * SLAB, x2, x_stride)
-            return tiles.scaled(totals, both, s, s_bytes, c2, 2 * stride)
+            return tiles.add_scaled(totals, both, s, s_bytes, c2, 2 * stride)
         products = first(totals, sums, s, s_bytes)
         totals = tiles.add_alone(totals, products, c, 2 * stride)
-        products = tiles.continued(products, run(w2, x2, x_stride, n2, stride), s + 64, s_bytes, c, 2 * stride)
+        products = tiles.continue_products(
+            products, multiply_run(w2, x2, x_stride, n2, stride), s + 64, s_bytes, c, 2 * stride
+        )
         return of_token(totals, products, c2, 2 * stride)
 
     @inlined
-    def pair(totals, w, s, x, x_stride, c, n, stride):
+    def multiply_pair(totals, w, s, x, x_stride, c, n, stride):
         if tiles.share_scales(c, 2 * stride):
-            return together(totals, w, s, x, x_stride, c, n, stride)
-        return apart(totals, w, s, x, x_stride, c, n, stride)
+            return multiply_together(totals, w, s, x, x_stride, c, n, stride)
+        return multiply_apart(totals, w, s, x, x_stride, c, n, stride)
 
-    return pair
+    return multiply_pair
 
 
 def make_tile(format):
     group, chunk = make_pair(format, tiles.GROUP_WORDS), make_pair(format, tiles.CHUNK_WORDS)
-    s_step = 64 * PAIR // span(format)
+    s_step = 64 * PAIR // get_scale_span(format)
     has_chunks = format.chunk is not None
 
     @inlined
@@ -176,9 +185,9 @@ def make_fast_slab(format):
 
     @inlined
     def multiply(a, totals, columns, place, tokens, scratch):
-        s, width = scratch + tiles.VECTORS * 16 * SLAB, argument(a, LINEAR.columns)
-        x, c = argument(a, LINEAR.high) + place, argument(a, LINEAR.scales) + place // 4
-        n = argument(a, LINEAR.excess) + place // 8
+        s, width = scratch + tiles.VECTORS * 16 * SLAB, load_argument(a, LINEAR.columns)
+        x, c = load_argument(a, LINEAR.high) + place, load_argument(a, LINEAR.scales) + place // 4
+        n = load_argument(a, LINEAR.excess) + place // 8
         return product(totals, columns, scratch, s, x, width, c, n, width // 8)
 
     return tiles.make_slab(format, make_unpack_tile(format), multiply)
@@ -191,30 +200,32 @@ def magnitude(builder, value):
     return simd.llvm_call(builder, f"llvm.fabs.v{value.type.count}f32", value.type, [value])
 
 
-def span(format):
+def get_scale_span(format):
     """Return the number of columns that share a scale after requantization."""
     return 32 if format.sub_block == 32 and format.minimums is None else 64
 
 
-def room(format):
+def count_free_bits(format):
     """Return how many bits codes can be shifted left and still fit in a byte, signed after the offset."""
     offset, largest = format.offset, format.largest
     return max(s for s in range(8) if max(largest << s, 2 * (largest - offset) << s, (2 * offset << s) - 1) < 256)
 
 
-def size_of(format):
+def compute_max_magnitude(format):
     return max(format.offset, format.largest - format.offset)
 
 
-def bounds(builder, format, scales, minimums):
+def compute_bounds(builder, format, scales, minimums):
     """Return the largest magnitude that weights of each sub-block can have."""
     if minimums is None:
-        return builder.fmul(magnitude(builder, scales), simd.constant_like(scales, float(size_of(format))))
+        return builder.fmul(
+            magnitude(builder, scales), simd.constant_like(scales, float(compute_max_magnitude(format)))
+        )
     highest = builder.fadd(builder.fmul(scales, simd.constant_like(scales, float(format.largest))), minimums)
     return simd.larger_size(builder, magnitude(builder, highest), magnitude(builder, minimums))
 
 
-def largest_of_neighbours(builder, value, count):
+def find_largest_neighbours(builder, value, count):
     """Return in each lane the largest of its group of `count` lanes, 2 or 4; NaN if one of them is NaN."""
     for distance in (1, 2)[: count // 2]:
         other = simd.shuffled(builder, value, value, [lane ^ distance for lane in range(value.type.count)])
@@ -222,39 +233,39 @@ def largest_of_neighbours(builder, value, count):
     return value
 
 
-def as_words(builder, value):
+def round_to_words(builder, value):
     integers = ir.VectorType(simd.I32, value.type.count)
     rounding = simd.constant_like(value, 1.5 * 2**23)  # floats of this size are integers
     nearest = builder.fsub(builder.fadd(value, rounding), rounding)
     return builder.trunc(builder.fptosi(nearest, integers), ir.VectorType(simd.I16, value.type.count))
 
 
-def high_half(builder, x, y):
+def multiply_high(builder, x, y):
     """Multiply signed 16-bit words; return the upper 16 bits of the products."""
     wide = ir.VectorType(simd.I32, 32)
     product = builder.mul(builder.sext(x, wide), builder.sext(y, wide))
     return builder.trunc(builder.ashr(product, simd.constant_like(product, 16)), words)
 
 
-def rescaled(builder, format, codes, factors, lows):
+def requantize(builder, format, codes, factors, lows):
     """Requantize 64 codes to bytes.
 
     factors, lows: 32 words, the factor and the minimum of each pair of codes.
     """
-    shift = room(format)
+    shift = count_free_bits(format)
     value = builder.bitcast(codes, words)
     value = builder.shl(value, simd.constant_like(value, shift))
     centre = ir.Constant(simd.u8x64.llvm, [format.offset << shift] * 64)
     value = builder.bitcast(builder.sub(builder.bitcast(value, simd.u8x64.llvm), centre), words)
     even, odd = builder.shl(value, simd.constant_like(value, 8)), builder.and_(value, simd.constant_like(value, 0xFF00))
-    even, odd = (builder.add(high_half(builder, part, factors), lows) for part in (even, odd))
+    even, odd = (builder.add(multiply_high(builder, part, factors), lows) for part in (even, odd))
     even = builder.and_(builder.lshr(even, simd.constant_like(even, POINT)), simd.constant_like(even, 0xFF))
     odd = builder.and_(builder.shl(odd, simd.constant_like(odd, 8 - POINT)), simd.constant_like(odd, 0xFF00))
     result = builder.bitcast(builder.or_(even, odd), simd.u8x64.llvm)
     return builder.xor(result, ir.Constant(simd.u8x64.llvm, [BYTE_OFFSET] * 64))
 
 
-def spread(builder, values, runs, part, parts):
+def spread_word(builder, values, runs, part, parts):
     """Copy the words of a sub-block of each of `runs` runs to all words of a vector of codes.
 
     part, parts: the sub-block's index in its run, and the number of sub-blocks per run.
@@ -268,14 +279,14 @@ def make_rescale(format, vector, codes_type, runs):
     Its parameters: codes, scales, minimums, code address, scale address. A format without minimums gets its scales
     twice. vector, codes_type: the types of scales and codes.
     """
-    if span(format) == 32:
+    if get_scale_span(format) == 32:
         return make_keep(format, vector, codes_type)
     count = 32 // format.sub_block  # sub-blocks of a run
 
     @simd.operation(None, codes_type, vector, vector, types.int64, types.int64)
     def rescale(builder, codes, scales, minimums, codes_out, scales_out):
         minimums = minimums if format.minimums else None
-        bound = largest_of_neighbours(builder, bounds(builder, format, scales, minimums), 2 * count)
+        bound = find_largest_neighbours(builder, compute_bounds(builder, format, scales, minimums), 2 * count)
         zero = simd.constant_like(bound, 0.0)
         inverse = builder.fdiv(simd.constant_like(bound, TOP), bound)
         inverse = builder.select(builder.fcmp_ordered(">", bound, zero), inverse, zero)
@@ -284,20 +295,20 @@ def make_rescale(format, vector, codes_type, runs):
             builder, scales_out, simd.shuffled(builder, result, result, [*range(0, result.type.count, 2 * count)])
         )
         factors = builder.fmul(
-            builder.fmul(scales, inverse), simd.constant_like(bound, float(1 << (8 + POINT - room(format))))
+            builder.fmul(scales, inverse), simd.constant_like(bound, float(1 << (8 + POINT - count_free_bits(format))))
         )
         # Adding a half rounds them up in the middle, which compensates for truncating the products.
-        factors, half = as_words(builder, factors), float(1 << (POINT - 1))
+        factors, half = round_to_words(builder, factors), float(1 << (POINT - 1))
         lows = simd.constant_like(bound, half)
         if minimums is not None:
             lows = builder.fmul(builder.fmul(minimums, inverse), simd.constant_like(bound, 2 * half))
             lows = builder.fadd(lows, simd.constant_like(bound, half))
-        lows = as_words(builder, lows)
+        lows = round_to_words(builder, lows)
         for q, value in enumerate(simd.elements(builder, codes)):
             part = q * count // codes.type.count
-            spreads = (spread(builder, vector, runs, part, count) for vector in (factors, lows))
+            spreads = (spread_word(builder, vector, runs, part, count) for vector in (factors, lows))
             simd.store_value(
-                builder, builder.add(codes_out, simd.I64(64 * q)), rescaled(builder, format, value, *spreads)
+                builder, builder.add(codes_out, simd.I64(64 * q)), requantize(builder, format, value, *spreads)
             )
 
     return rescale

@@ -15,19 +15,19 @@ from numba import int64, types
 
 from localllm.kernels import simd
 from localllm.kernels.cpu.matmul.gemv_quantized import (
-    AHEAD,
+    FAR_PREFETCH,
     Accumulator,
-    activations,
-    chunk_shape,
-    group_shape,
-    make_ask_for,
+    get_chunk_shape,
+    get_group_shape,
+    locate_activations,
     make_chunk,
     make_factors,
     make_fetch,
+    make_prefetch,
 )
-from localllm.kernels.cpu.signature import argument, device, inlined
+from localllm.kernels.cpu.signature import device, inlined, load_argument
 from localllm.kernels.formats import load_group_format
-from localllm.kernels.formats.words import READERS, WORDS, k_factors
+from localllm.kernels.formats.words import READERS, WORDS, load_k_factors
 from localllm.kernels.table import LINEAR_QUANTIZED as LINEAR
 
 CHAINS = 2  # independent sums of a row, because an addition waits for the previous one of its sum
@@ -43,7 +43,7 @@ def has_words(name, tokens=1):
     return name in READERS and simd.multiplies_words() and (tokens == 1 or name != "Q3_K")
 
 
-def words_of_run(builder, high, low, distance):
+def combine_run(builder, high, low, distance):
     """Combine both planes of a run, with stripes of 8 `distance` bytes apart, to two vectors of 16 words."""
     stripes = []
     for i in range(4):
@@ -62,9 +62,9 @@ def make_store_unit(in_pairs):
 
     @simd.operation(None, *[int64] * 5)
     def store_unit(builder, high, low, distance, apart, words):
-        parts = [words_of_run(builder, high, low, distance)]
+        parts = [combine_run(builder, high, low, distance)]
         if in_pairs:
-            other = words_of_run(builder, builder.add(high, apart), builder.add(low, apart), distance)
+            other = combine_run(builder, builder.add(high, apart), builder.add(low, apart), distance)
             parts = [*zip(*parts, other, strict=True)]
         stored = [simd.shuffled(builder, *part, range(odd, 32, 2)) for part in parts for odd in (0, 1)]
         for i, value in enumerate(stored):
@@ -86,10 +86,10 @@ def make_store_words(format):
 
     @device
     def store_words(a, words, first, tokens):
-        columns = argument(a, LINEAR.columns)
+        columns = load_argument(a, LINEAR.columns)
         whole = columns // 256 * 256
         for token in range(first, first + tokens):
-            high, low = argument(a, LINEAR.high) + token * columns, argument(a, LINEAR.low) + token * columns
+            high, low = load_argument(a, LINEAR.high) + token * columns, load_argument(a, LINEAR.low) + token * columns
             for column in range(0, whole, 256):
                 store_runs(high + column, low + column, 8, words + 2 * column)
             for column in range(whole, columns, 64):
@@ -109,7 +109,7 @@ def keep_order(builder):
     builder.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)
 
 
-def as_it_is(builder, value):
+def keep_in_register(builder, value):
     """Return the same vector, kept in a register.
 
     LLVM would otherwise merge two shuffles into a slower one.
@@ -117,7 +117,7 @@ def as_it_is(builder, value):
     return builder.asm(ir.FunctionType(value.type, [value.type]), "", "=x,0", [value], False)
 
 
-class Totals(Accumulator):
+class Accumulators(Accumulator):
     """The totals of rows and tokens.
 
     For each pair of a row and a token there are `chains` vectors, the sum of whose lanes is the result.
@@ -151,7 +151,7 @@ class Totals(Accumulator):
                     for token, first in enumerate(of_tokens):
                         if self.tokens * self.rows > 1:
                             keep_order(builder)
-                        i, scale = self.place(row, token, unit), self.scale_of(builder, scales[token][row], unit)
+                        i, scale = self.place(row, token, unit), self.select_scale(builder, scales[token][row], unit)
                         dot = self.dot(
                             builder, codes[row], builder.add(first, simd.I64(RUN // 2 * len(codes[row]) * unit))
                         )
@@ -176,24 +176,26 @@ class Totals(Accumulator):
         scales = []
         for token in range(self.tokens):
             of_token, sums = (
-                self.of_lanes(builder, builder.add(address, builder.mul(distance, simd.I64(token))))
+                self.load_factors(builder, builder.add(address, builder.mul(distance, simd.I64(token))))
                 for address in (c, n)
             )
             if self.reader.factors:
                 of_token = builder.fmul(of_token, ir.Constant(of_token.type, [1 / f for f in self.reader.factors]))
-            scales.append([self.in_lanes(builder, builder.fmul(scale, of_token)) for scale in factors[: self.rows]])
+            scales.append(
+                [self.arrange_lanes(builder, builder.fmul(scale, of_token)) for scale in factors[: self.rows]]
+            )
             if self.shape.offset != 0:
-                sums = self.shape.from_offset(builder, sums)
+                sums = self.shape.scale_sums(builder, sums)
                 for row in range(self.rows):
                     self.add_sums(builder, totals, row, token, factors[row - self.rows], sums)
         return scales
 
-    def of_lanes(self, builder, address):
+    def load_factors(self, builder, address):
         """Load a token's scales or sums, one for every 16 columns, in the order of the rows' scales."""
         value = self.shape.load(builder, address)
         return value if self.is_halved else simd.slice_of(builder, value, 0, 16, 2)
 
-    def in_lanes(self, builder, scales):
+    def arrange_lanes(self, builder, scales):
         """Rearrange scales so that each half of a register gets those of four units.
 
         Taking a scale from the other half of a register takes three instructions of Zen 3 instead of one.
@@ -203,9 +205,9 @@ class Totals(Accumulator):
         quarter = [0, 2, 4, 6, 1, 3, 5, 7] if self.is_halved else [*range(4)] * 2
         distance = 8 if self.is_halved else 4
         parts = (simd.shuffled(builder, scales, scales, [i + at for i in quarter]) for at in (0, distance))
-        return [as_it_is(builder, part) for part in parts]
+        return [keep_in_register(builder, part) for part in parts]
 
-    def scale_of(self, builder, scales, unit):
+    def select_scale(self, builder, scales, unit):
         distance = self.shape.vectors if self.reader.in_pairs else 4
         first = unit if self.reader.in_pairs else unit % 4
         return simd.shuffled(builder, *[scales[unit // 4]] * 2, [first] * 4 + [first + distance] * 4)
@@ -230,44 +232,49 @@ class Totals(Accumulator):
         return finish
 
 
-def make_factors_of(format, rows):
+def make_row_factors(format, rows):
     if format.name not in ("Q4_K", "Q5_K"):
         return make_factors(format.scales, format.minimums, rows)
     if rows == 1:
-        return inlined(lambda w, step: k_factors(w))
+        return inlined(lambda w, step: load_k_factors(w))
 
     @inlined
     def both(w, step):
-        first, second = k_factors(w), k_factors(w + step)
+        first, second = load_k_factors(w), load_k_factors(w + step)
         return first[0], second[0], first[1], second[1]
 
     @inlined
     def four(w, step):
-        a, b, c, d = k_factors(w), k_factors(w + step), k_factors(w + 2 * step), k_factors(w + 3 * step)
+        a, b, c, d = (
+            load_k_factors(w),
+            load_k_factors(w + step),
+            load_k_factors(w + 2 * step),
+            load_k_factors(w + 3 * step),
+        )
         return a[0], b[0], c[0], d[0], a[1], b[1], c[1], d[1]
 
     return both if rows == 2 else four
 
 
-def make_rows_in_words(format, rows, tokens=1):
+def make_word_rows(format, rows, tokens=1):
     """Build a function (arguments, w, step, y, words, first token) that multiplies rows.
 
     y, words: addresses for the first token.
     """
     format = load_group_format(format.name, small_codes=True)  # the readers of words need plain scales
-    totals = Totals(format, rows, tokens, group_shape(format))
-    fetch, factors, group_bytes = make_fetch(format, rows), make_factors_of(format, rows), format.group_bytes
+    totals = Accumulators(format, rows, tokens, get_group_shape(format))
+    fetch, factors, group_bytes = make_fetch(format, rows), make_row_factors(format, rows), format.group_bytes
     zero, add, finish = totals.make_zero(), totals.make_add(), totals.make_finish()
     chunk_bytes, add_chunk, chunk_factors = group_bytes // 4, None, None
     if format.chunk:
-        add_chunk = Totals(format, rows, tokens, chunk_shape(format)).make_add()
+        add_chunk = Accumulators(format, rows, tokens, get_chunk_shape(format)).make_add()
         _, chunk_factors = make_chunk(format, rows)
-    fetch_chunk = make_ask_for(rows * chunk_bytes, 2)
+    fetch_chunk = make_prefetch(rows * chunk_bytes, 2)
 
     @inlined
     def product(a, w, step, y, words, token):
-        columns, ahead, totals = argument(a, LINEAR.columns), w + (rows - 1) * step + AHEAD, zero()
-        _, _, c, n = activations(a, LINEAR.sums)
+        columns, ahead, totals = load_argument(a, LINEAR.columns), w + (rows - 1) * step + FAR_PREFETCH, zero()
+        _, _, c, n = locate_activations(a, LINEAR.sums)
         c, n = c + token * (columns // 4), n + token * (columns // 4)
         for _ in range(columns // 256):
             fetch(w, step, ahead)
@@ -280,31 +287,31 @@ def make_rows_in_words(format, rows, tokens=1):
                 totals = add_chunk(totals, w, step, chunk_factors(w, step), words, c, n, columns)
                 w, ahead, words = w + chunk_bytes, ahead + rows * chunk_bytes, words + 2 * RUN
                 c, n = c + 16, n + 16
-        finish(totals, y, argument(a, LINEAR.y_stride))
+        finish(totals, y, load_argument(a, LINEAR.y_stride))
 
     return product
 
 
-def make_one_in_words(format, rows):
+def make_one_token_words(format, rows):
     """Build two functions for one token.
 
     (arguments, words) stores the token's words; (arguments, w, step, y, words) multiplies rows by them.
     """
-    store, product = make_store_words(format), make_rows_in_words(format, rows)
+    store, product = make_store_words(format), make_word_rows(format, rows)
     prepare = device(lambda a, words: store(a, words, 0, 1))
     return prepare, inlined(lambda a, w, step, y, words: product(a, w, step, y, words, 0))
 
 
-def make_few_in_words(format, rows):
+def make_few_tokens_words(format, rows):
     """Build a function (arguments, w, step, y, first, tokens, words) that multiplies rows by a few tokens.
 
     Weights are unpacked for four tokens at a time.
     """
-    four, three, two, one = (make_rows_in_words(format, rows, tokens) for tokens in (4, 3, 2, 1))
+    four, three, two, one = (make_word_rows(format, rows, tokens) for tokens in (4, 3, 2, 1))
 
     @inlined
     def few(a, w, step, y, first, tokens, words):
-        distance, y_stride, token = 2 * argument(a, LINEAR.columns), argument(a, LINEAR.y_stride), 0
+        distance, y_stride, token = 2 * load_argument(a, LINEAR.columns), load_argument(a, LINEAR.y_stride), 0
         while token + 4 <= tokens:
             four(a, w, step, y + token * y_stride, words + token * distance, first + token)
             token += 4

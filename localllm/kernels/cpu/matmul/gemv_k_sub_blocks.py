@@ -16,17 +16,23 @@ from numba import int64, types
 
 from localllm.kernels import simd
 from localllm.kernels.cpu import ONE_TOKEN_BYTES
-from localllm.kernels.cpu.matmul.gemv_quantized import AHEAD, Accumulator, activations, group_shape, make_fetch
-from localllm.kernels.cpu.signature import argument, device, inlined
+from localllm.kernels.cpu.matmul.gemv_quantized import (
+    FAR_PREFETCH,
+    Accumulator,
+    get_group_shape,
+    locate_activations,
+    make_fetch,
+)
+from localllm.kernels.cpu.signature import device, inlined, load_argument
 from localllm.kernels.formats.sub_blocks import LANES, READERS
-from localllm.kernels.machine import this_lane
+from localllm.kernels.machine import get_lane
 from localllm.kernels.table import LINEAR_QUANTIZED as LINEAR
 
 SCALES = 512  # offset of the scales, after both planes of 256 activations
 
 
 def has_sub_blocks(name):
-    return name in READERS and this_lane().has_vnni
+    return name in READERS and get_lane().has_vnni
 
 
 def make_store(reader):
@@ -37,7 +43,7 @@ def make_store(reader):
     """
     orders = []
     for v in range(4):
-        quads = [((v + reader.turn * i) % 4, reader.runs[i] + 4 * part) for part, _, i in LANES]
+        quads = [((v + reader.rotation * i) % 4, reader.runs[i] + 4 * part) for part, _, i in LANES]
         orders.append([16 * (quad // 2) + 2 * run + quad % 2 for quad, run in quads])
     of_halves = [lane + 16 * half for lane, (_, half, _) in enumerate(LANES)]
 
@@ -51,7 +57,7 @@ def make_store(reader):
             for order in orders:
                 halves = (simd.shuffled(builder, *stripes[i : i + 2], order) for i in (0, 2))
                 values.append(simd.shuffled(builder, *halves, of_halves))
-        for source, factors in ((scales, reader.of_scales), (sums, reader.of_sums)):
+        for source, factors in ((scales, reader.scale_factors), (sums, reader.sum_factors)):
             value = simd.load_value(builder, source, simd.f32x16.llvm)
             value = simd.shuffled(builder, value, value, reader.numbers())
             values.append(builder.fmul(value, ir.Constant(simd.f32x16.llvm, factors)))
@@ -66,19 +72,19 @@ def make_store_ordered(format):
 
     @device
     def store_ordered(a, memory):
-        high, low, c, n = activations(a, LINEAR.sums)
-        for group in range(argument(a, LINEAR.columns) // 256):
+        high, low, c, n = locate_activations(a, LINEAR.sums)
+        for group in range(load_argument(a, LINEAR.columns) // 256):
             target = memory + ONE_TOKEN_BYTES * group
             store(high + 256 * group, low + 256 * group, c + 64 * group, n + 64 * group, target)
 
     return store_ordered
 
 
-class OneTokenBySubBlock(Accumulator):
+class SubBlockTotals(Accumulator):
     """The totals of one token: a vector for each of two rows, whose lanes are sub-blocks."""
 
     def __init__(self, format):
-        self.reader, self.shape = READERS[format.name], group_shape(format)
+        self.reader, self.shape = READERS[format.name], get_group_shape(format)
         self.totals = types.UniTuple(simd.f32x16, 2)
 
     def make_add(self):
@@ -87,7 +93,7 @@ class OneTokenBySubBlock(Accumulator):
             """Add the products of a group of 256 columns to the totals; x: address of the ordered activations."""
             rows = [w, builder.add(w, step)]
             codes, factors = [self.reader.codes(builder, row) for row in rows], self.reader.factors(builder, rows)
-            high, low = (self.dots(builder, codes, builder.add(x, simd.I64(at))) for at in (0, 256))
+            high, low = (self.compute_dots(builder, codes, builder.add(x, simd.I64(at))) for at in (0, 256))
             c, n = (
                 simd.load_value(builder, builder.add(x, simd.I64(at)), simd.f32x16.llvm) for at in (SCALES, SCALES + 64)
             )
@@ -95,12 +101,12 @@ class OneTokenBySubBlock(Accumulator):
             for total, upper, lower, of_row in zip(simd.elements(builder, totals), high, low, factors, strict=True):
                 dot = builder.add(builder.shl(upper, simd.constant_like(upper, 8)), lower)
                 dot = builder.sitofp(dot, simd.f32x16.llvm)
-                results.append(self.shape.scaled(builder, total, dot, of_row, c, n))
+                results.append(self.shape.add_scaled(builder, total, dot, of_row, c, n))
             return simd.as_tuple(builder, results)
 
         return add
 
-    def dots(self, builder, codes, plane):
+    def compute_dots(self, builder, codes, plane):
         numbers = [simd.load_value(builder, builder.add(plane, simd.I64(64 * v)), simd.u8x64.llvm) for v in range(4)]
         nothing = ir.Constant(simd.i32x16.llvm, None)
         pairs = ([*zip(of_row, numbers, strict=True)] for of_row in codes)
@@ -122,16 +128,16 @@ class OneTokenBySubBlock(Accumulator):
 
 
 def make_one_by_sub_block(format):
-    steps, fetch, group_bytes = OneTokenBySubBlock(format), make_fetch(format, 2), format.group_bytes
+    steps, fetch, group_bytes = SubBlockTotals(format), make_fetch(format, 2), format.group_bytes
     zero, add, finish = steps.make_zero(), steps.make_add(), steps.make_finish()
 
     @inlined
-    def one(a, w, step, y, x):
-        ahead, totals = w + step + AHEAD, zero()
-        for _ in range(argument(a, LINEAR.columns) // 256):
+    def multiply_rows(a, w, step, y, x):
+        ahead, totals = w + step + FAR_PREFETCH, zero()
+        for _ in range(load_argument(a, LINEAR.columns) // 256):
             fetch(w, step, ahead)
             totals = add(totals, w, step, x)
             w, ahead, x = w + group_bytes, ahead + 2 * group_bytes, x + ONE_TOKEN_BYTES
         finish(totals, y)
 
-    return one
+    return multiply_rows

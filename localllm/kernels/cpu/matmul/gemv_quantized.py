@@ -18,7 +18,7 @@ from llvmlite import ir
 from numba import int64, types
 
 from localllm.kernels import simd
-from localllm.kernels.cpu.signature import argument, device, inlined
+from localllm.kernels.cpu.signature import device, inlined, load_argument
 from localllm.kernels.formats.group_format import GroupFormat
 from localllm.kernels.table import LINEAR_QUANTIZED as LINEAR
 
@@ -28,25 +28,25 @@ CHUNK_LANES = ir.VectorType(simd.F32, 4)  # a token's scales or sums of a chunk:
 # Distance, in bytes, of prefetches: AHEAD into the L2 cache, in the order of the file even if two rows are read side by
 # side, then NEAR into the L1 cache. One of two cores reads Q4_K at 22 GB/s in rows of 2048 or 8192 columns; with 4096
 # bytes ahead into the L1 cache only, that was 22 and 15, with 8192 ahead into the L2 cache only, 19 and 22.
-AHEAD, NEAR = 8192, 1024
+FAR_PREFETCH, NEAR_PREFETCH = 8192, 1024
 quarter = simd.constant(simd.f32x8, 0.25)
 
 
-def make_ask_for(size, locality):
+def make_prefetch(size, locality):
     @simd.operation(None, int64)
-    def ask_for(builder, address):
+    def prefetch(builder, address):
         for line in range(0, size, 64):
             simd.prefetch_line(builder, builder.add(address, simd.I64(line)), locality)
 
-    return ask_for
+    return prefetch
 
 
 @inlined
-def activations(a, sums, token=0):
+def locate_activations(a, sums, token=0):
     """Return the addresses of a token's high plane, low plane, scales and sums (the argument `sums`)."""
-    x, n = token * argument(a, LINEAR.columns), token * argument(a, LINEAR.columns) // 4
-    high, low = argument(a, LINEAR.high) + x, argument(a, LINEAR.low) + x
-    return high, low, argument(a, LINEAR.scales) + n, argument(a, sums) + n
+    x, n = token * load_argument(a, LINEAR.columns), token * load_argument(a, LINEAR.columns) // 4
+    high, low = load_argument(a, LINEAR.high) + x, load_argument(a, LINEAR.low) + x
+    return high, low, load_argument(a, LINEAR.scales) + n, load_argument(a, sums) + n
 
 
 def make_each(function, rows):
@@ -93,22 +93,22 @@ def make_fetch(format, rows):
 
     It prefetches a group of all rows from `ahead` on, and near weights.
     """
-    fetch, fetch_near = make_ask_for(rows * format.group_bytes, 2), make_ask_for(format.group_bytes, 3)
+    fetch, fetch_near = make_prefetch(rows * format.group_bytes, 2), make_prefetch(format.group_bytes, 3)
 
     @inlined
-    def ask(w, step, ahead):
+    def prefetch(w, step, ahead):
         fetch(ahead)
-        fetch_near(w + NEAR)
+        fetch_near(w + NEAR_PREFETCH)
         if rows > 1:
-            fetch_near(w + step + NEAR)
+            fetch_near(w + step + NEAR_PREFETCH)
         if rows > 2:
-            fetch_near(w + 2 * step + NEAR)
-            fetch_near(w + 3 * step + NEAR)
+            fetch_near(w + 2 * step + NEAR_PREFETCH)
+            fetch_near(w + 3 * step + NEAR_PREFETCH)
 
-    return ask
+    return prefetch
 
 
-def make_take(format, shape, read, rows, planes):
+def make_accumulate(format, shape, read, rows, planes):
     """Build a function that adds the products of a group or a chunk of `rows` rows to all tokens' totals.
 
     Its parameters: w, step, high, low, scales, sums, columns, tokens, scratch. read: make_group or make_chunk.
@@ -118,13 +118,13 @@ def make_take(format, shape, read, rows, planes):
     load, store = steps.make_load(), steps.make_store()
 
     @inlined
-    def take(w, step, x, low, c, n, columns, tokens, scratch):
+    def accumulate(w, step, x, low, c, n, columns, tokens, scratch):
         mixed, spread_factors = mix(codes(w, step)), spread(factors(w, step))
         for _ in range(tokens):
             store(scratch, add(load(scratch), mixed, spread_factors, x, low, c, n))
             x, low, c, n, scratch = x + columns, low + columns, c + columns // 4, n + columns // 4, scratch + size
 
-    return take
+    return accumulate
 
 
 def make_row(format, rows, planes):
@@ -133,20 +133,20 @@ def make_row(format, rows, planes):
     Its parameters: arguments, w, step, y, first, tokens, scratch. y: address of the first token's results; planes: 2,
     or 1 for the high plane. Totals are in scratch memory.
     """
-    steps, fetch = RowTotals(group_shape(format), rows, planes), make_fetch(format, rows)
-    take_group = make_take(format, group_shape(format), make_group, rows, planes)
-    take_chunk = make_take(format, chunk_shape(format), make_chunk, rows, planes) if format.chunk else None
+    steps, fetch = RowTotals(get_group_shape(format), rows, planes), make_fetch(format, rows)
+    take_group = make_accumulate(format, get_group_shape(format), make_group, rows, planes)
+    take_chunk = make_accumulate(format, get_chunk_shape(format), make_chunk, rows, planes) if format.chunk else None
     zero, load, store, finish = steps.make_zero(), steps.make_load(), steps.make_store(), steps.make_finish()
     size = steps.size
     group_bytes, chunk_bytes = format.group_bytes, format.group_bytes // 4 if format.chunk else 0
-    fetch_chunk, sums = make_ask_for(rows * chunk_bytes, 2), LINEAR.sums if planes == 2 else LINEAR.high_sums
+    fetch_chunk, sums = make_prefetch(rows * chunk_bytes, 2), LINEAR.sums if planes == 2 else LINEAR.high_sums
 
     @inlined
-    def row(a, w, step, y, first, tokens, scratch):
-        columns, ahead = argument(a, LINEAR.columns), w + (rows - 1) * step + AHEAD
+    def multiply_rows(a, w, step, y, first, tokens, scratch):
+        columns, ahead = load_argument(a, LINEAR.columns), w + (rows - 1) * step + FAR_PREFETCH
         for t in range(tokens):
             store(scratch + t * size, zero())
-        x, low, c, n = activations(a, sums, first)
+        x, low, c, n = locate_activations(a, sums, first)
         for _ in range(columns // 256):
             fetch(w, step, ahead)
             take_group(w, step, x, low, c, n, columns, tokens, scratch)
@@ -159,29 +159,29 @@ def make_row(format, rows, planes):
                 w, ahead = w + chunk_bytes, ahead + rows * chunk_bytes
                 x, low, c, n = x + 64, low + 64, c + 16, n + 16
         for t in range(tokens):
-            finish(load(scratch + t * size), y + t * argument(a, LINEAR.y_stride))
+            finish(load(scratch + t * size), y + t * load_argument(a, LINEAR.y_stride))
 
-    return row
+    return multiply_rows
 
 
 def make_one(format, rows):
     """Build a function (arguments, w, step, y) that multiplies `rows` rows by one token, in both planes."""
-    steps, fetch = OneToken(group_shape(format), rows), make_fetch(format, rows)
+    steps, fetch = OneTokenTotals(get_group_shape(format), rows), make_fetch(format, rows)
     codes, factors = make_group(format, rows)
     zero, add, finish = steps.make_zero(), steps.make_add(), steps.make_finish()
     add_chunk, chunk_codes, chunk_factors = None, None, None
     if format.chunk:
         add_chunk, (chunk_codes, chunk_factors) = (
-            OneToken(chunk_shape(format), rows).make_add(),
+            OneTokenTotals(get_chunk_shape(format), rows).make_add(),
             make_chunk(format, rows),
         )
     group_bytes, chunk_bytes = format.group_bytes, format.group_bytes // 4 if format.chunk else 0
-    fetch_chunk = make_ask_for(rows * chunk_bytes, 2)
+    fetch_chunk = make_prefetch(rows * chunk_bytes, 2)
 
     @inlined
-    def one(a, w, step, y):
-        columns, ahead, totals = argument(a, LINEAR.columns), w + (rows - 1) * step + AHEAD, zero()
-        x, low, c, n = activations(a, LINEAR.sums)
+    def multiply_rows(a, w, step, y):
+        columns, ahead, totals = load_argument(a, LINEAR.columns), w + (rows - 1) * step + FAR_PREFETCH, zero()
+        x, low, c, n = locate_activations(a, LINEAR.sums)
         for _ in range(columns // 256):
             fetch(w, step, ahead)
             totals = add(totals, codes(w, step), factors(w, step), x, low, c, n)
@@ -195,7 +195,7 @@ def make_one(format, rows):
                 x, low, c, n = x + 64, low + 64, c + 16, n + 16
         finish(totals, y)
 
-    return one
+    return multiply_rows
 
 
 # ---- shapes of groups and chunks, and the totals
@@ -226,13 +226,13 @@ class RowShape(NamedTuple):
         value = simd.load_value(builder, address, CHUNK_LANES)
         return simd.shuffled(builder, value, value, [*range(4)] * 4)
 
-    def from_offset(self, builder, sums):
+    def scale_sums(self, builder, sums):
         """Return the term of the sums: -offset * sums, for the row's scales, or sums, for its minimums."""
         if self.offset is None:
             return sums
         return builder.fmul(sums, simd.constant_like(sums, -self.offset * self.vectors / 4))
 
-    def scaled(self, builder, total, dot, factors, c, n):
+    def add_scaled(self, builder, total, dot, factors, c, n):
         """Add scaled dot products to a total; c: the token's scales; n: the result of `from_offset`."""
         if self.offset is None:
             scale, minimum = factors
@@ -263,15 +263,15 @@ class Accumulator(ABC):
         """Return an intrinsic (totals, address) that stores the sum of each row's totals."""
 
 
-def group_shape(format: GroupFormat) -> RowShape:
+def get_group_shape(format: GroupFormat) -> RowShape:
     return RowShape(4, 32 // format.sub_block, None if format.minimums else format.offset, format.largest)
 
 
-def chunk_shape(format: GroupFormat) -> RowShape:
-    return group_shape(format)._replace(vectors=1)
+def get_chunk_shape(format: GroupFormat) -> RowShape:
+    return get_group_shape(format)._replace(vectors=1)
 
 
-class OneToken(Accumulator):
+class OneTokenTotals(Accumulator):
     """The totals of one token: a vector with 8 lanes for each row, or 16 lanes with sub-blocks of 16."""
 
     def __init__(self, shape, rows):
@@ -288,19 +288,22 @@ class OneToken(Accumulator):
         @simd.operation(self.totals, self.totals, codes, self.factors, *[int64] * 4)
         def add(builder, totals, codes, factors, high, low, x_scales, x_sums):
             """Return totals + x_scales * scales * dots + minimums * x_sums, for a group or a chunk."""
-            totals, dots = simd.elements(builder, totals), self.dots(builder, simd.elements(builder, codes), high, low)
-            factors = self.joined(builder, simd.elements(builder, factors))
+            totals, dots = (
+                simd.elements(builder, totals),
+                self.compute_dots(builder, simd.elements(builder, codes), high, low),
+            )
+            factors = self.join_rows(builder, simd.elements(builder, factors))
             c, n = (self.shape.load(builder, address) for address in (x_scales, x_sums))
-            c, n = (self.in_lanes(builder, value) for value in (c, self.shape.from_offset(builder, n)))
+            c, n = (self.arrange_lanes(builder, value) for value in (c, self.shape.scale_sums(builder, n)))
             for v in range(self.count):
                 pair = v * self.together
                 dot = self.add_neighbours(builder, dots[pair], dots[pair + self.together - 1])
-                totals[v] = self.shape.scaled(builder, totals[v], dot, factors[v :: self.count], c, n)
+                totals[v] = self.shape.add_scaled(builder, totals[v], dot, factors[v :: self.count], c, n)
             return simd.as_tuple(builder, totals)
 
         return add
 
-    def dots(self, builder, codes, high, low):
+    def compute_dots(self, builder, codes, high, low):
         """Compute the dot products of all rows and the activations, i32x16, [row][half of the runs].
 
         The activations are 256 * high + low. With few sums, each plane has sums of its own: when both planes were added
@@ -308,14 +311,14 @@ class OneToken(Accumulator):
         addition.
         """
         nothing = [ir.Constant(simd.i32x16.llvm, None)] * (self.rows * self.halves)
-        upper = self.with_dots(builder, nothing, codes, high)
+        upper = self.add_dots(builder, nothing, codes, high)
         upper = [builder.shl(value, simd.constant_like(value, 8)) for value in upper]
         if self.halves == 2:
-            return self.with_dots(builder, upper, codes, low)
-        lower = self.with_dots(builder, nothing, codes, low)
+            return self.add_dots(builder, upper, codes, low)
+        lower = self.add_dots(builder, nothing, codes, low)
         return [builder.add(*both) for both in zip(upper, lower, strict=True)]
 
-    def with_dots(self, builder, sums, codes, plane):
+    def add_dots(self, builder, sums, codes, plane):
         sums, vectors = [*sums], self.shape.vectors
         size = -(-vectors // self.halves)
         numbers = [
@@ -328,7 +331,7 @@ class OneToken(Accumulator):
                 sums[i] = simd.dots_in_words(builder, sums[i], pairs, self.shape.largest)
         return sums
 
-    def joined(self, builder, factors):
+    def join_rows(self, builder, factors):
         """Join two rows' vectors of scales, and of minimums, where one vector holds the totals of both rows."""
         if self.rows == self.count:
             return factors
@@ -346,7 +349,7 @@ class OneToken(Accumulator):
         sums = (simd.shuffled(builder, x, y, [lane + odd for lane in even]) for odd in (0, 1))
         return builder.sitofp(builder.add(*sums), self.vector.llvm)
 
-    def in_lanes(self, builder, values):
+    def arrange_lanes(self, builder, values):
         if self.halves == 2:
             return values
         return simd.shuffled(builder, values, values, [lane % 8 * 2 for lane in range(self.vector.lanes)])
@@ -356,9 +359,9 @@ class OneToken(Accumulator):
         def finish(builder, totals, y):
             totals = simd.elements(builder, totals)
             if self.vector is simd.f32x16:
-                pairs = [halves_of(builder, value) for value in totals]
+                pairs = [split_halves(builder, value) for value in totals]
                 totals = [builder.fadd(*pair) for pair in pairs] if self.halves == 2 else list(pairs[0])
-            sums = sums_of_lanes(builder, totals)
+            sums = sum_lanes(builder, totals)
             for row in range(self.rows):
                 simd.store_value(
                     builder, builder.add(y, simd.I64(4 * row)), builder.extract_element(sums, simd.I32(row))
@@ -367,11 +370,11 @@ class OneToken(Accumulator):
         return finish
 
 
-def halves_of(builder, value):
+def split_halves(builder, value):
     return simd.slice_of(builder, value, 0, 8), simd.slice_of(builder, value, 8, 16)
 
 
-def sums_of_lanes(builder, vectors):
+def sum_lanes(builder, vectors):
     """Compute the sum of the lanes of each of 1 or 2 vectors of 8 floats.
 
     Neighbouring lanes are added first.
@@ -423,7 +426,7 @@ class RowTotals(Accumulator):
             Dot products of the first row are then in even lanes.
             """
             words, mixed = [builder.bitcast(vector, simd.i32x16.llvm) for vector in simd.elements(builder, codes)], []
-            for first, other in pairs_of([*batched(words, self.vectors)]):
+            for first, other in iterate_pairs([*iterate_batches(words, self.vectors)]):
                 both = [*zip(first, other, strict=True)]
                 mixed += [
                     simd.shuffled(builder, *two, order) for order in (EVEN_THEN_ODD, ODD_THEN_EVEN) for two in both
@@ -437,7 +440,7 @@ class RowTotals(Accumulator):
         def spread(builder, factors):
             lanes = [[lane // 2 * self.halves + half for lane in range(16)] for half in range(self.halves)]
             orders = [[at + lane % 2 * 8 * self.halves for lane, at in enumerate(order)] for order in lanes]
-            pairs = pairs_of(simd.elements(builder, factors))
+            pairs = iterate_pairs(simd.elements(builder, factors))
             return simd.as_tuple(builder, [simd.shuffled(builder, *pair, order) for pair in pairs for order in orders])
 
         return spread
@@ -448,18 +451,18 @@ class RowTotals(Accumulator):
             """Return totals + x_scales * scales * dots + minimums * x_sums, for one token and a group or a chunk."""
             totals, factors = simd.elements(builder, totals), simd.elements(builder, factors)
             c, n = (self.shape.load(builder, address) for address in (x_scales, x_sums))
-            n = self.shape.from_offset(builder, n)
-            for half, dots in enumerate(self.dots(builder, simd.elements(builder, codes), high, low)):
+            n = self.shape.scale_sums(builder, n)
+            for half, dots in enumerate(self.compute_dots(builder, simd.elements(builder, codes), high, low)):
                 lanes = [lane // 2 * 2 + half for lane in range(16)]
                 n_half = n if self.halves == 1 else simd.shuffled(builder, n, n, lanes)
                 for pair, dot in enumerate(dots):
                     i, dot = pair * self.halves + half, builder.sitofp(dot, simd.f32x16.llvm)
-                    totals[i] = self.shape.scaled(builder, totals[i], dot, factors[i :: self.count], c, n_half)
+                    totals[i] = self.shape.add_scaled(builder, totals[i], dot, factors[i :: self.count], c, n_half)
             return simd.as_tuple(builder, totals)
 
         return add
 
-    def dots(self, builder, codes, high, low):
+    def compute_dots(self, builder, codes, high, low):
         """Compute the dot products, 256 * high + low, in the lanes of the totals: [half][pair of rows]."""
         by_half, size = [], self.vectors // self.halves
         for first in range(0, self.vectors, size):
@@ -475,7 +478,9 @@ class RowTotals(Accumulator):
                     of_row = [codes[self.vectors * r + q] for q in part]
                     pairs = [*zip(of_row, numbers, strict=True)]
                     sums[r] = simd.dots_in_words(builder, value, pairs, self.shape.largest)
-            aligned_pairs = [(one, simd.shuffled(builder, other, other, NEIGHBOURS)) for one, other in pairs_of(sums)]
+            aligned_pairs = [
+                (one, simd.shuffled(builder, other, other, NEIGHBOURS)) for one, other in iterate_pairs(sums)
+            ]
             by_half.append([builder.add(*both) for both in aligned_pairs])
         return by_half
 
@@ -502,7 +507,7 @@ class RowTotals(Accumulator):
 
             All rows are summed together: one by one, that took 4.5 ns a token, of 32 ns for four rows of 576 columns.
             """
-            sums = sums_by_row(builder, [*self.add_halves(builder, simd.elements(builder, totals))])
+            sums = sum_rows(builder, [*self.add_halves(builder, simd.elements(builder, totals))])
             if self.planes == 1:
                 sums = builder.fmul(sums, simd.constant_like(sums, 256.0))
             simd.store_value(builder, y, sums)
@@ -514,10 +519,10 @@ class RowTotals(Accumulator):
         if self.halves == 1:
             return totals
         totals = [builder.fadd(*(simd.slice_of(builder, value, at, at + 8) for at in (0, 8))) for value in totals]
-        return [builder.fadd(*halves) for halves in pairs_of(totals)]
+        return [builder.fadd(*halves) for halves in iterate_pairs(totals)]
 
 
-def sums_by_row(builder, totals):
+def sum_rows(builder, totals):
     """Compute the sums of 2 or 4 rows, whose lanes alternate, as lanes of one vector.
 
     Neighbouring runs are added first, as for one token, so that a token gets the same result alone and among others.
@@ -533,9 +538,9 @@ def sums_by_row(builder, totals):
     return value
 
 
-def pairs_of(values):
+def iterate_pairs(values):
     return zip(values[::2], values[1::2], strict=True)
 
 
-def batched(values, size):
+def iterate_batches(values, size):
     return (values[i : i + size] for i in range(0, len(values), size))

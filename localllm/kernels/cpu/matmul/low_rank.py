@@ -6,7 +6,7 @@ few rows, so it is divided by columns of y: for one token as well as for many.
 
 from localllm.kernels import simd
 from localllm.kernels.cpu.matmul.matmul_float import PLAIN
-from localllm.kernels.cpu.signature import argument, argument_f32, device, inlined, kernel
+from localllm.kernels.cpu.signature import device, inlined, kernel, load_argument, load_argument_f32
 from localllm.kernels.table import ADD_LOW_RANK, ADD_SCALED, MAX_ADAPTERS
 
 TOKENS = 4  # that share each load of B
@@ -25,10 +25,11 @@ def scale_of(t, scales, adapter, pairs, used, rows):
 @inlined
 def scale_at(a, row, t):
     scale = scale_of(
-        t, argument(a, row.scales), argument(a, row.adapter), argument(a, row.pairs), argument(a, row.used),
-        argument(a, row.rows),
+        t, load_argument(a, row.scales), load_argument(a, row.adapter), load_argument(a, row.pairs), load_argument(a,
+        row.used),
+        load_argument(a, row.rows),
     )  # fmt: skip
-    return scale * argument_f32(a, row.factor)
+    return scale * load_argument_f32(a, row.factor)
 
 
 def make_add_low_rank(format_name):
@@ -36,9 +37,9 @@ def make_add_low_rank(format_name):
 
     @kernel
     def add_low_rank(a, part, parts, thread):
-        count, rank = simd.load_i64(argument(a, ADD_LOW_RANK.count)), argument(a, ADD_LOW_RANK.rank)
-        columns, stride = argument(a, ADD_LOW_RANK.columns), argument(a, ADD_LOW_RANK.stride)
-        row_bytes, x_stride = columns * width, argument(a, ADD_LOW_RANK.x_stride)
+        count, rank = simd.load_i64(load_argument(a, ADD_LOW_RANK.count)), load_argument(a, ADD_LOW_RANK.rank)
+        columns, stride = load_argument(a, ADD_LOW_RANK.columns), load_argument(a, ADD_LOW_RANK.stride)
+        row_bytes, x_stride = columns * width, load_argument(a, ADD_LOW_RANK.x_stride)
         vectors = (columns + 15) // 16
         first, end = vectors * part // parts * 16, vectors * (part + 1) // parts * 16
         for t in range(0, count, TOKENS):
@@ -48,12 +49,12 @@ def make_add_low_rank(format_name):
             a1, a2, a3 = scale_at(a, ADD_LOW_RANK, t1), scale_at(a, ADD_LOW_RANK, t2), scale_at(a, ADD_LOW_RANK, t3)
             if a0 == 0 and a1 == 0 and a2 == 0 and a3 == 0:
                 continue
-            x = argument(a, ADD_LOW_RANK.x)
+            x = load_argument(a, ADD_LOW_RANK.x)
             x0, x1, x2, x3 = x + t * x_stride, x + t1 * x_stride, x + t2 * x_stride, x + t3 * x_stride
-            y = argument(a, ADD_LOW_RANK.y)
+            y = load_argument(a, ADD_LOW_RANK.y)
             y0, y1, y2, y3 = y + t * stride, y + t1 * stride, y + t2 * stride, y + t3 * stride
             for column in range(first, end, 16):
-                w = argument(a, ADD_LOW_RANK.weights) + column * width
+                w = load_argument(a, ADD_LOW_RANK.weights) + column * width
                 s0, s1, s2, s3 = simd.zero_f32x16(), simd.zero_f32x16(), simd.zero_f32x16(), simd.zero_f32x16()
                 for r in range(rank):
                     b = load_16(w + r * row_bytes)
@@ -83,10 +84,10 @@ def add(y, numbers, scale, lanes):
 
 @kernel
 def add_scaled(a, part, parts, thread):
-    count, columns = simd.load_i64(argument(a, ADD_SCALED.count)), argument(a, ADD_SCALED.columns)
+    count, columns = simd.load_i64(load_argument(a, ADD_SCALED.count)), load_argument(a, ADD_SCALED.columns)
     for t in range(count * part // parts, count * (part + 1) // parts):
-        x = argument(a, ADD_SCALED.x) + t * argument(a, ADD_SCALED.x_stride)
-        y, scale = argument(a, ADD_SCALED.y) + t * argument(a, ADD_SCALED.stride), scale_at(a, ADD_SCALED, t)
+        x = load_argument(a, ADD_SCALED.x) + t * load_argument(a, ADD_SCALED.x_stride)
+        y, scale = load_argument(a, ADD_SCALED.y) + t * load_argument(a, ADD_SCALED.stride), scale_at(a, ADD_SCALED, t)
         for i in range(0, columns, 16):
             lanes = min(16, columns - i)
             add(y + i * 4, simd.load_lanes_f32x16(x + i * 4, lanes), scale, lanes)

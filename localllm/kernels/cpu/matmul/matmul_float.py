@@ -10,7 +10,7 @@
 """
 
 from localllm.kernels import simd
-from localllm.kernels.cpu import FEW_IN_FLOAT32, FLOAT_SLAB, HALVES
+from localllm.kernels.cpu import FLOAT_SLAB, HALVES, MAX_FLOAT_ROW_TOKENS
 from localllm.kernels.cpu.matmul.gemm_f16_words import make_prefill_words
 from localllm.kernels.cpu.matmul.tiles_f32 import (
     COLUMNS,
@@ -24,19 +24,19 @@ from localllm.kernels.cpu.matmul.tiles_f32 import (
     make_store_sums,
     make_zeros,
 )
-from localllm.kernels.cpu.signature import argument, device, inlined, kernel
+from localllm.kernels.cpu.signature import device, inlined, kernel, load_argument
 from localllm.kernels.table import EMBED
 from localllm.kernels.table import LINEAR_FLOAT as LINEAR
 from localllm.quant.formats import BY_NAME
 
 # Distance, in bytes, of prefetches into the L2 cache. One core reads F16 at 27 GB/s with them, at 21 without, and at 12
 # with prefetches into the L1 cache, which cannot have as many loads in flight.
-AHEAD = 2048
+PREFETCH_BYTES = 2048
 # Rows that are read side by side for one token, and share each load of its activations. 8192 activations fill the L1
 # cache, so row by row they would come from the L2 cache. One core reads F16 in rows of 8192 columns at 22 GB/s like
 # this, at 13 row by row; two rows are 5 % slower than four. Prefetches follow the order of the file; row by row they
 # are 15 % slower.
-TOGETHER = 4
+ROWS_TOGETHER = 4
 
 PLAIN = {
     "F32": (4, simd.load_f32, simd.load_f32x16),
@@ -66,9 +66,9 @@ def make_plain(width, load_one, load_16):
 
 def make_blocks(format_name):
     """Build a function (w, columns, out) that dequantizes a row of a block format to float32."""
-    from localllm.kernels.formats.scalar import unpacker
+    from localllm.kernels.formats.scalar import build_unpacker
 
-    unpack, block, block_bytes = unpacker(format_name), BY_NAME[format_name].block, BY_NAME[format_name].bytes
+    unpack, block, block_bytes = build_unpacker(format_name), BY_NAME[format_name].block, BY_NAME[format_name].bytes
 
     @device
     def load_row(w, columns, out):
@@ -92,7 +92,7 @@ def make_dot(tokens, width, load_one, load_16):
         for i in range(0, columns - 31, 32):
             v, k = w + i * width, x + i * 4
             for line in range(0, 32 * width, 64):
-                simd.prefetch_l2(v + AHEAD + line)
+                simd.prefetch_l2(v + PREFETCH_BYTES + line)
             even = multiply(even, load_x(k, x_stride, 0), (load_16(v),))
             odd = multiply(odd, load_x(k + 64, x_stride, 0), (load_16(v + 16 * width),))
         store_sums(even, odd, y, y_stride)
@@ -110,26 +110,26 @@ def make_side_by_side(width, load_one, load_16):
 
     The order of additions is that of make_dot.
     """
-    multiply, load_x, zeros = make_outer(1, TOGETHER), make_load(1, 1), make_zeros(TOGETHER)
-    store_sums, load_rows = make_store_sums(TOGETHER), make_load_rows(TOGETHER, load_16)
+    multiply, load_x, zeros = make_outer(1, ROWS_TOGETHER), make_load(1, 1), make_zeros(ROWS_TOGETHER)
+    store_sums, load_rows = make_store_sums(ROWS_TOGETHER), make_load_rows(ROWS_TOGETHER, load_16)
 
     @inlined
-    def side_by_side(w, row_bytes, columns, x, y):
-        even, odd, ahead = zeros(), zeros(), w + TOGETHER * row_bytes
+    def multiply_rows(w, row_bytes, columns, x, y):
+        even, odd, ahead = zeros(), zeros(), w + ROWS_TOGETHER * row_bytes
         for i in range(0, columns - 31, 32):
             v, k = w + i * width, x + i * 4
-            for line in range(0, TOGETHER * 32 * width, 64):
-                simd.prefetch_l2(ahead + i * TOGETHER * width + line)
+            for line in range(0, ROWS_TOGETHER * 32 * width, 64):
+                simd.prefetch_l2(ahead + i * ROWS_TOGETHER * width + line)
             even = multiply(even, load_x(k, 0, 0), load_rows(v, row_bytes))
             odd = multiply(odd, load_x(k + 64, 0, 0), load_rows(v + 16 * width, row_bytes))
         store_sums(even, odd, y, 4)
-        for r in range(TOGETHER):
+        for r in range(ROWS_TOGETHER):
             rest = simd.load_f32(y + r * 4)
             for i in range(columns // 32 * 32, columns):
                 rest += load_one(w + r * row_bytes + i * width) * simd.load_f32(x + i * 4)
             simd.store_f32(y + r * 4, rest)
 
-    return side_by_side
+    return multiply_rows
 
 
 def make_load_rows(count, load_16):
@@ -148,14 +148,14 @@ def make_one_token(format_name):
     side_by_side = make_side_by_side(*PLAIN[format_name])
 
     @device
-    def one_token(a, first, last):
-        row_bytes, columns = argument(a, LINEAR.row_bytes), argument(a, LINEAR.columns)
-        for r in range(first, last - TOGETHER + 1, TOGETHER):
-            w, y = argument(a, LINEAR.weights) + r * row_bytes, argument(a, LINEAR.y) + r * 4
-            side_by_side(w, row_bytes, columns, argument(a, LINEAR.x), y)
-        return first + (last - first) // TOGETHER * TOGETHER
+    def multiply_rows(a, first, last):
+        row_bytes, columns = load_argument(a, LINEAR.row_bytes), load_argument(a, LINEAR.columns)
+        for r in range(first, last - ROWS_TOGETHER + 1, ROWS_TOGETHER):
+            w, y = load_argument(a, LINEAR.weights) + r * row_bytes, load_argument(a, LINEAR.y) + r * 4
+            side_by_side(w, row_bytes, columns, load_argument(a, LINEAR.x), y)
+        return first + (last - first) // ROWS_TOGETHER * ROWS_TOGETHER
 
-    return one_token
+    return multiply_rows
 
 
 def make_few(format_name, load_row):
@@ -164,24 +164,24 @@ def make_few(format_name, load_row):
     dot_1, dot_4 = (make_dot(tokens, *PLAIN[format_name if plain else "F32"]) for tokens in (1, 4))
 
     @device
-    def few(a, first, last, tokens, scratch):
-        columns = argument(a, LINEAR.columns)
-        x_stride, y_stride = argument(a, LINEAR.x_stride), argument(a, LINEAR.y_stride)
+    def multiply_rows(a, first, last, tokens, scratch):
+        columns = load_argument(a, LINEAR.columns)
+        x_stride, y_stride = load_argument(a, LINEAR.x_stride), load_argument(a, LINEAR.y_stride)
         if plain and tokens == 1:
             first = one_token(a, first, last)
         for r in range(first, last):
-            w = argument(a, LINEAR.weights) + r * argument(a, LINEAR.row_bytes)
+            w = load_argument(a, LINEAR.weights) + r * load_argument(a, LINEAR.row_bytes)
             if not plain:
                 load_row(w, columns, scratch)
                 w = scratch
             for t in range(0, tokens, 4):
-                x, y = argument(a, LINEAR.x) + t * x_stride, argument(a, LINEAR.y) + t * y_stride + r * 4
+                x, y = load_argument(a, LINEAR.x) + t * x_stride, load_argument(a, LINEAR.y) + t * y_stride + r * 4
                 if tokens - t == 1:
                     dot_1(w, columns, x, x_stride, y, y_stride)
                 else:  # includes up to 3 surplus tokens, whose results are not used
                     dot_4(w, columns, x, x_stride, y, y_stride)
 
-    return few
+    return multiply_rows
 
 
 def make_slab(width, load_row):
@@ -193,11 +193,11 @@ def make_slab(width, load_row):
 
     @device
     def unpack_slab(a, row, column, columns, column_bytes, scratch):
-        last, row_bytes = argument(a, LINEAR.rows) - 1, argument(a, LINEAR.row_bytes)
+        last, row_bytes = load_argument(a, LINEAR.rows) - 1, load_argument(a, LINEAR.row_bytes)
         words, as_rows = columns // 2 if width else columns, scratch + COLUMNS * 64 * FLOAT_SLAB
         for v in range(COLUMNS):
             for i in range(16):
-                w = argument(a, LINEAR.weights) + min(row + 16 * v + i, last) * row_bytes + column_bytes
+                w = load_argument(a, LINEAR.weights) + min(row + 16 * v + i, last) * row_bytes + column_bytes
                 load_row(w, words, as_rows + i * 4 * FLOAT_SLAB)
             for k in range(0, words, 16):
                 simd.transpose_f32(as_rows + k * 4, 4 * FLOAT_SLAB, scratch + v * 64 * FLOAT_SLAB + k * 64)
@@ -215,16 +215,16 @@ def make_prefill(format_name, load_row, x_at, stride_at, product, pairs):
 
     @device
     def prefill(a, first, last, tokens, scratch):
-        rows, columns = argument(a, LINEAR.rows), argument(a, LINEAR.columns)
-        x_stride, y_stride = argument(a, stride_at), argument(a, LINEAR.y_stride)
+        rows, columns = load_argument(a, LINEAR.rows), load_argument(a, LINEAR.columns)
+        x_stride, y_stride = load_argument(a, stride_at), load_argument(a, LINEAR.y_stride)
         for row in range(first * 16 * COLUMNS, last * 16 * COLUMNS, 16 * COLUMNS):
             whole = rows - row > 16 * COLUMNS - 16
             for column in range(0, columns, FLOAT_SLAB * per_word):
                 width = min(FLOAT_SLAB * per_word, columns - column)
                 unpack_slab(a, row, column, width, column // block * block_bytes, scratch)
                 for t in range(0, tokens, ROWS):  # includes up to ROWS - 1 surplus tokens, whose results are not used
-                    y = argument(a, LINEAR.y) + t * y_stride + row * 4
-                    x = argument(a, x_at) + t * x_stride + column * 4 // per_word
+                    y = load_argument(a, LINEAR.y) + t * y_stride + row * 4
+                    x = load_argument(a, x_at) + t * x_stride + column * 4 // per_word
                     tile = zero_tile()
                     if column:
                         tile = load_tile(y, y_stride, 64) if whole else load_first(y, y_stride, 64)
@@ -251,16 +251,20 @@ def make_linear_float(format_name):
 
     @kernel
     def linear(a, part, parts, thread):
-        tokens, rows = simd.load_i64(argument(a, LINEAR.count)), argument(a, LINEAR.rows)
-        kernel_tokens = simd.load_i64(argument(a, LINEAR.kernel_tokens))
-        scratch = argument(a, LINEAR.scratch) + thread * argument(a, LINEAR.scratch_bytes)
-        if kernel_tokens <= FEW_IN_FLOAT32:
+        tokens, rows = simd.load_i64(load_argument(a, LINEAR.count)), load_argument(a, LINEAR.rows)
+        kernel_tokens = simd.load_i64(load_argument(a, LINEAR.kernel_tokens))
+        scratch = load_argument(a, LINEAR.scratch) + thread * load_argument(a, LINEAR.scratch_bytes)
+        if kernel_tokens <= MAX_FLOAT_ROW_TOKENS:
             if tokens > 0:
                 few(a, rows * part // parts, rows * (part + 1) // parts, tokens, scratch)
             return
         slabs = (rows + 16 * COLUMNS - 1) // (16 * COLUMNS)
         first, last = slabs * part // parts, slabs * (part + 1) // parts
-        if has_halves and argument(a, LINEAR.halves) != 0 and kernel_tokens > argument(a, LINEAR.most_precise):
+        if (
+            has_halves
+            and load_argument(a, LINEAR.halves) != 0
+            and kernel_tokens > load_argument(a, LINEAR.most_precise)
+        ):
             prefill_halves(a, first, last, tokens, scratch)
         else:
             prefill(a, first, last, tokens, scratch)
@@ -273,11 +277,13 @@ def make_embed(format_name):
 
     @kernel
     def embed(a, part, parts, thread):
-        tokens = simd.load_i64(argument(a, EMBED.count))
+        tokens = simd.load_i64(load_argument(a, EMBED.count))
         for t in range(tokens * part // parts, tokens * (part + 1) // parts):
-            row = argument(a, EMBED.weights) + simd.load_i64(argument(a, EMBED.ids) + t * 8) * argument(
+            row = load_argument(a, EMBED.weights) + simd.load_i64(load_argument(a, EMBED.ids) + t * 8) * load_argument(
                 a, EMBED.row_bytes
             )
-            load_row(row, argument(a, EMBED.columns), argument(a, EMBED.x) + t * argument(a, EMBED.stride))
+            load_row(
+                row, load_argument(a, EMBED.columns), load_argument(a, EMBED.x) + t * load_argument(a, EMBED.stride)
+            )
 
     return embed

@@ -16,20 +16,25 @@ tokens. Sums are stored in y from one slab to the next.
 
 from localllm.kernels.cpu import SLAB
 from localllm.kernels.cpu.matmul.gemm_int8 import make_fast_slab
-from localllm.kernels.cpu.matmul.gemm_int16 import HAS_AVX2_DOTS, MOST_IN_BYTES, make_assembly_slab, make_precise_slab
-from localllm.kernels.cpu.matmul.gemv_int16 import has_words, make_few_in_words, make_one_in_words, make_store_words
+from localllm.kernels.cpu.matmul.gemm_int16 import HAS_AVX2_DOTS, MAX_BYTE_CODE, make_assembly_slab, make_precise_slab
+from localllm.kernels.cpu.matmul.gemv_int16 import (
+    has_words,
+    make_few_tokens_words,
+    make_one_token_words,
+    make_store_words,
+)
 from localllm.kernels.cpu.matmul.gemv_k_sub_blocks import has_sub_blocks, make_one_by_sub_block, make_store_ordered
 from localllm.kernels.cpu.matmul.gemv_quantized import make_one, make_row
-from localllm.kernels.cpu.matmul.kernel_variants import TOGETHER, variant_for
+from localllm.kernels.cpu.matmul.kernel_variants import ROWS_TOGETHER, select_variant
 from localllm.kernels.cpu.matmul.tiles import ROWS
-from localllm.kernels.cpu.signature import argument, device, inlined, kernel
+from localllm.kernels.cpu.signature import device, inlined, kernel, load_argument
 from localllm.kernels.formats import load_group_format
 from localllm.kernels.simd import call_kernel, load_i64
 from localllm.kernels.table import LINEAR_QUANTIZED as LINEAR
 
 # With up to this many bytes per 256 weights, decode is limited by arithmetic, not by memory, so rows are read in pairs.
 # One core reads Q4_K at 20 GB/s in pairs and 17 row by row, Q4_0 at 18 and 15, but Q8_0 at 18 and 20.
-MOST_FOR_PAIRS = 200
+MAX_PAIR_BYTES = 200
 # If rows are longer than WIDE, TILES tiles take turns slab by slab, so that the tokens' columns of a slab stay in the
 # L2 cache for all of them: 512 tokens of 8192 columns came from the L3 cache for every tile, and took 1.08 to 1.12
 # times as long. With 2048 columns, taking turns takes 1.01 times as long, because sums are written and read more often.
@@ -38,26 +43,26 @@ TILES, WIDE = 4, 2 * SLAB
 
 def make_one_token(format):
     """Build a function that multiplies rows first to last by one token, in both planes."""
-    at_once = 2 if format.group_bytes <= MOST_FOR_PAIRS else 1
+    at_once = 2 if format.group_bytes <= MAX_PAIR_BYTES else 1
     if has_words(format.name):
-        prepare, one = make_one_in_words(format, at_once)
+        prepare, one = make_one_token_words(format, at_once)
     elif has_sub_blocks(format.name):
         prepare, one = make_store_ordered(format), make_one_by_sub_block(format)
     else:
-        prepare, one = device(lambda a, scratch: None), without_words(make_one(format, at_once))
+        prepare, one = device(lambda a, scratch: None), drop_words(make_one(format, at_once))
 
     @device
     def one_token(a, first, last, tokens, scratch):
-        row_bytes = argument(a, LINEAR.row_bytes)
+        row_bytes = load_argument(a, LINEAR.row_bytes)
         prepare(a, scratch)
         for r in range(first, last, at_once):
             step = row_bytes if r + 1 < last else 0  # the last row twice, the second time for a padding column of y
-            one(a, argument(a, LINEAR.weights) + r * row_bytes, step, argument(a, LINEAR.y) + r * 4, scratch)
+            one(a, load_argument(a, LINEAR.weights) + r * row_bytes, step, load_argument(a, LINEAR.y) + r * 4, scratch)
 
     return one_token
 
 
-def without_words(one):
+def drop_words(one):
     return inlined(lambda a, w, step, y, scratch: one(a, w, step, y))
 
 
@@ -65,21 +70,21 @@ def make_few(format, together, planes):
     """Build a function that multiplies rows first to last by a few tokens, in 2 planes or the high one."""
     prepare, row = device(lambda a, scratch, first, tokens: None), make_row(format, together, planes)
     if planes == 2 and has_words(format.name, tokens=2):
-        prepare, row = make_store_words(format), make_few_in_words(format, together)
+        prepare, row = make_store_words(format), make_few_tokens_words(format, together)
 
     @device
     def some(a, first, last, token, tokens, scratch):
         prepare(a, scratch, token, tokens)
-        row_bytes, r = argument(a, LINEAR.row_bytes), first
+        row_bytes, r = load_argument(a, LINEAR.row_bytes), first
         while r < last:
-            w, y = argument(a, LINEAR.weights) + r * row_bytes, argument(a, LINEAR.y) + r * 4
+            w, y = load_argument(a, LINEAR.weights) + r * row_bytes, load_argument(a, LINEAR.y) + r * 4
             step = row_bytes if r + together <= last else 0  # one row repeatedly; extra results are overwritten
-            row(a, w, step, y + token * argument(a, LINEAR.y_stride), token, tokens, scratch)
+            row(a, w, step, y + token * load_argument(a, LINEAR.y_stride), token, tokens, scratch)
             r += together if step else 1
 
     @device
     def few(a, first, last, tokens, scratch):
-        most = argument(a, LINEAR.few_tokens)  # tokens that the scratch memory has space for
+        most = load_argument(a, LINEAR.few_tokens)  # tokens that the scratch memory has space for
         times = (tokens + most - 1) // most
         for i in range(times):  # the part's weights come from the L2 cache from the second time on
             token = tokens * i // times
@@ -89,7 +94,7 @@ def make_few(format, together, planes):
 
 
 @device
-def following(tile, group, end, column, columns):
+def find_next_slab(tile, group, end, column, columns):
     """Return the tile and the column of the next slab: the tiles from `group` to `end` take turns."""
     if tile + 1 < end:
         return tile + 1, column
@@ -106,11 +111,11 @@ def make_rows(multiply):
 
     @kernel
     def rows(a, part, parts, thread):
-        scratch = argument(a, LINEAR.scratch) + thread * argument(a, LINEAR.scratch_bytes)
-        rows = argument(a, LINEAR.rows)
+        scratch = load_argument(a, LINEAR.scratch) + thread * load_argument(a, LINEAR.scratch_bytes)
+        rows = load_argument(a, LINEAR.rows)
         fours = (rows + 3) // 4
         first, last = fours * part // parts * 4, min(fours * (part + 1) // parts * 4, rows)
-        multiply(a, first, last, load_i64(argument(a, LINEAR.count)), scratch)
+        multiply(a, first, last, load_i64(load_argument(a, LINEAR.count)), scratch)
 
     return rows
 
@@ -118,16 +123,16 @@ def make_rows(multiply):
 def make_tiles(slab):
     @kernel
     def tiles(a, part, parts, thread):
-        scratch = argument(a, LINEAR.scratch) + thread * argument(a, LINEAR.scratch_bytes)
-        tokens, columns = load_i64(argument(a, LINEAR.count)), argument(a, LINEAR.columns)
-        tiles = (argument(a, LINEAR.rows) + ROWS - 1) // ROWS
+        scratch = load_argument(a, LINEAR.scratch) + thread * load_argument(a, LINEAR.scratch_bytes)
+        tokens, columns = load_i64(load_argument(a, LINEAR.count)), load_argument(a, LINEAR.columns)
+        tiles = (load_argument(a, LINEAR.rows) + ROWS - 1) // ROWS
         first, last = tiles * part // parts, tiles * (part + 1) // parts
         at_once = TILES if columns > WIDE else 1
         for group in range(first, last, at_once):
             end = min(group + at_once, last)
             for column in range(0, columns, SLAB):
                 for tile in range(group, end):
-                    slab(a, tile, column, following(tile, group, end, column, columns), tokens, scratch)
+                    slab(a, tile, column, find_next_slab(tile, group, end, column, columns), tokens, scratch)
 
     return tiles
 
@@ -137,11 +142,11 @@ def make_linear_one(format_name):
 
 
 def make_linear_few(format_name):
-    return make_rows(make_few(load_group_format(format_name), TOGETHER, 2))
+    return make_rows(make_few(load_group_format(format_name), ROWS_TOGETHER, 2))
 
 
 def make_linear_few_fast(format_name):
-    return make_rows(make_few(load_group_format(format_name), TOGETHER, 1))
+    return make_rows(make_few(load_group_format(format_name), ROWS_TOGETHER, 1))
 
 
 def make_linear_precise(format_name):
@@ -155,17 +160,17 @@ def make_linear_fast(format_name):
     """
     format = load_group_format(format_name, small_codes=True, integer_scales=HAS_AVX2_DOTS)
     if HAS_AVX2_DOTS:
-        return make_tiles(make_assembly_slab(format, format.largest > MOST_IN_BYTES))
+        return make_tiles(make_assembly_slab(format, format.largest > MAX_BYTE_CODE))
     return make_tiles(make_fast_slab(format))
 
 
-choose = device(variant_for)
+choose = device(select_variant)
 
 
 @kernel
 def linear_quantized(a, part, parts, thread):
-    tokens, kernel_tokens = load_i64(argument(a, LINEAR.count)), load_i64(argument(a, LINEAR.kernel_tokens))
+    tokens, kernel_tokens = load_i64(load_argument(a, LINEAR.count)), load_i64(load_argument(a, LINEAR.kernel_tokens))
     if tokens > 0:
-        few, fast = argument(a, LINEAR.few_tokens), argument(a, LINEAR.few_fast)
-        variant = choose(tokens, kernel_tokens, few, fast, load_i64(argument(a, LINEAR.most_precise)))
-        call_kernel(load_i64(argument(a, LINEAR.variants) + variant * 8), a, part, parts, thread)
+        few, fast = load_argument(a, LINEAR.few_tokens), load_argument(a, LINEAR.few_fast)
+        variant = choose(tokens, kernel_tokens, few, fast, load_i64(load_argument(a, LINEAR.most_precise)))
+        call_kernel(load_i64(load_argument(a, LINEAR.variants) + variant * 8), a, part, parts, thread)

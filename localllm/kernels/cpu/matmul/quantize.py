@@ -28,11 +28,11 @@ from numba import float32, types
 from localllm.kernels import simd
 from localllm.kernels.cpu.matmul.gemm_int8 import BYTE_OFFSET
 from localllm.kernels.cpu.matmul.gemm_int16 import HAS_AVX2_DOTS
-from localllm.kernels.cpu.signature import argument, device, kernel
+from localllm.kernels.cpu.signature import device, kernel, load_argument
 from localllm.kernels.table import QUANTIZE
 
 LARGEST = float32(127 * 256)
-ALIKE = float32(2)  # scales that differ by at most this factor are merged
+MAX_SCALE_RATIO = float32(2)  # scales that differ by at most this factor are merged
 down_8, up_8 = simd.make_shift_i32(False, 8), simd.make_shift_i32(True, 8)
 EVEN_FIRST = [4 * quad + i for quad in range(4) for i in (0, 2, 1, 3)]
 first_8 = simd.make_shuffle(simd.u8x8, simd.u8x16, range(8))
@@ -76,7 +76,7 @@ def store_twice(address, value):
 
 
 @device
-def striped_place(run, whole):
+def locate_stripe(run, whole):
     """Return the offset of a run's first stripe, and the distance between its stripes.
 
     whole: number of runs that are in whole groups.
@@ -89,43 +89,45 @@ def striped_place(run, whole):
 @device
 def quantize_run(x, largest, a, token, run, whole):
     """Quantize a run of a token; largest: the largest magnitude of the values that share the scale."""
-    columns = argument(a, QUANTIZE.columns)
+    columns = load_argument(a, QUANTIZE.columns)
     i = token * (columns // 32) + run
     step, inverse = largest / LARGEST, LARGEST / largest if largest > 0 else float32(0.0)
     if not largest < simd.INFINITY:
         step = simd.NAN
-    place, stripe = striped_place(run, whole)
+    place, stripe = locate_stripe(run, whole)
     place += token * columns
-    high, low = argument(a, QUANTIZE.high) + place, argument(a, QUANTIZE.low) + place
-    words = argument(a, QUANTIZE.words) + 2 * place
-    sums, high_sums = argument(a, QUANTIZE.sums_16) + i * 8, argument(a, QUANTIZE.high_sums_16) + i * 8
+    high, low = load_argument(a, QUANTIZE.high) + place, load_argument(a, QUANTIZE.low) + place
+    words = load_argument(a, QUANTIZE.words) + 2 * place
+    sums, high_sums = load_argument(a, QUANTIZE.sums_16) + i * 8, load_argument(a, QUANTIZE.high_sums_16) + i * 8
     first, first_high = quantize_16(x, inverse, step, high, low, words, stripe, sums, high_sums)
     high, low, words = high + 2 * stripe, low + 2 * stripe, words + 4 * stripe
     second, second_high = quantize_16(x + 64, inverse, step, high, low, words, stripe, sums + 4, high_sums + 4)
-    store_twice(argument(a, QUANTIZE.scales) + i * 8, step)
-    store_twice(argument(a, QUANTIZE.sums_32) + i * 8, float32(first + second) * step)
-    store_twice(argument(a, QUANTIZE.high_sums_32) + i * 8, float32(first_high + second_high) * step)
+    store_twice(load_argument(a, QUANTIZE.scales) + i * 8, step)
+    store_twice(load_argument(a, QUANTIZE.sums_32) + i * 8, float32(first + second) * step)
+    store_twice(load_argument(a, QUANTIZE.high_sums_32) + i * 8, float32(first_high + second_high) * step)
     excess = first_high & 0xFFFF | second_high << 16 if HAS_AVX2_DOTS else (first_high + second_high) * -BYTE_OFFSET
-    simd.store_i32(argument(a, QUANTIZE.excess) + i * 4, excess)
+    simd.store_i32(load_argument(a, QUANTIZE.excess) + i * 4, excess)
 
 
 @device
-def largest_of(x):
+def find_largest(x):
     """Return the largest magnitude of 32 values; NaN if one of them is NaN."""
     return simd.largest_size_f32x16(simd.load_f32x16(x), simd.load_f32x16(x + 64))
 
 
 @kernel
 def quantize(a, part, parts, thread):
-    columns, stride = argument(a, QUANTIZE.columns), argument(a, QUANTIZE.stride)
-    whole, tokens = columns // 256 * 8, simd.load_i64(argument(a, QUANTIZE.count))
-    in_pairs = simd.load_i64(argument(a, QUANTIZE.kernel_tokens)) > simd.load_i64(argument(a, QUANTIZE.most_precise))
+    columns, stride = load_argument(a, QUANTIZE.columns), load_argument(a, QUANTIZE.stride)
+    whole, tokens = columns // 256 * 8, simd.load_i64(load_argument(a, QUANTIZE.count))
+    in_pairs = simd.load_i64(load_argument(a, QUANTIZE.kernel_tokens)) > simd.load_i64(
+        load_argument(a, QUANTIZE.most_precise)
+    )
     for token in range(tokens * part // parts, tokens * (part + 1) // parts):
-        row = argument(a, QUANTIZE.x) + token * stride
+        row = load_argument(a, QUANTIZE.x) + token * stride
         for run in range(0, columns // 32, 2):
             x = row + run * 128
-            first, second = largest_of(x), largest_of(x + 128)
-            if in_pairs and first <= ALIKE * second and second <= ALIKE * first:
+            first, second = find_largest(x), find_largest(x + 128)
+            if in_pairs and first <= MAX_SCALE_RATIO * second and second <= MAX_SCALE_RATIO * first:
                 first = second = max(first, second)
             quantize_run(x, first, a, token, run, whole)
             quantize_run(x + 128, second, a, token, run + 1, whole)

@@ -16,8 +16,8 @@ from llvmlite import ir
 from numba import float32, int64, types
 
 from localllm.kernels.cpu import INTEGER_TILE, SLAB
-from localllm.kernels.cpu.signature import argument, device
-from localllm.kernels.machine import this_lane
+from localllm.kernels.cpu.signature import device, load_argument
+from localllm.kernels.machine import get_lane
 from localllm.kernels.simd import (
     F32,
     I8,
@@ -52,12 +52,12 @@ CHUNK_WORDS = [16 * q + 4 * word for q in range(4) for word in (0, 1)]  # in a s
 PLACES = [(t, v) for t in range(TOKENS) for v in range(VECTORS)]
 
 
-def addresses(builder, first, stride, count):
+def compute_addresses(builder, first, stride, count):
     return [builder.add(first, builder.mul(stride, I64(i))) for i in range(count)]
 
 
-def loads(builder, first, stride, count, llvm_type):
-    return [load_value(builder, address, llvm_type) for address in addresses(builder, first, stride, count)]
+def emit_loads(builder, first, stride, count, llvm_type):
+    return [load_value(builder, address, llvm_type) for address in compute_addresses(builder, first, stride, count)]
 
 
 @operation(ints)
@@ -71,19 +71,19 @@ def zero_floats(builder):
 
 
 @operation(ints, ints)
-def times_256(builder, sums):
+def multiply_by_256(builder, sums):
     """Multiply sums of the high plane by 256, to units of the low plane."""
     eight = ir.Constant(i32x16.llvm, [8] * 16)
     return as_tuple(builder, [builder.shl(value, eight) for value in elements(builder, sums)])
 
 
-def in_turn(builder, values):
+def order_values(builder, values):
     """Return the same values, computed before any later load.
 
     Otherwise LLVM interleaves the work of different words, and has more values than registers: tiles of IQ4_XS took
     1.05 times as long.
     """
-    if not this_lane().has_512_bits:
+    if not get_lane().has_512_bits:
         return values
     kinds = [value.type for value in values]
     constraints = ["=v"] * len(values) + [str(i) for i in range(len(values))] + ["~{memory}"]
@@ -93,48 +93,48 @@ def in_turn(builder, values):
 
 
 @operation(floats, floats)
-def settled(builder, totals):
+def force_totals(builder, totals):
     """Return the same totals, computed at this point of the code.
 
     Otherwise LLVM delays the computation, and has more values than registers (52 spills, not 28).
     """
-    return as_tuple(builder, in_turn(builder, elements(builder, totals)))
+    return as_tuple(builder, order_values(builder, elements(builder, totals)))
 
 
-def started(builder, values):
+def splat_sums(builder, values):
     values = [splat_value(builder, i32x16.llvm, value) for value in values]
     return as_tuple(builder, [values[t] for t, _ in PLACES])
 
 
 @operation(ints, int64, int64)
-def start(builder, excess, stride):
+def load_excess(builder, excess, stride):
     """Return the initial sums of a tile: in each lane, the token's integer at `excess`.
 
     stride: bytes between tokens.
     """
-    return started(builder, loads(builder, excess, stride, TOKENS, I32))
+    return splat_sums(builder, emit_loads(builder, excess, stride, TOKENS, I32))
 
 
 @operation(ints, int64, int64)
-def start_of_both(builder, excess, stride):
+def load_both_excesses(builder, excess, stride):
     """Return initial sums of a tile: in each lane the sum of the token's two integers at `excess`."""
-    pairs = zip(*(loads(builder, builder.add(excess, I64(at)), stride, TOKENS, I32) for at in (0, 4)), strict=True)
-    return started(builder, [builder.add(*pair) for pair in pairs])
+    pairs = zip(*(emit_loads(builder, builder.add(excess, I64(at)), stride, TOKENS, I32) for at in (0, 4)), strict=True)
+    return splat_sums(builder, [builder.add(*pair) for pair in pairs])
 
 
 @operation(types.boolean, int64, int64)
 def share_scales(builder, c, stride):
     """Return whether each token has the same scale, stored twice at c, for two consecutive runs."""
     different = I64(0)
-    for both in loads(builder, builder.add(c, I64(4)), stride, TOKENS, I64):
+    for both in emit_loads(builder, builder.add(c, I64(4)), stride, TOKENS, I64):
         swapped = builder.or_(builder.shl(both, I64(32)), builder.lshr(both, I64(32)))
         different = builder.or_(different, builder.xor(both, swapped))
     return builder.icmp_signed("==", different, I64(0))
 
 
-def have_one_scale(builder, c, stride):
+def emit_scale_masks(builder, c, stride):
     """Return whether each token of a tile has the same scale for two consecutive runs, in all lanes."""
-    pairs = zip(*(loads(builder, builder.add(c, I64(at)), stride, TOKENS, I32) for at in (0, 8)), strict=True)
+    pairs = zip(*(emit_loads(builder, builder.add(c, I64(at)), stride, TOKENS, I32) for at in (0, 8)), strict=True)
     splats = ([splat_value(builder, i32x16.llvm, scale) for scale in pair] for pair in pairs)
     equal = [builder.icmp_signed("==", *pair) for pair in splats]
     return [equal[t] for t, _ in PLACES]
@@ -149,10 +149,10 @@ def make_start_second(has_excess):
 
     @operation(ints, ints, int64, int64, int64, int64)
     def start_second(builder, sums, excess, stride, c, c_stride):
-        zero, are_one = ir.Constant(i32x16.llvm, None), have_one_scale(builder, c, c_stride)
+        zero, are_one = ir.Constant(i32x16.llvm, None), emit_scale_masks(builder, c, c_stride)
         started_sums = [builder.select(*both, zero) for both in zip(are_one, elements(builder, sums), strict=True)]
         if has_excess:
-            values = [splat_value(builder, i32x16.llvm, v) for v in loads(builder, excess, stride, TOKENS, I32)]
+            values = [splat_value(builder, i32x16.llvm, v) for v in emit_loads(builder, excess, stride, TOKENS, I32)]
             started_sums = [builder.add(v, values[t]) for v, (t, _) in zip(started_sums, PLACES, strict=True)]
         return as_tuple(builder, started_sums)
 
@@ -160,43 +160,43 @@ def make_start_second(has_excess):
 
 
 @operation(floats, floats, ints, int64, int64, int64, int64)
-def scaled_alone(builder, totals, sums, s, s_stride, c, c_stride):
+def add_scaled_alone(builder, totals, sums, s, s_stride, c, c_stride):
     """Return totals + scaled sums for tokens with two scales, and the totals of the others.
 
     See share_scales.
     """
-    rows = rows_at(builder, s, s_stride)
+    rows = load_row_scales(builder, s, s_stride)
     products = zip(elements(builder, sums), rows, strict=True)
     products = [builder.fmul(builder.sitofp(value, f32x16.llvm), row) for value, row in products]
-    return as_tuple(builder, added_alone(builder, elements(builder, totals), products, c, c_stride))
+    return as_tuple(builder, emit_alone(builder, elements(builder, totals), products, c, c_stride))
 
 
 @operation(floats, floats, floats, int64, int64)
 def add_alone(builder, totals, products, c, c_stride):
     """Return totals + products * scales for tokens with two scales, and the totals of the others."""
-    return as_tuple(builder, added_alone(builder, elements(builder, totals), elements(builder, products), c, c_stride))
+    return as_tuple(builder, emit_alone(builder, elements(builder, totals), elements(builder, products), c, c_stride))
 
 
-def added_alone(builder, totals, products, c, c_stride):
-    columns, are_one = columns_at(builder, c, c_stride), have_one_scale(builder, c, c_stride)
+def emit_alone(builder, totals, products, c, c_stride):
+    columns, are_one = load_token_scales(builder, c, c_stride), emit_scale_masks(builder, c, c_stride)
     sums = [multiply_add(builder, *each) for each in zip(products, columns, totals, strict=True)]
     return [builder.select(*each) for each in zip(are_one, totals, sums, strict=True)]
 
 
 @operation(floats, floats, ints, int64, int64, int64, int64)
-def continued(builder, products, sums, s, s_stride, c, c_stride):
+def continue_products(builder, products, sums, s, s_stride, c, c_stride):
     """Return products + sums * row scales at s; for tokens with two scales, without the products."""
-    rows, zero = rows_at(builder, s, s_stride), ir.Constant(f32x16.llvm, None)
-    are_one = have_one_scale(builder, c, c_stride)
+    rows, zero = load_row_scales(builder, s, s_stride), ir.Constant(f32x16.llvm, None)
+    are_one = emit_scale_masks(builder, c, c_stride)
     begun = [builder.select(*both, zero) for both in zip(are_one, elements(builder, products), strict=True)]
     values = [builder.sitofp(value, f32x16.llvm) for value in elements(builder, sums)]
     return as_tuple(builder, [multiply_add(builder, *each) for each in zip(values, rows, begun, strict=True)])
 
 
 @operation(floats, floats, ints, int64, int64, int64, int64)
-def scaled(builder, totals, sums, s, s_stride, c, c_stride):
+def add_scaled(builder, totals, sums, s, s_stride, c, c_stride):
     """Return totals + sums * (scales of the rows at s) * (scales of the tokens at c)."""
-    rows, columns = rows_at(builder, s, s_stride), columns_at(builder, c, c_stride)
+    rows, columns = load_row_scales(builder, s, s_stride), load_token_scales(builder, c, c_stride)
     totals, sums = elements(builder, totals), elements(builder, sums)
     for i, value in enumerate(sums):
         product = builder.fmul(builder.sitofp(value, f32x16.llvm), rows[i])
@@ -204,15 +204,15 @@ def scaled(builder, totals, sums, s, s_stride, c, c_stride):
     return as_tuple(builder, totals)
 
 
-def rows_at(builder, s, stride):
+def load_row_scales(builder, s, stride):
     """Load the scales of rows, `stride` bytes between vectors, as one vector for each vector of a tile."""
-    scales = loads(builder, s, stride, VECTORS, f32x16.llvm)
+    scales = emit_loads(builder, s, stride, VECTORS, f32x16.llvm)
     return [scales[v] for _, v in PLACES]
 
 
-def columns_at(builder, c, stride):
+def load_token_scales(builder, c, stride):
     """Load the scales of tokens, `stride` bytes between them, as one vector for each vector of a tile."""
-    scales = [splat_value(builder, f32x16.llvm, value) for value in loads(builder, c, stride, TOKENS, F32)]
+    scales = [splat_value(builder, f32x16.llvm, value) for value in emit_loads(builder, c, stride, TOKENS, F32)]
     return [scales[t] for t, _ in PLACES]
 
 
@@ -230,8 +230,10 @@ def make_times(scales_at, kind, first=False):
             values = [builder.sitofp(value, f32x16.llvm) for value in values]
         products = zip(values, scales, elements(builder, totals), strict=True)
         if first:
-            return as_tuple(builder, in_turn(builder, [builder.fmul(value, scale) for value, scale, _ in products]))
-        return as_tuple(builder, in_turn(builder, [multiply_add(builder, *product) for product in products]))
+            return as_tuple(
+                builder, order_values(builder, [builder.fmul(value, scale) for value, scale, _ in products])
+            )
+        return as_tuple(builder, order_values(builder, [multiply_add(builder, *product) for product in products]))
 
     return times
 
@@ -240,8 +242,8 @@ def make_times(scales_at, kind, first=False):
 def add_least(builder, totals, factor, m, m_stride, x_sums, sums_stride):
     """Return totals + factor * (minimums of the rows at m) * (sums of the tokens at x_sums)."""
     factor = splat_value(builder, f32x16.llvm, factor)
-    lows = [builder.fmul(value, factor) for value in loads(builder, m, m_stride, VECTORS, f32x16.llvm)]
-    sums = [splat_value(builder, f32x16.llvm, value) for value in loads(builder, x_sums, sums_stride, TOKENS, F32)]
+    lows = [builder.fmul(value, factor) for value in emit_loads(builder, m, m_stride, VECTORS, f32x16.llvm)]
+    sums = [splat_value(builder, f32x16.llvm, value) for value in emit_loads(builder, x_sums, sums_stride, TOKENS, F32)]
     totals = elements(builder, totals)
     for i, (t, v) in enumerate(PLACES):
         totals[i] = multiply_add(builder, lows[v], sums[t], totals[i])
@@ -256,7 +258,7 @@ def make_load_tile(vectors):
 
     @operation(floats, int64, int64)
     def load_tile(builder, y, y_stride):
-        rows, zero = addresses(builder, y, y_stride, TOKENS), ir.Constant(f32x16.llvm, None)
+        rows, zero = compute_addresses(builder, y, y_stride, TOKENS), ir.Constant(f32x16.llvm, None)
         places = [builder.add(rows[t], I64(64 * v)) if v < vectors else None for t, v in PLACES]
         return as_tuple(builder, [zero if p is None else load_value(builder, p, f32x16.llvm) for p in places])
 
@@ -268,7 +270,7 @@ def make_store_tile(vectors):
 
     @operation(None, floats, int64, int64)
     def store_tile(builder, totals, y, y_stride):
-        rows = addresses(builder, y, y_stride, TOKENS)
+        rows = compute_addresses(builder, y, y_stride, TOKENS)
         for value, (t, v) in zip(elements(builder, totals), PLACES, strict=True):
             if v < vectors:
                 store_value(builder, builder.add(rows[t], I64(64 * v)), value)
@@ -284,7 +286,7 @@ def transpose_words(source, columns, target):
         transpose_f32(source + i * 64, stride, target + i * 1024)
 
 
-HAS_MATRICES = "i8mm" in this_lane().features
+HAS_MATRICES = "i8mm" in get_lane().features
 u8x16, i32x4 = ir.VectorType(I8, 16), ir.VectorType(I32, 4)
 
 
@@ -318,26 +320,26 @@ def make_dots(words, dot):
     @operation(ints, ints, int64, int64, int64, int64)
     def dots(builder, sums, w, w_stride, x, x_stride):
         sums = elements(builder, sums)
-        ws, xs = addresses(builder, w, w_stride, VECTORS), addresses(builder, x, x_stride, TOKENS)
+        ws, xs = compute_addresses(builder, w, w_stride, VECTORS), compute_addresses(builder, x, x_stride, TOKENS)
         for word in words:
             weights = [load_value(builder, builder.add(address, I64(16 * word)), u8x64.llvm) for address in ws]
             for t, address in enumerate(xs):
-                columns = columns_of(builder, address, word)
+                columns = load_columns(builder, address, word)
                 for v, rows in enumerate(weights):
                     i = t * VECTORS + v
                     sums[i] = dot(builder, sums[i], rows, columns)
-            sums = in_turn(builder, sums)
+            sums = order_values(builder, sums)
         return as_tuple(builder, sums)
 
     return dots
 
 
-def columns_of(builder, address, word):
+def load_columns(builder, address, word):
     """Load 4 columns of a token into all lanes.
 
     An ARM can multiply by a lane, so two words are loaded at once.
     """
-    if "neon" in this_lane().features:
+    if "neon" in get_lane().features:
         two = load_value(builder, builder.add(address, I64(word // 8 * 8)), ir.VectorType(I32, 2))
         columns = shuffled(builder, two, two, [word % 8 // 4] * 16)
     else:
@@ -354,22 +356,22 @@ def make_matrix_dots(words, multiply):
 
     @operation(ints, ints, int64, int64, int64, int64)
     def dots(builder, sums, w, w_stride, x, x_stride):
-        ws, xs = addresses(builder, w, w_stride, VECTORS), addresses(builder, x, x_stride, TOKENS)
+        ws, xs = compute_addresses(builder, w, w_stride, VECTORS), compute_addresses(builder, x, x_stride, TOKENS)
         squares = [[ir.Constant(i32x4, None)] * (8 * VECTORS) for _ in range(TOKENS // 2)]
         for word in words[::2]:
-            tokens = [pair_of_tokens(builder, *pair, word) for pair in zip(xs[::2], xs[1::2], strict=True)]
+            tokens = [load_token_pair(builder, *pair, word) for pair in zip(xs[::2], xs[1::2], strict=True)]
             places = [builder.add(address, I64(16 * word + 16 * p)) for address in ws for p in range(8)]
             for p, place in enumerate(places):
                 rows = load_value(builder, place, u8x16)
                 for t, columns in enumerate(tokens):
                     squares[t][p] = llvm_call(builder, multiply, i32x4, [squares[t][p], rows, columns])
-        products = [rows_of(builder, squares[t // 2][8 * v : 8 * v + 8], t % 2) for t, v in PLACES]
+        products = [combine_rows(builder, squares[t // 2][8 * v : 8 * v + 8], t % 2) for t, v in PLACES]
         return as_tuple(builder, [builder.add(*both) for both in zip(elements(builder, sums), products, strict=True)])
 
     return dots
 
 
-def pair_of_tokens(builder, first, second, word):
+def load_token_pair(builder, first, second, word):
     pair = ir.Constant(ir.VectorType(I64, 2), ir.Undefined)
     for lane, address in enumerate((first, second)):
         columns = load_value(builder, builder.add(address, I64(word)), I64)
@@ -377,7 +379,7 @@ def pair_of_tokens(builder, first, second, word):
     return builder.bitcast(pair, u8x16)
 
 
-def rows_of(builder, squares, token):
+def combine_rows(builder, squares, token):
     """Return the sums of 16 rows and one of two tokens as i32x16.
 
     squares: 8 registers with [2 rows][2 tokens].
@@ -408,12 +410,12 @@ def make_fetch_next(group_bytes, slab_columns=SLAB):
 
     @device
     def fetch_next(a, slab, token, tokens):
-        row_bytes, (tile, column) = argument(a, LINEAR.row_bytes), slab
-        size = min(slab_columns, argument(a, LINEAR.columns) - column) // 64 * group_bytes // 4
-        first = argument(a, LINEAR.weights) + column * group_bytes // 256
+        row_bytes, (tile, column) = load_argument(a, LINEAR.row_bytes), slab
+        size = min(slab_columns, load_argument(a, LINEAR.columns) - column) // 64 * group_bytes // 4
+        first = load_argument(a, LINEAR.weights) + column * group_bytes // 256
         share = (ROWS * TOKENS + tokens - 1) // tokens
         row = tile * ROWS + token // TOKENS * share
-        for r in range(row, min(row + share, argument(a, LINEAR.rows), (tile + 1) * ROWS)):
+        for r in range(row, min(row + share, load_argument(a, LINEAR.rows), (tile + 1) * ROWS)):
             for line in range(0, size, 64):
                 prefetch_l2(first + r * row_bytes + line)
 
@@ -436,12 +438,12 @@ def make_slab(format, unpack_tile, multiply):
 
     @device
     def slab(a, tile, column, next_slab, tokens, scratch):
-        columns = min(SLAB, argument(a, LINEAR.columns) - column)
+        columns = min(SLAB, load_argument(a, LINEAR.columns) - column)
         unpack_tile(a, tile, column, columns, scratch)
-        width, y_stride = argument(a, LINEAR.columns), argument(a, LINEAR.y_stride)
-        whole = argument(a, LINEAR.rows) - tile * ROWS > ROWS - 16
+        width, y_stride = load_argument(a, LINEAR.columns), load_argument(a, LINEAR.y_stride)
+        whole = load_argument(a, LINEAR.rows) - tile * ROWS > ROWS - 16
         for t in range(0, tokens, TOKENS):  # includes up to TOKENS - 1 surplus tokens, whose results are not used
-            y = argument(a, LINEAR.y) + tile * ROWS * 4 + t * y_stride
+            y = load_argument(a, LINEAR.y) + tile * ROWS * 4 + t * y_stride
             fetch_next(a, next_slab, t, tokens)
             totals = zero_floats()
             if column:

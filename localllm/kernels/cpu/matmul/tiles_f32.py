@@ -17,12 +17,12 @@ from localllm.kernels.cpu import FLOAT_TILE
 COLUMNS, ROWS = FLOAT_TILE
 
 
-def vectors(count):
+def get_tuple_type(count):
     return types.UniTuple(simd.f32x16, count)
 
 
 def make_zeros(count):
-    return simd.operation(vectors(count))(
+    return simd.operation(get_tuple_type(count))(
         lambda builder: simd.as_tuple(builder, [ir.Constant(simd.f32x16.llvm, None)] * count)
     )
 
@@ -30,7 +30,9 @@ def make_zeros(count):
 def make_outer(rows, columns):
     """Return an intrinsic (tile, x, w) -> tile + the products of every x and every w."""
 
-    @simd.operation(vectors(rows * columns), vectors(rows * columns), vectors(rows), vectors(columns))
+    @simd.operation(
+        get_tuple_type(rows * columns), get_tuple_type(rows * columns), get_tuple_type(rows), get_tuple_type(columns)
+    )
     def outer(builder, tile, x, w):
         tile, w = simd.elements(builder, tile), simd.elements(builder, w)
         for r, value in enumerate(simd.elements(builder, x)):
@@ -45,7 +47,7 @@ def make_outer(rows, columns):
 def make_splats(count, stride):
     """Return an intrinsic (address) -> the floats at address, address + stride, ..., each in all lanes."""
 
-    @simd.operation(vectors(count), int64)
+    @simd.operation(get_tuple_type(count), int64)
     def splats(builder, address):
         values = [simd.load_value(builder, builder.add(address, simd.I64(i * stride)), simd.F32) for i in range(count)]
         return simd.as_tuple(builder, [simd.splat_value(builder, simd.f32x16.llvm, value) for value in values])
@@ -53,7 +55,7 @@ def make_splats(count, stride):
     return splats
 
 
-def places(builder, address, rows, row_stride, columns, column_stride):
+def compute_addresses(builder, address, rows, row_stride, columns, column_stride):
     starts = [builder.add(address, builder.mul(row_stride, simd.I64(r))) for r in range(rows)]
     return [builder.add(start, builder.mul(column_stride, simd.I64(c))) for start in starts for c in range(columns)]
 
@@ -61,9 +63,9 @@ def places(builder, address, rows, row_stride, columns, column_stride):
 def make_load(rows, columns):
     """Return an intrinsic (address, bytes between rows, bytes between columns) -> tile."""
 
-    @simd.operation(vectors(rows * columns), int64, int64, int64)
+    @simd.operation(get_tuple_type(rows * columns), int64, int64, int64)
     def load(builder, address, row_stride, column_stride):
-        addresses = places(builder, address, rows, row_stride, columns, column_stride)
+        addresses = compute_addresses(builder, address, rows, row_stride, columns, column_stride)
         return simd.as_tuple(builder, [simd.load_value(builder, place, simd.f32x16.llvm) for place in addresses])
 
     return load
@@ -72,9 +74,9 @@ def make_load(rows, columns):
 def make_store(rows, columns):
     """Return an intrinsic (tile, address, bytes between rows, bytes between columns) that stores a tile."""
 
-    @simd.operation(None, vectors(rows * columns), int64, int64, int64)
+    @simd.operation(None, get_tuple_type(rows * columns), int64, int64, int64)
     def store(builder, tile, address, row_stride, column_stride):
-        addresses = places(builder, address, rows, row_stride, columns, column_stride)
+        addresses = compute_addresses(builder, address, rows, row_stride, columns, column_stride)
         for place, value in zip(addresses, simd.elements(builder, tile), strict=True):
             simd.store_value(builder, place, value)
 
@@ -92,7 +94,7 @@ def add_neighbours(builder, values, order, distance):
     return [builder.fadd(builder.shuffle_vector(x, y, first), builder.shuffle_vector(x, y, second)) for x, y in pairs]
 
 
-@simd.operation(None, *[vectors(4)] * 4, int64, int64)
+@simd.operation(None, *[get_tuple_type(4)] * 4, int64, int64)
 def store_sums_4x4(builder, x0, x1, x2, x3, address, row_stride):
     """Store the sums of the lanes of 16 vectors: float32 [4][4], one column from each tuple.
 
@@ -117,7 +119,9 @@ class BFloat(ir.Type):
 def make_outer_bf16(rows, columns):
     """Return the intrinsic of make_outer for vectors of pairs of BF16. Every lane adds two products."""
 
-    @simd.operation(vectors(rows * columns), vectors(rows * columns), vectors(rows), vectors(columns))
+    @simd.operation(
+        get_tuple_type(rows * columns), get_tuple_type(rows * columns), get_tuple_type(rows), get_tuple_type(columns)
+    )
     def outer(builder, tile, x, w):
         pairs = ir.VectorType(BFloat(), 32)
         tile = simd.elements(builder, tile)
@@ -138,7 +142,7 @@ def make_splats_apart(count):
     It is make_splats with a stride that is known at run time.
     """
 
-    @simd.operation(vectors(count), int64, int64)
+    @simd.operation(get_tuple_type(count), int64, int64)
     def splats(builder, address, stride):
         numbers = [builder.add(address, builder.mul(stride, simd.I64(i))) for i in range(count)]
         return simd.as_tuple(
@@ -152,10 +156,10 @@ def make_splats_apart(count):
 def make_load_some(rows, columns, loaded):
     """Return the intrinsic of make_load for the first `loaded` columns of a tile; the others are zero."""
 
-    @simd.operation(vectors(rows * columns), int64, int64, int64)
+    @simd.operation(get_tuple_type(rows * columns), int64, int64, int64)
     def load(builder, address, row_stride, column_stride):
         zero = ir.Constant(simd.f32x16.llvm, None)
-        addresses = places(builder, address, rows, row_stride, columns, column_stride)
+        addresses = compute_addresses(builder, address, rows, row_stride, columns, column_stride)
         tile = [
             simd.load_value(builder, a, simd.f32x16.llvm) if i % columns < loaded else zero
             for i, a in enumerate(addresses)
@@ -168,9 +172,9 @@ def make_load_some(rows, columns, loaded):
 def make_store_some(rows, columns, stored):
     """Return the intrinsic of make_store for the first `stored` columns of a tile."""
 
-    @simd.operation(None, vectors(rows * columns), int64, int64, int64)
+    @simd.operation(None, get_tuple_type(rows * columns), int64, int64, int64)
     def store(builder, tile, address, row_stride, column_stride):
-        addresses = places(builder, address, rows, row_stride, columns, column_stride)
+        addresses = compute_addresses(builder, address, rows, row_stride, columns, column_stride)
         for i, (place, value) in enumerate(zip(addresses, simd.elements(builder, tile), strict=True)):
             if i % columns < stored:
                 simd.store_value(builder, place, value)
@@ -184,7 +188,7 @@ def make_store_sums(count):
     For each i, it stores the sum of the lanes of x[i] and y[i].
     """
 
-    @simd.operation(None, vectors(count), vectors(count), int64, int64)
+    @simd.operation(None, get_tuple_type(count), get_tuple_type(count), int64, int64)
     def store(builder, x, y, address, stride):
         for i, (u, v) in enumerate(zip(simd.elements(builder, x), simd.elements(builder, y), strict=True)):
             place = builder.add(address, builder.mul(stride, simd.I64(i)))

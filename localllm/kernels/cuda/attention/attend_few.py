@@ -24,13 +24,13 @@ from localllm.kernels.cuda.attention.shared import (
     SEQUENCE_BYTES,
     WARPS,
     ZERO,
-    first_visible,
-    larger,
-    last_visible,
-    make_over_lanes,
+    find_first_visible,
+    find_last_visible,
+    make_lane_reduction,
     make_softmax,
+    max_or_first,
 )
-from localllm.kernels.cuda.unrolled import add_outer, make_products, scale_rows, unrolled, visit
+from localllm.kernels.cuda.unrolled import add_outer, make_products, scale_rows, unroll, visit
 from localllm.kernels.table import PAGE, SEQUENCE
 
 SPAN = 128  # keys; the length of a section is a multiple of this, except that of the last one
@@ -38,7 +38,7 @@ STATE = 16  # bytes of a partial result before its values
 
 
 @gpu.device
-def cut(first, last, parts):
+def split_keys(first, last, parts):
     """Split the keys from `first` to `last` into at most `parts` sections of equal length.
 
     Return the beginning of the first section and the length. The beginning is `first` rounded down to a multiple of
@@ -50,11 +50,11 @@ def cut(first, last, parts):
 
 
 @gpu.device
-def sequence_of(owners, sequences, token):
+def find_sequence(owners, sequences, token):
     return sequences + gpu.load_i64(owners + token * 8) * SEQUENCE_BYTES
 
 
-def lanes_for(*dims):
+def count_lanes(*dims):
     """Return the number of lanes that share a head.
 
     It is a power of two, with at least 8 of the head's values for each lane.
@@ -65,7 +65,7 @@ def lanes_for(*dims):
     return lanes
 
 
-def make_pieces(load, pieces, apart, dim):
+def make_load_segments(load, pieces, apart, dim):
     """Build a function (head, d) that loads `pieces` segments of 8 values of a head.
 
     The segments start at d, d + apart, d + 2 * apart, ...
@@ -73,21 +73,21 @@ def make_pieces(load, pieces, apart, dim):
     last = (dim + 15) // 16 * 16 - 8
 
     @gpu.device
-    def one(head, d):
+    def load_one(head, d):
         return load(head, min(d, last))
 
     if pieces == 1:
-        return one
-    more = make_pieces(load, pieces - 1, apart, dim)
+        return load_one
+    more = make_load_segments(load, pieces - 1, apart, dim)
 
     @gpu.device
-    def some(head, d):
-        return one(head, d) + more(head, d + apart)
+    def load_all(head, d):
+        return load_one(head, d) + more(head, d + apart)
 
-    return some
+    return load_all
 
 
-def make_rows(load, rows, apart):
+def make_load_rows(load, rows, apart):
     """Build a function (base, number, low, high, row_bytes, d) that loads segments of the heads of tokens.
 
     The `rows` tokens are `number`, number + apart, ..., each clamped to the range from `low` to `high` - 1. row_bytes:
@@ -95,18 +95,18 @@ def make_rows(load, rows, apart):
     """
 
     @gpu.device
-    def one(base, number, low, high, row_bytes, d):
+    def load_one(base, number, low, high, row_bytes, d):
         return load(base + min(max(number, low), high - 1) * row_bytes, d)
 
     if rows == 1:
-        return one
-    more = make_rows(load, rows - 1, apart)
+        return load_one
+    more = make_load_rows(load, rows - 1, apart)
 
     @gpu.device
-    def some(base, number, low, high, row_bytes, d):
-        return one(base, number, low, high, row_bytes, d) + more(base, number + apart, low, high, row_bytes, d)
+    def load_all(base, number, low, high, row_bytes, d):
+        return load_one(base, number, low, high, row_bytes, d) + more(base, number + apart, low, high, row_bytes, d)
 
-    return some
+    return load_all
 
 
 def make_scores(bundle, rows, groups, has_chosen):
@@ -118,29 +118,29 @@ def make_scores(bundle, rows, groups, has_chosen):
     counts.
     """
 
-    def capped(i, x, softcap):
+    def cap_score(i, x, softcap):
         return gpu.tanh(x) * (softcap * LOG2_E)
 
-    def sloped(i, x, by, distance):
+    def add_slope(i, x, by, distance):
         return x - by[i % bundle] * abs(float32(int32(distance - i // bundle * groups)))
 
-    def visible(i, x, low, high):
+    def mask_range(i, x, low, high):
         key = int32(i // bundle * groups)
         return x if low <= key and key < high else MINUS_INFINITY
 
-    def chosen_only(i, x, row, key, last):
+    def mask_unselected(i, x, row, key, last):
         at = min(key + i // bundle * groups, last)
         return x if int64(gpu.load_i32(row + at // 32 * 4)) >> at % 32 & 1 != 0 else MINUS_INFINITY
 
-    def at_ends(i, x, key, period):
+    def mask_within_periods(i, x, key, period):
         return x if (key + i // bundle * groups + 1) % period == 0 else MINUS_INFINITY
 
-    cap_all, slope_all, hide = (unrolled(rows * bundle, function) for function in (capped, sloped, visible))
-    hide_between = unrolled(rows * bundle, at_ends)
-    hide_others = unrolled(rows * bundle, chosen_only) if has_chosen else gpu.device(lambda x, row, key, last: x)
+    cap_all, slope_all, hide = (unroll(rows * bundle, function) for function in (cap_score, add_slope, mask_range))
+    hide_between = unroll(rows * bundle, mask_within_periods)
+    hide_others = unroll(rows * bundle, mask_unselected) if has_chosen else gpu.device(lambda x, row, key, last: x)
 
     @gpu.device
-    def scores(x, cap, slopes, slope, position, key, low, high, period, row):
+    def compute_scores(x, cap, slopes, slope, position, key, low, high, period, row):
         if cap > ZERO:
             x = cap_all(x, cap)
         if slopes != 0:
@@ -150,7 +150,7 @@ def make_scores(bundle, rows, groups, has_chosen):
             x = hide_between(x, key, period)
         return hide_others(x, row, key, position)
 
-    return scores
+    return compute_scores
 
 
 def make_combine(bundle, value_columns, lanes, value_dim):
@@ -160,29 +160,29 @@ def make_combine(bundle, value_columns, lanes, value_dim):
     """
     apart, padded = 8 * lanes, (value_dim + 7) // 8 * 8
     states, results = WARPS * bundle, bundle * padded
-    largest_of_groups = make_over_lanes(bundle, lanes, gpu.WARP, larger)
-    sum_of_groups = make_over_lanes(bundle, lanes, gpu.WARP, gpu.plus)
-    values_of_groups = make_over_lanes(bundle * value_columns, lanes, gpu.WARP, gpu.plus)
-    fading = unrolled(bundle, lambda i, before, after: gpu.exp2(before - after))
-    times = unrolled(bundle, lambda i, x, y: x * y)
+    largest_of_groups = make_lane_reduction(bundle, lanes, gpu.WARP, max_or_first)
+    sum_of_groups = make_lane_reduction(bundle, lanes, gpu.WARP, gpu.add)
+    values_of_groups = make_lane_reduction(bundle * value_columns, lanes, gpu.WARP, gpu.add)
+    fading = unroll(bundle, lambda i, before, after: gpu.exp2(before - after))
+    times = unroll(bundle, lambda i, x, y: x * y)
 
-    def keep(i, x, place, warp):
+    def store_sum(i, x, place, warp):
         place[warp * bundle + i] = x
 
     @gpu.device
-    def largest_kept(i, place):
+    def find_maximum(i, place):
         x = place[i]
         for warp in range(1, WARPS):
-            x = larger(x, place[warp * bundle + i])
+            x = max_or_first(x, place[warp * bundle + i])
         return x
 
-    def add_to(i, x, place, d):
+    def add_value(i, x, place, d):
         at = d + i % value_columns // 8 * apart + i % 8
         if at < padded:
             place[i // value_columns * padded + at] += x
 
-    keep_all, largest_of_warps = visit(bundle, keep), unrolled(bundle, lambda i, place: largest_kept(i, place))
-    add_values = visit(bundle * value_columns, add_to)
+    keep_all, largest_of_warps = visit(bundle, store_sum), unroll(bundle, lambda i, place: find_maximum(i, place))
+    add_values = visit(bundle * value_columns, add_value)
 
     @gpu.device
     def combine(tops, sums, values, group, d, target, target_stride, heads):
@@ -209,7 +209,7 @@ def make_combine(bundle, value_columns, lanes, value_dim):
             weight = ZERO
             for turn in range(WARPS):
                 weight += kept_sums[turn * bundle + thread]
-            gpu.store_f32(target + thread * target_stride, largest_kept(thread, kept_tops))
+            gpu.store_f32(target + thread * target_stride, find_maximum(thread, kept_tops))
             gpu.store_f32(target + thread * target_stride + 4, weight)
 
     return combine
@@ -222,35 +222,36 @@ def make_load_queries(bundle, columns, key_dim, apart):
     `heads` or more.
     """
 
-    def query(i, source, heads, d, scale):
+    def load_query(i, source, heads, d, scale):
         head, at = i // columns, d + i % columns // 8 * apart + i % 8
         return gpu.load_f32(source + (head * key_dim + at) * 4) * scale if head < heads and at < key_dim else ZERO
 
-    return unrolled(bundle * columns, query)
+    return unroll(bundle * columns, load_query)
 
 
-def slope_of(i, slopes, heads):
+def load_slope(i, slopes, heads):
     """Return head i's slope times log2(e), or 0 if there are no slopes or no such head."""
     return gpu.load_f32(slopes + i * 4) * LOG2_E if slopes != 0 and i < heads else ZERO
 
 
 def make_kernel(of_keys, of_values, bundle, key_dim, value_dim, has_chosen):
-    lanes = lanes_for(key_dim, value_dim)
+    lanes = count_lanes(key_dim, value_dim)
     apart, groups = 8 * lanes, gpu.WARP // lanes
     columns, value_columns = 8 * -(-key_dim // apart), 8 * -(-value_dim // apart)
     rows = 4 if bundle * (columns + value_columns) <= 64 else 2  # keys that a group of lanes processes at once
     tile = rows * groups
-    load_keys = make_rows(make_pieces(LOADS[of_keys], columns // 8, apart, key_dim), rows, groups)
-    load_values = make_rows(make_pieces(LOADS[of_values], value_columns // 8, apart, value_dim), rows, groups)
-    sums_of_head = make_over_lanes(rows * bundle, 1, lanes, gpu.plus)
+    load_keys = make_load_rows(make_load_segments(LOADS[of_keys], columns // 8, apart, key_dim), rows, groups)
+    load_value = make_load_segments(LOADS[of_values], value_columns // 8, apart, value_dim)
+    load_values = make_load_rows(load_value, rows, groups)
+    sums_of_head = make_lane_reduction(rows * bundle, 1, lanes, gpu.add)
     scores = make_scores(bundle, rows, groups, has_chosen)
     combine = make_combine(bundle, value_columns, lanes, value_dim)
     queries = make_load_queries(bundle, columns, key_dim, apart)
-    slopes_of, products = unrolled(bundle, slope_of), make_products(columns)
+    slopes_of, products = unroll(bundle, load_slope), make_products(columns)
     softmax = make_softmax(rows * bundle, bundle, lambda i: i % bundle, gpu.device(lambda largest: largest))
-    lowest_of_all = unrolled(bundle, lambda i, nothing: LOWEST)
-    nothing_yet = unrolled(bundle, lambda i, nothing: ZERO)
-    no_values = unrolled(bundle * value_columns, lambda i, nothing: ZERO)
+    lowest_of_all = unroll(bundle, lambda i, nothing: LOWEST)
+    nothing_yet = unroll(bundle, lambda i, nothing: ZERO)
+    no_values = unroll(bundle * value_columns, lambda i, nothing: ZERO)
 
     def attend_few(
         count, positions, owners, sequences, q, q_stride, keys, values, key_head_stride, value_head_stride, key_bytes,
@@ -261,16 +262,16 @@ def make_kernel(of_keys, of_values, bundle, key_dim, value_dim, has_chosen):
         if token >= gpu.load_i64(count):
             return
         position = gpu.load_i64(positions + token * 8)
-        sequence = sequence_of(owners, sequences, token)
-        first, last = first_visible(position, window, chunked), last_visible(position, lookahead, sequence)
-        lowest, each = cut(first, last, parts)
+        sequence = find_sequence(owners, sequences, token)
+        first, last = find_first_visible(position, window, chunked), find_last_visible(position, lookahead, sequence)
+        lowest, each = split_keys(first, last, parts)
         begin, end = max(lowest + part * each, first // tile * tile), min(lowest + (part + 1) * each, last + 1)
         if begin >= end:
             return
         group, in_group = heads // kv_heads, cuda.blockIdx.y // parts % bundles * bundle
         head, heads_here = kv_head * group + in_group, min(group - in_group, bundle)
-        number, d = gpu.lane() // lanes, gpu.lane() % lanes * 8
-        cap, by = gpu.f32_value(softcap), gpu.f32_value(scale)
+        number, d = gpu.get_lane() // lanes, gpu.get_lane() % lanes * 8
+        cap, by = gpu.decode_f32(softcap), gpu.decode_f32(scale)
         by = by / cap if cap > ZERO else by * LOG2_E
         rows_of_q = queries(q + token * q_stride + head * key_dim * 4, heads_here, d, by)
         slope = slopes_of(slopes + head * 4 if slopes != 0 else slopes, heads_here)
@@ -309,7 +310,7 @@ def make(format_name):
 
 
 @gpu.device
-def sees_none(bits, position):
+def sees_no_key(bits, position):
     """Return whether no key was selected for the token at a position.
 
     That happens if scores are NaN.
@@ -332,18 +333,18 @@ def merge_few(
     if token >= gpu.load_i64(count):
         return
     position = gpu.load_i64(positions + token * 8)
-    last = last_visible(position, lookahead, sequence_of(owners, sequences, token))
-    lowest, each = cut(first_visible(position, window, chunked), last, parts)
+    last = find_last_visible(position, lookahead, find_sequence(owners, sequences, token))
+    lowest, each = split_keys(find_first_visible(position, window, chunked), last, parts)
     source = partial + (token * heads + head) * parts * partial_bytes
     end = source + (last - lowest) // each * partial_bytes + partial_bytes
     sink = gpu.load_f32(sinks + head * 4) * LOG2_E if sinks != 0 else LOWEST
     top = sink
     for part in range(source, end, partial_bytes):
-        top = larger(top, gpu.load_f32(part))
+        top = max_or_first(top, gpu.load_f32(part))
     weight = gpu.exp2(sink - top) if sinks != 0 else ZERO
     for part in range(source, end, partial_bytes):
         weight += gpu.exp2(gpu.load_f32(part) - top) * gpu.load_f32(part + 4)
-    if chosen != 0 and sees_none(
+    if chosen != 0 and sees_no_key(
         chosen + token * chosen_stride + head // (heads // kv_heads) * choice_stride, position
     ):
         weight = NAN

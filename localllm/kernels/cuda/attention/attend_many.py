@@ -28,24 +28,24 @@ from localllm.kernels.cuda.attention.shared import (
     THREADS,
     WARPS,
     ZERO,
-    first_visible,
-    larger,
-    last_visible,
-    make_over_lanes,
+    find_first_visible,
+    find_last_visible,
+    make_lane_reduction,
     make_softmax,
+    max_or_first,
 )
-from localllm.kernels.cuda.tensor_cores import interleaved, make_multiply, packed
-from localllm.kernels.cuda.unrolled import folded, unrolled, visit
+from localllm.kernels.cuda.tensor_cores import interleave, make_multiply, pack
+from localllm.kernels.cuda.unrolled import fold, unroll, visit
 from localllm.kernels.table import PAGE, SEQUENCE
 
 ROWS = 16 * WARPS
 SHARED = 48 << 10  # bytes of shared memory that a block has on every GPU
-SMALLEST = float32(1e-30)  # minimum divisor of a row of queries
+MIN_DIVISOR = float32(1e-30)  # minimum divisor of a row of queries
 NOTHING = int32(0)
 
 
 @gpu.device
-def find(sequences, sequence_count, group, unit):
+def find_unit(sequences, sequence_count, group, unit):
     """Return the SEQUENCE to which a unit belongs, and the unit's first row in it.
 
     The result is 0, 0 if there is no such unit.
@@ -64,25 +64,25 @@ def make_words(kind):
     if kind == "F16":
         return gpu.device(lambda head, d: gpu.load_4i32(head + d * 2))
     load = LOADS[kind]
-    return gpu.device(lambda head, d: packed(load(head, d)))
+    return gpu.device(lambda head, d: pack(load(head, d)))
 
 
 def make_fill_keys(kind, keys, pieces, stride):
     """Build a function that copies keys, `pieces` times 8 values, to shared memory, [keys][stride words]."""
     words = make_words(kind)
 
-    def put(i, word, place, at):
+    def store_word(i, word, place, at):
         place[at + i] = word
 
-    put_all = visit(4, put)
+    put_all = visit(4, store_word)
 
     @gpu.device
-    def fill(place, base, row_bytes):
+    def fill_keys(place, base, row_bytes):
         for i in range(cuda.threadIdx.x, keys * pieces, THREADS):
             key, piece = i // pieces, i % pieces
             put_all(words(base + key * row_bytes, piece * 8), place, key * stride + piece * 4)
 
-    return fill
+    return fill_keys
 
 
 def make_fill_values(kind, keys, pieces, stride):
@@ -92,41 +92,41 @@ def make_fill_values(kind, keys, pieces, stride):
     """
     words, pairs = make_words(kind), keys // 2
 
-    def put(i, word, place, at):
+    def store_word(i, word, place, at):
         place[at + i * stride] = word
 
-    put_all, keep_if = visit(8, put), unrolled(4, lambda i, word, inside: word if inside else NOTHING, "int32")
+    put_all, keep_if = visit(8, store_word), unroll(4, lambda i, word, inside: word if inside else NOTHING, "int32")
 
     @gpu.device
-    def fill(place, base, row_bytes, count):
+    def fill_values(place, base, row_bytes, count):
         for i in range(cuda.threadIdx.x, pairs * pieces, THREADS):
             key, piece = i % pairs * 2, i // pairs
             head = base + key * row_bytes
             first, second = words(head, piece * 8), words(head + row_bytes, piece * 8)
-            both = interleaved(keep_if(first, key < count), keep_if(second, key + 1 < count))
+            both = interleave(keep_if(first, key < count), keep_if(second, key + 1 < count))
             put_all(both, place, piece * 8 * stride + key // 2)
 
-    return fill
+    return fill_values
 
 
 # A lane holds values of two rows of a matrix: value i belongs to the first row if i // 2 is even.
 
 
-def row_of(i):
+def get_row(i):
     """Return the index, 0 or 1, of the row to which a lane's value i belongs."""
     return i // 2 % 2
 
 
-def of_rows(count):
-    return tuple(tuple(i for i in range(count) if row_of(i) == row) for row in (0, 1))
+def group_by_row(count):
+    return tuple(tuple(i for i in range(count) if get_row(i) == row) for row in (0, 1))
 
 
-def make_times_row(count):
-    return unrolled(count, lambda i, x, by: x * by[i // 2 % 2])
+def make_scale_rows(count):
+    return unroll(count, lambda i, x, by: x * by[i // 2 % 2])
 
 
-LARGEST_OF_LANES = make_over_lanes(2, 1, 4, larger)
-INVERSES = unrolled(2, lambda i, x: ONE / x)
+LARGEST_OF_LANES = make_lane_reduction(2, 1, 4, max_or_first)
+INVERSES = unroll(2, lambda i, x: ONE / x)
 
 
 def make_load_queries(key_dim, steps):
@@ -136,20 +136,20 @@ def make_load_queries(key_dim, steps):
     dimensions.
     """
 
-    def query(i, sources, t):
+    def load_query(i, sources, t):
         d = i // 8 * 16 + i % 8 // 4 * 8 + 2 * t + i % 2
         return gpu.load_f32(sources[i // 2 % 2] + d * 4) if d < key_dim else ZERO
 
-    queries, scaled = unrolled(8 * steps, query), make_times_row(8 * steps)
-    sizes = unrolled(8 * steps, lambda i, x: abs(x))
-    largest = folded(of_rows(8 * steps), lambda x, y: larger(x, y))
-    at_least, times = unrolled(2, lambda i, x, least: larger(least, x)), unrolled(2, lambda i, x, y: x * y)
+    queries, scaled = unroll(8 * steps, load_query), make_scale_rows(8 * steps)
+    sizes = unroll(8 * steps, lambda i, x: abs(x))
+    largest = fold(group_by_row(8 * steps), lambda x, y: max_or_first(x, y))
+    at_least, times = unroll(2, lambda i, x, least: max_or_first(least, x)), unroll(2, lambda i, x, y: x * y)
 
     @gpu.device
     def load_queries(sources, t, factor):
         rows = queries(sources, t)
-        size = at_least(LARGEST_OF_LANES(largest(sizes(rows))), SMALLEST)
-        return packed(scaled(rows, INVERSES(size))), times(size, (factor, factor))
+        size = at_least(LARGEST_OF_LANES(largest(sizes(rows))), MIN_DIVISOR)
+        return pack(scaled(rows, INVERSES(size))), times(size, (factor, factor))
 
     return load_queries
 
@@ -162,18 +162,18 @@ def make_finish_scores(tiles):
     the rows; `lows`, `highs`: the first and last keys that they see.
     """
 
-    def capped(i, x, softcap):
+    def cap_score(i, x, softcap):
         return gpu.tanh(x) * (softcap * LOG2_E)
 
-    def sloped(i, x, slopes, places):
+    def add_slope(i, x, slopes, places):
         return x - slopes[i // 2 % 2] * abs(float32(int32(places[i // 2 % 2] - int32(i // 4 * 8 + i % 2))))
 
-    def visible(i, x, lows, highs):
+    def mask_range(i, x, lows, highs):
         row, key = i // 2 % 2, int32(i // 4 * 8 + i % 2)
         return x if lows[row] <= key and key <= highs[row] else MINUS_INFINITY
 
-    cap_all, slope_all, hide = (unrolled(4 * tiles, function) for function in (capped, sloped, visible))
-    by_row, minus = make_times_row(4 * tiles), unrolled(2, lambda i, x, y: int32(x - y), "int32")
+    cap_all, slope_all, hide = (unroll(4 * tiles, function) for function in (cap_score, add_slope, mask_range))
+    by_row, minus = make_scale_rows(4 * tiles), unroll(2, lambda i, x, y: int32(x - y), "int32")
 
     @gpu.device
     def finish_scores(x, factors, softcap, slopes, slope, key, places, lows, highs):
@@ -193,24 +193,24 @@ def make_write(value_tiles, value_dim):
 
     Rows whose address is 0 are not written.
     """
-    sum_of_lanes = make_over_lanes(2, 1, 4, gpu.plus)
+    sum_of_lanes = make_lane_reduction(2, 1, 4, gpu.add)
 
-    def put(i, x, by, targets, t):
+    def store_value(i, x, by, targets, t):
         d = i // 4 * 8 + 2 * t + i % 2
         if d < value_dim and targets[i // 2 % 2] != 0:
             gpu.store_f32(targets[i // 2 % 2] + d * 4, x * by[i // 2 % 2])
 
-    put_all = visit(4 * value_tiles, put)
+    put_all = visit(4 * value_tiles, store_value)
 
     @gpu.device
-    def write(output, sums, targets, t):
+    def write_rows(output, sums, targets, t):
         put_all(output, INVERSES(sum_of_lanes(sums)), targets, t)
 
-    return write
+    return write_rows
 
 
 @gpu.device
-def of_heads(numbers, first, second, nothing):
+def load_head_pair(numbers, first, second, nothing):
     """Load the values of two heads, times log2(e).
 
     The result is `nothing` twice if the address `numbers` is 0.
@@ -231,19 +231,19 @@ def make_unit(of_keys, of_values, key_dim, value_dim, depth):
     multiply_keys = make_multiply(tiles, steps, key_stride, depth)
     multiply_values = make_multiply(value_tiles, block // 16, value_stride, depth)
     load_queries, finish_scores = make_load_queries(key_dim, steps), make_finish_scores(tiles)
-    softmax = make_softmax(4 * tiles, 2, row_of, LARGEST_OF_LANES)
-    faded, write = make_times_row(4 * value_tiles), make_write(value_tiles, value_dim)
-    no_scores = unrolled(4 * tiles, lambda i, nothing: ZERO)
-    no_values = unrolled(4 * value_tiles, lambda i, nothing: ZERO)
+    softmax = make_softmax(4 * tiles, 2, get_row, LARGEST_OF_LANES)
+    faded, write = make_scale_rows(4 * value_tiles), make_write(value_tiles, value_dim)
+    no_scores = unroll(4 * tiles, lambda i, nothing: ZERO)
+    no_values = unroll(4 * value_tiles, lambda i, nothing: ZERO)
 
     @gpu.device
-    def unit(
+    def attend_unit(
         sequence, first_row, group, kv_head, q, q_stride, y, y_stride, keys, values, key_bytes, value_bytes, factor,
         softcap, window, chunked, lookahead, slopes, sinks,
     ):  # fmt: skip
         in_keys = cuda.shared.array(key_words, int32)
         in_values = cuda.shared.array(value_words, int32)
-        g, t = gpu.lane() // 4, gpu.lane() % 4
+        g, t = gpu.get_lane() // 4, gpu.get_lane() % 4
         first, count = gpu.load_i64(sequence + 8 * SEQUENCE.first), gpu.load_i64(sequence + 8 * SEQUENCE.count)
         start = gpu.load_i64(sequence + 8 * SEQUENCE.length) - count
         table, last_row = gpu.load_i64(sequence + 8 * SEQUENCE.table), count * group - 1
@@ -252,20 +252,21 @@ def make_unit(of_keys, of_values, key_dim, value_dim, depth):
         heads = kv_head * group + above % group, kv_head * group + below % group
         tokens = first + above // group, first + below // group
         positions = start + above // group, start + below // group
-        lows = (int32(first_visible(positions[0], window, chunked) - 2 * t),
-                int32(first_visible(positions[1], window, chunked) - 2 * t))  # fmt: skip
+        lows = (int32(find_first_visible(positions[0], window, chunked) - 2 * t),
+                int32(find_first_visible(positions[1], window, chunked) - 2 * t))  # fmt: skip
         places = int32(positions[0] - 2 * t), int32(positions[1] - 2 * t)
-        highs = (int32(last_visible(positions[0], lookahead, sequence) - 2 * t),
-                 int32(last_visible(positions[1], lookahead, sequence) - 2 * t))  # fmt: skip
+        highs = (int32(find_last_visible(positions[0], lookahead, sequence) - 2 * t),
+                 int32(find_last_visible(positions[1], lookahead, sequence) - 2 * t))  # fmt: skip
         targets = (y + tokens[0] * y_stride + heads[0] * value_dim * 4 if row <= last_row else 0,
                    y + tokens[1] * y_stride + heads[1] * value_dim * 4 if row + 8 <= last_row else 0)  # fmt: skip
         a, factors = load_queries((q + tokens[0] * q_stride + heads[0] * key_dim * 4,
                                    q + tokens[1] * q_stride + heads[1] * key_dim * 4), t, factor)  # fmt: skip
-        slope, tops = of_heads(slopes, heads[0], heads[1], ZERO), of_heads(sinks, heads[0], heads[1], LOWEST)
+        slope = load_head_pair(slopes, heads[0], heads[1], ZERO)
+        tops = load_head_pair(sinks, heads[0], heads[1], LOWEST)
         sums = (ONE, ONE) if sinks != 0 and t == 0 else (ZERO, ZERO)
         output = no_values(0)
-        begin = first_visible(start + first_row // group, window, chunked) // block * block
-        end = last_visible(start + min(first_row + ROWS - 1, last_row) // group, lookahead, sequence) + 1
+        begin = find_first_visible(start + first_row // group, window, chunked) // block * block
+        end = find_last_visible(start + min(first_row + ROWS - 1, last_row) // group, lookahead, sequence) + 1
         for key in range(begin, end, block):
             place = gpu.load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
             cuda.syncthreads()
@@ -275,10 +276,10 @@ def make_unit(of_keys, of_values, key_dim, value_dim, depth):
             x = multiply_keys(no_scores(0), a, in_keys, g * key_stride + t)
             x = finish_scores(x, factors, softcap, slopes, slope, key, places, lows, highs)
             tops, sums, fade, weights = softmax(x, tops, sums)
-            output = multiply_values(faded(output, fade), packed(weights), in_values, g * value_stride + t)
+            output = multiply_values(faded(output, fade), pack(weights), in_values, g * value_stride + t)
         write(output, sums, targets, t)
 
-    return unit
+    return attend_unit
 
 
 def make(format_name):
@@ -295,16 +296,16 @@ def make(format_name):
         key_bytes, value_bytes, heads, kv_heads, scale, softcap, window, chunked, lookahead, slopes, sinks,
     ):  # fmt: skip
         kv_head, group, number = cuda.blockIdx.y, heads // kv_heads, cuda.blockIdx.x
-        cap, factor = gpu.f32_value(softcap), gpu.f32_value(scale)
+        cap, factor = gpu.decode_f32(softcap), gpu.decode_f32(scale)
         factor = factor / cap if cap > ZERO else factor * LOG2_E
         keys, values = keys + kv_head * key_head_stride, values + kv_head * value_head_stride
-        sequence, first_row = find(sequences, sequence_count, group, number)
+        sequence, first_row = find_unit(sequences, sequence_count, group, number)
         while sequence != 0:
             unit(
                 sequence, first_row, group, kv_head, q, q_stride, y, y_stride, keys, values, key_bytes, value_bytes,
                 factor, cap, window, chunked, lookahead, slopes, sinks,
             )  # fmt: skip
             number += cuda.gridDim.x
-            sequence, first_row = find(sequences, sequence_count, group, number)
+            sequence, first_row = find_unit(sequences, sequence_count, group, number)
 
     return attend_many

@@ -26,13 +26,13 @@ ZERO, ONE = float32(0), float32(1)
 
 
 @gpu.device
-def finite_half(x):
+def to_finite_half(x):
     """Return the bits of x as a float16, or NaN if x is not finite as a float16."""
-    return gpu.f16_bits(x) if abs(x) < HALF_LIMIT else HALF_NAN
+    return gpu.encode_f16(x) if abs(x) < HALF_LIMIT else HALF_NAN
 
 
 @gpu.device
-def inverse_of(scale):
+def invert_scale(scale):
     """Compute 1 / scale.
 
     Scales below SMALLEST_SCALE, and NaN, count as SMALLEST_SCALE.
@@ -41,28 +41,28 @@ def inverse_of(scale):
 
 
 @gpu.device
-def code(x, low, high):
+def round_to_code(x, low, high):
     """Round x to the nearest integer and clamp it to [low, high]; NaN gives `high`."""
     below = x if x < high else high
-    return gpu.rounded(below if below > low else low)
+    return gpu.round_to_int(below if below > low else low)
 
 
 @gpu.device
-def number_at(x, d, head_dim, padding):
+def load_value(x, d, head_dim, padding):
     """Return dimension d of a head, or `padding` beyond its end."""
     return float32(gpu.load_f32(x + 4 * d)) if d < head_dim else padding
 
 
 @gpu.device
-def largest_of(x, first, head_dim, padding, sign):
+def find_largest(x, first, head_dim, padding, sign):
     """Return the largest of the 32 values of a block to all lanes of the warp.
 
     first: the block's first dimension; sign: 1 for the largest value, -1 for the negative of the smallest, 0 for the
     largest magnitude. If a value is NaN, so is the result.
     """
     largest = -INFINITY
-    for d in range(first + gpu.lane(), first + 32, gpu.WARP):
-        number = number_at(x, d, head_dim, padding)
+    for d in range(first + gpu.get_lane(), first + 32, gpu.WARP):
+        number = load_value(x, d, head_dim, padding)
         number = abs(number) if sign == 0 else number * float32(sign)
         largest = number if number > largest or number != number else largest
     return float32(gpu.warp_max(largest))
@@ -70,8 +70,8 @@ def largest_of(x, first, head_dim, padding, sign):
 
 @gpu.device
 def store_f32_head(head, x, head_dim, warp, warps):
-    for d in range(gpu.WARP * warp + gpu.lane(), (head_dim + 15) // 16 * 16, gpu.WARP * warps):
-        number = number_at(x, d, head_dim, ZERO)
+    for d in range(gpu.WARP * warp + gpu.get_lane(), (head_dim + 15) // 16 * 16, gpu.WARP * warps):
+        number = load_value(x, d, head_dim, ZERO)
         gpu.store_f32(head + 4 * d, number if abs(number) < INFINITY else NAN)
 
 
@@ -82,13 +82,13 @@ def load_f32_head(head, d):
 
 @gpu.device
 def store_f16_head(head, x, head_dim, warp, warps):
-    for d in range(gpu.WARP * warp + gpu.lane(), (head_dim + 15) // 16 * 16, gpu.WARP * warps):
-        gpu.store_u16(head + 2 * d, finite_half(number_at(x, d, head_dim, ZERO)))
+    for d in range(gpu.WARP * warp + gpu.get_lane(), (head_dim + 15) // 16 * 16, gpu.WARP * warps):
+        gpu.store_u16(head + 2 * d, to_finite_half(load_value(x, d, head_dim, ZERO)))
 
 
 @gpu.device
 def load_f16_head(head, d):
-    return gpu.f16_value(gpu.load_u16(head + 2 * d))
+    return gpu.decode_f16(gpu.load_u16(head + 2 * d))
 
 
 @gpu.device
@@ -99,19 +99,19 @@ def store_q8_0(head, x, head_dim, warp, warps):
     """
     for first in range(32 * warp, head_dim, 32 * warps):
         block = head + first // 32 * 34
-        bits = finite_half(float32(largest_of(x, first, head_dim, ZERO, 0) / float32(127)))
-        if gpu.lane() == 0:
+        bits = to_finite_half(float32(find_largest(x, first, head_dim, ZERO, 0) / float32(127)))
+        if gpu.get_lane() == 0:
             gpu.store_u16(block, bits)
-        inverse = inverse_of(gpu.f16_value(bits))
-        for i in range(gpu.lane(), 32, gpu.WARP):
-            scaled = float32(number_at(x, first + i, head_dim, ZERO) * inverse)
-            gpu.store_i8(block + 2 + i, code(scaled, float32(-127), float32(127)))
+        inverse = invert_scale(gpu.decode_f16(bits))
+        for i in range(gpu.get_lane(), 32, gpu.WARP):
+            scaled = float32(load_value(x, first + i, head_dim, ZERO) * inverse)
+            gpu.store_i8(block + 2 + i, round_to_code(scaled, float32(-127), float32(127)))
 
 
 @gpu.device
 def load_q8_0(head, d):
     block = head + d // 32 * 34
-    return gpu.f16_value(gpu.load_u16(block)) * float32(gpu.load_i8(block + 2 + d % 32))
+    return gpu.decode_f16(gpu.load_u16(block)) * float32(gpu.load_i8(block + 2 + d % 32))
 
 
 @gpu.device
@@ -122,24 +122,27 @@ def store_q4_0(head, x, head_dim, warp, warps):
     """
     for first in range(32 * warp, head_dim, 32 * warps):
         block = head + first // 32 * 18
-        size, largest = largest_of(x, first, head_dim, ZERO, 0), largest_of(x, first, head_dim, ZERO, 1)
-        bits = finite_half(float32(size / (float32(-8) if largest == size else float32(8))))
-        if gpu.lane() == 0:
+        size, largest = find_largest(x, first, head_dim, ZERO, 0), find_largest(x, first, head_dim, ZERO, 1)
+        bits = to_finite_half(float32(size / (float32(-8) if largest == size else float32(8))))
+        if gpu.get_lane() == 0:
             gpu.store_u16(block, bits)
-        inverse = inverse_of(abs(gpu.f16_value(bits)))
+        inverse = invert_scale(abs(gpu.decode_f16(bits)))
         if bits & 0x8000 != 0:
             inverse = -inverse
-        for i in range(gpu.lane(), 16, gpu.WARP):
-            low = float32(number_at(x, first + i, head_dim, ZERO) * inverse)
-            high = float32(number_at(x, first + i + 16, head_dim, ZERO) * inverse)
-            low_code, high_code = code(low, float32(-8), float32(7)) + 8, code(high, float32(-8), float32(7)) + 8
+        for i in range(gpu.get_lane(), 16, gpu.WARP):
+            low = float32(load_value(x, first + i, head_dim, ZERO) * inverse)
+            high = float32(load_value(x, first + i + 16, head_dim, ZERO) * inverse)
+            low_code, high_code = (
+                round_to_code(low, float32(-8), float32(7)) + 8,
+                round_to_code(high, float32(-8), float32(7)) + 8,
+            )
             gpu.store_i8(block + 2 + i, int32(low_code | high_code << 4))
 
 
 @gpu.device
 def load_q4_0(head, d):
     block, bit = head + d // 32 * 18, d % 32 // 16 * 4
-    return gpu.f16_value(gpu.load_u16(block)) * float32((gpu.load_u8(block + 2 + d % 16) >> bit & 15) - 8)
+    return gpu.decode_f16(gpu.load_u16(block)) * float32((gpu.load_u8(block + 2 + d % 16) >> bit & 15) - 8)
 
 
 @gpu.device
@@ -150,25 +153,25 @@ def store_q4_1(head, x, head_dim, warp, warps):
     """
     for first in range(32 * warp, head_dim, 32 * warps):
         block, padding = head + first // 32 * 20, float32(gpu.load_f32(x + 4 * first))
-        largest, least = largest_of(x, first, head_dim, padding, 1), -largest_of(x, first, head_dim, padding, -1)
-        scale, minimum = gpu.f16_bits(float32((largest - least) / float32(15))), gpu.f16_bits(least)
+        largest, least = find_largest(x, first, head_dim, padding, 1), -find_largest(x, first, head_dim, padding, -1)
+        scale, minimum = gpu.encode_f16(float32((largest - least) / float32(15))), gpu.encode_f16(least)
         if not (abs(largest) < HALF_LIMIT and abs(least) < HALF_LIMIT):
             scale, minimum = HALF_NAN, HALF_NAN
-        if gpu.lane() == 0:
+        if gpu.get_lane() == 0:
             gpu.store_u16(block, scale)
             gpu.store_u16(block + 2, minimum)
-        inverse, lowest = inverse_of(gpu.f16_value(scale)), gpu.f16_value(minimum)
-        for i in range(gpu.lane(), 16, gpu.WARP):
-            low = float32(float32(number_at(x, first + i, head_dim, padding) - lowest) * inverse)
-            high = float32(float32(number_at(x, first + i + 16, head_dim, padding) - lowest) * inverse)
-            low_code, high_code = code(low, ZERO, float32(15)), code(high, ZERO, float32(15))
+        inverse, lowest = invert_scale(gpu.decode_f16(scale)), gpu.decode_f16(minimum)
+        for i in range(gpu.get_lane(), 16, gpu.WARP):
+            low = float32(float32(load_value(x, first + i, head_dim, padding) - lowest) * inverse)
+            high = float32(float32(load_value(x, first + i + 16, head_dim, padding) - lowest) * inverse)
+            low_code, high_code = round_to_code(low, ZERO, float32(15)), round_to_code(high, ZERO, float32(15))
             gpu.store_i8(block + 4 + i, int32(low_code | high_code << 4))
 
 
 @gpu.device
 def load_q4_1(head, d):
     block, bit = head + d // 32 * 20, d % 32 // 16 * 4
-    scale, minimum = gpu.f16_value(gpu.load_u16(block)), gpu.f16_value(gpu.load_u16(block + 2))
+    scale, minimum = gpu.decode_f16(gpu.load_u16(block)), gpu.decode_f16(gpu.load_u16(block + 2))
     return scale * float32(gpu.load_u8(block + 4 + d % 16) >> bit & 15) + minimum
 
 
@@ -182,7 +185,7 @@ STORAGE = {
 
 
 @gpu.device
-def place_of(positions, owners, sequences, token):
+def find_slot(positions, owners, sequences, token):
     """Return the cache slot of a token.
 
     token: its index in the run.
@@ -192,24 +195,24 @@ def place_of(positions, owners, sequences, token):
     return gpu.load_i64(table + position // PAGE * 8) * PAGE + position % PAGE
 
 
-def make_pass(work):
+def make_head_loop(work):
     """Build a kernel that calls a function for all heads.
 
     The function is work(head in the cache, head in x, head dimension, warp, warps).
     """
 
-    def go(count, positions, owners, sequences, x, stride, base, head_stride, token_bytes, heads, head_dim):
+    def run_heads(count, positions, owners, sequences, x, stride, base, head_stride, token_bytes, heads, head_dim):
         token, number = cuda.blockIdx.x, cuda.blockIdx.y
         if token < gpu.load_i64(count):
-            head = base + place_of(positions, owners, sequences, token) * token_bytes + number * head_stride
+            head = base + find_slot(positions, owners, sequences, token) * token_bytes + number * head_stride
             of_x = x + token * stride + 4 * number * head_dim
             work(head, of_x, head_dim, cuda.threadIdx.x // gpu.WARP, cuda.blockDim.x // gpu.WARP)
 
-    return go
+    return run_heads
 
 
 def make_store(format_name):
-    return make_pass(STORAGE[format_name][1])
+    return make_head_loop(STORAGE[format_name][1])
 
 
 def make_recall(format_name):
@@ -217,10 +220,10 @@ def make_recall(format_name):
 
     @gpu.device
     def recall(head, x, head_dim, warp, warps):
-        for d in range(gpu.WARP * warp + gpu.lane(), head_dim, gpu.WARP * warps):
+        for d in range(gpu.WARP * warp + gpu.get_lane(), head_dim, gpu.WARP * warps):
             gpu.store_f32(x + 4 * d, load(head, d))
 
-    return make_pass(recall)
+    return make_head_loop(recall)
 
 
 @gpu.device
@@ -231,11 +234,11 @@ def load_f32_8(head, d):
 @gpu.device
 def load_f16_8(head, d):
     a, b, c, e = gpu.load_4i32(head + d * 2)
-    return gpu.f16_pair(a) + gpu.f16_pair(b) + gpu.f16_pair(c) + gpu.f16_pair(e)
+    return gpu.decode_f16_pair(a) + gpu.decode_f16_pair(b) + gpu.decode_f16_pair(c) + gpu.decode_f16_pair(e)
 
 
 @gpu.device
-def signed_pair(two):
+def convert_signed_pair(two):
     """Convert the two low bytes of an int32, which are signed, to float32."""
     return (float32(int32(((two & 255) ^ 128) - 128)), float32(int32((((two >> 8) & 255) ^ 128) - 128)))
 
@@ -243,16 +246,16 @@ def signed_pair(two):
 @gpu.device
 def load_q8_0_8(head, d):
     block = head + d // 32 * 34
-    scale, codes = gpu.f16_value(gpu.load_u16(block)), block + 2 + d % 32
-    a, b = signed_pair(gpu.load_u16(codes))
-    c, e = signed_pair(gpu.load_u16(codes + 2))
-    f, g = signed_pair(gpu.load_u16(codes + 4))
-    h, i = signed_pair(gpu.load_u16(codes + 6))
+    scale, codes = gpu.decode_f16(gpu.load_u16(block)), block + 2 + d % 32
+    a, b = convert_signed_pair(gpu.load_u16(codes))
+    c, e = convert_signed_pair(gpu.load_u16(codes + 2))
+    f, g = convert_signed_pair(gpu.load_u16(codes + 4))
+    h, i = convert_signed_pair(gpu.load_u16(codes + 6))
     return a * scale, b * scale, c * scale, e * scale, f * scale, g * scale, h * scale, i * scale
 
 
 @gpu.device
-def code_pair(two, shift, scale, least):
+def decode_pair(two, shift, scale, least):
     """Return scale * code + least for the 4-bit codes of two bytes.
 
     shift: 0 for the low halves, 4 for the high halves.
@@ -262,28 +265,30 @@ def code_pair(two, shift, scale, least):
 
 
 @gpu.device
-def eight_codes(codes, d, scale, least):
+def load_eight_codes(codes, d, scale, least):
     """Return scale * code + least for the eight 4-bit codes from dimension d on.
 
     codes: address of a block's 16 bytes.
     """
     shift, at = d % 32 // 16 * 4, codes + d % 16
-    low = code_pair(gpu.load_u16(at), shift, scale, least) + code_pair(gpu.load_u16(at + 2), shift, scale, least)
-    high = code_pair(gpu.load_u16(at + 4), shift, scale, least) + code_pair(gpu.load_u16(at + 6), shift, scale, least)
+    low = decode_pair(gpu.load_u16(at), shift, scale, least) + decode_pair(gpu.load_u16(at + 2), shift, scale, least)
+    high = decode_pair(gpu.load_u16(at + 4), shift, scale, least) + decode_pair(
+        gpu.load_u16(at + 6), shift, scale, least
+    )
     return low + high
 
 
 @gpu.device
 def load_q4_0_8(head, d):
     block = head + d // 32 * 18
-    scale = gpu.f16_value(gpu.load_u16(block))
-    return eight_codes(block + 2, d, scale, float32(-8) * scale)
+    scale = gpu.decode_f16(gpu.load_u16(block))
+    return load_eight_codes(block + 2, d, scale, float32(-8) * scale)
 
 
 @gpu.device
 def load_q4_1_8(head, d):
     block = head + d // 32 * 20
-    return eight_codes(block + 4, d, gpu.f16_value(gpu.load_u16(block)), gpu.f16_value(gpu.load_u16(block + 2)))
+    return load_eight_codes(block + 4, d, gpu.decode_f16(gpu.load_u16(block)), gpu.decode_f16(gpu.load_u16(block + 2)))
 
 
 LOADS = {"F32": load_f32_8, "F16": load_f16_8, "Q8_0": load_q8_0_8, "Q4_0": load_q4_0_8, "Q4_1": load_q4_1_8}

@@ -8,28 +8,28 @@ from numba import cuda, float32, int64
 
 from localllm.kernels.cuda.attention.cache import LOADS
 from localllm.kernels.cuda.attention.shared import MINUS_INFINITY, ONE, SEQUENCE_BYTES, ZERO
-from localllm.kernels.cuda.gpu import block_sum, device, f32_bits, load_f32, load_i64, store_f32, store_i32
+from localllm.kernels.cuda.gpu import block_sum, device, encode_f32, load_f32, load_i64, store_f32, store_i32
 from localllm.kernels.table import PAGE, SEQUENCE
 
 BITS = 32
 
 
 @device
-def ordered(x):
+def to_ordered_int(x):
     """Return a float32 as a 32-bit unsigned integer that sorts in the same order."""
-    word = int64(f32_bits(x))
+    word = int64(encode_f32(x))
     return (word if word >= 0 else word ^ 0x7FFFFFFF) + 0x80000000
 
 
 @device
-def count_from(scores, count, least):
+def count_at_least(scores, count, least):
     """Count the scores that are at least `least`, as a float32.
 
     least: in the order of `ordered`.
     """
     total = ZERO
     for i in range(cuda.threadIdx.x, count, cuda.blockDim.x):
-        total += ONE if ordered(load_f32(scores + i * 4)) >= least else ZERO
+        total += ONE if to_ordered_int(load_f32(scores + i * 4)) >= least else ZERO
     return block_sum(total)
 
 
@@ -41,12 +41,12 @@ def count_equal(scores, count, number):
     """
     total = ZERO
     for i in range(cuda.threadIdx.x, count, cuda.blockDim.x):
-        total += ONE if ordered(load_f32(scores + i * 4)) == number else ZERO
+        total += ONE if to_ordered_int(load_f32(scores + i * 4)) == number else ZERO
     return block_sum(total)
 
 
 @device
-def least_chosen(scores, count, most):
+def find_least_selected(scores, count, most):
     """Return the smallest of the `most` largest scores, `ordered`, and the index of the last equal one.
 
     The index is that of the last one that is among the `most` largest.
@@ -54,9 +54,9 @@ def least_chosen(scores, count, most):
     least, last = int64(0), int64(0)
     for bit in range(BITS):
         more = least + (int64(1) << (BITS - 1 - bit))
-        if count_from(scores, count, more) >= most:
+        if count_at_least(scores, count, more) >= most:
             least = more
-    left = most - count_from(scores, count, least + 1)
+    left = most - count_at_least(scores, count, least + 1)
     for bit in range(BITS - 1):
         more = last + (int64(1) << (BITS - 2 - bit))
         if more < count and count_equal(scores, more, least) < left:
@@ -65,7 +65,7 @@ def least_chosen(scores, count, most):
 
 
 @device
-def write_all(count, word, y):
+def fill_bits(count, word, y):
     for i in range(cuda.threadIdx.x, (count + 31) // 32, cuda.blockDim.x):
         store_i32(y + i * 4, word)
 
@@ -81,7 +81,7 @@ def write_bits(scores, blocks, block, count, least, last, y):
         word = int64(0)
         for i in range(first, min(first + 32, count)):
             at = i // block
-            number = ordered(load_f32(scores + min(at, blocks - 1) * 4))
+            number = to_ordered_int(load_f32(scores + min(at, blocks - 1) * 4))
             if at >= blocks or number > least or (number == least and at <= last):
                 word |= int64(1) << (i - first)
         store_i32(y + first // 8, word - 0x100000000 if word >= 0x80000000 else word)
@@ -91,7 +91,7 @@ def make_select_keys(format_name):
     load = LOADS[format_name]
 
     @device
-    def score(q, key, key_dim, heads, weights):
+    def compute_score(q, key, key_dim, heads, weights):
         """Compute the score of a key: the sum over heads of weight * max(q k, 0)."""
         total = ZERO
         for head in range(heads):
@@ -112,22 +112,22 @@ def make_select_keys(format_name):
             visible, target = load_i64(positions + token * 8) + 1, y + token * y_stride
             blocks = visible // block
             if blocks <= most:
-                write_all(visible, -1, target)
+                fill_bits(visible, -1, target)
                 continue
             table = load_i64(sequences + load_i64(owners + token * 8) * SEQUENCE_BYTES + 8 * SEQUENCE.table)
             flaws = ZERO
             for i in range(cuda.threadIdx.x, blocks, cuda.blockDim.x):
                 key = i * block + block - 1
                 place = load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
-                x = score(
+                x = compute_score(
                     q + token * q_stride, keys + place * key_bytes, key_dim, heads, weights + token * weights_stride
                 )
                 flaws += x * ZERO
                 store_f32(scores + i * 4, x)
             if block_sum(flaws) != ZERO:  # NaN
-                write_all(visible, 0, target)
+                fill_bits(visible, 0, target)
                 continue
-            least, last = least_chosen(scores, blocks, most)
+            least, last = find_least_selected(scores, blocks, most)
             write_bits(scores, blocks, block, visible, least, last, target)
             cuda.syncthreads()
 
@@ -141,7 +141,7 @@ def make_select_key_blocks(format_name):
     load = LOADS[format_name]
 
     @device
-    def product(q, key, key_dim):
+    def multiply_key(q, key, key_dim):
         total = ZERO
         for d in range(0, key_dim, 8):
             numbers = load(key, d)
@@ -160,7 +160,7 @@ def make_select_key_blocks(format_name):
             best = MINUS_INFINITY
             for key in range(i * block, min((i + 1) * block, count)):
                 place = load_i64(table + key // PAGE * 8) * PAGE + key % PAGE
-                x = product(q, keys + place * key_bytes, key_dim)
+                x = multiply_key(q, keys + place * key_bytes, key_dim)
                 flaws += x * ZERO
                 best = max(best, x)
             store_f32(scores + i * 4, INFINITY if i >= blocks - local else best)
@@ -178,13 +178,13 @@ def make_select_key_blocks(format_name):
             for head in range(heads):
                 target = y + token * y_stride + head * choice_stride
                 if blocks <= most:
-                    write_all(visible, -1, target)
+                    fill_bits(visible, -1, target)
                     continue
                 of_head = q + token * q_stride + head * key_dim * 4
                 if score_all(table, of_head, keys, key_bytes, key_dim, block, visible, local, scores) != ZERO:  # NaN
-                    write_all(visible, 0, target)
+                    fill_bits(visible, 0, target)
                 else:
-                    least, last = least_chosen(scores, blocks, most)
+                    least, last = find_least_selected(scores, blocks, most)
                     write_bits(scores, blocks, block, visible, least, last, target)
                 cuda.syncthreads()
 

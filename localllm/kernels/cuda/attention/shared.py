@@ -8,8 +8,8 @@ import math
 
 from numba import float32
 
-from localllm.kernels.cuda.gpu import BLOCK, WARP, device, exp2, from_lane_xor, load_i64, plus
-from localllm.kernels.cuda.unrolled import folded, unrolled
+from localllm.kernels.cuda.gpu import BLOCK, WARP, add, device, exp2, load_from_lane, load_i64
+from localllm.kernels.cuda.unrolled import fold, unroll
 from localllm.kernels.table import SEQUENCE
 
 WARPS = min(4, BLOCK // WARP)  # warps of a block
@@ -21,7 +21,7 @@ SEQUENCE_BYTES = 8 * len(SEQUENCE)
 
 
 @device
-def first_visible(position, window, chunked):
+def find_first_visible(position, window, chunked):
     """Return the position of the first key that a token sees.
 
     window: 0 if there is no window.
@@ -32,7 +32,7 @@ def first_visible(position, window, chunked):
 
 
 @device
-def last_visible(position, lookahead, sequence):
+def find_last_visible(position, lookahead, sequence):
     """Return the position of the last key that a token sees.
 
     lookahead: the maximum number of later tokens that it sees; sequence: address of its SEQUENCE.
@@ -42,25 +42,25 @@ def last_visible(position, lookahead, sequence):
     return min(position + lookahead, load_i64(sequence + 8 * SEQUENCE.length) - 1)
 
 
-def make_over_lanes(count, first, end, combine):
+def make_lane_reduction(count, first, end, combine):
     """Build a function that reduces each of `count` values over some lanes of a warp.
 
     combine: combines two values; first, end: powers of two. Lanes whose indices differ only in the bits from `first` to
     before `end` are combined.
     """
 
-    def over(i, x):
+    def reduce_lanes(i, x):
         mask = first
         while mask < end:
-            x = combine(x, from_lane_xor(x, mask))
+            x = combine(x, load_from_lane(x, mask))
             mask *= 2
         return x
 
-    return unrolled(count, over)
+    return unroll(count, reduce_lanes)
 
 
 @device
-def larger(x, y):
+def max_or_first(x, y):
     """Return the larger value, or x if one of them is NaN."""
     return y if y > x else x
 
@@ -74,11 +74,11 @@ def make_softmax(scores, rows, row_of, over_lanes):
     """
     of_rows = tuple(tuple(i for i in range(scores) if row_of(i) == one) for one in range(rows))
     row = device(row_of)
-    largest, total = folded(of_rows, lambda x, y: larger(x, y)), folded(of_rows, lambda x, y: plus(x, y))
-    larger_of_both = unrolled(rows, lambda i, x, y: larger(x, y))
-    fading = unrolled(rows, lambda i, before, after: exp2(before - after))
-    powers = unrolled(scores, lambda i, x, tops: exp2(x - tops[row(i)]))
-    with_more = unrolled(rows, lambda i, before, fade, more: before * fade + more)
+    largest, total = fold(of_rows, lambda x, y: max_or_first(x, y)), fold(of_rows, lambda x, y: add(x, y))
+    larger_of_both = unroll(rows, lambda i, x, y: max_or_first(x, y))
+    fading = unroll(rows, lambda i, before, after: exp2(before - after))
+    powers = unroll(scores, lambda i, x, tops: exp2(x - tops[row(i)]))
+    with_more = unroll(rows, lambda i, before, fade, more: before * fade + more)
 
     @device
     def softmax(x, tops, sums):

@@ -5,9 +5,9 @@ The sections are heads or parallel residual streams.
 
 from numba import cuda, float32
 
-from localllm.kernels.cuda.gpu import block_sum, device, exp, f32_value, load_f32, load_i64, store_f32
+from localllm.kernels.cuda.gpu import block_sum, decode_f32, device, exp, load_f32, load_i64, store_f32
 
-LEAST = float32(-3e38)
+LOWEST = float32(-3e38)
 
 
 def multiply_heads(count, x, gates, gates_stride, heads, y, stride, columns):
@@ -18,9 +18,9 @@ def multiply_heads(count, x, gates, gates_stride, heads, y, stride, columns):
 
 
 @device
-def softmax_of_numbers(x, y, size, epsilon):
+def compute_softmax(x, y, size, epsilon):
     """Write the softmax of `size` values, plus epsilon, to y; NaN if a value is not finite."""
-    top, total = LEAST, float32(0)
+    top, total = LOWEST, float32(0)
     for i in range(size):
         number = load_f32(x + 4 * i)
         top, total = max(top, number), total + (number - number)
@@ -36,7 +36,7 @@ def softmax(count, x, y, stride, columns):
     """Write the softmax of each row of x to y, with a thread for each row, because rows are short."""
     row = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if row < load_i64(count):
-        softmax_of_numbers(x + row * stride, y + row * stride, columns, float32(0))
+        compute_softmax(x + row * stride, y + row * stride, columns, float32(0))
 
 
 @device
@@ -62,9 +62,9 @@ def sinkhorn(count, x, size, iterations, epsilon, y, stride, columns):
     row = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if row >= load_i64(count):
         return
-    x, y, added = x + row * stride, y + row * stride, f32_value(epsilon)
+    x, y, added = x + row * stride, y + row * stride, decode_f32(epsilon)
     for i in range(0, 4 * columns, 4 * size):
-        softmax_of_numbers(x + i, y + i, size, added)
+        compute_softmax(x + i, y + i, size, added)
     divide_by_sums(y, size, 4, 4 * size, added)
     for _ in range(iterations - 1):
         divide_by_sums(y, size, 4 * size, 4, added)

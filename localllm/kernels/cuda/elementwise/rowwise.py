@@ -9,20 +9,20 @@ import math
 from numba import cuda, float32, float64, int64
 
 from localllm.kernels.cuda import gpu
-from localllm.kernels.cuda.elementwise.formulas import first_column
+from localllm.kernels.cuda.elementwise.formulas import compute_first_column
 from localllm.kernels.table import EXPERT, SEQUENCE
 
 ZERO, NAN, INFINITY = float32(0), float32(math.nan), float32(math.inf)
 
 
 @gpu.device
-def inverse_root(mean, epsilon):
+def compute_inverse_root(mean, epsilon):
     """Compute 1 / sqrt(mean + epsilon), or NaN if the sum of squares has exceeded float32."""
     return float32(1) / math.sqrt(mean + epsilon) if mean < INFINITY else NAN
 
 
 @gpu.device
-def squares(x, columns, center):
+def sum_squares(x, columns, center):
     """Return this thread's share of the sum of (x - center)^2 over the columns."""
     total = ZERO
     for column in range(cuda.threadIdx.x, columns, cuda.blockDim.x):
@@ -35,7 +35,9 @@ def rms_norm(count, x, weight, y, stride, columns, group, epsilon):
     if row >= gpu.load_i64(count):
         return
     source, target = x + row * stride + first, y + row * stride + first
-    scale = inverse_root(gpu.block_sum(squares(source, group, ZERO)) / float32(group), gpu.f32_value(epsilon))
+    scale = compute_inverse_root(
+        gpu.block_sum(sum_squares(source, group, ZERO)) / float32(group), gpu.decode_f32(epsilon)
+    )
     for column in range(cuda.threadIdx.x, group, cuda.blockDim.x):
         number = gpu.load_f32(source + 4 * column) * scale
         gpu.store_f32(target + 4 * column, number * gpu.load_f32(weight + first + 4 * column))
@@ -49,7 +51,9 @@ def layer_norm(count, x, weight, bias, y, stride, columns, group, epsilon):
     for column in range(cuda.threadIdx.x, group, cuda.blockDim.x):
         total += gpu.load_f32(source + 4 * column)
     mean = gpu.block_sum(total) / float32(group)
-    scale = inverse_root(gpu.block_sum(squares(source, group, mean)) / float32(group), gpu.f32_value(epsilon))
+    scale = compute_inverse_root(
+        gpu.block_sum(sum_squares(source, group, mean)) / float32(group), gpu.decode_f32(epsilon)
+    )
     for column in range(cuda.threadIdx.x, group, cuda.blockDim.x):
         number = (gpu.load_f32(source + 4 * column) - mean) * scale * gpu.load_f32(weight + first + 4 * column)
         gpu.store_f32(target + 4 * column, number + gpu.load_f32(bias + first + 4 * column))
@@ -65,8 +69,8 @@ def add_rms_norm(count, x, z, weight, total, y, stride, columns, epsilon):
         return
     for column in range(cuda.threadIdx.x, columns, cuda.blockDim.x):
         gpu.store_f32(total + at + 4 * column, gpu.load_f32(x + at + 4 * column) + gpu.load_f32(z + at + 4 * column))
-    own_squares = squares(total + at, columns, ZERO)  # each thread reads the columns that it has written
-    scale = inverse_root(gpu.block_sum(own_squares) / float32(columns), gpu.f32_value(epsilon))
+    own_squares = sum_squares(total + at, columns, ZERO)  # each thread reads the columns that it has written
+    scale = compute_inverse_root(gpu.block_sum(own_squares) / float32(columns), gpu.decode_f32(epsilon))
     for column in range(cuda.threadIdx.x, columns, cuda.blockDim.x):
         number = gpu.load_f32(total + at + 4 * column) * scale
         gpu.store_f32(y + at + 4 * column, number * gpu.load_f32(weight + 4 * column))
@@ -78,8 +82,8 @@ def rms_norm_rope(count, x, weight, epsilon, y, stride, heads, head_dim, table, 
     if row >= gpu.load_i64(count):
         return
     source, target, cosines = x + row * stride + first, y + row * stride + first, table + 8 * row * pairs
-    total, factors = gpu.block_sum(squares(source, head_dim, ZERO)), weight + first
-    scale = inverse_root(total / float32(head_dim), gpu.f32_value(epsilon))
+    total, factors = gpu.block_sum(sum_squares(source, head_dim, ZERO)), weight + first
+    scale = compute_inverse_root(total / float32(head_dim), gpu.decode_f32(epsilon))
     for pair in range(cuda.threadIdx.x, pairs, cuda.blockDim.x):
         i, k = 4 * pair * step, 4 * (pair * step + apart)
         u = gpu.load_f32(source + i) * scale * gpu.load_f32(factors + i)
@@ -96,7 +100,7 @@ SEQUENCE_BYTES = 8 * len(SEQUENCE)
 
 
 def select(count, x, rows, y, stride, columns):
-    row, column = cuda.blockIdx.x, first_column()
+    row, column = cuda.blockIdx.x, compute_first_column()
     if row < gpu.load_i64(count) and column < columns:
         a, b, c, d = gpu.load_4f32(x + gpu.load_i64(rows + 8 * row) * stride + 4 * column)
         gpu.store_4f32(y + row * stride + 4 * column, a, b, c, d)
@@ -109,7 +113,7 @@ def replace_ids(count, ids, table, y):
 
 
 def pool(count, sequences, x, y, stride, columns, kind):
-    row, column = cuda.blockIdx.x, first_column()
+    row, column = cuda.blockIdx.x, compute_first_column()
     if row < gpu.load_i64(count) and column < columns:
         sequence = sequences + row * SEQUENCE_BYTES
         first, rows = gpu.load_i64(sequence + 8 * SEQUENCE.first), gpu.load_i64(sequence + 8 * SEQUENCE.count)
@@ -170,8 +174,8 @@ def angles(count, positions, before, frequencies, pairs, table, factor):
     position, target = float64(gpu.load_i64(positions + 8 * row) - before), table + 8 * row * pairs
     for pair in range(cuda.threadIdx.x, pairs, cuda.blockDim.x):
         turns = position * gpu.load_f64(frequencies + 8 * pair) * TURNS
-        gpu.store_f32(target + 4 * pair, float32(gpu.cosine_of_turns(turns)) * gpu.f32_value(factor))
-        gpu.store_f32(target + 4 * (pairs + pair), float32(gpu.sine_of_turns(turns)) * gpu.f32_value(factor))
+        gpu.store_f32(target + 4 * pair, float32(gpu.compute_cosine(turns)) * gpu.decode_f32(factor))
+        gpu.store_f32(target + 4 * (pairs + pair), float32(gpu.compute_sine(turns)) * gpu.decode_f32(factor))
 
 
 def rope(count, x, y, stride, heads, head_dim, table, pairs, step, apart):

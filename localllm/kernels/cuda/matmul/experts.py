@@ -9,19 +9,19 @@ import math
 
 from numba import cuda, float32, int32, int64
 
-from localllm.kernels.cuda import MOST_EXPERTS, gpu
-from localllm.kernels.cuda.elementwise.formulas import first_column
+from localllm.kernels.cuda import MAX_EXPERTS, gpu
+from localllm.kernels.cuda.elementwise.formulas import compute_first_column
 from localllm.kernels.cuda.gpu import BLOCK  # a size of shared memory must be a constant of this module
 from localllm.kernels.table import EXPERT
 
 ZERO, ONE, NAN = float32(0), float32(1), float32(math.nan)
 MINUS_INFINITY = float32(-math.inf)
-LEAST_SUM = float32(6.103515625e-5)  # the minimum divisor of weights, as in llama.cpp
+MIN_SUM = float32(6.103515625e-5)  # the minimum divisor of weights, as in llama.cpp
 NUMBER, FIRST, COUNT, EXPERT_BYTES = 8 * EXPERT.number, 8 * EXPERT.first, 8 * EXPERT.count, 8 * len(EXPERT)
 
 
 @gpu.device
-def root_of_softplus(x):
+def compute_root_of_softplus(x):
     return float32(math.sqrt(max(x, ZERO) + gpu.log1p(gpu.exp(-abs(x)))))
 
 
@@ -29,17 +29,17 @@ def root_of_softplus(x):
 def score_all(logits, experts, is_sigmoid, is_rooted, scores):
     """Compute a token's scores: softmax, sigmoid, or square root of softplus."""
     top, total = MINUS_INFINITY, ZERO
-    for e in range(gpu.lane(), experts, gpu.WARP):
+    for e in range(gpu.get_lane(), experts, gpu.WARP):
         top = max(top, gpu.load_f32(logits + 4 * e))
     top = gpu.warp_max(top)
-    for e in range(gpu.lane(), experts, gpu.WARP):
+    for e in range(gpu.get_lane(), experts, gpu.WARP):
         logit = gpu.load_f32(logits + 4 * e)
         scores[e] = ONE / (ONE + gpu.exp(-logit)) if is_sigmoid == 1 else gpu.exp(logit - top)
-        scores[e] = root_of_softplus(logit) if is_rooted == 1 else scores[e]
+        scores[e] = compute_root_of_softplus(logit) if is_rooted == 1 else scores[e]
         total += scores[e]
     if is_sigmoid == 0 and is_rooted == 0:
         total = gpu.warp_sum(total)
-        for e in range(gpu.lane(), experts, gpu.WARP):
+        for e in range(gpu.get_lane(), experts, gpu.WARP):
             scores[e] /= total
 
 
@@ -49,27 +49,27 @@ def rank_all(logits, experts, bias, groups, scores, ranks):
 
     They are scores plus bias if there is a bias, scores if there are groups, otherwise logits.
     """
-    for e in range(gpu.lane(), experts, gpu.WARP):
+    for e in range(gpu.get_lane(), experts, gpu.WARP):
         ranks[e] = scores[e] if bias != 0 or groups > 1 else gpu.load_f32(logits + 4 * e)
         if bias != 0:
             ranks[e] += gpu.load_f32(bias + 4 * e)
 
 
 @gpu.device
-def leave_out_groups(experts, groups, groups_used, ranks, values):
+def mask_groups(experts, groups, groups_used, ranks, values):
     """Set the ranks of experts outside the best groups to minus infinity.
 
     Groups are compared by the sum of their two best ranks.
     """
     size = experts // groups
-    for g in range(gpu.lane(), groups, gpu.WARP):
+    for g in range(gpu.get_lane(), groups, gpu.WARP):
         best, second = MINUS_INFINITY, MINUS_INFINITY
         for e in range(g * size, (g + 1) * size):
             second = max(second, min(best, ranks[e]))
             best = max(best, ranks[e])
         values[g] = best + second
     gpu.synchronize_warp()
-    for e in range(gpu.lane(), experts, gpu.WARP):
+    for e in range(gpu.get_lane(), experts, gpu.WARP):
         value, better = values[e // size], 0
         for g in range(groups):
             if values[g] > value or (values[g] == value and g < e // size):
@@ -79,22 +79,22 @@ def leave_out_groups(experts, groups, groups_used, ranks, values):
 
 
 @gpu.device
-def take_best(ranks, experts):
+def pop_best(ranks, experts):
     """Return the index of the largest rank to all lanes, and set that rank to minus infinity.
 
     Of equal ranks, it is the first.
     """
     largest, best = MINUS_INFINITY, int64(0)
-    for e in range(gpu.lane(), experts, gpu.WARP):
+    for e in range(gpu.get_lane(), experts, gpu.WARP):
         if ranks[e] > largest:
             largest, best = ranks[e], int64(e)
     mask = gpu.WARP // 2
     while mask > 0:
-        other, place = gpu.from_lane_xor(largest, mask), int64(gpu.from_lane_xor(float32(best), mask))
+        other, place = gpu.load_from_lane(largest, mask), int64(gpu.load_from_lane(float32(best), mask))
         if other > largest or (other == largest and place < best):
             largest, best = other, place
         mask //= 2
-    if best % gpu.WARP == gpu.lane():  # only this lane reads it
+    if best % gpu.WARP == gpu.get_lane():  # only this lane reads it
         ranks[best] = MINUS_INFINITY
     return best
 
@@ -107,15 +107,15 @@ def route(
     token = cuda.blockIdx.x
     if token >= gpu.load_i64(count):
         return
-    scores = cuda.shared.array(MOST_EXPERTS, float32)  # the simulator needs each on a line of its own
-    ranks = cuda.shared.array(MOST_EXPERTS, float32)
-    values = cuda.shared.array(MOST_EXPERTS, float32)
+    scores = cuda.shared.array(MAX_EXPERTS, float32)  # the simulator needs each on a line of its own
+    ranks = cuda.shared.array(MAX_EXPERTS, float32)
+    values = cuda.shared.array(MAX_EXPERTS, float32)
     logits, chosen, weights = logits + token * stride, chosen + 8 * token * used, weights + 4 * token * used
     zeros = ZERO
-    for e in range(gpu.lane(), experts, gpu.WARP):
+    for e in range(gpu.get_lane(), experts, gpu.WARP):
         zeros += gpu.load_f32(logits + 4 * e) * ZERO  # NaN if one is not finite
     if gpu.warp_sum(zeros) != ZERO:
-        for i in range(gpu.lane(), used, gpu.WARP):
+        for i in range(gpu.get_lane(), used, gpu.WARP):
             gpu.store_i64(chosen + 8 * i, i)
             gpu.store_f32(weights + 4 * i, NAN)
         return
@@ -123,26 +123,26 @@ def route(
     rank_all(logits, experts, bias, groups, scores, ranks)
     gpu.synchronize_warp()
     if groups > 1:
-        leave_out_groups(experts, groups, groups_used, ranks, values)
-    total, factor = ZERO, gpu.f32_value(scale)
+        mask_groups(experts, groups, groups_used, ranks, values)
+    total, factor = ZERO, gpu.decode_f32(scale)
     for i in range(used):
         if table != 0:
             expert = gpu.load_i64(table + 8 * (gpu.load_i64(ids + 8 * token) * used + i))
         else:
-            expert = take_best(ranks, experts) // together
+            expert = pop_best(ranks, experts) // together
         total += scores[expert]
-        if gpu.lane() == 0:
+        if gpu.get_lane() == 0:
             gpu.store_i64(chosen + 8 * i, expert)
             gpu.store_f32(weights + 4 * i, scores[expert])
     if normalized == 1:
-        factor /= max(total, LEAST_SUM)
-    if gpu.lane() == 0:
+        factor /= max(total, MIN_SUM)
+    if gpu.get_lane() == 0:
         for i in range(used):
             gpu.store_f32(weights + 4 * i, gpu.load_f32(weights + 4 * i) * factor)
 
 
 @gpu.device
-def fetch(chosen, first, total, numbers):
+def load_pairs(chosen, first, total, numbers):
     """Load the experts of the next pairs to shared memory; return the number of pairs.
 
     first: index of the first pair.
@@ -161,7 +161,7 @@ def plan_experts(count, chosen, used, experts, next_rows, active, active_count, 
     for base in range(0, experts, gpu.BLOCK):
         expert, own_count = base + cuda.threadIdx.x, int32(0)
         for start in range(0, total, gpu.BLOCK):
-            for i in range(fetch(chosen, start, total, numbers)):
+            for i in range(load_pairs(chosen, start, total, numbers)):
                 own_count += int32(numbers[i] == expert)
         cuda.syncthreads()
         numbers[cuda.threadIdx.x] = own_count
@@ -176,7 +176,7 @@ def plan_experts(count, chosen, used, experts, next_rows, active, active_count, 
             gpu.store_i64(active + place * EXPERT_BYTES + FIRST, row)
             gpu.store_i64(active + place * EXPERT_BYTES + COUNT, int64(own_count))
         for start in range(0, total, gpu.BLOCK):
-            for i in range(fetch(chosen, start, total, numbers)):
+            for i in range(load_pairs(chosen, start, total, numbers)):
                 if numbers[i] == expert:
                     gpu.store_i64(rows + 8 * (start + i), row)
                     gpu.store_i64(pairs + 8 * row, start + i)
@@ -206,7 +206,7 @@ def from_heads(count, rows, used, x, x_stride, y, stride, columns):
 
 
 def scatter(count, rows, used, x, x_stride, weights, y, stride, columns):
-    token, column = cuda.blockIdx.x, first_column()
+    token, column = cuda.blockIdx.x, compute_first_column()
     if token < gpu.load_i64(count) and column < columns:
         a, b, c, d = ZERO, ZERO, ZERO, ZERO
         for pair in range(token * used, (token + 1) * used):
@@ -217,7 +217,7 @@ def scatter(count, rows, used, x, x_stride, weights, y, stride, columns):
 
 
 def add_by_expert(count, pairs, chosen, x, z, z_stride, y, stride, columns):
-    row, column = cuda.blockIdx.x, first_column()
+    row, column = cuda.blockIdx.x, compute_first_column()
     if row < gpu.load_i64(count) and column < columns:
         expert, at = gpu.load_i64(chosen + 8 * gpu.load_i64(pairs + 8 * row)), row * stride + 4 * column
         a, b, c, d = gpu.load_4f32(x + at)

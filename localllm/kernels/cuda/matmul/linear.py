@@ -19,7 +19,7 @@ NOTHING = float32(0)
 
 
 @gpu.device
-def work_of_block(count, active, active_count, expert_bytes):
+def find_work(count, active, active_count, expert_bytes):
     """Return the byte offset of this block's matrix, and the first and the end of its rows of activations."""
     if active_count == 0:
         return 0, 0, gpu.load_i64(count)
@@ -30,14 +30,14 @@ def work_of_block(count, active, active_count, expert_bytes):
     return gpu.load_i64(expert) * expert_bytes, first, first + gpu.load_i64(expert + 16)
 
 
-def each_token(tokens, step):
+def unroll_tokens(tokens, step):
     """Build a function that applies step(total, token, work) -> total to `tokens` tokens, unrolled.
 
     Unrolling keeps the totals in registers: nested pairs (total of the first token, (total of the second, ...)).
     """
     if tokens == 1:
         return step
-    others = each_token(tokens - 1, step)
+    others = unroll_tokens(tokens - 1, step)
 
     @gpu.device
     def apply_to_all(totals, token, work):
@@ -46,8 +46,8 @@ def each_token(tokens, step):
     return apply_to_all
 
 
-def nested(tokens, total):
-    return total if tokens == 1 else (total, nested(tokens - 1, total))
+def nest_totals(tokens, total):
+    return total if tokens == 1 else (total, nest_totals(tokens - 1, total))
 
 
 @gpu.device
@@ -55,7 +55,7 @@ def share_sums(total, token, work):
     """Store this warp's sums of a token's two rows to shared memory, float32 [warps, tokens, ROWS]."""
     shared, first, tokens = work
     upper, lower = gpu.warp_sum(total[0]), gpu.warp_sum(total[1])
-    if gpu.lane() == 0:
+    if gpu.get_lane() == 0:
         place = (cuda.threadIdx.x // gpu.WARP * tokens + token - first) * ROWS
         shared[place] = upper
         shared[place + 1] = lower
@@ -137,16 +137,16 @@ def make_linear_planes(name):
     digits, _, format_name = name.partition("-")
     tokens = int(digits)
     read, two_scales, minimums = UNITS[format_name]
-    add_unit = each_token(tokens, make_step(minimums, make_product(two_scales, minimums)))
-    share = each_token(tokens, share_sums)
-    nothing, shared_size = nested(tokens, (NOTHING, NOTHING)), tokens * ROWS * WARPS
+    add_unit = unroll_tokens(tokens, make_step(minimums, make_product(two_scales, minimums)))
+    share = unroll_tokens(tokens, share_sums)
+    nothing, shared_size = nest_totals(tokens, (NOTHING, NOTHING)), tokens * ROWS * WARPS
 
     def linear_planes(
         count, weights, row_bytes, rows, columns, codes, scales, sums, y, y_stride, active, active_count, expert_bytes,
         experts,
     ):  # fmt: skip
         shared = cuda.shared.array(shared_size, float32)
-        start, first, end = work_of_block(count, active, active_count, expert_bytes)
+        start, first, end = find_work(count, active, active_count, expert_bytes)
         units, row = columns // UNIT, cuda.blockIdx.x * ROWS
         upper_row = weights + start + row * row_bytes
         lower_row = upper_row + (row_bytes if row + 1 < rows else 0)
@@ -164,58 +164,60 @@ def make_linear_planes(name):
 
 
 @gpu.device
-def two_f16(word):
-    return gpu.f16_value(word & 0xFFFF), gpu.f16_value(gpu.bits(word, 16, 0xFFFF))
+def convert_f16_pair(word):
+    return gpu.decode_f16(word & 0xFFFF), gpu.decode_f16(gpu.shift_and_mask(word, 16, 0xFFFF))
 
 
 @gpu.device
-def two_bf16(word):
-    return gpu.f32_value(gpu.bits(word, -16, 0xFFFF0000)), gpu.f32_value(gpu.bits(word, 0, 0xFFFF0000))
+def convert_bf16_pair(word):
+    return gpu.decode_f32(gpu.shift_and_mask(word, -16, 0xFFFF0000)), gpu.decode_f32(
+        gpu.shift_and_mask(word, 0, 0xFFFF0000)
+    )
 
 
 @gpu.device
-def eight_f32(place):
+def load_eight_f32(place):
     a, b = gpu.load_4i32(place), gpu.load_4i32(place + 16)
     return (
-        gpu.f32_value(a[0]), gpu.f32_value(a[1]), gpu.f32_value(a[2]), gpu.f32_value(a[3]),
-        gpu.f32_value(b[0]), gpu.f32_value(b[1]), gpu.f32_value(b[2]), gpu.f32_value(b[3]),
+        gpu.decode_f32(a[0]), gpu.decode_f32(a[1]), gpu.decode_f32(a[2]), gpu.decode_f32(a[3]),
+        gpu.decode_f32(b[0]), gpu.decode_f32(b[1]), gpu.decode_f32(b[2]), gpu.decode_f32(b[3]),
     )  # fmt: skip
 
 
-def make_eight(two):
+def make_load_eight(two):
     """Build a function that loads 8 values of 2 bytes each.
 
     two: converts the two values in an int32 to float32.
     """
 
     @gpu.device
-    def eight(place):
+    def load_eight(place):
         q = gpu.stream_4i32(place)
         a, b, c, d = two(q[0]), two(q[1]), two(q[2]), two(q[3])
         return a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1]
 
-    return eight
+    return load_eight
 
 
 @gpu.device
-def one_f16(place):
-    return gpu.f16_value(gpu.load_u16(place))
+def load_f16(place):
+    return gpu.decode_f16(gpu.load_u16(place))
 
 
 @gpu.device
-def one_bf16(place):
-    return gpu.f32_value(gpu.load_u16(place) << 16)
+def load_bf16(place):
+    return gpu.decode_f32(gpu.load_u16(place) << 16)
 
 
 READ = {
-    "F32": (eight_f32, gpu.load_f32, 4),
-    "F16": (make_eight(two_f16), one_f16, 2),
-    "BF16": (make_eight(two_bf16), one_bf16, 2),
+    "F32": (load_eight_f32, gpu.load_f32, 4),
+    "F16": (make_load_eight(convert_f16_pair), load_f16, 2),
+    "BF16": (make_load_eight(convert_bf16_pair), load_bf16, 2),
 }
 
 
 @gpu.device
-def dot_8(w, x):
+def multiply_8(w, x):
     a, b = gpu.load_4f32(x), gpu.load_4f32(x + 16)
     total = w[0] * a[0] + w[1] * a[1] + w[2] * a[2] + w[3] * a[3]
     return total + w[4] * b[0] + w[5] * b[1] + w[6] * b[2] + w[7] * b[3]
@@ -228,7 +230,7 @@ def add_8(total, token, work):
     work: address of the weights, address of x, stride, end of the tokens.
     """
     weights, x, stride, end = work
-    return total + dot_8(weights, x + token * stride) if token < end else total
+    return total + multiply_8(weights, x + token * stride) if token < end else total
 
 
 @gpu.device
@@ -249,7 +251,7 @@ def store_sum(total, token, work):
     """
     y, stride, end = work
     total = gpu.warp_sum(total)
-    if gpu.lane() == 0 and token < end:
+    if gpu.get_lane() == 0 and token < end:
         gpu.store_f32(y + token * stride, total)
     return total
 
@@ -259,24 +261,28 @@ def make_linear_plain(name):
     digits, _, format_name = name.partition("-")
     tokens = int(digits)
     read, read_one, size = READ[format_name]
-    add_eight, add_one, store = each_token(tokens, add_8), each_token(tokens, add_1), each_token(tokens, store_sum)
-    nothing = nested(tokens, float32(0))
+    add_eight, add_one, store = (
+        unroll_tokens(tokens, add_8),
+        unroll_tokens(tokens, add_1),
+        unroll_tokens(tokens, store_sum),
+    )
+    nothing = nest_totals(tokens, float32(0))
 
     def linear_plain(
         count, weights, row_bytes, rows, columns, x, x_stride, y, y_stride, active, active_count, expert_bytes, experts
     ):
-        start, first, end = work_of_block(count, active, active_count, expert_bytes)
+        start, first, end = find_work(count, active, active_count, expert_bytes)
         row = (cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x) // gpu.WARP
         if row >= rows:
             return
         weights += start + row * row_bytes
         while first < end:
-            totals, column = nothing, 8 * gpu.lane()
+            totals, column = nothing, 8 * gpu.get_lane()
             while column + 8 <= columns:
                 w = read(weights + size * column)
                 totals = add_eight(totals, first, (w, x + 4 * column, x_stride, end))
                 column += 8 * gpu.WARP
-            column = (columns & -8) + gpu.lane()
+            column = (columns & -8) + gpu.get_lane()
             while column < columns:
                 w = read_one(weights + size * column)
                 totals = add_one(totals, first, (w, x + 4 * column, x_stride, end))

@@ -25,7 +25,7 @@ def make_add_low_rank(name):
         row, column = cuda.blockIdx.x, cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
         if row >= gpu.load_i64(count) or column >= columns:
             return
-        scale = gpu.f32_value(factor) * scale_of(row, scales, adapter, pairs, used, rows)
+        scale = gpu.decode_f32(factor) * scale_of(row, scales, adapter, pairs, used, rows)
         if scale == 0:
             return
         total = float32(0)
@@ -34,9 +34,9 @@ def make_add_low_rank(name):
             if name == "F32":
                 weight = gpu.load_f32(place)
             elif name == "F16":
-                weight = gpu.f16_value(gpu.load_u16(place))
+                weight = gpu.decode_f16(gpu.load_u16(place))
             else:
-                weight = gpu.f32_value(gpu.load_u16(place) << 16)
+                weight = gpu.decode_f32(gpu.load_u16(place) << 16)
             total += gpu.load_f32(x + row * x_stride + 4 * r) * weight
         place = y + row * stride + 4 * column
         gpu.store_f32(place, gpu.load_f32(place) + scale * total)
@@ -47,7 +47,7 @@ def make_add_low_rank(name):
 def add_scaled(count, scales, adapter, factor, pairs, used, rows, x, x_stride, y, stride, columns):
     row, column = cuda.blockIdx.x, cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
     if row < gpu.load_i64(count) and column < columns:
-        scale = gpu.f32_value(factor) * scale_of(row, scales, adapter, pairs, used, rows)
+        scale = gpu.decode_f32(factor) * scale_of(row, scales, adapter, pairs, used, rows)
         place = y + row * stride + 4 * column
         if scale != 0:
             gpu.store_f32(place, gpu.load_f32(place) + scale * gpu.load_f32(x + row * x_stride + 4 * column))

@@ -27,7 +27,7 @@ The planes of scales, minimums and d are the same as in the file, except
 from typing import NamedTuple
 
 from localllm.kernels.formats import FAMILIES
-from localllm.quant.formats import BY_NAME, LAYOUTS, Layout
+from localllm.quant.formats import BY_NAME, LAYOUTS, BlockLayout
 
 UNIT = 32  # weights
 ALIGNMENT = 16  # rows are padded to a multiple of this, in bytes
@@ -41,7 +41,7 @@ class Plane(NamedTuple):
     weights: int = UNIT
 
 
-OF_THEIR_OWN: dict[str, tuple[Plane, ...]] = {
+SPECIAL_PLANES: dict[str, tuple[Plane, ...]] = {
     "Q2_K": (Plane("pairs", 8), Plane("d_low", 4, 256), Plane("scales", 2)),
     "Q3_K": (Plane("pairs", 8), Plane("bits", 4), Plane("high", 4, 256), Plane("d", 2, 256), Plane("scales", 1)),
     "Q4_K": (Plane("nibbles", 16), Plane("header", 16, 256)),
@@ -51,7 +51,7 @@ OF_THEIR_OWN: dict[str, tuple[Plane, ...]] = {
 }
 
 
-def code_planes(layout: Layout) -> list[Plane]:
+def list_code_planes(layout: BlockLayout) -> list[Plane]:
     if layout.bits == 8:
         return [Plane("bytes", 16), Plane("last_bytes", 16)]
     if layout.values:
@@ -60,39 +60,39 @@ def code_planes(layout: Layout) -> list[Plane]:
     return [plane for bits, plane in sizes.items() if layout.bits & bits]
 
 
-def planes_of(name: str) -> tuple[Plane, ...]:
+def list_planes(name: str) -> tuple[Plane, ...]:
     """Return all planes of a format: the special ones above, or those that its block layout determines."""
-    if name in OF_THEIR_OWN:
-        return OF_THEIR_OWN[name]
+    if name in SPECIAL_PLANES:
+        return SPECIAL_PLANES[name]
     layout, block = LAYOUTS[name], BY_NAME[name].block
     if layout.scales:
         factors = Plane("scales", UNIT // layout.group)
     else:
         factors = Plane("d", 2, block) if layout.low is None else Plane("d_low", 4, block)
-    return (*code_planes(layout), factors)
+    return (*list_code_planes(layout), factors)
 
 
-PLANES = {name: planes_of(name) for name in FAMILIES if LAYOUTS[name].codes}
-PLAIN = ("F32", "F16", "BF16")  # stored as in the file, with padded rows
+PLANES = {name: list_planes(name) for name in FAMILIES if LAYOUTS[name].codes}
+FLOAT_FORMATS = ("F32", "F16", "BF16")  # stored as in the file, with padded rows
 
 # Other formats are converted on upload: to Q8_0 if that costs less than 2e-6 of their mean square, because their codes
 # are (nearly) integers and 32 share a scale; otherwise, where it would cost up to 2e-5, to F16, which costs 5e-8.
-AS_Q8_0 = ("TQ1_0", "IQ1_S", "IQ2_XXS", "IQ3_XXS")
+CONVERTED_TO_Q8_0 = ("TQ1_0", "IQ1_S", "IQ2_XXS", "IQ3_XXS")
 
 
-def stored_as(format_name: str) -> str:
+def get_storage_format(format_name: str) -> str:
     """Return the format in which weights of a format are stored on a GPU."""
-    if format_name in PLANES or format_name in PLAIN:
+    if format_name in PLANES or format_name in FLOAT_FORMATS:
         return format_name
-    return "Q8_0" if format_name in AS_Q8_0 else "F16"
+    return "Q8_0" if format_name in CONVERTED_TO_Q8_0 else "F16"
 
 
-def units_shift(plane: Plane) -> int:
+def compute_unit_shift(plane: Plane) -> int:
     """Return log2 of the number of units that share an element of a plane."""
     return (plane.weights // UNIT).bit_length() - 1
 
 
-def offset(format_name: str, plane: str, columns: int) -> int:
+def compute_plane_offset(format_name: str, plane: str, columns: int) -> int:
     """Return the offset of a plane in a row, in bytes.
 
     plane: its name; "" for the end of all planes.
@@ -105,10 +105,10 @@ def offset(format_name: str, plane: str, columns: int) -> int:
     return start
 
 
-def row_bytes(format_name: str, columns: int) -> int:
+def compute_row_bytes(format_name: str, columns: int) -> int:
     """Return the bytes of a row on a GPU, with padding.
 
     columns: a multiple of the block size.
     """
     size = {"F32": 4, "F16": 2, "BF16": 2}.get(format_name)
-    return -(-(size * columns if size else offset(format_name, "", columns)) // ALIGNMENT) * ALIGNMENT
+    return -(-(size * columns if size else compute_plane_offset(format_name, "", columns)) // ALIGNMENT) * ALIGNMENT

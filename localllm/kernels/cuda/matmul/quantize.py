@@ -21,8 +21,8 @@ import math
 from numba import cuda, float32
 
 from localllm.kernels.cuda import gpu
-from localllm.kernels.cuda.elementwise.formulas import swiglu_of
-from localllm.kernels.cuda.elementwise.rowwise import inverse_root
+from localllm.kernels.cuda.elementwise.formulas import compute_swiglu
+from localllm.kernels.cuda.elementwise.rowwise import compute_inverse_root
 
 LANES = 4  # threads that share 32 values, 8 each
 LARGEST = float32(127 * 256)
@@ -31,23 +31,23 @@ NAN, INFINITY = float32(math.nan), float32(math.inf)
 
 
 @gpu.device
-def largest_of(a, b):
+def max_or_nan(a, b):
     """Return the larger value, or NaN if one of them is NaN."""
     return b if b > a or b != b else a
 
 
 @gpu.device
-def largest_of_4(x):
+def find_largest_of_4(x):
     """Return the largest magnitude of four values, or NaN if one of them is NaN."""
-    return largest_of(largest_of(abs(x[0]), abs(x[1])), largest_of(abs(x[2]), abs(x[3])))
+    return max_or_nan(max_or_nan(abs(x[0]), abs(x[1])), max_or_nan(abs(x[2]), abs(x[3])))
 
 
 @gpu.device
-def put_4(x, inverse, high, low):
+def store_4(x, inverse, high, low):
     """Quantize four values, and store them in both planes; return the sum of their integers."""
     upper, lower, total = 0, 0, 0
     for i in range(4):
-        code = gpu.rounded(x[i] * inverse)
+        code = gpu.round_to_int(x[i] * inverse)
         above = code + 128 >> 8
         upper |= (above & 0xFF) << 8 * i
         lower |= (code & 0xFF) << 8 * i
@@ -65,10 +65,10 @@ def quantize_32(a, b, in_range, units, place, unit, codes, scales, sums):
     unit's index in its row; place: index of the unit's scale among all tokens; codes: address of the token's codes. All
     lanes of the warp must call it.
     """
-    part = gpu.lane() & LANES - 1
-    largest = largest_of(largest_of_4(a), largest_of_4(b))
-    largest = largest_of(largest, gpu.from_lane_xor(largest, 1))
-    largest = largest_of(largest, gpu.from_lane_xor(largest, 2))
+    part = gpu.get_lane() & LANES - 1
+    largest = max_or_nan(find_largest_of_4(a), find_largest_of_4(b))
+    largest = max_or_nan(largest, gpu.load_from_lane(largest, 1))
+    largest = max_or_nan(largest, gpu.load_from_lane(largest, 2))
     finite = largest < INFINITY
     inverse = LARGEST / largest if finite and largest > TINY else float32(0)
     step = largest / LARGEST if finite else NAN
@@ -76,9 +76,9 @@ def quantize_32(a, b, in_range, units, place, unit, codes, scales, sums):
     if in_range and finite:
         high = codes + 16 * (unit + (part >> 1) * units) + 8 * (part & 1)
         low = high + 32 * units
-        total = put_4(a, inverse, high, low) + put_4(b, inverse, high + 4, low + 4)
+        total = store_4(a, inverse, high, low) + store_4(b, inverse, high + 4, low + 4)
     total = float32(total)
-    total += gpu.from_lane_xor(total, 1)
+    total += gpu.load_from_lane(total, 1)
     if in_range and part & 1 == 0:
         gpu.store_f32(sums + 8 * place + 2 * part, total * step)
         if part == 0:
@@ -93,7 +93,7 @@ def quantize_planes(count, x, stride, columns, codes, scales, sums):
     if total == 0:
         return
     token, unit = place // units, place % units
-    source = x + token * stride + 128 * unit + 32 * (gpu.lane() & LANES - 1)
+    source = x + token * stride + 128 * unit + 32 * (gpu.get_lane() & LANES - 1)
     quantize_32(
         gpu.load_4f32(source), gpu.load_4f32(source + 16), number < total, units, place, unit,
         codes + token * 2 * columns, scales, sums,
@@ -107,7 +107,7 @@ def store_8(y, a, b):
 
 
 @gpu.device
-def scaled(x, scale, weight):
+def scale_values(x, scale, weight):
     a, w = gpu.load_4f32(x), gpu.load_4f32(weight)
     return a[0] * scale * w[0], a[1] * scale * w[1], a[2] * scale * w[2], a[3] * scale * w[3]
 
@@ -125,12 +125,12 @@ def norm_quantize(count, x, weight, y, stride, columns, group, epsilon, codes, s
         a = gpu.load_4f32(source + 4 * column)
         squares += a[0] * a[0] + a[1] * a[1] + a[2] * a[2] + a[3] * a[3]
         column += 4 * cuda.blockDim.x
-    scale = inverse_root(gpu.block_sum(squares) / float32(columns), gpu.f32_value(epsilon))
-    units, number, part = columns // 32, cuda.threadIdx.x // LANES, gpu.lane() & LANES - 1
-    while number - gpu.lane() // LANES < units:  # all threads of a warp continue together
+    scale = compute_inverse_root(gpu.block_sum(squares) / float32(columns), gpu.decode_f32(epsilon))
+    units, number, part = columns // 32, cuda.threadIdx.x // LANES, gpu.get_lane() & LANES - 1
+    while number - gpu.get_lane() // LANES < units:  # all threads of a warp continue together
         unit = min(number, units - 1)
         at = 128 * unit + 32 * part
-        a, b = scaled(source + at, scale, weight + at), scaled(source + at + 16, scale, weight + at + 16)
+        a, b = scale_values(source + at, scale, weight + at), scale_values(source + at + 16, scale, weight + at + 16)
         in_range = number < units
         if in_range:
             store_8(y + row * stride + at, a, b)
@@ -140,9 +140,14 @@ def norm_quantize(count, x, weight, y, stride, columns, group, epsilon, codes, s
 
 
 @gpu.device
-def four_of_swiglu(gate, up):
+def compute_4_swiglu(gate, up):
     g, u = gpu.load_4f32(gate), gpu.load_4f32(up)
-    return swiglu_of(g[0], u[0]), swiglu_of(g[1], u[1]), swiglu_of(g[2], u[2]), swiglu_of(g[3], u[3])
+    return (
+        compute_swiglu(g[0], u[0]),
+        compute_swiglu(g[1], u[1]),
+        compute_swiglu(g[2], u[2]),
+        compute_swiglu(g[3], u[3]),
+    )
 
 
 def swiglu_quantize(count, gate, up, y, stride, columns, codes, scales, sums):
@@ -153,8 +158,8 @@ def swiglu_quantize(count, gate, up, y, stride, columns, codes, scales, sums):
     number = (cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x) // LANES
     place = min(number, total - 1)  # all threads of a warp continue, because quantize_32 needs them
     row, unit = place // units, place % units
-    at = row * stride + 128 * unit + 32 * (gpu.lane() & LANES - 1)
-    a, b = four_of_swiglu(gate + at, up + at), four_of_swiglu(gate + at + 16, up + at + 16)
+    at = row * stride + 128 * unit + 32 * (gpu.get_lane() & LANES - 1)
+    a, b = compute_4_swiglu(gate + at, up + at), compute_4_swiglu(gate + at + 16, up + at + 16)
     if number < total:
         store_8(y + at, a, b)
     quantize_32(a, b, number < total, units, place, unit, codes + row * 2 * columns, scales, sums)
@@ -181,7 +186,7 @@ def halve(count, x, stride, columns, y, y_stride, scales):
     largest = gpu.block_max(largest)
     scale = largest / LARGEST_OF_ROW if largest != float32(0) else float32(1)
     for column in range(cuda.threadIdx.x, columns, cuda.blockDim.x):
-        gpu.store_u16(target + 2 * column, gpu.f16_bits(gpu.load_f32(source + 4 * column) / scale))
+        gpu.store_u16(target + 2 * column, gpu.encode_f16(gpu.load_f32(source + 4 * column) / scale))
     if cuda.threadIdx.x == 0:
         gpu.store_f32(scales + 4 * row, scale)
 
@@ -203,7 +208,7 @@ def split_bf16(count, x, stride, columns, high, low, y_stride):
         return
     for column in range(cuda.threadIdx.x, columns, cuda.blockDim.x):
         value = gpu.load_f32(x + row * stride + 4 * column)
-        upper = (gpu.f32_bits(value) >> 16) & 0xFFFF  # cut, not rounded: the rest has the same sign
+        upper = (gpu.encode_f32(value) >> 16) & 0xFFFF  # cut, not rounded: the rest has the same sign
         gpu.store_u16(high + row * y_stride + 2 * column, upper)
-        rest = value - gpu.f32_value(upper << 16)
-        gpu.store_u16(low + row * y_stride + 2 * column, (gpu.f32_bits(rest) >> 16) & 0xFFFF)
+        rest = value - gpu.decode_f32(upper << 16)
+        gpu.store_u16(low + row * y_stride + 2 * column, (gpu.encode_f32(rest) >> 16) & 0xFFFF)

@@ -12,14 +12,14 @@ from functools import reduce
 from numba import cuda, float32
 
 from localllm.kernels.cuda import gpu
-from localllm.kernels.cuda.matmul.planes import PLAIN, PLANES, UNIT, offset, units_shift
+from localllm.kernels.cuda.matmul.planes import FLOAT_FORMATS, PLANES, UNIT, compute_plane_offset, compute_unit_shift
 from localllm.kernels.cuda.matmul.units import UNITS
-from localllm.quant.formats import BY_NAME, LAYOUTS, Field, Layout
+from localllm.quant.formats import BY_NAME, LAYOUTS, BlockLayout, Field
 
 
-def code_of(fields: tuple[Field, ...]) -> Callable:
+def make_load_code(fields: tuple[Field, ...]) -> Callable:
     if len(fields) == 2:
-        low, high, places = code_of(fields[:1]), code_of(fields[1:]), fields[0].bits
+        low, high, places = make_load_code(fields[:1]), make_load_code(fields[1:]), fields[0].bits
 
         @gpu.device
         def longer(block, i):
@@ -41,7 +41,7 @@ def code_of(fields: tuple[Field, ...]) -> Callable:
 # Functions put(block, number, target) write a unit's bytes of a plane to `target`; number: its index in the block.
 
 
-def put_words(code, words, shift, mask, place):
+def make_put_words(code, words, shift, mask, place):
     """Build a function that writes a unit's words of a plane.
 
     It writes the bits `mask`, after a shift, of each code. place(word, j): the index in the unit of the weight at
@@ -61,24 +61,24 @@ def put_words(code, words, shift, mask, place):
     return put
 
 
-def put_nibbles(code):
-    return put_words(code, 4, 0, 15, lambda w, j: (4 * w + j % 4 + j // 4 * 16, 8 * (j % 4) + j // 4 * 4))
+def make_put_nibbles(code):
+    return make_put_words(code, 4, 0, 15, lambda w, j: (4 * w + j % 4 + j // 4 * 16, 8 * (j % 4) + j // 4 * 4))
 
 
-def put_table(code):
-    return put_words(code, 4, 0, 15, lambda w, j: (4 * w + j % 4 + j // 4 * 16, 4 * (j % 4) + j // 4 * 16))
+def make_put_table(code):
+    return make_put_words(code, 4, 0, 15, lambda w, j: (4 * w + j % 4 + j // 4 * 16, 4 * (j % 4) + j // 4 * 16))
 
 
-def put_pairs(code, shift):
+def make_put_pairs(code, shift):
     """Build a `put` function for the plane "pairs", of bits `shift` and the next."""
-    return put_words(code, 2, shift, 3, lambda w, j: (16 * w + j, 8 * (j % 4) + j // 4 * 2))
+    return make_put_words(code, 2, shift, 3, lambda w, j: (16 * w + j, 8 * (j % 4) + j // 4 * 2))
 
 
-def put_bits(code, shift):
-    return put_words(code, 1, shift, 1, lambda w, j: (j, 8 * (j % 4) + j // 4))
+def make_put_bits(code, shift):
+    return make_put_words(code, 1, shift, 1, lambda w, j: (j, 8 * (j % 4) + j // 4))
 
 
-def put_bytes(start, count):
+def make_put_bytes(start, count):
     """Build a function that copies `count` bytes for each unit or block.
 
     start: index in the block of the first byte.
@@ -130,20 +130,21 @@ def put_q3_k_high(block, number, target):
     gpu.store_i32(target, word)
 
 
-def parts(name: str) -> dict[str, Callable]:
+def list_plane_writers(name: str) -> dict[str, Callable]:
     layout = LAYOUTS[name]
-    code, low_bits = code_of(layout.codes), layout.bits & 4
+    code, low_bits = make_load_code(layout.codes), layout.bits & 4
     return {
-        "nibbles": put_nibbles(code), "table": put_table(code), "pairs": put_pairs(code, low_bits),
-        "bits": put_bits(code, layout.bits - 1), "bytes": put_bytes(layout.codes[0].at, 16),
-        "last_bytes": put_bytes(layout.codes[0].at + 16, 16), "d": put_bytes(layout.d, 2),
-        "d_low": put_bytes(layout.d, 4), "high": put_q3_k_high,
-        "header": put_bytes(0, 8) if layout.values else put_k_header,
-        "scales": put_q3_k_scales if name == "Q3_K" else put_bytes(bytes_of_scales(layout), UNIT // layout.group),
+        "nibbles": make_put_nibbles(code), "table": make_put_table(code), "pairs": make_put_pairs(code, low_bits),
+        "bits": make_put_bits(code, layout.bits - 1), "bytes": make_put_bytes(layout.codes[0].at, 16),
+        "last_bytes": make_put_bytes(layout.codes[0].at + 16, 16), "d": make_put_bytes(layout.d, 2),
+        "d_low": make_put_bytes(layout.d, 4), "high": put_q3_k_high,
+        "header": make_put_bytes(0, 8) if layout.values else put_k_header,
+        "scales": put_q3_k_scales if name == "Q3_K" else make_put_bytes(find_scales_offset(layout),
+        UNIT // layout.group),
     }  # fmt: skip
 
 
-def bytes_of_scales(layout: Layout) -> int:
+def find_scales_offset(layout: BlockLayout) -> int:
     """Return the offset of a block's scales, or 0 if it has none.
 
     Each scale has a byte or shares it with a minimum.
@@ -151,26 +152,26 @@ def bytes_of_scales(layout: Layout) -> int:
     return layout.scales[0].place(0)[0] if layout.scales else 0
 
 
-def in_place(plane, start, put):
+def make_put_in_row(plane, start, put):
     """Build a function (block, number, row of planes, units, unit) that writes a unit's part of a plane.
 
     number: index of the unit in its block; unit: index in its row; start: offset of the plane in a row of 256 columns.
     An element that several units share is written for the first of them.
     """
-    size, shift = plane.bytes, units_shift(plane)
+    size, shift = plane.bytes, compute_unit_shift(plane)
 
     @gpu.device
-    def placed(block, number, row, units, unit):
+    def put_in_row(block, number, row, units, unit):
         target = row + (units * start >> 3)
         if shift == 0:
             put(block, number, target + size * unit)
         elif number == 0:
             put(block, 0, target + size * (unit >> shift))
 
-    return placed
+    return put_in_row
 
 
-def both(first, second):
+def chain(first, second):
     @gpu.device
     def call_both(block, number, row, units, unit):
         first(block, number, row, units, unit)
@@ -180,8 +181,14 @@ def both(first, second):
 
 
 def make_to_planes(name):
-    put = parts(name)
-    place = reduce(both, [in_place(plane, offset(name, plane.name, 256), put[plane.name]) for plane in PLANES[name]])
+    put = list_plane_writers(name)
+    place = reduce(
+        chain,
+        [
+            make_put_in_row(plane, compute_plane_offset(name, plane.name, 256), put[plane.name])
+            for plane in PLANES[name]
+        ],
+    )
     block_bytes, block_units = BY_NAME[name].bytes, BY_NAME[name].block // UNIT
 
     def to_planes(blocks, first, last, columns, planes, row_bytes):
@@ -199,17 +206,17 @@ LANES = 4  # threads that share a unit
 
 
 @gpu.device
-def four(word, scale, minimum):
+def decode_four(word, scale, minimum):
     return (
-        scale * float32(gpu.signed_byte(word, 0)) + minimum,
-        scale * float32(gpu.signed_byte(word, 1)) + minimum,
-        scale * float32(gpu.signed_byte(word, 2)) + minimum,
-        scale * float32(gpu.signed_byte(word, 3)) + minimum,
+        scale * float32(gpu.extract_byte(word, 0)) + minimum,
+        scale * float32(gpu.extract_byte(word, 1)) + minimum,
+        scale * float32(gpu.extract_byte(word, 2)) + minimum,
+        scale * float32(gpu.extract_byte(word, 3)) + minimum,
     )
 
 
 @gpu.device
-def eight(weights, part):
+def decode_eight(weights, part):
     """Return weights 8 * part to 8 * part + 7 of a unit, as two tuples of four.
 
     weights: codes, scales, minimums.
@@ -219,12 +226,12 @@ def eight(weights, part):
     c, d = (codes[4], codes[5]) if part == 2 else (codes[6], codes[7])
     a, b = (a, b) if part < 2 else (c, d)
     scale, minimum = (scales[0], minimums[0]) if part < 2 else (scales[1], minimums[1])
-    return four(a, scale, minimum), four(b, scale, minimum)
+    return decode_four(a, scale, minimum), decode_four(b, scale, minimum)
 
 
 @gpu.device
-def two_f16(a, b):
-    return gpu.f16_bits(a) | gpu.f16_bits(b) << 16
+def pack_f16_pair(a, b):
+    return gpu.encode_f16(a) | gpu.encode_f16(b) << 16
 
 
 def make_unpack(name):
@@ -235,16 +242,20 @@ def make_unpack(name):
         unit, part, units = number // LANES, number % LANES, columns // UNIT
         if unit >= rows * units:
             return
-        a, b = eight(read(weights + (first + unit // units) * row_bytes, units, unit % units), part)
+        a, b = decode_eight(read(weights + (first + unit // units) * row_bytes, units, unit % units), part)
         gpu.store_4i32(
-            y + 16 * number, two_f16(a[0], a[1]), two_f16(a[2], a[3]), two_f16(b[0], b[1]), two_f16(b[2], b[3])
+            y + 16 * number,
+            pack_f16_pair(a[0], a[1]),
+            pack_f16_pair(a[2], a[3]),
+            pack_f16_pair(b[0], b[1]),
+            pack_f16_pair(b[2], b[3]),
         )
 
     return unpack
 
 
 def make_embed(name):
-    return make_plain(name) if name in PLAIN else make_planes(name)
+    return make_plain(name) if name in FLOAT_FORMATS else make_planes(name)
 
 
 def make_planes(name):
@@ -257,10 +268,14 @@ def make_planes(name):
         row, units = weights + gpu.load_i64(ids + 8 * token) * row_bytes, columns // UNIT
         number = cuda.threadIdx.x
         while number < units * LANES:
-            a, b = eight(read(row, units, number // LANES), number % LANES)
+            a, b = decode_eight(read(row, units, number // LANES), number % LANES)
             target = x + token * stride + 32 * number
-            gpu.store_4i32(target, gpu.f32_bits(a[0]), gpu.f32_bits(a[1]), gpu.f32_bits(a[2]), gpu.f32_bits(a[3]))
-            gpu.store_4i32(target + 16, gpu.f32_bits(b[0]), gpu.f32_bits(b[1]), gpu.f32_bits(b[2]), gpu.f32_bits(b[3]))
+            gpu.store_4i32(
+                target, gpu.encode_f32(a[0]), gpu.encode_f32(a[1]), gpu.encode_f32(a[2]), gpu.encode_f32(a[3])
+            )
+            gpu.store_4i32(
+                target + 16, gpu.encode_f32(b[0]), gpu.encode_f32(b[1]), gpu.encode_f32(b[2]), gpu.encode_f32(b[3])
+            )
             number += cuda.blockDim.x
 
     return embed
@@ -279,9 +294,9 @@ def make_plain(name):
             if name == "F32":
                 weight = gpu.load_f32(place)
             elif name == "F16":
-                weight = gpu.f16_value(gpu.load_u16(place))
+                weight = gpu.decode_f16(gpu.load_u16(place))
             else:
-                weight = gpu.f32_value(gpu.load_u16(place) << 16)
+                weight = gpu.decode_f32(gpu.load_u16(place) << 16)
             gpu.store_f32(x + token * stride + 4 * column, weight)
             column += cuda.blockDim.x
 

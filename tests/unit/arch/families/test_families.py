@@ -10,8 +10,8 @@ import pytest
 from engines import bound
 from models import write_model
 
-from localllm.arch import ARCHITECTURES, architecture, load_family
-from localllm.arch.metadata import Fields
+from localllm.arch import ARCHITECTURES, load_architecture, load_family
+from localllm.arch.metadata import HyperparameterReader
 from localllm.arch.weights import Weights
 from localllm.engine.engine import Engine
 from localllm.engine.lower.activation import ALL, Activation
@@ -141,10 +141,10 @@ def test_alibi_agrees_for_any_number_of_heads(golden, heads, bias):
 
 
 def test_alibi_slopes_are_powers_of_two():
-    from localllm.arch.families.mpt import alibi_slopes
+    from localllm.arch.families.mpt import compute_alibi_slopes
 
-    assert alibi_slopes(8, 8.0) == tuple(2.0**-i for i in range(1, 9))
-    assert alibi_slopes(12, 8.0)[8:] == (2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5)
+    assert compute_alibi_slopes(8, 8.0) == tuple(2.0**-i for i in range(1, 9))
+    assert compute_alibi_slopes(12, 8.0)[8:] == (2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5)
 
 
 def test_temperature_of_mistral_3_starts_behind_the_original_context(golden):
@@ -162,7 +162,7 @@ def test_temperature_of_mistral_3_starts_behind_the_original_context(golden):
 ])  # fmt: skip
 def test_window_patterns_follow_the_metadata(golden, name, layers, defaults):
     def pattern(file):
-        return "".join("w" if state.window else "a" for state in architecture(file)[1].states())
+        return "".join("w" if state.window else "a" for state in load_architecture(file)[1].states())
 
     file, key = golden(name), "attention__sliding_window_pattern"
     assert pattern(file) == defaults
@@ -179,7 +179,7 @@ def test_window_patterns_follow_the_metadata(golden, name, layers, defaults):
 
 def test_exaone_4_rotates_windowed_layers_only_if_there_are_any(golden):
     def ropes(file):
-        h = architecture(file)[1]
+        h = load_architecture(file)[1]
         return [h.rope(layer) is not None for layer in range(h.layers)]
 
     assert ropes(golden("exaone4")) == [True, True]
@@ -208,8 +208,8 @@ def gemma4(file: GGUFFile, kinds: str, shared: int) -> GGUFFile:
 def test_gemma_4_layers_may_share_keys_and_values(golden):
     """Check with and without their unused tensors in the file."""
     file = gemma4(golden("gemma4"), "wawwaw", 3)
-    h = architecture(file)[1]
-    assert [h.state_of(layer).layer for layer in range(6)] == [0, 1, 2, 2, 1, 2]
+    h = load_architecture(file)[1]
+    assert [h.find_state(layer).layer for layer in range(6)] == [0, 1, 2, 2, 1, 2]
     assert_same_everywhere(file)
     expected = logits(file)
     for layer in (3, 4, 5):
@@ -283,7 +283,7 @@ def refused(file, fields, problem):
     """Check that a file with these fields is refused with this message."""
     file.metadata |= {f"{file.metadata['general.architecture']}.{key}": value for key, value in fields.items()}
     with pytest.raises(ModelError, match=problem):
-        architecture(file)
+        load_architecture(file)
 
 
 @pytest.mark.parametrize("name, fields, problem", [
@@ -367,9 +367,11 @@ def test_families_refuse_metadata_before_tensors_are_compared(golden, name, fiel
     file = golden(name)
     arch, vocab = file.metadata["general.architecture"], fields.pop("vocab_size", 8496)
     read = import_module(f"localllm.arch.families.{ARCHITECTURES[arch]}").read
-    read(Fields(file.metadata, "m", 8496))
+    read(HyperparameterReader(file.metadata, "m", 8496))
     with pytest.raises(ModelError, match=problem):
-        read(Fields(file.metadata | {f"{arch}.{key}": value for key, value in fields.items()}, "m", vocab))
+        read(
+            HyperparameterReader(file.metadata | {f"{arch}.{key}": value for key, value in fields.items()}, "m", vocab)
+        )
 
 
 @pytest.mark.parametrize("name, fields, problem", [
@@ -412,29 +414,29 @@ def test_sizes_that_contradict_each_other_are_refused(golden, name, fields, prob
 
 def test_the_largest_consistent_sizes_are_accepted(golden):
     keys = {"attention__indexer__top_k": 128, "attention__compress_ratios": np.array([0, 0, 0, 64])}
-    blocks = architecture(change(golden("qwen4exp"), **keys))[1].blocks
+    blocks = load_architecture(change(golden("qwen4exp"), **keys))[1].blocks
     assert (blocks.tokens, [*blocks.sizes]) == (128, [0, 0, 0, 64])
     keys = {"hyper_connection__count": 16, "hyper_connection__sinkhorn_iterations": 1000}
-    streams = architecture(change(golden("glm5_next"), **keys))[1].streams
+    streams = load_architecture(change(golden("glm5_next"), **keys))[1].streams
     assert (streams.count, streams.iterations) == (16, 1000)
 
 
 def test_deci_layers_without_feed_forward_are_skipped(golden):
     """As in llama.cpp, though the file may have tensors of their attention."""
     file = golden("deci")
-    assert [state.layer for state in architecture(file)[1].states()] == [0, 5]
+    assert [state.layer for state in load_architecture(file)[1].states()] == [0, 5]
     assert_same_everywhere(file)
 
 
 def test_layers_that_run_twice_have_two_states(golden):
-    states = architecture(golden("nanbeige"))[1].states()
+    states = load_architecture(golden("nanbeige"))[1].states()
     assert [state.layer for state in states] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("name, still", [("qwen2vl", range(12, 16)), ("qwen3vl", (9, 12, 14, 15))])
 def test_pairs_without_an_axis_are_not_rotated(golden, name, still):
     """Of 16 pairs, 3, 5 and 4 belong to the axes of an image, in sequence or interleaved."""
-    assert architecture(golden(name))[1].attention.rope.unrotated == tuple(still)
+    assert load_architecture(golden(name))[1].attention.rope.unrotated == tuple(still)
 
 
 OF_EXPERTS = "gate_inp", "gate_exps", "up_exps", "down_exps"
@@ -462,7 +464,7 @@ def test_missing_biases_are_refused(golden, name, bias):
     its_name = rf"(blk\.\d\.)?{re.escape(bias)}\.bias"
     for tensor in [each for each in file.tensors if re.fullmatch(its_name, each)]:
         del file.tensors[tensor]
-    module, h = architecture(file)
+    module, h = load_architecture(file)
     with pytest.raises(ModelError, match=f"the model has no tensor {its_name}$"):
         trace_model(file, module.forward, Weights(file.tensors), h, 128)
 
@@ -480,7 +482,7 @@ def test_missing_tensors_are_refused(golden, name, lost):
     file.tensors = {
         each: tensor for each, tensor in file.tensors.items() if not re.fullmatch(rf"(blk\.\d+\.)?{lost}", each)
     }
-    module, h = architecture(file)
+    module, h = load_architecture(file)
     with pytest.raises(ModelError, match=rf": the model has no tensor (blk\.\d+\.)?{lost}$"):
         trace_model(file, module.forward, Weights(file.tensors), h, 128)
 
@@ -489,7 +491,7 @@ def trace_operations(file) -> list:
     """Return a family's operations for a file, without comparing its tensors with metadata."""
     arch = file.metadata["general.architecture"]
     module = load_family(arch)
-    h = module.read(Fields(file.metadata, file.path, file.tensors["token_embd.weight"].shape[0]))
+    h = module.read(HyperparameterReader(file.metadata, file.path, file.tensors["token_embd.weight"].shape[0]))
     return trace_model(file, module.forward, Weights(file.tensors), h, 128).operations
 
 
@@ -561,7 +563,7 @@ def test_decay_slopes_of_minimax_depend_on_the_layer(golden):
     from localllm.arch.families import minimax_01
 
     file = golden("minimax_01")
-    h = architecture(file)[1]
+    h = load_architecture(file)[1]
     for layers in (1, 2, 5):
         of_layers = replace(h, layers=layers, attention=replace(h.attention, heads=(4,) * layers))
         for layer in range(layers):
@@ -573,7 +575,7 @@ def test_decay_slopes_of_minimax_depend_on_the_layer(golden):
 def test_gemma_4_needs_scales_of_its_experts(golden, lost):
     file = golden("gemma4_experts")
     file.tensors = {name: tensor for name, tensor in file.tensors.items() if not name.endswith(lost)}
-    module, h = architecture(file)
+    module, h = load_architecture(file)
     with pytest.raises(ModelError, match=r"ffn_gate_inp\.weight and blk\.0\.ffn_down_exps\.weight must have a scale$"):
         trace_model(file, module.forward, Weights(file.tensors), h, 128)
 
@@ -581,19 +583,19 @@ def test_gemma_4_needs_scales_of_its_experts(golden, lost):
 @pytest.mark.parametrize(("experts", "normed"), [(127, True), (128, False), (129, True)])
 def test_only_llama_4_with_128_experts_does_not_normalize_queries(tmp_path, experts, normed):
     path = write_model("llama4", tmp_path / "model.gguf", expert_hidden=32, experts=experts)
-    assert architecture(GGUFFile.open(path))[1].normed is normed
+    assert load_architecture(GGUFFile.open(path))[1].normed is normed
 
 
 @pytest.mark.parametrize(("context", "choosing"), [(2**20 - 1, range(7)), (2**20, (0, 1, 2, 6))])
 def test_glm_has_an_indexer_in_every_fourth_layer_of_long_contexts(tmp_path, context, choosing):
     """Files may list the layers that have one."""
     file = GGUFFile.open(write_model("glm_dsa", tmp_path / "model.gguf", layers=7))
-    assert architecture(change(file, context_length=context))[1].indexer.layers == tuple(choosing)
+    assert load_architecture(change(file, context_length=context))[1].indexer.layers == tuple(choosing)
 
 
 def test_queries_of_llama_4_grow_by_0_1_of_the_logarithm(golden):
     file = golden("llama4")
-    module, h = architecture(file)
+    module, h = load_architecture(file)
     operations = trace_model(file, module.forward, Weights(file.tensors), h, 128).operations
     tempered = [operation for operation in operations if operation.verb == "scale_by_position"]
     assert tempered and all((each.slope, each.length) == (0.1, 8192) for each in tempered)
@@ -602,20 +604,20 @@ def test_queries_of_llama_4_grow_by_0_1_of_the_logarithm(golden):
 def test_granite_treats_missing_and_zero_scales_as_1(golden):
     """Positions are rotated unless the file says otherwise."""
     file = golden("granite")
-    assert architecture(file)[1].rope(0) is not None
-    assert architecture(change(file, rope__scaling__finetuned=False))[1].rope(0) is None
+    assert load_architecture(file)[1].rope(0) is not None
+    assert load_architecture(change(file, rope__scaling__finetuned=False))[1].rope(0) is None
     for trace_operations in (0.0, None):
         file = golden("granite")
         for key in ("embedding_scale", "residual_scale", "attention.scale"):
             del file.metadata[f"granite.{key}"]
             file.metadata |= {} if trace_operations is None else {f"granite.{key}": trace_operations}
-        h = architecture(file)[1]
+        h = load_architecture(file)[1]
         assert (h.embedding_scale, h.residual_scale, h.scale) == (1.0, 1.0, h.attention.head_dim**-0.5)
         assert h.rope(0) is not None and not h.has_shared
 
 
 def test_previous_tokens_must_have_the_columns_of_their_state(golden):
-    module, h = architecture(file := golden("rwkv6"))
+    module, h = load_architecture(file := golden("rwkv6"))
     recorder = trace_model(file, module.forward, Weights(file.tensors), h, 128)
     state = h.states()[0]
     with pytest.raises(ModelError, match="x for 3 of 96 columns"):

@@ -7,27 +7,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.arch.metadata import Fields
+from localllm.arch.metadata import HyperparameterReader
 from localllm.arch.vision import clip, idefics3, internvl, lfm2vl, llava, pixtral, qwen2vl
-from localllm.arch.vision.any_size import align_areas, align_corners, read_any_size
-from localllm.arch.vision.hyperparameters import in_squares, pixels_of, read_activation, read_colours, read_vision
-from localllm.arch.vision.lfm2vl import grid_for
-from localllm.arch.vision.llava import Anyres, arrange_rows, read_anyres, without_bars
+from localllm.arch.vision.any_size import compute_area_weights, compute_corner_weights, read_any_size
+from localllm.arch.vision.hyperparameters import group_in_squares, read_activation, read_rgb, read_vision, to_patches
+from localllm.arch.vision.lfm2vl import choose_grid
+from localllm.arch.vision.llava import CuttingRules, arrange_rows, read_anyres, remove_bars
 from localllm.arch.vision.resizing import (
     BICUBIC,
     BILINEAR,
     LANCZOS,
-    Pixels,
-    choose_used_size,
+    PixelLimits,
+    choose_size,
+    cut_into_tiles,
     cut_tiles,
-    grids,
+    list_grids,
     resize,
-    tiles_of,
-    whole_size,
-    with_bars,
+    resize_with_bars,
+    round_size,
 )
 from localllm.errors import ModelError
-from localllm.files.gguf.metadata import Oddities
+from localllm.files.gguf.metadata import Irregularities
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -52,26 +52,27 @@ def test_pictures_are_resized_by_columns_first():
     ((5, 5), (12, 10), (1, 0, 11, 10)), ((30, 10), (10, 10), (0, 3, 10, 7)),
 ])  # fmt: skip
 def test_padding_is_on_both_sides(size: tuple[int, int], wanted: tuple[int, int], box: tuple[int, int, int, int]):
-    padded = np.asarray(with_bars(Image.new("RGB", size, (255, 255, 255)), wanted, BILINEAR, (1, 2, 3)))
+    padded = np.asarray(resize_with_bars(Image.new("RGB", size, (255, 255, 255)), wanted, BILINEAR, (1, 2, 3)))
     left, top, right, bottom = box
     inside = np.zeros(padded.shape[:2], bool)
     inside[top:bottom, left:right] = True
     assert (padded[inside] == 255).all() and (padded[~inside] == (1, 2, 3)).all()
-    black = np.asarray(with_bars(Image.new("RGB", size, (255, 255, 255)), wanted, BILINEAR))
+    black = np.asarray(resize_with_bars(Image.new("RGB", size, (255, 255, 255)), wanted, BILINEAR))
     assert (black[~inside] == 0).all()
 
 
 @pytest.mark.parametrize(("size", "pixels", "expected"), [
-    ((100, 50), Pixels(0, 10**6), (96, 64)),  # 3.125 units and 1.5625
-    ((10, 10), Pixels(0, 10**6), (32, 32)), ((100, 100), Pixels(0, 96 * 96), (96, 96)),
-    ((112, 40), Pixels(0, 128 * 32), (128, 32)), ((112, 40), Pixels(0, 128 * 32 - 1), (96, 32)),  # half a unit counts
-    ((1000, 100), Pixels(0, 32 * 32 * 4), (192, 32)), ((40, 40), Pixels(4096, 10**6), (64, 64)),
-    ((32, 96), Pixels(32 * 96, 10**6), (32, 96)), ((32, 96), Pixels(32 * 96 + 1, 10**6), (64, 128)),
+    ((100, 50), PixelLimits(0, 10**6), (96, 64)),  # 3.125 units and 1.5625
+    ((10, 10), PixelLimits(0, 10**6), (32, 32)), ((100, 100), PixelLimits(0, 96 * 96), (96, 96)),
+    ((112, 40), PixelLimits(0, 128 * 32), (128, 32)), ((112, 40), PixelLimits(0, 128 * 32 - 1), (96, 32)),
+    # half a unit counts
+    ((1000, 100), PixelLimits(0, 32 * 32 * 4), (192, 32)), ((40, 40), PixelLimits(4096, 10**6), (64, 64)),
+    ((32, 96), PixelLimits(32 * 96, 10**6), (32, 96)), ((32, 96), PixelLimits(32 * 96 + 1, 10**6), (64, 128)),
 ])  # fmt: skip
 def test_sizes_are_rounded_to_whole_squares_within_limits(
-    size: tuple[int, int], pixels: Pixels, expected: tuple[int, int]
+    size: tuple[int, int], pixels: PixelLimits, expected: tuple[int, int]
 ):
-    assert whole_size(size, 32, pixels) == expected
+    assert round_size(size, 32, pixels) == expected
 
 
 # ---- tiles
@@ -88,8 +89,17 @@ def test_tiles_are_cut_row_by_row():
 
 
 def test_grids_have_every_shape_within_their_limits():
-    assert sorted(grids(1, 4, 10)) == [(10, 10), (10, 20), (10, 30), (10, 40), (20, 10), (20, 20), (30, 10), (40, 10)]
-    assert grids(2, 4, 1) == [(2, 2)] and len(grids(1, 12, 448)) == 35
+    assert sorted(list_grids(1, 4, 10)) == [
+        (10, 10),
+        (10, 20),
+        (10, 30),
+        (10, 40),
+        (20, 10),
+        (20, 20),
+        (30, 10),
+        (40, 10),
+    ]
+    assert list_grids(2, 4, 1) == [(2, 2)] and len(list_grids(1, 12, 448)) == 35
 
 
 @pytest.mark.parametrize(("size", "best"), [
@@ -98,12 +108,12 @@ def test_grids_have_every_shape_within_their_limits():
 ])  # fmt: skip
 def test_the_size_that_keeps_most_pixels_is_chosen(size: tuple[int, int], best: tuple[int, int]):
     allowed = [(10, 10), (10, 20), (20, 10), (20, 20), (40, 10)]
-    assert choose_used_size(size, allowed) == choose_used_size(size, allowed[::-1]) == best
+    assert choose_size(size, allowed) == choose_size(size, allowed[::-1]) == best
 
 
 def test_small_pictures_have_no_tiles():
     allowed = [(10, 10), (20, 10)]
-    assert tiles_of(noise(10, 9), allowed, 10) == [] and len(tiles_of(noise(11, 5), allowed, 10)) == 2
+    assert cut_into_tiles(noise(10, 9), allowed, 10) == [] and len(cut_into_tiles(noise(11, 5), allowed, 10)) == 2
 
 
 @pytest.mark.parametrize(("size", "grid"), [
@@ -111,22 +121,22 @@ def test_small_pictures_have_no_tiles():
     ((1086, 1086), (2, 2)), ((1087, 1087), (3, 3)), ((3000, 3000), (3, 3)), ((3000, 2000), (3, 2)),
 ])  # fmt: skip
 def test_lfm2_chooses_the_larger_of_equal_grids_if_half_is_filled(size: tuple[int, int], grid: tuple[int, int]):
-    assert grid_for(size) == grid
+    assert choose_grid(size) == grid
 
 
 # ---- LLaVA 1.6
 
 
-def fields_of(**values: Any) -> Fields:
+def fields_of(**values: Any) -> HyperparameterReader:
     named = {f"clip.{key.replace('__', '.')}": value for key, value in values.items()}
-    return Fields({"general.architecture": "clip", **named}, "m.gguf", 0)
+    return HyperparameterReader({"general.architecture": "clip", **named}, "m.gguf", 0)
 
 
 def test_llava_sizes_are_read_from_the_metadata():
     sizes = np.array([336, 672, 672, 336], np.int32)
-    assert read_anyres(fields_of(), 336) == Anyres()
+    assert read_anyres(fields_of(), 336) == CuttingRules()
     flat = read_anyres(fields_of(vision__image_grid_pinpoints=sizes), 336)
-    assert flat == Anyres(((336, 672), (672, 336)))
+    assert flat == CuttingRules(((336, 672), (672, 336)))
     unpadded = {"vision__image_grid_pinpoints": sizes, "vision__mm_patch_merge_type": "spatial_unpad"}
     assert read_anyres(fields_of(**unpadded), 336).is_unpadded
     assert len(read_anyres(fields_of(vision__image_grid_pinpoints=np.array([6, 6, 36, 1])), 1).sizes) == 2
@@ -143,28 +153,28 @@ def test_llava_sizes_are_read_from_the_metadata():
 ])  # fmt: skip
 def test_padding_is_removed_from_grids(size: tuple[int, int], lines: slice, columns: slice):
     grid = np.arange(64).reshape(8, 8, 1)
-    np.testing.assert_array_equal(without_bars(grid, size), grid[lines, columns])
+    np.testing.assert_array_equal(remove_bars(grid, size), grid[lines, columns])
 
 
 def test_tiles_become_lines_with_an_end_each():
     """Two tiles beside each other, of 2 by 2 patches each, become lines of four."""
     rows = [np.full((4, 1), -1.0), np.arange(4.0)[:, None], np.arange(4.0, 8)[:, None]]
     newline = np.array([9.0])
-    how = Anyres(((20, 10),), True)
+    how = CuttingRules(((20, 10),), True)
     values = arrange_rows(rows, (20, 10), how, 10, newline)[:, 0].tolist()
     assert values == [-1, -1, -1, -1, 0, 1, 4, 5, 9, 2, 3, 6, 7, 9]
-    assert arrange_rows(rows, (20, 10), Anyres(((20, 10),)), 10, newline)[:, 0].tolist() == [-1] * 4 + [*range(8)]
+    assert arrange_rows(rows, (20, 10), CuttingRules(((20, 10),)), 10, newline)[:, 0].tolist() == [-1] * 4 + [*range(8)]
 
 
 # ---- positions, pixels, what a file says
 
 
 def test_positions_are_interpolated_by_corners_or_areas():
-    np.testing.assert_allclose(align_corners(3, 2), [[1, 0], [0.5, 0.5], [0, 1]])
-    np.testing.assert_allclose(align_corners(1, 3), [[1, 0, 0]])
-    np.testing.assert_allclose(align_areas(4, 2), [[1, 0], [0.75, 0.25], [0.25, 0.75], [0, 1]])
-    np.testing.assert_allclose(align_areas(1, 2), [[0.5, 0.5]])
-    for function in (align_corners, align_areas):
+    np.testing.assert_allclose(compute_corner_weights(3, 2), [[1, 0], [0.5, 0.5], [0, 1]])
+    np.testing.assert_allclose(compute_corner_weights(1, 3), [[1, 0, 0]])
+    np.testing.assert_allclose(compute_area_weights(4, 2), [[1, 0], [0.75, 0.25], [0.25, 0.75], [0, 1]])
+    np.testing.assert_allclose(compute_area_weights(1, 2), [[0.5, 0.5]])
+    for function in (compute_corner_weights, compute_area_weights):
         np.testing.assert_allclose(function(5, 5), np.eye(5), atol=1e-12)
         np.testing.assert_allclose(function(7, 3).sum(axis=1), 1)
 
@@ -174,7 +184,7 @@ def test_pixels_are_ordered_like_a_convolutions_weights():
         mean=(0.5, 0.25, 0.0), deviation=(0.5, 1.0, 2.0), patch=2, pixels=12, grid=lambda picture: (2, 1)
     )
     picture = noise(3, 4)  # a column is left over
-    rows = pixels_of(h, picture)
+    rows = to_patches(h, picture)
     assert rows.shape == (2, 12) and rows.dtype == np.float32
     numbers = (np.asarray(picture)[:, :2] / 255 - h.mean) / h.deviation
     np.testing.assert_allclose(rows[1], numbers[2:].transpose(2, 0, 1).reshape(-1), rtol=1e-5, atol=1e-6)
@@ -182,9 +192,9 @@ def test_pixels_are_ordered_like_a_convolutions_weights():
 
 def test_rows_are_grouped_in_squares():
     rows = np.arange(6)[:, None] + 1
-    assert in_squares(rows, (2, 3), 1)[..., 0].tolist() == [[1], [2], [3], [4], [5], [6]]
-    assert in_squares(rows, (2, 3), 2)[..., 0].tolist() == [[1, 2, 4, 5], [3, 0, 6, 0]]
-    assert in_squares(rows, (3, 2), 2)[..., 0].tolist() == [[1, 2, 3, 4], [5, 6, 0, 0]]
+    assert group_in_squares(rows, (2, 3), 1)[..., 0].tolist() == [[1], [2], [3], [4], [5], [6]]
+    assert group_in_squares(rows, (2, 3), 2)[..., 0].tolist() == [[1, 2, 4, 5], [3, 0, 6, 0]]
+    assert group_in_squares(rows, (3, 2), 2)[..., 0].tolist() == [[1, 2, 3, 4], [5, 6, 0, 0]]
 
 
 SEEING = {"vision__attention__head_count": 4, "vision__embedding_length": 8, "vision__image_size": 8,
@@ -257,7 +267,7 @@ def test_projectors_have_defaults_by_family():
     assert idefics3.read(fields_of(**SEEING)).longest == 0 and pixtral.read(fields_of(**SEEING | ONE)).merge == 1
     assert qwen2vl.read(fields_of(**SEEING | ONE)).merge == lfm2vl.read(fields_of(**SEEING | ONE)).merge == 2
     llava_defaults = llava.read(fields_of(**SEEING))
-    assert (llava_defaults.seen, llava_defaults.cuts, llava_defaults.most_patches) == (3, Anyres(), 17)
+    assert (llava_defaults.seen, llava_defaults.cuts, llava_defaults.most_patches) == (3, CuttingRules(), 17)
     for width, layers, rms in ((3200, 45, True), (3200, 44, False), (3204, 45, False)):
         large = {"vision__embedding_length": width, "vision__block_count": layers}
         assert internvl.read(fields_of(**SEEING | large)).rms is rms
@@ -269,11 +279,11 @@ PAIR = {"has_text_encoder": True, "has_vision_encoder": True, "text__attention__
         "text__attention__layer_norm_epsilon": 1e-5}  # fmt: skip
 
 
-def pair(**changes: Any) -> clip.Towers:
+def pair(**changes: Any) -> clip.ClipEncoders:
     fields = fields_of(**{**SEEING, **PAIR, **changes})
     metadata = {**fields.metadata, "general.architecture": "clip"}
     metadata = {key.replace(fields.prefix, "clip."): value for key, value in metadata.items()}
-    return clip.read_pair(SimpleNamespace(metadata=metadata, path="clip.gguf", oddities=Oddities()))  # type: ignore[arg-type]
+    return clip.read_clip(SimpleNamespace(metadata=metadata, path="clip.gguf", oddities=Irregularities()))  # type: ignore[arg-type]
 
 
 def test_both_encoders_of_a_pair_are_read():
@@ -308,7 +318,7 @@ def test_activations_and_colours_are_read_or_refused():
     assert [read_activation(fields_of(**{f"use_{name}": True})) for name in ("gelu", "silu")] == ["gelu", "silu"]
     assert read_activation(fields_of(use_gelu=False)) == "gelu_quick"
     border = np.array([1e-3, 1000, 0.5], np.float32)
-    assert read_colours(fields_of(x=border), "x", float(border[0])) == tuple(border.tolist())
+    assert read_rgb(fields_of(x=border), "x", float(border[0])) == tuple(border.tolist())
     for odd in ([-0.1, 0, 0], [0, 0, 1001], [0, np.nan, 0], [0, 0, 0, 0]):
         with pytest.raises(ModelError, match="three numbers"):
-            read_colours(fields_of(x=np.array(odd, np.float32)), "x", 0.0)
+            read_rgb(fields_of(x=np.array(odd, np.float32)), "x", 0.0)

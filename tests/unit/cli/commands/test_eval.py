@@ -8,9 +8,9 @@ from project import ROOT
 from tiny_model import write_tiny_model
 
 from localllm.services.evaluation.questions import Questions
-from localllm.services.evaluation.scores import mcnemar, wilson_interval
+from localllm.services.evaluation.scores import mcnemar_p_value, wilson_interval
 from localllm.services.records.lines import read_records
-from localllm.services.tools.confined_python import reason_against
+from localllm.services.tools.confined_python import describe_obstacle
 
 SHORT = ("-n", 3)
 
@@ -46,7 +46,7 @@ def test_eval_compares_two_models(tiny: str, other: str, tmp_path, cli):
     assert code == 0 and [(each["correct"], each["total"]) for each in facts["models"]] == [(2, 4), (1, 4)]
     assert [{*each["wrong"]} for each in facts["models"]] == [{"3", "4"}, {"1", "2", "4"}]
     assert facts["comparisons"] == [
-        {"first": tiny, "second": other, "only_first": 2, "only_second": 1, "p": mcnemar(2, 1)}
+        {"first": tiny, "second": other, "only_first": 2, "only_second": 1, "p": mcnemar_p_value(2, 1)}
     ]
     kept = [json.loads(line) for line in (tmp_path / "a-tiny.jsonl").read_text().splitlines()]
     assert [row["output"] for row in kept] == first and (tmp_path / "a-other.jsonl").exists()
@@ -109,7 +109,7 @@ def test_eval_needs_a_model_and_questions(tiny: str, cli):
     assert code == 2 and "two models have the same name" in error
 
 
-@pytest.mark.skipif(bool(reason_against()), reason="programs cannot be confined here")
+@pytest.mark.skipif(bool(describe_obstacle()), reason="programs cannot be confined here")
 def test_eval_answers_the_questions_of_the_docs():
     page = (ROOT / "docs" / "eval.md").read_text(encoding="utf-8")
     lines = page.split("```json\n")[1].split("```")[0]

@@ -11,12 +11,12 @@ import pytest
 
 from localllm.cli.interactive import conversation
 from localllm.cli.interactive import slash_commands as chat_commands
-from localllm.cli.interactive.conversation import TerminalConversation, statistics
-from localllm.cli.interactive.slash_commands import ExitChat, Tools, complete_line, execute
+from localllm.cli.interactive.conversation import TerminalConversation, format_statistics
+from localllm.cli.interactive.slash_commands import CommandTools, ExitChat, complete_line, execute
 from localllm.cli.terminal import output as terminal
 from localllm.cli.terminal.output import ProgressLine
 from localllm.errors import LocalllmError, UsageError
-from localllm.generation.constraints.constraint import constraint_of
+from localllm.generation.constraints.constraint import make_constraint
 from localllm.generation.conversation import Conversation, PartialAnswer
 from localllm.generation.options import GenerationOptions
 from localllm.generation.reasoning import ANSWER, REASONING
@@ -77,8 +77,8 @@ class Session(Conversation):
     def count(self, text: str) -> int:
         return len(text.split())
 
-    def hold(self) -> None:
-        self.did.append("hold")
+    def park(self) -> None:
+        self.did.append("park")
 
     def leave(self) -> None:
         self.did.append("leave")
@@ -101,7 +101,7 @@ Say = Callable[..., str]
 def surroundings(tmp_path: Path, monkeypatch) -> None:
     """Set a private folder of sessions and a terminal of 200 columns."""
     monkeypatch.setattr(terminal, "is_terminal", lambda stream: stream is sys.stderr)
-    monkeypatch.setattr(terminal, "size_of", lambda stream: (200, 24))
+    monkeypatch.setattr(terminal, "get_size", lambda stream: (200, 24))
     for name, value in {"XDG_DATA_HOME": str(tmp_path / "data"), "TERM": "xterm", "NO_COLOR": "1"}.items():
         monkeypatch.setenv(name, value)
 
@@ -117,7 +117,7 @@ def say(talk: TerminalConversation, capsys) -> Say:
 
     def told(text: str, *answers: Any, open: Any = None, edit: Any = lambda text: None) -> str:
         talk.model.session.answers += answers
-        if not execute(talk, text, Tools(open or (lambda name: Model(name)), edit)):
+        if not execute(talk, text, CommandTools(open or (lambda name: Model(name)), edit)):
             talk.ask(text)
         out, err = capsys.readouterr()
         return out + err
@@ -131,7 +131,7 @@ def texts(talk: TerminalConversation) -> list[str]:
 
 def agrees(talk: TerminalConversation) -> bool:
     """Return whether the model's session equals the conversation."""
-    return talk.model.session.messages == sessions.visible_fields(talk.lines)
+    return talk.model.session.messages == sessions.select_visible_fields(talk.lines)
 
 
 # ---- questions and answers
@@ -165,11 +165,13 @@ def test_chat_tells_when_an_answer_was_cut_interrupted_or_turns_were_dropped(tal
 
 def test_statistics_count_read_and_generated_tokens():
     answer: Any = Answer()
-    assert statistics(answer, 80) == "4 tokens read in 0.50 s · 3 tokens generated · 1.0 tokens/s · context 8 of 80"
+    assert (
+        format_statistics(answer, 80) == "4 tokens read in 0.50 s · 3 tokens generated · 1.0 tokens/s · context 8 of 80"
+    )
     answer.completion_tokens, answer.cached_tokens = 1, 4
-    assert statistics(answer, 0) == "1 token read in 0.50 s · 1 token generated · context 6"
+    assert format_statistics(answer, 0) == "1 token read in 0.50 s · 1 token generated · context 6"
     answer.completion_tokens, answer.decode_s = 2, 0.0
-    assert "tokens/s" not in statistics(answer, 0)
+    assert "tokens/s" not in format_statistics(answer, 0)
 
 
 def test_reasoning_is_shown_or_hidden(talk: TerminalConversation, say: Say, monkeypatch):
@@ -177,7 +179,7 @@ def test_reasoning_is_shown_or_hidden(talk: TerminalConversation, say: Say, monk
     drawn = SimpleNamespace(
         push=lambda text, is_thought: shown.append((text, is_thought)), end=lambda: shown.append("end")
     )
-    monkeypatch.setattr(conversation, "page", lambda markdown: drawn)
+    monkeypatch.setattr(conversation, "make_page", lambda markdown: drawn)
     say("a", Answer((REASONING, "Hm"), "Yes"))
     assert shown == [("Hm", True), ("Yes", False), "end"]
     shown.clear()
@@ -194,9 +196,9 @@ def test_hidden_reasoning_shows_its_progress(talk: TerminalConversation, say: Sa
     """Erase the progress line before anything else is shown."""
     shown = list[str]()
     drawn = SimpleNamespace(push=lambda text, is_thought: shown.append(text), end=lambda: shown.append("end"))
-    monkeypatch.setattr(conversation, "page", lambda markdown: drawn)
+    monkeypatch.setattr(conversation, "make_page", lambda markdown: drawn)
     talk._line = SimpleNamespace(show=shown.append, clear=lambda: shown.append("clear"))  # type: ignore[assignment]
-    talk.shows_thoughts = False
+    talk.shows_reasoning = False
     say("q", Answer((REASONING, "Hm"), (REASONING, "."), "Yes"))
     thinking = ["clear", "thinking: 3 tokens"]
     assert shown == [*thinking, *thinking, "clear", "Yes", "clear", "end", "clear"]
@@ -206,7 +208,7 @@ def test_hidden_reasoning_shows_its_progress(talk: TerminalConversation, say: Sa
 
 
 def test_a_constrained_answer_that_was_cut_is_reported(talk: TerminalConversation, say: Say):
-    talk.options = GenerationOptions(constraint=constraint_of(regex="a"))
+    talk.options = GenerationOptions(constraint=make_constraint(regex="a"))
     shown = say("q", Answer("x", reason="length"))
     assert "as -n says" not in shown and "the answer was cut" in shown
 
@@ -436,7 +438,7 @@ class Calls:
     def refresh(self, options: Any) -> Any:
         return options
 
-    def note_question(self, messages: list[Any]) -> None:
+    def log_question(self, messages: list[Any]) -> None:
         self.questions.append(messages)
 
     def note(self, message: dict[str, Any], finish: str) -> None:
@@ -466,9 +468,9 @@ def test_save_writes_a_session_that_follows_the_chat(talk: TerminalConversation,
     say("before", Answer("a"))
     assert "saved as session trip" in say("/save trip")
     say("q", Answer("b"))
-    assert [each["content"] for each in sessions.read("trip").messages] == ["before", "a", "q", "b"]
+    assert [each["content"] for each in sessions.read_session("trip").messages] == ["before", "a", "q", "b"]
     say("/set top_k 3")
-    chat = sessions.read("trip")
+    chat = sessions.read_session("trip")
     assert (
         chat.settings == {"top_k": 3} and chat.model == SessionModel("m", "/m.gguf", "endpoint m") and chat.trunk == ""
     )
@@ -476,9 +478,9 @@ def test_save_writes_a_session_that_follows_the_chat(talk: TerminalConversation,
         other.rewrite()
     with pytest.raises(UsageError, match="session 'there' already exists"):
         say("/save there")
-    sessions.remove("there")  # which nobody has open
+    sessions.remove_session("there")  # which nobody has open
     say("/undo")
-    assert [each["content"] for each in sessions.read("trip").messages] == ["before", "a"]
+    assert [each["content"] for each in sessions.read_session("trip").messages] == ["before", "a"]
     assert "session trip is unchanged" in say("/clear") and talk.file is None and talk.name == "main"
     assert talk.model.session.did[-1] == "leave"
     talk.options = GenerationOptions()
@@ -486,7 +488,7 @@ def test_save_writes_a_session_that_follows_the_chat(talk: TerminalConversation,
     assert say("/load trip").count("trip") == 1
     with pytest.raises(UsageError, match="unknown session 'other'"):
         say("/load other")
-    assert talk.name == "trip" and talk.file and sessions.names() == ["trip"]
+    assert talk.name == "trip" and talk.file and sessions.list_names() == ["trip"]
     talk.leave()
 
 
@@ -495,11 +497,11 @@ def test_loading_a_session_of_another_model_warns(talk: TerminalConversation, sa
     say("/save trip")
     first = talk.model
     assert "n · Q8_0 · 80 tokens of context" in say("/model n") and first.closed == 1 and talk.model.name == "n"
-    assert sessions.read("trip").model.name == "n" and agrees(talk)
+    assert sessions.read_session("trip").model.name == "n" and agrees(talk)
     talk.leave()
     other = TerminalConversation(Model("o"), GenerationOptions(), ProgressLine())  # type: ignore[arg-type]
     other.load("trip")
-    assert other.model.session.earlier == 8 and other.model.session.did == ["hold"]
+    assert other.model.session.earlier == 8 and other.model.session.did == ["park"]
     other.leave()
 
 
@@ -507,7 +509,7 @@ def test_load_tells_of_removed_turns_and_changed_settings(talk: TerminalConversa
     say("q", Answer("a"))
     say("/save trip")
     talk.leave()
-    path = sessions.path_of("trip")
+    path = sessions.get_path("trip")
     path.write_bytes(path.read_bytes() + b'{"role": "user", "content": "torn"}\n')
     talk.model = Model("n")
     shown = say("/load trip")
@@ -525,9 +527,9 @@ def test_branches_of_an_unsaved_conversation_stay_in_memory(talk: TerminalConver
     assert "switched to branch main" in say("/branch main") and texts(talk) == ["q", "a"] and agrees(talk)
     assert say("/branch").split() == ["b", "*", "main"]
     say("/branch b")
-    assert texts(talk) == ["q", "a", "r", "c"] and agrees(talk) and talk.model.session.did == ["hold"] * 3
+    assert texts(talk) == ["q", "a", "r", "c"] and agrees(talk) and talk.model.session.did == ["park"] * 3
     say("/branch b")
-    assert talk.name == "b" and talk.model.session.did == ["hold"] * 3
+    assert talk.name == "b" and talk.model.session.did == ["park"] * 3
     say("/clear")
     assert talk.branches == {} and talk.name == "main"
 
@@ -537,9 +539,9 @@ def test_branches_of_a_session_are_saved(talk: TerminalConversation, say: Say):
     say("q", Answer("a"))
     say("/branch b")
     say("r", Answer("c"))
-    assert sessions.read("b").trunk == "trip" and texts(talk) == ["q", "a", "r", "c"]
+    assert sessions.read_session("b").trunk == "trip" and texts(talk) == ["q", "a", "r", "c"]
     say("/branch d")
-    assert sessions.read("d").trunk == "trip" and say("/branch").split() == ["b", "*", "d", "trip"]
+    assert sessions.read_session("d").trunk == "trip" and say("/branch").split() == ["b", "*", "d", "trip"]
     say("/branch trip")
     assert texts(talk) == ["q", "a"] and talk.name == "trip" and agrees(talk)
     talk.leave()
@@ -570,7 +572,7 @@ def test_save_on_a_full_disk_is_retried_after_every_answer(talk: TerminalConvers
         assert "error: no space" in say("r", Answer("b"))
     assert "error" not in say("s", Answer("c"))
     talk.leave()
-    assert [each["content"] for each in sessions.read("other").messages] == ["q", "a", "r", "b", "s", "c"]
+    assert [each["content"] for each in sessions.read_session("other").messages] == ["q", "a", "r", "b", "s", "c"]
     assert not talk.unsaved
 
 
@@ -585,7 +587,7 @@ def test_a_session_continues_if_another_cannot_be_started(talk: TerminalConversa
     assert talk.name == "trip" and talk.file
     say("r", Answer("b"))
     talk.leave()
-    assert sessions.names() == ["trip"] and len(sessions.read("trip").messages) == 4 and not talk.unsaved
+    assert sessions.list_names() == ["trip"] and len(sessions.read_session("trip").messages) == 4 and not talk.unsaved
 
 
 def test_a_session_is_saved_at_the_end_once_the_disk_has_room(talk: TerminalConversation, say: Say, monkeypatch):
@@ -594,7 +596,7 @@ def test_a_session_is_saved_at_the_end_once_the_disk_has_room(talk: TerminalConv
         full_disk(full)
         say("q", Answer("a"))
     talk.leave()
-    assert not talk.unsaved and [each["content"] for each in sessions.read("trip").messages] == ["q", "a"]
+    assert not talk.unsaved and [each["content"] for each in sessions.read_session("trip").messages] == ["q", "a"]
 
 
 # ---- commands
@@ -603,7 +605,7 @@ def test_a_session_is_saved_at_the_end_once_the_disk_has_room(talk: TerminalConv
 def test_an_answer_with_reasoning_only_is_kept(talk: TerminalConversation, say: Say, monkeypatch):
     shown = list[str]()
     drawn = SimpleNamespace(push=lambda text, is_thought: None, end=lambda: shown.append("end"))
-    monkeypatch.setattr(conversation, "page", lambda markdown: drawn)
+    monkeypatch.setattr(conversation, "make_page", lambda markdown: drawn)
     say("q", Answer((REASONING, "Hm"), KeyboardInterrupt()))  # nothing was said
     assert talk.lines == [] and shown == ["end"]
     say("r", Answer("a", KeyboardInterrupt()))
@@ -699,12 +701,12 @@ def test_images_that_cannot_be_encoded_are_refused_at_once(talk: TerminalConvers
             raise UsageError("there is no projector")
 
     with pytest.raises(LocalllmError, match=r"x\.png"):
-        talk.look(str(tmp_path / "x.png"))
+        talk.attach_image(str(tmp_path / "x.png"))
     talk.model.file, talk.model.vision = object(), SimpleNamespace(encode=look)
     with pytest.raises(UsageError, match="no projector"):
-        talk.look("other.png")
+        talk.attach_image("other.png")
     assert talk.images == []
-    talk.look("good.png")
+    talk.attach_image("good.png")
     assert talk.images == [os.path.abspath("good.png")]
 
 
@@ -720,12 +722,12 @@ def test_a_model_without_a_name_shows_its_path(talk: TerminalConversation, say: 
     ("text", "shown"), [("x" * 60, "x" * 60), ("x" * 61, "x" * 59 + "…"), (" a\n\tb ", "a b"), ("", "")]
 )
 def test_a_question_is_shortened_to_60_characters(text: str, shown: str):
-    assert chat_commands.shortened(text) == shown
+    assert chat_commands.shorten(text) == shown
 
 
 @pytest.mark.parametrize("columns", [40, 200])
 def test_help_is_no_wider_than_the_terminal(say: Say, monkeypatch, columns: int):
-    monkeypatch.setattr(chat_commands, "columns", lambda: columns)
+    monkeypatch.setattr(chat_commands, "get_width", lambda: columns)
     shown = say("/help")
     assert all(len(line) <= columns for line in shown.splitlines() if not line.startswith("/")) and "Ctrl-D" in shown
 

@@ -27,7 +27,7 @@ from localllm.errors import (
     RecordsError,
     UsageError,
 )
-from localllm.generation.constraints.constraint import constraint_of
+from localllm.generation.constraints.constraint import make_constraint
 from localllm.generation.options import GenerationOptions
 
 # ---- how it ends
@@ -60,7 +60,7 @@ def test_exits_and_interruptions_print_nothing(capsys):
     interrupted = RuntimeError("a class was made")
     interrupted.__cause__ = KeyboardInterrupt()
     ends = [SystemExit(3), SystemExit(None), SystemExit("x"), KeyboardInterrupt(), interrupted]
-    assert [main.report(each) for each in ends] == [3, 0, 1, 130, 130]
+    assert [main.report_error(each) for each in ends] == [3, 0, 1, 130, 130]
     assert capsys.readouterr() == ("", "")
 
 
@@ -72,7 +72,7 @@ def test_ctrl_c_is_raised_again_where_python_cannot_raise_it(monkeypatch):
     monkeypatch.setattr(main, "_thread", SimpleNamespace(start_new_thread=lambda do, arguments: do(*arguments)))
     monkeypatch.setattr(main, "sleep", lambda seconds: did.append(f"waited {seconds}"))
     monkeypatch.setattr(main, "interrupt_main", lambda: did.append("again"))
-    main.raise_ctrl_c_again()
+    main.reraise_ctrl_c()
     other = SimpleNamespace(exc_type=ValueError)
     for unraisable in (SimpleNamespace(exc_type=KeyboardInterrupt), other):
         sys.unraisablehook(unraisable)
@@ -86,10 +86,10 @@ def test_check_environment_opens_closed_streams_and_demands_memory(monkeypatch):
         environ=os.environ, devnull=os.devnull, O_RDWR=os.O_RDWR, open=lambda *arguments: opened.append(arguments),
         fstat=lambda number: os.fstat(-1) if number in (0, 2) else None, set_inheritable=lambda *arguments: None,
     ))  # fmt: skip
-    limits = [main.LEAST_MEMORY]
-    monkeypatch.setattr("localllm.system.memory.address_limit", lambda: limits[-1])
+    limits = [main.MIN_MEMORY]
+    monkeypatch.setattr("localllm.system.memory.get_address_limit", lambda: limits[-1])
     main.check_environment()
-    limits.append(main.LEAST_MEMORY - 1)
+    limits.append(main.MIN_MEMORY - 1)
     assert opened == [(os.devnull, os.O_RDWR)] * 2
     with pytest.raises(
         MemoryLimitError, match=r"^not enough memory: `ulimit -v` leaves only 0\.\d\d GB; raise this limit$"
@@ -125,13 +125,13 @@ def test_messages_to_a_closed_stderr_are_dropped(gone: str | None, monkeypatch, 
     stderr.close()
     monkeypatch.setattr(sys, "stderr", gone and stderr)
     terminal.say("x")
-    terminal.dim("x")
+    terminal.say_dim("x")
     assert capsys.readouterr().out == ""
 
 
 def test_a_termination_signal_exits_with_its_code(monkeypatch):
     heard: list[Any] = []
-    monkeypatch.setattr(terminal, "on_termination", heard.append)
+    monkeypatch.setattr(terminal, "handle_termination", heard.append)
     terminal.exit_on_signals()
     with pytest.raises(SystemExit) as end:
         heard[0](15, None)
@@ -144,7 +144,7 @@ def test_ctrl_c_lets_running_work_finish_and_twice_interrupts(capfd, monkeypatch
     signal.signal(signal.SIGINT, before)
     for there, line in ((False, ""), (True, "\n")):
         monkeypatch.setattr(map_run, "is_terminal", lambda stream, there=there: there)
-        with pytest.raises(KeyboardInterrupt), map_run.finishing(lambda: stopped.append(1)):
+        with pytest.raises(KeyboardInterrupt), map_run.finish_on_ctrl_c(lambda: stopped.append(1)):
             signal.raise_signal(signal.SIGINT)
             assert stopped == [1]
             signal.raise_signal(signal.SIGINT)
@@ -158,16 +158,16 @@ def test_the_keyboard_is_opened_even_if_stdin_is_redirected(tmp_path: Path, monk
     """Close what was opened if only one half of the terminal is available."""
     (tmp_path / "keys").write_text("YES\n")
     monkeypatch.setattr(tool_calls, "discard_input", lambda keys: None)
-    monkeypatch.setattr(tool_calls, "KEYS", str(tmp_path / "keys"))
-    monkeypatch.setattr(tool_calls, "SCREEN", str(tmp_path / "none" / "screen"))
-    assert tool_calls.Keyboard.open() is None
-    monkeypatch.setattr(tool_calls, "SCREEN", str(tmp_path / "screen"))
-    keyboard = tool_calls.Keyboard.open()
+    monkeypatch.setattr(tool_calls, "KEYBOARD_PATH", str(tmp_path / "keys"))
+    monkeypatch.setattr(tool_calls, "SCREEN_PATH", str(tmp_path / "none" / "screen"))
+    assert tool_calls.ConsentTerminal.open() is None
+    monkeypatch.setattr(tool_calls, "SCREEN_PATH", str(tmp_path / "screen"))
+    keyboard = tool_calls.ConsentTerminal.open()
     assert keyboard is not None and keyboard.ask("allow it? ") == "yes"
     keyboard.close()
     assert (tmp_path / "screen").read_text() == "allow it? "
-    monkeypatch.setattr(tool_calls, "KEYS", str(tmp_path / "none"))
-    assert tool_calls.Keyboard.open() is None
+    monkeypatch.setattr(tool_calls, "KEYBOARD_PATH", str(tmp_path / "none"))
+    assert tool_calls.ConsentTerminal.open() is None
 
 
 @pytest.mark.parametrize(
@@ -180,10 +180,10 @@ def test_the_keyboard_is_opened_even_if_stdin_is_redirected(tmp_path: Path, monk
 def test_bracketed_paste_is_on_only_within_the_block(
     can: bool, screens: tuple, dumb: bool, marked: tuple, monkeypatch, capsys
 ):
-    monkeypatch.setattr(type_ahead, "raw_keys", lambda *arguments: nullcontext(can))
+    monkeypatch.setattr(type_ahead, "use_raw_keys", lambda *arguments: nullcontext(can))
     monkeypatch.setattr(type_ahead, "is_terminal", lambda stream: screens[stream is sys.stdout])
     monkeypatch.setattr(type_ahead, "is_dumb", lambda: dumb)
-    with pytest.raises(ZeroDivisionError), type_ahead.type_ahead():
+    with pytest.raises(ZeroDivisionError), type_ahead.hold_keys():
         out, err = capsys.readouterr()
         assert (err, out) == tuple("\x1b[?2004h" * each for each in marked)
         raise ZeroDivisionError
@@ -250,7 +250,7 @@ def test_ctrl_c_and_ctrl_d_leave_the_editor(type_in):
 )  # fmt: skip
 def test_text_between_triple_quotes_is_one_message(text: str, is_open: bool, inner: str):
     """Keep an unclosed text as it is, since Ctrl-D may end it."""
-    assert (line_editor.is_open(text), line_editor.without_quotes(text)) == (is_open, inner)
+    assert (line_editor.has_open_quotes(text), line_editor.strip_quotes(text)) == (is_open, inner)
 
 
 def test_chat_continues_after_errors_until_ctrl_d(monkeypatch, capsys):
@@ -271,9 +271,9 @@ def test_chat_continues_after_errors_until_ctrl_d(monkeypatch, capsys):
         if text == "stop":
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(line_editor, "editor", lambda complete: SimpleNamespace(read=read))
-    monkeypatch.setattr(chat, "dim", dimmed.append)
-    chat.hold(SimpleNamespace(ask=ask), lambda path: None, ExitStack())  # type: ignore[arg-type]
+    monkeypatch.setattr(line_editor, "make_editor", lambda complete: SimpleNamespace(read=read))
+    monkeypatch.setattr(chat, "say_dim", dimmed.append)
+    chat.run_loop(SimpleNamespace(ask=ask), lambda path: None, ExitStack())  # type: ignore[arg-type]
     assert (asked, dimmed, next(lines)) == (
         ["a", "wrong", "stop"],
         ["to leave, press Ctrl-D or type /exit", "interrupted"],
@@ -288,10 +288,10 @@ def test_chat_with_a_prompt_exits_as_run_does(has_tools: bool, monkeypatch):
     """Exit with the code of Ctrl-C, or of a constrained answer that was cut."""
     settled: list[Any] = []
     answer, ends = SimpleNamespace(finish_reason="length", text="x", thinking=""), [False]
-    model, formed = Opened("m.gguf"), GenerationOptions(constraint=constraint_of(regex="a"))
+    model, formed = Opened("m.gguf"), GenerationOptions(constraint=make_constraint(regex="a"))
     monkeypatch.setattr("localllm.cli.terminal.tool_calls.answer_with_tools", lambda *arguments: (answer, [], ends[0]))
-    monkeypatch.setattr(chat, "begin", lambda *arguments: answer)
-    monkeypatch.setattr(chat, "stream", lambda *arguments: ends[0])
+    monkeypatch.setattr(chat, "start_answer", lambda *arguments: answer)
+    monkeypatch.setattr(chat, "print_stream", lambda *arguments: ends[0])
     monkeypatch.setattr(chat.opening, "finish_writes", settled.append)
 
     def once(chosen: GenerationOptions) -> None:
@@ -309,19 +309,19 @@ def test_chat_with_a_prompt_exits_as_run_does(has_tools: bool, monkeypatch):
 
 def test_help_on_a_narrow_terminal_is_stacked(monkeypatch):
     shown: list[str] = []
-    monkeypatch.setattr(chat_commands, "dim_text", shown.append)
-    for width in (33, 34, 100):
-        monkeypatch.setattr(chat_commands, "columns", lambda width=width: width)
+    monkeypatch.setattr(chat_commands, "print_dim", shown.append)
+    for width in (35, 36, 100):
+        monkeypatch.setattr(chat_commands, "get_width", lambda width=width: width)
         chat_commands.show_help(None, "", None)  # type: ignore[arg-type]
     narrow, wider, wide = (text.splitlines() for text in shown)
     assert narrow[:4] == ["/help", "    show this help", "/clear", "    start a new conversation"]
     place = narrow.index("/undo N")
     assert narrow[place + 1 : place + 5] == [
-        "    remove an attached file, or", "    the last N questions with", "    their answers (default 1)", "/retry",
+        "    remove an attached file, or the", "    last N questions with their", "    answers (default 1)", "/retry",
     ]  # fmt: skip
-    assert wider[:3] == ["/help            show this help", "/clear           start a new", f"{'':17}conversation"]
-    assert wide[0] == "/help            show this help"
+    assert wider[:3] == ["/help             show this help", "/clear            start a new", f"{'':18}conversation"]
+    assert wide[0] == "/help             show this help"
     place = wide.index(
-        "/undo N          remove an attached file, or the last N questions with their answers (default 1)"
+        "/undo N           remove an attached file, or the last N questions with their answers (default 1)"
     )
     assert wide[place + 1].startswith("/retry ") and max(map(len, wide)) <= 100

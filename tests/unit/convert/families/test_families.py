@@ -24,10 +24,10 @@ from step_costs import Free
 import localllm
 from localllm.arch import ARCHITECTURES
 from localllm.convert import Checkpoint, open_folder, tokens
-from localllm.convert.config import Config
-from localllm.convert.hyperparameters import CheckpointFacts
-from localllm.convert.records import family_of
-from localllm.convert.tokenizer_json import pretokenizer_name
+from localllm.convert.config import CheckpointConfig
+from localllm.convert.hyperparameters import CheckpointHyperparameters
+from localllm.convert.records import find_family
+from localllm.convert.tokenizer_json import find_pretokenizer
 from localllm.convert.transforms import as_float32
 from localllm.engine.embedding_runner import EmbeddingRunner
 from localllm.engine.options import EngineOptions
@@ -37,7 +37,7 @@ from localllm.generation.embedding.embedder import has_head
 from localllm.generation.speculation import speculator
 from localllm.quant.recipes import find_recipe
 from localllm.quantizing.plan import COPY, QuantizeRequest, make_plan
-from localllm.quantizing.quantize import open_source, run
+from localllm.quantizing.quantize import open_source, quantize_model
 from tests.unit.convert.convert_parts import refused
 from tests.unit.convert.test_hyperparameters import TEXT, write_gguf
 
@@ -56,7 +56,7 @@ def pretokenizer() -> Callable[[Any, bool], str]:
     def name(content: Any, ignore_merges: bool) -> str:
         key = json.dumps([content, ignore_merges])
         if key not in known:
-            known[key] = pretokenizer_name(content, ignore_merges)
+            known[key] = find_pretokenizer(content, ignore_merges)
         return known[key]
 
     return name
@@ -64,7 +64,7 @@ def pretokenizer() -> Callable[[Any, bool], str]:
 
 @pytest.fixture(autouse=True)
 def _named_once(monkeypatch: pytest.MonkeyPatch, pretokenizer: Callable[[Any, bool], str]) -> None:
-    monkeypatch.setattr(tokens, "pretokenizer_name", pretokenizer)
+    monkeypatch.setattr(tokens, "find_pretokenizer", pretokenizer)
 
 
 def facts(variant: str) -> dict[str, Any]:
@@ -275,13 +275,13 @@ UNSAID = {
 }  # fmt: skip
 
 
-def understood(variant: str, **said: Any) -> CheckpointFacts | str:
+def understood(variant: str, **said: Any) -> CheckpointHyperparameters | str:
     """Read a variant's config.json with these changes (None removes a key), or return why it is refused."""
     content = {name: value for name, value in (facts(variant)["config"] | said).items() if value is not None}
-    config = Config(content, Path("config.json"))
+    config = CheckpointConfig(content, Path("config.json"))
     try:
-        family = family_of(config)
-        return family.read(config.text_config(family.defaults))
+        family = find_family(config)
+        return family.read(config.merge_text_config(family.defaults))
     except ModelError as error:
         return str(error)
 
@@ -290,7 +290,7 @@ def understood(variant: str, **said: Any) -> CheckpointFacts | str:
 def test_missing_epsilon_and_rope_base_get_transformers_defaults(variant: str):
     names = ["rms_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_eps", "layer_norm_epsilon"]
     h = understood(variant, **dict.fromkeys([*names, "rope_theta", "rope_parameters"]))
-    assert isinstance(h, CheckpointFacts)
+    assert isinstance(h, CheckpointHyperparameters)
     norms = [f"attention.layer_norm{kind}_epsilon" for kind in ("", "_rms")]
     epsilon, base = UNSAID[variant]
     assert [h.metadata[name] for name in norms if name in h.metadata] == [epsilon]
@@ -380,7 +380,7 @@ def test_missing_tie_word_embeddings_has_a_default_by_family():
         without = {name: value for name, value in (text or {}).items() if name != "tie_word_embeddings"}
         more = {"text_config": without} if text else {}
         h = understood(variant, tie_word_embeddings=None, **more)
-        assert isinstance(h, CheckpointFacts) and h.tied is (variant in TIED_UNSAID), variant
+        assert isinstance(h, CheckpointHyperparameters) and h.tied is (variant in TIED_UNSAID), variant
 
 
 @pytest.mark.parametrize(("kind", "value", "tied", "scaled"), [
@@ -389,7 +389,7 @@ def test_missing_tie_word_embeddings_has_a_default_by_family():
 ])  # fmt: skip
 def test_scaling_of_t5_outputs_follows_the_config(kind: str | None, value: bool | None, tied: bool, scaled: bool):
     h = understood("t5", model_type=kind, scale_decoder_outputs=value, tie_word_embeddings=tied)
-    assert isinstance(h, CheckpointFacts) and h.sizes["scaled"] is int(scaled)
+    assert isinstance(h, CheckpointHyperparameters) and h.sizes["scaled"] is int(scaled)
 
 
 @pytest.mark.parametrize(("variant", "factor"), [("t5", 64**-0.5), ("mt5", 1.0)])
@@ -482,7 +482,7 @@ def test_mamba_decay_is_minus_the_exponential(tmp_path: Path):
 def test_a_quantized_checkpoint_runs(tmp_path: Path, variant: str, recipe: str):
     request = QuantizeRequest(COPY if recipe == "COPY" else find_recipe(recipe))
     plan = make_plan(open_source(str(written(tmp_path / "model", variant))), request)
-    run(plan, str(tmp_path / "model.gguf"), request, 2, lambda done, name: None)
+    quantize_model(plan, str(tmp_path / "model.gguf"), request, 2, lambda done, name: None)
     with localllm.open(tmp_path / "model.gguf", backend="reference", kv_type="f32") as model:
         logits = model.logits(TEXT)[-1]
     np.testing.assert_allclose(logits[:251:50], facts(variant)["logits"], atol=5e-5 if recipe == "COPY" else 0.1)
@@ -551,10 +551,10 @@ def test_smolvlm2_without_head_count_has_32_heads(tmp_path: Path):
     """That is transformers' default for Llama."""
     content = facts("smolvlm")["config"]
     config_values = {key: value for key, value in (content | content["text_config"]).items() if "heads" not in key}
-    config = Config(
+    config = CheckpointConfig(
         config_values | {"text_config": {"head_dim": 2}, "architectures": content["architectures"]}, tmp_path
     )
-    assert family_of(config).read(config.text_config(family_of(config).defaults)).sizes["heads"] == 32
+    assert find_family(config).read(config.merge_text_config(find_family(config).defaults)).sizes["heads"] == 32
 
 
 @pytest.mark.parametrize("sections", [None, [2, 3], [2, 3, 4], [2, 3, True], "2 3 3"])

@@ -21,14 +21,14 @@ from models.projectors import PictureGolden, projector, shown
 from PIL import Image
 from readings import SEEING, rounded
 
-from localllm.arch.vision.hyperparameters import MOST_SIDE
+from localllm.arch.vision.hyperparameters import MAX_SIDE
 from localllm.convert import open_projector
-from localllm.convert.config import Config
-from localllm.convert.projector_folder import preparation, text_width
-from localllm.convert.projectors import projector_of
+from localllm.convert.config import CheckpointConfig
+from localllm.convert.projector_folder import read_preprocessing, read_text_width
+from localllm.convert.projectors import find_projector
 from localllm.convert.projectors.internvl import internvl
 from localllm.convert.projectors.llava import llava15
-from localllm.convert.projectors.parts import SeeingConfig, sizes_of
+from localllm.convert.projectors.parts import VisionConfig, read_encoder_sizes
 from localllm.convert.projectors.siglip import lfm2vl
 from localllm.engine.vision_encoder import VisionEncoder
 from localllm.errors import ModelError
@@ -282,10 +282,12 @@ def refused(folder: Path) -> str:
 
 def read_projector(folder: Path, content: dict[str, Any]) -> dict[str, Any] | str:
     """Read sizes, metadata and shapes of tensors from a config.json, or return why it is refused."""
-    config = Config(content, folder / "config.json")
+    config = CheckpointConfig(content, folder / "config.json")
     try:
-        read = projector_of(config)
-        facts = read(SeeingConfig(config, config.section("vision_config"), preparation(folder), text_width(config)))
+        read = find_projector(config)
+        facts = read(
+            VisionConfig(config, config.section("vision_config"), read_preprocessing(folder), read_text_width(config))
+        )
     except ModelError as error:
         return str(error).replace(f"{folder / 'config.json'}: ", "")
     result = {**vars(facts.encoder), **{name: value for name, value in facts.metadata.items() if value is not None}}
@@ -313,17 +315,17 @@ def test_other_config_values_give_the_recorded_readings(tmp_path, name):
 
 
 @pytest.mark.parametrize(("side", "patch", "fits"), [
-    (MOST_SIDE, 14, True), (MOST_SIDE + 1, 14, False), (56, 56, True), (56, 57, False), (56, 14, True),
+    (MAX_SIDE, 14, True), (MAX_SIDE + 1, 14, False), (56, 56, True), (56, 57, False), (56, 14, True),
 ])  # fmt: skip
 def test_picture_and_patch_sizes_must_fit(side: int, patch: int, fits: bool):
     sizes = {"num_hidden_layers": 1, "hidden_size": 8, "intermediate_size": 9, "num_attention_heads": 2}
-    vision = Config({**sizes, "image_size": side, "patch_size": patch}, Path("config.json"))
-    seeing = SeeingConfig(vision, vision, vision, 6)
+    vision = CheckpointConfig({**sizes, "image_size": side, "patch_size": patch}, Path("config.json"))
+    seeing = VisionConfig(vision, vision, vision, 6)
     if fits:
-        assert sizes_of(seeing).patches == (side // patch) ** 2
+        assert read_encoder_sizes(seeing).patches == (side // patch) ** 2
     else:
         with pytest.raises(ModelError, match="vision_config: inconsistent sizes"):
-            sizes_of(seeing)
+            read_encoder_sizes(seeing)
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
@@ -514,7 +516,12 @@ def test_the_large_internvl_has_rms_norms_and_no_attention_biases():
     sizes = {"hidden_size": 3200, "num_hidden_layers": 45, "num_attention_heads": 25, "intermediate_size": 12800}
     values_of_vision = {**sizes, "image_size": 448, "patch_size": 14, "norm_type": "rms_norm", "use_qk_norm": True}
     facts = internvl(
-        SeeingConfig(Config({}, path), Config(values_of_vision, path), Config({"max_patches": 6}, path), 5120)
+        VisionConfig(
+            CheckpointConfig({}, path),
+            CheckpointConfig(values_of_vision, path),
+            CheckpointConfig({"max_patches": 6}, path),
+            5120,
+        )
     )
     assert {name for name in facts.parts if ".44." in name and "ffn" not in name} == {
         f"v.blk.44.{name}"
@@ -538,7 +545,9 @@ def test_missing_vision_config_values_get_transformers_defaults(
     path = Path("config.json")
     sizes = {"hidden_size": 64, "num_hidden_layers": 24, "num_attention_heads": 4, "intermediate_size": 96}
     sizes |= dict(zip(("image_size", "patch_size"), sides, strict=True))
-    facts = family(SeeingConfig(Config({}, path), Config(sizes, path), Config({}, path), 5120))
+    facts = family(
+        VisionConfig(CheckpointConfig({}, path), CheckpointConfig(sizes, path), CheckpointConfig({}, path), 5120)
+    )
     assert {key: facts.metadata[f"vision.{key}"] for key in expected} == expected
     if family is lfm2vl:
         assert (facts.encoder.side, facts.encoder.patch, facts.parts["mm.1.weight"].shape) == (256, 16, (2560, 256))

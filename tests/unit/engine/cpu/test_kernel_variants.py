@@ -13,23 +13,23 @@ from engines import open_engine
 from project import ROOT
 
 from localllm.engine.cpu import lowering
-from localllm.engine.cpu.kernel_variants import EVERY, RunShape, VariantTable
-from localllm.engine.lower.activation import ALL, WANTED, Routed, Rows
+from localllm.engine.cpu.kernel_variants import UNLIMITED, RunShape, VariantTable
+from localllm.engine.lower.activation import ALL, WANTED, RoutedRows, Rows
 from localllm.kernels.build import objects
-from localllm.kernels.build.library import Library, Progress
-from localllm.kernels.cpu.matmul.kernel_variants import VARIANTS, few_fast, few_tokens, variant_for
+from localllm.kernels.build.library import KernelLibrary, Progress
+from localllm.kernels.cpu.matmul.kernel_variants import VARIANTS, get_max_few_fast, get_max_few_tokens, select_variant
 
 sys.path.insert(0, str(ROOT / "scripts" / "measure"))
 from make_synthetic import SHAPES, write_model
 
 PROMPT = [*range(1, 11)]  # few enough for every lane to read rows as in decode
-ROUTED = Routed("routed", None, ALL)  # type: ignore[arg-type]
+ROUTED = RoutedRows("routed", None, ALL)  # type: ignore[arg-type]
 
 
 def called(format: str, columns: int, counts: Iterable[tuple[int, int]], most_precise: int) -> set[str]:
     """Return what the kernel calls for some pairs of tokens and kernel_tokens."""
-    limits = few_tokens(format, columns), few_fast(format, columns)
-    return {f"{VARIANTS[variant_for(*count, *limits, most_precise)]}-{format}" for count in counts}
+    limits = get_max_few_tokens(format, columns), get_max_few_fast(format, columns)
+    return {f"{VARIANTS[select_variant(*count, *limits, most_precise)]}-{format}" for count in counts}
 
 
 def needed(format: str, columns: int, rows: Rows, run: RunShape) -> set[str]:
@@ -37,7 +37,7 @@ def needed(format: str, columns: int, rows: Rows, run: RunShape) -> set[str]:
     variants = VariantTable()
     variants.arguments(format, columns, rows, 512, False)
     names = variants.names(run)
-    assert set(names) <= set(variants.all_names())
+    assert set(names) <= set(variants.list_all_names())
     return set(names)
 
 
@@ -48,34 +48,34 @@ def test_a_run_loads_exactly_the_variants_that_its_products_call(format, columns
         run = RunShape(tokens, 1, kernel_tokens, 1, most_precise)
         assert needed(format, columns, ALL, run) == called(format, columns, [(tokens, kernel_tokens)], most_precise)
         assert needed(format, columns, WANTED, run) == called(format, columns, [(1, 1)], most_precise)
-        precise = EVERY if kernel_tokens <= most_precise else 0  # which the run decides, not the rows of an expert
+        precise = UNLIMITED if kernel_tokens <= most_precise else 0  # which the run decides, not the rows of an expert
         by_expert = [(count, 1 if kernel_tokens <= 128 else count) for count in range(1, tokens + 1)]
         assert needed(format, columns, ROUTED, run) == called(format, columns, by_expert, precise)
 
 
 def test_decoding_any_number_of_sequences_selects_the_same_variant():
     few = VARIANTS.index("linear_few")
-    assert {variant_for(tokens, 1, 20, 20, 128) for tokens in (2, 20, 21, 300)} == {few}
-    assert variant_for(1, 60, 20, 20, 128) == variant_for(60, 60, 20, 20, 128) == VARIANTS.index("linear_precise")
+    assert {select_variant(tokens, 1, 20, 20, 128) for tokens in (2, 20, 21, 300)} == {few}
+    assert select_variant(1, 60, 20, 20, 128) == select_variant(60, 60, 20, 20, 128) == VARIANTS.index("linear_precise")
 
 
 def test_runs_in_tiles_load_no_variant():
     variants = VariantTable()
     variants.arguments("Q4_K", 512, ALL, 8, False)
     assert variants.names(RunShape(9, 1, 9, 1, 128)) == []
-    assert variants.all_names() == ["linear_one-Q4_K", "linear_few-Q4_K", "linear_few_fast-Q4_K"]
+    assert variants.list_all_names() == ["linear_one-Q4_K", "linear_few-Q4_K", "linear_few_fast-Q4_K"]
 
 
 def test_preparing_all_variants_leaves_nothing_to_load_for_later_runs(tmp_path, monkeypatch):
-    asked, load = set[str](), Library.load
+    asked, load = set[str](), KernelLibrary.load
 
-    def counted(library: Library, names: Iterable[str], progress: Progress | None = None) -> None:
+    def counted(library: KernelLibrary, names: Iterable[str], progress: Progress | None = None) -> None:
         wanted = {*names}
         asked.update(wanted - library.addresses.keys())
         load(library, wanted, progress)
 
     monkeypatch.setattr(lowering, "has_tiles", lambda: False)
-    monkeypatch.setattr(Library, "load", counted)
+    monkeypatch.setattr(KernelLibrary, "load", counted)
     write_model(tmp_path / "model.gguf", SHAPES["tiny"], "Q4_K_M")
     with closing(open_engine(tmp_path / "model.gguf")) as engine:
         engine.prepare_all()

@@ -12,24 +12,24 @@ import pytest
 from project import GOLDENS
 
 from localllm.arch.layer_state import KVType
-from localllm.arch.verbs import Routing, Scores
+from localllm.arch.verbs import AttentionScores, Routing
 from localllm.arch.weights import Weight
 from localllm.engine.cpu import lowering
 from localllm.engine.cpu.lowering import (
     VERBS,
     CpuTarget,
-    attention_scratch,
+    count_attention_scratch,
+    count_float_scratch,
+    count_max_units,
     count_parts,
-    few_count,
-    float_scratch,
-    max_units,
+    count_selection_scratch,
+    create_target,
     optimize_graph,
-    select_scratch,
-    target_for_this_cpu,
+    select_few_count,
 )
 from localllm.engine.lower.activation import ALL, WANTED
 from localllm.engine.lower.header import Header
-from localllm.engine.lower.steps import StepPlaces
+from localllm.engine.lower.steps import StepMemory
 from localllm.engine.lower.tape import SCRATCH_BYTES, Scratch
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.operations.operation import lower_operations
@@ -37,7 +37,7 @@ from localllm.engine.runs import BATCH
 from localllm.engine.trace.recorder import Recorder
 from localllm.errors import UnsupportedError
 from localllm.files.gguf.file import Tensor
-from localllm.kernels.cpu import ATTEND_KEYS, ATTEND_ROWS, MOST_SPLITS, SPLIT_TOKENS, TOKENS_AT_ONCE, AsWords
+from localllm.kernels.cpu import ATTEND_KEYS, ATTEND_ROWS, MAX_SPLITS, SPLIT_TOKENS, TOKENS_AT_ONCE, WordConversion
 from localllm.kernels.machine import Lane, has_tiles
 from localllm.kernels.table import PAGE
 from localllm.quant.formats import BY_NAME
@@ -54,7 +54,7 @@ from tests.unit.engine.lower.test_lowering import (
 )
 from tests.unit.engine.trace.test_recorder import w
 
-WORDS = {"BF16": AsWords("round_bf16", 2, 2, 0), "F16": AsWords("quantize_words", 16, 32, 4)}
+WORDS = {"BF16": WordConversion("round_bf16", 2, 2, 0), "F16": WordConversion("quantize_words", 16, 32, 4)}
 
 
 class Target(CpuTarget):
@@ -76,7 +76,7 @@ class Target(CpuTarget):
 
 def target_of(in_tiles: bool, keeps: bool = True) -> Target:
     variants: Any = SimpleNamespace(arguments=lambda *given: {"variants": given})
-    verbs = VERBS | {words.kernel: lowering.halves for words in WORDS.values()}  # which this CPU may lack
+    verbs = VERBS | {words.kernel: lowering.lower_halves for words in WORDS.values()}  # which this CPU may lack
     return Target(3, in_tiles, verbs, variants, 7, keeps)
 
 
@@ -97,7 +97,7 @@ def stored(format: str) -> Any:
     def say(b: Any, rows: Any) -> None:
         x = rows(256)
         k, v = (b.linear(x, weight(format, 32 + 32 * which, 256)) for which in (0, 1))
-        b.attend(b.linear(x, weight(format, 64, 256)), k, v, PAGED, Scores(4, 0.5))
+        b.attend(b.linear(x, weight(format, 64, 256)), k, v, PAGED, AttentionScores(4, 0.5))
 
     return say
 
@@ -144,7 +144,7 @@ def steps_of(in_tiles: bool, say: Any, states: Any = (), kv_type: str = "f32", k
     builder = Recorder(SimpleNamespace(vocab_size=9, width=8), 64)  # type: ignore[arg-type]
     say(builder, lambda columns: builder.external_input(np.zeros((9, columns), np.float32), columns))
     target = target_of(in_tiles, keeps)
-    places = StepPlaces(KVCache(list(states), PAGE, KVType.of(kv_type), (1,)), None, Header(7))
+    places = StepMemory(KVCache(list(states), PAGE, KVType.of(kv_type), (1,)), None, Header(7))
     steps, names = lower_operations(optimize_graph(builder.operations, target), target, places), Told(places)
     lines = [names.step(step) for step in steps.all]
     return [line for line in lines if "x=float32[9x" not in line and not line.startswith("logits ")]
@@ -153,7 +153,7 @@ def steps_of(in_tiles: bool, say: Any, states: Any = (), kv_type: str = "f32", k
 def make_the_same_everywhere(patch: pytest.MonkeyPatch) -> None:
     """Fix the 16-bit formats and the lane, and clear memory that np.empty returns."""
     patch.setattr(lowering, "HALVES", WORDS)
-    patch.setattr(lowering, "this_lane", lambda: Lane("haswell", "+avx2,+fma,+f16c"))
+    patch.setattr(lowering, "get_lane", lambda: Lane("haswell", "+avx2,+fma,+f16c"))
     patch.setattr(lowering, "np", SimpleNamespace(**vars(np) | {"empty": np.zeros}))
 
 
@@ -192,16 +192,16 @@ def test_keys_that_no_later_run_reads_are_computed_in_16_bits():
 
 
 def test_targets_for_this_cpu_have_its_tiles_and_batch_size():
-    usual, other = target_for_this_cpu(3), target_for_this_cpu(2, 9, False)
-    assert (usual.threads, usual.in_tiles, usual.verbs, usual.tokens, usual.keeps) == (
+    usual, other = create_target(3), create_target(2, 9, False)
+    assert (usual.threads, usual.uses_tiles, usual.verbs, usual.tokens, usual.keeps_cache) == (
         3,
         has_tiles(),
         VERBS,
         BATCH,
         True,
     )
-    assert (other.threads, other.in_tiles, other.tokens, other.keeps) == (2, has_tiles(), 9, False)
-    assert CpuTarget(1, False, VERBS).keeps and CpuTarget(1, False, VERBS).tokens == BATCH
+    assert (other.threads, other.uses_tiles, other.tokens, other.keeps_cache) == (2, has_tiles(), 9, False)
+    assert CpuTarget(1, False, VERBS).keeps_cache and CpuTarget(1, False, VERBS).tokens == BATCH
     rounded = [next(n for n in range(9, 99) if n % at_once == 0) for at_once in TOKENS_AT_ONCE]
     assert other.buffer_rows == other.wanted_rows == max(rounded)
     assert other.layout_of(weight("Q4_K", 2, 3, 512)) == ("Q4_K", 288)
@@ -213,19 +213,19 @@ def test_matrices_are_divided_by_their_bytes_into_at_most_eight_parts_a_thread()
 
 
 def test_scratch_sizes_follow_from_rows_heads_and_threads():
-    assert select_scratch(3, 17, 64) == 4 * 4 * 32 + 2048 + 256
+    assert count_selection_scratch(3, 17, 64) == 4 * 4 * 32 + 2048 + 256
     heads = ATTEND_ROWS * (16 + 48 + ATTEND_KEYS + 32)
-    assert attention_scratch(16, 48) == attention_scratch(48, 16) == 4 * (heads + 2 * ATTEND_KEYS * 48)
-    assert max_units(100, 8, 2) == 2 * (100 * 4 // ATTEND_ROWS + 100 + SPLIT_TOKENS * MOST_SPLITS)
-    assert max_units(100, 64, 1) == 100 * 64 // ATTEND_ROWS + 100 + 11 * SPLIT_TOKENS * MOST_SPLITS
-    assert (float_scratch(13312), float_scratch(13313)) == (53248, 53252)
+    assert count_attention_scratch(16, 48) == count_attention_scratch(48, 16) == 4 * (heads + 2 * ATTEND_KEYS * 48)
+    assert count_max_units(100, 8, 2) == 2 * (100 * 4 // ATTEND_ROWS + 100 + SPLIT_TOKENS * MAX_SPLITS)
+    assert count_max_units(100, 64, 1) == 100 * 64 // ATTEND_ROWS + 100 + 11 * SPLIT_TOKENS * MAX_SPLITS
+    assert (count_float_scratch(13312), count_float_scratch(13313)) == (53248, 53252)
 
 
 def test_few_counts_are_read_from_the_header_for_all_or_wanted_rows():
     header = Header(7)
     header.few_counts[:] = 5, 3
     steps: Any = SimpleNamespace(header=header)
-    assert [few_count(steps, rows).tolist() for rows in (ALL, WANTED)] == [[5], [3]]
+    assert [select_few_count(steps, rows).tolist() for rows in (ALL, WANTED)] == [[5], [3]]
 
 
 def test_formats_without_a_kernel_are_refused():

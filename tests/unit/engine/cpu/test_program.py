@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from localllm.arch.layer_state import Latent, Paged, Recurrent
+from localllm.arch.layer_state import LatentState, PagedState, Recurrent
 from localllm.engine import vision_encoder as pictures
 from localllm.engine.cpu import backend, program
 from localllm.engine.cpu import backend as shift
@@ -13,25 +13,25 @@ from localllm.engine.cpu import kernel_variants as variants_module
 from localllm.engine.cpu import limits as bandwidth
 from localllm.engine.cpu import program as passing
 from localllm.engine.cpu import program as program_module
-from localllm.engine.cpu.backend import CpuBackend, KeyRotator, RowProgram
-from localllm.engine.cpu.kernel_variants import Loader, RunShape, VariantProduct, VariantTable
-from localllm.engine.cpu.limits import MemoryReader, read_bandwidth
-from localllm.engine.cpu.program import Program, StreamingRunner, TapeSlice, Threads, WorkerGroup, slice_steps
-from localllm.engine.lower.activation import ALL, WANTED, Routed
-from localllm.engine.lower.header import Header, Span, TextSpan
-from localllm.engine.memory.cache import Reserved
+from localllm.engine.cpu.backend import CpuBackend, ImageRowProgram, KeyRotator
+from localllm.engine.cpu.kernel_variants import RunShape, VariantLoader, VariantProduct, VariantTable
+from localllm.engine.cpu.limits import MemoryReader, measure_read_bandwidth
+from localllm.engine.cpu.program import CpuProgram, StreamingRunner, TapeSlice, TapeThreads, WorkerGroup, slice_steps
+from localllm.engine.lower.activation import ALL, WANTED, RoutedRows
+from localllm.engine.lower.header import Header, SequenceSpan, TextSpan
+from localllm.engine.memory.cache import ReservedMemory
 from localllm.engine.options import EngineOptions
 from localllm.engine.runs import BATCH
 from localllm.engine.vision_encoder import VisionEncoder
 from localllm.errors import ModelError, UnsupportedError
-from localllm.kernels.cpu.shared_job import JOB, JOB_WORDS, LINE
+from localllm.kernels.cpu.shared_job import CACHE_LINE, JOB, JOB_WORDS
 
 # ---- weights that are given back ------------------------------------------------------------------------------------
 
 
 def test_tapes_are_sliced_at_stages_before_weights_exceed_the_limit(monkeypatch):
     """Check that a single step may exceed the limit."""
-    monkeypatch.setattr(passing, "AT_ONCE", 10)
+    monkeypatch.setattr(passing, "MAX_SLICE_BYTES", 10)
     sizes = [(0, 6), (0, 6), (1, 0), (1, 4), (2, 6), (3, 1), (3, 9), (4, 0), (5, 12)]
     weights = [np.zeros(size, np.uint8) if size else 7 for _, size in sizes]
     steps = [SimpleNamespace(stage=stage, arguments={"weights": some} if number else {"weights": some, "x": 1})
@@ -72,15 +72,15 @@ def test_tapes_are_sliced_at_stages_before_weights_exceed_the_limit(monkeypatch)
         (WANTED, 99, False, (90, 1, 1), "one"),
         (WANTED, 99, False, (90, 3, 1), "few_fast"),
         (WANTED, 99, False, (90, 0, 1), ""),
-        (Routed("experts", None, ALL), 99, False, (1, 1, 128), "one"),
-        (Routed("experts", None, ALL), 99, False, (2, 0, 128), "one few"),
-        (Routed("experts", None, ALL), 99, False, (4, 0, 128), "one few"),
-        (Routed("experts", None, ALL), 99, False, (5, 0, 128), "one few"),
-        (Routed("experts", None, ALL), 99, False, (5, 0, 5), "one few"),
-        (Routed("experts", None, ALL), 999, False, (129, 0, 4), "one few_fast fast"),
-        (Routed("experts", None, ALL), 4, False, (129, 0, 4), "one few_fast"),
-        (Routed("experts", None, ALL), 999, True, (129, 0, 4), "one few precise"),
-        (Routed("experts", None, WANTED), 99, False, (90, 1, 4), "one"),
+        (RoutedRows("experts", None, ALL), 99, False, (1, 1, 128), "one"),
+        (RoutedRows("experts", None, ALL), 99, False, (2, 0, 128), "one few"),
+        (RoutedRows("experts", None, ALL), 99, False, (4, 0, 128), "one few"),
+        (RoutedRows("experts", None, ALL), 99, False, (5, 0, 128), "one few"),
+        (RoutedRows("experts", None, ALL), 99, False, (5, 0, 5), "one few"),
+        (RoutedRows("experts", None, ALL), 999, False, (129, 0, 4), "one few_fast fast"),
+        (RoutedRows("experts", None, ALL), 4, False, (129, 0, 4), "one few_fast"),
+        (RoutedRows("experts", None, ALL), 999, True, (129, 0, 4), "one few precise"),
+        (RoutedRows("experts", None, WANTED), 99, False, (90, 1, 4), "one"),
     ],
 )  # fmt: skip
 def test_a_run_lists_the_variants_that_its_products_need(of, most, is_precise, run, names):
@@ -93,7 +93,7 @@ def test_a_run_lists_the_variants_that_its_products_need(of, most, is_precise, r
 
 
 def test_products_of_one_format_and_width_share_their_variant_table(monkeypatch):
-    for name in ("few_tokens", "few_fast"):
+    for name in ("get_max_few_tokens", "get_max_few_fast"):
         monkeypatch.setattr(variants_module, name, lambda format, columns: columns)
     variants = VariantTable()
     first = variants.arguments("Q8_0", 40, ALL, 512, False)
@@ -103,7 +103,7 @@ def test_products_of_one_format_and_width_share_their_variant_table(monkeypatch)
     assert (first["few_tokens"], second["few_tokens"], len(first["variants"])) == (40, 20, 5)
     assert variants.names(RunShape(1, 1, 1, 1, 128)) == ["linear_one-Q8_0", "linear_one-Q4_0"]
     assert variants.names(RunShape(35, 25, 35, 25, 128)) == ["linear_few-Q8_0", "linear_precise-Q8_0"]
-    assert variants.all_names() == [
+    assert variants.list_all_names() == [
         "linear_few-Q8_0", "linear_one-Q8_0", "linear_one-Q4_0", "linear_few-Q4_0", "linear_few_fast-Q8_0",
         "linear_few_fast-Q4_0", "linear_precise-Q8_0", "linear_fast-Q8_0",
     ]  # fmt: skip
@@ -115,9 +115,11 @@ def test_variants_are_loaded_once_for_each_shape_of_run():
     """Check that progress shows only until the first logits, and that background compilation gives way."""
     done, addresses = [], {"a": 1}
     library = SimpleNamespace(addresses=addresses, load=lambda *given: done.append(given),
-                              give_way=lambda: done.append("way"))  # fmt: skip
-    variants = SimpleNamespace(names=lambda run: [*run], all_names=lambda: ["all"], fill=lambda to: done.append(to))
-    loader = Loader(library, variants, "shown")
+                              lower_priority=lambda: done.append("way"))  # fmt: skip
+    variants = SimpleNamespace(
+        names=lambda run: [*run], list_all_names=lambda: ["all"], fill=lambda to: done.append(to)
+    )
+    loader = VariantLoader(library, variants, "shown")
     runs = [(3, 0, 9), (3, 0, 9), (3, 1, 9), (3, 1, 9), (4, 0, 9)]
     for tokens, wanted, most in runs:
         loader.prepare(RunShape(tokens, wanted, tokens, wanted, most))
@@ -139,13 +141,13 @@ def made_program(tokens=8, **changed):
         library=library, prepare=lambda run: done.append((run.tokens, run.wanted, run.most_precise)), prepare_all="all"
     )
     walker = SimpleNamespace(run=lambda: done.append("walk"), close=lambda: done.append("threads"))
-    return done, header, Program(header, walker, 3, loader, **changed)
+    return done, header, CpuProgram(header, walker, 3, loader, **changed)
 
 
 def test_programs_prepare_kernels_then_compute_and_return_what_threads_write():
     done, header, program = made_program()
     store = SimpleNamespace(addresses=(1, 2, 3))
-    spans = [Span(store, 0, np.array([4, 5]), 1), Span(store, 0, np.array([6]), 1)]
+    spans = [SequenceSpan(store, 0, np.array([4, 5]), 1), SequenceSpan(store, 0, np.array([6]), 1)]
     logits = program.run(spans, True)
     assert (logits.shape, logits.dtype, header.logits[0]) == ((2, 3), np.float32, logits.ctypes.data)
     assert done == [(3, 2, 128), "walk"] and header.ids[:3].tolist() == [4, 5, 6]
@@ -199,31 +201,31 @@ def test_compiling_a_program_wires_its_target_tape_library_and_threads(monkeypat
             program_module, name, lambda *given, **named: [calls.setdefault(name, (*given, named))] and value
         )
 
-    memory = [object.__new__(Reserved), np.zeros(2), object.__new__(Reserved)]
-    target = SimpleNamespace(variants=SimpleNamespace(all_names=lambda: ["later"], limits={20}), in_tiles=False)
+    memory = [object.__new__(ReservedMemory), np.zeros(2), object.__new__(ReservedMemory)]
+    target = SimpleNamespace(variants=SimpleNamespace(list_all_names=lambda: ["later"], limits={20}), uses_tiles=False)
     tape = SimpleNamespace(kernels={"k"}, steps="steps", memory=memory, finish=lambda *given: given)
     library = SimpleNamespace(addresses="addresses", warning=None)
     walker = SimpleNamespace(run="run", close=None)
     for name, value in (
-        ("target_for_this_cpu", target), ("optimize_graph", "prepared"), ("Tape", tape), ("Threads", walker),
-                        ("lower_operations", SimpleNamespace(all="lowered")), ("Library", library),
+        ("create_target", target), ("optimize_graph", "prepared"), ("Tape", tape), ("TapeThreads", walker),
+                        ("lower_operations", SimpleNamespace(all="lowered")), ("KernelLibrary", library),
                         ("StreamingRunner", SimpleNamespace(run="passing"))):  # fmt: skip
         keep(name, value)
     operations, places = [SimpleNamespace(output=SimpleNamespace(columns=5))], SimpleNamespace(header=Header(9))
     program = program_module.compile_program(operations, places, 3, "progress", "given", keeps=False, streams=passes)
-    assert calls["target_for_this_cpu"] == (3, 9, False, {}) and calls["optimize_graph"] == (operations, target, {})
+    assert calls["create_target"] == (3, 9, False, {}) and calls["optimize_graph"] == (operations, target, {})
     assert calls["lower_operations"] == ("prepared", target, places, {"exported": "given"}) and calls["Tape"] == (
         "lowered",
         {},
     )
-    assert calls["Library"] == ({"k", "run", "work"}, "progress", ["later"], {})
-    assert calls["Threads"] == (3, "addresses", ("addresses", 3), {"keep": (library, places, memory)})
+    assert calls["KernelLibrary"] == ({"k", "run", "work"}, "progress", ["later"], {})
+    assert calls["TapeThreads"] == (3, "addresses", ("addresses", 3), {"keep": (library, places, memory)})
     assert (program._memory, program._vocab_size) == ([memory[0], memory[2]], 5)
     assert program._walk == ("passing" if passes else "run")
     assert calls.get("StreamingRunner") == ((walker, "steps", {}) if passes else None)
     calls.clear()
     program_module.compile_program([SimpleNamespace(output=SimpleNamespace(columns=1)), *operations], places, 1, None)
-    assert calls["target_for_this_cpu"] == (1, 9, True, {}) and "StreamingRunner" not in calls
+    assert calls["create_target"] == (1, 9, True, {}) and "StreamingRunner" not in calls
     assert program._loader._progress == "progress" and program._loader._variants is target.variants
 
 
@@ -231,13 +233,13 @@ def test_worker_groups_share_a_job_and_end_their_threads_once(monkeypatch):
     """Check that a forked process does not end its parent's team."""
     called, prepared = [], []
     monkeypatch.setattr(program, "KERNEL", lambda address: lambda *given: called.append((address, *given)))
-    monkeypatch.setattr(program, "waiting_functions", lambda: [11, 12, 13, 14, 15])
-    monkeypatch.setattr(program, "prepare_waiting", lambda *given: prepared.append(given))
+    monkeypatch.setattr(program, "get_waiting_functions", lambda: [11, 12, 13, 14, 15])
+    monkeypatch.setattr(program, "init_waiting", lambda *given: prepared.append(given))
     tape = np.zeros((6, 5), np.int64)
     team = WorkerGroup({"run": 1, "work": 2}, tape, "kept")
     job, address = team.job, team.job.ctypes.data
-    assert len(job) == JOB_WORDS and address % LINE == team.cells.ctypes.data % LINE == 0
-    assert len(team.cells) * 8 == 6 * LINE and team.keep == ("kept", tape)
+    assert len(job) == JOB_WORDS and address % CACHE_LINE == team.cells.ctypes.data % CACHE_LINE == 0
+    assert len(team.cells) * 8 == 6 * CACHE_LINE and team.keep == ("kept", tape)
     assert job[[JOB.tape, JOB.steps, JOB.cells]].tolist() == [tape.ctypes.data, 6, team.cells.ctypes.data]
     assert job[[JOB.offer, JOB.lock, JOB.unlock, JOB.wait, JOB.wake]].tolist() == [11, 12, 13, 14, 15]
     assert prepared == [
@@ -264,9 +266,9 @@ def test_worker_groups_share_a_job_and_end_their_threads_once(monkeypatch):
 
 @pytest.mark.parametrize("line", [64, 128, 4096])
 def test_allocations_begin_at_cache_lines(monkeypatch, line):
-    monkeypatch.setattr(program, "LINE", line)
+    monkeypatch.setattr(program, "CACHE_LINE", line)
     for size in (64, 8 * 77):
-        blocks = [program.aligned_zeros(size) for _ in range(20)]
+        blocks = [program.allocate_aligned(size) for _ in range(20)]
         assert {memory.ctypes.data % line for memory in blocks} == {0}
         assert {len(memory) for memory in blocks} == {size // 8} and not np.any(blocks)
 
@@ -292,7 +294,7 @@ def test_threads_run_all_steps_or_a_range_of_them(monkeypatch):
             done.append("join")
 
     monkeypatch.setattr(program, "WorkerGroup", Known)
-    walker = Threads(4, "addresses", "tape")
+    walker = TapeThreads(4, "addresses", "tape")
     assert done == [("addresses", "tape", None), 4]
     walker.run()
     walker.run_steps(3, 7)
@@ -331,14 +333,14 @@ def test_a_backend_compiles_a_program_for_each_use_and_closes_each_once(monkeypa
     assert tested.warning == "warning 0" and compiled_programs[0][1].layout is None
     assert (tested.run([span], True), tested.encode([span], False)) == (0, None)
     assert done == [(0, [span], True), (1, [span], False)]
-    beside = tested.beside(["beside"])
+    beside = tested.compile_second(["beside"])
     assert (
         compiled_programs[2][1].header is not compiled_programs[0][1].header
         and compiled_programs[2][1].cache is tested._cache
         and compiled_programs[2][2:] == (3, "shown")
     )
     done.clear()
-    tested.become(["another"])
+    tested.replace_operations(["another"])
     assert done == ["close 0"] and compiled_programs[3] == (["another"], compiled_programs[0][1], 3, "shown")
     assert tested.run([span], False) == 3 and beside.warning == "warning 2"
     done.clear()
@@ -363,7 +365,7 @@ def test_a_backend_keeps_pages_for_attention_and_states_for_recurrence(monkeypat
     monkeypatch.setattr(
         backend, "compile_program", lambda *given: SimpleNamespace(run=None, warning=None, kernel_limits=[])
     )
-    states, options = [Paged(0, 1, 16, 16), Recurrent(1, ()), Latent(2, 16, 16)], EngineOptions(threads=3)
+    states, options = [PagedState(0, 1, 16, 16), Recurrent(1, ()), LatentState(2, 16, 16)], EngineOptions(threads=3)
     tested = CpuBackend(["model"], states, 100, options)
     assert calls["KVCache"] == (states[::2], 100, options.kv_cache_type) and calls["StateLayout"] == (states[1:2],)
     assert calls["CachePool"] == (tested._cache, tested._places.layout) and tested._places.layout is not None
@@ -377,7 +379,7 @@ def test_a_backend_compiles_one_image_program_for_each_type_of_attention(monkeyp
     monkeypatch.setattr(
         backend, "compile_program", lambda *given: SimpleNamespace(run=None, warning=None, kernel_limits=[])
     )
-    monkeypatch.setattr(backend, "RowProgram", lambda *given: programs.append(given) or SimpleNamespace(
+    monkeypatch.setattr(backend, "ImageRowProgram", lambda *given: programs.append(given) or SimpleNamespace(
         run=lambda *run: (given[0], *run)))  # fmt: skip
     options = EngineOptions(threads=3)
     tested = CpuBackend(["model"], [], 100, options, rows=lambda is_whole: f"rows {is_whole}")
@@ -399,13 +401,13 @@ def test_image_rows_are_padded_and_positioned_by_their_angles(monkeypatch):
     traced = SimpleNamespace(operations="operations", rows=np.full((4, 5), 9.0),
                            angles=[SimpleNamespace(fill=lambda turns: done.append(turns))] * 2)  # fmt: skip
     places = shift_places()
-    reader = RowProgram(traced, places, EngineOptions(threads=3, progress="shown"))
+    reader = ImageRowProgram(traced, places, EngineOptions(threads=3, progress="shown"))
     ((operations, own, *rest),) = compiled
     assert (operations, own.cache, rest) == ("operations", "cache", [3, "shown"]) and own.header is not places.header
     seen = SimpleNamespace(
-        rows_of=lambda ids: np.arange(6).reshape(2, 3) + ids[0], mrope_positions=lambda ids, at: (*ids, at)
+        select_rows=lambda ids: np.arange(6).reshape(2, 3) + ids[0], mrope_positions=lambda ids, at: (*ids, at)
     )
-    span = Span(None, 30, np.array([1, 2]), 1, seen=seen, ahead=10)
+    span = SequenceSpan(None, 30, np.array([1, 2]), 1, seen=seen, ahead=10)
     assert reader.run(span, True) == "logits"
     assert traced.rows.tolist() == [[1, 2, 3, 9, 9], [4, 5, 6, 9, 9], [9] * 5, [9] * 5]
     reader.close()
@@ -413,7 +415,7 @@ def test_image_rows_are_padded_and_positioned_by_their_angles(monkeypatch):
 
 
 def shift_places():
-    return backend.StepPlaces("cache", None, Header(4))
+    return backend.StepMemory("cache", None, Header(4))
 
 
 def test_keys_are_rotated_in_batches():
@@ -447,22 +449,22 @@ def test_a_quarter_of_the_free_memory_measures_the_bandwidth(monkeypatch, availa
     """Check that the size exceeds any cache, and that the best pass of ten counts."""
     readers, speeds = [], iter([3.0, 9.0, *[1.0] * 7, 5.0, 99.0])
     reader = SimpleNamespace(run=lambda: next(speeds), close=lambda: readers.append("close"))
-    monkeypatch.setattr(bandwidth, "available_memory", lambda: available)
+    monkeypatch.setattr(bandwidth, "get_available_memory", lambda: available)
     monkeypatch.setattr(bandwidth, "MemoryReader", lambda *given: readers.append(given) or reader)
-    assert read_bandwidth(3) == 9.0
+    assert measure_read_bandwidth(3) == 9.0
     assert readers == [(3, size), "close"]
     reader.run = lambda: 1 // 0
     with pytest.raises(ZeroDivisionError):
-        read_bandwidth(3)
+        measure_read_bandwidth(3)
     assert readers[2:] == [(3, size), "close"]
 
 
 def test_memory_is_streamed_by_all_threads_in_parts(monkeypatch):
     calls, done = [], []
     library = SimpleNamespace(addresses={"stream": 1, "run": 2, "work": 3})
-    monkeypatch.setattr(bandwidth, "Library", lambda *given: calls.append(given) or library)
+    monkeypatch.setattr(bandwidth, "KernelLibrary", lambda *given: calls.append(given) or library)
     walker = SimpleNamespace(run=lambda: done.append("run"), close=lambda: done.append("close"))
-    monkeypatch.setattr(bandwidth, "Threads", lambda *given, **named: calls.append((*given, named)) or walker)
+    monkeypatch.setattr(bandwidth, "TapeThreads", lambda *given, **named: calls.append((*given, named)) or walker)
     times = iter([10.0, 14.0])
     monkeypatch.setattr(bandwidth, "perf_counter", lambda: next(times))
     reader = MemoryReader(3, 2048)
@@ -478,8 +480,8 @@ def test_memory_is_streamed_by_all_threads_in_parts(monkeypatch):
 
 
 def test_vision_encoders_keep_their_engine_options(monkeypatch):
-    monkeypatch.setattr(pictures, "projector", lambda file: ("family", "hyperparameters"))
-    monkeypatch.setattr(pictures, "trace_parts", lambda *given: given)
+    monkeypatch.setattr(pictures, "load_projector", lambda file: ("family", "hyperparameters"))
+    monkeypatch.setattr(pictures, "trace_programs", lambda *given: given)
     file, options = SimpleNamespace(tensors={}), EngineOptions(threads=3)
     assert VisionEncoder(file, options)._options is options and VisionEncoder(file)._options == EngineOptions()
     assert VisionEncoder(file)._parts == (file, "family", "hyperparameters")

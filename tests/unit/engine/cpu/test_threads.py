@@ -17,18 +17,18 @@ import numpy as np
 import pytest
 from project import ROOT, SUPPORT
 
-from localllm.engine.cpu.program import KERNEL, Threads
+from localllm.engine.cpu.program import KERNEL, TapeThreads
 from localllm.engine.lower.tape import Buffer, Step, Tape
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.files.cache.checksummed_cache import read_checksummed, write_checksummed
 from localllm.kernels.build import compilers, library, objects
 from localllm.kernels.build.compilers import Compiler
-from localllm.kernels.build.library import Library
+from localllm.kernels.build.library import KernelLibrary
 from localllm.kernels.build.objects import DAY, object_file, object_folder, symbol
-from localllm.kernels.cpu.shared_job import JOB, LINE, STEP, Job
+from localllm.kernels.cpu.shared_job import CACHE_LINE, JOB, STEP, Job
 from localllm.system import cpu as cores_module
-from localllm.system.cpu import logical_cores, usable_cores
-from localllm.system.locks import lock
+from localllm.system.cpu import count_logical_cores, count_usable_cores
+from localllm.system.locks import lock_file
 
 # ---- how many cores -------------------------------------------------------------------------------------------------
 
@@ -53,15 +53,16 @@ def siblings(groups: list[str]) -> dict[str, str]:
 def test_usable_cores_are_counted_from_sysfs_and_affinity(monkeypatch, files, allowed, cores):
     monkeypatch.setattr(cores_module, "read_text", lambda path: files.get(path, ""))
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: allowed)
-    monkeypatch.setattr(cores_module, "cgroup_quota", lambda: 1e6)
-    assert usable_cores() == cores
-    assert logical_cores() == len(allowed)
+    monkeypatch.setattr(cores_module, "read_cpu_quota", lambda: 1e6)
+    assert count_usable_cores() == cores
+    assert count_logical_cores() == len(allowed)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs processor affinity")
 def test_usable_cores_of_a_process_bound_to_one_are_one():
     one = min(os.sched_getaffinity(0))
-    program = f"import os; os.sched_setaffinity(0, {{{one}}}); from localllm.system.cpu import *; print(usable_cores())"
+    imports = "import os; from localllm.system.cpu import count_usable_cores"
+    program = f"{imports}; os.sched_setaffinity(0, {{{one}}}); print(count_usable_cores())"
     assert run_python(program).stdout.strip() == "1"
 
 
@@ -72,8 +73,8 @@ def test_usable_cores_of_a_process_bound_to_one_are_one():
 def test_usable_cores_of_macos_are_its_performance_cores(monkeypatch, known, cores):
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(cores_module, "read_text", lambda path: "")
-    monkeypatch.setattr(cores_module, "system_number", lambda name: known.get(name, 0))
-    assert usable_cores() == cores
+    monkeypatch.setattr(cores_module, "read_sysctl", lambda name: known.get(name, 0))
+    assert count_usable_cores() == cores
 
 
 @pytest.mark.parametrize(
@@ -81,10 +82,10 @@ def test_usable_cores_of_macos_are_its_performance_cores(monkeypatch, known, cor
     [(8 << 30, sys.maxsize, 8), (2 << 30, sys.maxsize, 4), (8 << 30, 1_000_000 << 10, 1), (1 << 28, sys.maxsize, 1)],
 )
 def test_as_many_compilers_run_as_memory_allows(monkeypatch, available, limit, count):
-    monkeypatch.setattr(compilers, "logical_cores", lambda: 8)
-    monkeypatch.setattr(compilers, "available_memory", lambda: available)
-    monkeypatch.setattr(compilers, "address_limit", lambda: limit)
-    assert compilers.processes() == count
+    monkeypatch.setattr(compilers, "count_logical_cores", lambda: 8)
+    monkeypatch.setattr(compilers, "get_available_memory", lambda: available)
+    monkeypatch.setattr(compilers, "get_address_limit", lambda: limit)
+    assert compilers.count_processes() == count
 
 
 def run_python(program: str, *arguments, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -114,8 +115,8 @@ class Counting:
             arguments["columns"] = STRIDE // 4
             tape.append(Step("add", arguments, parts, None, [buffers[stage % 2]], [buffers[1 - stage % 2]]))
             x, y = y, x
-        self.result, self.library, self.tape = x, Library(NAMES), tape
-        self.threads = Threads(count, self.library.addresses, tape.finish(self.library.addresses))
+        self.result, self.library, self.tape = x, KernelLibrary(NAMES), tape
+        self.threads = TapeThreads(count, self.library.addresses, tape.finish(self.library.addresses))
 
     def run(self) -> np.ndarray:
         """Return the array after a run: STAGES everywhere if every step ran in order."""
@@ -180,7 +181,7 @@ def test_parts_are_limited_by_the_count_of_tokens():
     counting.threads.close()
     for tokens in (0, 1, 3, TOKENS):
         counting.tokens[0] = tokens
-        walker = Threads(2, counting.library.addresses, counting.tape.finish(counting.library.addresses))
+        walker = TapeThreads(2, counting.library.addresses, counting.tape.finish(counting.library.addresses))
         counting.arrays[0][:], counting.arrays[1][:] = 0, 0
         walker.run()
         walker.close()
@@ -190,7 +191,7 @@ def test_parts_are_limited_by_the_count_of_tokens():
 
 def test_no_two_writers_share_a_cache_line():
     lines = [
-        place * 8 // LINE
+        place * 8 // CACHE_LINE
         for place in (JOB.run, JOB.done, JOB.sleepers, JOB.offer, JOB.run_mutex, JOB.sleep_mutex, JOB.wake_condition)
     ]
     assert len(set(lines)) == len(lines)
@@ -201,7 +202,7 @@ def test_run_numbers_wrap_at_31_and_32_bits():
     """Claim cells hold 32 bits of them; at 500 runs per second that is 50 days."""
     counting = Counting(3, 9)
     for start in (2**31 - 20, 2**32 - 20):
-        counting.threads._team.job[JOB.run] = start
+        counting.threads._workers.job[JOB.run] = start
         for _ in range(20):
             assert (counting.run() == STAGES).all()
     counting.threads.close()
@@ -212,11 +213,11 @@ class Steps:
 
     def __init__(self, threads: int, *steps: tuple[Callable[[int, int, int, int], None], int, int]):
         """Build the steps from tuples (function, parts, address of the count of parts)."""
-        self.library, self.kernels = Library(NAMES), [KERNEL(function) for function, _, _ in steps]
+        self.library, self.kernels = KernelLibrary(NAMES), [KERNEL(function) for function, _, _ in steps]
         tape = np.zeros((len(steps), len(STEP)), np.int64)
         for row, kernel, (_, parts, count) in zip(tape, self.kernels, steps, strict=True):
             row[:] = ctypes.cast(kernel, ctypes.c_void_p).value, 0, parts, count, 1
-        self.threads = Threads(threads, self.library.addresses, tape, keep=self.kernels)
+        self.threads = TapeThreads(threads, self.library.addresses, tape, keep=self.kernels)
 
 
 def test_a_late_thread_sees_that_its_run_is_over():
@@ -234,7 +235,7 @@ def test_a_late_thread_sees_that_its_run_is_over():
 
     steps = Steps(2, (slow_for_the_caller, 2, 0), (lambda *_: None, 9, count.ctypes.data))
     offer = ctypes.CFUNCTYPE(None)(put_aside_until_told)
-    steps.threads._team.job[JOB.offer] = ctypes.cast(offer, ctypes.c_void_p).value
+    steps.threads._workers.job[JOB.offer] = ctypes.cast(offer, ctypes.c_void_p).value
     steps.threads.run()
     count[0] = 9  # more parts than were ever done: nobody may wait for them
     go_on.set()
@@ -308,7 +309,7 @@ def test_ctrl_c_leaves_threads_usable():
             except KeyboardInterrupt:
                 interrupted += 1
             assert (counting.run() == STAGES).all()
-            assert counting.threads._team.job[JOB.run] % 2 == 0
+            assert counting.threads._workers.job[JOB.run] % 2 == 0
     finally:
         signal.signal(signal.SIGALRM, before)
     assert interrupted == 500
@@ -356,15 +357,15 @@ def python_path() -> str:
 
 LOAD = """
 import sys
-from localllm.kernels.build.library import Library
-library = Library(sys.argv[1:])
+from localllm.kernels.build.library import KernelLibrary
+library = KernelLibrary(sys.argv[1:])
 assert all(library.addresses.values())
 print(library.warning or "numba" in sys.modules)
 """
 
 
 def test_cached_kernels_load_without_numba():
-    Library(NAMES)
+    KernelLibrary(NAMES)
     assert run_python(LOAD, *NAMES).stdout.strip() == "False"
 
 
@@ -398,7 +399,7 @@ def damaged(content: bytes) -> dict[str, bytes]:
 @pytest.mark.parametrize("damage", ["empty", "cut", "nearly whole", "zeros", "text", "one byte"])
 def test_a_damaged_object_file_is_compiled_again(tmp_path, damage):
     """A full disk or a crash can leave anything; running it would be worse than compiling once more."""
-    Library(["add"])
+    KernelLibrary(["add"])
     path = tmp_path / "kernels" / object_file("add").parent.name / "add.o"
     path.parent.mkdir(parents=True)
     content = damaged(object_file("add").read_bytes())[damage]
@@ -418,7 +419,10 @@ def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path):
 @pytest.mark.slow
 def test_a_cache_that_cannot_be_opened_costs_only_time(tmp_path):
     """Check also the lookup of kernels to compile later."""
-    program = "from localllm.kernels.build.library import Library; print(Library(['add'], later=['select']).warning)"
+    program = (
+        "from localllm.kernels.build.library import KernelLibrary;"
+        " print(KernelLibrary(['add'], later=['select']).warning)"
+    )
     warning = run_python(program, LOCALLLM_CACHE=str(tmp_path / ("x" * 300))).stdout
     assert warning.endswith("File name too long\n")
 
@@ -437,7 +441,7 @@ def test_a_full_disk_costs_only_time(tmp_path):
 def test_a_cache_that_vanishes_is_written_again(tmp_path, monkeypatch):
     monkeypatch.setattr(objects, "object_folder", lambda of=None: tmp_path / "kernels" / "key")
     for _ in range(2):
-        assert Library(["add"]).warning is None
+        assert KernelLibrary(["add"]).warning is None
         assert object_file("add").exists()
         shutil.rmtree(tmp_path / "kernels")
 
@@ -478,8 +482,8 @@ def test_writing_new_kernels_removes_unused_folders(tmp_path, monkeypatch):
         os.utime(folder, (0, time.time() - days * DAY))
     monkeypatch.setattr(objects, "object_folder", lambda of=None: used)
     with in_use.open("wb") as file:
-        assert lock(file.fileno())
-        Library(["add"])
+        assert lock_file(file.fileno())
+        KernelLibrary(["add"])
     files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
     kept = [f"{folder.name}/select.o" for folder in (used, recent, foreign)]
     assert files == sorted([f"{used.name}/add.o", f"{used.name}/{in_use.name}", *kept])
@@ -491,8 +495,8 @@ def test_use_is_marked_once_a_day(tmp_path, monkeypatch, days, marked):
     os.utime(tmp_path / "key", (0, time.time() - days * DAY))
     for module in (objects, library):
         monkeypatch.setattr(module, "object_folder", lambda of=None: tmp_path / "key")
-    Library(["add"])
-    assert (objects.age(tmp_path / "key", time.time()) < 60) == marked
+    KernelLibrary(["add"])
+    assert (objects.compute_age(tmp_path / "key", time.time()) < 60) == marked
 
 
 def test_the_cache_key_covers_all_sources_of_machine_code(tmp_path, monkeypatch):
@@ -535,14 +539,14 @@ def test_compilers_receive_no_numba_setting_but_the_cpu(monkeypatch):
 
 def test_a_failed_compilation_names_the_kernel():
     with pytest.raises(LocalllmError, match=r"cannot compile the kernels for this computer: .*'nonsense'$"):
-        Library(["add", "nonsense"])
+        KernelLibrary(["add", "nonsense"])
 
 
 def test_running_out_of_memory_while_compiling_is_a_memory_error(monkeypatch):
     """LLVM reports it in many ways and may abort: simulate it by a kernel that does not exist."""
-    monkeypatch.setattr(compilers, "address_limit", lambda: 400 << 20)
+    monkeypatch.setattr(compilers, "get_address_limit", lambda: 400 << 20)
     with pytest.raises(MemoryLimitError, match=r"not enough memory to compile the kernels: .*'nonsense'\)$"):
-        Library(["add", "nonsense"])
+        KernelLibrary(["add", "nonsense"])
 
 
 def processes_of(folder: Path) -> list[int]:
@@ -584,12 +588,12 @@ def test_compilers_end_with_the_program(tmp_path, name, compiling):
 def test_progress_is_reported_while_compiling(tmp_path, monkeypatch):
     monkeypatch.setattr(objects, "object_folder", lambda of=None: tmp_path / "key")
     calls = []
-    Library(["add", "select", "add"], lambda done, total: calls.append((done, total)))
+    KernelLibrary(["add", "select", "add"], lambda done, total: calls.append((done, total)))
     assert calls[0] == (0, 2)
     assert calls[-1] == (2, 2)
     assert calls == sorted(calls)
     calls.clear()
-    Library(["add", "select"], lambda done, total: calls.append((done, total)))
+    KernelLibrary(["add", "select"], lambda done, total: calls.append((done, total)))
     assert calls == []
 
 
@@ -598,7 +602,7 @@ def test_progress_is_reported_while_compiling(tmp_path, monkeypatch):
 )
 def test_an_object_file_defines_only_its_kernel_and_needs_only_libc(name):
     """Two that define the same symbol could not be linked into one process; what they need must exist without Numba."""
-    Library([name])
+    KernelLibrary([name])
     content = read_checksummed(object_file(name))
     if not content.startswith(b"\x7fELF\x02\x01"):
         pytest.skip("reads 64-bit ELF files only")

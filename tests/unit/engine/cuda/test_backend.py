@@ -9,27 +9,27 @@ from engines import SingleEngine
 from guarded import model as small_model
 from simulated import SimulatedCard
 
-from localllm.arch.layer_state import KVType, Paged
+from localllm.arch.layer_state import KVType, PagedState
 from localllm.arch.weights import Weight
 from localllm.engine import backend as opening
 from localllm.engine.cuda import backend as cuda_backend
 from localllm.engine.cuda import devices
 from localllm.engine.cuda import lowering as cuda_attention
 from localllm.engine.cuda.cache import CudaCache
-from localllm.engine.cuda.card import NoCardError, limits
+from localllm.engine.cuda.card import NoGpuError, compute_limits
 from localllm.engine.cuda.devices import (
     MARGIN,
-    Sizes,
-    card_bytes,
-    layers_that_fit,
-    require_room,
-    sizes,
-    spare,
-    state_bytes,
+    GpuSizes,
+    compute_gpu_bytes,
+    compute_sizes,
+    compute_spare,
+    compute_state_bytes,
+    count_fitting_layers,
+    require_memory,
 )
-from localllm.engine.cuda.lowering import BufferSlice, CudaTarget, Factor, multiply
-from localllm.engine.cuda.weights import CardWeights
-from localllm.engine.lower.header import Span
+from localllm.engine.cuda.lowering import BufferSlice, CudaTarget, ProductFactor, append_product
+from localllm.engine.cuda.weights import GpuWeights
+from localllm.engine.lower.header import SequenceSpan
 from localllm.engine.lower.tape import Buffer
 from localllm.engine.options import EngineOptions
 from localllm.errors import MemoryLimitError, UsageError
@@ -110,7 +110,7 @@ def test_layers_on_cpu_and_card_agree_with_the_reference(card, layers):
 
 def test_more_sequences_than_tables_run_in_groups(card, monkeypatch):
     """The CPU's layers leave other activations for the second group than for the first."""
-    monkeypatch.setattr(cuda_backend, "MOST_SEQUENCES", 1)
+    monkeypatch.setattr(cuda_backend, "MAX_SEQUENCES", 1)
     rows = {}
     for backend in ("reference", "cuda"):
         model = engine(backend, gpu_layers=1)
@@ -198,14 +198,14 @@ def test_a_card_without_room_is_an_error_or_falls_back_to_the_cpu(monkeypatch):
 
 def test_a_broken_card_falls_back_to_the_cpu_unless_it_was_named(monkeypatch):
     def broken(number: int) -> None:
-        raise NoCardError("GPU 0 cannot be used: it is on fire")
+        raise NoGpuError("GPU 0 cannot be used: it is on fire")
 
     monkeypatch.setattr(devices, "open_card", broken)
     monkeypatch.setattr("localllm.engine.backend.has_driver", lambda: True)
     model = engine("auto")
     assert model.warning == "the CPU computes: GPU 0 cannot be used: it is on fire"
     model.close()
-    with pytest.raises(NoCardError):
+    with pytest.raises(NoGpuError):
         engine("cuda")
 
 
@@ -222,15 +222,15 @@ def test_without_a_driver_no_cuda_module_is_imported(monkeypatch):
 
 
 def test_as_many_layers_go_to_the_card_as_fit():
-    needed = Sizes([10, 10, 10, 30], 5)
-    fitting = {free: layers_that_fit(needed, MARGIN + free) for free in (0, 34, 35, 44, 45, 64, 65, 1000)}
+    needed = GpuSizes([10, 10, 10, 30], 5)
+    fitting = {free: count_fitting_layers(needed, MARGIN + free) for free in (0, 34, 35, 44, 45, 64, 65, 1000)}
     assert fitting == {0: 0, 34: 0, 35: 1, 44: 1, 45: 2, 64: 3, 65: 4, 1000: 4}
-    require_room(needed, 2, MARGIN + 45)
+    require_memory(needed, 2, MARGIN + 45)
     with pytest.raises(MemoryLimitError, match="3 layers need"):
-        require_room(needed, 3, MARGIN + 45)
-    large = Sizes([2 * 10**9, 10**9, 3 * 10**9], 10**9)
+        require_memory(needed, 3, MARGIN + 45)
+    large = GpuSizes([2 * 10**9, 10**9, 3 * 10**9], 10**9)
     with pytest.raises(MemoryLimitError, match=r"2 layers need 5\.0 GB of GPU memory; 4\.0 GB are free"):
-        require_room(large, 2, 4 * 10**9)
+        require_memory(large, 2, 4 * 10**9)
 
 
 @pytest.mark.parametrize("format", ["Q4_K", "IQ2_XXS", "IQ2_S", "BF16"])
@@ -239,24 +239,24 @@ def test_the_counted_size_of_a_layer_is_what_gets_allocated(format):
     data = np.zeros((64, BY_NAME[format].row_bytes(256)), np.uint8)
     tensor = Tensor("blk.0.ffn_up.weight", BY_NAME[format], (64, 256), data)
     allocated: list[int] = []
-    weights = CardWeights(SimpleNamespace(capability=(8, 0), allocate=allocated.append), [], None)
+    weights = GpuWeights(SimpleNamespace(capability=(8, 0), allocate=allocated.append), [], None)
     weights._upload_planes = weights._upload_rows = lambda *arguments: None
     weights.address(Weight(tensor))
-    needed = sizes({tensor.name: tensor}, [], 1, 64, KVType(), 0)
+    needed = compute_sizes({tensor.name: tensor}, [], 1, 64, KVType(), 0)
     assert (needed.layers, needed.rest) == (allocated, 0)
 
 
 @pytest.mark.parametrize("contexts", [1, 2])
 def test_the_counted_size_leaves_room_for_weights_behind_the_cache(monkeypatch, contexts):
     """Check that neither a second context nor a window takes the room of weights."""
-    model, states, context = small(), [Paged(layer, 1, 16, 16, window=4) for layer in range(2)], 1 << 15
-    needed = sizes(model.tensors, states, 2, context, KVType(), 0)
+    model, states, context = small(), [PagedState(layer, 1, 16, 16, window=4) for layer in range(2)], 1 << 15
+    needed = compute_sizes(model.tensors, states, 2, context, KVType(), 0)
     room = needed.rest + sum(needed.layers)
-    room += (contexts - 1) * sum(state_bytes(state, context, KVType()) for state in states)
+    room += (contexts - 1) * sum(compute_state_bytes(state, context, KVType()) for state in states)
     card = SimulatedCard(room)
-    cache = CudaCache(card, states, context, KVType(), spare(needed, 2, MARGIN + room))
+    cache = CudaCache(card, states, context, KVType(), compute_spare(needed, 2, MARGIN + room))
     assert cache.sequences == (contexts,)
-    card.allocate(sum(map(card_bytes, model.tensors.values())))
+    card.allocate(sum(map(compute_gpu_bytes, model.tensors.values())))
 
 
 def test_limits_of_an_h100_match_its_data_sheet():
@@ -264,8 +264,8 @@ def test_limits_of_an_h100_match_its_data_sheet():
     properties = SimpleNamespace(
         memory_clock_rate=2_619_000, global_memory_bus_width=5120, clock_rate=1_830_000, multiprocessor_count=132
     )
-    assert limits(properties, (9, 0)) == pytest.approx((3.35e12, 989e12), rel=2e-3)
-    assert limits(properties, (42, 0))[1] == 0
+    assert compute_limits(properties, (9, 0)) == pytest.approx((3.35e12, 989e12), rel=2e-3)
+    assert compute_limits(properties, (42, 0))[1] == 0
 
 
 def test_a_backend_runs_cpu_and_card_layers_in_groups_of_tables(card, monkeypatch):
@@ -280,13 +280,13 @@ def test_a_backend_runs_cpu_and_card_layers_in_groups_of_tables(card, monkeypatc
         assert calls_made[-1] == ([(span.position, 0) for span in spans], precise)
         return np.array([[span.position] for span in spans for _ in range(span.wanted)])
 
-    made._front, made._card = (
+    made._cpu_program, made._card = (
         SimpleNamespace(run=front, **parts),
         SimpleNamespace(close=lambda: calls_made.append("card")),
     )
     made._program = SimpleNamespace(run=behind)
-    monkeypatch.setattr(cuda_backend, "MOST_SEQUENCES", 2)
-    spans = [Span(None, number, np.zeros(1, np.int64), 1) for number in range(5)]
+    monkeypatch.setattr(cuda_backend, "MAX_SEQUENCES", 2)
+    spans = [SequenceSpan(None, number, np.zeros(1, np.int64), 1) for number in range(5)]
     for count, calls in ((1, 1), (2, 1), (3, 2), (4, 2), (5, 3)):
         calls_made.clear()
         assert made.run(spans[:count], count > 2).ravel().tolist() == list(range(count))
@@ -295,7 +295,7 @@ def test_a_backend_runs_cpu_and_card_layers_in_groups_of_tables(card, monkeypatc
     made.prepare_all()
     made.close()
     assert calls_made == ["prepare_all", "close", "card"]
-    made._front = None
+    made._cpu_program = None
     made.prepare_all()
     made.close()
     assert calls_made[3:] == ["card"]
@@ -306,8 +306,8 @@ def test_products_start_at_the_given_offset_and_may_accumulate():
     appended = list[tuple]()
     steps = SimpleNamespace(max_rows=lambda rows: 7, append=lambda *given: appended.append(given))
     a, b, y, x = Buffer(3, 64), Buffer(5, 128), Buffer(7, 256), SimpleNamespace(rows=None, columns=48)
-    multiply(steps, "f16", Factor(a, 32), Factor(b, 64), x, y, 9)
-    multiply(steps, "f16", Factor(12, 32), Factor(b, 64), x, BufferSlice(y, 40), 9, adds=True)
+    append_product(steps, "f16", ProductFactor(a, 32), ProductFactor(b, 64), x, y, 9)
+    append_product(steps, "f16", ProductFactor(12, 32), ProductFactor(b, 64), x, BufferSlice(y, 40), 9, adds=True)
     same = {"kind": "f16", "m": 9, "n": 7, "k": 48, "a_stride": 32, "b_stride": 64, "c_stride": 64, "b": b}
     assert appended == [
         ("product", same | {"a": a, "c": BufferSlice(y, 0), "adds": False}, 0, [b, a], [y]),

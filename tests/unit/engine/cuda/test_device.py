@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from localllm.engine.cuda import card as cuda_device
-from localllm.engine.cuda.card import CudaCard, Grid, Launch, LibraryProduct, NoCardError
-from localllm.engine.cuda.lowering import BufferSlice, encode_argument, kernels_of
+from localllm.engine.cuda.card import CublasProduct, CudaGpu, Grid, Launch, NoGpuError
+from localllm.engine.cuda.lowering import BufferSlice, encode_argument, list_kernels
 from localllm.engine.lower.tape import Buffer
 from localllm.errors import LocalllmError, MemoryLimitError
 
@@ -37,8 +37,8 @@ def heard() -> Heard:
 
 
 @pytest.fixture
-def card(heard: Heard, monkeypatch) -> CudaCard:
-    monkeypatch.setattr(cuda_device, "CHUNK", 64)
+def card(heard: Heard, monkeypatch) -> CudaGpu:
+    monkeypatch.setattr(cuda_device, "MAX_CHUNK_BYTES", 64)
     monkeypatch.setattr(cuda_device, "WORKSPACE", 64)
     memory = iter([np.zeros(1 << 12, np.uint8) for _ in range(20)])
 
@@ -65,12 +65,12 @@ def card(heard: Heard, monkeypatch) -> CudaCard:
             sync=heard.says("sync"), handle=7, create_graph_builder=lambda: builder,
         ),
     )  # fmt: skip
-    opened = CudaCard(device, driver, SimpleNamespace(create=lambda: 1, destroy=heard.says("destroy")))
+    opened = CudaGpu(device, driver, SimpleNamespace(create=lambda: 1, destroy=heard.says("destroy")))
     heard.clear()
     return opened
 
 
-def test_every_call_makes_the_device_current_in_its_thread(card: CudaCard, heard: Heard):
+def test_every_call_makes_the_device_current_in_its_thread(card: CudaGpu, heard: Heard):
     """A thread that forks a sequence copies a page before it runs anything."""
     for call in (lambda: card.copy(1, 2, 3), lambda: card.allocate(8), lambda: card.allocate_pinned(8),
                  lambda: card.upload(1, np.zeros(8, np.uint8)), lambda: card.download(1, 8), card.close):  # fmt: skip
@@ -79,7 +79,7 @@ def test_every_call_makes_the_device_current_in_its_thread(card: CudaCard, heard
         assert heard[0] == "use"
 
 
-def test_uploads_wait_until_the_bytes_have_arrived(card: CudaCard, heard: Heard):
+def test_uploads_wait_until_the_bytes_have_arrived(card: CudaGpu, heard: Heard):
     """cuMemcpyHtoD may return while bytes are on their way, for which no stream waits."""
     card.upload(1, np.zeros(8, np.uint8))
     assert heard[-3:] == ["cuMemcpyHtoDAsync", "sync", "sync"]
@@ -91,7 +91,7 @@ def moved(target: int, source: int, size: int, stream: int = 7) -> tuple[int]:
     return (0,)
 
 
-def test_bytes_arrive_on_the_card_within_it_and_back(card: CudaCard):
+def test_bytes_arrive_on_the_card_within_it_and_back(card: CudaGpu):
     for name in ("cuMemcpyHtoDAsync", "cuMemcpyDtoDAsync", "cuMemcpyDtoH"):
         setattr(card._driver, name, moved)
     data = np.arange(40, dtype=np.uint8)
@@ -100,12 +100,12 @@ def test_bytes_arrive_on_the_card_within_it_and_back(card: CudaCard):
     card.copy(elsewhere, there, 40)
     np.testing.assert_array_equal(card.download(elsewhere, 40), np.arange(40))
     card._stream.wait, card._stream.record = (lambda other: None), lambda: card._stream
-    card.feed(np.split(data, 5), lambda address, chunk: None, there + 40)
+    card.upload_chunks(np.split(data, 5), lambda address, chunk: None, there + 40)
     np.testing.assert_array_equal(card.download(there, 80), [*range(40), *range(40)])
 
 
 @pytest.mark.parametrize("stream", ["_stream", "_copies"])
-def test_a_card_that_fails_raises_one_line_and_is_closed_once(card: CudaCard, heard: Heard, stream: str):
+def test_a_card_that_fails_raises_one_line_and_is_closed_once(card: CudaGpu, heard: Heard, stream: str):
 
     def broken(*arguments) -> None:
         raise BrokenError("CUDA_ERROR_ILLEGAL_ADDRESS:\n an address is not that of any memory")
@@ -129,17 +129,17 @@ def test_a_card_that_fails_raises_one_line_and_is_closed_once(card: CudaCard, he
     assert freed == (heard.count("cuMemFree"), heard.count("cuMemFreeHost"))
 
 
-def test_uploading_reuses_staging_memory_only_after_it_was_read(card: CudaCard, heard: Heard):
+def test_uploading_reuses_staging_memory_only_after_it_was_read(card: CudaGpu, heard: Heard):
     stream = card._stream
     stream.wait = heard.says("wait")
     stream.record = lambda: SimpleNamespace(sync=heard.says("done"))
-    card.feed([np.full(8, number, np.uint8) for number in range(3)], lambda address, chunk: None, 1)
+    card.upload_chunks([np.full(8, number, np.uint8) for number in range(3)], lambda address, chunk: None, 1)
     turns = [name for name in heard if name in ("cuMemcpyHtoDAsync", "wait", "done")]
     assert turns == ["cuMemcpyHtoDAsync", "wait"] * 2 + ["done", "cuMemcpyHtoDAsync", "wait"]
     assert bytes((ctypes.c_uint8 * 8).from_address(card._staging[0].ctypes.data)) == bytes([2] * 8)
 
 
-def test_closing_a_card_frees_everything_once(card: CudaCard, heard: Heard):
+def test_closing_a_card_frees_everything_once(card: CudaGpu, heard: Heard):
     own = card.allocate(8)
     card.free(own)
     heard.clear()
@@ -167,7 +167,7 @@ def test_kernel_arguments_are_encoded_as_integers():
 def test_only_our_own_kernels_are_compiled():
     """Matrix products come from cuBLAS."""
     steps = [SimpleNamespace(kernel=name) for name in ("rms_norm", "product", "swiglu", "rms_norm")]
-    assert kernels_of(steps) == {"rms_norm", "swiglu"}
+    assert list_kernels(steps) == {"rms_norm", "swiglu"}
 
 
 # As their data sheets have it: kHz, bits, multiprocessors; GB per second, and billions of operations in float16.
@@ -185,7 +185,7 @@ def test_limits_of_known_cards_match_their_data_sheets(name: str):
     properties = SimpleNamespace(
         memory_clock_rate=memory_clock, global_memory_bus_width=width, clock_rate=clock, multiprocessor_count=count
     )
-    bandwidth, peak = cuda_device.limits(properties, capability)
+    bandwidth, peak = cuda_device.compute_limits(properties, capability)
     assert bandwidth == pytest.approx(gb_per_s * 1e9, rel=0.01)
     assert peak == pytest.approx(gops * 1e9, rel=0.01)
 
@@ -195,7 +195,7 @@ def test_an_error_without_a_message_is_reported_by_its_class():
         raise BrokenError
 
 
-def test_a_graph_is_recorded_once_and_replayed(card: CudaCard, heard: Heard, monkeypatch):
+def test_a_graph_is_recorded_once_and_replayed(card: CudaGpu, heard: Heard, monkeypatch):
     builder = card._stream.create_graph_builder()
     graph = SimpleNamespace(upload=lambda stream: heard.append(("upload", stream)),
                             launch=lambda stream: heard.append(("launch", stream)))  # fmt: skip
@@ -220,7 +220,7 @@ def nvidia(monkeypatch) -> SimpleNamespace:
     for name in ("cuda", "nvmath", *modules):
         monkeypatch.setitem(sys.modules, name, modules.get(name, SimpleNamespace()))
     monkeypatch.setattr(cuda_device, "has_driver", lambda: True)
-    monkeypatch.setattr(cuda_device, "CudaCard", lambda *given: given)
+    monkeypatch.setattr(cuda_device, "CudaGpu", lambda *given: given)
     return SimpleNamespace(driver=driver, core=core, device=device, cublas=cublas, heard=heard)
 
 
@@ -258,12 +258,12 @@ def failing(error: Exception):
 )  # fmt: skip
 def test_a_card_that_cannot_be_used_says_why(nvidia, monkeypatch, change, problem):
     change(nvidia, monkeypatch)
-    with pytest.raises(NoCardError) as error:
+    with pytest.raises(NoGpuError) as error:
         cuda_device.open_card(0)
     assert str(error.value) == problem
 
 
-def test_driver_results_are_unpacked_or_raised(card: CudaCard):
+def test_driver_results_are_unpacked_or_raised(card: CudaGpu):
     driver = card._driver
     assert cuda_device.check_call(driver, (0,)) is None
     assert cuda_device.check_call(driver, (0, 5, 6)) == 5
@@ -278,7 +278,7 @@ def test_driver_results_are_unpacked_or_raised(card: CudaCard):
         card.free_bytes()
 
 
-def test_chunks_are_converted_where_they_arrive(card: CudaCard, heard: Heard, monkeypatch):
+def test_chunks_are_converted_where_they_arrive(card: CudaGpu, heard: Heard, monkeypatch):
     """Check that two buffers take turns and are freed, and that chunks without a conversion go to their address at
     once.
     """
@@ -288,7 +288,7 @@ def test_chunks_are_converted_where_they_arrive(card: CudaCard, heard: Heard, mo
     card._driver.cuMemcpyHtoDAsync = lambda target, source, size, stream: heard.append((target, size)) or (0,)
     heard.clear()
     chunks = [np.zeros(size, np.uint8) for size in (8, 16, 24, 32)]
-    card.feed(chunks, lambda address, chunk: f"{address} {len(chunk)}" if len(chunk) < 32 else None, 1000)
+    card.upload_chunks(chunks, lambda address, chunk: f"{address} {len(chunk)}" if len(chunk) < 32 else None, 1000)
     moves = [call for call in heard if isinstance(call, tuple)]
     first, second = moves[0][0], moves[1][0]
     assert first != second and moves == [(first, 8), (second, 16), (first, 24), (1048, 32)]
@@ -297,7 +297,7 @@ def test_chunks_are_converted_where_they_arrive(card: CudaCard, heard: Heard, mo
     assert heard[last:] == ["sync", "use", "cuMemFree", "use", "cuMemFree"]
 
 
-def test_kernels_are_launched_and_products_sent_to_cublas(card: CudaCard, heard: Heard, monkeypatch):
+def test_kernels_are_launched_and_products_sent_to_cublas(card: CudaGpu, heard: Heard, monkeypatch):
     """Kernels are loaded once; cuBLAS has columns first."""
     asked, launched = [], []
 
@@ -325,7 +325,7 @@ def test_kernels_are_launched_and_products_sent_to_cublas(card: CudaCard, heard:
     kinds = {"f16": 2, "bf16": 14, "f32": 0}
     heard.clear()
     for kind in kinds:
-        card.do([LibraryProduct(kind, 101, 102, 103, 5, 6, 7, 21, 22, 23, adds=kind == "f32"),
+        card.launch([CublasProduct(kind, 101, 102, 103, 5, 6, 7, 21, 22, 23, adds=kind == "f32"),
                  Launch("b", Grid(3, 4, 32), (1, 2))])  # fmt: skip
     one, zero = card._one.ctypes.data, card._zero.ctypes.data
     assert (card._one.tolist(), card._zero.tolist()) == ([1], [0])

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from localllm.engine.cuda.lowering import fuse
+from localllm.engine.cuda.lowering import fuse_norms
 from localllm.engine.lower.tape import Buffer, Step
 from localllm.kernels.table import KERNELS
 
@@ -27,7 +27,7 @@ def rope(x: Buffer, y: Buffer, table: Buffer, head_dim: int = 8) -> Step:
 
 
 def names(*steps: Step) -> list[str]:
-    fused = fuse(list(steps))
+    fused = fuse_norms(list(steps))
     for step in fused:
         assert step.arguments.keys() == set(KERNELS[step.kernel].arguments._fields)
     return [step.kernel for step in fused]
@@ -39,7 +39,7 @@ def buffers(count: int) -> list[Buffer]:
 
 def test_a_sum_and_its_norm_are_fused_unless_other_rows_or_steps_are_between():
     x, z, y, normed = buffers(4)
-    (step,) = fuse([add(x, z, x), norm(x, normed)])
+    (step,) = fuse_norms([add(x, z, x), norm(x, normed)])
     assert step.kernel == "add_rms_norm" and step.reads == [x, z] and step.writes == [x, normed]
     assert step.arguments["total"] is x and step.arguments["y"] is normed
     assert names(add(x, z, y), norm(y, y), add(z, y, z)) == ["add_rms_norm", "add"]
@@ -53,7 +53,7 @@ def test_a_sum_and_its_norm_are_fused_unless_other_rows_or_steps_are_between():
 
 def test_norms_of_heads_and_their_rotation_are_fused_if_nothing_reads_between():
     x, q, k, other, table = buffers(5)
-    fused = fuse([norm(x, q, 8), norm(k, k, 8), rope(q, q, table), rope(k, k, table)])
+    fused = fuse_norms([norm(x, q, 8), norm(k, k, 8), rope(q, q, table), rope(k, k, table)])
     assert [step.kernel for step in fused] == ["rms_norm_rope"] * 2
     assert fused[0].reads == [x, table] and fused[0].writes == [q]
     assert fused[0].arguments["x"] is x and fused[0].arguments["y"] is q

@@ -7,25 +7,25 @@ import numpy as np
 import pytest
 from project import GOLDENS
 
-from localllm.arch.layer_state import KVType, Latent, Paged
+from localllm.arch.layer_state import KVType, LatentState, PagedState
 from localllm.arch.rope import Rope
-from localllm.arch.verbs import Routing, Scores
+from localllm.arch.verbs import AttentionScores, Routing
 from localllm.engine.cuda.lowering import (
     BufferSlice,
     CudaTarget,
     FewTokenAttention,
-    card_steps,
     encode_argument,
-    kernels_of,
+    list_kernels,
+    lower_to_gpu,
 )
 from localllm.engine.lower.activation import WANTED
 from localllm.engine.lower.header import Header
-from localllm.engine.lower.steps import StepPlaces
+from localllm.engine.lower.steps import StepMemory
 from localllm.engine.lower.tape import Buffer
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.trace.recorder import Recorder
 from localllm.errors import UnsupportedError
-from localllm.kernels.cuda import MOST_EXPERTS
+from localllm.kernels.cuda import MAX_EXPERTS
 from localllm.kernels.table import PAGE
 from tests.unit.engine.cpu.test_lowering import of_experts, product, weight
 from tests.unit.engine.lower.test_lowering import (
@@ -42,7 +42,7 @@ from tests.unit.engine.lower.test_lowering import (
 from tests.unit.engine.trace.test_recorder import w
 
 SIZES = {"one": (1, 1), "eight": (8, 2), "sixteen": (16, 9), "many": (32, 9)}
-LONG, SPARSE = Paged(0, 2, 288, 32), Latent(0, 16, 16, period=2)
+LONG, SPARSE = PagedState(0, 2, 288, 32), LatentState(0, 16, 16, period=2)
 
 
 def network(b: Any, rows: Any) -> None:
@@ -50,7 +50,7 @@ def network(b: Any, rows: Any) -> None:
     x = b.rms_norm(rows(256), w(256), 0.5)
     q = b.rope(b.rms_norm(b.linear(x, weight("Q8_0", 64, 256)), w(16), 0.25, 16), HEADS_TURN, b.positions)
     k, v = (b.linear(x, weight("Q8_0", rows, 256)) for rows in (32, 64))
-    y = b.add(b.attend(q, k, v, PAGED, Scores(4, 0.5)), rows(128))
+    y = b.add(b.attend(q, k, v, PAGED, AttentionScores(4, 0.5)), rows(128))
     z = b.rms_norm(y, w(128), 0.5)
     gate, up = (b.linear(z, weight("Q8_0", 256, 128)) for _ in "ab")
     b.add(y, b.linear(b.swiglu(gate, up), weight("Q8_0", 128, 256)))
@@ -104,10 +104,10 @@ FILE = GOLDENS / "steps_cuda.txt"
 def steps_of(size: tuple[int, int], say: Any, states: Any = (), kv_type: str = "f32", capability: Any = (8, 0)) -> Any:
     builder = Recorder(SimpleNamespace(vocab_size=9, width=8), 64)  # type: ignore[arg-type]
     say(builder, lambda columns: builder.external_input(np.zeros((9, columns), np.float32), columns))
-    places = StepPlaces(KVCache(list(states), PAGE, KVType.of(kv_type), (1,)), None, Header(size[0]))
+    places = StepMemory(KVCache(list(states), PAGE, KVType.of(kv_type), (1,)), None, Header(size[0]))
     weights: Any = SimpleNamespace(address=lambda weight: f"matrix {weight.name}", capability=capability)
-    steps, context = card_steps(builder.operations, places, weights, size, {}), GpuContext(places)
-    assert kernels_of(steps) == {step.kernel for step in steps} - {"product"}
+    steps, context = lower_to_gpu(builder.operations, places, weights, size, {}), GpuContext(places)
+    assert list_kernels(steps) == {step.kernel for step in steps} - {"product"}
     lines = [context.step(step) for step in steps]
     return [line for line in lines if "x=float32[9x" not in line and not line.startswith("logits ")]
 
@@ -154,13 +154,13 @@ def test_partial_results_are_padded_to_whole_vectors():
 def test_unsupported_operations_are_refused_on_a_gpu():
     def crossing(b: Any, rows: Any) -> None:
         b.write_kv(rows(32), rows(64), PAGED)
-        b.attend(rows(64), None, None, PAGED, Scores(4, 0.5, cross_attention=True))
+        b.attend(rows(64), None, None, PAGED, AttentionScores(4, 0.5, cross_attention=True))
 
     for say, message in (
         (crossing, "encoder models run on the CPU only: use --device cpu"),
         (attending(biases=np.ones((4, 3))), "encoder models run on the CPU only"),
-        (lambda b, rows: b.route(rows(MOST_EXPERTS + 1), Routing(MOST_EXPERTS + 1, 2), None, None),
-         f"{MOST_EXPERTS + 1} experts are too many for a GPU; the limit is {MOST_EXPERTS}"),
+        (lambda b, rows: b.route(rows(MAX_EXPERTS + 1), Routing(MAX_EXPERTS + 1, 2), None, None),
+         f"{MAX_EXPERTS + 1} experts are too many for a GPU; the limit is {MAX_EXPERTS}"),
     ):  # fmt: skip
         with pytest.raises(UnsupportedError, match=message):
             steps_of((1, 1), say, [PAGED], "f16")

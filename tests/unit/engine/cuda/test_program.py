@@ -6,27 +6,27 @@ import numpy as np
 import pytest
 from simulated import SimulatedCard
 
-from localllm.arch.layer_state import KVType, Latent, Paged, Recurrent
-from localllm.arch.verbs import Routing, Scores
+from localllm.arch.layer_state import KVType, LatentState, PagedState, Recurrent
+from localllm.arch.verbs import AttentionScores, Routing
 from localllm.arch.weights import Weight
 from localllm.engine.cuda import lowering as products
 from localllm.engine.cuda import program as card_program
 from localllm.engine.cuda import weights as card_weights
-from localllm.engine.cuda.cache import CardLayout, CudaCache
-from localllm.engine.cuda.card import Launch, LibraryProduct
-from localllm.engine.cuda.lowering import card_steps, work_of
+from localllm.engine.cuda.cache import CudaCache, GpuStateLayout
+from localllm.engine.cuda.card import CublasProduct, Launch
+from localllm.engine.cuda.lowering import convert_step, lower_to_gpu
 from localllm.engine.cuda.program import (
     CudaProgram,
-    NullPlacement,
     PinnedHeader,
     SizedProgram,
-    program_size,
-    words_of_header,
+    UnplacedWeights,
+    count_header_words,
+    round_program_size,
 )
-from localllm.engine.cuda.weights import CardWeights, pieces
+from localllm.engine.cuda.weights import GpuWeights, iterate_chunks
 from localllm.engine.lower.activation import ALL, WANTED, Activation
-from localllm.engine.lower.header import Header, Span, TextSpan
-from localllm.engine.lower.steps import StepPlaces
+from localllm.engine.lower.header import Header, SequenceSpan, TextSpan
+from localllm.engine.lower.steps import StepMemory
 from localllm.engine.lower.tape import Step
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.recurrent import StateLayout
@@ -34,13 +34,13 @@ from localllm.engine.operations.operation import MatrixOperation, Operation
 from localllm.engine.trace.recorder import Recorder
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.file import Tensor
-from localllm.kernels.cuda import CHOOSING, parameters
+from localllm.kernels.cuda import MAX_SELECTION_BLOCKS, list_parameters
 from localllm.kernels.table import PAGE
 from localllm.quant.formats import BY_NAME
 from tests.unit.engine.trace.test_recorder import tensor
 
 
-class Somewhere(NullPlacement):
+class Somewhere(UnplacedWeights):
     """Place every matrix at the same address."""
 
     def __init__(self, capability=(8, 0)):
@@ -54,24 +54,24 @@ def steps_of(say, tokens: int, states=(), kv_type: str = "f16", capability=(8, 0
     """Return the steps of an architecture, say(builder, rows), where rows maps a number of columns to an input."""
     builder = Recorder(SimpleNamespace(vocab_size=9, width=8), 64)
     say(builder, lambda columns: builder.external_input(np.zeros((tokens, columns), np.float32), columns))
-    places = StepPlaces(KVCache(states, PAGE, KVType.of(kv_type), (1,)), None, Header(tokens))
-    steps = card_steps(builder.operations, places, Somewhere(capability), (tokens, 1), {})
+    places = StepMemory(KVCache(states, PAGE, KVType.of(kv_type), (1,)), None, Header(tokens))
+    steps = lower_to_gpu(builder.operations, places, Somewhere(capability), (tokens, 1), {})
     for step in steps:  # what kernels take, no more and no less
-        assert isinstance(work_of(step, lambda array: 0, 0), Launch | LibraryProduct)
+        assert isinstance(convert_step(step, lambda array: 0, 0), Launch | CublasProduct)
     return [step for step in steps if step.kernel not in ("slice_columns", "logits")]
 
 
 def attending(state, *, heads=4, chosen=False, **given):
     def say(b, rows):
         new = (rows(state.kv_heads * state.key_dim), rows(state.kv_heads * state.value_dim))
-        k, v = new if isinstance(state, Paged) else (new[0], None)
-        scores = Scores(heads, 0.5, chosen=rows(2) if chosen else None, **given)
+        k, v = new if isinstance(state, PagedState) else (new[0], None)
+        scores = AttentionScores(heads, 0.5, chosen=rows(2) if chosen else None, **given)
         b.attend(rows(heads * state.key_dim), k, v, state, scores)
 
     return say
 
 
-PAGED = Paged(0, 2, 16, 32)
+PAGED = PagedState(0, 2, 16, 32)
 
 
 @pytest.mark.parametrize(
@@ -84,11 +84,11 @@ PAGED = Paged(0, 2, 16, 32)
         (17, PAGED, "k=f16,v=f32", {}, "attend_few-F16-F32-2-16-32"),
         (17, PAGED, "f16", {"logs": True}, "attend_few-F16-F16-2-16-32"),
         (17, PAGED, "f16", {"chosen": True}, "attend_few-F16-F16-2-16-32-chosen"),
-        (17, Paged(0, 1, 256, 256), "f16", {}, "attend_many-F16-F16-256-256-16"),
-        (17, Paged(0, 1, 272, 16), "f16", {}, "attend_few-F16-F16-4-272-16"),
-        (17, Paged(0, 1, 16, 272), "f16", {}, "attend_few-F16-F16-4-16-272"),
-        (17, Latent(0, 32, 16), "f16", {}, "attend_many-F16-F16-32-16-16"),
-        (17, Latent(0, 32, 16, period=2), "f16", {}, "attend_few-F16-F16-4-32-16"),
+        (17, PagedState(0, 1, 256, 256), "f16", {}, "attend_many-F16-F16-256-256-16"),
+        (17, PagedState(0, 1, 272, 16), "f16", {}, "attend_few-F16-F16-4-272-16"),
+        (17, PagedState(0, 1, 16, 272), "f16", {}, "attend_few-F16-F16-4-16-272"),
+        (17, LatentState(0, 32, 16), "f16", {}, "attend_many-F16-F16-32-16-16"),
+        (17, LatentState(0, 32, 16, period=2), "f16", {}, "attend_few-F16-F16-4-32-16"),
     ],
 )
 def test_attention_selects_a_kernel_by_tokens_type_and_head_size(tokens, state, kv_type, given, kernel):
@@ -110,14 +110,14 @@ def test_attention_selects_a_kernel_by_tokens_type_and_head_size(tokens, state, 
 @pytest.mark.parametrize(("tokens", "kv_heads", "parts"), [(8, 2, 132), (9, 2, 15), (16, 2, 9), (16, 1, 17)])
 def test_contexts_are_divided_so_that_all_multiprocessors_work(tokens, kv_heads, parts):
     """A decode of few tokens is divided as if each were alone."""
-    state = Paged(0, kv_heads, 16, 32)
+    state = PagedState(0, kv_heads, 16, 32)
     (few,) = [step for step in steps_of(attending(state), tokens, [state]) if step.kernel.startswith("attend")]
     assert few.arguments["parts"] == parts
 
 
 @pytest.mark.parametrize("tokens", [16, 17])
 def test_results_are_rotated_back_where_the_cache_is_rotated(tokens):
-    wide = Paged(0, 2, 64, 64)
+    wide = PagedState(0, 2, 64, 64)
     kernels = [step.kernel.partition("-")[0] for step in steps_of(attending(wide), tokens, [wide], "q4_0")]
     assert kernels[:5] == ["hadamard", "hadamard", "store", "store", "hadamard"] and kernels[-1] == "hadamard"
 
@@ -128,9 +128,9 @@ def test_attention_of_encoders_is_refused_on_a_gpu(given):
         steps_of(attending(PAGED, **given), 1, [PAGED])
 
 
-@pytest.mark.parametrize(("tokens", "rows"), [(2, 2), (4096, CHOOSING)])
+@pytest.mark.parametrize(("tokens", "rows"), [(2, 2), (4096, MAX_SELECTION_BLOCKS)])
 def test_selecting_keys_limits_its_scratch_memory(tokens, rows):
-    index = Latent(0, 16, 16, is_index=True)
+    index = LatentState(0, 16, 16, is_index=True)
 
     def say(b, rows):
         b.select_keys(rows(48), rows(16), rows(3), index, 5)
@@ -186,7 +186,7 @@ def test_products_select_kernels_by_type_and_number_of_rows(format, few, many):
 
 
 def test_large_matrices_are_unpacked_in_slices_of_rows(monkeypatch):
-    monkeypatch.setattr(products, "UNPACKED", 2 * 256 * 2)
+    monkeypatch.setattr(products, "UNPACKED_BYTES", 2 * 256 * 2)
     steps = steps_of(lambda b, rows: b.linear(rows(256), matrix("Q8_0", 5, 256)), 9)
     unpacked = [step for step in steps if step.kernel == "unpack-Q8_0"]
     multiplied = [step for step in steps if step.kernel == "product"]
@@ -198,7 +198,7 @@ def test_large_matrices_are_unpacked_in_slices_of_rows(monkeypatch):
     ]  # fmt: skip
     assert [step.reads[1] for step in multiplied] == [step.writes[0] for step in unpacked]
     assert all(buffer.stride == 512 for step in unpacked for buffer in step.writes)
-    monkeypatch.setattr(products, "UNPACKED", 1)
+    monkeypatch.setattr(products, "UNPACKED_BYTES", 1)
     assert len(steps_of(lambda b, rows: b.linear(rows(256), matrix("Q8_0", 5, 256)), 9)) == 2 + 2 * 5
 
 
@@ -218,7 +218,7 @@ def test_experts_are_routed_planned_multiplied_and_scattered():
     product = next(step for step in steps if step.kernel.startswith("linear_planes"))
     assert product.arguments["experts"] == 3 and product.arguments["expert_bytes"] == 6 * product.arguments["row_bytes"]
     assert [step.kernel for step in steps_of(lambda b, rows: say(b, rows, bias=False), 9)].count("add_by_expert") == 0
-    most = products.MOST_EXPERTS
+    most = products.MAX_EXPERTS
     steps_of(lambda b, rows: say(b, rows, most), 2)
     with pytest.raises(UnsupportedError, match=rf"^{most + 1} experts are too many for a GPU; the limit is {most}$"):
         steps_of(lambda b, rows: say(b, rows, most + 1), 2)
@@ -227,7 +227,7 @@ def test_experts_are_routed_planned_multiplied_and_scattered():
 def test_a_launch_without_all_arguments_is_refused():
     step = Step("scale_rows", {"x": 1}, 1, None, [], [])
     with pytest.raises(TypeError, match=r"^scale_rows: columns, count, scales, stride, x, y$"):
-        work_of(step, lambda array: 0, 0)
+        convert_step(step, lambda array: 0, 0)
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ def test_a_launch_without_all_arguments_is_refused():
 
 def test_a_gpu_cache_stores_the_same_bytes_as_the_cpu_cache():
     """Check also that only enough memory makes room for a second context."""
-    states = [Paged(0, 2, 16, 32, window=20), Latent(1, 64, 32)]
+    states = [PagedState(0, 2, 16, 32, window=20), LatentState(1, 64, 32)]
     here, card = KVCache(states, 2 * PAGE, KVType.of("f16"), (1,)), SimulatedCard()
     there = CudaCache(card, states, 2 * PAGE, KVType.of("f16"), 0)
     assert (there.sequences, there.pages, there.bytes_per_token) == ((1,), here.pages, here.bytes_per_token)
@@ -261,7 +261,7 @@ def test_a_gpu_cache_stores_the_same_bytes_as_the_cpu_cache():
 
 def test_states_of_a_gpu_are_freed_with_their_last_reference():
     states, card = [Recurrent(0, ((3, 2), (17,)))], SimulatedCard()
-    layout, here = CardLayout(card, states), StateLayout(states)
+    layout, here = GpuStateLayout(card, states), StateLayout(states)
     assert layout.offset(0, 1) == here.offset(0, 1)
     assert not layout.content(layout.zeros).any() and len(layout.content(layout.zeros)) == here.zeros.nbytes
     content = np.arange(here.zeros.nbytes, dtype=np.uint8)
@@ -280,18 +280,18 @@ def test_texts_fill_the_gpu_header_as_the_cpu_header():
     card = SimulatedCard()
     there, here, pages = PinnedHeader(card, 200, 4), Header(200), np.array([5, 7, 6, 9])
     there.base = 10_000
-    assert len(there.words) == words_of_header(200) + card_program.MOST_SEQUENCES * 4
+    assert len(there.words) == count_header_words(200) + card_program.MAX_SEQUENCES * 4
     texts = [TextSpan(np.arange(PAGE + 1), 3), TextSpan(np.array([8]), 1), TextSpan(np.arange(9), 9)]
     rows = np.zeros((3, 2), np.float32)
     for header in (there, here):
-        header.fill_texts(texts, pages, rows, False)
+        header.describe_texts(texts, pages, rows, False)
     for name in ("numbers", "ids", "positions", "rotary_positions", "kinds", "owners", "wanted", "few_counts"):
         np.testing.assert_array_equal(getattr(there, name), getattr(here, name))
     for number, table in enumerate(([5, 7], [6], [9])):
         assert there.sequences[number, :3].tolist() == here.sequences[number, :3].tolist()
         place = (int(there.sequences[number, 3]) - 10_000) // 8
         assert there.words[place : place + len(table)].tolist() == table
-        assert place == words_of_header(200) + 4 * number
+        assert place == count_header_words(200) + 4 * number
     assert there.offset(there.ids) == 8 * 6 and there.offset(there.words) == 0
     assert there.offset(np.zeros(1)) is None
 
@@ -301,21 +301,21 @@ def test_sequences_fill_the_gpu_header_as_the_cpu_header():
     card = SimulatedCard()
     header, here, logits = PinnedHeader(card, 9, 4), Header(9), np.zeros((2, 4), np.float32)
     header.base = 10_000
-    assert len(header.words) == words_of_header(9) + 9 * 4 and not header.words.any()
+    assert len(header.words) == count_header_words(9) + 9 * 4 and not header.words.any()
     tables = [np.array(table) for table in ([5, 7, 6, 9], [8], [3, 1])]
-    spans = [Span(SimpleNamespace(addresses=(100 + number, 200, 300), table=table), 5, np.arange(number + 1), 1)
+    spans = [SequenceSpan(SimpleNamespace(addresses=(100 + number, 200, 300), table=table), 5, np.arange(number + 1), 1)
              for number, table in enumerate(tables)]  # fmt: skip
     header.fill(spans, True, logits)
     here.fill(spans, True, logits)
     for name in ("numbers", "ids", "positions", "rotary_positions", "owners", "wanted", "few_counts"):
         np.testing.assert_array_equal(getattr(header, name), getattr(here, name))
     for number, table in enumerate(tables):
-        place = words_of_header(9) + 4 * number
+        place = count_header_words(9) + 4 * number
         assert header.words[place : place + 4].tolist() == [*table, *[0] * (4 - len(table))]
         expected = here.sequences[number].tolist()
         assert header.sequences[number].tolist() == [*expected[:3], 10_000 + 8 * place, *expected[4:]]
     header.fill(spans[1:], True, logits)  # one that is shorter, where the first was
-    assert header.words[words_of_header(9) :][:5].tolist() == [8, 7, 6, 9, 3]
+    assert header.words[count_header_words(9) :][:5].tolist() == [8, 7, 6, 9, 3]
     assert header.offset(header.words[-1:]) == header.words.nbytes - 8 and header.offset(header.words[:1]) == 0
     around = np.zeros(4, np.int64)
     header.words = around[1:3]
@@ -333,7 +333,7 @@ def test_matrices_are_uploaded_before_programs_are_built(monkeypatch):
         def address(self, weight):
             done.append(weight)
 
-    monkeypatch.setattr(card_program, "CardWeights", Known)
+    monkeypatch.setattr(card_program, "GpuWeights", Known)
     monkeypatch.setattr(card_program, "SizedProgram", lambda model, size, progress: done.append(size))
     x = Activation(ALL, 3)
     operations = [MatrixOperation((), x, "a"), Operation((), x), MatrixOperation((), x, "b")]
@@ -345,12 +345,12 @@ def test_matrices_are_uploaded_before_programs_are_built(monkeypatch):
 
 def test_estimating_buffers_counts_the_longest_run_and_three_chunks(monkeypatch):
     calls = []
-    monkeypatch.setattr(card_program, "card_steps", lambda *given: calls.append(given) or [])
-    monkeypatch.setattr(card_program, "offsets", lambda steps: 1000)
+    monkeypatch.setattr(card_program, "lower_to_gpu", lambda *given: calls.append(given) or [])
+    monkeypatch.setattr(card_program, "plan_offsets", lambda steps: 1000)
     recurrent = Recurrent(1, ((2, 3),))
-    estimated = card_program.buffer_bytes(["operation"], [PAGED, recurrent], KVType.of("f16"))
+    estimated = card_program.compute_buffer_bytes(["operation"], [PAGED, recurrent], KVType.of("f16"))
     assert estimated == 1000 + 3 * (32 << 20)
-    card_program.buffer_bytes(["operation"], [PAGED], KVType.of("f16"))
+    card_program.compute_buffer_bytes(["operation"], [PAGED], KVType.of("f16"))
     for (operations, places, weights, size, taken), recurs in zip(calls, (True, False), strict=True):
         assert (operations, size, taken) == (["operation"], (512, 1), {}) and len(places.header.ids) == 512
         assert (places.layout is not None) == recurs and places.cache.sides(PAGED) and places.cache.sequences == (1,)
@@ -368,7 +368,8 @@ def test_programs_are_built_on_demand_for_powers_of_two(monkeypatch):
 
         def run(self, fill):
             fill(SimpleNamespace(fill=lambda *given: filled.append((self.size, "spans", *given)),
-                                 fill_texts=lambda *given: filled.append((self.size, "texts", *given))))  # fmt: skip
+                                 describe_texts=lambda *given: filled.append((self.size, "texts",
+                                 *given))))  # fmt: skip
 
     monkeypatch.setattr(card_program, "SizedProgram", Sized)
     used = []
@@ -391,17 +392,17 @@ def test_programs_are_built_on_demand_for_powers_of_two(monkeypatch):
     assert len(built) == 4 and len(pinned) == 1
     program.read([*texts, *texts[:2]], "pages")
     assert pinned[1:] == [4 * 8 * 3]
-    assert [program_size(tokens) for tokens in (1, 2, 3, 4, 5, 8, 9, 512)] == [1, 2, 4, 4, 8, 8, 16, 512]
+    assert [round_program_size(tokens) for tokens in (1, 2, 3, 4, 5, 8, 9, 512)] == [1, 2, 4, 4, 8, 8, 16, 512]
 
 
 @pytest.mark.parametrize(
     ("chunk", "counts"), [(1, [1] * 5), (271, [1] * 5), (272, [1] * 5), (544, [2, 2, 1]), (9999, [5])]
 )
 def test_rows_are_uploaded_in_chunks_of_at_least_one(monkeypatch, chunk, counts):
-    monkeypatch.setattr(card_weights, "CHUNK", chunk)
+    monkeypatch.setattr(card_weights, "MAX_CHUNK_BYTES", chunk)
     data = np.random.default_rng(0).integers(0, 256, (5, 272), np.uint8)
     weights = Tensor("w", BY_NAME["Q8_0"], (5, 256), data)
-    chunks = [*pieces(weights, "Q8_0")]
+    chunks = [*iterate_chunks(weights, "Q8_0")]
     assert [len(piece) // 272 for piece in chunks] == counts
     np.testing.assert_array_equal(np.concatenate(chunks), data.reshape(-1))
 
@@ -409,10 +410,10 @@ def test_rows_are_uploaded_in_chunks_of_at_least_one(monkeypatch, chunk, counts)
 def test_weights_without_kernels_are_converted(monkeypatch):
     """Check float16, and blocks that are encoded."""
     weights = Tensor("w", BY_NAME["F32"], (2, 32), np.arange(64, dtype=np.float32).view(np.uint8).reshape(2, 128))
-    (converted,) = pieces(weights, "F16")
+    (converted,) = iterate_chunks(weights, "F16")
     assert converted.view(np.float16).tolist() == [*range(64)]
     monkeypatch.setattr("localllm.quant.encode.encode", lambda kind, numbers: (numbers + len(kind)).astype(np.uint8))
-    (converted,) = pieces(weights, "Q8_0")
+    (converted,) = iterate_chunks(weights, "Q8_0")
     assert converted.tolist() == [*range(4, 68)]
 
 
@@ -431,7 +432,7 @@ class Fed:
     def prepare(self, kernels, progress) -> None:
         self.prepared.append((kernels, progress))
 
-    def feed(self, chunks, work, place: int) -> None:
+    def upload_chunks(self, chunks, work, place: int) -> None:
         for number, chunk in enumerate(chunks):
             self.fed.append((place, chunk.tolist(), work(number, chunk)))
 
@@ -442,8 +443,8 @@ def test_each_matrix_is_uploaded_once_in_planes_or_padded_rows(monkeypatch):
     plain = Tensor("plain", BY_NAME["F16"], (2, 20), np.arange(80, dtype=np.uint8).reshape(2, 40))
     blocks = Tensor("blocks", BY_NAME["Q8_0"], (3, 64), np.arange(3 * 68, dtype=np.uint8).reshape(3, 68))
     matrices = [Weight(plain), Weight(blocks), Weight(plain)]
-    weights = CardWeights(card, matrices, lambda done, total: progress.append((done, total)))
-    monkeypatch.setattr(card_weights, "CHUNK", 200)
+    weights = GpuWeights(card, matrices, lambda done, total: progress.append((done, total)))
+    monkeypatch.setattr(card_weights, "MAX_CHUNK_BYTES", 200)
     assert [weights.address(weight) for weight in matrices] == [1000, 2000, 1000]
     assert card.allocated[0] == 2 * 48 and len(card.allocated) == 2
     (place, rows, nothing), *chunks = card.fed
@@ -453,7 +454,7 @@ def test_each_matrix_is_uploaded_once_in_planes_or_padded_rows(monkeypatch):
     assert card.prepared == [({"to_planes-Q8_0"}, None)]
     assert [(place, len(data)) for place, data, _ in chunks] == [(2000, 136), (2000, 68)]
     for number, (_, _, launch) in enumerate(chunks):
-        launched = dict(zip(parameters("to_planes-Q8_0"), launch.arguments, strict=True))
+        launched = dict(zip(list_parameters("to_planes-Q8_0"), launch.arguments, strict=True))
         assert (launch.kernel, launched["blocks"], launched["planes"], launched["columns"]) == (
             "to_planes-Q8_0",
             number,
@@ -467,7 +468,7 @@ def test_each_matrix_is_uploaded_once_in_planes_or_padded_rows(monkeypatch):
     assert weights.address(part) == 3000 and weights.address(part) == 3000
     unknown = Tensor("x", BY_NAME["IQ2_S"], (1, 256), np.zeros((1, BY_NAME["IQ2_S"].row_bytes(256)), np.uint8))
     monkeypatch.setattr(card_weights, "convert_weights", lambda tensor, kind: np.zeros((1, 256), np.float16))
-    CardWeights(card, [], None).address(Weight(unknown))
+    GpuWeights(card, [], None).address(Weight(unknown))
     weights.address(Weight(unknown))
     assert weights.unpacked == {"IQ2_S": "F16"} and progress[-1] == (284, 284)
 
@@ -480,9 +481,9 @@ def test_a_program_replays_a_graph_that_begins_with_the_header(monkeypatch):
     card.synchronize = lambda: calls.append("synchronize")
     steps = [SimpleNamespace(kernel="a", reads=[], writes=[]), SimpleNamespace(kernel="product", reads=[], writes=[])]
     lowered = []
-    monkeypatch.setattr(card_program, "card_steps", lambda *known: lowered.append(known) or steps)
-    monkeypatch.setattr(card_program, "work_of", lambda step, place, memory: (step.kernel, memory))
-    monkeypatch.setattr(card_program, "offsets", lambda steps: 77)
+    monkeypatch.setattr(card_program, "lower_to_gpu", lambda *known: lowered.append(known) or steps)
+    monkeypatch.setattr(card_program, "convert_step", lambda step, place, memory: (step.kernel, memory))
+    monkeypatch.setattr(card_program, "plan_offsets", lambda steps: 77)
     arena = SimpleNamespace(address=lambda size: 1000 + size)
     model = card_program.GpuContext(card, ["operation"], "cache", "layout", "weights", 130, "taken", arena)
     program = SizedProgram(model, (4, 1), "progress")
@@ -496,7 +497,7 @@ def test_a_program_replays_a_graph_that_begins_with_the_header(monkeypatch):
     assert works == [("a", 1077), ("product", 1077)]
     assert fetch.kernel == "fetch" and [*fetch.arguments] == [
         {"source": header.words.ctypes.data, "target": header.base, "words": len(header.words)}[name]
-        for name in parameters("fetch")
+        for name in list_parameters("fetch")
     ]  # fmt: skip
     assert program._place(header.flaws) == program._flaws.ctypes.data
     assert program._place(header.positions) == header.base + header.positions.ctypes.data - header.words.ctypes.data

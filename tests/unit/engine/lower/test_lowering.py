@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from project import GOLDENS
 
-from localllm.arch.layer_state import KVType, Latent, Paged, Recurrent
+from localllm.arch.layer_state import KVType, LatentState, PagedState, Recurrent
 from localllm.arch.recurrent_verbs import HeadState
 from localllm.arch.rope import Rope
-from localllm.arch.verbs import Hashing, Routing, Scores
+from localllm.arch.verbs import AttentionScores, Hashing, Routing
 from localllm.arch.weights import Weight
 from localllm.engine.lower.activation import ALL, WANTED, Activation
 from localllm.engine.lower.header import Header
-from localllm.engine.lower.steps import StepPlaces, Steps
+from localllm.engine.lower.steps import StepBuilder, StepMemory
 from localllm.engine.lower.tape import Buffer
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.recurrent import StateLayout
@@ -33,18 +33,18 @@ from localllm.kernels.table import PAGE
 from tests.unit.engine.trace.test_recorder import LATENT, ROPE, tensor, w
 
 
-def attend(steps: Steps, operation: Attend, target: object) -> None:
+def attend(steps: StepBuilder, operation: Attend, target: object) -> None:
     attention = operation.prepare(steps)
     steps.append("attend", attention.arguments, 1, attention.reads, [attention.y])
     operation.finish(steps, attention)
 
 
-def choose(steps: Steps, operation: SelectKeys, target: object) -> None:
+def choose(steps: StepBuilder, operation: SelectKeys, target: object) -> None:
     arguments, reads, y, kernel = operation.prepare(steps)
     steps.append(kernel, arguments, 1, reads, [y])
 
 
-def expert_linear(steps: Steps, operation: ExpertLinear, target: object) -> None:
+def expert_linear(steps: StepBuilder, operation: ExpertLinear, target: object) -> None:
     """Lower the biases only."""
     steps.new(operation.output)
     operation.add_bias(steps)
@@ -65,7 +65,7 @@ NAMES = [f"{before}{letter}" for before in ("", "a", "b") for letter in "abcdefg
 class Told:
     """Print steps: buffers are named in order, with rows and bytes of a row at their first use."""
 
-    def __init__(self, places: StepPlaces):
+    def __init__(self, places: StepMemory):
         self.buffers, self.places = dict[int, str](), places
         self.numbers = {id(value): name for name, value in vars(places.header).items() if isinstance(value, np.ndarray)}
 
@@ -103,17 +103,17 @@ def steps_of(say, states=(), kv_type: str = "f32") -> list[str]:
     say(builder, lambda columns: builder.external_input(np.zeros((9, columns), np.float32), columns))
     recurrent = [state for state in states if isinstance(state, Recurrent)]
     cache = KVCache([state for state in states if state not in recurrent], PAGE, KVType.of(kv_type), (1,))
-    places = StepPlaces(cache, StateLayout(recurrent) if recurrent else None, Header(7))
+    places = StepMemory(cache, StateLayout(recurrent) if recurrent else None, Header(7))
     steps, printer = lower_operations(builder.operations, TARGET, places), Told(places)
     lines = [printer.step(step) for step in steps.all]
     return [line for line in lines if "x=float32[9x" not in line and not line.startswith("logits ")]
 
 
-PAGED, INDEX = Paged(0, 2, 16, 32), Latent(0, 16, 16, is_index=True)
-WINDOW, WIDE = Paged(0, 1, 16, 16, 5, True), Paged(0, 2, 64, 64)
+PAGED, INDEX = PagedState(0, 2, 16, 32), LatentState(0, 16, 16, is_index=True)
+WINDOW, WIDE = PagedState(0, 1, 16, 16, 5, True), PagedState(0, 2, 64, 64)
 NEIGHBOURS = Rope(8, 4, True, magnitude=2.0, position_offset=3)
 SCANNED = Recurrent(2, ((1, 20), (20, 2), (2, 4, 20)))
-ACROSS = Scores(4, 0.5, cross_attention=True)
+ACROSS = AttentionScores(4, 0.5, cross_attention=True)
 BROAD, STRETCHED = Recurrent(2, ((2, 300), (20, 40))), Recurrent(2, ((1, 80),))
 HEADS = HeadState(SCANNED, 2, w(2, name="rates"), 1, 2)
 
@@ -130,8 +130,8 @@ def adapted_experts(b, rows):
 def attending(state=PAGED, heads=4, **given):
     def say(b, rows):
         new = (rows(state.kv_heads * state.key_dim), rows(state.kv_heads * state.value_dim))
-        k, v = new if isinstance(state, Paged) else (new[0], None)
-        b.attend(rows(heads * state.key_dim), k, v, state, Scores(heads, 0.5, **given))
+        k, v = new if isinstance(state, PagedState) else (new[0], None)
+        b.attend(rows(heads * state.key_dim), k, v, state, AttentionScores(heads, 0.5, **given))
 
     return say
 
@@ -139,17 +139,17 @@ def attending(state=PAGED, heads=4, **given):
 def chosen(b, rows):
     """Attend to the keys that were selected for each group of heads."""
     which = b.select_key_blocks(rows(32), rows(16), INDEX, 5, 2, 1)
-    b.attend(rows(64), rows(32), rows(64), PAGED, Scores(4, 0.5, chosen=which))
+    b.attend(rows(64), rows(32), rows(64), PAGED, AttentionScores(4, 0.5, chosen=which))
 
 
 def chosen_for_all(b, rows):
     which = b.select_keys(rows(32), rows(16), rows(2), INDEX, 5, 2)
-    b.attend(rows(64), rows(32), rows(64), PAGED, Scores(4, 0.5, chosen=which))
+    b.attend(rows(64), rows(32), rows(64), PAGED, AttentionScores(4, 0.5, chosen=which))
 
 
 def kept(b, rows):
     b.write_kv(rows(128), rows(128), WIDE)
-    b.attend(rows(256), None, None, WIDE, Scores(4, 0.5))
+    b.attend(rows(256), None, None, WIDE, AttentionScores(4, 0.5))
 
 
 def selective(b, rows):
@@ -284,7 +284,7 @@ def test_imported_activations_come_first_and_exported_ones_last():
     builder.add(builder.export_hidden(y), taken)
     sums = np.zeros(80, np.float32)
     builder.operations.append(AddSquares((y,), Activation(ALL, 80), sums))
-    places = StepPlaces(KVCache([], PAGE, KVType.of("f32"), (1,)), None, Header(7))
+    places = StepMemory(KVCache([], PAGE, KVType.of("f32"), (1,)), None, Header(7))
     steps, header = lower_operations(builder.operations, TARGET, places, {taken: came}, {y: goes}).all, places.header
     assert [step.kernel for step in steps] == [
         "fetch",

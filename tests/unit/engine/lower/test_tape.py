@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 
 from localllm.arch.weights import Weight
-from localllm.engine.cpu.lowering import float_scratch
-from localllm.engine.cuda.devices import layer_of
+from localllm.engine.cpu.lowering import count_float_scratch
+from localllm.engine.cuda.devices import find_layer
 from localllm.engine.lower import tape as tape_module
 from localllm.engine.lower.activation import Activation, Rows
 from localllm.engine.lower.tape import (
     SCRATCH_BYTES,
-    Address,
     Buffer,
+    KernelAddress,
     Scratch,
     Step,
     Tape,
     assign_stages,
-    offsets,
+    compute_row_bytes,
     pad_columns,
-    row_bytes,
+    plan_offsets,
 )
 from localllm.engine.operations.operation import MatrixOperation, Operation, StateOperation
 from localllm.files.gguf.file import Tensor
@@ -138,7 +138,7 @@ def test_a_buffer_lives_from_its_first_stage_to_its_last():
 def test_buffers_that_live_together_lie_apart(seed: int):
     steps = drawn(seed, rows=3)
     assign_stages(steps)
-    size = offsets(steps)
+    size = plan_offsets(steps)
     buffers = list({buffer: None for some in steps for buffer in some.reads + some.writes})
     for buffer in buffers:
         assert buffer.address % LINE == 0
@@ -155,7 +155,7 @@ def test_buffers_that_never_live_together_share_memory():
     buffers = [Buffer(1, LINE) for _ in range(101)]
     steps = [step([one], [other]) for one, other in pairwise(buffers)]
     assign_stages(steps)
-    assert offsets(steps) == 2 * LINE
+    assert plan_offsets(steps) == 2 * LINE
 
 
 def test_a_buffer_takes_the_gap_that_another_has_left():
@@ -166,7 +166,7 @@ def test_a_buffer_takes_the_gap_that_another_has_left():
         for buffer in (first, middle, last, fits, larger):
             buffer.first = -1
         assign_stages(some)
-        size = offsets(some)
+        size = plan_offsets(some)
         if some is steps:
             assert (fits.address, size) == (first.address, 4 * LINE)
     assert (larger.address, size) == (4 * LINE, 7 * LINE)
@@ -178,14 +178,14 @@ def test_buffers_of_external_memory_order_steps_and_take_none():
     steps = [step([x], [in_cache]), step([in_cache], [y])]
     assign_stages(steps)
     assert [some.stage for some in steps] == [0, 1]
-    assert (offsets(steps), in_cache.address) == (LINE, 0), "x and y never live together"
+    assert (plan_offsets(steps), in_cache.address) == (LINE, 0), "x and y never live together"
 
 
 def test_operations_belong_to_the_layer_of_their_state_or_weights():
     rows, floats = Rows("all"), Tensor("x", BY_NAME["F32"], (2, 2), np.zeros((2, 8), np.uint8))
 
     def of(kind, *given) -> int | None:
-        return layer_of(kind((), Activation(rows, 2), *given))
+        return find_layer(kind((), Activation(rows, 2), *given))
 
     weights = {name: Weight(replace(floats, name=name)) for name in ("blk.13.ffn_up.weight", "output.weight")}
     assert of(MatrixOperation, weights["blk.13.ffn_up.weight"]) == 13
@@ -194,8 +194,8 @@ def test_operations_belong_to_the_layer_of_their_state_or_weights():
 
 
 def test_scratch_memory_fits_a_row_in_float32():
-    assert [float_scratch(columns) >= 4 * columns for columns in (0, 64, 20_000, 1 << 20)] == [True] * 4
-    assert float_scratch(0) == float_scratch(64) == FLOAT_SCRATCH
+    assert [count_float_scratch(columns) >= 4 * columns for columns in (0, 64, 20_000, 1 << 20)] == [True] * 4
+    assert count_float_scratch(0) == count_float_scratch(64) == FLOAT_SCRATCH
 
 
 # ---- the array that threads walk ------------------------------------------------------------------------------------
@@ -207,11 +207,12 @@ def test_a_finished_tape_stores_addresses_values_and_float_bits(
     monkeypatch, size: int, whole: int, threads: int | None
 ):
     """Check also that referenced arrays live as long as the tape."""
-    monkeypatch.setattr(tape_module, "in_order", lambda kernel, arguments: arguments.values())
+    monkeypatch.setattr(tape_module, "order_arguments", lambda kernel, arguments: arguments.values())
     x, y, numbers, count = Buffer(3, 64), Buffer(2, 128), np.arange(5, dtype=np.int32), np.array([4])
     tape = Tape([
         Step("first", {"x": x, "scratch": Scratch(size), "bytes": SCRATCH_BYTES, "n": 7}, 3, count, [], [x]),
-        Step("second", {"y": y, "half": 0.5, "by": Address("fourth"), "is": True, "n": numbers}, 1, None, [], [y]),
+        Step("second", {"y": y, "half": 0.5, "by": KernelAddress("fourth"), "is": True, "n": numbers}, 1, None, [],
+        [y]),
     ])  # fmt: skip
     other = Buffer(0, 0)  # memory of somebody else
     tape.append(Step("third", {"x": x, "n": numbers, "scratch": Scratch(0)}, 2, count, [x, y, other], []))
@@ -242,7 +243,7 @@ def test_an_empty_tape_can_be_finished():
     ("columns", "size"), [(1, 64), (16, 64), (17, 192), (48, 192), (49, 320), (64, 320), (80, 320)]
 )
 def test_rows_lie_an_odd_number_of_lines_apart(columns: int, size: int):
-    assert row_bytes(columns) == size
+    assert compute_row_bytes(columns) == size
 
 
 @pytest.mark.parametrize(("columns", "whole"), [(1, 16), (15, 16), (16, 16), (17, 32)])

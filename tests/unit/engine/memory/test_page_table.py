@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from localllm.arch.layer_state import KVType, Latent, Paged, Recurrent
+from localllm.arch.layer_state import KVType, LatentState, PagedState, Recurrent
 from localllm.engine.cpu.program import RunCache
 from localllm.engine.memory import page_table
-from localllm.engine.memory.cache import JointCache, KVCache, ranges
-from localllm.engine.memory.page_table import CachePool, HybridState, Pages, PageTable
+from localllm.engine.memory.cache import JointCache, KVCache, merge_ranges
+from localllm.engine.memory.page_table import CachePool, HybridState, PageAllocator, PageTable
 from localllm.engine.memory.recurrent import RecurrentState, StateLayout
 from localllm.engine.operations.attention import Attend
 from localllm.engine.operations.operation import Operation
@@ -22,7 +22,7 @@ WINDOW, SLACK, NUMBERS = (
     2 * PAGE,
     16,
 )  # a page of one head is 4096 bytes, as one of most systems: they go back one by one
-STATES = [Paged(0, 1, NUMBERS, NUMBERS), Paged(1, 1, NUMBERS, NUMBERS, window=WINDOW)]
+STATES = [PagedState(0, 1, NUMBERS, NUMBERS), PagedState(1, 1, NUMBERS, NUMBERS, window=WINDOW)]
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ class World:
     """Tables in one cache, and the tokens that each should hold in place of keys and values."""
 
     def __init__(self, cache: KVCache, seed: int = 0):
-        self.cache, self.pages = cache, Pages(cache.pages)
+        self.cache, self.pages = cache, PageAllocator(cache.pages)
         self.tables: list[SimpleNamespace] = []
         self.draw = random.Random(seed)
 
@@ -252,7 +252,7 @@ def test_dropped_windows_stay_dropped_after_a_shift(cache):
 
 def test_a_hybrid_state_returns_all_pages_after_its_last_fork_closes(cache: KVCache):
     """Check also that a closed one can be used again."""
-    pages = Pages(cache.pages)
+    pages = PageAllocator(cache.pages)
     store = HybridState(PageTable(cache, pages), RecurrentState(StateLayout([Recurrent(2, ((4,),))])))
     for _ in range(2):
         store.prepare(0, 3 * PAGE)
@@ -276,7 +276,10 @@ class Heard(list):
 
 
 def test_a_hybrid_state_forwards_to_pages_and_recurrent_states():
-    pages, states = Heard(addresses=(7, 0, 0), table="table"), Heard(addresses=(8, 9), knows=lambda last: last == 5)
+    pages, states = (
+        Heard(addresses=(7, 0, 0), table="table"),
+        Heard(addresses=(8, 9), has_states=lambda last: last == 5),
+    )
     store = HybridState(pages, states)
     assert (store.addresses, store.table) == ((7, 8, 9), "table")
     store.prepare(5, 2)
@@ -297,7 +300,7 @@ def test_a_hybrid_state_forwards_to_pages_and_recurrent_states():
 
 def test_a_joint_cache_stores_both_caches_one_behind_the_other():
     first, second = (KVCache([state], 2 * PAGE, KVType.of("f32"), (1,)) for state in
-                     (Paged(0, 1, 16, 16), Paged(1, 2, 16, 32, window=20)))  # fmt: skip
+                     (PagedState(0, 1, 16, 16), PagedState(1, 2, 16, 32, window=20)))  # fmt: skip
     both = JointCache(first, second)
     assert (both.pages, both.window, JointCache(second, first).window) == (3, 20, 20)
     assert both.bytes_per_token == first.bytes_per_token + second.bytes_per_token == 4 * (2 * 16 + 2 * (16 + 32))
@@ -336,7 +339,7 @@ def test_a_joint_cache_stores_both_caches_one_behind_the_other():
 
 def test_a_page_is_one_chunk_of_each_stream():
     """Every head of keys and of values is a stream; latent rows have one for both; windows may go alone."""
-    states = [Paged(0, 2, 16, 32, window=20), Latent(1, 64, 32)]
+    states = [PagedState(0, 2, 16, 32, window=20), LatentState(1, 64, 32)]
     cache = KVCache(states, 4 * PAGE, KVType.of("f32"), (1,))
     assert (cache.pages, cache.window, cache.bytes_per_token) == (5, 20, 4 * (2 * 16 + 2 * 32 + 64))
     keys, values = cache.sides(states[0])
@@ -348,15 +351,15 @@ def test_a_page_is_one_chunk_of_each_stream():
         (head * 5 * PAGE * size + start + first * PAGE * size, head * 5 * PAGE * size + start + last * PAGE * size)
         for first, last in ((0, 2), (3, 4)) for start, size in ((0, 64), (values.start, 128)) for head in (0, 1)
     ]  # fmt: skip
-    assert [*cache._pieces_of([3, 0, 1], local=True)] == local
-    both = [piece for piece in cache._pieces_of([3, 0, 1]) if piece not in local]
+    assert [*cache._list_byte_ranges([3, 0, 1], local=True)] == local
+    both = [piece for piece in cache._list_byte_ranges([3, 0, 1]) if piece not in local]
     assert both == [(rows, rows + 2 * PAGE * 256), (rows + 3 * PAGE * 256, rows + 4 * PAGE * 256)]
-    assert ranges([]) == [] and ranges([4, 5, 7, 8, 9, 11]) == [(4, 6), (7, 10), (11, 12)]
+    assert merge_ranges([]) == [] and merge_ranges([4, 5, 7, 8, 9, 11]) == [(4, 6), (7, 10), (11, 12)]
 
 
 @pytest.mark.parametrize(("inputs", "pages_of_layers"), [((1, 3, 3), 3), ((3, 2), 1), ((), 1)])
 def test_layers_of_a_run_share_memory_unless_one_reads_anothers_keys(inputs, pages_of_layers):
-    states = [Paged(layer, 1, 16, 16 * (layer + 1)) for layer in range(2)]
+    states = [PagedState(layer, 1, 16, 16 * (layer + 1)) for layer in range(2)]
     attends = [Attend((0,) * count, None, *[None] * 12) for count in inputs]
     operations = [Operation((0,), None), *attends]
     cache = RunCache(states, 3, KVType.of("f32"), operations)
@@ -391,14 +394,14 @@ def test_states_lie_one_behind_the_other_from_a_cache_line_on():
 
 
 def test_pages_are_taken_next_to_the_last_or_in_the_largest_gap():
-    pages = Pages(9)
+    pages = PageAllocator(9)
     assert [pages.take(None), pages.take(None), pages.take(0), pages.take(1), pages.take(8)] == [0, 5, 1, 2, 7]
     assert (pages.used, len(pages)) == (5, 9)
     pages.share([5, 7])
     assert pages.release([0, 5, 1]) == [0, 1]
     assert pages.references.tolist() == [0, 0, 1, 0, 0, 1, 0, 2, 0]
     assert pages.take(None) == 0 and pages.take(1) == 4  # the one behind is in use
-    full = Pages(2)
+    full = PageAllocator(2)
     full.take(None), full.take(0)
     with pytest.raises(MemoryLimitError, match=f"^the KV cache is full: all of its {2 * PAGE} positions are in use$"):
         full.take(1)

@@ -54,7 +54,7 @@ class World:
     def check(self) -> None:
         assert not self.layout.zeros.any(), "where all begin"
         for some in self.all:
-            known = [length for length in range(len(some.tokens) + 1) if some.state.knows(length)]
+            known = [length for length in range(len(some.tokens) + 1) if some.state.has_states(length)]
             assert known and known[-1] == len(some.tokens)
             for length in known:
                 if length:
@@ -65,7 +65,7 @@ class World:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(25))
 def test_states_belong_to_their_tokens_after_random_operations(monkeypatch, seed: int):
-    monkeypatch.setattr(recurrent, "SNAPSHOTS", 4)
+    monkeypatch.setattr(recurrent, "MAX_SNAPSHOTS", 4)
     world = World(seed)
     for _ in range(60):
         some, act = world.draw.choice(world.all), world.draw.random()
@@ -86,12 +86,12 @@ def test_snapshots_are_taken_at_ends_of_runs_and_pages():
     [some] = world.all
     for count in (5, 1, 1, 2, 1):
         world.append(some, count)
-    assert [length for length in range(12) if some.state.knows(length)] == [5, 7, 9, 10]
+    assert [length for length in range(12) if some.state.has_states(length)] == [5, 7, 9, 10]
     world.append(some, 1)
-    assert not some.state.knows(10)
+    assert not some.state.has_states(10)
     while len(some.tokens) < PAGE + 3:
         world.append(some, 1)
-    assert some.state.knows(PAGE) and not some.state.knows(PAGE - 1)
+    assert some.state.has_states(PAGE) and not some.state.has_states(PAGE - 1)
 
 
 def test_stored_states_can_be_continued_in_another_process():
@@ -115,9 +115,9 @@ def test_the_snapshot_that_saves_least_is_dropped_first(monkeypatch):
         (2, (5, 2, 1, 9), [5, 8]),  # 5/4 2/2
         (2, (2, 5, 2, 9), [7, 9]),  # 2/8 5/3
     ]:
-        monkeypatch.setattr(recurrent, "SNAPSHOTS", most)
+        monkeypatch.setattr(recurrent, "MAX_SNAPSHOTS", most)
         state, length = RecurrentState(StateLayout(LAYOUT_OF)), 0
         for count in counts:
             state.prepare(length, count)
             length += count
-        assert [place for place in range(1, length) if state.knows(place)] == kept
+        assert [place for place in range(1, length) if state.has_states(place)] == kept

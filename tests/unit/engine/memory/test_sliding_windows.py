@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from localllm.arch.layer_state import SLACK, KVType, Paged
+from localllm.arch.layer_state import SLACK, KVType, PagedState
 from localllm.engine.engine import Engine
 from localllm.engine.memory import page_table
 from localllm.engine.options import EngineOptions
@@ -47,7 +47,7 @@ def test_pages_behind_the_window_are_given_back(engine):
     assert lost == (450 - WINDOW - 2 * PAGE) // (2 * PAGE) * 2
     assert returned == [(list(sequence.store.table[i : i + 2]), True) for i in range(0, lost, 2)]
     cache.use(sequence.store.table[:lost])  # so that it can be read, also on Windows
-    for pages, token_bytes in cache._views(local=True):
+    for pages, token_bytes in cache._iterate_views(local=True):
         assert not pages[:, sequence.store.table[:lost]].any()
         assert pages[:, sequence.store.table[lost], :token_bytes].any()
     np.testing.assert_allclose(logits, alone(engine, TOKENS[:500]), atol=1e-4)
@@ -70,7 +70,7 @@ def test_pages_that_a_shift_touched_are_given_back_again(engine):
     assert sequence.store._dropped == lost - 2 > 0
     sequence.append(TOKENS[500:501])
     engine.backend._cache.use(sequence.store.table[: lost - 2])
-    for pages, _ in engine.backend._cache._views(local=True):
+    for pages, _ in engine.backend._cache._iterate_views(local=True):
         assert not pages[:, sequence.store.table[: lost - 2]].any()
 
 
@@ -101,6 +101,6 @@ def test_a_fork_of_a_sequence_without_windows_computes_them_again(engine):
 
 
 def test_memory_estimates_stop_growing_at_the_window():
-    state = Paged(0, kv_heads=2, key_dim=64, value_dim=64, window=WINDOW)
+    state = PagedState(0, kv_heads=2, key_dim=64, value_dim=64, window=WINDOW)
     assert state.bytes(100, KVType()) == 100 * 2 * 2 * 128
     assert state.bytes(100000, KVType()) == (WINDOW + 2 * SLACK) * 2 * 2 * 128

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from localllm.arch.layer_state import Latent, Paged, Recurrent
+from localllm.arch.layer_state import LatentState, PagedState, Recurrent
 from localllm.arch.recurrent_verbs import HeadState
 from localllm.arch.rope import Rope
-from localllm.arch.verbs import Hashing, Routing, Scores
+from localllm.arch.verbs import AttentionScores, Hashing, Routing
 from localllm.arch.weights import Weight
 from localllm.engine.lower.activation import ALL, WANTED, Activation
 from localllm.engine.operations.elementwise import Elementwise
@@ -19,7 +19,7 @@ from localllm.engine.prefix_store import describe_operations
 from localllm.engine.trace.recorder import Recorder, trace_model
 from localllm.errors import LocalllmError, ModelError
 from localllm.files.gguf.file import Tensor
-from localllm.files.gguf.metadata import Oddities
+from localllm.files.gguf.metadata import Irregularities
 from localllm.quant.formats import BY_NAME
 
 CONTEXT, WORDS = 64, 2  # words of 32 bits that say which keys of a context count
@@ -30,7 +30,7 @@ def attended(choices: int) -> Operation:
     """Return attention of four heads in two groups, for which keys were selected `choices` times."""
     recorder = Recorder(SimpleNamespace(vocab_size=9, width=8), CONTEXT)
     q, k, v, chosen = (Activation(ALL, columns) for columns in (16, 8, 8, choices * WORDS))
-    recorder.attend(q, k, v, Paged(3, 2, 4, 4), Scores(4, 0.5, chosen=chosen))
+    recorder.attend(q, k, v, PagedState(3, 2, 4, 4), AttentionScores(4, 0.5, chosen=chosen))
     return recorder.operations[-1]
 
 
@@ -105,7 +105,7 @@ def said(say) -> list[tuple]:
 
 ONES = rows(1, 1, 1, 1)
 ROPE = Rope(4, 4, False)
-PAGED, LATENT = Paged(3, 2, 4, 3), Latent(5, 4, 2)
+PAGED, LATENT = PagedState(3, 2, 4, 3), LatentState(5, 4, 2)
 CONVOLVED, SCANNED = Recurrent(1, ((2, 3),)), Recurrent(2, ((1, 3), (2, 3), (2, 4, 3)))
 HEADS = HeadState(SCANNED, 2, w(2, name="rates"), 1, 2)
 ROUTING = Routing(4, 2)
@@ -209,24 +209,25 @@ SAID = {
         ("rope", [8], "all", 8, {"rope": ROPE, "factors": None, "divisors": None, "table": None}),
     ),
     "attend": (
-        lambda r: r.attend(x(16), x(8), x(6), PAGED, Scores(4, 0.5)),
+        lambda r: r.attend(x(16), x(8), x(6), PAGED, AttentionScores(4, 0.5)),
         ("attend", [16, 8, 6], "all", 12, ATTENDS),
     ),
     "attend to what is there": (
-        lambda r: r.attend(x(16), None, None, PAGED, Scores(4, 0.5, 2.0, rows(1, 2), w(4), 7)),
+        lambda r: r.attend(x(16), None, None, PAGED, AttentionScores(4, 0.5, 2.0, rows(1, 2), w(4), 7)),
         ("attend", [16], "all", 12,
          ATTENDS | {"softcap": 2.0, "slopes": rows(1, 2), "sinks": rows(1, 2, 3, 4), "lookahead": 7}),
     ),
     "attend with logs": (
-        lambda r: r.attend(x(16), x(8), x(6), PAGED, Scores(4, 0.5, biases=BIASES, cross_attention=True, logs=True)),
+        lambda r: r.attend(x(16), x(8), x(6), PAGED, AttentionScores(4, 0.5, biases=BIASES, cross_attention=True,
+        logs=True)),
         ("attend", [16, 8, 6], "all", 16, ATTENDS | {"biases": BIASES.tolist(), "cross_attention": True, "logs": True}),
     ),
     "attend in windows": (
-        lambda r: r.attend(x(16), x(8), x(6), PAGED, Scores(4, 0.5, chosen=x(2 * WORDS), windowed=True)),
+        lambda r: r.attend(x(16), x(8), x(6), PAGED, AttentionScores(4, 0.5, chosen=x(2 * WORDS), windowed=True)),
         ("attend", [16, 8, 6, 4], "all", 12, ATTENDS | {"windowed": True, "choices": 2}),
     ),
     "attend to one row": (
-        lambda r: r.attend(x(16), x(4), None, LATENT, Scores(4, 0.5)),
+        lambda r: r.attend(x(16), x(4), None, LATENT, AttentionScores(4, 0.5)),
         ("attend", [16, 4], "all", 8, ATTENDS | {"state": LATENT}),
     ),
     "keep": (lambda r: r.write_kv(x(8), x(6), PAGED), ("write_kv", [8, 6], "all", 0, {"state": PAGED})),
@@ -390,14 +391,15 @@ REFUSED = [
     (lambda r: r.rope(x(8), ROPE, ALL, w(2, first=0)), "tensor w must have positive values (found 0.0)"),
     (lambda r: r.by_context(w(2), w(2, first=0, name="l"), 64), "tensor l must have positive values (found 0.0)"),
     (lambda r: r.by_context(w(2, first=0), w(2, name="l"), 1), "tensor w must have positive values (found 0.0)"),
-    (lambda r: r.attend(x(15), x(8), x(6), PAGED, Scores(4, 1.0)), "layer 3: q must have 16 columns (found 15)"),
-    (lambda r: r.attend(x(16), x(6), x(6), PAGED, Scores(4, 1.0)), "layer 3: k must have 8 columns (found 6)"),
-    (lambda r: r.attend(x(16), x(8), x(8), PAGED, Scores(4, 1.0)), "layer 3: v must have 6 columns (found 8)"),
-    (lambda r: r.attend(x(16), x(8), x(6), PAGED, Scores(4, 1.0, sinks=w(2))),
+    (lambda r: r.attend(x(15), x(8), x(6), PAGED, AttentionScores(4, 1.0)),
+    "layer 3: q must have 16 columns (found 15)"),
+    (lambda r: r.attend(x(16), x(6), x(6), PAGED, AttentionScores(4, 1.0)), "layer 3: k must have 8 columns (found 6)"),
+    (lambda r: r.attend(x(16), x(8), x(8), PAGED, AttentionScores(4, 1.0)), "layer 3: v must have 6 columns (found 8)"),
+    (lambda r: r.attend(x(16), x(8), x(6), PAGED, AttentionScores(4, 1.0, sinks=w(2))),
      "tensor w must have 4 weights (found 2)"),
-    (lambda r: r.attend(x(16), x(8), x(6), PAGED, Scores(4, 1.0, biases=BIASES[:3])),
+    (lambda r: r.attend(x(16), x(8), x(6), PAGED, AttentionScores(4, 1.0, biases=BIASES[:3])),
      "layer 3: biases of the shape (3, 3) for 4 heads"),
-    (lambda r: r.attend(x(16), x(8), x(6), PAGED, Scores(4, 1.0, biases=BIASES[:, :2])),
+    (lambda r: r.attend(x(16), x(8), x(6), PAGED, AttentionScores(4, 1.0, biases=BIASES[:, :2])),
      "layer 3: biases of the shape (4, 2) for 4 heads"),
     (lambda r: r.write_kv(x(7), x(6), PAGED), "layer 3: keys and values of 7 and 6 columns"),
     (lambda r: r.write_kv(x(8), x(7), PAGED), "layer 3: keys and values of 8 and 7 columns"),
@@ -611,7 +613,7 @@ def test_recorders_of_text_ignore_image_inputs():
 
 def test_tracing_an_architecture_records_its_encoder_first():
     """Check also that errors name the file."""
-    file = SimpleNamespace(path="m.gguf", tensors={"w": None, "e": None}, oddities=Oddities())
+    file = SimpleNamespace(path="m.gguf", tensors={"w": None, "e": None}, oddities=Irregularities())
 
     def of(encodes=True, pooling=None, columns=9, uses=("w", "e")):
         def encode(r, weights, h):

@@ -49,7 +49,7 @@ def test_an_array_log_has_the_documented_layout(path: Path):
 @pytest.mark.parametrize("harm", ["cut", "flip"])
 def test_records_before_a_damage_stay(path: Path, harm: str, monkeypatch):
     """Cut a file off anywhere behind its head, or change any byte there."""
-    monkeypatch.setattr(record_file, "sync", lambda descriptor: None)
+    monkeypatch.setattr(record_file, "sync_file", lambda descriptor: None)
     data, ends = path.read_bytes(), np.cumsum([len(piece) for piece in layout(RECORDS)])
     for place in range(ends[0], len(data)):
         path.write_bytes(data[:place] if harm == "cut" else data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
@@ -119,7 +119,7 @@ def test_threads_take_turns(path: Path):
 
 def test_a_record_is_on_the_disk_once_it_was_added(tmp_path, monkeypatch):
     synced = list[bytes]()
-    monkeypatch.setattr(record_file, "sync", lambda descriptor: synced.append((tmp_path / "x").read_bytes()))
+    monkeypatch.setattr(record_file, "sync_file", lambda descriptor: synced.append((tmp_path / "x").read_bytes()))
     with ArrayLog(tmp_path / "x", "key") as file:
         for name, array in RECORDS.items():
             file.add(name, array)
@@ -137,7 +137,7 @@ def test_a_record_refused_by_the_disk_is_not_there(path: Path, monkeypatch):
 
     with ArrayLog(path, "key") as file:
         with monkeypatch.context() as context, pytest.raises(LocalllmError) as failure:
-            context.setattr(record_file, "sync", refuse)
+            context.setattr(record_file, "sync_file", refuse)
             file.add("d", np.ones(1000, np.uint8))
         assert str(failure.value) == f"{path}: cannot be written: No space left on device"
         assert "d" not in file and list(file.read("a", 0, 7)) == list(range(7))

@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 from pooled import restored
 
-from localllm.arch.layer_state import Paged, Recurrent
+from localllm.arch.layer_state import PagedState, Recurrent
 from localllm.engine import prefix_store as prefixes
+from localllm.engine.adapter_scales import AdapterScales
 from localllm.engine.memory.sequence_state import PagedStore
-from localllm.engine.prefix_store import PendingWrite, PrefixStore, paged_store
+from localllm.engine.prefix_store import PendingWrite, PrefixStore, require_paged_store
 from localllm.engine.runs import Runs
 from localllm.errors import LocalllmError, MemoryLimitError
 from localllm.files.cache import prefix_files
-from localllm.files.cache.prefix_files import MOMENT, PrefixAbout
+from localllm.files.cache.prefix_files import TIME_STEP, PrefixChunkInfo
 from tests.unit.generation.test_prefix_cache import TakenLock
 
 
@@ -26,8 +27,8 @@ from tests.unit.generation.test_prefix_cache import TakenLock
 def folder(tmp_path, monkeypatch) -> Path:
     """Return an empty folder for kept prompts."""
     monkeypatch.delenv(prefix_files.SIZE_VARIABLE)
-    monkeypatch.setattr(prefix_files, "folder", lambda: tmp_path / "kept")
-    for name in ("sync", "sync_folder"):  # a busy disk takes its time
+    monkeypatch.setattr(prefix_files, "get_folder", lambda: tmp_path / "kept")
+    for name in ("sync_file", "sync_folder"):  # a busy disk takes its time
         monkeypatch.setattr(f"localllm.files.safe_file.{name}", lambda place: None)
     return tmp_path / "kept"
 
@@ -58,7 +59,7 @@ class Store:
     def fork(self, length: int) -> None: ...
     def truncate(self, length: int) -> None: ...
     def shift(self, keep: int, count: int) -> None: ...
-    def append_from(self, source: "Store", first: int, length: int, count: int) -> None: ...
+    def append_copies(self, source: "Store", first: int, length: int, count: int) -> None: ...
     def close(self) -> None: ...
 
 
@@ -69,17 +70,19 @@ class World:
         self.sequences, self.names = [], names
         engine = SimpleNamespace(
             hyperparameters=SimpleNamespace(states=lambda: states), runs=Runs(4, 4), operations=(), kv_type="f16",
-            vocab_size=2, sequence=self.sequence, images_among=lambda ids: [f"images of {len(ids)}"],
+            adapters=(),
+            vocab_size=2, sequence=self.sequence, find_images=lambda ids: [f"images of {len(ids)}"],
             lock=Lock(),
         )  # fmt: skip
-        for name, value in (("fingerprint", lambda *given: b"root" * 8), ("is_worth_caching", lambda ids: True)):
-            monkeypatch.setattr(prefixes, name, value)
+        monkeypatch.setattr(prefixes, "compute_fingerprint", lambda *given: b"root" * 8)
+        monkeypatch.setattr(prefixes, "is_worth_caching", lambda ids: True)
         self.state = "as it was"
         self.prefixes = PrefixStore(engine, SimpleNamespace(path="folder\\m.gguf", versions=lambda: self.state))
 
     def sequence(self, count: int = 0, aligned: int = 0) -> SimpleNamespace:
         self.sequences.append(SimpleNamespace(
             tokens=[*range(count)], aligned=aligned, store=Store(self.names), images=[], closed=0,
+            adapter_scales=AdapterScales(),
         ))  # fmt: skip
         sequence = self.sequences[-1]
         sequence.close = lambda: setattr(sequence, "closed", sequence.closed + 1)
@@ -87,7 +90,7 @@ class World:
 
     def write(self, count: int, aligned: int, logits=True, is_conversation=False) -> None:
         rows = np.array([[1.5, 2.5]], np.float32) if logits else None
-        self.prefixes._write_pieces(PendingWrite(self.sequence(count, aligned), rows, is_conversation))
+        self.prefixes._write_chunks(PendingWrite(self.sequence(count, aligned), rows, is_conversation))
 
     def found(self, ids, *given) -> list[tuple]:
         stored = self.prefixes.find_prefix(ids, *given)
@@ -96,7 +99,7 @@ class World:
 
 def test_the_store_of_these_tests_is_a_paged_store():
     assert isinstance(Store(), PagedStore)
-    assert paged_store(SimpleNamespace(store=(store := Store()))) is store
+    assert require_paged_store(SimpleNamespace(store=(store := Store()))) is store
 
 
 def test_a_prompt_is_found_as_far_as_another_begins_alike(folder, monkeypatch):
@@ -137,7 +140,7 @@ def test_whole_runs_and_the_rest_with_logits_are_written(folder, monkeypatch, al
     world.write(10, aligned, logits)
     assert sorted(one.about.end for one in prefix_files.list_entries()) == ends
     monkeypatch.setenv(prefix_files.SIZE_VARIABLE, "5e-9")  # bytes, of which the first piece has more
-    prefix_files.clear()
+    prefix_files.remove_all()
     world.write(10, aligned, logits)
     assert len(prefix_files.list_entries()) == min(len(ends), 1)
 
@@ -192,19 +195,20 @@ def test_a_conversation_is_kept_whole_under_its_own_keys(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("states", "names", "needed"),
     [
-        ([Paged(0, 1, 4, 4)], ("pages",), [{"pages"}] * 3),
-        ([Paged(0, 1, 4, 4, window=2)], ("pages", "windows"), [{"pages"}, {"pages"}, {"pages", "windows"}]),
-        ([Paged(0, 1, 4, 4, window=3), Paged(1, 1, 4, 4, window=1)], ("pages", "windows"),
+        ([PagedState(0, 1, 4, 4)], ("pages",), [{"pages"}] * 3),
+        ([PagedState(0, 1, 4, 4, window=2)], ("pages", "windows"), [{"pages"}, {"pages"}, {"pages", "windows"}]),
+        ([PagedState(0, 1, 4, 4, window=3), PagedState(1, 1, 4, 4, window=1)], ("pages", "windows"),
          [{"pages"}, {"pages", "windows"}, {"pages", "windows"}]),
-        ([Paged(0, 1, 4, 4, window=6)], ("pages", "windows"), [{"pages"}, {"pages", "windows"}, {"pages", "windows"}]),
+        ([PagedState(0, 1, 4, 4, window=6)], ("pages", "windows"), [{"pages"}, {"pages", "windows"}, {"pages",
+        "windows"}]),
         ([Recurrent(0, ((1,),))], ("pages", "states"), [{"pages"}, {"pages"}, {"pages", "states"}]),
     ],
 )  # fmt: skip
 def test_only_needed_parts_are_read(folder, monkeypatch, states, names, needed):
     """Read windows of the last tokens only, and states at the end."""
     world = World(monkeypatch, states, names)
-    pieces = world.prefixes._pieces([*range(10)])
-    assert [world.prefixes._required_parts(piece, 10) for piece in pieces] == needed
+    pieces = world.prefixes._pieces([*range(10)], AdapterScales())
+    assert [world.prefixes._list_required_sections(piece, 10) for piece in pieces] == needed
     world.write(10, 8)
     if "states" in names:  # which are known after 8 tokens only
         assert world.found([*range(10)]) == ([(0, 4), (4, 8)], 8, False)
@@ -218,7 +222,7 @@ def test_a_damaged_file_is_removed_and_the_rest_is_read(folder, monkeypatch):
     """Close what was read so far; then take as much as is whole."""
     world, ids = World(monkeypatch), [*range(10)]
     world.write(10, 8)
-    path = folder / world.prefixes._pieces(ids)[1].key
+    path = folder / world.prefixes._pieces(ids, AdapterScales())[1].key
     path.write_bytes(path.read_bytes()[:-1] + b"\0")
     read = restored(world.prefixes, ids)
     assert not path.exists() and [some.closed for some in world.sequences[1:]] == [1, 0]
@@ -230,7 +234,7 @@ def test_a_damaged_file_is_removed_and_the_rest_is_read(folder, monkeypatch):
     for error, is_told in ((MemoryLimitError("full"), False), (ZeroDivisionError(), True)):
         store = Store()
         store.error = error
-        monkeypatch.setattr(prefixes, "paged_store", lambda sequence, store=store: store)
+        monkeypatch.setattr(prefixes, "require_paged_store", lambda sequence, store=store: store)
         stored = world.prefixes.find_prefix(ids)
         if is_told:
             with pytest.raises(ZeroDivisionError):
@@ -242,7 +246,7 @@ def test_a_damaged_file_is_removed_and_the_rest_is_read(folder, monkeypatch):
 
 
 def test_a_written_file_is_written_again_only_with_more_parts(folder, monkeypatch):
-    world = World(monkeypatch, [Paged(0, 1, 4, 4, window=2)])
+    world = World(monkeypatch, [PagedState(0, 1, 4, 4, window=2)])
     world.write(10, 8)
     files = {path: path.stat().st_ino for path in folder.iterdir()}
     sizes = {path: path.stat().st_size for path in folder.iterdir()}
@@ -269,18 +273,18 @@ def test_the_size_limit_follows_environment_user_and_disk(folder, monkeypatch):
             monkeypatch.delenv(prefix_files.SIZE_VARIABLE, raising=False)
         else:
             monkeypatch.setenv(prefix_files.SIZE_VARIABLE, variable)
-        assert prefix_files.size_limit() == expected
+        assert prefix_files.get_size_limit() == expected
     user_gb = 1e-8  # 10 bytes
     monkeypatch.delenv(prefix_files.SIZE_VARIABLE)
     for free, total, expected in ((100, 0, 10), (30, 9, 9), (31, 9, 10)):
         monkeypatch.setattr("shutil.disk_usage", lambda path, free=free: SimpleNamespace(free=free))
-        assert prefix_files.size_limit_on_disk(total) == expected
+        assert prefix_files.limit_by_disk(total) == expected
 
     def missing(path):
         raise FileNotFoundError
 
     monkeypatch.setattr("shutil.disk_usage", missing)
-    assert prefix_files.size_limit_on_disk(0) == 10
+    assert prefix_files.limit_by_disk(0) == 10
 
 
 @pytest.mark.parametrize(("most", "left"), [(100, "abcd"), (40, "abcd"), (39, "bcd"), (30, "bcd"), (20, "cd"), (9, "")])
@@ -290,11 +294,11 @@ def test_the_least_recently_used_piece_goes_first(folder, monkeypatch, most, lef
         (folder / (name * 32)).write_bytes(b"x" * 10)
         os.utime(folder / (name * 32), (1000 - age, 1000 - age))
     (folder / "other").write_bytes(b"x" * 99)
-    monkeypatch.setattr(prefix_files, "size_limit_on_disk", lambda total: most if total == 40 else 1 // 0)
+    monkeypatch.setattr(prefix_files, "limit_by_disk", lambda total: most if total == 40 else 1 // 0)
     prefix_files.prune()
     assert sorted(path.name[0] for path in folder.iterdir() if path.name != "other") == [*left]
     assert (folder / "other").exists()
-    assert prefix_files.clear() == 10 * len(left) and [path.name for path in folder.iterdir()] == ["other"]
+    assert prefix_files.remove_all() == 10 * len(left) and [path.name for path in folder.iterdir()] == ["other"]
 
 
 def test_pieces_are_marked_as_used_one_behind_the_other(folder, monkeypatch):
@@ -304,7 +308,7 @@ def test_pieces_are_marked_as_used_one_behind_the_other(folder, monkeypatch):
     monkeypatch.setattr(time, "time_ns", lambda: 10**18)
     prefix_files.mark_used(["a", "none", "b"])
     times = [(folder / name).stat().st_mtime_ns for name in "ab"]
-    assert [10**18 - each for each in times] == [0, 2 * MOMENT]
+    assert [10**18 - each for each in times] == [0, 2 * TIME_STEP]
 
 
 def test_leftovers_of_killed_programs_are_removed(folder, monkeypatch):
@@ -315,18 +319,18 @@ def test_leftovers_of_killed_programs_are_removed(folder, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: 10**9)
     prefix_files.remove_temporary(3600)
     assert sorted(path.name for path in folder.iterdir()) == [".new.tmp", "old.tmp"]
-    prefix_files.clear()
+    prefix_files.remove_all()
     assert [path.name for path in folder.iterdir()] == ["old.tmp"]
 
 
 def test_a_file_that_cannot_be_removed_is_named(folder, monkeypatch):
-    prefix_files.write_prefix("a" * 32, PrefixAbout("m", 1, ""), {})
+    prefix_files.write_prefix("a" * 32, PrefixChunkInfo("m", 1, ""), {})
 
     def refuse(path, missing_ok=False):
         raise PermissionError(13, "Not allowed")
 
     monkeypatch.setattr(Path, "unlink", refuse)
     with pytest.raises(LocalllmError) as error:
-        prefix_files.clear()
+        prefix_files.remove_all()
     assert str(error.value) == f"{folder / ('a' * 32)}: cannot be removed: Not allowed"
-    prefix_files.remove("a" * 32)
+    prefix_files.remove_prefix("a" * 32)

@@ -25,10 +25,10 @@ def cache_folder(tmp_path, monkeypatch):
 
 
 def test_a_check_is_remembered_by_kind_and_hash():
-    assert not known.is_known("merges", "abc")
-    known.remember("merges", "abc")
-    assert known.is_known("merges", "abc")
-    assert not known.is_known("merges", "abd") and not known.is_known("template", "abc")
+    assert not known.is_recorded("merges", "abc")
+    known.record_check("merges", "abc")
+    assert known.is_recorded("merges", "abc")
+    assert not known.is_recorded("merges", "abd") and not known.is_recorded("template", "abc")
 
 
 @pytest.mark.parametrize("change", ["size", "time", "another file", "name"])
@@ -37,10 +37,10 @@ def test_a_change_of_the_checks_forgets_everything(tmp_path, monkeypatch, change
     for folder, copy in zip(known.CHECKS, copies, strict=True):
         shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(known, "CHECKS", copies)
-    known.sources_hash.cache_clear()
-    known.remember("vocabulary", "abc")
-    known.sources_hash.cache_clear()
-    assert known.is_known("vocabulary", "abc")
+    known.hash_sources.cache_clear()
+    known.record_check("vocabulary", "abc")
+    known.hash_sources.cache_clear()
+    assert known.is_recorded("vocabulary", "abc")
     source = copies[-1] / "vocabulary.py"
     if change == "size":
         status = source.stat()
@@ -52,9 +52,9 @@ def test_a_change_of_the_checks_forgets_everything(tmp_path, monkeypatch, change
         (copies[0] / "more.py").touch()
     else:
         source.rename(source.with_name("words_and_pieces.py"))
-    known.sources_hash.cache_clear()
-    assert not known.is_known("vocabulary", "abc")
-    known.sources_hash.cache_clear()
+    known.hash_sources.cache_clear()
+    assert not known.is_recorded("vocabulary", "abc")
+    known.hash_sources.cache_clear()
 
 
 def test_the_order_of_a_folders_entries_does_not_matter(tmp_path, monkeypatch):
@@ -62,7 +62,7 @@ def test_the_order_of_a_folders_entries_does_not_matter(tmp_path, monkeypatch):
     for name in ("b.py", "a.py", "c.txt"):
         (tmp_path / name).write_text(name)
         os.utime(tmp_path / name, (1, 1))
-    hashes, scandir, state_of = [], os.scandir, known.sources_hash.__wrapped__
+    hashes, scandir, state_of = [], os.scandir, known.hash_sources.__wrapped__
     for order in (False, True):
         monkeypatch.setattr(known.os, "scandir", lambda folder, order=order: contextlib.nullcontext(
             sorted(scandir(folder), key=lambda entry: entry.name, reverse=order)))  # fmt: skip
@@ -77,7 +77,8 @@ def test_the_order_of_a_folders_entries_does_not_matter(tmp_path, monkeypatch):
 
 def test_all_of_a_vocabularys_check_is_covered():
     """Import nothing outside the folders that are hashed, but what knows no vocabulary."""
-    beneath = {"localllm.quant", "localllm.errors", "localllm.values", "localllm.frozen", "localllm.system"}
+    modules = ("quant", "errors", "values", "frozen", "renamed", "system")
+    beneath = {f"localllm.{name}" for name in modules}
     program = "import sys, localllm.text.tokenizer; print(*[name for name in sys.modules if name[:9] == 'localllm.'])"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     package = Path(known.__file__).parents[2]
@@ -86,17 +87,17 @@ def test_all_of_a_vocabularys_check_is_covered():
 
 
 def test_a_folder_writable_by_others_proves_nothing(cache_folder):
-    known.remember("merges", "abc")
+    known.record_check("merges", "abc")
     (cache_folder / "known").chmod(0o777)
-    assert not known.is_known("merges", "abc")
+    assert not known.is_recorded("merges", "abc")
 
 
 def test_an_unreadable_folder_costs_only_time(monkeypatch, tmp_path):
     """Stand for somebody else's folder; the name that is too long fails for root, too."""
     folder = tmp_path / ("x" * 300)
     monkeypatch.setenv("LOCALLLM_CACHE", str(folder))
-    known.remember("merges", "abc")
-    assert not known.is_known("merges", "abc")
+    known.record_check("merges", "abc")
+    assert not known.is_recorded("merges", "abc")
 
 
 def test_a_vocabulary_is_checked_once(tmp_path, monkeypatch):

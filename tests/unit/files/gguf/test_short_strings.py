@@ -46,7 +46,7 @@ def test_many_strings_read_as_one_by_one(monkeypatch, unusual, chunk):
 
 def test_usual_strings_are_read_many_at_a_time():
     data = np.frombuffer(packed([string.encode() for string in USUAL * 50]) + b"\5\0\0\0", np.uint8)
-    assert metadata.short_strings(data, 10**6) == (USUAL * 50, len(data) - 4)
-    assert metadata.short_strings(data, 7) == (USUAL[:7], len(packed([s.encode() for s in USUAL[:7]])))
+    assert metadata.read_short_strings(data, 10**6) == (USUAL * 50, len(data) - 4)
+    assert metadata.read_short_strings(data, 7) == (USUAL[:7], len(packed([s.encode() for s in USUAL[:7]])))
     for useless in (b"", b"\5", bytes(100), b"\5\0\0\0\0\0\0\0abc"):
-        assert metadata.short_strings(np.frombuffer(useless, np.uint8), 9) == ([], 0)
+        assert metadata.read_short_strings(np.frombuffer(useless, np.uint8), 9) == ([], 0)

@@ -22,7 +22,7 @@ TEXTS = ["Hello world", "  12 345\n\n", "naïve Ωmega 你好 🙂", "<|im_start
 @pytest.fixture(autouse=True)
 def cache_folder(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("LOCALLLM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(metadata, "LEAST_STRINGS", 1)
+    monkeypatch.setattr(metadata, "MIN_STRINGS", 1)
     return tmp_path / "cache"
 
 
@@ -109,7 +109,7 @@ def test_a_file_that_others_could_have_written_is_not_believed(model, cache_fold
 
 def test_strings_are_forgotten_when_the_checks_change(model, monkeypatch):
     opened(model)
-    monkeypatch.setattr(metadata, "sources_hash", lambda *folders: "another")
+    monkeypatch.setattr(metadata, "hash_sources", lambda *folders: "another")
     assert not is_kept(opened(model))
 
 
@@ -130,7 +130,7 @@ def test_strings_of_another_header_are_not_believed(model):
 
 
 def test_only_the_latest_files_are_kept(tmp_path, monkeypatch, cache_folder):
-    monkeypatch.setattr(metadata, "MOST", 4)
+    monkeypatch.setattr(metadata, "MAX_FILES", 4)
     for number in range(6):
         opened(write_tiny_model(tmp_path / f"{number}.gguf", context=512 + number))
     assert is_kept(opened(tmp_path / "5.gguf")) and not is_kept(opened(tmp_path / "0.gguf"))
@@ -193,7 +193,7 @@ def test_strings_that_cannot_be_mapped_make_no_table():
     assert build_table(placed([b"a", b"\xff"])[1], ["a", "\\xff"]) is None, "it is not in the file as it is shown"
     alike = [text for text in map("".join, itertools.product("ab", repeat=3))]
     assert build_table(placed([text.encode() for text in alike])[1], alike) is not None
-    same = ["one"] * (metadata.MOST_ALIKE + 1)
+    same = ["one"] * (metadata.MAX_EQUAL_CHECKSUMS + 1)
     assert build_table(placed([text.encode() for text in same])[1], same) is None, (
         "they would be looked through, each time"
     )
@@ -212,7 +212,7 @@ def test_nothing_is_kept_where_nothing_can_be_written(model, monkeypatch):
 
 
 def test_small_vocabularies_are_not_kept(model, monkeypatch, cache_folder):
-    monkeypatch.setattr(metadata, "LEAST_STRINGS", 10_000)
+    monkeypatch.setattr(metadata, "MIN_STRINGS", 10_000)
     opened(model)
     assert not (cache_folder / "vocabularies").exists()
 

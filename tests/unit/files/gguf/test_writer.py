@@ -8,7 +8,7 @@ import pytest
 
 from localllm.errors import LocalllmError
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.gguf.writer import OutputTensor, Packed, pack_value, write_gguf
+from localllm.files.gguf.writer import OutputTensor, PackedValue, pack_value, write_gguf
 from localllm.quant.formats import BY_NAME
 
 VALUES = {
@@ -72,7 +72,7 @@ def test_a_copied_file_has_the_same_bytes(tmp_path: Path):
     ):
         write()
     with GGUFFile.open(tmp_path / "a.gguf") as file:
-        metadata = {key: Packed(value) for key, value in file.packed.items()}
+        metadata = {key: PackedValue(value) for key, value in file.packed.items()}
         tensors = [OutputTensor(t.name, t.format, t.shape, list(t.data.reshape(-1, 2))) for t in file.tensors.values()]
         write_gguf(tmp_path / "b.gguf", metadata, tensors)
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()

@@ -21,8 +21,8 @@ from localllm.errors import ConstraintError, UsageError
 from localllm.generation.answer_state import AnswerState
 from localllm.generation.constraints import constraint as constraints
 from localllm.generation.constraints import schemas
-from localllm.generation.constraints.constraint import Constraint, Matcher, constraint_of, matcher_of
-from localllm.generation.constraints.schemas import exact
+from localllm.generation.constraints.constraint import Constraint, Matcher, get_matcher, make_constraint
+from localllm.generation.constraints.schemas import make_exact
 from localllm.generation.options import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.reasoning import ANSWER, FORMATS, Thinking
@@ -63,7 +63,7 @@ def tokenizer(tiny: Path) -> Tokenizer:
 
 def accepts(constraint: Constraint, text: str, tokenizer: Tokenizer) -> bool:
     """Return whether the constraint accepts a string as a whole answer."""
-    matcher = matcher_of(constraint, tokenizer, tokenizer.vocab_size)
+    matcher = get_matcher(constraint, tokenizer, tokenizer.vocab_size)
     for token in tokenizer.encode(text):
         if not matcher.allowed_mask()[token]:
             return False
@@ -135,7 +135,7 @@ def test_only_the_record_whose_grammar_gets_too_complex_fails(model: localllm.Mo
         raise ConstraintError("the answer cannot be constrained any further")
 
     chosen = [GenerationOptions(80, sampling=SamplingOptions(seed=1), constraint=shape)
-              for shape in (None, Constraint.of_schema(PERSON), None)]  # fmt: skip
+              for shape in (None, Constraint.from_schema(PERSON), None)]  # fmt: skip
     monkeypatch.setattr(Matcher, "allowed_mask", allowed_mask)
     requests = [model.session.request(ASKED, options, n) for options, n in zip(chosen, (1, 2, 1), strict=True)]
     finished = [request for some in model.batch(iter(requests)) for request in some]
@@ -147,7 +147,7 @@ def test_only_the_record_whose_grammar_gets_too_complex_fails(model: localllm.Mo
 
 def test_only_the_record_whose_bias_leaves_no_token_fails(model: localllm.Model):
     never = dict.fromkeys(range(model.tokenizer.vocab_size), -math.inf)
-    shape = constraint_of(regex="abc")
+    shape = make_constraint(regex="abc")
     requests = [
         model.session.request(
             "x", GenerationOptions(9, sampling=SamplingOptions(seed=1, logit_bias=bias), constraint=shape)
@@ -184,7 +184,7 @@ GREEDY = SamplingOptions(temperature=0)
 def answer_with_reasoning(tokenizer: Tokenizer, template: str, script: str, **options) -> tuple[str, str, str]:
     """Return reasoning, answer and finish reason of an engine that follows the script."""
     fake = FakeEngine(tokenizer.vocab_size, saying(tokenizer, script))
-    chosen = GenerationOptions(100, (), GREEDY, constraint=Constraint.of_regex("yes|no"), **options)
+    chosen = GenerationOptions(100, (), GREEDY, constraint=Constraint.from_regex("yes|no"), **options)
     answer = Session(PrefixCache(fake), tokenizer, template).chat(ASKED, chosen)
     return "".join(text for kind, text in answer.parts if kind == "thought"), answer.text, answer.finish_reason
 
@@ -213,10 +213,10 @@ def test_reasoning_opened_by_a_token_precedes_a_constrained_answer(tmp_path: Pat
     script = [token for part in parts for token in tokenizer.encode(part, special=part in special)] + [2]
     start = len(tokenizer.encode_rendered("<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"))
     fake = FakeEngine(tokenizer.vocab_size, lambda tokens: script[min(len(tokens) - start, len(script) - 1)])
-    chosen = GenerationOptions(100, (), GREEDY, constraint=Constraint.of_regex("yes|no"))
+    chosen = GenerationOptions(100, (), GREEDY, constraint=Constraint.from_regex("yes|no"))
     answer = Session(PrefixCache(fake), tokenizer, TURNS).chat(ASKED, chosen)
     assert ("".join(answer), answer.thinking) == ("no", text[7:-10])
-    off = GenerationOptions(100, (), GREEDY, constraint=Constraint.of_regex("yes|no"), think="off")
+    off = GenerationOptions(100, (), GREEDY, constraint=Constraint.from_regex("yes|no"), think="off")
     fake.say = lambda tokens: script[0]
     answer = Session(PrefixCache(fake), tokenizer, TURNS).chat(ASKED, off)
     assert ("".join(answer) in ("yes", "no"), answer.thinking) == (True, "")
@@ -233,7 +233,7 @@ def test_gpt_oss_channels_constrain_the_final_channel_only(tmp_path: Path, monke
     template = TURNS + "{# <|start|><|channel|>analysis<|message|><|end|> #}"
     start = len(tokenizer.encode_rendered("<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"))
     fake = FakeEngine(tokenizer.vocab_size, lambda tokens: script[min(len(tokens) - start, len(script) - 1)])
-    chosen = GenerationOptions(100, (), GREEDY, constraint=Constraint.of_regex("yes|no"))
+    chosen = GenerationOptions(100, (), GREEDY, constraint=Constraint.from_regex("yes|no"))
     answer = Session(PrefixCache(fake), tokenizer, template).chat(ASKED, chosen)
     assert ("".join(answer), answer.thinking, answer.finish_reason) == ("yes", "Hm", "stop")
 
@@ -270,7 +270,7 @@ ws ::= | " " | "\n" [ \t]{0,20}
     ],
 )  # fmt: skip
 def test_a_grammar_accepts_its_sentences_only(tokenizer: Tokenizer, grammar: str, yes: list[str], no: list[str]):
-    constraint = Constraint.of_grammar(grammar)
+    constraint = Constraint.from_grammar(grammar)
     assert [accepts(constraint, text, tokenizer) for text in yes] == [True] * len(yes)
     assert [accepts(constraint, text, tokenizer) for text in no] == [False] * len(no)
 
@@ -295,12 +295,12 @@ def test_a_grammar_accepts_its_sentences_only(tokenizer: Tokenizer, grammar: str
 )
 def test_invalid_grammars_are_refused(grammar: str, reason: str):
     with pytest.raises(UsageError, match=reason):
-        Constraint.of_grammar(grammar)
+        Constraint.from_grammar(grammar)
 
 
 def test_a_grammar_that_matches_nothing_is_refused():
     with pytest.raises(UsageError, match="it matches no text"):
-        Constraint.of_grammar("root ::= a\na ::= root")
+        Constraint.from_grammar("root ::= a\na ::= root")
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_a_grammar_that_matches_nothing_is_refused():
     ],
 )
 def test_a_regex_accepts_its_matches_only(tokenizer: Tokenizer, regex: str, yes: list[str], no: list[str]):
-    constraint = Constraint.of_regex(regex)
+    constraint = Constraint.from_regex(regex)
     assert [accepts(constraint, text, tokenizer) for text in yes] == [True] * len(yes)
     assert [accepts(constraint, text, tokenizer) for text in no] == [False] * len(no)
 
@@ -360,14 +360,14 @@ def test_a_regex_never_allows_control_tokens(model: localllm.Model):
 )  # fmt: skip
 def test_unsupported_schemas_are_refused_in_one_line(schema, reason: str):
     with pytest.raises(UsageError, match=reason) as refused:
-        Constraint.of_schema(schema)
+        Constraint.from_schema(schema)
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
 
 
 @pytest.mark.parametrize("regex", ["a(", r"\bword\b", r"(a)\1", "[", 5])
 def test_invalid_regexes_are_refused_in_one_line(regex):
     with pytest.raises(UsageError, match=r"regex|regular") as refused:
-        Constraint.of_regex(regex)
+        Constraint.from_regex(regex)
     assert "\n" not in str(refused.value)
 
 
@@ -382,7 +382,7 @@ def test_invalid_regexes_are_refused_in_one_line(regex):
 )
 def test_the_error_of_an_invalid_regex_has_no_picture(regex: str, reason: str):
     with pytest.raises(UsageError) as refused:
-        Constraint.of_regex(regex)
+        Constraint.from_regex(regex)
     message = str(refused.value)
     assert message.startswith("the regex cannot be used: ") and reason in message
     assert "^" not in message and "|" not in message
@@ -400,13 +400,13 @@ def test_the_error_of_an_invalid_regex_has_no_picture(regex: str, reason: str):
     ],
 )
 def test_reasons_of_llguidance_are_shortened_to_one_line(message: str, reason: str):
-    assert constraints._reason(message) == reason
+    assert constraints._shorten_error(message) == reason
 
 
 def test_schema_and_regex_cannot_be_combined(model: localllm.Model):
     with pytest.raises(UsageError, match="schema and regex cannot be combined"):
-        constraint_of(schema={}, regex="a")
-    assert constraint_of() is None
+        make_constraint(schema={}, regex="a")
+    assert make_constraint() is None
 
 
 def test_bounds_with_the_same_leading_digits_are_both_kept(tokenizer: Tokenizer):
@@ -417,7 +417,7 @@ def test_bounds_with_the_same_leading_digits_are_both_kept(tokenizer: Tokenizer)
         ({"allOf": [{"exclusiveMinimum": 2}, {"maximum": 2.5}]}, "2", "2.5"),
         ({"minimum": 3, "exclusiveMinimum": True}, "3", "3.5"),
     ):
-        constraint = Constraint.of_schema({"type": "number", **schema})
+        constraint = Constraint.from_schema({"type": "number", **schema})
         assert (
             accepts(constraint, outside, tokenizer),
             accepts(constraint, inside, tokenizer),
@@ -429,7 +429,7 @@ def test_property_names_and_enum_values_are_not_read_as_keywords():
         "properties": {"exclusiveMinimum": {"type": "string"}, "enum": {"exclusiveMinimum": 0, "maximum": 9}},
         "enum": [{"exclusiveMinimum": 0, "maximum": 0.5, "items": []}],
     }
-    assert exact(json.loads(json.dumps(schema)), is_open=True) == schema
+    assert make_exact(json.loads(json.dumps(schema)), is_open=True) == schema
 
 
 def test_no_module_imports_llguidance_at_its_top():
@@ -508,7 +508,7 @@ def compiled(monkeypatch) -> list[str]:
 
 def test_threads_that_share_a_constraint_compile_it_once(tiny, compiled, monkeypatch):
     """Let the others wait while one thread compiles."""
-    tokenizer, constraint = Tokenizer.from_file(tiny), Constraint.of_regex("[abc]{3}")
+    tokenizer, constraint = Tokenizer.from_file(tiny), Constraint.from_regex("[abc]{3}")
     counted, here, go, counts = Constraint.beginning, threading.Event(), threading.Event(), []
 
     def slow(self, vocabulary):
@@ -517,7 +517,7 @@ def test_threads_that_share_a_constraint_compile_it_once(tiny, compiled, monkeyp
         return counted(self, vocabulary)
 
     def work() -> None:
-        matcher = matcher_of(constraint, tokenizer, tokenizer.vocab_size)
+        matcher = get_matcher(constraint, tokenizer, tokenizer.vocab_size)
         counts.append(int(matcher.allowed_mask().sum()))
 
     compiled.clear()
@@ -536,7 +536,7 @@ def test_threads_that_share_a_constraint_compile_it_once(tiny, compiled, monkeyp
 
 
 def test_matchers_of_one_constraint_are_independent(tokenizer):
-    first, second = (matcher_of(Constraint.of_regex("ab|cd"), tokenizer, tokenizer.vocab_size) for _ in range(2))
+    first, second = (get_matcher(Constraint.from_regex("ab|cd"), tokenizer, tokenizer.vocab_size) for _ in range(2))
     a, b, c, d = (tokenizer.encode(letter)[0] for letter in "abcd")
     before = second.allowed_mask()
     first.accept(a)
@@ -551,25 +551,25 @@ def test_matchers_of_one_constraint_are_independent(tokenizer):
 
 def test_the_oldest_of_65_constraints_is_compiled_again(tiny, compiled):
     tokenizer = Tokenizer.from_file(tiny)
-    constraints = [Constraint.of_regex(f"a{{{count}}}") for count in range(1, 66)]
+    constraints = [Constraint.from_regex(f"a{{{count}}}") for count in range(1, 66)]
     compiled.clear()
     for constraint in (*constraints[:64], *constraints[:64]):
-        matcher_of(constraint, tokenizer, tokenizer.vocab_size)
+        get_matcher(constraint, tokenizer, tokenizer.vocab_size)
     assert len(compiled) == 64
     for constraint in (constraints[64], constraints[1], constraints[0]):
-        matcher_of(constraint, tokenizer, tokenizer.vocab_size)
+        get_matcher(constraint, tokenizer, tokenizer.vocab_size)
     assert compiled[64:] == [constraints[64].grammar, constraints[0].grammar]
 
 
 def test_forced_tokens_are_expected_even_after_the_answer_has_begun():
     """Expect the rest of a reasoning marker first."""
-    answering = SimpleNamespace(kind=ANSWER, is_between=False)
+    answering = SimpleNamespace(kind=ANSWER, is_between_parts=False)
     guide = AnswerState.__new__(AnswerState)
     guide.transcript, guide._matcher = answering, SimpleNamespace(expected_tokens=lambda: [9])
     for forced, expected in (((5, 6), [5, 6]), ((), [9])):
         guide._forced = forced
         assert list(guide.expected_tokens()) == expected
-    guide.transcript = SimpleNamespace(kind="thought", is_between=False)
+    guide.transcript = SimpleNamespace(kind="thought", is_between_parts=False)
     assert list(guide.expected_tokens()) == []
 
 
@@ -610,10 +610,10 @@ def test_endless_schemas_and_vocabularies_without_an_end_are_refused(monkeypatch
     with pytest.raises(
         UsageError, match=r"^the model's vocabulary has no token that ends an answer, which a constraint"
     ):
-        matcher_of(Constraint.of_regex("a"), SimpleNamespace(end_ids=frozenset()), 5)  # type: ignore[arg-type]
-    monkeypatch.setattr(constraints, "exact", endless)
+        get_matcher(Constraint.from_regex("a"), SimpleNamespace(end_ids=frozenset()), 5)  # type: ignore[arg-type]
+    monkeypatch.setattr(constraints, "make_exact", endless)
     with pytest.raises(UsageError, match=r"^the schema cannot be used: it is nested too deeply$"):
-        Constraint.of_schema({})
+        Constraint.from_schema({})
 
 
 @pytest.mark.parametrize(("schema", "expected"), [

@@ -10,7 +10,7 @@ from served import scripted, serving
 from tiny_model import write_tiny_model
 
 import localllm
-from localllm.generation.constraints.distinct_items import DistinctItems, drop_unique_items, has_distinct
+from localllm.generation.constraints.distinct_items import DistinctItems, drop_unique_items, has_unique_items
 from tests.unit.generation.tools.test_tool_grammar import QWEN
 
 SET = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
@@ -56,7 +56,11 @@ def test_repeated_items_are_dropped_wherever_the_text_is_split(
 
 
 def test_unique_items_are_detected_at_any_depth():
-    assert has_distinct(DEEP) and not has_distinct(drop_unique_items(DEEP)) and not has_distinct({"uniqueItems": False})
+    assert (
+        has_unique_items(DEEP)
+        and not has_unique_items(drop_unique_items(DEEP))
+        and not has_unique_items({"uniqueItems": False})
+    )
 
 
 TWICE = '["red", "blue", "red"]'

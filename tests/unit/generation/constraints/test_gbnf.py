@@ -14,7 +14,7 @@ from tiny_model import write_tiny_model
 from localllm.errors import ConstraintError, UsageError
 from localllm.generation.constraints import grammar_matcher
 from localllm.generation.constraints import grammar_network as network
-from localllm.generation.constraints.constraint import Constraint, Matcher, matcher_of
+from localllm.generation.constraints.constraint import Constraint, Matcher, get_matcher
 from localllm.generation.options import GenerationOptions
 from localllm.generation.prefix_cache import PrefixCache
 from localllm.generation.sampling.sampler import SamplingOptions
@@ -94,10 +94,10 @@ class Vocabulary:
     def encode_inside(self, text: str) -> list[int]:
         return [self.texts.index(bytes([byte])) for byte in text.encode()]
 
-    def special_id(self, text: str) -> int | None:
+    def get_special_id(self, text: str) -> int | None:
         return None
 
-    def cut(self, data: bytes, rng: random.Random) -> list[int]:
+    def split(self, data: bytes, rng: random.Random) -> list[int]:
         """Split bytes into random tokens."""
         tokens = []
         while data:
@@ -108,7 +108,7 @@ class Vocabulary:
 
 
 def begin(grammar: str, vocabulary) -> Matcher:
-    return matcher_of(Constraint.of_grammar(grammar), vocabulary, vocabulary.vocab_size)
+    return get_matcher(Constraint.from_grammar(grammar), vocabulary, vocabulary.vocab_size)
 
 
 def accepts_tokens(matcher: Matcher, tokens: list[int], ends: list[int]) -> bool:
@@ -141,7 +141,7 @@ def test_every_sentence_is_accepted_however_it_is_cut_into_tokens(case):
         assert all(map(chart.push, sentence)) and chart.is_whole, "the oracle is wrong"
         matcher, whole = begin(case.grammar, case.vocabulary), len(chart.sets)
         left = sentence.encode()
-        for token in case.vocabulary.cut(left, case.rng):
+        for token in case.vocabulary.split(left, case.rng):
             assert matcher.allowed_mask()[token], (sentence, left)
             matcher.accept(token)
             left = left[len(case.vocabulary.texts[token]) :]
@@ -158,7 +158,7 @@ def test_the_mask_equals_the_oracle_at_random_positions(case):
         assert all(map(chart.push, sentence[:place]))
         rest = sentence[place : place + 1].encode()[: case.rng.randint(0, 3)]
         rest = b"" if len(rest) == len(sentence[place : place + 1].encode()) else rest
-        for token in case.vocabulary.cut(sentence[:place].encode() + rest, case.rng):
+        for token in case.vocabulary.split(sentence[:place].encode() + rest, case.rng):
             matcher.accept(token)
         expected = [
             bool(text) and token > 1 and chart.takes(rest + text) for token, text in enumerate(case.vocabulary.texts)
@@ -186,7 +186,7 @@ def test_changed_sentences_are_accepted_only_if_the_oracle_accepts_them(case):
             )
             is_one = is_sentence(case.grammar, changed)
             refused += not is_one
-            tokens = case.vocabulary.cut(changed.encode(), case.rng)
+            tokens = case.vocabulary.split(changed.encode(), case.rng)
             assert accepts_tokens(begin(case.grammar, case.vocabulary), tokens, [0, 1]) == is_one, changed
     assert refused > 10, "otherwise this shows little"
 
@@ -258,13 +258,13 @@ def test_grammar_errors_name_the_line_of_the_users_grammar(tiny: Path, grammar: 
     ("root ::= [\\uD800-\\uDFFF]", "it matches no text"), ("root ::= [\\u00e9-\\x41]", r"the range \\u00e9-\\x41 runs"),
 ])  # fmt: skip
 def test_edge_cases_of_grammars_are_accepted_or_refused_with_a_line(grammar: str, reason: str | None, monkeypatch):
-    monkeypatch.setattr(network, "MOST_STATES", 2000)
+    monkeypatch.setattr(network, "MAX_STATES", 2000)
     if reason is None:
         matcher = begin(grammar, vocabulary := Vocabulary([]))
         assert matcher.allowed_mask()[vocabulary.encode_inside("a")].all()
         return
     with pytest.raises(UsageError, match=reason):
-        Constraint.of_grammar(grammar)
+        Constraint.from_grammar(grammar)
 
 
 def test_rules_that_match_nothing_are_never_entered():
@@ -382,7 +382,7 @@ def test_a_grammar_with_think_constrains_the_reasoning_too(tmp_path: Path, monke
             return [*wanted, 2][min(len(tokens) - begun[0], len(wanted))]
 
         fake = FakeEngine(tokenizer.vocab_size, say)
-        shape = Constraint.of_grammar(grammar)
+        shape = Constraint.from_grammar(grammar)
         options = GenerationOptions(60, (), SamplingOptions(temperature=0), constraint=shape)
         answer = Session(PrefixCache(fake), tokenizer, template).chat([{"role": "user", "content": "Who?"}], options)
         return "".join(answer), answer.thinking, answer.finish_reason

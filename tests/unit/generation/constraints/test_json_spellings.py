@@ -9,8 +9,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from vocabularies import GIVEN, byte_level
 
-from localllm.generation.constraints.constraint import Constraint, Matcher, fits, matcher_of
-from localllm.generation.constraints.json_matcher import is_whole_escape, read_escape
+from localllm.generation.constraints.constraint import Constraint, Matcher, get_matcher, matches_schema
+from localllm.generation.constraints.json_matcher import is_whole_escape, parse_escape
 from localllm.generation.constraints.json_text import normalize_whole_numbers
 from localllm.generation.tools.tool_call_format import ParameterMarks, ToolCallFormat
 from localllm.generation.tools.tool_grammar import Tool, ToolGrammar, ToolUse
@@ -55,8 +55,8 @@ VALUES = st.recursive(
 
 def accepts(schema: object, text: str, seed: int | None = None) -> bool:
     """Return whether a string can be written, by the tokenizer's or by random tokens, and then ended."""
-    constraint = Constraint.of_schema(schema, additional_properties=True)
-    return writes(matcher_of(constraint, TOKENIZER, TOKENIZER.vocab_size), text, seed)
+    constraint = Constraint.from_schema(schema, additional_properties=True)
+    return writes(get_matcher(constraint, TOKENIZER, TOKENIZER.vocab_size), text, seed)
 
 
 def writes(matcher: Matcher, text: str, seed: int | None) -> bool:
@@ -172,7 +172,7 @@ def test_another_value_is_masked_in_any_spelling(schema: dict[str, Any], text: s
 def test_no_allowed_token_leads_to_a_dead_end(schema: dict[str, Any], seed: int):
     """Draw random tokens, odd spellings first."""
     choose = random.Random(seed)
-    matcher = matcher_of(Constraint.of_schema(schema), TOKENIZER, TOKENIZER.vocab_size)
+    matcher = get_matcher(Constraint.from_schema(schema), TOKENIZER, TOKENIZER.vocab_size)
     data = b""
     while not (mask := matcher.allowed_mask())[[*TOKENIZER.end_ids]].any():
         allowed = mask.nonzero()[0].tolist()
@@ -183,13 +183,13 @@ def test_no_allowed_token_leads_to_a_dead_end(schema: dict[str, Any], seed: int)
         assert len(data) < 400
         matcher.accept(token)
     checked = {**schema, "additionalProperties": False} if "properties" in schema else schema
-    assert fits(normalize_whole_numbers(data.decode()), checked), data
+    assert matches_schema(normalize_whole_numbers(data.decode()), checked), data
 
 
 def test_surrogates_are_decoded_only_in_pairs():
-    assert read_escape(rb"\ud83d\ude00") == [(0x1F600, 0x1F600)]
+    assert parse_escape(rb"\ud83d\ude00") == [(0x1F600, 0x1F600)]
     assert not is_whole_escape(rb"\ud83d")
-    assert read_escape(rb"\udc") == read_escape(rb"\ud83d\u0") == read_escape(rb"\q") == []
+    assert parse_escape(rb"\udc") == parse_escape(rb"\ud83d\u0") == parse_escape(rb"\q") == []
 
 
 JSON_CALLS = ToolCallFormat('<call>{"name": "', '", "arguments": ', "}</call><call>{", "}</call>")
@@ -208,5 +208,5 @@ def test_tool_calls_accept_every_spelling_in_json_only(format: ToolCallFormat, t
     numbers = {"type": "object", "properties": {"ü": {"type": "number", "minimum": 0}}}
     properties = {"t": {"type": "string"}, "n": {"type": "array", "items": numbers}}
     tool = Tool("w", parameters={"type": "object", "properties": properties, "required": ["t"]})
-    matcher = ToolGrammar(ToolUse([tool], "required"), format, TOKENIZER).matcher(TOKENIZER.vocab_size)
+    matcher = ToolGrammar(ToolUse([tool], "required"), format, TOKENIZER).make_matcher(TOKENIZER.vocab_size)
     assert writes(matcher, text, seed)

@@ -10,7 +10,7 @@ from tiny_model import write_tiny_model
 
 import localllm
 from localllm import api
-from localllm.generation.constraints.constraint import Constraint, matcher_of
+from localllm.generation.constraints.constraint import Constraint, get_matcher
 from localllm.generation.constraints.json_text import JsonCompactor
 from localllm.generation.model_methods import gather_options
 from localllm.generation.request import Request
@@ -61,12 +61,12 @@ def model(path: Path):
 def test_a_schema_allows_indentation_but_no_other_white_space(path: Path):
     """Allow what json.dumps writes with any indentation."""
     tokenizer = api.open_tokenizer(path)
-    form = Constraint.of_schema({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [PLACE, {"type": "array", "items": {
+    form = Constraint.from_schema({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [PLACE, {"type": "array", "items": {
         "$ref": "#/$defs/a"}}]}}})  # fmt: skip
     deep = [[[[[ROME]]]]]
 
     def may_be(text: str) -> bool:
-        return matcher_of(form, tokenizer, tokenizer.vocab_size).accept_text(text)
+        return get_matcher(form, tokenizer, tokenizer.vocab_size).accept_text(text)
 
     for written in (json.dumps(deep, indent=indent) for indent in (None, 0, 1, 2, 4, 8, "\t")):
         assert may_be(written)

@@ -10,7 +10,7 @@ from vocabularies import GIVEN, byte_level
 
 from localllm.errors import UsageError
 from localllm.generation.constraints import grammar_network
-from localllm.generation.constraints.constraint import Constraint, matcher_of
+from localllm.generation.constraints.constraint import Constraint, get_matcher
 from localllm.generation.constraints.grammar_matcher import GrammarMatcher
 from localllm.generation.constraints.grammar_network import build_network
 from localllm.text.tokenizer import Tokenizer
@@ -22,13 +22,13 @@ def new_tokenizer() -> Tokenizer:
 
 def test_compiled_constraints_are_freed_with_their_tokenizer():
     constraints = [
-        Constraint.of_schema({"type": "string"}),
-        Constraint.of_grammar('root ::= "a"'),
-        Constraint.of_regex("a"),
+        Constraint.from_schema({"type": "string"}),
+        Constraint.from_grammar('root ::= "a"'),
+        Constraint.from_regex("a"),
     ]
     tokenizer = new_tokenizer()
     for constraint in constraints:
-        matcher = matcher_of(constraint, tokenizer, tokenizer.vocab_size)
+        matcher = get_matcher(constraint, tokenizer, tokenizer.vocab_size)
         matcher.allowed_mask()
         matcher.expected_tokens()
     dead = weakref.ref(tokenizer)
@@ -49,21 +49,23 @@ def test_a_slow_grammar_blocks_no_other_grammar(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(GrammarMatcher, "__init__", slowly)
     first, second = new_tokenizer(), new_tokenizer()
-    slow, quick = Constraint.of_grammar('root ::= "slow"'), Constraint.of_grammar('root ::= "quick"')
-    thread = threading.Thread(target=matcher_of, args=(slow, first, first.vocab_size))
+    slow, quick = Constraint.from_grammar('root ::= "slow"'), Constraint.from_grammar('root ::= "quick"')
+    thread = threading.Thread(target=get_matcher, args=(slow, first, first.vocab_size))
     thread.start()
     assert begins.wait(20)
     for tokenizer in (second, first):
-        assert matcher_of(quick, tokenizer, tokenizer.vocab_size).allowed_mask().any()
+        assert get_matcher(quick, tokenizer, tokenizer.vocab_size).allowed_mask().any()
     go_on.set()
     thread.join(20)
     assert not thread.is_alive()
 
 
 def test_rules_that_refer_backwards_are_visited_once(monkeypatch: pytest.MonkeyPatch):
-    calls, reach = list[int](), grammar_network.Network._reach
+    calls, reach = list[int](), grammar_network.Network._collect_reachable
     monkeypatch.setattr(
-        grammar_network.Network, "_reach", lambda self, *arguments: calls.append(1) or reach(self, *arguments)
+        grammar_network.Network,
+        "_collect_reachable",
+        lambda self, *arguments: calls.append(1) or reach(self, *arguments),
     )
     rules = [f'r{number} ::= "x" r{number - 1}' for number in range(1, 200)]
     build_network("\n".join(['r0 ::= "backwards"', *rules, "root ::= r199"]))
@@ -71,6 +73,6 @@ def test_rules_that_refer_backwards_are_visited_once(monkeypatch: pytest.MonkeyP
 
 
 def test_a_grammar_that_takes_too_long_to_compile_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(grammar_network, "MOST_SECONDS", -1.0)
+    monkeypatch.setattr(grammar_network, "MAX_SECONDS", -1.0)
     with pytest.raises(UsageError, match="takes too long to compile"):
         build_network('root ::= "too long"')

@@ -71,7 +71,7 @@ def test_an_answer_by_a_dict_schema_is_parsed_into_plain_values(model: localllm.
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_types_are_closed_schemas_even_with_additional_properties(kind):
-    assert Constraint.of_schema(kind, additional_properties=True).grammar == Constraint.of_schema(kind).grammar
+    assert Constraint.from_schema(kind, additional_properties=True).grammar == Constraint.from_schema(kind).grammar
 
 
 def test_answers_that_cannot_be_parsed_raise(model: localllm.Model):

@@ -15,8 +15,8 @@ from served import scripted, serving
 from tiny_model import write_tiny_model
 
 from localllm.errors import UsageError
-from localllm.generation.constraints.constraint import Constraint, fits
-from localllm.generation.constraints.schemas import exact
+from localllm.generation.constraints.constraint import Constraint, matches_schema
+from localllm.generation.constraints.schemas import make_exact
 from localllm.generation.tools.tool_call_format import GENERIC
 from localllm.generation.tools.tool_grammar import Tool, ToolGrammar, ToolUse
 from tests.unit.generation.tools.test_tool_grammar import QWEN
@@ -27,7 +27,9 @@ NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/N"}, "v": {"t
 
 
 def takes(schema: dict, value: object, is_open: bool = False) -> bool:
-    return fits(json.dumps(value), {**exact(schema, is_open), "x-guidance": {"lenient": False, "coerce_one_of": False}})
+    return matches_schema(
+        json.dumps(value), {**make_exact(schema, is_open), "x-guidance": {"lenient": False, "coerce_one_of": False}}
+    )
 
 
 @pytest.mark.parametrize(
@@ -212,8 +214,8 @@ CLASSES: list[Any] = [
 
 @pytest.mark.parametrize("kind", CLASSES, ids=str)
 def test_schemas_of_python_classes_are_accepted(kind: Any):
-    Constraint.of_schema(pydantic.create_model("M", x=(kind, ...)))
-    Constraint.of_schema(pydantic.create_model("M", x=(list[kind] | None, None)))
+    Constraint.from_schema(pydantic.create_model("M", x=(kind, ...)))
+    Constraint.from_schema(pydantic.create_model("M", x=(list[kind] | None, None)))
 
 
 @pytest.mark.parametrize("name", ["password", "binary", "byte", "path", "uri-reference", "regex", "foo", "", 5, None])
@@ -267,14 +269,14 @@ def test_unknown_formats_are_ignored(name: object):
     ],
 )  # fmt: skip
 def test_keywords_accept_and_refuse_the_right_values(schema: dict, yes: list, no: list):
-    Constraint.of_schema(schema)
+    Constraint.from_schema(schema)
     assert [takes(schema, value) for value in yes] == [True] * len(yes)
     assert [takes(schema, value) for value in no] == [False] * len(no)
 
 
 def test_true_and_an_empty_schema_allow_any_json_value():
     for schema in (True, "true", {}):
-        assert Constraint.of_schema(schema).grammar == Constraint.of_schema({}).grammar
+        assert Constraint.from_schema(schema).grammar == Constraint.from_schema({}).grammar
 
 
 @pytest.mark.parametrize(
@@ -299,7 +301,7 @@ def test_true_and_an_empty_schema_allow_any_json_value():
 )  # fmt: skip
 def test_unsupported_schemas_are_refused_by_name(schema: object, reason: str):
     with pytest.raises(UsageError) as error:
-        Constraint.of_schema(schema)
+        Constraint.from_schema(schema)
     message = str(error.value)
     assert reason in message and "\n" not in message
     assert not any(word in message for word in ("%json", "%llguidance", "start:", "whitespace_pattern", "grammars"))
@@ -307,10 +309,10 @@ def test_unsupported_schemas_are_refused_by_name(schema: object, reason: str):
 
 def test_tool_calls_ignore_unsupported_keywords_of_their_parameters(tokenizer):
     odd = {"type": "object", "properties": {"a": {"type": "array", "items": STRING, "contains": {}}}}
-    matcher = ToolGrammar(ToolUse([Tool("f", "", odd)], "f"), GENERIC, tokenizer).matcher(tokenizer.vocab_size)
+    matcher = ToolGrammar(ToolUse([Tool("f", "", odd)], "f"), GENERIC, tokenizer).make_matcher(tokenizer.vocab_size)
     assert matcher.accept_text('{"name": "f", "arguments": {"a": ["x"]}}')
     worst = {"type": "object", "properties": {"a": {"not": {}, "const": -(2**63)}}}
-    matcher = ToolGrammar(ToolUse([Tool("f", "", worst)], "f"), GENERIC, tokenizer).matcher(tokenizer.vocab_size)
+    matcher = ToolGrammar(ToolUse([Tool("f", "", worst)], "f"), GENERIC, tokenizer).make_matcher(tokenizer.vocab_size)
     assert matcher.accept_text('{"name": "f", "arguments": {"a": ["x"]}}')
     with pytest.raises(UsageError, match="const has a number that is not exact"):
         ToolGrammar(ToolUse([Tool("f", "", worst, strict=True)], "f"), GENERIC, tokenizer)

@@ -19,10 +19,10 @@ from localllm.engine.options import EngineOptions
 from localllm.errors import ContextError, ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.generation.embedding import clip_embedder as pair_embedding
-from localllm.generation.embedding.clip_embedder import PairEmbedder
+from localllm.generation.embedding.clip_embedder import ClipEmbedder
 from localllm.generation.embedding.embedder import EmbedOptions, ShownImage
 from localllm.services.inspection.validate import check_validity
-from localllm.text.clip_words import END, START, ClipWords, derive_merges
+from localllm.text.clip_words import END, START, ClipTokenizer, derive_merges
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +50,10 @@ def cosine(x: np.ndarray, y: np.ndarray) -> float:
 @pytest.mark.sampled
 def test_clip_embeddings_equal_those_of_transformers(clip, golden):
     """Compare token ids, texts, images of all shapes, and their similarities."""
-    embedder = PairEmbedder(GGUFFile.open(str(clip)), EngineOptions(threads=2))
+    embedder = ClipEmbedder(GGUFFile.open(str(clip)), EngineOptions(threads=2))
     texts = embedder.embed(pairs.TEXTS, EmbedOptions(normalize=False, overflow="cut"))
     shown = embedder.embed([ShownImage(pixels) for pixels in pairs.pictures()], EmbedOptions(normalize=False))
-    words = ClipWords(GGUFFile.open(str(clip)).metadata)
+    words = ClipTokenizer(GGUFFile.open(str(clip)).metadata)
     for number, (text, row) in enumerate(zip(pairs.TEXTS, texts, strict=True)):
         assert words.encode(text)[:23] == golden[f"ids{number}"].tolist()[:23]
         if len(words.encode(text)) <= 24:
@@ -70,43 +70,44 @@ def test_merges_are_derived_from_the_order_of_tokens(clip):
     metadata = dict(GGUFFile.open(str(clip)).metadata)
     pieces, merges = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.merges"]
     assert [" ".join(pair) for pair in derive_merges(list(pieces))] == list(merges)
-    whole = ClipWords(metadata)
+    whole = ClipTokenizer(metadata)
     del metadata["tokenizer.ggml.merges"]
-    without = ClipWords(metadata)
+    without = ClipTokenizer(metadata)
     assert all(without.encode(text) == whole.encode(text) for text in pairs.TEXTS)
     assert whole.encode("")[0] == whole.pieces.index(START) and whole.encode("")[1:] == [whole.pieces.index(END)]
-    with pytest.raises(ModelError, match="no merge makes"):
+    with pytest.raises(ModelError, match="no merge of earlier tokens yields"):
         derive_merges(["a", "b", "abc"])
-    with pytest.raises(ModelError, match="each piece once"):
-        ClipWords(metadata | {"tokenizer.ggml.tokens": ["a", "a"]})
+    with pytest.raises(ModelError, match="must be distinct"):
+        ClipTokenizer(metadata | {"tokenizer.ggml.tokens": ["a", "a"]})
 
 
-NOT_TOKENS = "a merge of pieces that are not tokens"
+NOT_TOKENS = "every merge must join two tokens into a token"
+NOT_TWO = "a merge must be two tokens separated by a space, not "
 
 
 @pytest.mark.parametrize(("merges", "problem"), [
     ([], None), (["a b</w>"], None), (["b</w> a"], NOT_TOKENS), (["a x"], NOT_TOKENS),
-    (["x a"], NOT_TOKENS), (["ab</w>"], "a merge that is not two pieces"),
-    ([" a"], "a merge that is not two pieces"), (["a "], "a merge that is not two pieces"),
+    (["x a"], NOT_TOKENS), (["ab</w>"], NOT_TWO),
+    ([" a"], NOT_TWO), (["a "], NOT_TWO),
 ])  # fmt: skip
 def test_invalid_merges_are_refused(merges: list[str], problem: str | None):
     pieces = [START, END, "a", "b</w>", "ab</w>"]
     with nullcontext() if problem is None else pytest.raises(ModelError, match=f"tokenizer.ggml.merges: {problem}"):
-        ClipWords({"tokenizer.ggml.tokens": pieces, "tokenizer.ggml.merges": merges}, "x.gguf")
+        ClipTokenizer({"tokenizer.ggml.tokens": pieces, "tokenizer.ggml.merges": merges}, "x.gguf")
 
 
 @pytest.mark.parametrize("pieces", [4, 5])
 def test_the_token_matrix_must_match_the_vocabulary(pieces: int, monkeypatch):
     reader = SimpleNamespace(width=8, context=9, vocab_size=4)
     monkeypatch.setattr(pair_embedding, "ClipEncoder", lambda file, options: reader)
-    monkeypatch.setattr(pair_embedding, "ClipWords", lambda metadata, path: SimpleNamespace(pieces=["x"] * pieces))
+    monkeypatch.setattr(pair_embedding, "ClipTokenizer", lambda metadata, path: SimpleNamespace(pieces=["x"] * pieces))
     with nullcontext() if pieces == 4 else pytest.raises(ModelError, match=r"^x.gguf: 5 tokens, but 4 embeddings$"):
-        embedder = PairEmbedder(SimpleNamespace(metadata={}, path="x.gguf"), None)
+        embedder = ClipEmbedder(SimpleNamespace(metadata={}, path="x.gguf"), None)
         assert (embedder.width, embedder.context, embedder.tokens, embedder.warnings) == (8, 9, 0, [])
 
 
 def test_long_texts_are_refused_cut_or_split(clip):
-    embedder = PairEmbedder(GGUFFile.open(str(clip)), EngineOptions(threads=1))
+    embedder = ClipEmbedder(GGUFFile.open(str(clip)), EngineOptions(threads=1))
     long = "the people of the city " * 9
     with pytest.raises(ContextError, match=r"text 2 has .* tokens, the model's context is 24"):
         embedder.embed(["a", long])
@@ -139,7 +140,7 @@ def test_embed_prints_vectors_of_texts_and_images_and_the_nearest(clip, cli):
     code, out, _ = cli("embed", str(clip), stdin="\n".join(map(json.dumps, records)).encode())
     printed = [json.loads(line) for line in out.splitlines()]
     assert code == 6 and np.allclose([each["embedding"] for each in printed[:2]], [rows[1], rows[0]], atol=1e-6)
-    assert "cannot read the image none.png" in printed[2]["error"] and "not an image" in printed[3]["error"]
+    assert "cannot read the image none.png" in printed[2]["error"] and "expected an image file" in printed[3]["error"]
 
 
 def test_embed_reports_unsuitable_models_and_options_in_one_line(clip, cli, model_path):
@@ -161,7 +162,7 @@ def test_a_quantized_clip_embeds_nearly_the_same(clip, cli, tmp_path, golden):
     assert cli("quantize", str(clip), str(path), "Q8_0")[0] == 0
     file = GGUFFile.open(str(path))
     assert check_validity(file).problem is None
-    embedder = PairEmbedder(file, EngineOptions(threads=2))
+    embedder = ClipEmbedder(file, EngineOptions(threads=2))
     assert 1 - cosine(embedder.embed(["a cat"])[0], golden["text0"]) < 1e-3
     assert 1 - cosine(embedder.embed([ShownImage(pairs.pictures()[0])])[0], golden["picture0"]) < 1e-3
     embedder.close()

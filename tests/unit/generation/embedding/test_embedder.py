@@ -21,15 +21,21 @@ from localllm.cli.terminal.output import ProgressLine
 from localllm.errors import ContextError, ModelError, UnsupportedError, UsageError
 from localllm.generation.embedding import embedder as embedding
 from localllm.generation.embedding import reranker as reranking
-from localllm.generation.embedding.clip_embedder import PairEmbedder
-from localllm.generation.embedding.embedder import Embedder, EmbedOptions, average_pieces, prompt_of, unit_vectors
+from localllm.generation.embedding.clip_embedder import ClipEmbedder
+from localllm.generation.embedding.embedder import (
+    Embedder,
+    EmbedOptions,
+    average_chunks,
+    find_prompt,
+    normalize_vectors,
+)
 from localllm.generation.embedding.reranker import Reranker
-from localllm.kernels.machine import this_lane
+from localllm.kernels.machine import get_lane
 from localllm.services.records.lines import Record
 from localllm.services.search import embed as embed_service
 from localllm.services.search import embed as rerank_service
-from localllm.services.warmup import warmup
-from localllm.system.files import cache_folder
+from localllm.services.warmup import compile_kernels
+from localllm.system.files import get_cache_folder
 from tests.unit.text.test_wordpiece import PIECES, WORDS, metadata
 
 
@@ -135,7 +141,7 @@ def test_embed_continues_an_interrupted_output(bert, tmp_path):
 @pytest.mark.sampled
 def test_near_finds_the_nearest_file_and_caches_vectors(bert, tmp_path, monkeypatch):
     (tmp_path / "cache").mkdir(0o700)
-    (tmp_path / "cache" / "kernels").symlink_to(cache_folder() / "kernels")  # which need not be compiled again
+    (tmp_path / "cache" / "kernels").symlink_to(get_cache_folder() / "kernels")  # which need not be compiled again
     monkeypatch.setenv("LOCALLLM_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "notes"
     folder.mkdir()
@@ -213,9 +219,9 @@ def test_fit_and_inspect_describe_embedding_models(bert, ranker):
 
 def test_split_texts_are_averaged_by_their_lengths():
     rows = np.array([[1, 0], [0, 2], [4, 4]], np.float32)
-    averages = average_pieces(rows, [[0] * 3, [0], [0]], [0, 0, 1])
+    averages = average_chunks(rows, [[0] * 3, [0], [0]], [0, 0, 1])
     np.testing.assert_allclose(averages, [[0.75, 0.5], [4, 4]])
-    np.testing.assert_allclose(unit_vectors(np.array([[3, 4], [0, 0]], np.float32)), [[0.6, 0.8], [0, 0]])
+    np.testing.assert_allclose(normalize_vectors(np.array([[3, 4], [0, 0]], np.float32)), [[0.6, 0.8], [0, 0]])
 
 
 @pytest.mark.parametrize(("text", "overflow", "expected"), [
@@ -280,7 +286,7 @@ def test_embed_averages_segments_cuts_dims_and_counts_tokens():
 def test_begin_and_end_tokens_surround_each_text(bos: str, eos: str, warnings: list[str], monkeypatch):
     reader = SimpleNamespace(width=3, context=9, warning="b" if "b" in warnings else None)
     monkeypatch.setattr("localllm.engine.embedding_runner.EmbeddingRunner", lambda file, pooling, options: reader)
-    monkeypatch.setattr(embedding, "pooling_of", lambda file, pooling: pooling)
+    monkeypatch.setattr(embedding, "select_pooling", lambda file, pooling: pooling)
     tokenizer = SimpleNamespace(warnings=["a"] if "a" in warnings else [])
     tokenizer.encode = lambda text, bos=False, eos=False: [*"<" * (bos and begins), *text, *">" * (eos and ends)]
     begins, ends = len(bos), len(eos)
@@ -312,20 +318,20 @@ def test_pooling_comes_from_the_option_then_the_file(
     wanted, declared, head: bool, lookahead: bool, expected: str, monkeypatch
 ):
     read = SimpleNamespace(pooling="cls", bidirectional=lookahead)
-    monkeypatch.setattr(embedding, "architecture", lambda file: (None, read))
-    monkeypatch.setattr(embedding, "Fields", SimpleNamespace(of=lambda file: file))
+    monkeypatch.setattr(embedding, "load_architecture", lambda file: (None, read))
+    monkeypatch.setattr(embedding, "HyperparameterReader", SimpleNamespace(of=lambda file: file))
     monkeypatch.setattr(embedding, "read_pooling", lambda fields: declared)
     for name in ("cls.weight", "cls.output.weight"):
         file = SimpleNamespace(path="/m.gguf", tensors={name: 1} if head else {"cls.bias": 1})
         with nullcontext() if " " not in expected else pytest.raises((ModelError, UsageError), match=expected):
-            assert embedding.pooling_of(file, wanted) == expected
+            assert embedding.select_pooling(file, wanted) == expected
 
 
 def test_prompts_for_roles_come_from_metadata_or_the_models_name():
-    assert prompt_of({"general.name": "Nomic Embed Text v1.5"}, "query", "x") == "search_query: "
-    assert prompt_of({"localllm.prompt.query": "Q: "}, "query", "x") == "Q: "
-    assert prompt_of({"localllm.prompt.query": "Q: "}, "document", "x") == ""
-    assert prompt_of({"localllm.prompt.document": "", "general.name": "nomic"}, "document", "x") == ""
+    assert find_prompt({"general.name": "Nomic Embed Text v1.5"}, "query", "x") == "search_query: "
+    assert find_prompt({"localllm.prompt.query": "Q: "}, "query", "x") == "Q: "
+    assert find_prompt({"localllm.prompt.query": "Q: "}, "document", "x") == ""
+    assert find_prompt({"localllm.prompt.document": "", "general.name": "nomic"}, "document", "x") == ""
     search, instruct = (
         "Represent this sentence for searching relevant passages: ",
         "Instruct: Given a web search query, ",
@@ -337,14 +343,14 @@ def test_prompts_for_roles_come_from_metadata_or_the_models_name():
         ("Qwen3_Embedding 0.6B", instruct + "retrieve relevant passages that answer the query\nQuery:", ""),
     ):  # fmt: skip
         for key in ("general.name", "general.basename"):
-            assert [prompt_of({key: name}, role, "x") for role in ("query", "document")] == [query, document]
+            assert [find_prompt({key: name}, role, "x") for role in ("query", "document")] == [query, document]
     with pytest.raises(UsageError, match=r"^m.gguf: the model has no prompt for a document; add one"):
-        prompt_of({"general.name": 5, "general.basename": "we5"}, "document", "m.gguf")
+        find_prompt({"general.name": 5, "general.basename": "we5"}, "document", "m.gguf")
     with pytest.raises(UsageError, match="has no prompt for a query"):
-        prompt_of({"general.name": "Something"}, "query", "x")
+        find_prompt({"general.name": "Something"}, "query", "x")
 
 
-@pytest.mark.parametrize("kind", [Embedder, PairEmbedder, Reranker])
+@pytest.mark.parametrize("kind", [Embedder, ClipEmbedder, Reranker])
 def test_closing_an_embedder_closes_its_reader(kind):
     embedder, ended = kind.__new__(kind), []
     embedder.reader = SimpleNamespace(close=lambda: ended.append(True))
@@ -447,15 +453,15 @@ def test_the_score_is_the_output_labelled_yes(monkeypatch):
         reranker_of(monkeypatch, Letters(), labels=labels) for labels in (["yes", "no"], ["no", "yes"])
     )
     likely = [1 / (1 + np.exp(2)), 1, 0, 0.5]
-    np.testing.assert_allclose(yes_first._relevance(rows), likely, atol=1e-6)
-    np.testing.assert_allclose(no_first._relevance(rows), 1 - np.array(likely), atol=1e-6)
-    assert yes_first._relevance(rows).dtype == np.float32 and yes_first.warnings == ["careful"]
-    assert list(reranker_of(monkeypatch, Letters())._relevance(rows[:, 1:])) == [3, -90, 90, 2]
+    np.testing.assert_allclose(yes_first._select_relevance(rows), likely, atol=1e-6)
+    np.testing.assert_allclose(no_first._select_relevance(rows), 1 - np.array(likely), atol=1e-6)
+    assert yes_first._select_relevance(rows).dtype == np.float32 and yes_first.warnings == ["careful"]
+    assert list(reranker_of(monkeypatch, Letters())._select_relevance(rows[:, 1:])) == [3, -90, 90, 2]
     for labels, columns in ((None, 2), ("yes no", 2), (["yes", "maybe"], 2), (["yes", "no", "maybe"], 3)):
         ranker = reranker_of(monkeypatch, Letters(), labels=labels)
         assert ranker.labels == (labels if isinstance(labels, list) else [])
         with pytest.raises(ModelError, match=f"^/r.gguf: the head has {columns} classes, none of which is relevance; "):
-            ranker._relevance(np.ones((2, columns), np.float32))
+            ranker._select_relevance(np.ones((2, columns), np.float32))
 
 
 def test_a_reranker_is_closed_even_after_an_error(monkeypatch):
@@ -465,7 +471,7 @@ def test_a_reranker_is_closed_even_after_an_error(monkeypatch):
     monkeypatch.setattr(rerank_service, "Tokenizer", SimpleNamespace(from_metadata=lambda metadata, _: [metadata]))
     reranker = SimpleNamespace(close=lambda: events.append("closed"))
     monkeypatch.setattr(rerank_service, "Reranker", lambda *arguments: events.append(arguments) or reranker)
-    with pytest.raises(KeyError), rerank_service.reranker("x.gguf", "options") as opened:
+    with pytest.raises(KeyError), rerank_service.open_reranker("x.gguf", "options") as opened:
         assert opened is reranker and events == ["x.gguf", (file, [{"a": 1}], "options")]
         raise KeyError
     assert events[2:] == ["closed"]
@@ -487,12 +493,12 @@ def test_a_failed_text_is_reported_only_if_it_was_read_alone(monkeypatch, chunk:
         fail=lambda record, error: failed.append((record.id, str(error))),
         put=lambda records, rows: written.extend(rows),
     )
-    monkeypatch.setattr(embed_service, "embedder", lambda job: nullcontext(embedder))
-    monkeypatch.setattr(embed_command, "opened", lambda embedder, line: embedder)
-    monkeypatch.setattr(embed_command, "output_of", lambda *texts: nullcontext(out))
+    monkeypatch.setattr(embed_service, "open_embedder", lambda job: nullcontext(embedder))
+    monkeypatch.setattr(embed_command, "open_with_warnings", lambda embedder, line: embedder)
+    monkeypatch.setattr(embed_command, "open_output", lambda *texts: nullcontext(out))
     job = SimpleNamespace(path="x", options=SimpleNamespace(overflow="error"))
     records = [Record(number, text) for number, text in enumerate(["good", "bad", "fine"])]
-    call = lambda: embed_command.vectors(job, records, "text", None, "jsonl", False, ProgressLine())  # noqa: E731
+    call = lambda: embed_command.write_vectors(job, records, "text", None, "jsonl", False, ProgressLine())  # noqa: E731
     if chunk == 1:
         assert call() == (1, embedder)
         assert (failed, written) == ([(1, "it went away")], ["good", "fine"])
@@ -526,11 +532,11 @@ def test_logits_read_a_diffusion_model_whole_and_others_in_a_sequence(monkeypatc
 
     monkeypatch.setattr(api, "open_model", lambda path, progress: nullcontext(model))
     monkeypatch.setattr("localllm.engine.embedding_runner.EmbeddingRunner", Reader)
-    warmup("m", print)
+    compile_kernels("m", print)
     assert heard == ["all", *[("file", "mean", print), "reader", "ended"] * (lookahead and not fills)]
 
 
-@pytest.mark.skipif(this_lane().has_avx2_only, reason="with AVX2 only, one token is added in another order")
+@pytest.mark.skipif(get_lane().has_avx2_only, reason="with AVX2 only, one token is added in another order")
 def test_quantized_models_embed_a_text_the_same_alone_and_in_a_batch(tmp_path):
     """Select kernels and activation precision by the text alone."""
     tiny = model("bert", vocab=len(PIECES), context=256)
@@ -552,8 +558,8 @@ def test_quantized_models_embed_a_text_the_same_alone_and_in_a_batch(tmp_path):
 def test_near_duplicates_form_groups():
     angles = np.radians([0, 3, 90, 6, 92, 200, 9])
     vectors = np.stack((np.cos(angles), np.sin(angles)), axis=1).astype(np.float32)
-    groups = embed_service.groups_of(vectors, float(np.cos(np.radians(3.1))))
-    assert groups == [[0, 1, 3, 6], [2, 4]] and embed_service.groups_of(vectors[:0], 0.5) == []
+    groups = embed_service.group_similar(vectors, float(np.cos(np.radians(3.1))))
+    assert groups == [[0, 1, 3, 6], [2, 4]] and embed_service.group_similar(vectors[:0], 0.5) == []
 
 
 def test_embed_duplicates_prints_groups_and_checks_its_range(bert, cli):

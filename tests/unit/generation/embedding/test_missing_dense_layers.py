@@ -11,7 +11,7 @@ import localllm
 from localllm.engine.options import EngineOptions
 from localllm.generation.embedding.embedder import EmbedOptions, layer_norm, normalizes_before_cut
 from localllm.services.inspection.inspect import inspect_model
-from localllm.services.search.embed import EmbedJob, fingerprint
+from localllm.services.search.embed import EmbedJob, compute_fingerprint
 from tests.unit.text.test_wordpiece import PIECES, metadata
 
 MISSING = "dense_2.weight and dense_3.weight are missing: this file's embeddings differ from the model's"
@@ -57,7 +57,7 @@ def test_opening_in_python_warns_of_missing_dense_layers(gemma: dict[str, str]):
 
 
 def test_a_model_without_dense_layers_gets_its_own_search_index(gemma: dict[str, str]):
-    assert len({fingerprint(EmbedJob(path, EmbedOptions(), EngineOptions())) for path in gemma.values()}) == 2
+    assert len({compute_fingerprint(EmbedJob(path, EmbedOptions(), EngineOptions())) for path in gemma.values()}) == 2
 
 
 def test_a_single_missing_matrix_is_named(gemma: dict[str, str], tmp_path: Path):

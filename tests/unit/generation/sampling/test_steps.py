@@ -14,15 +14,15 @@ from tiny_model import write_tiny_model
 import localllm
 from localllm.errors import LocalllmError, UsageError
 from localllm.generation.sampling import steps
-from localllm.generation.sampling.candidates import MOST_MU, Breakers, Candidates, History, State, learnt_mu
+from localllm.generation.sampling.candidates import MAX_MU, Breakers, Candidates, History, SamplerState, update_mu
 from localllm.generation.sampling.options import (
     DEFAULTS,
     LETTERS,
     OPTIONS,
     SamplingOptions,
-    steps_lettered,
+    parse_sampler_letters,
 )
-from localllm.generation.sampling.sampler import Sampler, chain, read_recommended
+from localllm.generation.sampling.sampler import Sampler, list_active_steps, read_recommended
 from localllm.generation.sampling.steps import STEPS
 from localllm.generation.speculation.acceptance import StepCostModel
 
@@ -202,7 +202,7 @@ def test_mirostat_holds_the_target_surprise(version: int, tau: float):
     options = SamplingOptions(mirostat=version, mirostat_tau=tau, mirostat_eta=0.1, temperature=1.0, seed=1)
     sampler, surprises = Sampler(options, 1000), []
     for _ in range(1500):
-        ids, p = sampler.distribution(row)
+        ids, p = sampler.compute_distribution(row)
         token = sampler.sample(row)
         surprises.append(-math.log2(p[ids == token][0]))
         sampler.accept(token)
@@ -237,13 +237,13 @@ def test_logit_bias_forces_or_bans_tokens():
     row = random_logits(50)
     sampler = Sampler(SamplingOptions(logit_bias={3: 50.0, 4: -math.inf}, temperature=0), 50)
     assert sampler.sample(row) == 3
-    assert 4 not in Sampler(SamplingOptions(logit_bias={4: -math.inf}, **OFF), 50).distribution(row)[0]
+    assert 4 not in Sampler(SamplingOptions(logit_bias={4: -math.inf}, **OFF), 50).compute_distribution(row)[0]
     assert Sampler(SamplingOptions(logit_bias={3: 1e300}, temperature=0), 50).sample(row) == 3
     with pytest.raises(UsageError, match="token 50 does not exist"):
         Sampler(SamplingOptions(logit_bias={50: 1.0}), 50)
-    with pytest.raises(LocalllmError, match="no token is allowed"):
+    with pytest.raises(LocalllmError, match="allows no token"):
         Sampler(SamplingOptions(logit_bias=dict.fromkeys(range(50), -math.inf)), 50).sample(row)
-    assert 3 not in Sampler(SamplingOptions(ignore_eos=True, **OFF), 50, SPEAKER).distribution(row)[0]
+    assert 3 not in Sampler(SamplingOptions(ignore_eos=True, **OFF), 50, SPEAKER).compute_distribution(row)[0]
 
 
 OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -289,7 +289,7 @@ def test_any_options_give_a_valid_distribution(row: np.ndarray, options: dict):
         sampler.read([0, 1, 0, 1, 0])
         twin = sampler.copy()
         for _ in range(4):
-            ids, probabilities = sampler.distribution(row)
+            ids, probabilities = sampler.compute_distribution(row)
             assert probabilities.sum() == pytest.approx(1)
             token = sampler.sample(row)
             assert twin.sample(row) == token
@@ -345,7 +345,7 @@ def test_a_discarded_fork_does_not_change_the_sampler(options: dict):
                 fork = sampler.copy(200)
                 for guess in range(5):
                     fork.accept(fork.sample(random_logits(300, guess)))
-                sampler.distribution(row)
+                sampler.compute_distribution(row)
             tokens.append(sampler.sample(row))
             sampler.accept(tokens[-1])
         return tokens
@@ -382,8 +382,8 @@ def test_numpy_numbers_are_accepted_as_options():
 
 def test_unset_options_take_the_recommended_value_or_the_default():
     chosen, advice = SamplingOptions(top_k=5, top_p=0.95), SamplingOptions(top_k=7, top_p=0.5, min_p=0.2)
-    assert chosen.over(advice) == SamplingOptions(top_k=5, top_p=0.95, min_p=0.2)
-    assert chosen.over(advice).complete.explicit == {
+    assert chosen.fill_unset(advice) == SamplingOptions(top_k=5, top_p=0.95, min_p=0.2)
+    assert chosen.fill_unset(advice).complete.explicit == {
         **{name: value for name, value in DEFAULTS.items() if value is not None},
         "top_k": 5,
         "top_p": 0.95,
@@ -395,13 +395,13 @@ def test_unset_options_take_the_recommended_value_or_the_default():
 def test_samplers_have_the_names_of_llama_cpp():
     theirs = "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature"
     steps_of_theirs = SamplingOptions(samplers=theirs).samplers
-    assert steps_of_theirs == steps_lettered("edskypmxt")
+    assert steps_of_theirs == parse_sampler_letters("edskypmxt")
     assert steps_of_theirs == tuple(step for step in DEFAULTS["samplers"] if step in steps_of_theirs)
     assert SamplingOptions(samplers=["top-k", "temp", "typical-p"]).samplers == ("top_k", "temperature", "typical")
     assert SamplingOptions(samplers="").samplers == ()
-    assert SamplingOptions(samplers="top_k;infill").samplers == steps_lettered("ki")
+    assert SamplingOptions(samplers="top_k;infill").samplers == parse_sampler_letters("ki")
     with pytest.raises(UsageError, match="unknown letter 'z'"):
-        steps_lettered("kz")
+        parse_sampler_letters("kz")
 
 
 # What files recommend.
@@ -531,9 +531,9 @@ def test_an_answer_without_an_end_stops_at_max_tokens(model):
 
 @pytest.mark.parametrize(("target", "rate", "most"), [(1e300, 1e300, 1), (-1e300, 1e300, -1)])
 def test_mu_of_mirostat_is_bounded(target: float, rate: float, most: int):
-    mu = learnt_mu(1.0, 0.5, target, rate)
-    assert mu == most * MOST_MU
-    assert learnt_mu(3.0, 0.25, 2.0, 0.1) == 3.0 and learnt_mu(3.0, 0.25, 1.0, 0.1) == pytest.approx(2.9)
+    mu = update_mu(1.0, 0.5, target, rate)
+    assert mu == most * MAX_MU
+    assert update_mu(3.0, 0.25, 2.0, 0.1) == 3.0 and update_mu(3.0, 0.25, 1.0, 0.1) == pytest.approx(2.9)
 
 
 def test_recommended_options_have_llama_cpps_keys():
@@ -604,7 +604,7 @@ USUAL = "top_k top_p min_p temperature"
     ],
 )
 def test_options_turn_their_steps_on(options: dict, names: str):
-    assert chain(SamplingOptions(**options).complete) == names.split()
+    assert list_active_steps(SamplingOptions(**options).complete) == names.split()
 
 
 @pytest.mark.parametrize(("options", "names", "most", "breakers"), [
@@ -616,7 +616,7 @@ def test_options_turn_their_steps_on(options: dict, names: str):
 ])  # fmt: skip
 def test_the_initial_state_holds_what_the_steps_need(options: dict, names: str, most: int, breakers: list[bytes]):
     chosen = SamplingOptions(**options, mirostat_tau=3, adaptive_target=0.25).complete
-    state = State.first(chosen, names.split(), None, 300, SPEAKER)
+    state = SamplerState.first(chosen, names.split(), None, 300, SPEAKER)
     assert (state.history.most, state.breakers._texts) == (most, breakers)
     assert (state.mu, state.mean, state.vocab, state.drawn, state.watched) == (6, 0.25, 300, None, None)
 
@@ -638,7 +638,7 @@ def test_mirostat_and_adaptive_p_learn_from_drawn_tokens_exactly():
         ({"mirostat": 2}, 10 - 0.1 * (2 - 5), 0.5),
         ({"adaptive_decay": 0.8}, 10, 0.5 - 0.2 * 0.25),
     ):
-        state = State.first(SamplingOptions(adaptive_target=0.5).complete, [], None, 2, None)
+        state = SamplerState.first(SamplingOptions(adaptive_target=0.5).complete, [], None, 2, None)
         for drawn in (1, 0):  # not what comes, and what comes
             state.watched, state.drawn = row, drawn
             state.learn(SamplingOptions(**options).complete, 0)

@@ -11,7 +11,7 @@ from localllm import api
 from localllm.generation.model_methods import gather_options
 from localllm.generation.speculation import acceptance as speculation
 from localllm.generation.speculation import speculator as leaps
-from localllm.generation.speculation.acceptance import MOST
+from localllm.generation.speculation.acceptance import MAX_DRAFT_TOKENS
 
 KINDS = {"dense": "llama", "experts": "qwen3moe", "latent": "deepseek2_v3", "recurrent": "mamba2", "both": "qwen35moe"}
 DRAWN = [{"temperature": 0}, *({"temperature": 1.0, "seed": seed} for seed in range(20))]
@@ -77,7 +77,7 @@ def test_drafts_do_not_change_answers_of_a_batch(model):
         results.append([(request.answers[0].tokens, request.answers[0].finish_reason) for request in finished])
         assert (longest > 1) == (how == "auto")
     assert results[0] == results[1] and len(results[0]) == len(DRAWN)
-    assert longest <= MOST + 1
+    assert longest <= MAX_DRAFT_TOKENS + 1
 
 
 @pytest.mark.parametrize("kind", ["dense", "recurrent"])

@@ -13,13 +13,13 @@ from localllm.generation.speculation.acceptance import SURE
 from localllm.generation.speculation.ngram import (
     GAP,
     GRAM,
-    LEAST,
+    MIN_PASSAGE_TOKENS,
     NOTHING,
     NgramCache,
-    NGrams,
+    NgramProposer,
     TokenCorpus,
-    text_proposers,
-    vocabulary_name,
+    hash_vocabulary,
+    make_text_proposers,
 )
 
 
@@ -56,11 +56,11 @@ def test_find_returns_the_longest_then_most_frequent_then_latest_match(texts, en
     assert earlier.find(ending) == search_by_trying(earlier.tokens.tolist(), ending)
 
 
-@given(st.lists(st.lists(st.integers(0, 3), min_size=LEAST, max_size=80), max_size=4))
+@given(st.lists(st.lists(st.integers(0, 3), min_size=MIN_PASSAGE_TOKENS, max_size=80), max_size=4))
 def test_a_growing_index_equals_one_built_anew(texts):
     grown = NOTHING
     for text in texts:
-        grown = grown.and_text(np.array(text, np.int32))
+        grown = grown.with_text(np.array(text, np.int32))
     np.testing.assert_array_equal(grown.places, TokenCorpus.of(grown.tokens).places)
 
 
@@ -70,21 +70,21 @@ def numbers(seed: int, count: int) -> list[int]:
 
 def test_a_repeated_text_is_stored_once():
     text = numbers(1, 200)
-    earlier = NOTHING.and_text(np.array(text, np.int32))
+    earlier = NOTHING.with_text(np.array(text, np.int32))
     assert earlier.tokens.tolist() == [*text, GAP]
-    assert earlier.and_text(np.array(text, np.int32)) is earlier
-    longer = earlier.and_text(np.array([*text, *numbers(2, 50)], np.int32))
+    assert earlier.with_text(np.array(text, np.int32)) is earlier
+    longer = earlier.with_text(np.array([*text, *numbers(2, 50)], np.int32))
     again = text[-SURE - 1 :]  # the last was not known as one that something follows
     assert longer.tokens.tolist() == [*text, GAP, *again, *numbers(2, 50), GAP]
     assert longer.find(text[-SURE:]).place == len(text) + 1 + len(again)
-    assert earlier.and_text(np.array(numbers(3, LEAST - 1), np.int32)) is earlier, "too short"
+    assert earlier.with_text(np.array(numbers(3, MIN_PASSAGE_TOKENS - 1), np.int32)) is earlier, "too short"
 
 
 def test_the_oldest_text_is_evicted_from_the_corpus(monkeypatch):
-    monkeypatch.setattr(written, "MOST", 1000)
+    monkeypatch.setattr(written, "MAX_TOKENS", 1000)
     earlier = NOTHING
     for seed in range(30):
-        earlier = earlier.and_text(np.array(numbers(seed, 100), np.int32))
+        earlier = earlier.with_text(np.array(numbers(seed, 100), np.int32))
         assert len(earlier.tokens) <= 1000
         assert earlier.find(numbers(seed, 100)[20:30]).agreed == 10
     assert earlier.find(numbers(0, 100)[20:30]).agreed == 0
@@ -94,7 +94,7 @@ def test_drafts_come_from_an_earlier_text():
     """Continue after a change; propose nothing after the text's end."""
     text, before = numbers(1, 60), NgramCache(1000, None)
     before.add(text)
-    grams, copies = text_proposers(text[:20], before)
+    grams, copies = make_text_proposers(text[:20], before)
     assert [guess.token for guess in grams.propose()] == text[20:]
     for proposer in (grams, copies):
         proposer.push(text[20:25])
@@ -109,7 +109,7 @@ def test_drafts_come_from_an_earlier_text():
 def test_incremental_matching_equals_a_new_search(texts, pushes):
     """Extend the longest match by one token."""
     earlier = corpus_of(*texts)
-    grams, pushed = NGrams(earlier), list[int]()
+    grams, pushed = NgramProposer(earlier), list[int]()
     for tokens in pushes:
         grams.push(tokens)
         pushed += tokens
@@ -119,14 +119,14 @@ def test_incremental_matching_equals_a_new_search(texts, pushes):
 
 
 def alone(tokens: list[int]) -> int:
-    grams = NGrams()
+    grams = NgramProposer()
     grams.push(tokens)
     return grams.agreed
 
 
 def test_pending_texts_are_bounded_while_nobody_reads_them(monkeypatch):
     """Keep texts waiting as with many callers, where nothing is drafted."""
-    monkeypatch.setattr("localllm.generation.speculation.ngram.MOST", 1000)
+    monkeypatch.setattr("localllm.generation.speculation.ngram.MAX_TOKENS", 1000)
     before = NgramCache(5000, "v")
     for seed in range(40):
         before.add(numbers(seed, 100), is_kept=True)
@@ -157,7 +157,7 @@ def test_a_later_process_reads_the_saved_corpus(cache):
     assert [later.find(numbers(seed, 100)[:SURE]).agreed for seed in (1, 2, 3)] == [SURE, SURE, 0]
     assert NgramCache(1000, "w").earlier() is NOTHING
     assert [tokens for tokens, _, _ in written_file.list_files()] == [202]
-    assert written_file.clear() > 0 and written_file.list_files() == [] and written_file.clear() == 0
+    assert written_file.remove_all() > 0 and written_file.list_files() == [] and written_file.remove_all() == 0
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "others"])
@@ -165,7 +165,7 @@ def test_a_damaged_corpus_file_is_ignored(cache, damage):
     first = NgramCache(1000, "v")
     first.add(numbers(1, 100), is_kept=True)
     first.save()
-    path = cache / str(vocabulary_name("v"))
+    path = cache / str(hash_vocabulary("v"))
     data = bytearray(path.read_bytes())
     if damage == "cut":
         data = data[:-5]

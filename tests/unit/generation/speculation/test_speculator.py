@@ -25,18 +25,18 @@ from localllm.generation.speculation import speculator as heads
 from localllm.generation.speculation.acceptance import (
     GAIN,
     LOSS,
-    MOST,
+    MAX_DRAFT_TOKENS,
     START,
     SURE,
     TRIALS,
-    Guess,
-    Guesser,
-    Guesses,
+    DraftPlanner,
+    DraftSelector,
+    DraftToken,
     SpeculationBudget,
     StepCostModel,
 )
-from localllm.generation.speculation.ngram import NGrams, text_proposers
-from localllm.generation.speculation.speculator import PADDING, ModelDrafter
+from localllm.generation.speculation.ngram import NgramProposer, make_text_proposers
+from localllm.generation.speculation.speculator import MAX_PADDING, ModelDrafter
 
 # ---- from the text --------------------------------------------------------------------------------------------------
 
@@ -53,7 +53,7 @@ def longest_repeated_end(tokens: list[int]) -> int:
 
 @given(st.lists(st.integers(0, 3), max_size=40))
 def test_ngrams_find_the_longest_repeated_suffix(tokens):
-    grams = NGrams()
+    grams = NgramProposer()
     for count, token in enumerate(tokens, 1):
         grams.push([token])
         guesses = list(itertools.islice(grams.propose() or (), 3))
@@ -68,7 +68,7 @@ def test_ngrams_find_the_longest_repeated_suffix(tokens):
 
 
 def test_ngrams_prefer_the_latest_match():
-    grams = NGrams()
+    grams = NgramProposer()
     grams.push([1, 2, 8, 0, 1, 2])
     assert first(grams, 1) == [8]
     grams.push([9, 0, 0, 1, 2])
@@ -76,8 +76,8 @@ def test_ngrams_prefer_the_latest_match():
 
 
 def test_a_text_without_repetition_gets_no_draft():
-    assert first(NGrams(), 5) == []
-    assert first(text_proposers([4, 5, 6])[0], 5) == []
+    assert first(NgramProposer(), 5) == []
+    assert first(make_text_proposers([4, 5, 6])[0], 5) == []
 
 
 ORIGINAL = list(range(100, 120))
@@ -96,7 +96,7 @@ ORIGINAL = list(range(100, 120))
     ids=str,
 )
 def test_a_copy_continues_after_a_change(answer, expected):
-    grams, copies = text_proposers([*ORIGINAL, 1])
+    grams, copies = make_text_proposers([*ORIGINAL, 1])
     for token in answer:
         for proposer in (grams, copies):
             proposer.push([token])
@@ -107,7 +107,7 @@ def test_copies_draft_most_tokens_of_a_changed_text():
     """Copy a text three times with changes; count each proposer's drafts and hits."""
     random = np.random.default_rng(5)
     original = random.integers(0, 60, 80).tolist()
-    grams, copies = text_proposers([*original, 99])
+    grams, copies = make_text_proposers([*original, 99])
     right, trust, asked = [0, 0], [0, 0], 0
     for _ in range(3):
         at = 0
@@ -115,7 +115,7 @@ def test_copies_draft_most_tokens_of_a_changed_text():
             token = original[at] if random.random() > 0.15 else int(random.integers(60, 90))
             at += int(random.choice([0, 1, 1, 1, 1, 2]))
             for number, proposer in enumerate((grams, copies)):
-                guess = next(proposer.propose() or iter(()), Guess(-1, 0))
+                guess = next(proposer.propose() or iter(()), DraftToken(-1, 0))
                 right[number] += guess.token == token
                 trust[number] += guess.trust
             for proposer in (grams, copies):
@@ -127,13 +127,13 @@ def test_copies_draft_most_tokens_of_a_changed_text():
 def test_an_interrupted_copy_is_resumed():
     """Resume the latest few; a single token is no copy."""
     original = list(range(100, 200))
-    grams, copies = text_proposers([*original, 1])
+    grams, copies = make_text_proposers([*original, 1])
 
     def say(*tokens: int) -> tuple[int, int]:
         for token in tokens:
             for proposer in (grams, copies):
                 proposer.push([token])
-        return next(copies.propose() or iter(()), Guess(-1, 0))
+        return next(copies.propose() or iter(()), DraftToken(-1, 0))
 
     left = [120, 140, 160, 180]
     for number, place in enumerate((105, *left)):
@@ -148,7 +148,7 @@ def test_an_interrupted_copy_is_resumed():
 
 @given(st.lists(st.integers(0, 2), max_size=30), st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5)))
 def test_copies_only_propose_tokens_of_the_text(prompt, pushes):
-    grams, copies = text_proposers(prompt)
+    grams, copies = make_text_proposers(prompt)
     for tokens in pushes:
         for proposer in (grams, copies):
             proposer.push(tokens)
@@ -171,7 +171,7 @@ class Script:
 
     account = None
 
-    def __init__(self, guesses: list[Guess], seconds: float = 0.0):
+    def __init__(self, guesses: list[DraftToken], seconds: float = 0.0):
         self.guesses, self.seconds, self.asked = guesses, seconds, 0
 
     def push(self, tokens):
@@ -190,30 +190,36 @@ def clock(monkeypatch):
     monkeypatch.setattr(speculation, "perf_counter", lambda: Script.clock)
 
 
-SURELY = [Guess(7, SURE)] * 30
+SURELY = [DraftToken(7, SURE)] * 30
 
 
 def test_a_draft_is_as_long_as_it_pays():
     free, dear = make_costs(1, 1, 1, 1, 1), make_costs(1, 2.2, 4.4, 8.8, 17.6)
-    assert len(Guesser(Script(SURELY)).plan(MOST, free, GAIN).draft) == MOST
-    assert len(Guesser(Script(SURELY)).plan(5, free, GAIN).draft) == 5
-    assert len(Guesser(Script(SURELY)).plan(0, free, GAIN).draft) == 0
-    assert len(Guesser(Script(SURELY[:2])).plan(MOST, free, GAIN).draft) == 2, "there are no more"
-    assert Guesser(Script(SURELY)).plan(MOST, dear, GAIN).draft == []
+    assert len(DraftPlanner(Script(SURELY)).plan(MAX_DRAFT_TOKENS, free, GAIN).draft) == MAX_DRAFT_TOKENS
+    assert len(DraftPlanner(Script(SURELY)).plan(5, free, GAIN).draft) == 5
+    assert len(DraftPlanner(Script(SURELY)).plan(0, free, GAIN).draft) == 0
+    assert len(DraftPlanner(Script(SURELY[:2])).plan(MAX_DRAFT_TOKENS, free, GAIN).draft) == 2, "there are no more"
+    assert DraftPlanner(Script(SURELY)).plan(MAX_DRAFT_TOKENS, dear, GAIN).draft == []
     usual = make_costs(1, 1.3, 1.8, 3.2, 5.5)
-    assert 1 <= len(Guesser(Script([Guess(7, 4)] * 30)).plan(MOST, usual, GAIN).draft) < MOST
-    assert Guesser(Script(SURELY)).plan(MOST, usual, 99.0).draft == [], "something else promises more"
+    assert (
+        1
+        <= len(DraftPlanner(Script([DraftToken(7, 4)] * 30)).plan(MAX_DRAFT_TOKENS, usual, GAIN).draft)
+        < MAX_DRAFT_TOKENS
+    )
+    assert DraftPlanner(Script(SURELY)).plan(MAX_DRAFT_TOKENS, usual, 99.0).draft == [], "something else promises more"
 
 
 def test_a_draft_is_shorter_beside_other_answers():
     """Charge the draft's time to the other answers, which get one token each."""
     usual = make_costs(1, 1.3, 1.8, 3.2, 5.5)
-    lengths = [len(Guesser(Script(SURELY)).plan(MOST - n, usual.with_batch(n), GAIN).draft) for n in (0, 2, 4)]
+    lengths = [
+        len(DraftPlanner(Script(SURELY)).plan(MAX_DRAFT_TOKENS - n, usual.with_batch(n), GAIN).draft) for n in (0, 2, 4)
+    ]
     assert lengths[0] > lengths[2]
     dear = make_costs(1, 1.1, 3.3, 6.6, 13.2)
-    assert len(Guesser(Script(SURELY)).plan(MOST, dear, GAIN).draft) == 1
-    assert Guesser(Script(SURELY)).plan(MOST - 2, dear.with_batch(2), GAIN).draft == []
-    assert Guesses([Script(SURELY)], dear).draft(5, MOST) == []
+    assert len(DraftPlanner(Script(SURELY)).plan(MAX_DRAFT_TOKENS, dear, GAIN).draft) == 1
+    assert DraftPlanner(Script(SURELY)).plan(MAX_DRAFT_TOKENS - 2, dear.with_batch(2), GAIN).draft == []
+    assert DraftSelector([Script(SURELY)], dear).draft(5, MAX_DRAFT_TOKENS) == []
 
 
 def test_costs_between_measured_lengths_are_interpolated():
@@ -226,14 +232,14 @@ def test_costs_between_measured_lengths_are_interpolated():
 def test_step_costs_are_computed_exactly():
     """Use typical costs until enough is measured; ignore steps longer than drafts."""
     costs = StepCostModel()
-    costs.record(MOST + 2, 5.0)
-    assert not costs.are_known and [costs.relative(tokens) for tokens in (0, 1, 2, 3, 16)] == [0, 1, 1.3, 1.55, 5.5]
+    costs.record(MAX_DRAFT_TOKENS + 2, 5.0)
+    assert not costs.is_measured and [costs.relative(tokens) for tokens in (0, 1, 2, 3, 16)] == [0, 1, 1.3, 1.55, 5.5]
     costs.record(4, 3.6)
-    assert costs.are_known and [costs.relative(1), costs.relative(4), costs.of_time(1.0)] == pytest.approx(
+    assert costs.is_measured and [costs.relative(1), costs.relative(4), costs.relate_seconds(1.0)] == pytest.approx(
         [1, 1.8, 0.5]
     )
     costs.record(16, 8.8)
-    assert [costs.relative(1), costs.relative(4), costs.relative(16), costs.of_time(1.0)] == pytest.approx(
+    assert [costs.relative(1), costs.relative(4), costs.relative(16), costs.relate_seconds(1.0)] == pytest.approx(
         [1, 2.25, 5.5, 0.625]
     )
     costs.record(1, 2.0)
@@ -241,7 +247,7 @@ def test_step_costs_are_computed_exactly():
     assert costs.relative(4) == pytest.approx(3.6 / 2.6), "a slower one counts little"
     assert costs.with_batch(0) is costs and costs.tokens(3.0) == 3.0
     beside = costs.with_batch(3)
-    values = beside.relative(1), beside.relative(13), beside.of_time(2.0), beside.tokens(3.0), beside.tokens(1.0)
+    values = beside.relative(1), beside.relative(13), beside.relate_seconds(2.0), beside.tokens(3.0), beside.tokens(1.0)
     assert values == pytest.approx((1, 8.8 / 3.6, 2 / 3.6, 1.5, 1))
     assert speculation.interpolate({1: 1.0, 4: 6.0, 2: 2.0}) == [0, 1, 2, 4, 6]
     assert [speculation.smooth(*pair) for pair in ((None, 3.0), (2.0, 1.0), (2.0, 5.0))] == [3, 1, 2.6]
@@ -262,48 +268,48 @@ def test_acceptance_history_is_computed_exactly():
     assert (account.seconds, account.trials) == (pytest.approx(3.4), TRIALS - 2)
     for steps, may in ((2.0, True), (0.01, False), (-9.0, True), (4.99, True), (0.04, False)):
         account.charge(steps)
-        assert account.may_lose == may
+        assert account.allows_loss == may
     account.steps += 1
-    assert not account.may_lose, "of a step, a fiftieth"
+    assert not account.allows_loss, "of a step, a fiftieth"
     account.steps += 1
-    assert account.may_lose
+    assert account.allows_loss
 
 
 def test_acceptance_is_learned_even_from_guesses_not_drafted():
     """Give up bad guesses and resume good ones."""
-    usual, source = make_costs(1, 1.3, 1.8, 3.2, 5.5), Guesser(Script([Guess(7, 4)] * 30))
+    usual, source = make_costs(1, 1.3, 1.8, 3.2, 5.5), DraftPlanner(Script([DraftToken(7, 4)] * 30))
     for _ in range(30):
-        source.plan(MOST, usual, GAIN)
+        source.plan(MAX_DRAFT_TOKENS, usual, GAIN)
         source.push([5])
-    assert source.plan(MOST, usual, GAIN).draft == []
+    assert source.plan(MAX_DRAFT_TOKENS, usual, GAIN).draft == []
     source.push([5])
     for _ in range(30):
-        source.plan(0 if source is None else MOST, usual, 99.0)
+        source.plan(0 if source is None else MAX_DRAFT_TOKENS, usual, 99.0)
         source.push([7] * 9)
-    assert len(source.plan(MOST, usual, GAIN).draft) > 5
+    assert len(source.plan(MAX_DRAFT_TOKENS, usual, GAIN).draft) > 5
 
 
 def test_each_match_length_has_its_own_acceptance_history():
-    usual, script = make_costs(1, 1.3, 1.8, 3.2, 5.5), Script([Guess(7, 3)] * 30)
-    source = Guesser(script)
+    usual, script = make_costs(1, 1.3, 1.8, 3.2, 5.5), Script([DraftToken(7, 3)] * 30)
+    source = DraftPlanner(script)
     for _ in range(30):
-        source.plan(MOST, usual, GAIN)
+        source.plan(MAX_DRAFT_TOKENS, usual, GAIN)
         source.push([5])
     script.guesses = SURELY
-    assert len(source.plan(MOST, usual, GAIN).draft) > 5
+    assert len(source.plan(MAX_DRAFT_TOKENS, usual, GAIN).draft) > 5
 
 
 def test_guesses_that_cost_more_than_they_save_are_not_made():
     usual, dear = make_costs(1, 1.3, 1.8, 3.2, 5.5), Script(SURELY, seconds=0.9)
-    source = Guesser(dear)
+    source = DraftPlanner(dear)
     for _ in range(40):
-        source.plan(MOST, usual, GAIN)
+        source.plan(MAX_DRAFT_TOKENS, usual, GAIN)
         source.push([7] * 3)
     assert TRIALS <= dear.asked <= TRIALS + 2
     cheap = Script(SURELY, seconds=0.1)
-    source = Guesser(cheap)
+    source = DraftPlanner(cheap)
     for _ in range(40):
-        assert len(source.plan(MOST, usual, GAIN).draft) > 1
+        assert len(source.plan(MAX_DRAFT_TOKENS, usual, GAIN).draft) > 1
         source.push([7] * 16)
 
 
@@ -312,22 +318,24 @@ def test_wrong_guesses_cost_little_time():
     usual = make_costs(1, 1.3, 1.8, 3.2, 5.5)
     for seconds in (0.0, 0.2):
         script = Script(SURELY, seconds)
-        source, spent = Guesser(script), 0.0
+        source, spent = DraftPlanner(script), 0.0
         for trust in range(400):
-            script.guesses = [Guess(7, trust % (SURE + 1))] * 30  # so much as to be believed anew
+            script.guesses = [DraftToken(7, trust % (SURE + 1))] * 30  # so much as to be believed anew
             before = script.asked
             spent += (
-                usual.relative(1 + len(source.plan(MOST, usual, GAIN).draft)) - 1 + seconds * (script.asked - before)
+                usual.relative(1 + len(source.plan(MAX_DRAFT_TOKENS, usual, GAIN).draft))
+                - 1
+                + seconds * (script.asked - before)
             )
             source.push([5])
-        assert 1 < spent < START + LOSS * 400 + usual.relative(MOST + 1) + TRIALS * seconds
+        assert 1 < spent < START + LOSS * 400 + usual.relative(MAX_DRAFT_TOKENS + 1) + TRIALS * seconds
 
 
 def test_earlier_gains_allow_larger_losses():
     usual, script = make_costs(1, 1.3, 1.8, 3.2, 5.5), Script(SURELY)
-    source, wrong = Guesser(script), []
-    for came in ([7] * (MOST + 1), [5]):
-        read = [bool(source.plan(MOST, usual, GAIN).draft) for _ in range(20) if source.push(came) is None]
+    source, wrong = DraftPlanner(script), []
+    for came in ([7] * (MAX_DRAFT_TOKENS + 1), [5]):
+        read = [bool(source.plan(MAX_DRAFT_TOKENS, usual, GAIN).draft) for _ in range(20) if source.push(came) is None]
         wrong.append(read)
     assert all(wrong[0])
     assert wrong[1][0]
@@ -338,16 +346,16 @@ def test_the_speculation_budget_carries_over_to_the_next_answer():
     scripts = [Script(SURELY, 0.2) for _ in range(3)]
     for script in scripts:
         script.account = account
-        source = Guesser(script)
+        source = DraftPlanner(script)
         for _ in range(30):
-            source.plan(MOST, usual, GAIN)
+            source.plan(MAX_DRAFT_TOKENS, usual, GAIN)
             source.push([5])
     assert scripts[0].asked > TRIALS
     assert max(script.asked for script in scripts[1:]) <= 30 * LOSS / 0.2 + 1 < TRIALS + 1
 
 
 def test_costs_are_relative_to_the_first_step():
-    guesses = Guesses([Script(SURELY)])
+    guesses = DraftSelector([Script(SURELY)])
     assert guesses.draft(9) == []
     guesses.record(1, 1.0)
     assert guesses.draft(9) == [7] * 9
@@ -356,9 +364,12 @@ def test_costs_are_relative_to_the_first_step():
 
 def test_the_promise_of_a_draft_is_computed_exactly():
     """Charge the draft and its guesses, and credit the accepted tokens."""
-    costs, script = make_costs(1, 1.5, 2, 3, 5), Script([Guess(7, 8), Guess(8, 8), Guess(9, 4)], seconds=0.01)
+    costs, script = (
+        make_costs(1, 1.5, 2, 3, 5),
+        Script([DraftToken(7, 8), DraftToken(8, 8), DraftToken(9, 4)], seconds=0.01),
+    )
     script.account = SpeculationBudget()
-    source, lost = Guesser(script), []
+    source, lost = DraftPlanner(script), []
     script.account.charge = lost.append
     first, second = 0.8, 0.8 * 0.8
     plan = source.plan(2, costs, GAIN)
@@ -384,14 +395,14 @@ def test_the_promise_of_a_draft_is_computed_exactly():
 
 @pytest.mark.parametrize(("most", "others", "length"), [(9, 0, 9), (30, 0, 15), (30, 13, 2), (30, 14, 1), (30, 15, 0)])
 def test_a_draft_leaves_room_for_other_answers(most: int, others: int, length: int):
-    guesses = Guesses([Script(SURELY)], make_costs(1, 1, 1, 1, 1))
+    guesses = DraftSelector([Script(SURELY)], make_costs(1, 1, 1, 1, 1))
     assert guesses.draft(most, others) == [7] * length
 
 
 def test_the_most_promising_proposer_drafts():
-    better, worse = [Guess(1, 8)] * 30, [Guess(2, 4)] * 30
+    better, worse = [DraftToken(1, 8)] * 30, [DraftToken(2, 4)] * 30
     for order in itertools.permutations((Script(better), Script(worse))):
-        guesses = Guesses(order)
+        guesses = DraftSelector(order)
         guesses.record(1, 1.0)
         assert set(guesses.draft(9)) == {1}
 
@@ -488,7 +499,7 @@ class Words:
         self.pieces = [other.get(f"w{i}", f"word {i}") for i in range(count)]
 
 
-@pytest.mark.parametrize("count", [500, 500 + PADDING, 500 - PADDING])
+@pytest.mark.parametrize("count", [500, 500 + MAX_PADDING, 500 - MAX_PADDING])
 def test_a_padded_vocabulary_is_accepted_for_drafts(count):
     ModelDrafter(PrefixCache(FakeEngine(500, lambda tokens: 0)), Words(count)).require_vocabulary(Words(500))
 
@@ -496,7 +507,7 @@ def test_a_padded_vocabulary_is_accepted_for_drafts(count):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (Words(501 + PADDING), "629 tokens, but the model has 500"),
+        (Words(501 + MAX_PADDING), "629 tokens, but the model has 500"),
         (Words(500, w17="x"), "token 17 is 'x', but 'word 17' in the model"),
     ],
     ids=["longer", "other"],
@@ -517,7 +528,7 @@ SAMPLER = Sampler(SamplingOptions(temperature=0), 50)
 def test_a_draft_model_proposes_its_next_tokens():
     engine = FakeEngine(50, counting)
     drafter = ModelDrafter(PrefixCache(engine), Words(50))
-    with drafter.proposer([1, 2, 3], SAMPLER, frozenset([12])) as proposer:
+    with drafter.open_proposer([1, 2, 3], SAMPLER, frozenset([12])) as proposer:
         assert engine.calls == [(0, 2)], "what was there before is read before anybody waits for guesses"
         assert first(proposer, 3) == [4, 5, 6]
         assert engine.calls[1:] == [(2, 1), (3, 1), (4, 1)]
@@ -529,7 +540,10 @@ def test_a_draft_model_proposes_its_next_tokens():
         assert first(proposer, 5) == [12], "behind the end comes nothing"
         (sequence,) = engine.open_sequences
         assert sequence.tokens == [1, 2, 3, 4, 5, 9, 10, 11]
-    with drafter.proposer([1, 2, 3, 4, 5, 6, 7], SAMPLER, frozenset()), drafter.proposer([9], SAMPLER, frozenset()):
+    with (
+        drafter.open_proposer([1, 2, 3, 4, 5, 6, 7], SAMPLER, frozenset()),
+        drafter.open_proposer([9], SAMPLER, frozenset()),
+    ):
         assert engine.calls[-1] == (5, 1), "the next answer goes on with what the last one has read"
         assert len(engine.open_sequences) == 2
     drafter.collect()
@@ -539,11 +553,11 @@ def test_a_draft_model_proposes_its_next_tokens():
 def test_a_draft_model_skips_tokens_beyond_its_vocabulary():
     engine = FakeEngine(40, counting, context=8)
     drafter = ModelDrafter(PrefixCache(engine), Words(40))
-    with drafter.proposer([1, 2, 3], SAMPLER, frozenset()) as proposer:
+    with drafter.open_proposer([1, 2, 3], SAMPLER, frozenset()) as proposer:
         assert first(proposer, 9) == [4, 5, 6, 7, 8, 9], "its context is full"
         proposer.push([40])
         assert first(proposer, 9) == []
-    with drafter.proposer([1, 40, 3], SAMPLER, frozenset()) as proposer:
+    with drafter.open_proposer([1, 40, 3], SAMPLER, frozenset()) as proposer:
         assert first(proposer, 9) == []
 
 
@@ -551,7 +565,7 @@ def test_a_draft_model_without_allowed_tokens_proposes_nothing():
     """Forbid all tokens that the smaller vocabulary has."""
     drafter = ModelDrafter(PrefixCache(FakeEngine(40, counting)), Words(40))
     sampler = Sampler(SamplingOptions(logit_bias=dict.fromkeys(range(40), -math.inf)), 50)
-    with drafter.proposer([1, 2, 3], sampler, frozenset()) as proposer:
+    with drafter.open_proposer([1, 2, 3], sampler, frozenset()) as proposer:
         assert first(proposer, 9) == []
 
 
@@ -577,7 +591,7 @@ def test_a_draft_model_follows_a_copy_of_the_token_mask():
 
     guide = Guiding()
     drafter = ModelDrafter(PrefixCache(FakeEngine(50, lambda tokens: 6 if tokens[-1] == 3 else 9)), Words(50))
-    with drafter.proposer([1, 2, 3], SAMPLER, frozenset(), guide) as proposer:
+    with drafter.open_proposer([1, 2, 3], SAMPLER, frozenset(), guide) as proposer:
         assert first(proposer, 9) == [6, 9] and guide.said == 0
 
 
@@ -608,7 +622,7 @@ def test_a_draft_head_is_attached_and_any_other_file_closed(path, is_head, token
         return Words(metadata[heads.TOKENS])
 
     monkeypatch.setattr(heads, "GGUFFile", SimpleNamespace(open=lambda path: file))
-    monkeypatch.setattr(heads, "is_head", lambda file: is_head)
+    monkeypatch.setattr(heads, "is_draft_head", lambda file: is_head)
     monkeypatch.setattr(heads, "Tokenizer", SimpleNamespace(from_metadata=words))
     with pytest.raises((UsageError, ModelError), match=problem) if problem else nullcontext():
         assert heads.attach_draft_head(path, sequences, Words(50)) == is_head
@@ -654,7 +668,7 @@ def test_run_accepts_a_draft_model(cli, refused, tmp_path: Path):
     assert (code, out) == (0, expected["text"] + "\n")
     for arguments, wrong, message in (
         ((), "draft:", "'draft:' must be auto, mtp, ngram, off or draft:MODEL"),
-        ((), "x", "'x' is not auto"),
+        ((), "x", "'x' must be auto"),
         ((), f"draft:{other}", "a different vocabulary"),
         (("--n", "2"), f"draft:{tiny}", "for a single answer"),
     ):

@@ -33,7 +33,7 @@ def write_call(*parameters: tuple[str, str]) -> str:
 def parse_call(tool: Tool, text: str, tokenizer, format: ToolCallFormat = CODER, **use: Any) -> dict | None:
     """Return a call's arguments; None if the grammar does not allow it."""
     calls = ToolGrammar(ToolUse([tool], "required", **use), format, tokenizer)
-    matcher = calls.matcher(tokenizer.vocab_size)
+    matcher = calls.make_matcher(tokenizer.vocab_size)
     if not matcher.accept_text(text) or not (matcher.is_complete or matcher.allowed_mask()[[*tokenizer.end_ids]].any()):
         return None
     prose, [(name, values)] = parse(calls.reader(), text)

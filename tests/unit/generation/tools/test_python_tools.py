@@ -15,7 +15,7 @@ import localllm
 from localllm import api
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.gguf.file import GGUFFile
-from localllm.generation.tools.python_tools import perform, tool_of, tool_use
+from localllm.generation.tools.python_tools import describe_tool, make_tool_use, perform
 from localllm.generation.tools.tool_call_parser import ToolCall
 
 
@@ -58,14 +58,14 @@ def fail(path: str) -> str:
 
 
 def test_a_function_is_described_by_its_signature_and_docstring():
-    tool = tool_of(weather)
+    tool = describe_tool(weather)
     assert (tool.name, tool.description) == ("weather", "Forecast the weather.\n\nIt is made up.")
     properties = tool.parameters["properties"]
     assert properties["days"] == {"type": "integer", "minimum": 1, "description": "how many", "default": 1}
     assert properties["unit"]["enum"] == ["C", "F"] and properties["unit"]["description"] == "of temperatures"
     assert properties["place"]["description"] == "where, with its country"
     assert tool.parameters["required"] == ["place"] and tool.parameters["additionalProperties"] is False
-    assert tool_of(add).parameters["properties"]["a"] == {"type": "integer", "description": "the first"}
+    assert describe_tool(add).parameters["properties"]["a"] == {"type": "integer", "description": "the first"}
 
 
 class Calendar:
@@ -75,13 +75,15 @@ class Calendar:
 
 
 def test_methods_and_untyped_functions_are_tools():
-    assert tool_of(Calendar().today).parameters["properties"] == {}
+    assert describe_tool(Calendar().today).parameters["properties"] == {}
     assert perform(Calendar().today, ToolCall("today", ["{}"])) == "Friday"
 
     def untyped(city, days=3):
         return None
 
-    assert [*tool_of(untyped).parameters["properties"]] == ["city", "days"] and tool_of(untyped).description == ""
+    assert [*describe_tool(untyped).parameters["properties"]] == ["city", "days"] and describe_tool(
+        untyped
+    ).description == ""
     assert perform(untyped, ToolCall("untyped", ['{"city": 1}'])) == "null"
 
 
@@ -93,8 +95,8 @@ def test_arguments_are_converted_and_results_become_text():
 
 def test_openai_descriptions_and_functions_are_tools():
     function = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"x": {}}}}
-    assert tool_of({"type": "function", "function": function}) == tool_of(function)
-    use = tool_use([function, add], choice=add, parallel=False)
+    assert describe_tool({"type": "function", "function": function}) == describe_tool(function)
+    use = make_tool_use([function, add], choice=add, parallel=False)
     assert ([tool.name for tool in use.tools], use.choice, use.is_single) == (["f", "add"], "add", True)
 
 
@@ -121,7 +123,7 @@ async def later(a: int, b: int) -> int:
 )
 def test_invalid_tools_and_choices_are_refused(tools: Any, choice: str, message: str):
     with pytest.raises(UsageError, match=message):
-        tool_use(tools, choice)
+        make_tool_use(tools, choice)
 
 
 # ---- with a model whose words are known: it repeats the first line of a result
@@ -137,7 +139,7 @@ def model(tmp_path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setitem(tool_talker.CALLS, question, text)
     monkeypatch.setitem(tool_talker.CALLS, tool_talker.FOR_EVER, call("add", a=0, b=0))
     file = GGUFFile.open(path)
-    tokenizer = api.tokenizer_of(file)
+    tokenizer = api.load_tokenizer(file)
     engine: Any = ToolTalker(tokenizer, 4096)
     return api.Model(file, tokenizer, engine)
 

@@ -16,7 +16,7 @@ from vocabularies import GIVEN, USER_DEFINED, byte_level, with_prefix
 from localllm import api, builtin_model
 from localllm.errors import UsageError
 from localllm.generation.answer_state import AnswerState, Transcript, UnionMatcher
-from localllm.generation.reasoning import ANSWER, ESCAPE, Tags, TextPart, Thinking
+from localllm.generation.reasoning import ANSWER, ESCAPE, TagFormat, TextPart, Thinking
 from localllm.generation.tools import tool_call_parser
 from localllm.generation.tools.json_tool_calls import JsonToolCallParser
 from localllm.generation.tools.tool_call_format import (
@@ -24,22 +24,22 @@ from localllm.generation.tools.tool_call_format import (
     HARMONY,
     ID,
     IDS,
-    NOT_RENDERED,
+    UNRENDERED_FORMATS,
     ParameterMarks,
     ToolCallFormat,
-    anything,
-    call_format,
-    common_form,
-    form_of,
+    build_string_pattern,
+    derive_call_format,
+    make_parameter_form,
+    replace_differing_ids,
 )
 from localllm.generation.tools.tool_call_parser import ARGUMENTS, CALL, JsonScan, ToolCallParser
-from localllm.generation.tools.tool_grammar import Tool, ToolGrammar, ToolUse, regex
+from localllm.generation.tools.tool_grammar import Tool, ToolGrammar, ToolUse, escape_regex
 from localllm.generation.tools.tool_messages import (
     PROBE,
     convert_arguments,
     convert_calls,
-    marks_of_results,
-    parse_arguments,
+    escape_results,
+    find_result_marks,
 )
 from localllm.text.templates import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
@@ -75,7 +75,7 @@ NAMES = sorted(json.loads((GOLDENS / "chat_renderings.json").read_text(encoding=
 def format_of(source: str) -> tuple[ChatTemplate, ToolCallFormat]:
     template = ChatTemplate(source, "<s>", "</s>")
     tools = [PROBE.to_json_schema()]
-    return template, call_format(
+    return template, derive_call_format(
         source, lambda messages, begins: template.render(messages, add_generation_prompt=begins, tools=tools), ENDS
     )
 
@@ -145,7 +145,7 @@ def test_only_tool_results_have_their_markers_broken():
     """Keep the tags that users and the model write."""
     text = "<end> and [DONE] twice: <end>"
     messages = [{"role": role, "content": text} for role in ("system", "user", "assistant", "tool")]
-    *others, result = parse_arguments(messages, ("<end>", "[DONE]"))
+    *others, result = escape_results(messages, ("<end>", "[DONE]"))
     assert others == messages[:-1]
     assert result == {"role": "tool", "content": "< end> and [ DONE] twice: < end>"}
 
@@ -161,7 +161,7 @@ def test_markers_in_prose_are_prose():
 
 @pytest.mark.parametrize("text", ["", " ", "x", "a < b", "<tool", "{", "Let me see.\n\n"])
 def test_prose_without_calls_is_unchanged(text: str):
-    for format in (GENERIC, format_of(QWEN)[1], *NOT_RENDERED.values()):
+    for format in (GENERIC, format_of(QWEN)[1], *UNRENDERED_FORMATS.values()):
         assert parse(ToolCallParser(format, {WEATHER.name: {}}), text)[0] == text
 
 
@@ -177,7 +177,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory):
 
 
 FORMATS = {
-    "generic": GENERIC, "hermes": format_of(QWEN)[1], **NOT_RENDERED,
+    "generic": GENERIC, "hermes": format_of(QWEN)[1], **UNRENDERED_FORMATS,
     "coder": None, "deepseek": None, "mistral": None, "glm": None, "gemma": None, "llama": None,
 }  # fmt: skip
 FILES = {
@@ -197,7 +197,7 @@ def test_an_untrained_model_makes_valid_calls(guide, request, name: str):
         folder = request.getfixturevalue("shared") / "templates"
         format = format_of((folder / f"{FILES[name]}.jinja").read_text(encoding="utf-8"))[1]
     from localllm.generation.options import GenerationOptions
-    from localllm.generation.request import Task
+    from localllm.generation.request import PromptTask
     from localllm.generation.sampling.options import SamplingOptions
 
     tools = {tool.name: tool for tool in (WEATHER, TIME)}
@@ -211,7 +211,7 @@ def test_an_untrained_model_makes_valid_calls(guide, request, name: str):
         from localllm.generation.request import Request
 
         heard = list[tuple[str, str]]()
-        task = Task(prompt, decoder, options, calls=calls)
+        task = PromptTask(prompt, decoder, options, calls=calls)
         asked = Request(task, listener=lambda answering, token, parts, row, heard=heard: heard.extend(parts))
         for _ in guide.batch([asked]):
             pass
@@ -233,7 +233,7 @@ def test_an_untrained_model_makes_valid_calls(guide, request, name: str):
 def test_schemas_beyond_the_grammar_are_accepted(guide):
     odd = {"type": "object", "properties": {"x": {"type": "string", "not": {"const": "a"}}}, "required": ["x"]}
     loose = ToolGrammar(ToolUse([Tool("f", "", odd)], "required"), GENERIC, guide.tokenizer)
-    loose.matcher(guide.tokenizer.vocab_size)
+    loose.make_matcher(guide.tokenizer.vocab_size)
     with pytest.raises(UsageError, match="tools: f: the schema cannot be used"):
         ToolGrammar(ToolUse([Tool("f", "", odd, strict=True)], "required"), GENERIC, guide.tokenizer)
     with pytest.raises(UsageError, match="is not a valid name"):
@@ -257,7 +257,7 @@ def test_schemas_beyond_the_grammar_are_accepted(guide):
 )
 def test_the_common_form_of_two_calls_marks_ids(one: str, other: str, common: str):
     """Replace differing numbers by ids; take other differences from the first."""
-    assert common_form(one, other) == common
+    assert replace_differing_ids(one, other) == common
 
 
 def test_harmony_markers_are_not_allowed_within_strings(tmp_path, monkeypatch):
@@ -265,9 +265,9 @@ def test_harmony_markers_are_not_allowed_within_strings(tmp_path, monkeypatch):
     marks = ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>", "<|return|>"]
     monkeypatch.setattr(tiny_model, "SPECIAL_TOKENS", [*tiny_model.SPECIAL_TOKENS, *marks])
     tokenizer = api.open_tokenizer(tiny_model.write_tiny_model(tmp_path / "harmony.gguf"))
-    numbers = [tokenizer.special_id(mark) for mark in marks]
+    numbers = [tokenizer.get_special_id(mark) for mark in marks]
     calls = ToolGrammar(ToolUse([TIME], "required"), HARMONY, tokenizer)
-    matcher = calls.matcher(tokenizer.vocab_size)
+    matcher = calls.make_matcher(tokenizer.vocab_size)
     head = "<|channel|>analysis<|message|>H"
     for token in tokenizer.encode(head, special=True):
         matcher.accept(token)
@@ -345,7 +345,7 @@ CODER = ToolCallFormat(
     "</function>\n</tool_call>",
     ParameterMarks("<parameter=", "<parameter=", (">\n", "\n</parameter>\n"), (">\n", "\n</parameter>\n")),
 )  # fmt: skip
-LFM2 = NOT_RENDERED["<|tool_call_start|>"]
+LFM2 = UNRENDERED_FORMATS["<|tool_call_start|>"]
 TOOLS = {tool.name: tool.parameters for tool in (WEATHER, TIME)}
 
 
@@ -432,9 +432,9 @@ def test_a_copied_parser_is_independent():
     assert (twin.flush(), reader.flush()) == ([], [])
     wrong = ToolCallParser(GENERIC, TOOLS)
     assert (parts_of(wrong, ['{"name": "', "no"]), wrong.in_call, wrong.pending) == ([], True, "")
-    assert wrong.give_up() == [(ANSWER, '{"name": "no')]
+    assert wrong.abandon_call() == [(ANSWER, '{"name": "no')]
     assert (parts_of(wrong, ['{"name": "time.now'])) == [(ANSWER, '{"name": "time.now')]
-    assert (wrong.in_call, wrong.flush(), wrong.give_up()) == (False, [], [])
+    assert (wrong.in_call, wrong.flush(), wrong.abandon_call()) == (False, [], [])
     bidden = ToolCallParser(GENERIC, TOOLS)
     bidden.begin()
     assert (bidden.in_call, parts_of(bidden.copy(), ["{"]), bidden.copy().flush()) == (True, [], [])
@@ -447,7 +447,7 @@ def test_white_space_is_held_until_the_next_text():
     parts_by_chunk = [parts_of(reader, [piece]) for piece in (" ", "a ", "\n", "b", "\n\n", "<tool_call>\n")]
     assert parts_by_chunk == [[], [(ANSWER, " a")], [], [(ANSWER, " \nb")], [], []]
     assert (reader.in_call, reader.pending) == (True, "\n")
-    assert reader.give_up() == [(ANSWER, "<tool_call>\n")]
+    assert reader.abandon_call() == [(ANSWER, "<tool_call>\n")]
 
 
 @pytest.mark.parametrize(
@@ -508,7 +508,7 @@ def test_tools_without_parameters_or_with_a_common_prefix_are_told_apart():
     ],
 )  # fmt: skip
 def test_string_parameters_are_recognized_in_a_schema(schema: object, expected: str):
-    form = form_of(schema, {"$defs": {"t": {"type": "string"}}})
+    form = make_parameter_form(schema, {"$defs": {"t": {"type": "string"}}})
     assert {"text": (True, False), "both": (True, True), "other": (False, True)}[expected] == (
         bool(form.texts),
         form.other is not None,
@@ -541,7 +541,7 @@ PLACES = {
 def test_the_grammar_of_marked_parameters_allows_any_order_once(tokenizer, inside: str, is_whole: bool):
     """Demand required ones; resolve references in the schema."""
     calls = ToolGrammar(ToolUse([Tool("places", "", PLACES), Tool("now")], "required"), LFM2, tokenizer)
-    matcher = calls.matcher(tokenizer.vocab_size)
+    matcher = calls.make_matcher(tokenizer.vocab_size)
     assert matcher.accept_text(f"<|tool_call_start|>[places({inside})]<|tool_call_end|>") == is_whole
     if is_whole:
         assert not matcher.accept_text(" ")
@@ -559,7 +559,7 @@ def test_parallel_calls_are_allowed_unless_turned_off(tokenizer):
         (ToolUse(tools, "places"), True, f"<|tool_call_start|>{two}", False),
     ):
         calls = ToolGrammar(use, LFM2, tokenizer)
-        assert calls.matcher(tokenizer.vocab_size, whole).accept_text(text) == is_allowed, (use, text)
+        assert calls.make_matcher(tokenizer.vocab_size, whole).accept_text(text) == is_allowed, (use, text)
 
 
 def writing(
@@ -609,7 +609,7 @@ MARKED = ToolCallFormat(
     (writing(marked), MARKED), (writing(marked, most=1), replace(MARKED, separator=None)),
     (writing(lambda name, given, id: f"<|call|>[{name}({', '.join(f'{k}={json.dumps(given[k])}' for k in given)})]"),
      ToolCallFormat("<|call|>[", "(", ")]<|call|>[", ")]", ParameterMarks("", ", ", ('="', '"'), ("=", "")))),
-    (writing(lambda *_: ""), NOT_RENDERED["<|tool_call|>"]), (writing(lambda *_: "", knows=False), GENERIC),
+    (writing(lambda *_: ""), UNRENDERED_FORMATS["<|tool_call|>"]), (writing(lambda *_: "", knows=False), GENERIC),
     (writing(lambda name, given, id: f"</s>{name}{json.dumps(given)}"), GENERIC),
     (writing(lambda name, given, id: f" to=functions.{name} {json.dumps(given)}"), HARMONY),
     (writing(lambda name, given, id: f" to=functions.{name} {json.dumps(given)}", knows=False),
@@ -617,8 +617,8 @@ MARKED = ToolCallFormat(
 ])  # fmt: skip
 def test_the_format_is_derived_from_a_rendered_call(render: Any, expected: ToolCallFormat):
     """Fall back to the template's source if it renders tools but no calls."""
-    assert call_format("<|tool_call|>", render, ["<|im_end|>", "</s>"]) == expected
-    assert call_format("", writing(lambda *_: ""), ENDS) == GENERIC
+    assert derive_call_format("<|tool_call|>", render, ["<|im_end|>", "</s>"]) == expected
+    assert derive_call_format("", writing(lambda *_: ""), ENDS) == GENERIC
 
 
 @pytest.mark.parametrize(("one", "other", "form"), [
@@ -626,7 +626,7 @@ def test_the_format_is_derived_from_a_rendered_call(render: Any, expected: ToolC
     (f"a{IDS[0]}b", f"a{IDS[2]}b", f"a{ID}b"), ("x 9", "x 10", f"x {ID}"),
 ])  # fmt: skip
 def test_differing_digits_and_ids_are_recognized(one: str, other: str, form: str):
-    assert common_form(one, other) == form
+    assert replace_differing_ids(one, other) == form
 
 
 SYSTEM, ASKED = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}
@@ -677,8 +677,8 @@ def test_closing_tags_after_a_tool_result_are_recognized(takes: type, behind: st
         return f"{messages[2]['content']}{behind}"
 
     template = SimpleNamespace(render=render)
-    tokenizer = SimpleNamespace(special_id=lambda mark: 5 if mark == "<|im_end|>" else None)
-    assert marks_of_results(template, tokenizer) == marks  # type: ignore[arg-type]
+    tokenizer = SimpleNamespace(get_special_id=lambda mark: 5 if mark == "<|im_end|>" else None)
+    assert find_result_marks(template, tokenizer) == marks  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("schema", "expected"), [
@@ -688,17 +688,17 @@ def test_closing_tags_after_a_tool_result_are_recognized(takes: type, behind: st
     ({"minLength": 1001, "maxLength": 5}, "*"), ({"maxLength": 0}, "{0,0}"),
 ])  # fmt: skip
 def test_string_grammars_keep_the_length_limits_of_their_schema(schema: dict, expected: str):
-    assert anything(schema) == f"(?s:.{expected})"
-    assert regex("a/b\n c.") == r"a\/b\n c\."
+    assert build_string_pattern(schema) == f"(?s:.{expected})"
+    assert escape_regex("a/b\n c.") == r"a\/b\n c\."
 
 
 @pytest.mark.parametrize("size", [2_000, 4_000])
 def test_long_values_are_searched_only_once(size: int, monkeypatch: pytest.MonkeyPatch):
-    scanned, patterns, push, pattern = list[int](), list[str](), JsonScan.push, tool_call_parser.pattern
+    scanned, patterns, push, pattern = list[int](), list[str](), JsonScan.push, tool_call_parser.build_mark_pattern
     monkeypatch.setattr(JsonScan, "push", lambda self, text: scanned.append(len(text)) or push(self, text))
     monkeypatch.setattr(
         tool_call_parser,
-        "pattern",
+        "build_mark_pattern",
         lambda *pattern_arguments: patterns.append(pattern_arguments[0]) or pattern(*pattern_arguments),
     )
     schema = {"type": "object", "properties": {"t": {"type": "string"}, "n": {"type": "array"}}}
@@ -727,8 +727,8 @@ def test_the_token_of_a_call_ends_open_reasoning(choice: str, end: str):
     format = ToolCallFormat(opening, '", "arguments": ', f"{closing}\n{opening}", closing)
     tool = Tool("w", parameters={"type": "object", "properties": {"t": {"type": "string"}}, "required": ["t"]})
     calls = ToolGrammar(ToolUse([tool], choice), format, tokenizer)
-    thinking = Thinking.of(Tags("<think>", "</think>"), tokenizer, tokenizer.encode("<think>", special=True), None)
-    transcript, matcher = Transcript(tokenizer.stream(), (), thinking, calls), calls.matcher(tokenizer.vocab_size)
+    thinking = Thinking.of(TagFormat("<think>", "</think>"), tokenizer, tokenizer.encode("<think>", special=True), None)
+    transcript, matcher = Transcript(tokenizer.stream(), (), thinking, calls), calls.make_matcher(tokenizer.vocab_size)
     state = AnswerState(transcript, thinking, *([matcher] if choice == "required" else [None, matcher]))
     text = 'I look.<tool_call>\n{"name": "w", "arguments": {"t": "x"}}\n</tool_call>' + end
     for token in tokenizer.encode(text, special=True):

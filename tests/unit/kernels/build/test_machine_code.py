@@ -11,7 +11,7 @@ from project import ROOT
 from localllm.errors import LocalllmError
 from localllm.kernels import machine
 from localllm.kernels.build import machine_code
-from localllm.kernels.build.machine_code import MachineCode, linked_by_llvm
+from localllm.kernels.build.machine_code import MachineCode, link_by_llvm
 from localllm.system import cpu
 
 SOURCE = """
@@ -64,7 +64,7 @@ links_itself = pytest.mark.skipif(
 def object_of(source: str) -> bytes:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    triple = cpu.object_triple(llvm.get_default_triple())
+    triple = cpu.get_object_triple(llvm.get_default_triple())
     machine = llvm.Target.from_triple(triple).create_target_machine(reloc="pic", codemodel="small")
     return machine.emit_object(llvm.parse_assembly(source))
 
@@ -77,7 +77,7 @@ def answers(addresses: dict[str, int]) -> list[int]:
 
 def test_linked_functions_do_what_those_linked_by_llvm_do():
     code = object_of(SOURCE)
-    ours, engine = MachineCode([code], NAMES), linked_by_llvm([code])
+    ours, engine = MachineCode([code], NAMES), link_by_llvm([code])
     theirs = answers({name: engine.get_function_address(name) for name in NAMES})
     assert answers(ours.addresses) == theirs
     assert theirs[:8] == [10, 20, 30, 40, 5, 6, 8, 11]
@@ -110,7 +110,7 @@ def test_unknown_functions_and_relocations_are_refused():
     with pytest.raises(LocalllmError, match="there is no function nonsense_of_localllm on this computer"):
         MachineCode([object_of(SOURCE.replace("@exp", "@nonsense_of_localllm"))], NAMES)
     code = bytearray(object_of(SOURCE))
-    for section in machine_code.sections_of(bytes(code)):
+    for section in machine_code.read_sections(bytes(code)):
         if section.type == machine_code.RELOCATIONS:
             code[section.start + 8] = 77
     with pytest.raises(LocalllmError, match="unknown type 77"):
@@ -119,8 +119,8 @@ def test_unknown_functions_and_relocations_are_refused():
 
 def test_loading_compiled_kernels_does_not_import_llvmlite():
     """llvmlite takes 50 ms to import."""
-    library = "from localllm.kernels.build.library import Library"
-    program = f"import sys; {library}; Library(['add']); print('llvmlite' in sys.modules)"
+    library = "from localllm.kernels.build.library import KernelLibrary"
+    program = f"import sys; {library}; KernelLibrary(['add']); print('llvmlite' in sys.modules)"
     for _ in range(2):  # the first may compile
         done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == f"{not machine_code.is_x86_64(object_of(SOURCE))}\n", done.stderr
@@ -130,16 +130,16 @@ def test_the_detected_processor_is_cached_for_this_computer(tmp_path, monkeypatc
     """The key is Linux's description: another computer with the same home asks LLVM."""
     detected = []
     monkeypatch.setenv("LOCALLLM_CACHE", str(tmp_path))
-    monkeypatch.setattr(machine, "processor_by_llvm", lambda: detected.append(1) or ("znver9", "+sse2,-avx"))
+    monkeypatch.setattr(machine, "detect_by_llvm", lambda: detected.append(1) or ("znver9", "+sse2,-avx"))
     for information, times in ((b"model 1", 1), (b"model 1", 1), (b"model 2", 2), (None, 3)):
-        monkeypatch.setattr(cpu, "processor_information", lambda: information)  # noqa: B023
-        assert machine.processor.__wrapped__() == ("znver9", "+sse2,-avx")
+        monkeypatch.setattr(cpu, "get_processor_key", lambda: information)  # noqa: B023
+        assert machine.detect_processor.__wrapped__() == ("znver9", "+sse2,-avx")
         assert len(detected) == times
     for file in tmp_path.rglob("*"):
         if file.is_file():
             file.write_bytes(file.read_bytes() + b"!")
-    monkeypatch.setattr(cpu, "processor_information", lambda: b"model 1")
-    machine.processor.__wrapped__()
+    monkeypatch.setattr(cpu, "get_processor_key", lambda: b"model 1")
+    machine.detect_processor.__wrapped__()
     assert len(detected) == 4
 
 
@@ -156,8 +156,8 @@ def test_processor_information_ignores_the_clock_but_not_features(tmp_path):
         first.replace("sse2", "avx") + "\n",
     ):
         (tmp_path / "cpuinfo").write_text(text)
-        descriptions.append(cpu.processor_information(str(tmp_path / "cpuinfo")))
+        descriptions.append(cpu.get_processor_key(str(tmp_path / "cpuinfo")))
     assert descriptions[0] == descriptions[1] != descriptions[2]
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nBogoMIPS\t: 50\nFeatures\t: fp asimd\n\n")
-    assert cpu.processor_information(str(tmp_path / "cpuinfo")) is None
-    assert cpu.processor_information(str(tmp_path / "nothing")) is None
+    assert cpu.get_processor_key(str(tmp_path / "cpuinfo")) is None
+    assert cpu.get_processor_key(str(tmp_path / "nothing")) is None

@@ -11,10 +11,16 @@ from project import ROOT
 
 from localllm.files.cache.checksummed_cache import read_checksummed
 from localllm.kernels.build import compilers, library, objects, shipped
-from localllm.kernels.build.library import Library
+from localllm.kernels.build.library import KernelLibrary
 from localllm.kernels.build.objects import object_file, symbol
-from localllm.kernels.build.shipped import archive_of, serves, shipped_names, shipped_objects, source_hash
-from localllm.kernels.machine import CHOSEN_BY, Lane
+from localllm.kernels.build.shipped import (
+    can_serve,
+    compute_source_hash,
+    find_archive,
+    list_shipped_names,
+    read_shipped_objects,
+)
+from localllm.kernels.machine import SELECTING_FEATURES, Lane
 from scripts.tools.platform_wheel import PlatformWheel
 from scripts.tools.wheels import APPLE, ARM, SYSTEMS, X86, kernels_of, write_archive
 
@@ -27,16 +33,16 @@ def write(folder: Path, objects: dict[str, bytes], lane: Lane = LANE, **changes:
     write_archive(folder / "one.zip", objects)
     digest = hashlib.sha256((folder / "one.zip").read_bytes()).hexdigest()
     row = {"cpu": lane.cpu, "features": lane.feature_string, "sha256": digest} | changes
-    description = {"sources": source_hash(), "archives": {"one.zip": row}}
+    description = {"sources": compute_source_hash(), "archives": {"one.zip": row}}
     (folder / "lanes.json").write_text(json.dumps(description))
-    archive_of.cache_clear()
+    find_archive.cache_clear()
     return folder
 
 
 def test_shipped_objects_serve_lanes_with_more_features(tmp_path: Path):
     folder = write(tmp_path, {"add": b"1", "scale": b"22"})
-    assert shipped_objects(["scale", "rope"], NEWER, folder) == {"scale": b"22"}
-    assert shipped_names(NEWER, folder) == {"add", "scale"}
+    assert read_shipped_objects(["scale", "rope"], NEWER, folder) == {"scale": b"22"}
+    assert list_shipped_names(NEWER, folder) == {"add", "scale"}
 
 
 @pytest.mark.parametrize(
@@ -50,7 +56,7 @@ def test_shipped_objects_serve_lanes_with_more_features(tmp_path: Path):
 )
 def test_shipped_objects_do_not_serve_lanes_with_other_kernels(tmp_path: Path, lane: Lane):
     folder = write(tmp_path, {"add": b"1"})
-    assert shipped_objects(["add"], lane, folder) == {} and not shipped_names(lane, folder)
+    assert read_shipped_objects(["add"], lane, folder) == {} and not list_shipped_names(lane, folder)
 
 
 @pytest.mark.parametrize("damage", ["archive", "description", "sources", "nothing"])
@@ -62,23 +68,23 @@ def test_damaged_or_outdated_shipped_objects_are_ignored(tmp_path: Path, damage:
     elif damage == "description":
         description.write_text(description.read_text()[:-2])
     elif damage == "sources":
-        description.write_text(description.read_text().replace(source_hash(), "0" * 64))
+        description.write_text(description.read_text().replace(compute_source_hash(), "0" * 64))
     else:
         description.unlink()
-    archive_of.cache_clear()
-    assert shipped_objects(["add"], LANE, folder) == {}
+    find_archive.cache_clear()
+    assert read_shipped_objects(["add"], LANE, folder) == {}
 
 
 def test_loading_shipped_objects_compiles_nothing_and_caches_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    Library(["add", "run"]).close()
+    KernelLibrary(["add", "run"]).close()
     code = {name: read_checksummed(object_file(name)) or b"" for name in ("add", "run")}
-    monkeypatch.setattr(shipped, "archive_of", lambda lane, folder=None: tmp_path / "one.zip")
+    monkeypatch.setattr(shipped, "find_archive", lambda lane, folder=None: tmp_path / "one.zip")
     write_archive(tmp_path / "one.zip", code)
     new = tmp_path / "kernels" / ("0" * 20)
     for module in (objects, library):
         monkeypatch.setattr(module, "object_folder", lambda of=None: new)
-    monkeypatch.setattr(compilers, "Compilers", None)  # nobody may call it
-    loaded = Library(["add"], later=["run"])
+    monkeypatch.setattr(compilers, "CompilerPool", None)  # nobody may call it
+    loaded = KernelLibrary(["add"], later=["run"])
     assert loaded.addresses["add"] and loaded.warning is None
     assert read_checksummed(new / "add.o") == code["add"] and not (new / "run.o").exists()
     assert symbol("add") in code["add"].decode("latin1")
@@ -86,22 +92,22 @@ def test_loading_shipped_objects_compiles_nothing_and_caches_them(tmp_path: Path
 
 def test_lanes_are_told_apart_by_every_feature_in_the_sources():
     """A string constant that names a feature, anywhere in the kernels' sources, decides what they compile to."""
-    known = {*llvm.get_host_cpu_features(), *["neon", "dotprod", "i8mm"]} | CHOSEN_BY
+    known = {*llvm.get_host_cpu_features(), *["neon", "dotprod", "i8mm"]} | SELECTING_FEATURES
     constants = set()
     for path in (ROOT / "localllm" / "kernels").rglob("*.py"):
         if "cuda" not in path.parts and "build" not in path.parts and path.name != "machine.py":
             constants |= {
                 node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)
             }
-    assert {word for word in constants if isinstance(word, str) and word in known} <= CHOSEN_BY
+    assert {word for word in constants if isinstance(word, str) and word in known} <= SELECTING_FEATURES
 
 
 def test_archives_of_different_lanes_do_not_serve_each_other():
     for lanes in (X86, ARM, APPLE):
-        served = [[serves(one, other) for other in lanes.values()] for one in lanes.values()]
+        served = [[can_serve(one, other) for other in lanes.values()] for one in lanes.values()]
         assert [row.count(True) for row in served] == [1] * len(lanes)
     zen_5 = Lane("znver5", f"{X86['avx512-bf16'].feature_string},+avxvnni")
-    assert serves(X86["avx512-bf16"], zen_5) and not serves(X86["avx-vnni"], zen_5)
+    assert can_serve(X86["avx512-bf16"], zen_5) and not can_serve(X86["avx-vnni"], zen_5)
 
 
 def test_kernels_of_a_lane_are_listed_once():

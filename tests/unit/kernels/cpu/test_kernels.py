@@ -25,17 +25,17 @@ from kernel_calls import (
 
 from localllm.kernels import cpu
 from localllm.kernels.cpu.matmul.gemm_f16_words import SLAB
-from localllm.kernels.cpu.matmul.gemm_int8 import BYTE_OFFSET, span
-from localllm.kernels.cpu.matmul.gemm_int16 import MOST_IN_BYTES
-from localllm.kernels.cpu.matmul.kernel_variants import few_fast, few_tokens
+from localllm.kernels.cpu.matmul.gemm_int8 import BYTE_OFFSET, get_scale_span
+from localllm.kernels.cpu.matmul.gemm_int16 import MAX_BYTE_CODE
+from localllm.kernels.cpu.matmul.kernel_variants import get_max_few_fast, get_max_few_tokens
 from localllm.kernels.formats import FAMILIES, load_group_format
-from localllm.kernels.machine import this_lane
+from localllm.kernels.machine import get_lane
 from localllm.kernels.table import QUANTIZE
 from localllm.quant.encode import ENCODERS, encode
-from localllm.quant.formats import BY_NAME, floats_at
+from localllm.quant.formats import BY_NAME, list_float_offsets
 
 QUANTIZED = {name: load_group_format(name) for name in FAMILIES}
-LANE = this_lane()  # that the kernels are compiled for
+LANE = get_lane()  # that the kernels are compiled for
 HAS_BF16 = "BF16" in cpu.HALVES
 OF_HALVES = [kind.kernel for kind in cpu.HALVES.values()]
 PLAIN = ["F32", "F16", "BF16"]
@@ -79,7 +79,7 @@ def random_matrix(name: str, rows: int, columns: int) -> tuple[np.ndarray, np.nd
 
 def scale_fields(name: str) -> tuple[int, ...]:
     """Return the offsets of a block's float16 scales."""
-    return (48,) if name == "IQ1_M" else floats_at(name)
+    return (48,) if name == "IQ1_M" else list_float_offsets(name)
 
 
 def write_scales(name: str, blocks: np.ndarray, field: int, scales: np.ndarray) -> None:
@@ -128,7 +128,7 @@ def product_error(got: np.ndarray, x: np.ndarray, weights: np.ndarray) -> float:
 def test_lists_of_types_agree():
     """localllm.kernels.cpu names them without importing Numba."""
     assert {name: format.sub_block for name, format in QUANTIZED.items()} == cpu.SUB_BLOCK
-    assert set(PLAIN) == cpu.PLAIN
+    assert set(PLAIN) == cpu.FLOAT_FORMATS
 
 
 # ---- row by row -----------------------------------------------------------------------------------------------------
@@ -688,7 +688,7 @@ def linear_quantized(
     tokens, columns = x.shape
     size, written_x = QUANTIZED[name].sub_block, as_written(x, (kernel_tokens or tokens) > precise_tokens)
     q = {field: np.concatenate([array, junk(8, array)]) for field, array in written_x.items()}
-    y, scratch = output(tokens, rows), Scratch(cpu.linear_scratch(x.shape[1]))
+    y, scratch = output(tokens, rows), Scratch(cpu.compute_linear_scratch(x.shape[1]))
     arguments = {"weights": data, "row_bytes": data.nbytes // rows, "rows": rows, "columns": columns}
     arguments |= {field: q[field] for field in ("high", "low", "words", "scales", "excess")}
     arguments |= {"sums": q[f"sums_{size}"], "high_sums": q[f"high_sums_{size}"], "y": y, "y_stride": y.strides[0]}
@@ -723,7 +723,7 @@ def test_weights_for_many_tokens_are_rounded_to_8_bits_at_most(call, name):
     for rows, columns in quantized_shapes(name):
         data, weights = random_matrix(name, rows, columns)
         got = rescaled(call, name, data, rows, columns)
-        if span(QUANTIZED[name]) == 32:
+        if get_scale_span(QUANTIZED[name]) == 32:
             rounded = 1e-6 * np.abs(weights).max()  # where codes have an offset, sums that cancel leave that much
             np.testing.assert_allclose(got, weights, rtol=2e-7, atol=rounded)
             continue
@@ -736,7 +736,12 @@ def test_weights_for_many_tokens_are_rounded_to_8_bits_at_most(call, name):
         assert spans.size < 50000 or QUANTIZED[name].minimums is None or abs(mean) < 0.008
 
 
-FEW = {limit(name, columns) for limit in (few_tokens, few_fast) for name in QUANTIZED for columns in (256, 64)}
+FEW = {
+    limit(name, columns)
+    for limit in (get_max_few_tokens, get_max_few_fast)
+    for name in QUANTIZED
+    for columns in (256, 64)
+}
 MANY = max(FEW) + 1  # tokens, for which every format is read in tiles
 
 
@@ -748,9 +753,9 @@ def test_quantized_products_multiply_integers_exactly(call, name, tokens):
     for rows, columns in quantized_shapes(name):
         data, weights = random_matrix(name, rows, columns)
         x = activations(tokens, columns)
-        in_rows = tokens <= few_fast(name, columns, LANE)
+        in_rows = tokens <= get_max_few_fast(name, columns, LANE)
         fast = weights if in_rows else rescaled(call, name, data, rows, columns)
-        in_words = LANE.has_avx2_only and not in_rows and load_group_format(name, True).largest > MOST_IN_BYTES
+        in_words = LANE.has_avx2_only and not in_rows and load_group_format(name, True).largest > MAX_BYTE_CODE
         for precise_tokens, matrix in ((tokens, weights), (1, fast)):
             q = quantized(x, tokens > precise_tokens)
             low = q["low"] if tokens <= max(precise_tokens, 1) or in_words else 0.0

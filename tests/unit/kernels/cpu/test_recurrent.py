@@ -9,8 +9,8 @@ from kernel_calls import at_end_of_page, caller, count, for_any_parts, normal, o
 from localllm.arch.layer_state import Recurrent
 from localllm.arch.recurrent_verbs import HeadState
 from localllm.arch.weights import Weight
-from localllm.engine.lower.header import Span
-from localllm.engine.operations.registry import Reference
+from localllm.engine.lower.header import SequenceSpan
+from localllm.engine.operations.registry import ReferenceBuilder
 from localllm.files.gguf.file import Tensor
 from localllm.kernels.reference import ReferenceCache
 from localllm.kernels.table import SEQUENCE
@@ -60,8 +60,8 @@ class Run(NamedTuple):
         stores = [ReferenceCache("f32") for _ in self.counts]
         for store, old in zip(stores, self.old, strict=True):
             store.put_state(0, 0, old)
-        spans = [Span(store, 3, np.zeros(n, int), n) for store, n in zip(stores, self.counts, strict=True)]
-        return say(Reference(spans, {}, 100)), np.stack([store.state(0, 0, self.shape) for store in stores])
+        spans = [SequenceSpan(store, 3, np.zeros(n, int), n) for store, n in zip(stores, self.counts, strict=True)]
+        return say(ReferenceBuilder(spans, {}, 100)), np.stack([store.state(0, 0, self.shape) for store in stores])
 
     def kernel(self, call, name: str, parts: int, in_memory, **arguments) -> tuple[np.ndarray, np.ndarray]:
         """Return outputs and new states of the kernel; in_memory(state) arranges a state as kernels do."""
@@ -116,7 +116,7 @@ def test_gates_agree_with_the_reference_and_keep_nan(call, columns):
 
         return for_any_parts(compute)
 
-    builder = Reference([Span(None, 0, np.zeros(9, int), 9)], {}, 100)
+    builder = ReferenceBuilder([SequenceSpan(None, 0, np.zeros(9, int), 9)], {}, 100)
     close = {"rtol": 1e-6, "atol": 1e-37}
     np.testing.assert_array_equal(run("multiply", z=padded(z)), x * z)
     np.testing.assert_allclose(run("sigmoid"), builder.sigmoid(x), **close)
@@ -198,7 +198,7 @@ def test_selective_scans_agree_with_the_reference(call, counts, columns, state_s
         )  # fmt: skip
 
 
-def moved(builder: Reference) -> Reference:
+def moved(builder: ReferenceBuilder) -> ReferenceBuilder:
     """Make the sequences' states number 1, stored as number 0."""
     for span in builder._spans:
         store = span.store
@@ -222,7 +222,7 @@ def test_head_scans_agree_with_the_reference(call, counts, rule, heads, key_head
     for in_place, repeat in ((in_place, repeat) for in_place in (True, False) for repeat in repeats):
         run = Run(counts, (heads, key_dim, value_dim), in_place)
 
-        def say(b: Reference, run: Run = run, repeat: int = repeat) -> np.ndarray:
+        def say(b: ReferenceBuilder, run: Run = run, repeat: int = repeat) -> np.ndarray:
             if rule == "plain":
                 return b.state_space(
                     v, dt, k, q, weight(skip), HeadState(run.state, 0, weight(rates), key_heads, repeat)

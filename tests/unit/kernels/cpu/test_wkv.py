@@ -5,7 +5,7 @@ import pytest
 from kernel_calls import caller, normal, padded, vector
 from simulated import launch
 
-from localllm.engine.operations.registry import Reference
+from localllm.engine.operations.registry import ReferenceBuilder
 from tests.unit.kernels.cpu.test_recurrent import Run, check, in_blocks, weight
 from tests.unit.kernels.cuda.test_recurrent import check as check_on_a_card
 
@@ -25,7 +25,7 @@ def inputs(tokens: int, heads: int, key_dim: int, value_dim: int) -> dict[str, n
     return activations | {"w": np.exp(-np.exp(normal(*keys, seed=7))), "v": normal(tokens, heads * value_dim, seed=8)}
 
 
-def said(b: Reference, rule: str, run: Run, given: dict, own: np.ndarray) -> np.ndarray:
+def said(b: ReferenceBuilder, rule: str, run: Run, given: dict, own: np.ndarray) -> np.ndarray:
     """Record the rule's verb."""
     r, w, k, v = (given[name] for name in "rwkv")
     if rule == "gated":

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(find_spec("numba_cuda") is None, reason="needs p
 
 def has_assembler() -> bool:
     try:
-        return build.assembler().is_file()
+        return build.find_assembler().is_file()
     except FileNotFoundError:
         return False
 
@@ -43,7 +43,7 @@ def test_every_kernel_name_that_is_checked_can_be_built():
     path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'scripts' / 'platform'}"}
     result = run(
         "-c",
-        "import check_ptx; from localllm.kernels.cuda import kernel; [*map(kernel, check_ptx.names(False, '8.0'))]",
+        "import check_ptx; from localllm.kernels.cuda import find_kernel as f; [*map(f, check_ptx.names(0, '8.0'))]",
         **path,
     )
     assert result.returncode == 0, result.stderr

@@ -8,23 +8,23 @@ from kernel_calls import GUARD, count, normal, output, padded, vector, written
 from simulated import launch
 
 from localllm.arch.layer_state import ON_GPU
-from localllm.engine.lower.header import NO_KINDS
-from localllm.engine.operations.registry import Reference
-from localllm.kernels.cuda import kernel, parameters
+from localllm.engine.lower.header import SAME_TOKEN_TYPE, SequenceSpan
+from localllm.engine.operations.registry import ReferenceBuilder
+from localllm.kernels.cuda import find_kernel, list_parameters
 from localllm.kernels.reference import hadamard
 from tests.unit.kernels.cpu.attention.test_attend import BLOCKS, Header, decoded, encoded
 
 COUNT = 3  # rows; there may be one more
-twin = Reference([SimpleNamespace(ids=np.zeros(COUNT, int), position=0, wanted=COUNT, kinds=NO_KINDS)], {}, 100)
+twin = ReferenceBuilder([SequenceSpan(None, 0, np.zeros(COUNT, np.int64), COUNT, kinds=SAME_TOKEN_TYPE)], {}, 100)
 
 
 def test_kernels_take_the_declared_parameters():
     """Check also kernels that share their code, whose names for them may differ."""
     for name in ("rms_norm", "add", "swiglu_limited", "store-F16", "recall-Q4_0"):
-        code = kernel(name).__code__
-        assert code.co_varnames[: code.co_argcount] == parameters(name)
+        code = find_kernel(name).__code__
+        assert code.co_varnames[: code.co_argcount] == list_parameters(name)
     for name in ("gelu", "clamp", "swiglu"):
-        assert kernel(name).__code__.co_argcount == len(parameters(name))
+        assert find_kernel(name).__code__.co_argcount == len(list_parameters(name))
 
 
 def test_angles_on_a_gpu_agree_with_numpy():
@@ -43,9 +43,9 @@ def computed(name: str, x: np.ndarray, columns: int, is_in_place: bool = False, 
     y = output(COUNT, columns)
     if is_in_place:
         y[:COUNT, : x.shape[1]] = x
-    first = next(key for key in ("x", "gate") if key in parameters(name))
+    first = next(key for key in ("x", "gate") if key in list_parameters(name))
     given = {first: y if is_in_place else padded(x), "y": y, "stride": y.strides[0], "columns": columns} | given
-    launch(name, COUNT + 1, count=count(COUNT), **{key: given[key] for key in parameters(name) if key != "count"})
+    launch(name, COUNT + 1, count=count(COUNT), **{key: given[key] for key in list_parameters(name) if key != "count"})
     return written(y, COUNT, columns)
 
 
@@ -123,7 +123,7 @@ def test_elementwise_functions_on_a_gpu_agree_with_the_reference(name):
     x[2, 4:6], z[2, 6:8] = (np.inf, -np.inf), (np.inf, -np.inf)
     of_z = padded(z)
     given = {"z": of_z, "up": of_z, "gate": of_z, "z_stride": of_z.strides[0], "gate_stride": of_z.strides[0]} | given
-    if "x" not in parameters(name):
+    if "x" not in list_parameters(name):
         del given["gate"]
     with np.errstate(all="ignore"):
         expected = verb(x, z)

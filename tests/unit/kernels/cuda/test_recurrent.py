@@ -7,7 +7,7 @@ from simulated import launch
 
 from localllm.arch.layer_state import Recurrent
 from localllm.arch.recurrent_verbs import HeadState
-from localllm.engine.operations.registry import Reference
+from localllm.engine.operations.registry import ReferenceBuilder
 from tests.unit.kernels.cpu.test_recurrent import Run, in_blocks, in_columns, moved, weight
 
 COUNTS = [3, 1]  # tokens of each sequence
@@ -85,7 +85,7 @@ def test_head_scans_on_a_gpu_agree_with_the_reference(rule, heads, key_heads, ke
     rates, skip = -np.abs(normal(heads)), normal(heads, seed=1)
     run = Run(COUNTS, (heads, key_dim, value_dim), is_in_place)
 
-    def say(b: Reference) -> np.ndarray:
+    def say(b: ReferenceBuilder) -> np.ndarray:
         if is_delta:
             return b.delta_rule(q, k, v, dt, strength, HeadState(run.state, 0, weight(rates), key_heads, repeat))
         return b.state_space(v, dt, k, q, weight(skip), HeadState(run.state, 0, weight(rates), key_heads, repeat))

@@ -14,13 +14,13 @@ from numba import njit, types
 from project import ROOT
 
 from localllm.kernels.cpu.signature import device
-from localllm.kernels.formats.scalar import unpacker
+from localllm.kernels.formats.scalar import build_unpacker
 from localllm.kernels.simd import load_u8, store_f32
-from localllm.quant.formats import BY_NAME, FORMATS, LAYOUTS, floats_at
+from localllm.quant.formats import BY_NAME, FORMATS, LAYOUTS, list_float_offsets
 
 BLOCKS = 16
 
-UNPACK = {name: unpacker(name) for name in LAYOUTS}
+UNPACK = {name: build_unpacker(name) for name in LAYOUTS}
 
 
 @cache
@@ -51,7 +51,7 @@ def random_blocks(name: str, scale: int | None = None) -> np.ndarray:
     finite[:3] = 0x0001, 0x83FF, 0x0000
     if scale is not None:
         finite[:] = scale
-    for field in floats_at(name):
+    for field in list_float_offsets(name):
         data[:, field : field + 2] = finite.astype("<u2").reshape(-1, 1).view(np.uint8)
         finite = np.roll(finite, 1)
     if name == "IQ1_M":

@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba import njit
 
 from localllm.kernels import simd
-from localllm.kernels.machine import Lane, this_lane
+from localllm.kernels.machine import Lane, get_lane
 from localllm.kernels.simd import arithmetic, threads, vectors
 from localllm.kernels.simd import bytes as bytes_
 
@@ -237,7 +237,7 @@ def test_constants_repeat_over_all_lanes():
     np.testing.assert_array_equal(turns, [2, 3] * 4)
 
 
-@pytest.mark.skipif(not this_lane().has_instructions("fma"), reason="needs FMA")
+@pytest.mark.skipif(not get_lane().has_instructions("fma"), reason="needs FMA")
 def test_fma_rounds_once():
     load, store, fma = simd.load_f32x16, simd.store_f32x16, simd.fma_f32x16
     close = -(X * Y)  # what is left of x * y + close is the rounding error of x * y
@@ -340,7 +340,7 @@ def test_exp2_is_right_to_2e_7():
     got = np.empty_like(x)
     for i in range(0, x.size, 16):
         kernel(got.ctypes.data + 4 * i, x.ctypes.data + 4 * i)
-    precision = 2e-7 if this_lane().has_instructions("fma") else 3e-7
+    precision = 2e-7 if get_lane().has_instructions("fma") else 3e-7
     np.testing.assert_allclose(got, np.exp2(x.astype(np.float64)), rtol=precision)
     edges = np.array([-np.inf, -1e30, -127, 128, 1e4, np.inf, np.nan, -np.nan] * 2, dtype=np.float32)
     kernel(got.ctypes.data, edges.ctypes.data)
@@ -536,11 +536,11 @@ def test_integers_combine_to_vectors():
 
 def pretend(features: set[str], monkeypatch) -> None:
     """Select the variants for a CPU with no other features."""
-    if not features <= this_lane().features:
+    if not features <= get_lane().features:
         pytest.skip(f"needs {features}")
     other = Lane("", ",".join(f"+{feature}" for feature in sorted(features)))
     for module in (arithmetic, bytes_, threads, vectors):
-        monkeypatch.setattr(module, "this_lane", lambda: other)
+        monkeypatch.setattr(module, "get_lane", lambda: other)
 
 
 @pytest.mark.parametrize("features", [{"avx512bw"}, {"avx2"}, {"ssse3"}, {"neon"}, set()])
@@ -594,7 +594,7 @@ def test_lanes_beyond_a_count_are_replaced(count):
 
 # ---- the int8 dot product -------------------------------------------------------------------------------------------
 
-VNNI_256 = {"avxvnni"} if "avxvnni" in this_lane().features else {"avx512vnni", "avx512vl"}
+VNNI_256 = {"avxvnni"} if "avxvnni" in get_lane().features else {"avx512vnni", "avx512vl"}
 
 
 @pytest.mark.parametrize(

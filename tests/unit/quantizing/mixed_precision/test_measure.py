@@ -9,30 +9,30 @@ import pytest
 
 from localllm.quant.activation_rounding import round_activations
 from localllm.quant.formats import BY_NAME
-from localllm.quant.hessian import mean_moments
+from localllm.quant.hessian import compute_moments
 from localllm.quantizing.calibrate import EMBEDDING
-from localllm.quantizing.layerwise_runner import BatchedActivations, Inputs, StopCalibrationError
+from localllm.quantizing.layerwise_runner import BatchedActivations, MatrixInputs, StopCalibrationError
 from localllm.quantizing.mixed_precision import measure as survey
 from localllm.quantizing.mixed_precision.measure import (
     ActivationCollector,
-    MatrixBlocks,
+    EncodedMatrix,
     SensitivityCollector,
-    blocks_of,
-    divergence,
+    compute_divergence,
     is_adjustable,
+    list_scale_sizes,
 )
-from localllm.quantizing.mixed_precision.sensitivity import Sensitivity, candidates
+from localllm.quantizing.mixed_precision.sensitivity import Sensitivity, list_candidates
 from localllm.quantizing.plan import TensorJob
 
 COLUMNS = 256
-FORMATS = candidates(COLUMNS)
+FORMATS = list_candidates(COLUMNS)
 
 
 class Rounding:
     """Round rows to few digits, differently for each type, in place of error feedback."""
 
     def __init__(self, moments: np.ndarray, damping: float, threads: int):
-        self.moments, self.given = moments, (damping, threads)
+        self.moments, self.records_input = moments, (damping, threads)
 
     def encode(self, format: str, rows: np.ndarray) -> np.ndarray:
         step = np.float32(1 / (3 + FORMATS.index(format)))
@@ -48,7 +48,7 @@ def rows_of(meeting: ActivationCollector, tensor: Any, first: int, end: int) -> 
 @pytest.fixture(autouse=True)
 def rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace encoding by rounding; tensors are arrays."""
-    monkeypatch.setattr(survey, "Feedback", Rounding)
+    monkeypatch.setattr(survey, "GptqEncoder", Rounding)
     monkeypatch.setattr(survey, "dequantize", lambda format, blocks: blocks)
     monkeypatch.setattr(ActivationCollector, "dequantize_finite", rows_of)
 
@@ -69,8 +69,8 @@ def texts(n: int, count: int = 4) -> list[np.ndarray]:
     return [(generator.choice([-1, 1], (9 + k, COLUMNS)) * sizes).astype(np.float32) for k in range(count)]
 
 
-def inputs(shared: Any = None) -> Inputs:
-    return Inputs(lambda n: iter(texts(n)), shared)
+def inputs(shared: Any = None) -> MatrixInputs:
+    return MatrixInputs(lambda n: iter(texts(n)), shared)
 
 
 def looking(kind: type[ActivationCollector], *jobs: Any, told: Any = lambda name: None) -> Any:
@@ -79,30 +79,30 @@ def looking(kind: type[ActivationCollector], *jobs: Any, told: Any = lambda name
 
 def test_every_second_prompt_encodes_and_the_others_judge():
     meeting, pieces = looking(SensitivityCollector), texts(3)
-    known = meeting.feedback_for(inputs(), 3, "x")
-    np.testing.assert_array_equal(known.moments, mean_moments(pieces[::2], COLUMNS))
-    assert known.given == (0.3, 2)
-    moments, met = meeting._held_out(inputs(), 3, "x")
-    np.testing.assert_array_equal(moments, mean_moments(pieces[1::2], COLUMNS))
+    known = meeting.build_feedback(inputs(), 3, "x")
+    np.testing.assert_array_equal(known.moments, compute_moments(pieces[::2], COLUMNS))
+    assert known.records_input == (0.3, 2)
+    moments, met = meeting._measure_held_out(inputs(), 3, "x")
+    np.testing.assert_array_equal(moments, compute_moments(pieces[1::2], COLUMNS))
     np.testing.assert_array_equal(met, np.concatenate(pieces[1::2]))
 
 
 @pytest.mark.parametrize(("most", "step"), [(3, 7), (11, 2), (12, 1), (22, 1), (100, 1)])
 def test_inputs_that_judge_are_sampled_evenly(monkeypatch: pytest.MonkeyPatch, most: int, step: int):
-    monkeypatch.setattr(survey, "INPUTS", most)
-    met = looking(SensitivityCollector)._held_out(inputs(), 0, "x")[1]
+    monkeypatch.setattr(survey, "SAMPLE_INPUTS", most)
+    met = looking(SensitivityCollector)._measure_held_out(inputs(), 0, "x")[1]
     np.testing.assert_array_equal(met, np.concatenate(texts(0)[1::2])[::step])
 
 
 def test_an_embeddings_errors_count_by_themselves():
     plain, moments = (
-        mean_moments(texts(0)[::2], COLUMNS),
-        looking(ActivationCollector).feedback_for(inputs(), 0, EMBEDDING).moments,
+        compute_moments(texts(0)[::2], COLUMNS),
+        looking(ActivationCollector).build_feedback(inputs(), 0, EMBEDDING).moments,
     )
     np.testing.assert_allclose(moments - plain, np.eye(COLUMNS) * np.diagonal(plain).mean(), atol=1e-5)
 
 
-@pytest.mark.parametrize("of", ["feedback_for", "_held_out"])
+@pytest.mark.parametrize("of", ["build_feedback", "_measure_held_out"])
 def test_moments_of_a_shared_activation_are_summed_once(of: str):
     """An activation of one matrix only is summed for it."""
     meeting, shared, other = looking(SensitivityCollector), BatchedActivations([1]), BatchedActivations([1])
@@ -139,7 +139,7 @@ def test_costs_of_types_are_relative_to_the_output(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], looked_at: list[int]
 ):
     """A few matrices of a stack and a few of their rows are sampled; all of it is encoded."""
-    monkeypatch.setattr(survey, "SAMPLE", 4)
+    monkeypatch.setattr(survey, "SAMPLE_ROWS", 4)
     job = job_of("x", *shape)
     surveyed = looking(SensitivityCollector, job)
     surveyed.process(job, inputs())
@@ -165,10 +165,10 @@ def test_a_matrix_of_zeros_costs_nothing():
 def test_rows_too_short_for_super_blocks_become_coarse_in_blocks():
     job = job_of("x", 4, 32)
     surveyed = looking(SensitivityCollector, job)
-    surveyed.process(job, Inputs(lambda n: (piece[:, :32] for piece in texts(n))))
+    surveyed.process(job, MatrixInputs(lambda n: (piece[:, :32] for piece in texts(n))))
     assert surveyed.coarse["x"].format == "Q4_0" and list(surveyed.needs["x"].rounding) == [32]
     assert list(surveyed.needs["x"].errors) == ["Q4_0", "IQ4_NL", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
-    assert blocks_of(["Q8_0", "Q4_K", "Q4_0", "Q2_K"]) == [32, 256]
+    assert list_scale_sizes(["Q8_0", "Q4_K", "Q4_0", "Q2_K"]) == [32, 256]
 
 
 def test_each_adjustable_matrix_is_measured_once():
@@ -179,7 +179,7 @@ def test_each_adjustable_matrix_is_measured_once():
     measured, reported = list[Any](), list[str]()
 
     class Looking(ActivationCollector):
-        def process(self, job: TensorJob, inputs: Inputs) -> None:
+        def process(self, job: TensorJob, inputs: MatrixInputs) -> None:
             measured.append((job.tensor.name, inputs))
 
         def read(self, tensor: Any, first: int, end: int) -> np.ndarray:
@@ -213,7 +213,7 @@ def test_harm_is_measured_by_groups_of_matrices(monkeypatch: pytest.MonkeyPatch)
             calls.append(("forward", given is chunks, threads))
             for name, error in errors.items():
                 surveyed.needs[name] = Sensitivity(name, 1, {"Q3_K": error, "Q4_0": 9.0})
-                surveyed.coarse[name] = MatrixBlocks("Q3_K", name)
+                surveyed.coarse[name] = EncodedMatrix("Q3_K", name)
                 surveyed._on_matrix(name)
 
         def plan_reuse(self, probes: Any, groups: Any) -> Any:
@@ -227,14 +227,14 @@ def test_harm_is_measured_by_groups_of_matrices(monkeypatch: pytest.MonkeyPatch)
         calls.append((base, surveyed_needs, threads))
         return 3.0
 
-    monkeypatch.setattr(survey, "divergence", divergence)
-    surveyed_needs: Iterator[Sensitivity] = survey.survey(
+    monkeypatch.setattr(survey, "compute_divergence", divergence)
+    surveyed_needs: Iterator[Sensitivity] = survey.measure_sensitivities(
         Calibrating(jobs=jobs), "widener", 3, lambda *given: progress.append(given)  # type: ignore[arg-type]
     )  # fmt: skip
     needs = list(surveyed_needs)
     assert [(need.name, need.harm) for need in needs] == [(names[0], 4.0), (names[1], 4.0), (names[2], 3e30)]
     base = ("OriginalWeights", None, 5, 3, "filled")
-    together, alone = ({name: MatrixBlocks("Q3_K", name) for name in some} for some in (names[:2], names[2:]))
+    together, alone = ({name: EncodedMatrix("Q3_K", name) for name in some} for some in (names[:2], names[2:]))
     assert calls == [
         ("select_chunks", 12), ("forward", True, 3),
         ("plan_reuse", [(number * 1000, 128) for number in (0, 2, 4, 6, 8)], [names[:2], names[2:]]),
@@ -250,8 +250,8 @@ def test_a_divergence_averages_all_tokens_and_is_never_negative():
     base = [np.float32(half + 3), np.float32(np.concatenate([most, half]))]
     other = [np.float32(half), np.float32(np.concatenate([half, half - 2]))]
     total = 0.9 * np.log(0.9 / 0.5) + 0.1 * np.log(0.1 / 0.5)
-    assert [divergence(base, other, threads) for threads in (1, 2)] == [pytest.approx(total / 3, rel=1e-5)] * 2
-    assert all(0 <= divergence(base, same) < 1e-6 for same in (base, [logits + 8 for logits in base]))
+    assert [compute_divergence(base, other, threads) for threads in (1, 2)] == [pytest.approx(total / 3, rel=1e-5)] * 2
+    assert all(0 <= compute_divergence(base, same) < 1e-6 for same in (base, [logits + 8 for logits in base]))
 
 
 def test_collectors_keep_their_jobs_and_report_matrices():

@@ -11,8 +11,8 @@ from engines import open_engine
 import localllm
 from localllm.errors import UsageError
 from localllm.files.choice_tasks import BinaryTasks, ChoiceTask, parse_hellaswag, parse_winogrande
-from localllm.services.evaluation.choice_scores import ChoiceScore, Result, plan_task, score_tasks, select_tasks
-from localllm.services.evaluation.scores import mcnemar, wilson_interval
+from localllm.services.evaluation.choice_scores import ChoiceScore, TaskResult, plan_task, score_tasks, select_tasks
+from localllm.services.evaluation.scores import mcnemar_p_value, wilson_interval
 
 HELLASWAG = "hello world\n{}\nhello hello\nworld\nwor rld hello\nrld\n"
 WINOGRANDE = '{}, hello _ {},world,"rld ""x""",{}'
@@ -156,7 +156,7 @@ def test_a_name_at_the_end_is_scored_as_by_llama_cpp(tiny: str):
 
 
 def test_accuracy_has_standard_error_and_wilson_interval():
-    results = [Result(0, [0.0] * 4, 0, True), Result(1, [0.0] * 2, 1, False), Result(2, [0.0] * 2, 0, True)]
+    results = [TaskResult(0, [0.0] * 4, 0, True), TaskResult(1, [0.0] * 2, 1, False), TaskResult(2, [0.0] * 2, 0, True)]
     score = ChoiceScore("multiple-choice", tuple(results))
     assert (score.correct, score.accuracy, score.chance) == (2, 2 / 3, 3 / 8)
     assert score.error(score.accuracy) == pytest.approx(sqrt(2 / 9 / 2))
@@ -164,9 +164,11 @@ def test_accuracy_has_standard_error_and_wilson_interval():
     assert wilson_interval(0, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
     assert wilson_interval(0, 0) == (0.0, 1.0)
     assert (
-        mcnemar(0, 5) == pytest.approx(2 / 32) and mcnemar(3, 3) == 1.0 and mcnemar(8, 2) == pytest.approx(112 / 1024)
+        mcnemar_p_value(0, 5) == pytest.approx(2 / 32)
+        and mcnemar_p_value(3, 3) == 1.0
+        and mcnemar_p_value(8, 2) == pytest.approx(112 / 1024)
     )
-    assert mcnemar(2000, 2100) == pytest.approx(0.122065, abs=1e-6)  # 2 ** 4100 is too large for a float
+    assert mcnemar_p_value(2000, 2100) == pytest.approx(0.122065, abs=1e-6)  # 2 ** 4100 is too large for a float
 
 
 # ---- the command

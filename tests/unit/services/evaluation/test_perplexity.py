@@ -20,12 +20,26 @@ from localllm.cli import main
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files import logits_file
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.logits_file import LogitsFile, LogitsWriter, count_scored_tokens, pack, row_width, unpack
+from localllm.files.logits_file import (
+    LogitsFile,
+    LogitsWriter,
+    compute_row_width,
+    count_scored_tokens,
+    dequantize_logits,
+    quantize_logits,
+)
 from localllm.files.text_file import read_text
 from localllm.services import bench
 from localllm.services.evaluation import perplexity
-from localllm.services.evaluation.perplexity import ChunkReader
-from localllm.services.evaluation.scores import Comparison, Prediction, divergence, log_sum_exp, split_chunks, with_bos
+from localllm.services.evaluation.perplexity import PerplexityRunner
+from localllm.services.evaluation.scores import (
+    Comparison,
+    Prediction,
+    add_bos,
+    kl_divergence,
+    log_sum_exp,
+    split_chunks,
+)
 
 TEXT = " ".join(f"hello world {number}, wor rld" for number in range(60))
 SIZE = 40
@@ -87,7 +101,7 @@ def test_invalid_chunk_sizes_are_refused(tokens, size, most, reason):
 @pytest.mark.parametrize(("adds_bos", "bos_id", "first"), [(True, 9, 9), (False, 9, 1), (True, None, 1)])
 def test_the_first_token_of_a_chunk_becomes_bos(adds_bos, bos_id, first):
     tokenizer = SimpleNamespace(adds_bos=adds_bos, bos_id=bos_id)
-    assert with_bos(np.array([1, 2, 3]), tokenizer) == [first, 2, 3]
+    assert add_bos(np.array([1, 2, 3]), tokenizer) == [first, 2, 3]
 
 
 @pytest.mark.parametrize(("data", "text"), [(b"\xef\xbb\xbfa\n", "a"), (b"a\r\n", "a"), (b"a\n\n", "a\n"), (b"", "")])
@@ -103,8 +117,8 @@ def test_a_text_file_loses_its_bom_and_last_line_break(tmp_path, data, text):
 @pytest.mark.parametrize("piece", [7, 256])
 @pytest.mark.parametrize("bos", [None, 2])
 def test_perplexity_equals_its_formula(monkeypatch, tiny, threads, piece, bos):
-    monkeypatch.setattr(perplexity, "PIECE", piece)
-    with ChunkReader(tiny, SIZE, threads) as reader:
+    monkeypatch.setattr(perplexity, "RUN_TOKENS", piece)
+    with PerplexityRunner(tiny, SIZE, threads) as reader:
         chunks = split_chunks(reader.tokenizer.encode(TEXT), SIZE, 3)
         if bos is not None:
             reader.tokenizer.adds_bos, reader.tokenizer.bos_id = True, bos
@@ -122,14 +136,14 @@ def test_perplexity_equals_its_formula(monkeypatch, tiny, threads, piece, bos):
 def test_the_number_of_threads_does_not_change_a_bit(tiny):
     results = []
     for threads in (1, 2):
-        with ChunkReader(tiny, SIZE, threads) as reader:
+        with PerplexityRunner(tiny, SIZE, threads) as reader:
             results.append(list(reader.predict(split_chunks(reader.tokenizer.encode(TEXT), SIZE, 2)))[-1].nll)
     np.testing.assert_array_equal(*results)
 
 
 def test_logits_of_a_damaged_model_raise(tmp_path):
     path = damage(write_tiny_model(tmp_path / "tiny.gguf"))
-    with ChunkReader(path, SIZE, 1) as reader, pytest.raises(ModelError, match=r"tiny\.gguf: .*not finite"):
+    with PerplexityRunner(path, SIZE, 1) as reader, pytest.raises(ModelError, match=r"tiny\.gguf: .*not finite"):
         list(reader.predict(np.zeros((1, SIZE), np.int32)))
 
 
@@ -143,19 +157,19 @@ def test_divergence_equals_its_formula(vocab, scale):
     assert log_sum == pytest.approx(log(np.exp(logits.astype(np.float64) - 100).sum()) + 100, rel=1e-7)
     p, q = log_softmax(base), log_softmax(logits)
     exact = float((np.exp(p) * (p - q))[p > -16].sum())
-    assert divergence(p.astype(np.float32), logits, log_sum, work) == pytest.approx(exact, rel=1e-5, abs=2e-5)
+    assert kl_divergence(p.astype(np.float32), logits, log_sum, work) == pytest.approx(exact, rel=1e-5, abs=2e-5)
 
 
 def test_very_unlikely_tokens_do_not_count():
     """Cut off as llama-perplexity does, whose files keep no more."""
     base, logits = np.array([0, -16.5, -15.5], np.float32), np.array([0, -1e7, -1e7], np.float32)
-    assert divergence(base, logits, 0.0, np.empty(3, np.float32)) == pytest.approx(exp(-15.5) * 1e7, rel=1e-3)
+    assert kl_divergence(base, logits, 0.0, np.empty(3, np.float32)) == pytest.approx(exp(-15.5) * 1e7, rel=1e-3)
 
 
 def test_tokens_missing_from_a_base_do_not_count():
     logits, work = np.zeros(500, np.float32), np.empty(500, np.float32)
-    assert divergence(np.full(500, -16, np.float32), logits, 2.0, work) == 0
-    assert divergence(np.full(500, -15.99, np.float32), logits, 2.0, work) < -5e-4
+    assert kl_divergence(np.full(500, -16, np.float32), logits, 2.0, work) == 0
+    assert kl_divergence(np.full(500, -15.99, np.float32), logits, 2.0, work) < -5e-4
 
 
 def test_a_comparison_reports_all_its_figures():
@@ -164,7 +178,7 @@ def test_a_comparison_reports_all_its_figures():
     kld = generator.uniform(0, 1, 1000)
     change, same = np.exp(-nll) - np.exp(-base), np.arange(1000) % 4 > 0
     known = Comparison().plus(nll=nll, base_nll=base, kld=kld, change=change, same_top=same)
-    facts = json.loads(json.dumps(known.facts()))
+    facts = json.loads(json.dumps(known.to_dict()))
     assert (facts["chunks"], facts["tokens"]) == (1, 1000)
     assert facts["base"]["perplexity"] == pytest.approx(exp(base.mean()))
     assert facts["ratio"]["mean"] == pytest.approx(facts["perplexity"] / facts["base"]["perplexity"])
@@ -191,8 +205,8 @@ def test_perplexity_is_never_infinite():
 @pytest.mark.parametrize("spread", [0.0, 0.5, 20.0])
 def test_a_row_is_packed_as_llama_perplexity_does(vocab, spread):
     logits = (spread * np.random.default_rng(0).standard_normal(vocab)).astype(np.float32)
-    row, work = np.zeros(row_width(vocab), "<u2"), np.empty(vocab, np.float32)
-    pack(logits, log_sum_exp(logits, work), row, work)
+    row, work = np.zeros(compute_row_width(vocab), "<u2"), np.empty(vocab, np.float32)
+    quantize_logits(logits, log_sum_exp(logits, work), row, work)
     scale, minimum = struct.unpack("<2f", row[:4].tobytes())
     most, least = logits.max(), max(logits.min(), logits.max() - 16)
     assert scale == pytest.approx((most - least) / 65535)
@@ -201,7 +215,7 @@ def test_a_row_is_packed_as_llama_perplexity_does(vocab, spread):
     assert np.abs(row[4 : 4 + vocab] - exact).max() < 0.52  # the nearest, but for what float32 leaves out
     assert len(row) % 2 == 0
     floor = max(log_softmax(logits).min(), log_softmax(logits).max() - 16)
-    np.testing.assert_allclose(unpack(row, work), np.maximum(log_softmax(logits), floor), atol=scale + 1e-5)
+    np.testing.assert_allclose(dequantize_logits(row, work), np.maximum(log_softmax(logits), floor), atol=scale + 1e-5)
 
 
 class Sequence:
@@ -242,14 +256,14 @@ def opened(monkeypatch) -> SimpleNamespace:
 
 
 def test_the_model_is_opened_with_the_chunk_size(opened, monkeypatch):
-    monkeypatch.setattr(perplexity, "usable_cores", lambda: 3)
-    with ChunkReader("m", SIZE, None, print, "q8_0") as reader:
+    monkeypatch.setattr(perplexity, "count_usable_cores", lambda: 3)
+    with PerplexityRunner("m", SIZE, None, print, "q8_0") as reader:
         assert (reader._threads, reader.path) == (3, "m.gguf")
         assert (reader.warnings, reader.made_with) == (["w"], None)
     assert opened.given == (("m", None, SIZE, "q8_0"), {"progress": print, "rope": None}) and opened.closed == 1
     with pytest.raises(RuntimeError, match="after shutdown"):
         reader._pool.submit(print)
-    with ChunkReader("m", SIZE, 2) as reader:
+    with PerplexityRunner("m", SIZE, 2) as reader:
         assert reader._threads == 2 and not opened.closed - 1
     assert opened.given == (("m", 2, SIZE, "f16"), {"progress": None, "rope": None})
 
@@ -264,9 +278,9 @@ def test_runs_of_any_size_give_the_same_scores(opened, monkeypatch, tmp_path, si
         -log_softmax(Sequence.table[place, chunk[place]])[chunk[place + 1]] for chunk in chunks for place in places
     ]
     for piece, asked in ((1000, [(first, "none"), (size - 1 - first, "all")]), (8, None), (1, None)):
-        monkeypatch.setattr(perplexity, "PIECE", piece)
+        monkeypatch.setattr(perplexity, "RUN_TOKENS", piece)
         opened.made.pieces.clear()
-        with ChunkReader("m", SIZE, 3) as reader:
+        with PerplexityRunner("m", SIZE, 3) as reader:
             for results in (reader.predict(chunks), reader.predict(chunks, tmp_path / str(piece))):
                 np.testing.assert_allclose(list(results)[-1].nll, expected, rtol=1e-5)
             base = LogitsFile.open(tmp_path / str(piece))
@@ -287,7 +301,7 @@ def test_logits_that_are_not_finite_raise(opened, monkeypatch, tmp_path, number:
     monkeypatch.setattr(opened.made, "table", Sequence.table.copy())
     opened.made.table[SIZE - 2] = number
     with (
-        ChunkReader("m", SIZE, 2) as reader,
+        PerplexityRunner("m", SIZE, 2) as reader,
         pytest.raises(
             ModelError,
             match=r"^m\.gguf: the model computes "
@@ -302,7 +316,7 @@ def test_a_base_does_not_overwrite_the_model(opened, tmp_path):
     model = tmp_path / "m.gguf"
     model.write_bytes(b"weights")
     opened.files = [str(model)]
-    with ChunkReader("m", SIZE, 1) as reader, pytest.raises(UsageError):
+    with PerplexityRunner("m", SIZE, 1) as reader, pytest.raises(UsageError):
         next(reader.predict(np.ones((1, SIZE), np.int32), model))
     assert model.read_bytes() == b"weights" and opened.made.pieces == []
 
@@ -334,7 +348,7 @@ def test_the_logits_file_has_the_layout_of_llama_perplexity(tmp_path):
 
 def test_an_unfinished_logits_file_does_not_appear(tmp_path, tiny):
     (tmp_path / "x").write_text("old")
-    with ChunkReader(tiny, SIZE, 1) as reader:
+    with PerplexityRunner(tiny, SIZE, 1) as reader:
         results = reader.predict(split_chunks(reader.tokenizer.encode(TEXT), SIZE, 3), tmp_path / "x")
         next(results)
         results.close()
@@ -349,7 +363,7 @@ def test_a_full_disk_is_reported_before_the_run(monkeypatch, tmp_path):
 
 
 def test_a_model_diverges_from_others_but_not_from_itself(tmp_path, tiny, other):
-    with ChunkReader(tiny, SIZE, 2) as reader:
+    with PerplexityRunner(tiny, SIZE, 2) as reader:
         first = list(reader.predict(split_chunks(reader.tokenizer.encode(TEXT), SIZE, 3), tmp_path / "x"))[-1]
         base = LogitsFile.open(tmp_path / "x")
         same = list(reader.compare(base))[-1]
@@ -357,7 +371,7 @@ def test_a_model_diverges_from_others_but_not_from_itself(tmp_path, tiny, other)
     np.testing.assert_allclose(same.base_nll, first.nll, atol=1e-3)
     np.testing.assert_allclose(same.kld, 0, atol=1e-4)
     assert same.same_top.all()
-    with ChunkReader(other, SIZE, 2) as reader:
+    with PerplexityRunner(other, SIZE, 2) as reader:
         assert [result.chunks for result in reader.compare(base, 2)] == [1, 2]
         unlike = list(reader.compare(base))[-1]
     np.testing.assert_allclose(unlike.nll, exact_nll(other, base.chunks), rtol=1e-4)
@@ -376,7 +390,10 @@ def engine_logits(path: str, chunks: np.ndarray) -> np.ndarray:
 def test_a_base_of_another_vocabulary_is_refused(tmp_path, tiny):
     with LogitsWriter(tmp_path / "x", np.zeros((1, 7), np.int32), 3) as writer:
         writer.write(np.zeros((3, 8), "<u2"))
-    with ChunkReader(tiny, 7, 1) as reader, pytest.raises(UsageError, match="same vocabulary; they have 3 and 268"):
+    with (
+        PerplexityRunner(tiny, 7, 1) as reader,
+        pytest.raises(UsageError, match="same vocabulary; they have 3 and 268"),
+    ):
         next(reader.compare(LogitsFile.open(tmp_path / "x")))
 
 
@@ -389,7 +406,7 @@ def test_perplexity_equals_that_of_llama_perplexity(shared: Path, monkeypatch):
     """Score SmolLM2, dequantized to F32; llama.cpp 0.5.0 prints [1]28.7254,[2]43.0314,[3]39.6456,[4]40.4651."""
     path = shared / "models" / "smollm2-135m-instruct-q4_1.gguf"
     monkeypatch.setattr(GGUFFile, "open", classmethod(lambda cls, path, open=GGUFFile.open: exact(open(path))))
-    with ChunkReader(path, 512, None) as reader:
+    with PerplexityRunner(path, 512, None) as reader:
         tokens = reader.tokenizer.encode(read_text(shared / "text" / "tinyshakespeare.txt"), bos=True)
         values = [result.perplexity[0] for result in reader.predict(split_chunks(tokens, 512, 4))]
     np.testing.assert_allclose(values, [28.7254, 43.0314, 39.6456, 40.4651], rtol=2e-4)
@@ -460,11 +477,11 @@ def test_invalid_command_lines_of_perplexity_are_refused(cli, tiny, text, code, 
 
 def test_ctrl_c_prints_the_result_so_far(cli, monkeypatch, tiny, text, tmp_path):
     def interrupted(self, chunks, save):
-        yield from list(ChunkReader.real_predict(self, chunks[:1]))
+        yield from list(PerplexityRunner.real_predict(self, chunks[:1]))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ChunkReader, "real_predict", ChunkReader.predict, raising=False)
-    monkeypatch.setattr(ChunkReader, "predict", interrupted)
+    monkeypatch.setattr(PerplexityRunner, "real_predict", PerplexityRunner.predict, raising=False)
+    monkeypatch.setattr(PerplexityRunner, "predict", interrupted)
     monkeypatch.setattr(main.os, "_exit", sys.exit)
     code, out, err = cli(tiny, text, "-c", SIZE)
     assert (code, err) == (130, "")

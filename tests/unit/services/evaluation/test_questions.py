@@ -5,7 +5,7 @@ import pytest
 from localllm.errors import UsageError
 from localllm.services.evaluation.questions import GRADERS, Questions, require_gradable
 from localllm.services.records.lines import Record
-from localllm.services.tools.confined_python import reason_against
+from localllm.services.tools.confined_python import describe_obstacle
 
 SCHEMA = {"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}}
 HUMAN_EVAL = {
@@ -33,7 +33,7 @@ def test_graders_tell_right_answers_from_wrong_ones(grader: str, record: dict, r
     assert all(GRADERS[grader](record, text) for text in wrong)
 
 
-@pytest.mark.skipif(bool(reason_against()), reason="programs cannot be confined here")
+@pytest.mark.skipif(bool(describe_obstacle()), reason="programs cannot be confined here")
 def test_programs_are_graded_by_running_their_tests():
     grade, double = GRADERS["program"], {"test": "assert double(4) == 8"}
     assert grade(double, "So:\n```python\ndef double(x):\n    return 2 * x\n```") == ""

@@ -14,26 +14,26 @@ from localllm.files.gguf.file import GGUFFile
 from localllm.files.models_folder import (
     QUANTIZATION,
     ModelFile,
-    model_files,
-    models_folder,
+    get_models_folder,
+    get_size,
+    group_models,
     normalize_quantization,
-    size_of,
 )
 from localllm.services.hub import catalogue
 from localllm.services.hub.catalogue import (
     REPOSITORY,
     HubReference,
-    Known,
+    KnownModel,
     MissingError,
     find_removable,
-    models_on_disk,
+    list_models_on_disk,
+    load_registry,
     parse_reference,
-    registry_models,
-    resolve,
+    resolve_model,
     select_files,
 )
 
-KNOWN = registry_models()
+KNOWN = load_registry()
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ def put(folder: Path, *names: str) -> None:
 
 
 def test_a_checkout_reads_its_own_models_toml():
-    assert catalogue.registry_path() == ROOT / "models.toml"
+    assert catalogue.get_registry_path() == ROOT / "models.toml"
     assert len(KNOWN) >= 40
 
 
@@ -65,11 +65,11 @@ def test_an_installed_package_reads_the_models_toml_beside_its_data(tmp_path, mo
     monkeypatch.setattr(catalogue, "DATA", data)
     for path in (data.parents[1] / "models.toml", data / "models.toml"):
         path.touch()
-        assert catalogue.registry_path() == path
+        assert catalogue.get_registry_path() == path
 
 
 @pytest.mark.parametrize("model", KNOWN.values(), ids=list(KNOWN))
-def test_every_entry_of_models_toml_is_valid(model: Known):
+def test_every_entry_of_models_toml_is_valid(model: KnownModel):
     assert re.fullmatch(r"[a-z0-9][a-z0-9.-]*", model.name)
     assert model.architecture in ARCHITECTURES
     assert model.context >= 1024 and model.megabytes > 0 and model.license
@@ -94,7 +94,7 @@ def test_file_patterns_of_models_toml_do_not_overlap():
 
 def test_the_built_in_model_matches_its_entry():
     guide = KNOWN["guide"]
-    path = resolve("guide")
+    path = resolve_model("guide")
     assert os.path.getsize(path) <= 6_000_000 and guide.megabytes == round(os.path.getsize(path) / 1e6)
     with GGUFFile.open(path) as file:
         assert (file.metadata["general.architecture"], file.metadata["llama.context_length"]) == (
@@ -127,15 +127,15 @@ def test_the_built_in_model_matches_its_entry():
     ],
 )
 def test_quantizations_are_recognized_in_file_names(name, quantization):
-    (model_file,) = model_files([f"{name}.gguf"])
+    (model_file,) = group_models([f"{name}.gguf"])
     assert model_file.quantization == quantization
 
 
 def test_files_of_a_split_model_are_one_model():
     parts = [f"a/Big-Q8_0-0000{number}-of-00003.gguf" for number in (2, 1, 3)]
-    (model_file,) = model_files([*parts, "README.md", "mmproj-Big-F16.gguf", "Big.imatrix.gguf", ".hidden.gguf"])
+    (model_file,) = group_models([*parts, "README.md", "mmproj-Big-F16.gguf", "Big.imatrix.gguf", ".hidden.gguf"])
     assert (model_file.name, model_file.files, model_file.is_whole) == ("a/Big-Q8_0", tuple(sorted(parts)), True)
-    assert not model_files(parts[:2])[0].is_whole
+    assert not group_models(parts[:2])[0].is_whole
 
 
 # ---- what a name stands for
@@ -145,47 +145,53 @@ def test_an_existing_path_is_preferred_to_a_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("qwen3-4b", "hf:owner", "qwen3-4b:Q8_0"):
         (tmp_path / name).touch()
-        assert resolve(name) == name
+        assert resolve_model(name) == name
 
 
 def test_a_known_name_resolves_to_its_downloaded_file(folder):
     with pytest.raises(MissingError, match=r"`localllm pull qwen3-4b` \(about 2.5 GB\)") as failure:
-        resolve("qwen3-4b")
+        resolve_model("qwen3-4b")
     assert failure.value.exit_code == 3
     put(folder, "Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q8_0.gguf")
     with pytest.raises(MissingError, match=r"`localllm pull Qwen3-4B:q5_0`$"):
-        resolve("Qwen3-4B:q5_0")
-    assert resolve("qwen3-4b") == resolve("QWEN3-4B:q8_0") == f"{folder}/Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q8_0.gguf"
+        resolve_model("Qwen3-4B:q5_0")
+    assert (
+        resolve_model("qwen3-4b") == resolve_model("QWEN3-4B:q8_0") == f"{folder}/Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q8_0.gguf"
+    )
     put(folder, "Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q4_K_M.gguf", "Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q2_K.gguf.abc.partial")
-    assert resolve("qwen3-4b").endswith("Q4_K_M.gguf")
-    assert [model.name for model in models_on_disk()] == ["qwen3-4b", "qwen3-4b:Q2_K", "qwen3-4b:Q8_0"]
-    assert [model.is_whole for model in models_on_disk()] == [True, False, True]
+    assert resolve_model("qwen3-4b").endswith("Q4_K_M.gguf")
+    assert [model.name for model in list_models_on_disk()] == ["qwen3-4b", "qwen3-4b:Q2_K", "qwen3-4b:Q8_0"]
+    assert [model.is_whole for model in list_models_on_disk()] == [True, False, True]
 
 
 def test_a_repository_name_resolves_to_its_downloaded_file(folder):
     with pytest.raises(MissingError, match="`localllm pull hf:me/Mine`"):
-        resolve("hf:me/Mine")
+        resolve_model("hf:me/Mine")
     put(folder, "me/Mine/a-Q4_0.gguf", "me/Mine/b-Q4_0.gguf", "me/Mine/sub/b-Q8_0.gguf")
-    assert resolve("hf:me/Mine:Q8_0") == resolve("hf:me/Mine/sub/b-Q8_0.gguf") == f"{folder}/me/Mine/sub/b-Q8_0.gguf"
+    assert (
+        resolve_model("hf:me/Mine:Q8_0")
+        == resolve_model("hf:me/Mine/sub/b-Q8_0.gguf")
+        == f"{folder}/me/Mine/sub/b-Q8_0.gguf"
+    )
     with pytest.raises(MissingError):  # which of the two?
-        resolve("hf:me/Mine:Q4_0")
+        resolve_model("hf:me/Mine:Q4_0")
     names = ["hf:me/Mine/a-Q4_0.gguf", "hf:me/Mine/b-Q4_0.gguf", "hf:me/Mine:Q8_0"]
-    assert [model.name for model in models_on_disk()] == names
-    for model in models_on_disk():
-        assert resolve(model.name) == str(model.path)
+    assert [model.name for model in list_models_on_disk()] == names
+    for model in list_models_on_disk():
+        assert resolve_model(model.name) == str(model.path)
 
 
 def test_files_put_into_the_folder_are_found_by_name(folder):
     put(folder, "mine.gguf", "sub/big-00001-of-00002.gguf", "sub/big-00002-of-00002.gguf", "notes.txt")
-    assert {model.name: model.path for model in models_on_disk()} == {
+    assert {model.name: model.path for model in list_models_on_disk()} == {
         "mine": folder / "mine.gguf",
         "sub/big": folder / "sub/big-00001-of-00002.gguf",
     }
-    for model in models_on_disk():
-        assert resolve(model.name) == str(model.path)
+    for model in list_models_on_disk():
+        assert resolve_model(model.name) == str(model.path)
     (folder / "sub/big-00002-of-00002.gguf").unlink()
     with pytest.raises(ModelError, match="not on this computer"):
-        resolve("sub/big")
+        resolve_model("sub/big")
 
 
 def test_aliases_resolve_to_names_or_paths(folder, tmp_path, monkeypatch):
@@ -193,17 +199,17 @@ def test_aliases_resolve_to_names_or_paths(folder, tmp_path, monkeypatch):
     config.parent.mkdir(parents=True)
     put(folder, "Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q8_0.gguf")
     config.write_text(f'[aliases]\nbig = "qwen3-4b:Q8_0"\nfile = "{folder}/x.gguf"\nqwen3-8b = "big"\n')
-    assert resolve("big") == f"{folder}/Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q8_0.gguf"
+    assert resolve_model("big") == f"{folder}/Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q8_0.gguf"
     with pytest.raises(ModelError, match=f"{folder}/x.gguf: no such file"):
-        resolve("file")
+        resolve_model("file")
     (folder / "x.gguf").touch()
-    assert resolve("file") == f"{folder}/x.gguf"
+    assert resolve_model("file") == f"{folder}/x.gguf"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "big").touch()
-    assert resolve("big") == "big", "what is there"
+    assert resolve_model("big") == "big", "what is there"
     (tmp_path / "big").unlink()
     with pytest.raises(ModelError, match="big: no such file"):  # one name does not stand for another one
-        resolve("qwen3-8b")
+        resolve_model("qwen3-8b")
 
 
 @pytest.mark.parametrize(
@@ -220,14 +226,14 @@ def test_aliases_resolve_to_names_or_paths(folder, tmp_path, monkeypatch):
 )
 def test_unknown_names_are_refused_with_a_suggestion(name, message):
     with pytest.raises(ModelError, match=message) as failure:
-        resolve(name)
+        resolve_model(name)
     assert not isinstance(failure.value, MissingError) and failure.value.exit_code == 3
 
 
 @pytest.mark.parametrize("name", ["hf:", "hf:me", "hf:me/", "hf:../x", "hf:me/..", "hf:me/x:", "hf:-a/b"])
 def test_invalid_repository_names_are_refused(name):
     with pytest.raises(UsageError, match="expected hf:OWNER/REPOSITORY"):
-        resolve(name)
+        resolve_model(name)
 
 
 def test_references_are_parsed_into_repository_and_format():
@@ -311,12 +317,12 @@ def test_the_models_folder_comes_from_environment_variables(monkeypatch, tmp_pat
     ):
         for name in ("XDG_DATA_HOME", "LOCALLLM_MODELS"):
             monkeypatch.setenv(name, variables.get(name, ""))
-        assert models_folder() == Path(expected)
+        assert get_models_folder() == Path(expected)
     monkeypatch.setenv("LOCALLLM_MODELS", "models")
     with pytest.raises(UsageError, match="LOCALLLM_MODELS must be an absolute path"):
-        models_folder()
+        get_models_folder()
     (tmp_path / "there.gguf").touch()
-    assert resolve(tmp_path / "there.gguf") == str(tmp_path / "there.gguf")
+    assert resolve_model(tmp_path / "there.gguf") == str(tmp_path / "there.gguf")
 
 
 def test_models_in_the_folder_can_be_removed(folder, tmp_path):
@@ -351,11 +357,11 @@ def test_models_are_removed_by_any_of_their_names(folder, tmp_path):
     assert set(last.files) == {folder / "a/b" / n for n in ("y-Q8_0.gguf", "mmproj-x.gguf", "mmproj-y.gguf.0f.partial")}
     assert last.files[0] == last.path == folder / "a/b/y-Q8_0.gguf"
     assert last.size == len("a/b/y-Q8_0.gguf" + "a/b/mmproj-x.gguf" + "a/b/mmproj-y.gguf.0f.partial")
-    assert last.facts() == {
+    assert last.to_dict() == {
         "name": "hf:a/b:Q8_0", "path": str(last.path), "bytes": last.size, "quantization": "Q8_0",
         "files": [str(path) for path in last.files], "complete": True,
     }  # fmt: skip
-    assert find_removable("mine").facts()["quantization"] is None
+    assert find_removable("mine").to_dict()["quantization"] is None
 
 
 def test_listed_models_have_their_shortest_unique_names(folder):
@@ -371,14 +377,14 @@ def test_listed_models_have_their_shortest_unique_names(folder):
         "qwen3-4b",
         "z/y",
     ]
-    assert [model.name for model in models_on_disk()] == names
-    assert [model.is_whole for model in models_on_disk()] == [True, True, False, True, True, True]
-    split = models_on_disk()[2]
+    assert [model.name for model in list_models_on_disk()] == names
+    assert [model.is_whole for model in list_models_on_disk()] == [True, True, False, True, True, True]
+    split = list_models_on_disk()[2]
     assert [path.name for path in split.files] == [
         "s-Q8_0-00002-of-00002.gguf",
         "s-Q8_0-00001-of-00002.gguf.0f.partial",
     ]
-    assert size_of(folder / "none") == 0 and ModelFile("Q4_0/Model-Q8_0", (), True).quantization == "Q8_0"
+    assert get_size(folder / "none") == 0 and ModelFile("Q4_0/Model-Q8_0", (), True).quantization == "Q8_0"
 
 
 def test_sizes_are_rounded_to_megabytes_or_gigabytes():

@@ -12,7 +12,7 @@ from huggingface_hub import constants, errors, utils
 
 from localllm.errors import LocalllmError, ModelError
 from localllm.services.hub import huggingface
-from localllm.services.hub.huggingface import BrokenError, RemoteFile, Repository, parse_first_byte
+from localllm.services.hub.huggingface import ConnectionBrokenError, HubRepository, RemoteFile, parse_first_byte
 
 SHA = "0123456789abcdef" * 4
 DATA = bytes(range(100))
@@ -20,9 +20,9 @@ FILE = RemoteFile("folder/a model.gguf", len(DATA), SHA)
 
 
 @pytest.fixture
-def repository(monkeypatch) -> Repository:
+def repository(monkeypatch) -> HubRepository:
     """Return a repository whose list was not fetched; it records its waits and their reasons."""
-    repository_made = Repository.__new__(Repository)
+    repository_made = HubRepository.__new__(HubRepository)
     repository_made.name, repository_made._commit, repository_made.told, repository_made.waits = (
         "tiny/Tiny",
         "c0ffee",
@@ -79,14 +79,14 @@ PRIVATE = "the repository does not exist, or is private: set HF_TOKEN to a token
 def test_permanent_refusals_are_raised_at_once(repository: Any, error: Exception, message: str):
     action = Asked(error)
     with pytest.raises(ModelError) as failure:
-        repository._patiently(action)
+        repository._retry(action)
     assert (str(failure.value), action.tries) == (f"tiny/Tiny: {message}", 1)
 
 
 def test_offline_mode_raises_at_once(repository: Any):
     action = Asked(errors.OfflineModeIsEnabled("offline"))
     with pytest.raises(LocalllmError, match="tiny/Tiny: HF_HUB_OFFLINE is set; unset it to download") as failure:
-        repository._patiently(action)
+        repository._retry(action)
     assert (type(failure.value), action.tries, repository.waits) == (LocalllmError, 1, [])
 
 
@@ -94,12 +94,12 @@ def test_offline_mode_raises_at_once(repository: Any):
 def test_temporary_errors_are_retried_three_times(repository: Any, status: int):
     """Retry the statuses that RFC 9110 (6585 for 429, 8470 for 425) calls temporary, with growing waits."""
     action = Asked(http_error(status), http_error(status))
-    assert (repository._patiently(action), action.tries) == ("done", 3)
+    assert (repository._retry(action), action.tries) == ("done", 3)
     assert repository.told == [f"the hub responded with HTTP status {status}"] * 2
     assert repository.waits == [1, 2]
     action = Asked(*[http_error(status)] * 3)
     with pytest.raises(LocalllmError, match=f"tiny/Tiny: the hub responded with HTTP status {status}") as failure:
-        repository._patiently(action)
+        repository._retry(action)
     assert type(failure.value) is LocalllmError and (action.tries, repository.waits) == (3, [1, 2, 1, 2])
 
 
@@ -107,17 +107,17 @@ def test_temporary_errors_are_retried_three_times(repository: Any, status: int):
 def test_other_statuses_are_not_retried(repository: Any, status: int):
     action = Asked(http_error(status))
     with pytest.raises(ModelError, match=f"status {status}"):
-        repository._patiently(action)
+        repository._retry(action)
     assert (action.tries, repository.waits) == (1, [])
 
 
 def test_network_errors_are_retried_and_explained(repository: Any):
     action = Asked(errors.HTTPError("[Errno 111] Connection refused"))
-    assert repository._patiently(action) == "done"
+    assert repository._retry(action) == "done"
     assert repository.told == ["the hub cannot be reached: Connection refused"]
     action = Asked(*[errors.HTTPError("[Errno -2] Name or service not known")] * 3)
     with pytest.raises(LocalllmError, match=r"cannot be reached: no network connection, or unknown host name$"):
-        repository._patiently(action)
+        repository._retry(action)
 
 
 # ---- what is listed
@@ -142,10 +142,10 @@ def test_only_large_files_of_a_repository_are_listed(monkeypatch, info: Any, com
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 12)
     api = SimpleNamespace(model_info=lambda *arguments, **named: asked.append((arguments, named)) or info)
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: api)
-    listed = Repository("tiny/Tiny")
+    listed = HubRepository("tiny/Tiny")
     assert (listed._commit, [*listed.files]) == (commit, names)
     assert [file.name for file in listed.files.values()] == names
-    Repository("tiny/Tiny@refs%2Fpr%2F1")
+    HubRepository("tiny/Tiny@refs%2Fpr%2F1")
     assert asked == [
         (("tiny/Tiny",), {"revision": revision, "files_metadata": True, "timeout": 12})
         for revision in (None, "refs/pr/1")
@@ -160,7 +160,7 @@ def test_a_server_that_is_no_hub_is_refused(monkeypatch, error: type[Exception])
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: SimpleNamespace(model_info=model_info))
     monkeypatch.setattr(constants, "ENDPOINT", "http://else")
     with pytest.raises(LocalllmError, match=r"^tiny/Tiny: http://else does not respond like the Hugging Face hub$"):
-        Repository("tiny/Tiny")
+        HubRepository("tiny/Tiny")
 
 
 @pytest.mark.parametrize(
@@ -174,8 +174,8 @@ def test_a_server_that_is_no_hub_is_refused(monkeypatch, error: type[Exception])
     ],
 )  # fmt: skip
 def test_invalid_file_names_sizes_and_checksums_are_refused(name: str, size: int, checksum: str):
-    assert not RemoteFile(name, size, checksum).is_plain
-    assert RemoteFile("a.b/..x/ä x..gguf", 1, SHA).is_plain
+    assert not RemoteFile(name, size, checksum).is_safe
+    assert RemoteFile("a.b/..x/ä x..gguf", 1, SHA).is_safe
 
 
 # ---- bytes
@@ -296,4 +296,4 @@ def test_an_error_of_the_receiver_is_not_retried(repository: Any, serve):
 
     with pytest.raises(LocalllmError, match=r"^full$"):
         repository.receive(FILE, 0, 100, full)
-    assert len(server.asked) == 1 and issubclass(BrokenError, Exception)
+    assert len(server.asked) == 1 and issubclass(ConnectionBrokenError, Exception)

@@ -12,15 +12,15 @@ from tiny_model import write_tiny_model
 import localllm
 from localllm import api
 from localllm.cli import map_run
-from localllm.cli.interactive.conversation import NameSettings, opener
-from localllm.cli.registry import params_of
+from localllm.cli.interactive.conversation import NameSettings, make_opener
+from localllm.cli.registry import list_params
 from localllm.errors import UsageError
 from localllm.generation.conversation import AnswerDefaults
 from localllm.generation.options import GenerationOptions
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.server import run as server
 from localllm.server.model_pool import NameOptions
-from localllm.services.hub.name_values import NOT_APPLIED, RENAMED, converted, values_of
+from localllm.services.hub.name_values import COMMAND_ONLY, RENAMED, convert_option, load_name_values
 from tests.unit.cli.test_command import parsed
 
 
@@ -75,10 +75,10 @@ def test_eval_gives_each_model_its_own_settings(models: Path, monkeypatch, cli):
     assert systems == [[], ["You are Mario."], ["In French."]]
 
 
-def setup_of(*words: object) -> server.Setup:
-    heard = list[server.Setup]()
+def setup_of(*words: object) -> server.ServerSettings:
+    heard = list[server.ServerSettings]()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(server, "run", lambda setup, *rest: heard.append(setup))
+        patch.setattr(server, "run_server", lambda setup, *rest: heard.append(setup))
         invoke("serve", *words)
     return heard[0]
 
@@ -122,7 +122,7 @@ def test_switching_the_model_of_a_chat_applies_the_new_names_settings(models: Pa
         opened = list[Any]()
         first = NameSettings.of(name)
         talk: Any = Talk(first.generation, first.system)
-        switch = opener(talk, name, lambda name, engine, template: opened.append((name, engine.context)))
+        switch = make_opener(talk, name, lambda name, engine, template: opened.append((name, engine.context)))
         for other in ("mario", "luigi", "base"):
             switch(other)
             heard.append(
@@ -223,7 +223,7 @@ def test_python_applies_the_settings_of_a_name(models: Path):
 OF_THE_TERMINAL = {"escape", "json-whitespace", "additional-properties"}
 
 
-@pytest.mark.parametrize("param", [each for each in params_of("map") if each.keys], ids=lambda each: each.keys[0])
+@pytest.mark.parametrize("param", [each for each in list_params("map") if each.keys], ids=lambda each: each.keys[0])
 def test_python_and_serve_know_every_option_that_changes_answers(param: Any):
     """Convert or report every spelling of sampling, generation and reasoning options."""
     panel = param.rich_help_panel or ""
@@ -235,7 +235,9 @@ def test_python_and_serve_know_every_option_that_changes_answers(param: Any):
     }  # fmt: skip
     for key in set(param.keys) - OF_THE_TERMINAL:
         name = RENAMED.get(plain := key.replace("-", "_"), plain)
-        assert name in NOT_APPLIED or converted(name, samples.get(param.name, 0.5 if param.kind is float else 1)), key
+        assert name in COMMAND_ONLY or convert_option(
+            name, samples.get(param.name, 0.5 if param.kind is float else 1)
+        ), key
 
 
 @pytest.mark.parametrize(
@@ -248,11 +250,11 @@ def test_python_and_serve_know_every_option_that_changes_answers(param: Any):
 def test_an_invalid_setting_of_a_name_is_reported_with_its_line(models: Path, line: str, message: str):
     (models / "localllm" / "config.toml").write_text(f'[aliases]\nmario = "base"\n[model.mario]\n{line}\n')
     with pytest.raises(UsageError, match=message):
-        values_of("mario")
+        load_name_values("mario")
 
 
 def test_a_setting_that_only_commands_apply_is_reported(models: Path):
     (models / "localllm" / "config.toml").write_text('[model.base]\nregex = "a+"\n')
-    assert values_of("base").warnings == (
+    assert load_name_values("base").warnings == (
         "config.toml, line 2: regex is ignored: only commands that have this option use it",
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from localllm.errors import ModelError
-from localllm.services.hub.catalogue import MissingError, find_registered, parse_name, registry_models, resolve
+from localllm.services.hub.catalogue import MissingError, find_registered, load_registry, parse_name, resolve_model
 
 
 @pytest.fixture(autouse=True)
@@ -36,12 +36,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )  # fmt: skip
 def test_a_full_tag_selects_model_and_format(name: str, expected: str):
     with pytest.raises(MissingError) as missing:
-        resolve(name)
+        resolve_model(name)
     assert f"`localllm pull {expected}`" in str(missing.value)
 
 
 def test_every_known_model_is_found_by_its_ollama_names():
-    models = registry_models().values()
+    models = load_registry().values()
     for model in models:
         assert find_registered(model.name, models) == model.name
         for name in model.ollama:
@@ -49,7 +49,7 @@ def test_every_known_model_is_found_by_its_ollama_names():
 
 
 def test_ollama_names_are_unique():
-    names = [parse_name(name)[:2] for model in registry_models().values() for name in (model.name, *model.ollama)]
+    names = [parse_name(name)[:2] for model in load_registry().values() for name in (model.name, *model.ollama)]
     assert len(names) == len(set(names))
 
 
@@ -57,12 +57,12 @@ def test_ollama_names_are_unique():
     "name", ["qwen:34b", "gemma3:4b-it-qat", "qwen2.5-coder:1.5b-base", "llama3.2:3b-text", "mixtral"]
 )
 def test_other_models_are_not_taken_for_known_ones(name: str):
-    assert find_registered(name, registry_models().values()) is None
+    assert find_registered(name, load_registry().values()) is None
 
 
 def test_a_local_file_is_found_with_the_tag_latest(folder: Path):
     (folder / "qwen.gguf").touch()
-    assert resolve("qwen:latest") == resolve("qwen") == str(folder / "qwen.gguf")
+    assert resolve_model("qwen:latest") == resolve_model("qwen") == str(folder / "qwen.gguf")
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_a_local_file_is_found_with_the_tag_latest(folder: Path):
 )  # fmt: skip
 def test_a_suggestion_has_the_requested_size(name: str, end: str):
     with pytest.raises(ModelError) as unknown:
-        resolve(name)
+        resolve_model(name)
     assert end in str(unknown.value)
     suggested = re.findall(r"[a-z]+[\w.]*-[\w.-]+", str(unknown.value).partition("did you mean")[2])
     size = parse_name(name).size
-    assert all(size in ("", parse_name(each).size) for each in suggested if each in registry_models())
+    assert all(size in ("", parse_name(each).size) for each in suggested if each in load_registry())

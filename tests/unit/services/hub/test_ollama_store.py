@@ -9,8 +9,8 @@ import pytest
 
 import localllm
 from localllm.errors import ModelError
-from localllm.services.hub.catalogue import locate, resolve
-from localllm.services.hub.name_settings import messages_of
+from localllm.services.hub.catalogue import find_model, resolve_model
+from localllm.services.hub.name_settings import read_messages
 from localllm.services.hub.ollama_store import find_stored
 
 Put = Callable[..., None]
@@ -128,10 +128,10 @@ def test_a_template_with_other_markers_is_reported(write_name: Put, template: st
     write_name("other", template=template)
     stored = find_stored("other")
     assert stored is not None
-    assert [("differs from the model's chat template" in line) for line in stored.unused(source, False)] == [
+    assert [("differs from the model's chat template" in line) for line in stored.describe_unused(source, False)] == [
         True
     ] * differs
-    assert stored.unused(source, True) == []
+    assert stored.describe_unused(source, True) == []
 
 
 @pytest.mark.parametrize(
@@ -145,9 +145,9 @@ def test_a_damaged_layer_is_refused_by_name(write_name: Put, cli, kind: str, con
 
 def test_other_names_have_no_messages(write_name: Put, tiny: str):
     write_name("tuned", messages=MESSAGES)
-    assert (messages_of("tuned"), messages_of(tiny), messages_of("no such name")) == (MESSAGES, [], [])
-    stored = locate("tuned").stored
-    assert stored is not None and str(stored.path) == resolve("tuned")
+    assert (read_messages("tuned"), read_messages(tiny), read_messages("no such name")) == (MESSAGES, [], [])
+    stored = find_model("tuned").stored
+    assert stored is not None and str(stored.path) == resolve_model("tuned")
 
 
 def test_unused_files_beside_a_model_are_reported(write_name: Put, tmp_path: Path, monkeypatch, tiny: str, cli):
@@ -216,13 +216,13 @@ def home(tmp_path: Path, monkeypatch, tiny: str) -> Path:
     ],
 )
 def test_models_of_other_programs_are_found_by_name(home: Path, name: str, path: str):
-    assert resolve(name) == str(home / path)
+    assert resolve_model(name) == str(home / path)
 
 
 @pytest.mark.parametrize("name", ["small", "ollama:gone", "ollama:bad", "ollama:torn", "hf:Ann/Tiny-GGUF:Q2_K"])
 def test_missing_and_damaged_models_of_other_programs_are_refused(home: Path, name: str):
     with pytest.raises(ModelError):
-        resolve(name)
+        resolve_model(name)
 
 
 def test_list_found_shows_models_of_other_programs(home: Path, cli):

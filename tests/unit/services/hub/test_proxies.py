@@ -10,7 +10,7 @@ import pytest
 
 from localllm.errors import LocalllmError
 from localllm.services.hub import proxies
-from localllm.services.hub.proxies import http_proxy_for, require_known_proxies
+from localllm.services.hub.proxies import require_supported_proxies, select_http_proxy
 from localllm.services.remote.http import Endpoint, EndpointError
 
 VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "REQUEST_METHOD")
@@ -71,7 +71,7 @@ def proxy(answer: bytes) -> Iterator[tuple[str, list[bytes]]]:
 )  # fmt: skip
 def test_the_proxy_is_chosen_by_scheme_and_no_proxy(environment, variables: dict[str, str], url: str, host: str | None):
     environment(**variables)
-    chosen_proxy = http_proxy_for(url)
+    chosen_proxy = select_http_proxy(url)
     assert (chosen_proxy and chosen_proxy.host) == host
 
 
@@ -119,10 +119,10 @@ def test_unusable_proxies_are_refused(environment, cli, command: list[str], valu
 
 
 def test_usable_proxies_are_accepted(environment, monkeypatch):
-    require_known_proxies()
+    require_supported_proxies()
     environment(ALL_PROXY="socks5://h", HTTPS_PROXY="https://h", HTTP_PROXY="h")
     monkeypatch.setattr(proxies, "find_spec", lambda name: object())
-    require_known_proxies()
+    require_supported_proxies()
     environment(ALL_PROXY="socks4://h")
     with pytest.raises(LocalllmError, match="the scheme must be http"):
-        require_known_proxies()
+        require_supported_proxies()

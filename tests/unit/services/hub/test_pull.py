@@ -24,19 +24,25 @@ from tiny_model import write_tiny_model
 from localllm.cli import open_model as pulling
 from localllm.cli.commands import rm
 from localllm.cli.terminal import output as terminal
-from localllm.cli.terminal.render import size
+from localllm.cli.terminal.render import format_size
 from localllm.errors import LocalllmError, ModelError, UnsupportedError, UsageError
 from localllm.files import download as partial_file
 from localllm.files.download import Download
 from localllm.files.gguf import header_only as hollow
 from localllm.files.gguf.file import GGUFFile
-from localllm.files.models_folder import choose_projector, find_projector, list_files, models_folder
+from localllm.files.models_folder import choose_projector, find_projector, get_models_folder, list_files
 from localllm.services.hub import huggingface as hub_service
 from localllm.services.hub import pull as service
-from localllm.services.hub.catalogue import HubReference, MissingError, models_on_disk, parse_reference, resolve
+from localllm.services.hub.catalogue import (
+    HubReference,
+    MissingError,
+    list_models_on_disk,
+    parse_reference,
+    resolve_model,
+)
 from localllm.services.hub.huggingface import RemoteFile
-from localllm.services.hub.pull import Pulled, Watcher, pull
-from localllm.services.inspection.fit import fit
+from localllm.services.hub.pull import PullProgress, PullResult, pull_model
+from localllm.services.inspection.fit import describe_fit
 
 REPOSITORY = "tiny/Tiny-GGUF"
 
@@ -79,18 +85,18 @@ def reference_to(text: str) -> HubReference:
     return reference
 
 
-def pull_tiny(quantization: str = ":Q4_K_M", watcher: Watcher | None = None) -> Pulled:
-    return pull(reference_to(f"hf:{REPOSITORY}{quantization}"), watcher)
+def pull_tiny(quantization: str = ":Q4_K_M", watcher: PullProgress | None = None) -> PullResult:
+    return pull_model(reference_to(f"hf:{REPOSITORY}{quantization}"), watcher)
 
 
 def stored_files() -> dict[str, bytes]:
     """Return all files in the models folder and their bytes."""
-    return {name: (models_folder() / name).read_bytes() for name in list_files(models_folder())}
+    return {name: (get_models_folder() / name).read_bytes() for name in list_files(get_models_folder())}
 
 
 def write_partial(data: bytes, length: int, quantization: str = "Q4_K_M") -> Path:
     """Write the first bytes of a file, as a killed process leaves them."""
-    target = models_folder() / REPOSITORY / f"Tiny-{quantization}.gguf"
+    target = get_models_folder() / REPOSITORY / f"Tiny-{quantization}.gguf"
     path = Download(target, len(data), hashlib.sha256(data).hexdigest()).path
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data[:length])
@@ -99,10 +105,10 @@ def write_partial(data: bytes, length: int, quantization: str = "Q4_K_M") -> Pat
 
 def test_pull_stores_a_model_in_a_plain_folder(hub, models):
     done = pull_tiny()
-    assert done == Pulled(models_folder() / REPOSITORY / "Tiny-Q4_K_M.gguf", len(models[0]), len(models[0]))
+    assert done == PullResult(get_models_folder() / REPOSITORY / "Tiny-Q4_K_M.gguf", len(models[0]), len(models[0]))
     assert stored_files() == {f"{REPOSITORY}/Tiny-Q4_K_M.gguf": models[0]}
     assert not done.path.is_symlink()
-    assert resolve(f"hf:{REPOSITORY}") == resolve(f"hf:{REPOSITORY}:q4_k_m") == str(done.path)
+    assert resolve_model(f"hf:{REPOSITORY}") == resolve_model(f"hf:{REPOSITORY}:q4_k_m") == str(done.path)
     assert any(f"/resolve/{COMMIT}/" in path for _, path, _, _ in hub.requests)
 
 
@@ -116,18 +122,18 @@ def test_another_revision_is_stored_apart_from_main(hub, models, cli, address: s
     main = pull_tiny().path
     url = f"https://huggingface.co/{REPOSITORY}/{address}"
     with pytest.raises(MissingError):
-        resolve(url)
-    path = pull(reference_to(url)).path
+        resolve_model(url)
+    path = pull_model(reference_to(url)).path
     assert path.read_bytes() == models[1] and main.read_bytes() == models[0] and path != main
-    assert resolve(url) == str(path) and resolve(f"hf:{REPOSITORY}") == str(main)
-    assert resolve(f"hf:{REPOSITORY}@{revision.replace('/', '%2F')}:Q4_K_M") == str(path)
-    names = {model.name for model in models_on_disk()}
-    assert len(names) == 2 and {resolve(name) for name in names} == {str(path), str(main)}
+    assert resolve_model(url) == str(path) and resolve_model(f"hf:{REPOSITORY}") == str(main)
+    assert resolve_model(f"hf:{REPOSITORY}@{revision.replace('/', '%2F')}:Q4_K_M") == str(path)
+    names = {model.name for model in list_models_on_disk()}
+    assert len(names) == 2 and {resolve_model(name) for name in names} == {str(path), str(main)}
 
 
 def test_a_missing_revision_is_refused(hub):
     with pytest.raises(ModelError, match=r"tiny/Tiny-GGUF@v9: the repository has no revision v9"):
-        pull(reference_to(f"https://huggingface.co/{REPOSITORY}/tree/v9"))
+        pull_model(reference_to(f"https://huggingface.co/{REPOSITORY}/tree/v9"))
 
 
 @pytest.mark.parametrize("address", ["tree/main", "blob/main/Tiny-Q4_K_M.gguf", "resolve/main/Tiny-Q4_K_M.gguf", ""])
@@ -152,7 +158,7 @@ def test_broken_connections_are_resumed(hub, models, has_ranges):
     # Without ranges the server starts anew each time, so only what comes later than before is new.
     hub.cuts = [length, 1000, 0, 70_000, 200_001, length - 1] if has_ranges else [length, 1000, 0, 70_000, 200_001]
     reasons: list[str] = []
-    watcher = Watcher()
+    watcher = PullProgress()
     watcher.interrupted = reasons.append
     assert pull_tiny(watcher=watcher).received == length
     assert len(reasons) >= 4
@@ -209,7 +215,7 @@ def test_a_slow_download_times_out_and_is_resumed(hub, models, monkeypatch):
     hub.pause = 0.01
     assert pull_tiny().received == len(models[0])
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.05)
-    monkeypatch.setattr(hub_service, "TRIES", 2)
+    monkeypatch.setattr(hub_service, "MAX_ATTEMPTS", 2)
     hub.pause = 0.2
     with pytest.raises(LocalllmError, match="cannot be reached"):
         pull_tiny(":Q8_0")
@@ -229,7 +235,7 @@ def test_a_wrong_download_leaves_nothing(hub, models, wrong):
     with pytest.raises(ModelError) as failure:
         pull_tiny()
     assert "\n" not in str(failure.value) and failure.value.exit_code == 3
-    assert not models_folder().exists() or list(models_folder().iterdir()) == []
+    assert not get_models_folder().exists() or list(get_models_folder().iterdir()) == []
 
 
 def test_an_earlier_file_stays_until_the_new_one_is_verified(hub, models):
@@ -260,7 +266,7 @@ def test_only_one_process_pulls_a_file(hub, models):
     path = write_partial(models[0], 1000)
     with (
         Download(
-            models_folder() / REPOSITORY / "Tiny-Q4_K_M.gguf", len(models[0]), hashlib.sha256(models[0]).hexdigest()
+            get_models_folder() / REPOSITORY / "Tiny-Q4_K_M.gguf", len(models[0]), hashlib.sha256(models[0]).hexdigest()
         ),
         pytest.raises(UsageError, match="another localllm is pulling this file"),
     ):
@@ -271,7 +277,7 @@ def test_only_one_process_pulls_a_file(hub, models):
 @pytest.mark.parametrize("is_begun_again", [False, True])
 def test_a_partial_file_finished_by_another_process_is_started_anew(tmp_path, monkeypatch, models, is_begun_again):
     """Write to a new file, also if another process has begun one already."""
-    target, lock = tmp_path / "model.gguf", partial_file.lock
+    target, lock = tmp_path / "model.gguf", partial_file.lock_file
     begun = Download(target, len(models[0]), hashlib.sha256(models[0]).hexdigest())
     begun.path.write_bytes(models[0])
 
@@ -282,7 +288,7 @@ def test_a_partial_file_finished_by_another_process_is_started_anew(tmp_path, mo
                 begun.path.write_bytes(models[0][:7])
         return lock(descriptor)
 
-    monkeypatch.setattr(partial_file, "lock", late)
+    monkeypatch.setattr(partial_file, "lock_file", late)
     with begun:
         assert begun.position == (7 if is_begun_again else 0)
         begun.write(b"something else")
@@ -312,11 +318,11 @@ def test_missing_repositories_files_and_quantizations_are_named(hub, monkeypatch
         (f"hf:{REPOSITORY}/Tiny-Q5_0.gguf", "no matching GGUF file"),
     ):
         with pytest.raises(ModelError, match=message) as failure:
-            pull(reference_to(text))
+            pull_model(reference_to(text))
         assert failure.value.exit_code == 3
     monkeypatch.setenv("HF_TOKEN", hub.token)
     with pytest.raises(ModelError, match=r"the repository does not exist on the hub$"):
-        pull(reference_to("hf:tiny/none"))
+        pull_model(reference_to("hf:tiny/none"))
     with pytest.raises(UsageError, match="expected hf:OWNER/REPOSITORY"):
         parse_reference("hf:nothing")
     assert stored_files() == {}
@@ -332,7 +338,7 @@ def test_offline_mode_refuses_to_pull(hub, monkeypatch):
 
 
 def test_a_disk_too_small_is_reported_before_the_download(hub, monkeypatch):
-    monkeypatch.setattr(service, "SPARE", 1 << 60)
+    monkeypatch.setattr(service, "RESERVED_BYTES", 1 << 60)
     with pytest.raises(LocalllmError, match=r"GB, but only .* GB are free on this disk"):
         pull_tiny()
     assert hub.sent == 0
@@ -344,7 +350,7 @@ def test_bytes_already_on_the_disk_need_no_room(hub, monkeypatch, models, spare)
     write_partial(models[0], 100_000)
     write_partial(models[1], 50_000)
     free = len(models[0]) - 150_000 + (1 << 20) + spare  # a megabyte stays free
-    monkeypatch.setattr(service, "free_bytes", lambda folder: free)
+    monkeypatch.setattr(service, "get_free_bytes", lambda folder: free)
     if spare < 0:
         with pytest.raises(LocalllmError, match="the download needs"):
             pull_tiny()
@@ -377,11 +383,11 @@ def test_an_unsupported_model_is_refused_by_its_header(hub, models):
 
 def split_model(path: Path, parts: int) -> dict[str, bytes]:
     """Split a model into files, by name."""
-    from localllm.files.gguf.writer import OutputTensor, Packed, write_gguf
+    from localllm.files.gguf.writer import OutputTensor, PackedValue, write_gguf
 
     files = {}
     with GGUFFile.open(path) as file:
-        packed = {key: Packed(value) for key, value in file.packed.items()}
+        packed = {key: PackedValue(value) for key, value in file.packed.items()}
         tensors = list(file.tensors.values())
         for number in range(parts):
             mine = tensors[number::parts]
@@ -402,10 +408,10 @@ def test_all_files_of_a_split_model_are_pulled(hub, models, tmp_path):
     hub.repositories[REPOSITORY] |= parts
     done = pull_tiny(":Q6_K")
     assert stored_files() == {f"{REPOSITORY}/{name}": data for name, data in parts.items()}
-    assert resolve(f"hf:{REPOSITORY}:Q6_K") == str(done.path)
-    (models_folder() / REPOSITORY / list(parts)[1]).unlink()
+    assert resolve_model(f"hf:{REPOSITORY}:Q6_K") == str(done.path)
+    (get_models_folder() / REPOSITORY / list(parts)[1]).unlink()
     with pytest.raises(ModelError, match="localllm pull"):
-        resolve(f"hf:{REPOSITORY}:Q6_K")
+        resolve_model(f"hf:{REPOSITORY}:Q6_K")
     assert pull_tiny(":Q6_K").received == len(list(parts.values())[1])
     del hub.repositories[REPOSITORY][list(parts)[2]]
     with pytest.raises(ModelError, match="lacks splits of Tiny-Q6_K"):
@@ -430,7 +436,7 @@ def test_a_projector_is_pulled_with_its_model(hub, models, projectors):
     assert find_projector(str(done.path)).endswith("mmproj-Tiny-f16.gguf")
     assert pull_tiny().received == 0 and pull_tiny(":Q8_0").received == len(models[1])
     find_projector(str(done.path))
-    (models_folder() / REPOSITORY / "mmproj-Tiny-f16.gguf").unlink()
+    (get_models_folder() / REPOSITORY / "mmproj-Tiny-f16.gguf").unlink()
     del hub.repositories[REPOSITORY]["mmproj-Tiny-f16.gguf"]
     assert pull_tiny().received == len(projectors["mmproj-Tiny-BF16.gguf"])
 
@@ -454,20 +460,20 @@ def test_fit_and_rm_count_a_projector(cli, hub, models, projectors, monkeypatch)
     from localllm.services.inspection import fit as fit_service
 
     monkeypatch.setattr(fit_service, "measure_bandwidth", lambda: 1e9)
-    facts, name = fit(f"hf:{REPOSITORY}:Q4_K_M"), f"hf:{REPOSITORY}:Q4_K_M"
+    facts, name = describe_fit(f"hf:{REPOSITORY}:Q4_K_M"), f"hf:{REPOSITORY}:Q4_K_M"
     assert facts["projector_bytes"] == len(projectors["mmproj-Tiny-f16.gguf"]) and stored_files() == {}
     pull_tiny(), pull_tiny(":Q8_0")
-    assert fit(name)["projector_bytes"] == facts["projector_bytes"]
+    assert describe_fit(name)["projector_bytes"] == facts["projector_bytes"]
     assert cli("rm", name, "--force")[0] == 0
     assert sorted(stored_files()) == [f"{REPOSITORY}/{name}" for name in ("Tiny-Q8_0.gguf", "mmproj-Tiny-f16.gguf")]
-    (models_folder() / REPOSITORY / "mmproj-Tiny-BF16.gguf.0123456789abcdef.partial").write_bytes(b"GG")
+    (get_models_folder() / REPOSITORY / "mmproj-Tiny-BF16.gguf.0123456789abcdef.partial").write_bytes(b"GG")
     assert cli("rm", f"hf:{REPOSITORY}:Q8_0", "--force")[0] == 0 and stored_files() == {}
 
 
 def test_hostile_file_names_and_checksums_are_refused(hub, models):
     hub.repositories["tiny/evil"] = {"../../../evil-Q4_K_M.gguf": models[0], "/tmp/a-Q8_0.gguf": models[0]}
     with pytest.raises(ModelError, match="no matching GGUF file"):
-        pull(reference_to("hf:tiny/evil"))
+        pull_model(reference_to("hf:tiny/evil"))
     for checksum in ("../../../../evil" + "0" * 48, "0" * 63, "é" * 64):
         hub.checksums["Tiny-Q4_K_M.gguf"] = checksum
         with pytest.raises(ModelError, match="no Q4_K_M; available: Q8_0"):
@@ -490,7 +496,7 @@ def test_waits_double_up_to_a_limit(monkeypatch):
     monkeypatch.setattr(hub_service.time, "sleep", waits.append)
     repository = SimpleNamespace(_on_break=reasons.append)
     for failures in range(1, 8):
-        hub_service.Repository._wait(repository, hub_service.BrokenError("it hung up"), failures)
+        hub_service.HubRepository._wait(repository, hub_service.ConnectionBrokenError("it hung up"), failures)
     assert waits == [1, 2, 4, 8, 16, 16, 16] and reasons == ["it hung up"] * 7
 
 
@@ -498,12 +504,12 @@ def test_fit_of_a_model_on_the_hub_fetches_its_header_only(hub, models, monkeypa
     from localllm.services.inspection import fit as fit_service
 
     monkeypatch.setattr(fit_service, "measure_bandwidth", lambda: 1e9)
-    monkeypatch.setattr(hollow, "FIRST", 1 << 12)
-    facts = fit(f"hf:{REPOSITORY}:Q4_K_M")
+    monkeypatch.setattr(hollow, "FIRST_BYTES", 1 << 12)
+    facts = describe_fit(f"hf:{REPOSITORY}:Q4_K_M")
     assert stored_files() == {}
     assert facts["fetched_bytes"] == hub.sent < len(models[0]) / 4
     assert len([path for _, path, _, _ in hub.requests if "signature" in path]) > 1  # so many pieces
-    local = fit(str(pull_tiny().path))
+    local = describe_fit(str(pull_tiny().path))
     assert {**facts, **dict.fromkeys(("model", "path", "fetched_bytes", "available_bytes"))} == {
         **local,
         **dict.fromkeys(("model", "path", "fetched_bytes", "available_bytes")),
@@ -515,11 +521,11 @@ KILLER = """
 import os, sys, time
 import huggingface_hub.hf_api, localllm.arch.families.llama
 from localllm.services.hub.catalogue import parse_reference
-from localllm.services.hub.pull import pull
+from localllm.services.hub.pull import pull_model
 for line in sys.stdin:
     child = os.fork()
     if child == 0:
-        pull(parse_reference(sys.argv[1]))
+        pull_model(parse_reference(sys.argv[1]))
         os._exit(0)
     end, ended = time.monotonic() + float(line), False
     while not ended and time.monotonic() < end:
@@ -544,7 +550,7 @@ def test_a_pull_killed_at_any_moment_is_resumed(hub, models, tmp_path):
     places = {"HF_ENDPOINT": hub.url, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "temporary")}
     least = 200 if everything() else 20
     generator, versions, kills, finished, begun = random.Random(least), list(models), 0, 0, 0
-    target = models_folder() / REPOSITORY / "Tiny-Q4_K_M.gguf"
+    target = get_models_folder() / REPOSITORY / "Tiny-Q4_K_M.gguf"
     hub.pause, longest = 0.02, 0.2
     with subprocess.Popen(command, env=os.environ | places, stdin=-1, stdout=-1, text=True, bufsize=1) as killer:
         assert killer.stdin and killer.stdout
@@ -586,33 +592,37 @@ def steps(monkeypatch, tmp_path) -> list[object]:
             done.append(("header", [file.name for file in own]))
             yield "model", 0
 
-    monkeypatch.setattr(service, "Repository", lambda name, on_break: done.append(name) or SimpleNamespace(files=files))
-    monkeypatch.setattr(service, "files_of", lambda repository, reference: [*files.values()][:2])
-    monkeypatch.setattr(service, "projectors_of", lambda repository, own: [files["p.gguf"]])
-    monkeypatch.setattr(service, "is_here", lambda file, target, watcher: file.name == "2.gguf")
+    monkeypatch.setattr(
+        service, "HubRepository", lambda name, on_break: done.append(name) or SimpleNamespace(files=files)
+    )
+    monkeypatch.setattr(service, "list_model_files", lambda repository, reference: [*files.values()][:2])
+    monkeypatch.setattr(service, "list_projectors", lambda repository, own: [files["p.gguf"]])
+    monkeypatch.setattr(service, "is_downloaded", lambda file, target, watcher: file.name == "2.gguf")
     monkeypatch.setattr(service, "require_space", lambda folder, missing: done.append([f.name for f, _ in missing]))
-    monkeypatch.setattr(service, "remote_model", Opened().model)
-    monkeypatch.setattr(service, "architecture", lambda model: done.append(f"may {model}"))
+    monkeypatch.setattr(service, "open_remote_model", Opened().model)
+    monkeypatch.setattr(service, "load_architecture", lambda model: done.append(f"may {model}"))
     monkeypatch.setattr(service, "remove_empty_folders", lambda folder: done.append(("tidied", folder.name)))
-    monkeypatch.setattr(service, "models_folder", lambda: tmp_path)
+    monkeypatch.setattr(service, "get_models_folder", lambda: tmp_path)
 
-    def fetch(repository: object, file: RemoteFile, target: Path, watcher: Watcher, before: int, total: int) -> int:
+    def fetch(
+        repository: object, file: RemoteFile, target: Path, watcher: PullProgress, before: int, total: int
+    ) -> int:
         done.append((target.relative_to(tmp_path).as_posix(), before, total))
         return file.size - 1
 
     def opened(path: Path, needed: object) -> SimpleNamespace:
         return SimpleNamespace(close=lambda: done.append((path.name, needed)))
 
-    monkeypatch.setattr(service, "fetch", fetch)
+    monkeypatch.setattr(service, "download_file", fetch)
     monkeypatch.setattr(service.GGUFFile, "open", opened)
     return done
 
 
 def test_pull_fetches_the_header_then_the_missing_files(steps, tmp_path):
-    watcher = Watcher()
+    watcher = PullProgress()
     watcher.looking = lambda what: steps.append(f"looking at {what}")  # type: ignore[method-assign]
-    result = pull(reference_to("hf:tiny/T:x"), watcher)
-    assert result == Pulled(tmp_path / "tiny/T/a/1.gguf", 35, 13)
+    result = pull_model(reference_to("hf:tiny/T:x"), watcher)
+    assert result == PullResult(tmp_path / "tiny/T/a/1.gguf", 35, 13)
     assert steps == [
         "looking at the list of files", "tiny/T", ["a/1.gguf", "p.gguf"], "looking at the header",
         ("header", ["a/1.gguf", "2.gguf"]), "may model", ("tiny/T/a/1.gguf", 20, 35), ("tidied", "a"),
@@ -621,15 +631,15 @@ def test_pull_fetches_the_header_then_the_missing_files(steps, tmp_path):
 
 
 def test_a_pull_of_a_stored_model_fetches_no_bytes(steps, monkeypatch):
-    monkeypatch.setattr(service, "is_here", lambda *arguments: True)
-    assert pull(reference_to("hf:tiny/T:x")).received == 0 and steps == ["tiny/T", ("1.gguf", ())]
+    monkeypatch.setattr(service, "is_downloaded", lambda *arguments: True)
+    assert pull_model(reference_to("hf:tiny/T:x")).received == 0 and steps == ["tiny/T", ("1.gguf", ())]
 
 
 def test_file_names_impossible_here_are_refused_first(steps, monkeypatch):
     """Name the file."""
-    monkeypatch.setattr(service, "name_problem", lambda name: "is odd" if name == "p.gguf" else None)
+    monkeypatch.setattr(service, "find_name_problem", lambda name: "is odd" if name == "p.gguf" else None)
     with pytest.raises(UsageError, match=r"^tiny/T: p\.gguf: is odd$"):
-        pull(reference_to("hf:tiny/T:x"))
+        pull_model(reference_to("hf:tiny/T:x"))
     assert steps == ["tiny/T"]
 
 
@@ -637,35 +647,35 @@ def test_a_failure_leaves_no_empty_folder(steps, monkeypatch):
     def fails(*arguments: object) -> int:
         raise LocalllmError("broken")
 
-    monkeypatch.setattr(service, "fetch", fails)
+    monkeypatch.setattr(service, "download_file", fails)
     with pytest.raises(LocalllmError, match="broken"):
-        pull(reference_to("hf:tiny/T:x"))
+        pull_model(reference_to("hf:tiny/T:x"))
     assert steps[-1] == ("tidied", "a")
 
 
 def test_a_stored_file_is_recognized_by_size_and_hash(tmp_path):
     """Do not read a file of another size."""
     target, heard = tmp_path / "x", list[object]()
-    watcher = Watcher()
+    watcher = PullProgress()
     watcher.checking = lambda *checks: heard.append(checks)  # type: ignore[method-assign]
     file = RemoteFile("folder/x", 3, hashlib.sha256(b"abc").hexdigest())
-    assert not service.is_here(file, target, watcher)
+    assert not service.is_downloaded(file, target, watcher)
     for data, stored, checks in ((b"ab", False, 0), (b"abcd", False, 0), (b"abd", False, 1), (b"abc", True, 1)):
         heard.clear()
         target.write_bytes(data)
-        assert service.is_here(file, target, watcher) is stored and heard == [("folder/x", 3, 3)] * checks
+        assert service.is_downloaded(file, target, watcher) is stored and heard == [("folder/x", 3, 3)] * checks
     with pytest.raises(LocalllmError, match="cannot be read") if os.name == "posix" else nullcontext():
-        service.is_here(file, target / "y", watcher)
+        service.is_downloaded(file, target / "y", watcher)
 
 
 @pytest.mark.parametrize(("free", "fits"), [(35 - 4 + 100, True), (35 - 4 + 99, False)])
 def test_room_is_needed_for_the_missing_bytes(monkeypatch, tmp_path, free: int, fits: bool):
     """Subtract partial files, and leave some room on the disk of the first existing folder."""
     asked = list[Path]()
-    monkeypatch.setattr(service, "SPARE", 100)
-    monkeypatch.setattr(service, "free_bytes", lambda disk: asked.append(disk) or free)
+    monkeypatch.setattr(service, "RESERVED_BYTES", 100)
+    monkeypatch.setattr(service, "get_free_bytes", lambda disk: asked.append(disk) or free)
     monkeypatch.setattr(service, "find_partials", lambda target: [target] if target.name == "a" else [])
-    monkeypatch.setattr(service, "size_of", lambda path: 4)
+    monkeypatch.setattr(service, "get_size", lambda path: 4)
     missing = [(RemoteFile(name, size, "0" * 64), tmp_path / name) for name, size in (("a", 10), ("b", 25))]
     if fits:
         service.require_space(tmp_path / "none" / "deeper", missing)
@@ -681,7 +691,7 @@ def test_room_is_needed_for_the_missing_bytes(monkeypatch, tmp_path, free: int, 
 
 
 def test_pull_list_run_and_rm_share_the_name_of_a_model(cli, hub, models):
-    name, path = f"hf:{REPOSITORY}:Q4_K_M", models_folder() / REPOSITORY / "Tiny-Q4_K_M.gguf"
+    name, path = f"hf:{REPOSITORY}:Q4_K_M", get_models_folder() / REPOSITORY / "Tiny-Q4_K_M.gguf"
     assert cli("pull", name) == (0, f"{path}\n", "")
     assert cli("pull", name) == (0, f"{path}\n", "")
     code, out, _ = cli("list", "--json")
@@ -689,7 +699,7 @@ def test_pull_list_run_and_rm_share_the_name_of_a_model(cli, hub, models):
     assert (code, listed["name"], listed["path"], listed["quantization"]) == (0, name, str(path), "Q4_K_M")
     assert (listed["bytes"], listed["complete"], listed["files"]) == (len(models[0]), True, [str(path)])
     code, out, _ = cli("list")
-    assert out.splitlines()[1].split() == [name, *size(len(models[0])).split(), "Q4_K_M", str(path)]
+    assert out.splitlines()[1].split() == [name, *format_size(len(models[0])).split(), "Q4_K_M", str(path)]
     _, by_name, _ = cli("run", name, "-p", "hello", "--temp", "0", "-n", "3")
     assert by_name and cli("run", path, "-p", "hello", "--temp", "0", "-n", "3")[1] == by_name
     assert cli("inspect", name, "--json")[:2] == cli("inspect", path, "--json")[:2]
@@ -720,7 +730,7 @@ def test_rm_asks_on_a_terminal(cli, hub, models, monkeypatch, answer, stays):
     pull_tiny()
     code, out, err = cli("rm", f"hf:{REPOSITORY}", stdin=answer)
     assert (code, out, bool(stored_files())) == (0, "", stays)
-    assert f"Remove hf:{REPOSITORY}:Q4_K_M ({size(len(models[0]))}, " in err
+    assert f"Remove hf:{REPOSITORY}:Q4_K_M ({format_size(len(models[0]))}, " in err
 
 
 def test_fit_of_a_model_on_the_hub_prints_its_memory(cli, hub, monkeypatch):
@@ -735,11 +745,11 @@ def test_fit_of_a_model_on_the_hub_prints_its_memory(cli, hub, monkeypatch):
     assert facts["path"] == f"hf:{REPOSITORY}/Tiny-Q8_0.gguf" and facts["longest"] == dict.fromkeys(
         fit_service.TYPES, 512
     )
-    monkeypatch.setattr(fit_service, "available_memory", lambda mapped=0: 1000)
+    monkeypatch.setattr(fit_service, "get_available_memory", lambda mapped=0: 1000)
     out = cli("fit", name)[1]
     assert "too much" in out and out.endswith("This model does not fit.\n")
-    needed = fit_service.WORKING + facts["weight_bytes"]
-    monkeypatch.setattr(fit_service, "available_memory", lambda mapped=0: needed + 100 * (2 * 2 * 2 * 16 * 2))
+    needed = fit_service.WORKING_BYTES + facts["weight_bytes"]
+    monkeypatch.setattr(fit_service, "get_available_memory", lambda mapped=0: needed + 100 * (2 * 2 * 2 * 16 * 2))
     assert "It fits with 100 tokens (f16), " in cli("fit", name)[1]
 
 
@@ -758,7 +768,7 @@ def test_errors_of_pull_are_one_line(cli, hub, monkeypatch):
     ):
         exit_code, out, err = cli(*arguments)
         assert (exit_code, out, err.count("\n")) == (code, "", 1), err
-    monkeypatch.setattr(service, "SPARE", 1 << 60)
+    monkeypatch.setattr(service, "RESERVED_BYTES", 1 << 60)
     hub.gated.clear()
     assert cli("pull", f"hf:{REPOSITORY}")[0] == 1
 
@@ -766,11 +776,11 @@ def test_errors_of_pull_are_one_line(cli, hub, monkeypatch):
 def test_progress_is_shown_on_a_terminal_only(cli, hub, monkeypatch, models):
     write_partial(models[0], 1000)
     monkeypatch.setattr(terminal, "is_terminal", lambda stream: stream is sys.stderr)
-    monkeypatch.setattr(pulling, "LEAST", 0)
+    monkeypatch.setattr(pulling, "UPDATE_SECONDS", 0)
     hub.cuts = [len(models[0]), 200_000]
     code, _, err = cli("pull", f"hf:{REPOSITORY}")
     assert code == 0
-    whole = size(len(models[0]))
+    whole = format_size(len(models[0]))
     for text in (
         f"checking 1.0 kB of {whole}: Tiny-Q4_K_M.gguf",
         f"{whole} of {whole}, ",
@@ -800,7 +810,7 @@ def test_a_terminal_offers_to_pull_a_missing_model(spawn, models):
     child = spawn(120, "run", f"hf:{REPOSITORY}", "-p", "hi", "--temp", "0", "-n", "2")
     child.expect_exact("[y/N] ")
     child.sendline("y")
-    child.expect_exact(f"hf:{REPOSITORY}: {size(len(models[0]))}\r\n")
+    child.expect_exact(f"hf:{REPOSITORY}: {format_size(len(models[0]))}\r\n")
     child.expect(pexpect.EOF)
     child.close()
     assert (child.exitstatus, list(stored_files())) == (0, [f"{REPOSITORY}/Tiny-Q4_K_M.gguf"]), child.before

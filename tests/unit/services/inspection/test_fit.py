@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.arch.layer_state import KVType, Paged, cache_bytes
+from localllm.arch.layer_state import KVType, PagedState, count_cache_bytes
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile, Tensor
 from localllm.quant.formats import BY_NAME
 from localllm.services.hub import huggingface, pull
-from localllm.services.hub.catalogue import MissingError, registry_models
+from localllm.services.hub.catalogue import MissingError, load_registry
 from localllm.services.inspection import fit
 from localllm.services.inspection import fit as ranking
-from localllm.services.inspection.fit import SHARE, WORKING, describe_file, estimate, longest_context
+from localllm.services.inspection.fit import SHARE, WORKING_BYTES, describe_file, estimate_fit, find_longest_context
 from localllm.services.inspection.inspect import MatrixCosts
 
 
@@ -72,33 +72,33 @@ def test_the_number_of_used_experts_is_read_from_the_metadata():
 
 def test_fit_estimates_memory_and_tokens_per_second():
     costs, row = MatrixCosts(1000, 1, 1), {"total_bytes": 5000, "cache_bytes": 400}
-    estimated = estimate(row, "f16", costs, 5000 + WORKING, 7e6)
+    estimated = estimate_fit(row, "f16", costs, 5000 + WORKING_BYTES, 7e6)
     assert estimated == {
         **row,
         "kv_type": "f16",
-        "needed_bytes": 5000 + WORKING,
+        "needed_bytes": 5000 + WORKING_BYTES,
         "fits": True,
         "tokens_per_s": pytest.approx(SHARE * 7e6 / 1400),
     }
     assert (
-        not estimate(row, "f16", costs, 4999 + WORKING, 7e6)["fits"]
-        and estimate(row, "f16", costs, 0, None)["tokens_per_s"] is None
+        not estimate_fit(row, "f16", costs, 4999 + WORKING_BYTES, 7e6)["fits"]
+        and estimate_fit(row, "f16", costs, 0, None)["tokens_per_s"] is None
     )
 
 
 def test_the_longest_context_fills_the_memory():
-    states, kind = [Paged(0, 2, 16, 16)], KVType.of("f16")
+    states, kind = [PagedState(0, 2, 16, 16)], KVType.of("f16")
     h: Any = SimpleNamespace(context=1000, states=lambda: states)
     for tokens in (0, 1, 63, 64, 65, 500, 999, 1000):
-        room = cache_bytes(states, tokens, kind)
-        most = max(n for n in range(1001) if cache_bytes(states, n, kind) <= room)
-        assert longest_context(h, 10, kind, 10 + WORKING + room) == most >= tokens
-    assert longest_context(h, 10, kind, WORKING) == 0 and longest_context(h, 0, kind, 10**12) == 1000
+        room = count_cache_bytes(states, tokens, kind)
+        most = max(n for n in range(1001) if count_cache_bytes(states, n, kind) <= room)
+        assert find_longest_context(h, 10, kind, 10 + WORKING_BYTES + room) == most >= tokens
+    assert find_longest_context(h, 10, kind, WORKING_BYTES) == 0 and find_longest_context(h, 0, kind, 10**12) == 1000
 
 
 def test_fit_describes_a_file_by_context_and_kv_type(model_path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fit, "measure_bandwidth", lambda: 5e9)
-    monkeypatch.setattr(fit, "available_memory", lambda mapped: 10**9)
+    monkeypatch.setattr(fit, "get_available_memory", lambda mapped: 10**9)
     progress = list[str]()
     with GGUFFile.open(model_path("llama")) as file:
         facts = describe_file(file, progress.append, None, 7)
@@ -133,7 +133,7 @@ def test_fit_describes_a_file_by_context_and_kv_type(model_path, monkeypatch: py
 def test_fit_describes_an_embedding_model(model_path, monkeypatch: pytest.MonkeyPatch):
     """Keep one layer's keys: one type, the longest text only, and no tokens per second."""
     monkeypatch.setattr(fit, "measure_bandwidth", lambda: 5e9)
-    monkeypatch.setattr(fit, "available_memory", lambda mapped: 10**9)
+    monkeypatch.setattr(fit, "get_available_memory", lambda mapped: 10**9)
     with GGUFFile.open(model_path("bert")) as file:
         for context in (None, 5):
             facts = describe_file(file, lambda what: None, context)
@@ -147,24 +147,24 @@ def test_fit_describes_an_embedding_model(model_path, monkeypatch: pytest.Monkey
 
 
 def test_the_bandwidth_is_measured_on_all_cores(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("localllm.engine.cpu.limits.read_bandwidth", lambda threads: threads * 1e9)
-    monkeypatch.setattr("localllm.system.cpu.usable_cores", lambda: 3)
+    monkeypatch.setattr("localllm.engine.cpu.limits.measure_read_bandwidth", lambda threads: threads * 1e9)
+    monkeypatch.setattr("localllm.system.cpu.count_usable_cores", lambda: 3)
     assert fit.measure_bandwidth() == 3e9
 
 
 def test_fit_of_a_local_file_counts_its_projector(model_path, monkeypatch: pytest.MonkeyPatch):
     """Fetch nothing."""
     path, calls = str(model_path("llama")), []
-    monkeypatch.setattr(fit.catalogue, "resolve", lambda model: path)
-    monkeypatch.setattr(fit, "projector_bytes", lambda model: 7 if model == path else 0)
+    monkeypatch.setattr(fit.catalogue, "resolve_model", lambda model: path)
+    monkeypatch.setattr(fit, "get_projector_size", lambda model: 7 if model == path else 0)
     monkeypatch.setattr(fit, "describe_file", lambda file, *more: calls.append((file.path, *more)) or {"rows": []})
     hears = calls.append
-    assert fit.fit("name", hears, 9) == {"model": "name", "path": path, "fetched_bytes": 0, "rows": []}
-    assert fit.fit("name")["rows"] == [] and calls[0] == (path, hears, 9, 7, fit.TYPES)
+    assert fit.describe_fit("name", hears, 9) == {"model": "name", "path": path, "fetched_bytes": 0, "rows": []}
+    assert fit.describe_fit("name")["rows"] == [] and calls[0] == (path, hears, 9, 7, fit.TYPES)
     assert calls[1][2:] == (None, 7, fit.TYPES)
-    fit.fit("name", kv_type="k=q5_1,v=iq4_nl")
+    fit.describe_fit("name", kv_type="k=q5_1,v=iq4_nl")
     assert calls[2][4] == ("k=q5_1,v=iq4_nl",)
-    assert (WORKING, SHARE, fit.TYPES) == (300_000_000, 0.7, ("f16", "q8_0", "q4_0"))
+    assert (WORKING_BYTES, SHARE, fit.TYPES) == (300_000_000, 0.7, ("f16", "q8_0", "q4_0"))
 
 
 def test_fit_of_a_model_on_the_hub_fetches_its_header_and_counts_its_projector(monkeypatch: pytest.MonkeyPatch):
@@ -177,16 +177,18 @@ def test_fit_of_a_model_on_the_hub_fetches_its_header_and_counts_its_projector(m
     def remote_model(repository: Any, files: Any) -> Iterator[tuple[Any, int]]:
         yield SimpleNamespace(path=f"hf:{repository}/{files[0].name}"), 77
 
-    monkeypatch.setattr(fit.catalogue, "resolve", missing)
-    monkeypatch.setattr(huggingface, "Repository", lambda name: name)
-    monkeypatch.setattr(pull, "files_of", lambda repository, arguments: [SimpleNamespace(name="a.gguf", size=100)])
+    monkeypatch.setattr(fit.catalogue, "resolve_model", missing)
+    monkeypatch.setattr(huggingface, "HubRepository", lambda name: name)
     monkeypatch.setattr(
-        pull, "projectors_of", lambda repository, own: [SimpleNamespace(size=3), SimpleNamespace(size=4)]
+        pull, "list_model_files", lambda repository, arguments: [SimpleNamespace(name="a.gguf", size=100)]
     )
-    monkeypatch.setattr(pull, "remote_model", remote_model)
+    monkeypatch.setattr(
+        pull, "list_projectors", lambda repository, own: [SimpleNamespace(size=3), SimpleNamespace(size=4)]
+    )
+    monkeypatch.setattr(pull, "open_remote_model", remote_model)
     calls, heard = list[Any](), list[str]()
     monkeypatch.setattr(fit, "describe_file", lambda *arguments: calls.append(arguments) or {"rows": []})
-    facts = fit.fit("name", heard.append, 9)
+    facts = fit.describe_fit("name", heard.append, 9)
     assert facts == {"model": "hf:tiny/T:x", "path": "hf:tiny/T/a.gguf", "fetched_bytes": 77, "rows": []}
     assert heard == ["reading the header of hf:tiny/T:x"] and calls[0][1:] == (heard.append, 9, 7, fit.TYPES)
 
@@ -196,7 +198,7 @@ def test_fit_exits_with_5_if_a_model_does_not_fit(
     model_path, monkeypatch: pytest.MonkeyPatch, cli, available: int, context: tuple[str, ...], code: int
 ):
     monkeypatch.setattr(fit, "measure_bandwidth", lambda: 5e9)
-    monkeypatch.setattr(fit, "available_memory", lambda mapped: available)
+    monkeypatch.setattr(fit, "get_available_memory", lambda mapped: available)
     for form in ((), ("--json",)):
         assert cli("fit", model_path("llama"), *context, *form)[0] == code
 
@@ -209,19 +211,19 @@ def here(tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LOCALLLM_MODELS", str(tmp_path))
     monkeypatch.setattr(ranking, "find_models", lambda name_of: [])
     monkeypatch.setattr(ranking, "measure_bandwidth", lambda: 10e9)
-    monkeypatch.setattr(ranking, "available_memory", lambda mapped=0: 5_000_000_000)
-    monkeypatch.setattr("localllm.services.inspection.fit.available_memory", lambda mapped=0: 5_000_000_000)
+    monkeypatch.setattr(ranking, "get_available_memory", lambda mapped=0: 5_000_000_000)
+    monkeypatch.setattr("localllm.services.inspection.fit.get_available_memory", lambda mapped=0: 5_000_000_000)
     return tmp_path
 
 
 def test_fit_all_has_a_line_for_every_model(here: Path):
-    facts = ranking.fit_all(context=32)
+    facts = ranking.rank_models(context=32)
     rows = {row["name"]: row for row in facts["models"]}
-    assert rows.keys() == {*registry_models(), "small", "broken"} and "problem" in facts["models"][-1]
+    assert rows.keys() == {*load_registry(), "small", "broken"} and "problem" in facts["models"][-1]
     assert rows["small"]["here"] and rows["small"]["context"] == 32 and rows["small"]["cache_bytes"] > 0
-    known = registry_models()["qwen3-30b-a3b"]
+    known = load_registry()["qwen3-30b-a3b"]
     absent, nbytes = rows["qwen3-30b-a3b"], known.megabytes * 10**6
-    assert absent["needed_bytes"] == nbytes + WORKING and not absent["fits"] and absent["cache_bytes"] is None
+    assert absent["needed_bytes"] == nbytes + WORKING_BYTES and not absent["fits"] and absent["cache_bytes"] is None
     assert absent["tokens_per_s"] == pytest.approx(SHARE * 10e9 / (nbytes * 3.3 / 30.5))
     assert rows["nomic-embed-text-1.5"]["tokens_per_s"] is None
 
@@ -235,7 +237,7 @@ def test_fit_all_has_a_line_for_every_model(here: Path):
     ],
 )
 def test_fit_all_sorts_fitting_models_first(here: Path, order: str, key):
-    rows = [row for row in ranking.fit_all(order)["models"] if "problem" not in row]
+    rows = [row for row in ranking.rank_models(order)["models"] if "problem" not in row]
     fits = [row["fits"] for row in rows]
     assert fits == sorted(fits, reverse=True) and 0 < sum(fits) < len(fits)
     for part in (rows[: sum(fits)], rows[sum(fits) :]):

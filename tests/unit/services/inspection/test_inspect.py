@@ -52,7 +52,7 @@ def test_check_finds_a_template_that_does_not_compile(tmp_path: Path):
     assert checked["layers"] == 2 and not checked["reason"].startswith(str(path))
 
 
-@pytest.mark.parametrize("fails", ["require_numbers", "require_template"])
+@pytest.mark.parametrize("fails", ["require_finite_weights", "require_template"])
 def test_each_step_of_the_check_can_fail(monkeypatch: pytest.MonkeyPatch, fails: str):
     looked = list[str]()
 
@@ -61,7 +61,7 @@ def test_each_step_of_the_check_can_fail(monkeypatch: pytest.MonkeyPatch, fails:
         if name == fails:
             raise ModelError("it is not")
 
-    for name in ("require_numbers", "require_template"):
+    for name in ("require_finite_weights", "require_template"):
         monkeypatch.setattr(inspect, name, lambda file, name=name: look(name, file))
     h: Any = SimpleNamespace()
     checked = inspect.check_thoroughly(SimpleNamespace(), Validity(h, None))  # type: ignore[arg-type]
@@ -93,7 +93,7 @@ def test_inspect_explains_why_a_file_cannot_run(
     problem: ModelError | None, tensors: dict[str, int], reason: str | None
 ):
     file: Any = SimpleNamespace(path="a.gguf", tensors=tensors)
-    assert inspect.reason_of(file, Validity(None, problem)) == reason
+    assert inspect.describe_problem(file, Validity(None, problem)) == reason
 
 
 @pytest.mark.parametrize(
@@ -108,12 +108,12 @@ def test_inspect_tells_what_a_model_computes_of_a_text(
     monkeypatch: pytest.MonkeyPatch, bidirectional: bool, fills: bool, pooling: str, expected: str
 ):
     """Generative models may compute embeddings, too, if the file says so."""
-    monkeypatch.setattr(inspect, "Fields", SimpleNamespace(of=lambda file: file))
+    monkeypatch.setattr(inspect, "HyperparameterReader", SimpleNamespace(of=lambda file: file))
     monkeypatch.setattr(inspect, "read_pooling", lambda fields: {"file": "last", "bare": None}[fields])
     h: Any = SimpleNamespace(bidirectional=bidirectional, fills=fills, pooling=pooling)
     assert inspect.describe_reader("file", h) == expected and inspect.describe_reader("file", None) is None  # type: ignore[arg-type]
-    assert inspect.is_reader(h) == (bidirectional and not fills)
-    if not inspect.is_reader(h):
+    assert inspect.is_embedding_model(h) == (bidirectional and not fills)
+    if not inspect.is_embedding_model(h):
         assert inspect.describe_reader("bare", h) is None  # type: ignore[arg-type]
 
 
@@ -139,7 +139,7 @@ def test_inspect_describes_the_projector_and_its_file(monkeypatch: pytest.Monkey
         return projector_path
 
     monkeypatch.setattr(inspect, "find_projector", beside)
-    described = [inspect.describe_projector_of("m.gguf") for _ in range(3)]
+    described = [inspect.describe_projector_file("m.gguf") for _ in range(3)]
     assert described == [{"path": os.path.join(tmp_path, "mmproj.gguf"), "bytes": 5}, None, None]
 
 
@@ -152,7 +152,7 @@ def test_inspect_describes_the_projector_and_its_file(monkeypatch: pytest.Monkey
     ],
 )  # fmt: skip
 def test_inspect_describes_the_vocabulary(metadata: dict[str, Any], expected: dict[str, Any]):
-    assert inspect.vocabulary(metadata) == expected
+    assert inspect.describe_vocabulary(metadata) == expected
 
 
 def test_formats_are_sorted_by_their_bytes():
@@ -161,7 +161,7 @@ def test_formats_are_sorted_by_their_bytes():
         str(number): SimpleNamespace(format=BY_NAME[name], shape=shape, nbytes=size)
         for number, (name, shape, size) in enumerate(listed)
     }
-    sizes = inspect.formats(SimpleNamespace(tensors=tensors))  # type: ignore[arg-type]
+    sizes = inspect.count_formats(SimpleNamespace(tensors=tensors))  # type: ignore[arg-type]
     assert list(sizes.items()) == [
         ("Q8_0", {"tensors": 1, "parameters": 96, "bytes": 102}),
         ("F32", {"tensors": 2, "parameters": 10, "bytes": 40}),
@@ -181,9 +181,9 @@ def test_memory_is_listed_for_doubling_contexts(
     monkeypatch: pytest.MonkeyPatch, trained: int, asked: int | None, lengths: list[int]
 ):
     heard = list[Any]()
-    monkeypatch.setattr(inspect, "cache_bytes", lambda *arguments: heard.append(arguments) or 3 * arguments[1])
+    monkeypatch.setattr(inspect, "count_cache_bytes", lambda *arguments: heard.append(arguments) or 3 * arguments[1])
     h: Any = SimpleNamespace(context=trained, states=lambda: "states")
-    rows = inspect.memory(h, 1000, KVType(), asked)
+    rows = inspect.list_memory(h, 1000, KVType(), asked)
     assert rows == [{"context": n, "cache_bytes": 3 * n, "total_bytes": 1000 + 3 * n} for n in lengths]
     assert heard == [("states", n, KVType()) for n in lengths]
 
@@ -207,7 +207,7 @@ def test_mtp_layers_are_reported_with_their_bytes(
     functions = {"read": print, "forward": print} | ({"draft": print} if has_guess else {})
     module = SimpleNamespace(**functions)
     monkeypatch.setattr(inspect, "Weights", Weights)
-    monkeypatch.setattr(inspect, "architecture", lambda file: (module, None))
+    monkeypatch.setattr(inspect, "load_architecture", lambda file: (module, None))
     monkeypatch.setattr(inspect, "has_mtp_layer", lambda weights, h: isinstance(weights, Weights) and is_whole)
     file, h = SimpleNamespace(tensors="tensors"), SimpleNamespace(layers=2, mtp_layers=guessing)
     size, is_used = sum(20 * layer for layer in there), bool(there) and has_guess and is_whole

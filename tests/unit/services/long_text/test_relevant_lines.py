@@ -4,18 +4,25 @@ import random
 
 import pytest
 
-from localllm.services.long_text.relevant_lines import EXTREME, FEW, Template, mask, templates_of, without_time
+from localllm.services.long_text.relevant_lines import (
+    EXTREME,
+    FEW,
+    LineTemplate,
+    group_by_template,
+    mask_variables,
+    strip_time,
+)
 
 DRAW = random.Random(5)
 LATENCIES = [f"2026-05-04T00:{at // 60:02}:{at % 60:02}Z done in {20 + DRAW.randint(0, 300)} ms" for at in range(900)]
 
 
 def samples(lines: list[str], question: str = "") -> list[str]:
-    return [lines[number] for each in templates_of(lines, question) for number in each.samples]
+    return [lines[number] for each in group_by_template(lines, question) for number in each.samples]
 
 
 def test_a_template_is_sampled_a_few_times():
-    (template,) = templates_of(LATENCIES)
+    (template,) = group_by_template(LATENCIES)
     numbers = [int(LATENCIES[at].split()[-2]) for at in template.samples]
     assert template.lines == [*range(900)] and len(numbers) <= 3
     assert {min(numbers), max(numbers)} == {20, 320}
@@ -24,12 +31,12 @@ def test_a_template_is_sampled_a_few_times():
 def test_an_outlier_is_kept_as_its_own_line():
     lines = [*LATENCIES]
     lines[444] = "2026-05-04T12:00:00Z done in 98123 ms"
-    assert [each for each in templates_of(lines) if each.lines == [444]] == [Template([444], [444])]
+    assert [each for each in group_by_template(lines) if each.lines == [444]] == [LineTemplate([444], [444])]
 
 
 def test_the_farthest_of_many_outliers_are_kept():
     lines = [*LATENCIES, *(f"2026-05-05 done in {90_000 + at} ms" for at in range(50))]
-    alone = [lines[each.lines[0]] for each in templates_of(lines) if len(each.lines) == 1]
+    alone = [lines[each.lines[0]] for each in group_by_template(lines) if len(each.lines) == 1]
     assert alone == [f"2026-05-05 done in {90_000 + at} ms" for at in range(50 - EXTREME, 50)]
 
 
@@ -58,16 +65,16 @@ def test_mask_keeps_values_that_the_question_names():
     ],
 )
 def test_mask_replaces_times_and_ids(other: str):
-    assert mask(other, set()) == mask("2026-11-28 14:00:00 [deadbeef01] 8.8.8.8 ok", set())
+    assert mask_variables(other, set()) == mask_variables("2026-11-28 14:00:00 [deadbeef01] 8.8.8.8 ok", set())
 
 
 def test_mask_keeps_words_and_bare_numbers():
-    assert len(templates_of([f"{at}" for at in range(100)])) == 100
-    assert len(templates_of(["job backup finished", "job backup failed", "job backup finished"])) == 2
-    assert templates_of([]) == []
+    assert len(group_by_template([f"{at}" for at in range(100)])) == 100
+    assert len(group_by_template(["job backup finished", "job backup failed", "job backup finished"])) == 2
+    assert group_by_template([]) == []
 
 
 def test_a_leading_time_is_dropped():
-    assert without_time("Nov 28 14:00:01 web1 sshd: hello") == "web1 sshd: hello"
-    assert without_time("2026-11-28T14:00:01.5Z INFO hello") == "INFO hello"
-    assert without_time("2026-11-28") == "2026-11-28" and without_time("in 2026-11-28 x") == "in 2026-11-28 x"
+    assert strip_time("Nov 28 14:00:01 web1 sshd: hello") == "web1 sshd: hello"
+    assert strip_time("2026-11-28T14:00:01.5Z INFO hello") == "INFO hello"
+    assert strip_time("2026-11-28") == "2026-11-28" and strip_time("in 2026-11-28 x") == "in 2026-11-28 x"

@@ -12,18 +12,18 @@ from localllm.engine.options import EngineOptions
 from localllm.errors import UsageError
 from localllm.generation.embedding import clip_embedder as pair_embedding
 from localllm.generation.embedding.embedder import EmbedOptions, ShownImage
-from localllm.services.records.lines import Prompts, Record, images_of, read_records
+from localllm.services.records.lines import PromptBuilder, Record, get_images, read_records
 from localllm.services.search import embed
 from localllm.services.search.embed import (
     EmbedJob,
     VectorCache,
-    file_text,
-    files_below,
-    fingerprint,
+    compute_fingerprint,
+    find_nearest,
+    get_cache_key,
+    get_document,
     is_image,
-    key_of,
-    nearest,
-    text_of,
+    list_files,
+    read_text_file,
 )
 from localllm.text import sandbox
 
@@ -54,7 +54,7 @@ def test_invalid_lines_are_records_with_an_error():
 # ---- prompts
 
 
-def asked(prompts: Prompts, **fields: Any) -> Any:
+def asked(prompts: PromptBuilder, **fields: Any) -> Any:
     return prompts(Record(1, fields))
 
 
@@ -63,14 +63,16 @@ def user(text: str, **more: Any) -> list[dict[str, Any]]:
 
 
 def test_a_prompt_is_built_from_fields_messages_or_a_template():
-    assert asked(Prompts("Say {a} and {b}"), a="x", b=[1]) == user("Say x and [1]")
-    assert Prompts("Say {line}")(Record(1, "x")) == user("Say x") and Prompts()(Record(1, "x")) == user("x")
-    assert asked(Prompts(), prompt="p", line="l") == user("p") and asked(Prompts(raw=True), prompt="p") == "p"
-    assert asked(Prompts(system="s"), prompt="p") == [{"role": "system", "content": "s"}, *user("p")]
-    assert asked(Prompts(), messages=user("m"), prompt="p") == user("m")
-    assert asked(Prompts(system="s"), messages=user("m")) == [{"role": "system", "content": "s"}, *user("m")]
-    assert asked(Prompts(raw=True), messages=user("m"), prompt="p") == "p"
-    assert asked(Prompts(template="{{ a }}!"), a=1) == user("1!")
+    assert asked(PromptBuilder("Say {a} and {b}"), a="x", b=[1]) == user("Say x and [1]")
+    assert PromptBuilder("Say {line}")(Record(1, "x")) == user("Say x") and PromptBuilder()(Record(1, "x")) == user("x")
+    assert (
+        asked(PromptBuilder(), prompt="p", line="l") == user("p") and asked(PromptBuilder(raw=True), prompt="p") == "p"
+    )
+    assert asked(PromptBuilder(system="s"), prompt="p") == [{"role": "system", "content": "s"}, *user("p")]
+    assert asked(PromptBuilder(), messages=user("m"), prompt="p") == user("m")
+    assert asked(PromptBuilder(system="s"), messages=user("m")) == [{"role": "system", "content": "s"}, *user("m")]
+    assert asked(PromptBuilder(raw=True), messages=user("m"), prompt="p") == "p"
+    assert asked(PromptBuilder(template="{{ a }}!"), a=1) == user("1!")
 
 
 @pytest.mark.parametrize(("prompts", "fields", "message"), [
@@ -81,7 +83,7 @@ def test_a_prompt_is_built_from_fields_messages_or_a_template():
 ])  # fmt: skip
 def test_records_without_the_needed_fields_are_refused(prompts: dict[str, Any], fields: dict[str, Any], message: str):
     with pytest.raises(UsageError, match=message):
-        asked(Prompts(**prompts), **fields)
+        asked(PromptBuilder(**prompts), **fields)
 
 
 def test_conflicting_prompt_options_are_refused():
@@ -91,9 +93,9 @@ def test_conflicting_prompt_options_are_refused():
                            ({"template": "hello\n"}, "must name a field"),
                            ({"template": "{% if %}"}, "template is invalid")):  # fmt: skip
         with pytest.raises(UsageError, match=message):
-            Prompts(**options)
+            PromptBuilder(**options)
     with pytest.raises(UsageError, match="wrong line"):
-        Prompts()(Record(1, "x", "wrong line"))
+        PromptBuilder()(Record(1, "x", "wrong line"))
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def test_conflicting_prompt_options_are_refused():
 )
 def test_prompts_can_be_pickled_for_another_process(options: dict[str, Any]):
     """Drop the compiled template."""
-    record, prompts = Record(1, {"text": "a", "line": "b"}), Prompts(**options)
+    record, prompts = Record(1, {"text": "a", "line": "b"}), PromptBuilder(**options)
     again = pickle.loads(pickle.dumps(prompts))
     if "text" in str(options):
         assert again(record) == prompts(record)
@@ -115,28 +117,28 @@ def test_out_of_memory_in_a_template_is_raised_as_such(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(sandbox, function, fails)
     with pytest.raises(MemoryError):
-        Prompts(template="{{ text }}")(Record(1, {"text": "a"}))
+        PromptBuilder(template="{{ text }}")(Record(1, {"text": "a"}))
 
 
 def test_images_of_a_record_are_sent_with_its_prompt():
-    assert asked(Prompts(), prompt="p", image="i") == user("p", images=["i"])
-    assert asked(Prompts("{a}"), a="x", image=["i", "j"]) == user("x", images=["i", "j"])
-    assert asked(Prompts("{image}"), image="i") == user("i")  # the text names it
-    assert asked(Prompts(template="{{ a }}"), a="x", image="i") == user("x", images=["i"])
-    assert images_of({}) == images_of({"image": None}) == [] and images_of({"image": ["a"]}) == ["a"]
+    assert asked(PromptBuilder(), prompt="p", image="i") == user("p", images=["i"])
+    assert asked(PromptBuilder("{a}"), a="x", image=["i", "j"]) == user("x", images=["i", "j"])
+    assert asked(PromptBuilder("{image}"), image="i") == user("i")  # the text names it
+    assert asked(PromptBuilder(template="{{ a }}"), a="x", image="i") == user("x", images=["i"])
+    assert get_images({}) == get_images({"image": None}) == [] and get_images({"image": ["a"]}) == ["a"]
     for odd in (5, [5], "", [None]):
         with pytest.raises(UsageError, match='"image" must be the path of an image'):
-            images_of({"image": odd})
+            get_images({"image": odd})
 
 
 # ---- texts and images to make vectors of
 
 
 def test_the_text_or_image_of_a_record_is_read(tmp_path: Path):
-    assert text_of(Record(1, "line"), "text") == "line" and text_of(Record(1, {"t": "x"}), "t") == "x"
-    shown = text_of(Record(1, {"image": "i.png"}), "text")
+    assert get_document(Record(1, "line"), "text") == "line" and get_document(Record(1, {"t": "x"}), "t") == "x"
+    shown = get_document(Record(1, {"image": "i.png"}), "text")
     assert isinstance(shown, ShownImage) and shown.source == "i.png"
-    assert text_of(Record(1, {"image": "i.png", "text": "x"}), "text") == "x"
+    assert get_document(Record(1, {"image": "i.png", "text": "x"}), "text") == "x"
     assert not is_image(Record(1, "line")) and not is_image(Record(1, {"image": 5}))
     for record, message in (
         (Record(1, {}), 'record 1 has no string in the field "text"'),
@@ -144,38 +146,36 @@ def test_the_text_or_image_of_a_record_is_read(tmp_path: Path):
         (Record(1, "x", "bad"), "bad"),
     ):
         with pytest.raises(UsageError, match=message):
-            text_of(record, "text")
+            get_document(record, "text")
     for name in ("a", "b"):
         (tmp_path / name).write_bytes(b"\x89PNG")
-    keys = {key_of(ShownImage(str(tmp_path / name))) for name in ("a", "b")}
-    assert len(keys) == 1 and keys.pop().startswith("\0") and key_of("text") == "text"
+    keys = {get_cache_key(ShownImage(str(tmp_path / name))) for name in ("a", "b")}
+    assert len(keys) == 1 and keys.pop().startswith("\0") and get_cache_key("text") == "text"
 
 
 def test_files_below_folders_are_listed_without_hidden_ones(tmp_path: Path):
     for name in ("b/c.txt", "b/a.txt", "b/.hidden", "b/.git/x", "z.txt", ".own/y.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
-    files = files_below(
-        [f"{tmp_path}/z.txt", f"{tmp_path}/b", f"{tmp_path}/.own"]
-    )  # hidden ones only if they are named
+    files = list_files([f"{tmp_path}/z.txt", f"{tmp_path}/b", f"{tmp_path}/.own"])  # hidden ones only if they are named
     inside = [str(tmp_path / name) for name in ("b/a.txt", "b/c.txt", ".own/y.txt")]
     assert files == [f"{tmp_path}/z.txt", *inside]
     with pytest.raises(UsageError, match="none: no such file or folder"):
-        files_below([f"{tmp_path}/none"])
-    assert file_text(f"{tmp_path}/z.txt") == "z.txt"
+        list_files([f"{tmp_path}/none"])
+    assert read_text_file(f"{tmp_path}/z.txt") == "z.txt"
     (tmp_path / "latin").write_bytes(b"\xe4")
     with pytest.raises(UsageError, match="UTF-8"):
-        file_text(f"{tmp_path}/latin")
+        read_text_file(f"{tmp_path}/latin")
     with pytest.raises(UsageError, match="cannot be read"):
-        file_text(f"{tmp_path}/none")
+        read_text_file(f"{tmp_path}/none")
 
 
 def test_nearest_sorts_by_similarity_then_order():
     vectors = np.array([[1, 0], [0, 1], [0.6, 0.8], [0, 1]], np.float32)
     query = np.array([0, 1], np.float32)
     assert (
-        nearest(query, vectors, 3) == [(1, 1.0), (3, 1.0), (2, pytest.approx(0.8))]
-        and len(nearest(query, vectors, 9)) == 4
+        find_nearest(query, vectors, 3) == [(1, 1.0), (3, 1.0), (2, pytest.approx(0.8))]
+        and len(find_nearest(query, vectors, 9)) == 4
     )
 
 
@@ -205,18 +205,18 @@ def test_the_embedder_fits_the_model_and_is_closed(
 
     opened: Any = SimpleNamespace(metadata="m", oddities=[])
     monkeypatch.setattr(embed.GGUFFile, "open", lambda path: {"m.gguf": opened}[path])
-    monkeypatch.setattr(embed, "is_pair", lambda file: is_pair)
+    monkeypatch.setattr(embed, "is_clip", lambda file: is_pair)
     monkeypatch.setattr(embed, "Tokenizer", SimpleNamespace(from_metadata="tokenizer of {}".format))
     monkeypatch.setattr(embed, "Embedder", maker("Embedder"))
-    monkeypatch.setattr(pair_embedding, "PairEmbedder", maker("PairEmbedder"))
+    monkeypatch.setattr(pair_embedding, "ClipEmbedder", maker("PairEmbedder"))
     engine: Any = "engine"
     job = EmbedJob("m.gguf", EmbedOptions(), engine, pooling, sees)
     if isinstance(expected, str):
-        with pytest.raises(UsageError) as failure, embed.embedder(job):
+        with pytest.raises(UsageError) as failure, embed.open_embedder(job):
             pass
         assert str(failure.value) == expected and not closed
         return
-    with pytest.raises(KeyboardInterrupt), embed.embedder(job) as embedder:
+    with pytest.raises(KeyboardInterrupt), embed.open_embedder(job) as embedder:
         assert embedder.given == expected and not closed
         raise KeyboardInterrupt
     assert closed == [1]
@@ -276,17 +276,17 @@ def test_each_model_and_option_has_its_own_cache(job: EmbedJob, tmp_path: Path):
         fields = {"path": job.path, "options": job.options, "engine": job.engine, "pooling": None, **changes}
         return EmbedJob(**fields)
 
-    fingerprints = [fingerprint(each) for each in (
+    fingerprints = [compute_fingerprint(each) for each in (
         job, other(options=EmbedOptions(dims=2)), other(options=EmbedOptions(normalize=False)),
         other(options=EmbedOptions(role="query")),
         other(options=EmbedOptions(overflow="cut")), other(pooling="mean"), other(engine=EngineOptions(context=64)),
     )]  # fmt: skip
-    assert len(set(fingerprints)) == len(fingerprints) and fingerprint(other()) == fingerprints[0]
-    assert fingerprint(other(engine=EngineOptions(threads=1))) == fingerprints[0]  # makes no difference
+    assert len(set(fingerprints)) == len(fingerprints) and compute_fingerprint(other()) == fingerprints[0]
+    assert compute_fingerprint(other(engine=EngineOptions(threads=1))) == fingerprints[0]  # makes no difference
     data = bytearray(Path(job.path).read_bytes())
     for place in (0, 5, len(data) // 9, len(data) * 4 // 9 + 100, len(data) * 8 // 9 + 8000):
         changed = tmp_path / "changed.gguf"
         changed.write_bytes(bytes(data[:place]) + bytes([data[place] ^ 1]) + bytes(data[place + 1 :]))
-        assert fingerprint(other(path=str(changed))) != fingerprints[0], place
+        assert compute_fingerprint(other(path=str(changed))) != fingerprints[0], place
     changed.write_bytes(bytes(data) + b"x")
-    assert fingerprint(other(path=str(changed))) != fingerprints[0]
+    assert compute_fingerprint(other(path=str(changed))) != fingerprints[0]

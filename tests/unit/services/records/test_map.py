@@ -19,13 +19,20 @@ from system_calls import SAFE, SystemCalls
 from tiny_model import write_tiny_model
 
 from localllm import builtin_model
-from localllm.cli.map_run import finishing
+from localllm.cli.map_run import finish_on_ctrl_c
 from localllm.cli.terminal.output import ProgressLine
 from localllm.errors import LocalllmError, UsageError
-from localllm.files.jsonl_file import JsonlFile, json_line
-from localllm.services.records.lines import Prompts, Record, read_records
-from localllm.services.records.map import MapJob, Mapping, in_order, result_filter, select_unfinished, shortest_first
-from localllm.services.records.map import result as result_of
+from localllm.files.jsonl_file import JsonlFile, encode_line
+from localllm.services.records.lines import PromptBuilder, Record, read_records
+from localllm.services.records.map import (
+    MapJob,
+    RecordMapping,
+    iter_in_order,
+    make_result_filter,
+    select_unfinished,
+    sort_by_length,
+)
+from localllm.services.records.map import make_result as result_of
 from localllm.text import sandbox
 
 GUIDE = builtin_model()
@@ -85,7 +92,7 @@ def test_the_ctrl_c_handler_is_restored():
     meant = signal.signal(signal.SIGINT, before)
     try:
         for error in (None, ValueError):
-            with suppress(ValueError), finishing(lambda: None):
+            with suppress(ValueError), finish_on_ctrl_c(lambda: None):
                 assert signal.getsignal(signal.SIGINT) is not before
                 if error:
                     raise error
@@ -363,17 +370,17 @@ def test_strange_json_is_an_error_of_its_line(line: bytes):
     [good, bad] = read_records(b'{"prompt": "Hi"}\n' + line)
     assert not good.error
     assert bad.error.startswith("line 2 is not JSON")
-    json.loads(json_line({"id": bad.id, "input": bad.input}))
+    json.loads(encode_line({"id": bad.id, "input": bad.input}))
 
 
 def test_fields_of_other_types_are_rendered_as_json():
-    ask = Prompts(prompt='Say {"a": 1} and {x-y}, {list}', raw=True)
+    ask = PromptBuilder(prompt='Say {"a": 1} and {x-y}, {list}', raw=True)
     assert ask(Record(1, {"x-y": 3, "list": ["é"]})) == 'Say {"a": 1} and 3, ["é"]'
 
 
 def test_a_system_message_comes_first():
     system = {"role": "system", "content": "Be brief."}
-    ask = Prompts(system="Be brief.")
+    ask = PromptBuilder(system="Be brief.")
     assert ask(Record(1, "Hi")) == [system, {"role": "user", "content": "Hi"}]
     assert ask(Record(1, {"messages": [{"role": "user", "content": "Hi"}]})) == [
         system,
@@ -383,10 +390,10 @@ def test_a_system_message_comes_first():
 
 def test_a_template_refuses_missing_fields_and_private_attributes():
     with pytest.raises(UsageError, match="template is invalid"):
-        Prompts(template="{% if %}")
+        PromptBuilder(template="{% if %}")
     for source in ("{{ missing }}", "{{ ''.__class__.__mro__ }}"):
         with pytest.raises(Exception, match="template failed"):
-            Prompts(template=source)(Record(1, {"text": ""}))
+            PromptBuilder(template=source)(Record(1, {"text": ""}))
 
 
 def test_a_failing_template_gives_a_short_reason(monkeypatch):
@@ -399,10 +406,10 @@ def test_a_failing_template_gives_a_short_reason(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(sandbox, "compile_template", fail)
             with pytest.raises(UsageError) as invalid:
-                Prompts(template="{{ x }}")
+                PromptBuilder(template="{{ x }}")
         with monkeypatch.context() as patch, pytest.raises(LocalllmError) as failed:
             patch.setattr(sandbox, "render_template", fail)
-            Prompts(template="{{ x }}")(Record(1, {"x": 1}))
+            PromptBuilder(template="{{ x }}")(Record(1, {"x": 1}))
         assert str(invalid.value) == f"the prompt's Jinja template is invalid: {reason}"
         assert str(failed.value) == f"the prompt's Jinja template failed: {reason}"
 
@@ -413,13 +420,13 @@ def test_a_failing_template_gives_a_short_reason(monkeypatch):
 def test_results_are_sorted_by_record_even_after_an_interruption():
     records = [Record(number, "") for number in range(5)]
     results = [(records[number], {"id": number}) for number in (3, 0, 1, 4, 2)]
-    assert [result["id"] for _, result in in_order(results, records)] == [0, 1, 2, 3, 4]
+    assert [result["id"] for _, result in iter_in_order(results, records)] == [0, 1, 2, 3, 4]
 
     def interrupted():
         yield from results[:3]
         raise KeyboardInterrupt
 
-    left = in_order(interrupted(), records)
+    left = iter_in_order(interrupted(), records)
     assert [next(left)[1]["id"] for _ in range(3)] == [0, 1, 3], "nothing that is finished is lost"
     with pytest.raises(KeyboardInterrupt):
         next(left)
@@ -428,10 +435,10 @@ def test_results_are_sorted_by_record_even_after_an_interruption():
 def test_shortest_first_sorts_by_the_length_of_the_prompt():
     """Count all messages; put failing records first."""
     records = [Record(1, "long question"), Record(2, "short"), Record(4, ""), Record(3, {"none": 0})]
-    assert [record.id for record in shortest_first(records, Prompts())] == [3, 4, 2, 1]
-    assert [record.id for record in shortest_first(records, Prompts(raw=True))] == [3, 4, 2, 1]
+    assert [record.id for record in sort_by_length(records, PromptBuilder())] == [3, 4, 2, 1]
+    assert [record.id for record in sort_by_length(records, PromptBuilder(raw=True))] == [3, 4, 2, 1]
     talks = [Record(n, {"messages": [{"role": "user", "content": "x" * size}] * n}) for n, size in ((1, 8), (3, 2))]
-    assert [record.id for record in shortest_first(talks, Prompts())] == [3, 1]
+    assert [record.id for record in sort_by_length(talks, PromptBuilder())] == [3, 1]
 
 
 # A mapping, without a model.
@@ -516,7 +523,9 @@ def make_mapping(records: list[Record], **choices: Any) -> Any:
     model: Any = SimpleNamespace(session=session, batch=Batch)
     options: Any = "options"
     turns = list[int]()
-    mapping = Mapping(model, MapJob("m", Prompts(), options, **choices), records, lambda: turns.append(mapping.done))
+    mapping = RecordMapping(
+        model, MapJob("m", PromptBuilder(), options, **choices), records, lambda: turns.append(mapping.done)
+    )
     return mapping, heard, turns
 
 
@@ -543,13 +552,13 @@ def test_leaving_a_mapping_closes_its_batch():
 @pytest.mark.parametrize("n", [0, -1])
 def test_n_below_1_is_refused(n: int):
     with pytest.raises(UsageError, match=f"^n must be 1 or greater, not {n}$"):
-        MapJob("m", Prompts(), None, n)  # type: ignore[arg-type]
-    usual = MapJob("m", Prompts(), None)  # type: ignore[arg-type]
+        MapJob("m", PromptBuilder(), None, n)  # type: ignore[arg-type]
+    usual = MapJob("m", PromptBuilder(), None)  # type: ignore[arg-type]
     assert (usual.n, usual.precise, usual.context, usual.threads, usual.kv_type) == (1, True, None, None, "f16")
 
 
 def test_results_of_another_input_are_kept():
-    stays = result_filter([Record(1, "a"), Record(2, "b")], "out")
+    stays = make_result_filter([Record(1, "a"), Record(2, "b")], "out")
     assert stays({"id": 1, "input": "a", "output": "x"}) and not stays({"id": 2, "input": "b", "error": "x"})
     for result, reason in (
         ({"id": 3, "input": "a"}, "3 of this file is not in the input"),
@@ -572,7 +581,7 @@ def test_ids_are_distinguished_by_their_type():
 
 def test_two_processes_cannot_write_the_same_file(tmp_path: Path):
     with JsonlFile(tmp_path / "out.jsonl") as first:
-        first.write(json_line({"id": 1}))
+        first.write(encode_line({"id": 1}))
         with pytest.raises(UsageError, match="another process"), JsonlFile(tmp_path / "out.jsonl"):
             pass
     assert (tmp_path / "out.jsonl").read_bytes() == b'{"id": 1}\n'
@@ -581,8 +590,8 @@ def test_two_processes_cannot_write_the_same_file(tmp_path: Path):
 def test_the_output_is_synced_at_the_end(tmp_path: Path, monkeypatch):
     calls = SystemCalls(monkeypatch)
     with JsonlFile(tmp_path / "out.jsonl") as out:
-        out.write(json_line({"id": 1}))
-        out.write(json_line({"id": 2}))
+        out.write(encode_line({"id": 1}))
+        out.write(encode_line({"id": 2}))
     assert calls.of(tmp_path / "out.jsonl") == ["write", "fsync"]
 
 
@@ -593,7 +602,7 @@ def test_removing_lines_replaces_the_file_safely(tmp_path: Path, monkeypatch):
     with JsonlFile(tmp_path / "out.jsonl", keep=lambda record: "error" not in record) as out:
         assert calls.of(tmp_path / "out.jsonl") == SAFE
         assert out.records == [{"id": 1}]
-        out.write(json_line({"id": 4}))
+        out.write(encode_line({"id": 4}))
         with pytest.raises(UsageError, match="another process"), JsonlFile(tmp_path / "out.jsonl"):
             pass
     assert (tmp_path / "out.jsonl").read_bytes() == b'{"id": 1}\n{"id": 4}\n'
@@ -613,7 +622,7 @@ def test_an_empty_output_is_removed_after_a_failure(tmp_path: Path, begun: bytes
 
 
 def test_invalid_utf_8_survives():
-    assert json.loads(json_line({"id": 1, "input": "\ud800"})) == {"id": 1, "input": "\ud800"}
+    assert json.loads(encode_line({"id": 1, "input": "\ud800"})) == {"id": 1, "input": "\ud800"}
 
 
 def test_a_full_disk_is_reported(tmp_path: Path):

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 from localllm.errors import ContextError, UsageError
-from localllm.generation.constraints.constraint import constraint_of
+from localllm.generation.constraints.constraint import make_constraint
 from localllm.generation.options import GenerationOptions
 from localllm.generation.reasoning import ANSWER, REASONING
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.generation.tools.tool_grammar import Tool, ToolUse
-from localllm.services.records.lines import Prompts, Record
+from localllm.services.records.lines import PromptBuilder, Record
 from localllm.services.remote import http
 from localllm.services.remote import model as remote_model
-from localllm.services.remote.dialect import DIALECTS, OTHER, Dialect, Form, request_of
+from localllm.services.remote.dialect import DIALECTS, OTHER, Dialect, OutputFormat, build_request
 from localllm.services.remote.http import Endpoint, EndpointError
-from localllm.services.remote.mapping import AT_ONCE, RemoteMapping, success
-from localllm.services.remote.model import RemoteAnswer, RemoteModel, Streaming, context_of
+from localllm.services.remote.mapping import AT_ONCE, RemoteMapping, make_success
+from localllm.services.remote.model import RemoteAnswer, RemoteModel, StreamedResponse, fetch_context_length
 from tests.integration.test_endpoint import reply_with, serve_reactions
 
 OURS, LLAMA, VLLM = (DIALECTS[name] for name in ("localllm", "llamacpp", "vllm"))
@@ -32,30 +32,33 @@ TOOL = Tool("now", "The time.")
 
 def test_unset_options_are_not_sent():
     for dialect in (OURS, LLAMA, VLLM, OTHER):
-        assert request_of(GenerationOptions(), Form(), dialect) == {}
+        assert build_request(GenerationOptions(), OutputFormat(), dialect) == {}
 
 
 def test_options_have_the_fields_of_the_openai_api():
     sampling = SamplingOptions(temperature=0.0, seed=3, logit_bias={5: float("-inf"), 6: 7.5, 8: 200.0})
     options = GenerationOptions(0, ("a", "b"), sampling, tools=ToolUse([TOOL]))
-    assert request_of(options, Form(), OTHER) == {
+    assert build_request(options, OutputFormat(), OTHER) == {
         "max_tokens": 0, "stop": ["a", "b"], "temperature": 0.0, "seed": 3,
         "logit_bias": {"5": -100.0, "6": 7.5, "8": 100.0}, "tools": [TOOL.to_json_schema()],
     }  # fmt: skip
-    assert "tools" not in request_of(GenerationOptions(tools=ToolUse([TOOL], "none")), Form(), OTHER)
+    assert "tools" not in build_request(GenerationOptions(tools=ToolUse([TOOL], "none")), OutputFormat(), OTHER)
 
 
 def test_options_have_the_names_of_each_server():
     options = GenerationOptions(sampling=SamplingOptions(typical=0.5, dry_sequence_breakers=("x",), ignore_eos=True))
     fields = {"typical_p": 0.5, "dry_sequence_breakers": ["x"], "ignore_eos": True}
-    assert request_of(options, Form(), LLAMA) == fields
-    assert request_of(options, Form(), OURS) == {"typical": 0.5, **{name: fields[name] for name in [*fields][1:]}}
+    assert build_request(options, OutputFormat(), LLAMA) == fields
+    assert build_request(options, OutputFormat(), OURS) == {
+        "typical": 0.5,
+        **{name: fields[name] for name in [*fields][1:]},
+    }
 
 
 def test_only_localllm_accepts_banned_strings():
-    assert request_of(GenerationOptions(ban="x"), Form(), OURS) == {"banned_strings": ["x"]}
+    assert build_request(GenerationOptions(ban="x"), OutputFormat(), OURS) == {"banned_strings": ["x"]}
     with pytest.raises(UsageError, match="ban is not available with this endpoint"):
-        request_of(GenerationOptions(ban="x"), Form(), LLAMA)
+        build_request(GenerationOptions(ban="x"), OutputFormat(), LLAMA)
 
 
 def test_unsupported_options_are_refused_with_the_servers_name():
@@ -66,25 +69,32 @@ def test_unsupported_options_are_refused_with_the_servers_name():
         options = GenerationOptions(sampling=SamplingOptions(**option))
         if name:
             with pytest.raises(UsageError) as failure:
-                request_of(options, Form(), dialect)
+                build_request(options, OutputFormat(), dialect)
             assert (
                 str(failure.value)
                 == f"{next(iter(option))} is not available with this endpoint: {name} does not support it"
             )
         else:
-            assert request_of(options, Form(), dialect) == option and dialect.name == "llama-server"
+            assert build_request(options, OutputFormat(), dialect) == option and dialect.name == "llama-server"
 
 
 def test_constraints_have_the_fields_of_each_server():
-    asked = {dialect.name: request_of(GenerationOptions(), Form(grammar="g"), dialect) for dialect in (OURS, LLAMA)}
+    asked = {
+        dialect.name: build_request(GenerationOptions(), OutputFormat(grammar="g"), dialect)
+        for dialect in (OURS, LLAMA)
+    }
     assert asked == {"localllm": {"grammar": "g"}, "llama-server": {"grammar": "g"}}
-    assert request_of(GenerationOptions(), Form(regex="r"), OURS) == {"regex": "r"}
-    assert request_of(GenerationOptions(), Form(grammar="g"), VLLM) == {"structured_outputs": {"grammar": "g"}}
-    assert request_of(GenerationOptions(), Form(regex="r"), VLLM) == {"structured_outputs": {"regex": "r"}}
+    assert build_request(GenerationOptions(), OutputFormat(regex="r"), OURS) == {"regex": "r"}
+    assert build_request(GenerationOptions(), OutputFormat(grammar="g"), VLLM) == {
+        "structured_outputs": {"grammar": "g"}
+    }
+    assert build_request(GenerationOptions(), OutputFormat(regex="r"), VLLM) == {"structured_outputs": {"regex": "r"}}
     schema = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {}, "strict": True}}
-    assert request_of(GenerationOptions(), Form({}), OTHER) == {"response_format": schema}  # one that allows everything
+    assert build_request(GenerationOptions(), OutputFormat({}), OTHER) == {
+        "response_format": schema
+    }  # one that allows everything
     with pytest.raises(UsageError, match="grammar is not available with this endpoint"):
-        request_of(GenerationOptions(), Form(grammar="g"), OTHER)
+        build_request(GenerationOptions(), OutputFormat(grammar="g"), OTHER)
 
 
 ON, OFF = ({"chat_template_kwargs": {"enable_thinking": value}} for value in (True, False))
@@ -102,28 +112,30 @@ def test_think_has_the_fields_of_each_server(think: str, dialect: Dialect, asked
     options = GenerationOptions(think=think)
     if asked is None:
         with pytest.raises(UsageError, match="think is not available with this endpoint"):
-            request_of(options, Form(), dialect)
+            build_request(options, OutputFormat(), dialect)
     else:
-        assert request_of(options, Form(), dialect) == asked
+        assert build_request(options, OutputFormat(), dialect) == asked
 
 
 def test_reasoning_budgets_and_template_variables_are_sent():
     budget = GenerationOptions(think_budget=0)
-    assert request_of(budget, Form(), OURS) == {"think_budget": 0}
+    assert build_request(budget, OutputFormat(), OURS) == {"think_budget": 0}
     with pytest.raises(UsageError, match="think_budget is not available with this endpoint"):
-        request_of(budget, Form(), VLLM)
+        build_request(budget, OutputFormat(), VLLM)
     named = GenerationOptions(think="off", template_variables={"mood": "calm"})
-    assert request_of(named, Form(), LLAMA) == {"chat_template_kwargs": {"mood": "calm", "enable_thinking": False}}
-    assert request_of(named, Form(), OURS) == {"think": "off", "chat_template_kwargs": {"mood": "calm"}}
+    assert build_request(named, OutputFormat(), LLAMA) == {
+        "chat_template_kwargs": {"mood": "calm", "enable_thinking": False}
+    }
+    assert build_request(named, OutputFormat(), OURS) == {"think": "off", "chat_template_kwargs": {"mood": "calm"}}
     with pytest.raises(UsageError, match="template_var is not available with this endpoint"):
-        request_of(GenerationOptions(template_variables={"mood": "calm"}), Form(), OTHER)
+        build_request(GenerationOptions(template_variables={"mood": "calm"}), OutputFormat(), OTHER)
 
 
 # ---- answers
 
 
-def streamed(*events: Any) -> tuple[Streaming, list[tuple[str, str]]]:
-    streaming = Streaming()
+def streamed(*events: Any) -> tuple[StreamedResponse, list[tuple[str, str]]]:
+    streaming = StreamedResponse()
     return streaming, [tuple(part) for event in events for part in streaming.push(event)]
 
 
@@ -330,7 +342,7 @@ class ScriptedEndpoint:
         yield from self.post(path, body)
 
 
-def model(*replies: Any, owner: str = "somebody", name: str | None = None, form: Form | None = None) -> Any:
+def model(*replies: Any, owner: str = "somebody", name: str | None = None, form: OutputFormat | None = None) -> Any:
     listed = {"data": [5, about(owner), about("vllm", id="n", max_model_len=32)]}
     endpoint: Any = ScriptedEndpoint({"http://a/v1/models": listed}, [*replies])
     return RemoteModel(endpoint, name, form)
@@ -367,7 +379,7 @@ def test_model_and_server_are_chosen_from_the_list():
 )  # fmt: skip
 def test_the_context_is_read_from_the_list_or_props(owner: str, props: dict[str, Any] | None, context: int):
     endpoint: Any = ScriptedEndpoint({} if props is None else {"http://a/props": props})
-    assert context_of(about(owner), endpoint, "m") == context
+    assert fetch_context_length(about(owner), endpoint, "m") == context
 
 
 def test_the_context_is_asked_for_until_it_is_known():
@@ -419,7 +431,7 @@ def test_prefill_and_decode_times_are_measured(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_conversation_is_sent_with_its_history():
-    asking = model(answer_events("Hi"), answer_events("Yes"), answer_events("No"), form=Form({}))
+    asking = model(answer_events("Hi"), answer_events("Yes"), answer_events("No"), form=OutputFormat({}))
     session = asking.session
     session.system = "Be short."
     "".join(session.ask("Hello"))
@@ -577,7 +589,7 @@ class Counting(ScriptedEndpoint):
 def make_mapping(texts: list[str], options: GenerationOptions | None = None, n: int = 1) -> Any:
     endpoint: Any = Counting()
     records = [Record(number, text) for number, text in enumerate(texts)]
-    return RemoteMapping(RemoteModel(endpoint), Prompts(), options or GenerationOptions(), records, n), endpoint
+    return RemoteMapping(RemoteModel(endpoint), PromptBuilder(), options or GenerationOptions(), records, n), endpoint
 
 
 def test_at_most_32_requests_run_at_once():
@@ -598,13 +610,13 @@ def test_reasoning_is_written_only_if_there_is_some():
     hm, none = RemoteAnswer("a", "hm", "stop", completion_tokens=3), RemoteAnswer("b", "", "length")
     record = Record(7, "Hi")
     known = {"id": 7, "output": "a", "finish_reason": "stop", "completion_tokens": 3, "input": "Hi"}
-    assert success(record, [hm]) == {**known, "thinking": "hm"}
-    assert success(record, [none]) == {**known, "output": "b", "finish_reason": "length", "completion_tokens": 0}
-    assert success(record, [none, hm])["thinking"] == ["", "hm"]
+    assert make_success(record, [hm]) == {**known, "thinking": "hm"}
+    assert make_success(record, [none]) == {**known, "output": "b", "finish_reason": "length", "completion_tokens": 0}
+    assert make_success(record, [none, hm])["thinking"] == ["", "hm"]
 
 
 def test_failed_records_get_results_of_their_own():
-    many, _ = make_mapping(["cut", *map(str, range(15))], GenerationOptions(constraint=constraint_of(regex="x")))
+    many, _ = make_mapping(["cut", *map(str, range(15))], GenerationOptions(constraint=make_constraint(regex="x")))
     by_id = {record.id: result for record, result in many}
     assert "the answer was cut off before it matched" in by_id.pop(0)["error"]
     assert all("error" not in result for result in by_id.values()) and many.written == 45

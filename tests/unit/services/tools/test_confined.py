@@ -86,7 +86,7 @@ def test_all_known_rights_are_forbidden_except_the_allowed_paths(kernel, tmp_pat
     monkeypatch.setenv("PATH", f"{tools}:relative:/none")
     installed = kernel(version)
     before = len(os.listdir("/proc/self/fd"))
-    confined.confine([str(home)])
+    confined.confine_process([str(home)])
     everything = set(RIGHTS[: KNOWN[version]])
     assert rights(installed.handled) == everything
     assert installed.rules[str(home)] == everything, "what is allowed may be changed"
@@ -110,7 +110,7 @@ def test_all_known_rights_are_forbidden_except_the_allowed_paths(kernel, tmp_pat
 def test_an_allowed_file_gets_the_rights_of_files(kernel, tmp_path: Path):
     (tmp_path / "x").touch()
     installed = kernel(7)
-    confined.confine([str(tmp_path / "x")])
+    confined.confine_process([str(tmp_path / "x")])
     assert installed.rules[str(tmp_path / "x")] == OF_FILES
 
 
@@ -119,12 +119,12 @@ def test_a_kernel_that_refuses_raises(kernel, tmp_path: Path, fails: int):
     """Run no command then."""
     kernel(7, fails)
     with pytest.raises(PermissionError, match="Operation not permitted"):
-        confined.confine([str(tmp_path)])
+        confined.confine_process([str(tmp_path)])
 
 
 @pytest.mark.parametrize(("reported", "version"), [(-1, 0), (0, 0), (1, 1), (9, 9)])
 def test_the_landlock_version_is_0_where_unsupported(kernel, monkeypatch, reported: int, version: int):
     kernel(reported)
-    assert confined.version() == version
+    assert confined.landlock_version() == version
     monkeypatch.setattr(confined.sys, "platform", "darwin")
-    assert confined.version() == 0
+    assert confined.landlock_version() == 0

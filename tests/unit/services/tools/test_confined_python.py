@@ -8,7 +8,7 @@ from localllm.services.tools import confined_python
 from localllm.services.tools.confined_python import run_confined
 from localllm.system.processes import PipeReader
 
-pytestmark = pytest.mark.skipif(bool(reason := confined_python.reason_against()), reason=reason or "it can")
+pytestmark = pytest.mark.skipif(bool(reason := confined_python.describe_obstacle()), reason=reason or "it can")
 
 
 def test_a_right_program_passes():
@@ -31,9 +31,9 @@ def test_stderr_of_a_program_is_bounded(monkeypatch):
     monkeypatch.setattr(PipeReader, "text", lambda self: kept.append(len(self._data)) or text(self))
     program = "import sys\nfor _ in range(400): sys.stderr.write('x' * 9999 + '\\n')\nsys.exit('the end')"
     outcome = run_confined(program)
-    assert (outcome.passed, outcome.reason, max(kept)) == (False, "the end", confined_python.MOST_KEPT)
+    assert (outcome.passed, outcome.reason, max(kept)) == (False, "the end", confined_python.MAX_STDERR)
     outcome = run_confined("import sys\nsys.stderr.write('y' * 3_000_000)\nsys.exit(1)")
-    assert outcome.reason == "y" * confined_python.MOST_REASON and max(kept) == confined_python.MOST_KEPT
+    assert outcome.reason == "y" * confined_python.MAX_REASON and max(kept) == confined_python.MAX_STDERR
 
 
 @pytest.mark.slow
@@ -70,6 +70,6 @@ def test_a_program_does_not_see_the_environment(monkeypatch):
 
 
 def test_nothing_runs_where_programs_cannot_be_confined(monkeypatch):
-    monkeypatch.setattr(confined_python, "reason_against", lambda: "the Linux kernel does not support Landlock")
+    monkeypatch.setattr(confined_python, "describe_obstacle", lambda: "the Linux kernel does not support Landlock")
     with pytest.raises(RuntimeError, match="Landlock"):
         run_confined("pass")

@@ -19,7 +19,7 @@ from localllm.generation.tools.tool_call_parser import ToolCall
 from localllm.generation.tools.tool_grammar import Tool
 from localllm.services.tools import built_in, mcp
 from localllm.services.tools.box import OfferedTool, Toolbox, ToolError
-from localllm.services.tools.built_in import Folders, toolbox
+from localllm.services.tools.built_in import AllowedFolders, make_toolbox
 from localllm.services.tools.transcript import ToolTranscript, require_transcript
 from tests.unit.services.tools.test_tools import ALL, home, perform
 
@@ -28,7 +28,7 @@ __all__ = ["home"]  # a fixture
 
 @pytest.fixture
 def box(home: Path) -> Toolbox:
-    return toolbox(ALL[:3], [str(home)], None, ExitStack())
+    return make_toolbox(ALL[:3], [str(home)], None, ExitStack())
 
 
 # ---- reading
@@ -64,7 +64,7 @@ def test_read_file_refuses_binary_and_large_files(box: Toolbox, home: Path, monk
     for place, is_text in ((8191, False), (8192, True)):
         (home / "nul").write_bytes(b"x" * place + b"\0")
         assert perform(box, "read_file", path="nul").failed != is_text
-    monkeypatch.setattr(built_in, "LARGEST", 8)
+    monkeypatch.setattr(built_in, "MAX_FILE_BYTES", 8)
     for length, fits in ((8, True), (9, False)):
         (home / "large").write_bytes(b"x" * length)
         assert perform(box, "read_file", path="large").failed != fits
@@ -128,9 +128,9 @@ def test_search_is_cut_after_its_limits(box: Toolbox, home: Path, monkeypatch: p
 
 def test_tool_limits_fit_the_context():
     assert (built_in.ENTRIES, built_in.MATCHES, built_in.FILES, built_in.SECONDS) == (1000, 100, 20_000, 20.0)
-    assert (built_in.LARGEST, built_in.MOST, Toolbox([]).most) == (4 << 20, 1 << 20, 30_000)
+    assert (built_in.MAX_FILE_BYTES, built_in.MAX_OUTPUT, Toolbox([]).most) == (4 << 20, 1 << 20, 30_000)
     assert built_in.COMMAND_SECONDS == 120.0
-    assert (mcp.START, mcp.SECONDS) == (30.0, 120.0)
+    assert (mcp.START_SECONDS, mcp.CALL_SECONDS) == (30.0, 120.0)
 
 
 # ---- folders
@@ -140,14 +140,14 @@ def test_several_folders_are_allowed_and_others_refused(home: Path, monkeypatch:
     other = home.parent / "home2"
     other.mkdir()
     (other / "x.txt").write_text("milk")
-    assert "outside" in perform(toolbox(["list"], [str(home)], None, ExitStack()), "list", path=str(other)).text
-    both = toolbox(ALL[:3], [str(home), str(other)], None, ExitStack())
+    assert "outside" in perform(make_toolbox(["list"], [str(home)], None, ExitStack()), "list", path=str(other)).text
+    both = make_toolbox(ALL[:3], [str(home), str(other)], None, ExitStack())
     assert perform(both, "read_file", path=str(other / "x.txt")).text == "milk"
     assert perform(both, "search", text="milk", path=str(other)).text == f"{other / 'x.txt'}:1: milk"
     assert perform(both, "read_file", path="../home2/x.txt").text == "milk"
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("USERPROFILE", str(home))
-    assert Folders(["~/deep"]).roots == [os.path.realpath(home / "deep")]
+    assert AllowedFolders(["~/deep"]).roots == [os.path.realpath(home / "deep")]
 
 
 def test_a_file_moved_while_it_is_opened_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch):
@@ -158,9 +158,9 @@ def test_a_file_moved_while_it_is_opened_is_refused(home: Path, monkeypatch: pyt
         opened.append(os.open(home.parent / "secret.txt", flags))
         return opened[-1]
 
-    monkeypatch.setattr(built_in, "open_own", another)
+    monkeypatch.setattr(built_in, "open_without_links", another)
     with pytest.raises(ToolError, match="is outside the allowed folders"):
-        Folders([str(home)]).open("notes.txt")
+        AllowedFolders([str(home)]).open("notes.txt")
     with pytest.raises(OSError):
         os.fstat(opened[0])  # it is closed
 
@@ -172,10 +172,10 @@ def test_no_file_stays_open_after_a_tool(home: Path, monkeypatch: pytest.MonkeyP
         opened.append(os.open(path, flags))
         return opened[-1]
 
-    monkeypatch.setattr(built_in, "open_own", noted)
+    monkeypatch.setattr(built_in, "open_without_links", noted)
     if sys.platform != "win32":  # where a folder cannot be opened
         with pytest.raises(ToolError, match="deep is not a file"):
-            Folders([str(home)]).open("deep")
+            AllowedFolders([str(home)]).open("deep")
         with pytest.raises(OSError):
             os.fstat(opened[0])
 
@@ -248,7 +248,7 @@ def test_tool_results_are_cut_after_their_limit():
 )  # fmt: skip
 def test_invalid_tool_options_are_refused(names: list[str], allowed: list[str], message: str):
     with pytest.raises(UsageError, match=message):
-        toolbox(names, allowed, None, ExitStack())
+        make_toolbox(names, allowed, None, ExitStack())
 
 
 def test_tools_of_mcp_servers_come_last_and_close_with_the_stack(home: Path, monkeypatch: pytest.MonkeyPatch):
@@ -267,10 +267,10 @@ def test_tools_of_mcp_servers_come_last_and_close_with_the_stack(home: Path, mon
 
     monkeypatch.setattr(mcp, "McpServers", Servers)
     with ExitStack() as stack:
-        assert toolbox(["list"], [str(home)], "now then", stack).names == ["list", "now", "then"]
-        assert toolbox([], [], "now", stack).names == ["now"] and not ended
+        assert make_toolbox(["list"], [str(home)], "now then", stack).names == ["list", "now", "then"]
+        assert make_toolbox([], [], "now", stack).names == ["now"] and not ended
         with pytest.raises(UsageError, match="no tools: --tools is empty, and the MCP servers of --mcp offer none"):
-            toolbox([], [], "", stack)
+            make_toolbox([], [], "", stack)
     assert len(ended) == 3
 
 
@@ -297,16 +297,16 @@ def test_entries_removed_while_listing_are_skipped():
 def test_a_missing_mcp_file_is_refused(tmp_path: Path):
     path = tmp_path / "none.json"
     with pytest.raises(UsageError) as failure:
-        mcp.servers_of(str(path))
+        mcp.parse_servers(str(path))
     assert str(failure.value) == f"cannot read {path}: No such file or directory"
 
 
 def test_a_tool_named_twice_is_offered_once(home: Path):
-    assert toolbox(["list", "read_file", "list"], [str(home)], None, ExitStack()).names == ["list", "read_file"]
+    assert make_toolbox(["list", "read_file", "list"], [str(home)], None, ExitStack()).names == ["list", "read_file"]
 
 
 def test_tools_are_described_by_closed_schemas(home: Path):
-    tools = {tool.name: tool.parameters for tool in toolbox(ALL, [str(home)], None, ExitStack()).use.tools}
+    tools = {tool.name: tool.parameters for tool in make_toolbox(ALL, [str(home)], None, ExitStack()).use.tools}
     assert all(each["additionalProperties"] is False and each["type"] == "object" for each in tools.values())
     assert {name: each["required"] for name, each in tools.items()} == {
         "read_file": ["path"], "list": [], "search": ["text"], "run": ["command"]
@@ -341,7 +341,7 @@ def test_a_command_gets_a_reduced_environment(home: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell of POSIX")
 def test_the_output_of_a_command_is_cut(home: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(built_in, "MOST", 4)
+    monkeypatch.setattr(built_in, "MAX_OUTPUT", 4)
     assert run_in("printf abcd", home) == "abcd\n[exit code 0]"
     assert run_in("printf abcde", home) == "abcd\n[cut: of 5 bytes]\n[exit code 0]"
 
@@ -408,7 +408,7 @@ def test_invalid_mcp_files_are_refused(tmp_path: Path, text: str, message: str):
     path = tmp_path / "mcp.json"
     path.write_text(text)
     with pytest.raises(UsageError, match=message):
-        mcp.servers_of(str(path))
+        mcp.parse_servers(str(path))
 
 
 def test_variables_in_an_mcp_file_are_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -425,7 +425,7 @@ def test_variables_in_an_mcp_file_are_expanded(tmp_path: Path, monkeypatch: pyte
         "disabled": False, "command": "$A"}}  # fmt: skip
     path = tmp_path / "mcp.json"
     path.write_text("\ufeff" + json.dumps({"mcpServers": servers}), encoding="utf-8")
-    assert mcp.servers_of(str(path)) == {
+    assert mcp.parse_servers(str(path)) == {
         "full": {"command": "1", "args": ["-1", "b c"], "env": {"X": "1"}, "cwd": "1"},
         "bare": {"command": "x", "args": [], "env": {}, "cwd": None},
         "on": {"command": "$A", "args": [], "env": {}, "cwd": None},
@@ -435,27 +435,29 @@ def test_variables_in_an_mcp_file_are_expanded(tmp_path: Path, monkeypatch: pyte
 def test_results_of_an_mcp_server_become_text():
     text, resource = {"type": "text", "text": "a"}, {"type": "resource", "resource": {"text": "b"}}
     odd = [{"type": "resource_link", "uri": "u"}, {"type": "image"}, {"type": "resource", "resource": {"blob": "x"}}]
-    assert mcp.result_text({"content": [text, resource, *odd]}).split("\n") == [
+    assert mcp.extract_result({"content": [text, resource, *odd]}).split("\n") == [
         "a", "b", "[a link to u]", "[a part of type image, which cannot be read]",
         "[a part of type resource, which cannot be read]",
     ]  # fmt: skip
-    assert mcp.result_text({"content": [], "structuredContent": {"ö": 1}}) == '{"ö": 1}'
+    assert mcp.extract_result({"content": [], "structuredContent": {"ö": 1}}) == '{"ö": 1}'
     assert (
-        mcp.result_text({"content": [text], "structuredContent": {}}) == "a"
-        and mcp.result_text({"isError": False}) == ""
+        mcp.extract_result({"content": [text], "structuredContent": {}}) == "a"
+        and mcp.extract_result({"isError": False}) == ""
     )
     for result, message in (
         ({"content": [text], "isError": True}, "^a$"),
         ({"isError": True}, "^the tool call failed$"),
     ):
         with pytest.raises(ToolError, match=message):
-            mcp.result_text(result)
+            mcp.extract_result(result)
 
 
 def test_reasons_are_one_line_of_the_innermost_error():
     inner = ExceptionGroup("two", [ValueError("a\n b"), ValueError("c")])
-    assert mcp.reason_of(ExceptionGroup("one", [inner])) == "a b"
-    assert mcp.reason_of(TimeoutError()) == "TimeoutError" and len(mcp.reason_of(ValueError("x" * 300))) == 200
+    assert mcp.describe_error(ExceptionGroup("one", [inner])) == "a b"
+    assert (
+        mcp.describe_error(TimeoutError()) == "TimeoutError" and len(mcp.describe_error(ValueError("x" * 300))) == 200
+    )
 
 
 class Page:
@@ -482,7 +484,7 @@ class Session:
 @pytest.mark.parametrize(("pages", "asked"), [(1, [None]), (3, [None, "1", "2"]), (9, [None, "1", "2", "3"])])
 def test_tools_of_a_server_are_read_in_pages(pages: int, asked: list[str | None]):
     session = Session(pages)
-    assert len(asyncio.run(mcp.tools_of(session))) == 300 * len(asked) and session.asked == asked
+    assert len(asyncio.run(mcp.list_tools(session))) == 300 * len(asked) and session.asked == asked
 
 
 def test_tool_names_of_a_server_are_prefixed_and_valid():

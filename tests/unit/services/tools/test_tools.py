@@ -22,7 +22,7 @@ from localllm.errors import UsageError
 from localllm.generation.tools.tool_call_parser import ToolCall
 from localllm.services.tools import confined
 from localllm.services.tools.box import ToolError
-from localllm.services.tools.built_in import Folders, run_command, toolbox
+from localllm.services.tools.built_in import AllowedFolders, make_toolbox, run_command
 
 PROGRAM = [sys.executable, str(SUPPORT / "tool_talker.py")]
 MISSING = ctypes.FormatError(2) if sys.platform == "win32" else "No such file or directory"
@@ -57,7 +57,7 @@ def perform(box, name: str, **arguments: object):
 
 
 def test_read_file_reads_text_and_refuses_other_files(home: Path):
-    box = toolbox(ALL[:3], [str(home)], None, ExitStack())
+    box = make_toolbox(ALL[:3], [str(home)], None, ExitStack())
     assert perform(box, "read_file", path="notes.txt") == ("Buy milk.\nCall Ada.\nSleep.\n", False)
     part = perform(box, "read_file", path="notes.txt", first=2, lines=1)
     assert part.text == "Call Ada.\n\n[these are the lines 2 to 2 of 3]"
@@ -85,19 +85,19 @@ def test_tools_refuse_paths_outside_their_folders(home: Path, path: str, name: s
     links = {"link.txt": home.parent / "secret.txt", "there": home.parent, "loop": home / "loop"}
     if (first := path.split("/", maxsplit=1)[0]) in links:
         link(home / first, links[first])
-    box = toolbox(ALL[:3], [str(home)], None, ExitStack())
+    box = make_toolbox(ALL[:3], [str(home)], None, ExitStack())
     came = perform(box, name, path=path, text="secret")
     assert "the secret" not in came.text and (came.failed or came.text.startswith("[nothing")), came
 
 
 def test_links_within_a_folder_are_followed_and_pipes_refused(home: Path, link: MakesLink):
-    folders = Folders([str(home)])
+    folders = AllowedFolders([str(home)])
     if hasattr(os, "mkfifo"):
         os.mkfifo(home / "pipe")
         with pytest.raises(ToolError, match="is not a file"):
             folders.open("pipe")
     with pytest.raises(UsageError, match="is not a folder"):
-        Folders([str(home / "notes.txt")])
+        AllowedFolders([str(home / "notes.txt")])
     link(home / "good.txt", home / "notes.txt")
     assert folders.open("good.txt").read(3) == b"Buy"
 
@@ -105,9 +105,9 @@ def test_links_within_a_folder_are_followed_and_pipes_refused(home: Path, link: 
 def test_search_does_not_follow_links(home: Path, link: MakesLink):
     link(home / "link.txt", home.parent / "secret.txt")
     link(home / "there", home.parent)
-    assert perform(toolbox(["search"], [str(home)], None, ExitStack()), "search", text="the secret").text.startswith(
-        "["
-    )
+    assert perform(
+        make_toolbox(["search"], [str(home)], None, ExitStack()), "search", text="the secret"
+    ).text.startswith("[")
 
 
 @pytest.mark.slow
@@ -138,7 +138,7 @@ def test_run_executes_commands_of_windows(home: Path):
         run_command({"command": f'echo begun& "{sys.executable}" -c "import time; time.sleep(50)"'}, [str(home)], 3)
 
 
-@pytest.mark.skipif(not confined.version(), reason="needs Linux with Landlock")
+@pytest.mark.skipif(not confined.landlock_version(), reason="needs Linux with Landlock")
 def test_confined_commands_cannot_write_outside_their_folders(home: Path):
     secret, other = home.parent / "secret.txt", home.parent / "other"
     other.mkdir()
@@ -197,12 +197,12 @@ def test_a_server_of_the_official_package_offers_its_tools(tmp_path: Path, monke
 
 def test_tools_are_refreshed_after_a_server_announces_a_change(tmp_path: Path):
     pytest.importorskip("mcp", reason="needs the extra localllm[mcp]")
-    from localllm.services.tools.built_in import toolbox
+    from localllm.services.tools.built_in import make_toolbox
 
     log = tmp_path / "log"
     server = {"command": sys.executable, "args": [str(SUPPORT / "mcp_changing.py"), str(log)]}
     with ExitStack() as stack:
-        box = toolbox([], [], mcp_file(tmp_path, s=server), stack)
+        box = make_toolbox([], [], mcp_file(tmp_path, s=server), stack)
         assert box.names == ["s__alpha"] and box.may_offer("s__beta") and not box.may_offer("t__beta")
         for step in range(3):
             assert perform(box, "s__alpha").text == "done"
@@ -216,20 +216,20 @@ def test_tools_are_refreshed_after_a_server_announces_a_change(tmp_path: Path):
 
 def test_a_tool_that_appears_later_can_be_allowed_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Offer without a terminal only what --yes names."""
-    from localllm.cli.terminal.tool_calls import Keyboard, ToolCalls
+    from localllm.cli.terminal.tool_calls import ConsentTerminal, ToolCallRunner
     from localllm.generation.options import GenerationOptions
     from localllm.generation.tools.tool_grammar import Tool
     from localllm.services.tools.box import OfferedTool, Toolbox
 
-    monkeypatch.setattr(Keyboard, "open", lambda: None)
+    monkeypatch.setattr(ConsentTerminal, "open", lambda: None)
     tools = [OfferedTool(Tool(name), lambda arguments: "") for name in ("s__a", "s__b")]
     box = Toolbox(tools, current=lambda: [*tools], may_offer=lambda name: name.startswith("s__"))
-    calls = ToolCalls.of(box, ["s__a", "s__c"], 5, None, ExitStack())
+    calls = ToolCallRunner.of(box, ["s__a", "s__c"], 5, None, ExitStack())
     tools += [OfferedTool(Tool(name), lambda arguments: "") for name in ("s__c", "s__d")]
     use = calls.refresh(GenerationOptions()).tools
     assert use is not None and [tool.name for tool in use.tools] == ["s__a", "s__c"]
     with pytest.raises(UsageError, match="unknown tool 't__c'"):
-        ToolCalls.of(box, ["t__c"], 5, None, ExitStack())
+        ToolCallRunner.of(box, ["t__c"], 5, None, ExitStack())
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_a_model_calls_a_tool_of_a_server(model: str, home: Path, tmp_path: Path
     monkeypatch.setenv("PYTHON_HERE", sys.executable)
     done = ask(model, home, "add", "--mcp", mcp_file(tmp_path, calc=CALCULATOR), "--yes", "calc__add")
     assert done.stdout == "It says: 42\n", done.stderr
-    assert "these tools are not offered: calc__fail, calc__wait" in done.stderr
+    assert "tools not offered: calc__fail, calc__wait" in done.stderr
 
 
 # ---- the command line
@@ -327,7 +327,7 @@ def test_without_a_terminal_only_allowed_tools_are_offered(model: str, home: Pat
     done = ask(model, home, "run", "--tools", "run", "--allow", ".")
     assert done.returncode == 2 and "allow the calls with --yes run" in done.stderr
     done = ask(model, home, "run", "--tools", "run,list", "--allow", ".", "--yes", "list")
-    assert "these tools are not offered: run" in done.stderr and "[exit code" not in done.stdout
+    assert "tools not offered: run" in done.stderr and "[exit code" not in done.stdout
 
 
 def test_max_steps_ends_repeated_calls(model: str, home: Path):

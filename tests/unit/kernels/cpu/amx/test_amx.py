@@ -33,15 +33,15 @@ from selection import everything
 
 from localllm.engine.cpu import lowering as engine_cpu
 from localllm.engine.cpu import lowering as engine_tiles
-from localllm.engine.cpu.lowering import attention_scratch
+from localllm.engine.cpu.lowering import count_attention_scratch
 from localllm.engine.lower import header
-from localllm.engine.lower.header import Header, Span
+from localllm.engine.lower.header import Header, SequenceSpan
 from localllm.engine.lower.tape import Buffer
 from localllm.files.gguf.file import GGUFFile
 from localllm.kernels import cpu, machine
-from localllm.kernels.build.library import Library
+from localllm.kernels.build.library import KernelLibrary
 from localllm.kernels.formats import load_group_format
-from localllm.kernels.machine import Lane, this_lane
+from localllm.kernels.machine import Lane, get_lane
 from localllm.kernels.table import LINEAR_TILES_FLOAT, LINEAR_TILES_QUANTIZED
 from localllm.quant.formats import BY_NAME
 from tests.goldens import test_logits as test_goldens
@@ -60,7 +60,7 @@ SLAB = cpu.TILE_SLAB
 @pytest.fixture(scope="module", autouse=True)
 def tiles_are_allowed():
     """Ask Linux for the right to use tiles, where the CPU has them."""
-    machine.allow_tiles()
+    machine.request_tiles()
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,9 @@ def panels(call, x: np.ndarray, most_exact: int, parts: int = 1, plan: Plan | No
     return memory
 
 
-def product(call, library: Library, name: str, kind: str, data: np.ndarray, rows: int, x: np.ndarray, exact: bool):
+def product(
+    call, library: KernelLibrary, name: str, kind: str, data: np.ndarray, rows: int, x: np.ndarray, exact: bool
+):
     """Compute the product of a matrix and the rows of x in tiles; it must not depend on the number of parts."""
     tokens, columns = x.shape
     memory, unused = panels(call, x, ALL if exact else 0), of_few(kind)
@@ -145,7 +147,7 @@ def mean_error(got: np.ndarray, x: np.ndarray, weights: np.ndarray) -> float:
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_products_in_tiles_agree_with_numpy(call, kind, name):
     """One plane loses what rounding to BF16 loses; two are exact but for 2e-11."""
-    library = Library([unpacking(name, kind)])
+    library = KernelLibrary([unpacking(name, kind)])
     for rows, columns in shapes(kind, name):
         data, weights = random_matrix(name, rows, columns)
         for tokens in TOKENS if rows == 17 else TOKENS[1:4]:
@@ -162,7 +164,7 @@ def test_products_in_tiles_agree_with_numpy(call, kind, name):
 @pytest.mark.parametrize("choice", CHOICES)
 def test_expert_products_equal_those_of_each_expert_alone(call, kind, name, choice):
     """Bit for bit, in any number of parts and slices, in one plane and in two; few rows go to the kernel for few."""
-    rows, columns, library = 37, 320, Library([unpacking(name, kind), f"linear_tiles_{kind}"])
+    rows, columns, library = 37, 320, KernelLibrary([unpacking(name, kind), f"linear_tiles_{kind}"])
     for tokens in (5, 150):
         plan = Plan(call, CHOICES[choice](tokens))
         data, _ = random_matrix(name, 8 * rows, columns)
@@ -180,7 +182,8 @@ def test_expert_products_equal_those_of_each_expert_alone(call, kind, name, choi
 
 
 def of_experts(
-    call, library: Library, name: str, kind: str, data: np.ndarray, rows: int, plan: Plan, x: np.ndarray, exact: bool,
+    call, library: KernelLibrary, name: str, kind: str, data: np.ndarray, rows: int, plan: Plan, x: np.ndarray,
+    exact: bool,
     slices: int, parts: int,
 ) -> np.ndarray:  # fmt: skip
     """Compute all experts' products. Rows between theirs must stay as they are."""
@@ -207,7 +210,9 @@ def of_experts(
 @pytest.fixture
 def attend(call, monkeypatch):
     """Redirect `call` of the attention tests to the kernels with tiles."""
-    monkeypatch.setattr(test_attention, "attention_scratch", lambda *dims: attention_scratch(*dims) + cpu.ATTEND_TILES)
+    monkeypatch.setattr(
+        test_attention, "count_attention_scratch", lambda *dims: count_attention_scratch(*dims) + cpu.ATTEND_TILES
+    )
     return lambda name, *given, **arguments: call(name.replace("attend-", "attend_tiles-"), *given, **arguments)
 
 
@@ -252,10 +257,10 @@ def test_nan_stays_visible_through_attention_in_tiles(attend, side):
 def in_tiles(monkeypatch):
     """Lower models to tiles, emulated if need be, and multiply in them from 9 tokens on."""
     monkeypatch.setattr(engine_cpu, "has_tiles", lambda: True)
-    for format in cpu.LEAST_IN_TILES:
-        monkeypatch.setitem(cpu.LEAST_IN_TILES, format, 9)
-    monkeypatch.setattr(engine_tiles, "SOME_IN_TILES", 9)
-    monkeypatch.setattr(header, "ALL_IN_TILES", 9)
+    for format in cpu.MIN_TILE_TOKENS:
+        monkeypatch.setitem(cpu.MIN_TILE_TOKENS, format, 9)
+    monkeypatch.setattr(engine_tiles, "MIN_SOME_TILES", 9)
+    monkeypatch.setattr(header, "MIN_ALL_TILES", 9)
 
 
 @at_length
@@ -298,10 +303,10 @@ def test_runs_of_any_size_in_tiles_agree_for_experts(model_path):
 
 def test_integer_activations_are_made_for_few_tokens_only():
     store = SimpleNamespace(addresses=(0, 0, 0))
-    most = cpu.ALL_IN_TILES - 1
+    most = cpu.MIN_ALL_TILES - 1
     for tokens, few in ((1, 1), (most, most), (most + 1, 0), (512, 0)):
         header = Header()
-        header.fill([Span(store, 0, np.zeros(tokens, np.int64), 1)], True, np.zeros((1, 1), np.float32))
+        header.fill([SequenceSpan(store, 0, np.zeros(tokens, np.int64), 1)], True, np.zeros((1, 1), np.float32))
         assert header.few_counts.tolist() == [few, 1]
 
 
@@ -310,9 +315,11 @@ def test_integer_activations_are_made_for_few_tokens_only():
 )
 def test_products_of_keys_and_float32_weights_use_both_planes(format, is_stored, most):
     """All later tokens see the error of keys and values; other products use both planes in exact runs only."""
-    steps = SimpleNamespace(header=SimpleNamespace(most_precise=1, most_precise_stored=2))
+    steps = SimpleNamespace(header=SimpleNamespace(most_precise=1, max_precise_stored=2))
     kernel = "linear_float-F32" if format == "F32" else f"linear_quantized-{format}"
-    _, arguments, _ = engine_tiles.in_tiles(steps, kernel, format, engine_tiles.Panels(Buffer(1, 64), 64), is_stored)
+    _, arguments, _ = engine_tiles.select_tile_kernel(
+        steps, kernel, format, engine_tiles.ActivationPanels(Buffer(1, 64), 64), is_stored
+    )
     assert arguments["most_exact"] == most
 
 
@@ -321,26 +328,26 @@ def test_products_of_keys_and_float32_weights_use_both_planes(format, is_stored,
 def test_tiles_are_used_if_the_cpu_has_them_and_linux_allows(monkeypatch, features, allowed):
     """Check that Linux is not asked for what the CPU does not have."""
     requests = []
-    monkeypatch.setattr(machine, "this_lane", lambda: Lane("", ",".join(f"+{feature}" for feature in features)))
-    monkeypatch.setattr(machine, "allow_tiles", lambda: requests.append(1) or allowed)
+    monkeypatch.setattr(machine, "get_lane", lambda: Lane("", ",".join(f"+{feature}" for feature in features)))
+    monkeypatch.setattr(machine, "request_tiles", lambda: requests.append(1) or allowed)
     is_there = "amx-bf16" in features
     assert machine.has_tiles() == (is_there and allowed)
-    assert machine.lane_name() == ("portable" if not is_there else "amx-bf16" if allowed else "avx2")
+    assert machine.get_lane_name() == ("portable" if not is_there else "amx-bf16" if allowed else "avx2")
     assert bool(requests) == is_there
 
 
-@pytest.mark.skipif("amx-tile" in this_lane().features, reason="this CPU has tiles")
+@pytest.mark.skipif("amx-tile" in get_lane().features, reason="this CPU has tiles")
 def test_without_tiles_the_request_is_refused_silently():
-    assert machine.allow_tiles() is False
+    assert machine.request_tiles() is False
 
 
 # ---- the instructions -----------------------------------------------------------------------------------------------
 
 ASSEMBLY = """
 import sys
-from localllm.kernels.build.compile import linked
+from localllm.kernels.build.compile import compile_module
 for name in sys.argv[1:]:
-    module, machine = linked(name)
+    module, machine = compile_module(name)
     print(machine.emit_assembly(module))
 """
 
@@ -363,7 +370,7 @@ def test_compiled_tiles_use_amx_instructions_and_never_spill(tmp_path):
 
 def host_with_tiles() -> str:
     """Return this CPU's features in LLVM's form, with AMX."""
-    others = [item for item in this_lane().feature_string.split(",") if not item.startswith(("+amx", "-amx"))]
+    others = [item for item in get_lane().feature_string.split(",") if not item.startswith(("+amx", "-amx"))]
     return ",".join([*others, "+amx-tile", "+amx-bf16", "+amx-int8"])
 
 
@@ -371,9 +378,9 @@ def host_with_tiles() -> str:
 def instructions(tmp_path_factory) -> Path:
     """Build a library that, loaded before others, emulates the instructions of AMX."""
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
-    if compiler is None or sys.platform != "linux" or not {"avx512vnni", "avx512bw"} <= this_lane().features:
+    if compiler is None or sys.platform != "linux" or not {"avx512vnni", "avx512bw"} <= get_lane().features:
         pytest.skip("needs Linux, a C compiler, and a CPU with AVX-512")
-    if "amx-tile" in this_lane().features:
+    if "amx-tile" in get_lane().features:
         pytest.skip("this CPU has the instructions: the other tests here run them")
     library = tmp_path_factory.mktemp("amx") / "instructions.so"
     source = SUPPORT / "amx_instructions.c"

@@ -21,11 +21,11 @@ from kernel_calls import (
 )
 
 from localllm.arch import layer_state as storage
-from localllm.cli.registry import params_of
-from localllm.engine.cpu.lowering import attention_scratch, max_units
+from localllm.cli.registry import list_params
+from localllm.engine.cpu.lowering import count_attention_scratch, count_max_units
 from localllm.errors import UsageError
 from localllm.kernels import reference as remembered
-from localllm.kernels.cpu import ATTEND_ROWS, MOST_SPLITS, SPLIT_TOKENS
+from localllm.kernels.cpu import ATTEND_ROWS, MAX_SPLITS, SPLIT_TOKENS
 from localllm.kernels.cpu.attention import cache
 from localllm.kernels.cpu.matmul.tiles_f32 import ROWS as TILE
 from localllm.kernels.table import PAGE, SEQUENCE, SPLIT, UNIT
@@ -281,7 +281,7 @@ def test_rounding_errors_of_blocks_are_within_half_a_step(name):
 def test_the_reference_stores_the_same_values(name, head_dim):
     x = normal(100, 3, head_dim)
     expected = decoded(name, encoded(name, x), head_dim)
-    got = remembered.rounded(x, name.lower(), 1)
+    got = remembered.round_heads(x, name.lower(), 1)
     assert (np.abs(got - expected) > 1e-6 * np.abs(expected)).mean() < 1e-3, "but for quotients in the middle"
 
 
@@ -333,7 +333,7 @@ def test_a_rotation_reduces_the_error_of_outliers():
     """An outlier costs the small values of its block their bits; spread over the block, it costs less."""
     x = normal(200, 64)
     x[:, 5] *= 8
-    plain, turned = (remembered.rounded(x, "q4_0", block) for block in (1, 64))
+    plain, turned = (remembered.round_heads(x, "q4_0", block) for block in (1, 64))
     assert ((turned - x) ** 2).sum() < 0.5 * ((plain - x) ** 2).sum()
 
 
@@ -341,8 +341,8 @@ def test_a_rotation_reduces_the_error_of_outliers():
     ("dims", "block"), [((128,), 128), ((96,), 32), ((80,), 16), ((192,), 64), ((576, 512), 64), ((20,), 4), ((5,), 1)]
 )
 def test_rotations_span_the_largest_common_power_of_two(dims, block):
-    assert storage.rotation("q4_0", *dims) == block
-    assert storage.rotation("q8_0", *dims) == 1
+    assert storage.find_rotation_size("q4_0", *dims) == block
+    assert storage.find_rotation_size("q8_0", *dims) == 1
 
 
 def test_cache_types_of_keys_and_values_are_parsed():
@@ -367,7 +367,7 @@ def planned(
 ) -> dict[str, np.ndarray]:
     """Return what `plan` writes, in no more memory than the engine gives it."""
     heads, tokens = shape.kv_heads * shape.group, int(header.count[0])
-    units = np.full((max_units(tokens, heads, shape.kv_heads) + 1, len(UNIT)), -7, np.int64)
+    units = np.full((count_max_units(tokens, heads, shape.kv_heads) + 1, len(UNIT)), -7, np.int64)
     splits = np.full((tokens + 1, len(SPLIT)), -7, np.int64)
     plan = {"units": units, "unit_count": count(0), "splits": splits}
     sequences = {"sequences": header.sequences, "sequence_count": header.sequence_count}
@@ -411,7 +411,7 @@ def test_units_cover_every_visible_key_once(call, runs, group, window, chunked):
     again = np.diff(place[order]) == 0
     assert (begin[order][1:][again] >= end[order][:-1][again]).all(), "parts of a context overlap"
     assert (np.bincount(place) == np.tile(np.repeat(splits[:, SPLIT.count], group), 2)).all()
-    assert (units[unit, UNIT.split] < splits[token, SPLIT.count]).all() and splits[:, SPLIT.count].max() <= MOST_SPLITS
+    assert (units[unit, UNIT.split] < splits[token, SPLIT.count]).all() and splits[:, SPLIT.count].max() <= MAX_SPLITS
     slots = splits[splits[:, SPLIT.count] > 1, SPLIT.slot]
     assert len(set(slots)) == len(slots) and (slots < SPLIT_TOKENS).all()
 
@@ -448,8 +448,8 @@ def attend(
     key_dim, value_dim = (-(-dim // 16) * 16 for dim in (shape.key_dim, shape.value_dim))
     source, columns = padded(np.concatenate([text.q for text in texts])), heads * (shape.value_dim + logs)
     y = output(sum(tokens), columns)
-    scratch = Scratch(attention_scratch(key_dim, value_dim))
-    partial = np.full((min(sum(tokens), SPLIT_TOKENS) * heads * MOST_SPLITS + 1, value_dim + 32), np.nan, np.float32)
+    scratch = Scratch(count_attention_scratch(key_dim, value_dim))
+    partial = np.full((min(sum(tokens), SPLIT_TOKENS) * heads * MAX_SPLITS + 1, value_dim + 32), np.nan, np.float32)
     partial[-1] = GUARD
     arguments = {"count": header.count, "positions": header.positions, "window": window, "softcap": softcap}
     arguments |= planned(call, header, shape, window, chunked, lookahead)
@@ -663,7 +663,7 @@ def test_nan_in_keys_values_or_queries_stays_visible(call, side, softcap, tokens
 def test_lists_of_cache_types_agree():
     """Several modules have one, because some of them import neither NumPy nor Numba."""
     assert list(cache.STORAGE) == NAMES
-    lists = storage.STORAGE, remembered.KEEP, [name.lower() for name in NAMES]
+    lists = storage.STORAGE, remembered.ROUNDING, [name.lower() for name in NAMES]
     assert len({tuple(sorted(names)) for names in lists}) == 1
-    help = next(option.help for option in params_of("run") if option.name == "kv_type")
+    help = next(option.help for option in list_params("run") if option.name == "kv_type")
     assert all(name.lower() in help for name in NAMES)

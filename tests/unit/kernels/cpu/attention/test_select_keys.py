@@ -8,12 +8,12 @@ from kernel_calls import Scratch, caller, count, for_any_parts
 from models import model, write
 from simulated import launch
 
-from localllm.engine.cpu.lowering import select_scratch
+from localllm.engine.cpu.lowering import count_selection_scratch
 from localllm.engine.engine import Engine
-from localllm.engine.operations.builders import largest
+from localllm.engine.operations.builders import find_largest
 from localllm.engine.operations.key_selection import unpack_bits
 from localllm.engine.options import EngineOptions
-from localllm.engine.trace.rope_shift import rotations
+from localllm.engine.trace.rope_shift import find_rotations
 from localllm.errors import ModelError
 from localllm.files.gguf.file import GGUFFile
 from tests.unit.kernels.cuda.test_attention import (
@@ -79,7 +79,7 @@ class Question:
         for token, products in self.products():
             scores = (self.weights[token] @ np.maximum(products, 0))[block - 1 :: block]
             at = np.arange(products.shape[1]) // block
-            visible.append(np.isin(at, largest(scores[None], most)[0]) | (at >= len(scores)))
+            visible.append(np.isin(at, find_largest(scores[None], most)[0]) | (at >= len(scores)))
         return visible
 
     def answer_of_blocks(self, most: int, block: int, local: int) -> list[np.ndarray]:
@@ -89,7 +89,7 @@ class Question:
             for row in products:
                 scores = np.array([row[first : first + block].max() for first in range(0, len(row), block)])
                 scores[max(len(scores) - local, 0) :] = np.inf
-                visible.append(np.isin(np.arange(len(row)) // block, largest(scores[None], most)[0]))
+                visible.append(np.isin(np.arange(len(row)) // block, find_largest(scores[None], most)[0]))
         return visible
 
     def check(self, words: np.ndarray, expected: list[np.ndarray]) -> None:
@@ -106,7 +106,7 @@ def test_selected_keys_agree_with_numpy(call, kind, heads, dim, block):
     def compute(parts: int) -> np.ndarray:
         y, scratch = (
             np.full((len(question.q) + 1, CONTEXT // 32), 7, np.uint32),
-            Scratch(select_scratch(heads, dim, CONTEXT)),
+            Scratch(count_selection_scratch(heads, dim, CONTEXT)),
         )
         call(f"select_keys-{kind}", parts, **question.arguments(most, y, block), **scratch.arguments)
         scratch.check()
@@ -124,7 +124,7 @@ def test_selected_blocks_agree_with_numpy(call, kind, heads, dim, block, local):
 
     def compute(parts: int) -> np.ndarray:
         y = np.full((len(question.q) + 1, heads * CONTEXT // 32), 7, np.uint32)
-        scratch = Scratch(select_scratch(heads, dim, heads * CONTEXT))
+        scratch = Scratch(count_selection_scratch(heads, dim, heads * CONTEXT))
         call(f"select_key_blocks-{kind}", parts, **question.arguments(most, y, block, local), **scratch.arguments)
         scratch.check()
         question.check(y.reshape(-1, CONTEXT // 32), question.answer_of_blocks(most, block, local))
@@ -155,7 +155,7 @@ def test_a_token_with_infinite_weights_selects_no_key(call, wrong):
     """Its attention then gives NaN."""
     question = Question("F32", [(2, 64)], 2, 16)
     question.weights[1] = wrong
-    y, scratch = np.full((3, CONTEXT // 32), 7, np.uint32), Scratch(select_scratch(2, 16, CONTEXT))
+    y, scratch = np.full((3, CONTEXT // 32), 7, np.uint32), Scratch(count_selection_scratch(2, 16, CONTEXT))
     call("select_keys-F32", 1, **question.arguments(12, y), **scratch.arguments)
     assert unpack_bits(y[:1], 63).sum() == 12
     assert not unpack_bits(y[1:2], 64).any()
@@ -169,7 +169,7 @@ def test_a_token_with_infinite_weights_selects_no_key(call, wrong):
 def test_a_token_with_infinite_queries_selects_no_block(call, wrong):
     question = Question("F32", [(2, 64)], 2, 16)
     question.q[1, 3] = wrong
-    y, scratch = np.full((3, 2 * CONTEXT // 32), 7, np.uint32), Scratch(select_scratch(2, 16, 2 * CONTEXT))
+    y, scratch = np.full((3, 2 * CONTEXT // 32), 7, np.uint32), Scratch(count_selection_scratch(2, 16, 2 * CONTEXT))
     call("select_key_blocks-F32", 1, **question.arguments(3, y, 8, 1), **scratch.arguments)
     of_heads = y.reshape(3, 2, -1)
     assert unpack_bits(of_heads[0], 63).sum() == 2 * 23
@@ -202,7 +202,7 @@ def test_attention_on_a_gpu_sees_selected_keys_only():
 def test_keys_of_an_indexer_are_rotated_when_tokens_move(model_path):
     engine = Engine(GGUFFile.open(model_path("glm_dsa")), EngineOptions(1, 64, "f32", "reference"))
     states = engine.hyperparameters.states()
-    rotated = rotations(engine.operations, states)
+    rotated = find_rotations(engine.operations, states)
     engine.close()
     assert rotated.keys() == set(states)
     indexes = [rotated[state] for state in states if state.is_index]
@@ -216,6 +216,6 @@ def test_an_indexer_with_nan_is_refused_despite_sinks(tmp_path, name, backend):
     name_of_tensor = next(tensor for tensor in declared.tensors if tensor.endswith("indexer.proj.weight"))
     declared.tensors[name_of_tensor] = np.full_like(declared.tensors[name_of_tensor], np.nan)
     engine = Engine(GGUFFile.open(write(declared, tmp_path / "model.gguf")), EngineOptions(1, 128, "f32", backend))
-    with np.errstate(invalid="ignore"), pytest.raises(ModelError, match="not numbers"):
+    with np.errstate(invalid="ignore"), pytest.raises(ModelError, match="not finite"):
         engine.sequence().append([*range(40)])
     engine.close()

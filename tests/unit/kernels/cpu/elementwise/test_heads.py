@@ -9,8 +9,8 @@ from kernel_calls import caller, count, for_any_parts, normal, output, padded, v
 from simulated import launch
 
 from localllm.arch.verbs import Hashing
-from localllm.engine.lower.header import Span
-from localllm.engine.operations.registry import Reference
+from localllm.engine.lower.header import SequenceSpan
+from localllm.engine.operations.registry import ReferenceBuilder
 from tests.unit.kernels.cpu.test_recurrent import weight
 
 KERNELS = [
@@ -26,8 +26,8 @@ def call():
 
 
 @pytest.fixture(scope="module")
-def builder() -> Reference:
-    return Reference([Span(None, 0, np.zeros(TOKENS, int), TOKENS)], {}, 100)
+def builder() -> ReferenceBuilder:
+    return ReferenceBuilder([SequenceSpan(None, 0, np.zeros(TOKENS, int), TOKENS)], {}, 100)
 
 
 def check(call, name: str, expected: np.ndarray, **arguments) -> None:

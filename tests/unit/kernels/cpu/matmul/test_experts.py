@@ -24,13 +24,13 @@ from kernel_calls import (
 from localllm.arch.rowwise_verbs import swiglu_limited
 from localllm.arch.verbs import Routing
 from localllm.engine.engine import Engine
-from localllm.engine.operations.experts import ChosenExperts
-from localllm.engine.operations.registry import Reference
+from localllm.engine.operations.experts import SelectedExperts
+from localllm.engine.operations.registry import ReferenceBuilder
 from localllm.engine.options import EngineOptions
 from localllm.errors import ModelError
 from localllm.files.gguf.file import Tensor
 from localllm.kernels import cpu
-from localllm.kernels.build.library import Library
+from localllm.kernels.build.library import KernelLibrary
 from localllm.kernels.cpu import EXPERT_ROWS
 from localllm.kernels.table import EXPERT, LINEAR_FLOAT, LINEAR_QUANTIZED
 from tests.unit.arch.families.test_families import assert_same_everywhere, change, golden, logits, nmse, put, values  # noqa: F401 (a fixture)
@@ -57,10 +57,10 @@ def call():
     return caller([*KERNELS, "sigmoid_gate", "swiglu_limited"])
 
 
-def exact_choice(scores: np.ndarray, routing: Routing, bias: np.ndarray | None) -> ChosenExperts:
+def exact_choice(scores: np.ndarray, routing: Routing, bias: np.ndarray | None) -> SelectedExperts:
     """Route by the reference's verb."""
     weight: Any = None if bias is None else type("Bias", (), {"vector": lambda self: bias})()
-    return Reference.route(None, scores, routing, weight)  # type: ignore[arg-type]
+    return ReferenceBuilder.route(None, scores, routing, weight)  # type: ignore[arg-type]
 
 
 def route(
@@ -109,7 +109,7 @@ def known_experts(tokens: int, routing: Routing) -> tuple[np.ndarray, np.ndarray
     ids = random.integers(0, len(table), tokens)
     builder: Any = type("Ids", (), {"ids": ids})()
     weight: Any = type("Table", (), {"whole": lambda self: table})()
-    expected = Reference.route(builder, 2 * normal(tokens, routing.experts), routing, None, weight)
+    expected = ReferenceBuilder.route(builder, 2 * normal(tokens, routing.experts), routing, None, weight)
     return ids, table, (expected.experts, expected.weights)
 
 
@@ -275,7 +275,7 @@ FORMATS = ["F32", "F16", "BF16", "Q4_0", "Q8_0", "Q4_K", "Q6_K"]
 @pytest.fixture(scope="module")
 def kernels():
     names = [f"linear_{'quantized' if name in cpu.SUB_BLOCK else 'float'}-{name}" for name in FORMATS]
-    return Library(compiled_for(names))
+    return KernelLibrary(compiled_for(names))
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 7, 33, 600])
@@ -314,13 +314,13 @@ def halves(call, name: str, x: np.ndarray) -> np.ndarray | None:
 
 
 def together(
-    call, kernels: Library, name: str, data: np.ndarray, rows: int, plan: Plan, x: np.ndarray, most_precise: int,
+    call, kernels: KernelLibrary, name: str, data: np.ndarray, rows: int, plan: Plan, x: np.ndarray, most_precise: int,
     kernel_tokens: int, slices: int, parts: int,
 ) -> np.ndarray:  # fmt: skip
     """Compute all experts' products."""
     columns, is_quantized = x.shape[1], name in cpu.SUB_BLOCK
     kind = "quantized" if is_quantized else "float"
-    own = cpu.linear_scratch(columns) if is_quantized else max(cpu.FLOAT_SCRATCH, 4 * columns)
+    own = cpu.compute_linear_scratch(columns) if is_quantized else max(cpu.FLOAT_SCRATCH, 4 * columns)
     scratch = Scratch(cpu.CALL_BYTES + own)
     y, row_bytes = output(plan.count, rows), data.nbytes // 8 // rows
     arguments = {"count": plan.row_count, "weights": data, "row_bytes": row_bytes, "rows": rows, "columns": columns}
@@ -452,7 +452,7 @@ def test_fused_gate_and_up_experts_equal_separate_ones(golden):  # noqa: F811
 def test_a_router_with_nan_is_refused(golden, backend):  # noqa: F811
     file = golden("llama_moe")
     put(file, "blk.1.ffn_gate_inp.weight", np.full((4, 96), np.nan))
-    with np.errstate(all="ignore"), pytest.raises(ModelError, match="not numbers"):
+    with np.errstate(all="ignore"), pytest.raises(ModelError, match="not finite"):
         logits(file, backend)
 
 

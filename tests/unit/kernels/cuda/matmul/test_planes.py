@@ -6,9 +6,15 @@ from cuda_planes import dequantized
 from kernel_calls import dequantized as weights_of
 from simulated import launch
 
-from localllm.kernels.cuda import grid
-from localllm.kernels.cuda.matmul.planes import PLAIN, PLANES, offset, row_bytes, stored_as
-from localllm.quant.formats import BY_NAME, FORMATS, floats_at
+from localllm.kernels.cuda import compute_grid
+from localllm.kernels.cuda.matmul.planes import (
+    FLOAT_FORMATS,
+    PLANES,
+    compute_plane_offset,
+    compute_row_bytes,
+    get_storage_format,
+)
+from localllm.quant.formats import BY_NAME, FORMATS, list_float_offsets
 
 random = np.random.default_rng(0)
 
@@ -32,7 +38,7 @@ def blocks_of(name: str, rows: int, columns: int) -> tuple[np.ndarray, np.ndarra
     """Return a random matrix as in a file, with scales of both signs, and its weights, float32."""
     format = BY_NAME[name]
     blocks = random.integers(0, 256, (rows * columns // format.block, format.bytes), np.uint8)
-    for field in floats_at(name):
+    for field in list_float_offsets(name):
         scales = random.uniform(-0.01, 0.01, len(blocks)).astype("<f2")
         blocks[:, field : field + 2] = scales.view(np.uint8).reshape(-1, 2)
     if name == "MXFP4":
@@ -43,7 +49,7 @@ def blocks_of(name: str, rows: int, columns: int) -> tuple[np.ndarray, np.ndarra
 
 def planes_of(name: str, blocks: np.ndarray, rows: int, columns: int) -> np.ndarray:
     """Return the planes of a matrix, uint8 [rows, row_bytes], made in two parts that end within rows."""
-    planes, format = aligned(rows, row_bytes(name, columns)), BY_NAME[name]
+    planes, format = aligned(rows, compute_row_bytes(name, columns)), BY_NAME[name]
     middle = len(blocks) // 2
     for first, last in ((0, middle), (middle, len(blocks))):
         launch(
@@ -55,7 +61,7 @@ def planes_of(name: str, blocks: np.ndarray, rows: int, columns: int) -> np.ndar
 
 def matrix(name: str, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
     """Return a matrix as on the GPU, and its weights as float32."""
-    if name not in PLAIN:
+    if name not in FLOAT_FORMATS:
         blocks, weights = blocks_of(name, rows, columns)
         return planes_of(name, blocks, rows, columns), weights
     weights = random.normal(0, 1, (rows, columns)).astype(np.float32)
@@ -64,7 +70,7 @@ def matrix(name: str, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
     data = {"F16": weights.astype(np.float16), "BF16": (weights.view(np.uint32) >> 16).astype(np.uint16)}.get(
         name, weights
     )
-    stored = aligned(rows, row_bytes(name, columns))
+    stored = aligned(rows, compute_row_bytes(name, columns))
     stored[:, : data.itemsize * columns] = data.view(np.uint8)
     return stored, data.astype(np.float32) if name == "F16" else weights
 
@@ -113,11 +119,11 @@ def test_planes_are_as_large_as_the_file(name):
     for columns in (576, 2048, 4096):
         if columns % BY_NAME[name].block == 0:
             file = BY_NAME[name].row_bytes(columns)
-            assert offset(name, "", columns) == file <= row_bytes(name, columns) < file + 16
+            assert compute_plane_offset(name, "", columns) == file <= compute_row_bytes(name, columns) < file + 16
 
 
 def test_every_type_has_a_stored_type_on_the_gpu():
-    assert {stored_as(format.name) for format in FORMATS.values()} == {*PLANES, *PLAIN}
+    assert {get_storage_format(format.name) for format in FORMATS.values()} == {*PLANES, *FLOAT_FORMATS}
 
 
 def test_quantized_planes_round_within_half_a_step_and_keep_nan():
@@ -207,10 +213,10 @@ def test_products_of_experts_on_a_gpu_agree_with_numpy(name):
 def test_grids_have_blocks_for_all_experts(kernel):
     """Only the running kernel knows how many experts are used."""
     arguments = {"rows": 3, "columns": 64, "active_count": np.zeros(1, np.int64), "experts": 4}
-    assert grid(kernel, arguments, 6).y == 4 and grid(kernel, arguments, 2).y == 2
+    assert compute_grid(kernel, arguments, 6).y == 4 and compute_grid(kernel, arguments, 2).y == 2
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", FLOAT_FORMATS)
 @pytest.mark.parametrize(("most", "count", "rows", "columns"), [(1, 1, 5, 72), (8, 3, 2, 45)])
 def test_products_of_plain_weights_on_a_gpu_agree_with_numpy(name, most, count, rows, columns):
     weights, exact = matrix(name, rows, columns)
@@ -251,7 +257,7 @@ def test_unpacked_planes_are_the_weights_in_float16(name):
     assert not y[2].any()
 
 
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_K", "Q6_K", *PLAIN])
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_K", "Q6_K", *FLOAT_FORMATS])
 def test_embedding_rows_on_a_gpu_are_dequantized(name):
     columns = 256 if name in PLANES else 45
     weights, exact = matrix(name, 3, columns)
