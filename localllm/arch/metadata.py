@@ -303,7 +303,8 @@ def require_general(file: GGUFFile, kinds: tuple[str, ...] = MODELS) -> str:
         if not is_integer(value) or not 0 <= value < 1 << 63:
             general.oddities.note(f"general.{field} is not a non-negative integer")
     if (kind := general.text("type", "model")) not in kinds:
-        raise general.error(f"general.type must be {' or '.join(kinds)} (found {format_value(kind)})")
+        hint = ": use it with --lora and its base model" if kind == "adapter" else ""
+        raise general.error(f"general.type must be {' or '.join(kinds)} (found {format_value(kind)}){hint}")
     name = general.raw("architecture")
     if not isinstance(name, str):
         raise ModelError(f"{file.path}: general.architecture must be a string; is this a language model?")

@@ -25,7 +25,7 @@ from localllm.convert.records import complete_record, find_family, load_records,
 from localllm.convert.safetensors_files import StoredTensor, read_header
 from localllm.convert.tensor_mapping import TensorNames, TensorOrigin, list_origins
 from localllm.convert.transforms import DerivedSource, Shape, TensorSource, as_float32, scale_rows
-from localllm.engine.adapter_file import compute_digest
+from localllm.engine.adapter_file import compute_digest, require_finite
 from localllm.engine.adapters import Adapter, LowRank, ShapedTensor
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.file import Tensor
@@ -64,6 +64,7 @@ def open_peft(folder: str, metadata: Mapping[str, object], tensors: Mapping[str,
     refuse_other_kinds(path, settings)
     pairs = read_pairs(path, settings)
     low_ranks = convert_for_one(path, list_bases(path, settings, metadata, tensors), pairs, tensors)
+    require_finite(folder, low_ranks)
     arch, ids = str(metadata.get("general.architecture", "")), settings.get("alora_invocation_tokens") or []
     invocation = tuple(int(id) for id in ids) if all(type(id) is int for id in ids) else ()
     return Adapter(folder, path.resolve().name, low_ranks, arch, invocation, compute_digest(low_ranks))

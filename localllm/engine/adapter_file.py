@@ -17,6 +17,7 @@ from localllm.engine.adapters import Adapter, LowRank
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile, Tensor
 from localllm.files.gguf.header import printable
+from localllm.kernels.reference import dequantize
 
 NEEDED = ("general.type", "general.architecture", "adapter.type", "adapter.lora.alpha", "general.name")
 INVOCATION = "adapter.alora.invocation_tokens"
@@ -31,6 +32,7 @@ def read_adapter(path: str | os.PathLike[str]) -> Adapter:
         if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not np.isfinite(alpha):
             raise ModelError(f"{path}: adapter.lora.alpha must be a number (found {printable(repr(alpha))})")
         low_ranks = pair_matrices(str(path), file.tensors, float(alpha))
+        require_finite(str(path), low_ranks)
         arch = file.metadata.get("general.architecture")
         invocation = file.metadata.get(INVOCATION, ())
         ids = tuple(int(id) for id in invocation) if isinstance(invocation, np.ndarray) else ()
@@ -67,6 +69,14 @@ def pair_matrices(path: str, tensors: Mapping[str, Tensor], alpha: float) -> dic
     if not low_ranks:
         raise ModelError(f"{path}: has no matrices")
     return low_ranks
+
+
+def require_finite(path: str, low_ranks: Mapping[str, LowRank]) -> None:
+    """Raise ModelError if an element of a matrix is infinite or NaN."""
+    for each in low_ranks.values():
+        for tensor in (each.a, each.b):
+            if not np.isfinite(dequantize(tensor)).all():
+                raise ModelError(f"{path}: tensor {printable(tensor.name)} has elements that are not finite")
 
 
 def compute_digest(low_ranks: Mapping[str, LowRank]) -> str:

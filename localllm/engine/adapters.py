@@ -6,6 +6,7 @@ share a run, and another scale needs no reloading. A family does not know of ada
 AdaptedBuilder.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -66,6 +67,12 @@ class Adapter:
     arch: str = ""
     invocation: tuple[int, ...] = ()
     digest: str = ""
+
+    @property
+    def files(self) -> list[str]:
+        """The paths of its files."""
+        is_folder = os.path.isdir(self.path)
+        return [os.path.join(self.path, name) for name in os.listdir(self.path)] if is_folder else [self.path]
 
     def require_fit(self, tensors: Mapping[str, ShapedTensor], arch: str) -> None:
         """Raise ModelError if the adapter is for another model than one with these tensors."""
@@ -183,16 +190,20 @@ def rename_matrix(tensor: Tensor, number: int) -> Weight:
 
 
 def transpose_rows(b: Tensor, first: int, count: int, number: int) -> Weight:
-    """Return `count` rows of B from `first` on, transpose_rows: [rank, count], F32 unless B has 16-bit numbers."""
+    """Return `count` rows of B from `first` on, transposed: [rank, count], F32 unless B has 16-bit elements.
+
+    Its rows are padded with zeros to a multiple of 16 elements, since kernels read whole vectors.
+    """
     from localllm.kernels.reference import dequantize  # seldom needed
 
     if kind := PLAIN.get(b.format.name):
         numbers, format = b.data.reshape(b.shape[0], -1).view(kind), b.format
     else:
         numbers, format = dequantize(b), BY_NAME["F32"]
-    data = np.ascontiguousarray(numbers[first : first + count].T).view(np.uint8)
+    padded = np.pad(numbers[first : first + count].T, ((0, 0), (0, -count % 16)))
+    data = np.ascontiguousarray(padded).view(np.uint8)
     name = f"adapter {number}: {b.name} from row {first}"
-    return Weight(Tensor(name, format, (b.shape[1], count), data))
+    return Weight(Tensor(name, format, padded.shape, data))
 
 
 def slice_expert_rows(weight: Weight, first: int, count: int) -> Weight:

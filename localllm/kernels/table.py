@@ -130,13 +130,24 @@ SCALE_BY_POSITION = declare_kernel(
     "x",
 )
 # y = y + factor * scale * x W, the update of a low-rank adapter (LoRA): x f32 [tokens, rank], weights [rank, columns],
-# in the format that the kernel's name ends with. scales f32 [tokens of the run, MAX_ADAPTERS]: the adapter's is number
-# `adapter` of a token's row. pairs or 0: row t is of token pairs[t] / used; rows or 0: and that one is token rows[t].
+# in the format that the kernel's name ends with, rows of row_bytes padded to whole vectors of 16. scales f32 [tokens of
+# the run, MAX_ADAPTERS]: the adapter's scale is at index `adapter` of a token's row. pairs or 0: row t is of token
+# pairs[t] / used; rows or 0: and that one is token rows[t]. scratch: 12 rows of x, padded to 16 columns.
 ADD_LOW_RANK = declare_kernel(
     "add_low_rank",
-    "count scales adapter factor pairs used rows x x_stride rank weights y stride columns",
+    "count scales adapter factor pairs used rows x x_stride rank weights row_bytes y stride columns scratch"
+    " scratch_bytes",
     "matmul.low_rank",
     "by_entry",
+)
+# A matrix product, and then ADD_LOW_RANK to its result, for `slice_rows` rows of the matrix at a time, so that the
+# update reads the result from the cache. product, update: addresses of the kernel's address and its arguments;
+# product_words: number of the product's arguments; y_at, scratch_at: indices of its y and scratch; rows: rows of the
+# matrix; b_bytes: of an element of the update's weights; product_scratch: offset of the product's scratch memory.
+ADAPTED_LINEAR = declare_kernel(
+    "adapted_linear",
+    "count product update product_words y_at scratch_at rows slice_rows b_bytes scratch scratch_bytes product_scratch",
+    "matmul.low_rank",
 )
 # y = y + factor * scale * x, whose scale is found as for ADD_LOW_RANK.
 ADD_SCALED = declare_kernel(

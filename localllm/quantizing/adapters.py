@@ -67,22 +67,14 @@ class MergedSource:
                 updates.setdefault(name, []).append((low_rank, scale))
         if EMBEDDING in updates and "output.weight" not in tensors:
             raise UnsupportedError(f"an adapter of {EMBEDDING} cannot be merged: it is also the model's output matrix")
-        self.inner, self.path, self.files = inner, inner.path, [*inner.files, *list_paths(adapters)]
+        self.inner, self.path = inner, inner.path
+        self.files = [*inner.files, *(name for adapter, _ in adapters for name in adapter.files)]
         self.parts, self.warnings, self.ignored = inner.parts, inner.warnings, inner.ignored
         self.metadata, self.packed = inner.metadata, inner.packed
         self.tensors: list[SourceTensor] = [
             MergedTensor(tensor, updates[name], widener) if name in updates else tensor
             for name, tensor in tensors.items()
         ]
-
-
-def list_paths(adapters: Sequence[tuple[Adapter, float]]) -> list[str]:
-    """Return the paths of the adapters' files."""
-    files = list[str]()
-    for adapter, _ in adapters:
-        path = adapter.path
-        files += [os.path.join(path, name) for name in os.listdir(path)] if os.path.isdir(path) else [path]
-    return files
 
 
 def merge(source: Source, lora: Sequence[tuple[str, float]]) -> Source:

@@ -160,6 +160,7 @@ def convert_adapter(arguments: list[str], base: str | None, force: bool) -> None
     from localllm.convert.adapters import open_adapter
     from localllm.quantizing import quantize as service
     from localllm.quantizing.adapters import FORMATS, describe_base, write_adapter
+    from localllm.quantizing.rewrite import check_files
 
     path, *others = arguments
     type = others.pop().upper() if others and others[-1].upper() in FORMATS else "F32"
@@ -170,12 +171,11 @@ def convert_adapter(arguments: list[str], base: str | None, force: bool) -> None
     target = others[0] if others else f"{path.rstrip('/').removesuffix('.gguf')}-{type}.gguf"
     if not others and not force:
         service.require_absent([target])
-    about = describe_base(service.open_source(resolve_model_path(base))) if base is not None else ({}, {})
-    opened = open_adapter(path, *about)
-    if base is not None:
-        opened.require_fit(about[1], str(about[0].get("general.architecture", "")))
-    if os.path.exists(target) and os.path.samefile(target, path):
-        raise UsageError(f"{target}: the output must not be the input")
+    source = service.open_source(resolve_model_path(base)) if base is not None else None
+    opened = open_adapter(path, *(describe_base(source) if source else ({}, {})))
+    if source:
+        opened.require_fit(describe_base(source)[1], str(source.metadata.get("general.architecture", "")))
+    check_files([target], [*opened.files, *(source.files if source else ())], 0)
     nbytes = write_adapter(opened, target, type)
     say(f"localllm: {target}: {format_size(nbytes)}, {len(opened.low_ranks)} matrices")
 

@@ -15,13 +15,15 @@ import numpy as np
 from localllm.arch.layer_state import LatentState, PagedState
 from localllm.arch.weights import Weight
 from localllm.engine.cpu.kernel_variants import VariantTable
+from localllm.engine.cpu.low_rank import AdaptedLinear, NarrowLinear, fuse_updates
 from localllm.engine.lower.activation import ALL, WANTED, Activation, RoutedRows, Rows
 from localllm.engine.lower.steps import StepBuilder
-from localllm.engine.lower.tape import SCRATCH_BYTES, Buffer, KernelAddress, Scratch, compute_row_bytes
+from localllm.engine.lower.tape import SCRATCH_BYTES, Buffer, KernelAddress, KernelCall, Scratch, compute_row_bytes
 from localllm.engine.operations.attention import Attend, WriteKV
 from localllm.engine.operations.experts import ExpertLinear
 from localllm.engine.operations.key_selection import SelectKeys
 from localllm.engine.operations.linear import Linear
+from localllm.engine.operations.low_rank import MAX_ROWS
 from localllm.engine.operations.operation import ActivationForm, MatrixProduct, Operation, insert_activation_forms
 from localllm.engine.runs import BATCH, PRECISE_TOKENS
 from localllm.errors import UnsupportedError
@@ -41,16 +43,20 @@ from localllm.kernels.cpu import (
     MIN_TILE_TOKENS,
     PANEL_BYTES,
     PANEL_TOKENS,
+    SLICE_UNIT,
     SPLIT_TOKENS,
     SUB_BLOCK,
     TILE_SLAB,
+    TILE_SLABS,
     TILES_SCRATCH,
     TOKENS_AT_ONCE,
+    UPDATE_SCRATCH,
     compute_linear_scratch,
 )
 from localllm.kernels.formats import supports_int8
 from localllm.kernels.machine import get_lane, has_tiles
 from localllm.kernels.table import (
+    KERNELS,
     LINEAR_FLOAT,
     LINEAR_QUANTIZED,
     LINEAR_TILES_FLOAT,
@@ -183,6 +189,36 @@ def lower_linear(steps: StepBuilder, operation: Linear, target: CpuTarget) -> No
         steps.add_vector(operation.output, bias)
 
 
+def lower_narrow_linear(steps: StepBuilder, operation: NarrowLinear, target: CpuTarget) -> None:
+    """Append the product with a matrix of few rows, in enough parts for all threads."""
+    product = build_product_call(steps, operation, target)
+    arguments, parts = product.arguments | target.scratch(product.scratch), max(2 * target.threads, 4)
+    steps.append(product.kernel, arguments, parts, product.reads, [product.y])
+
+
+def lower_adapted_linear(steps: StepBuilder, operation: AdaptedLinear, target: CpuTarget) -> None:
+    """Append the step of a matrix product and of its low-rank update."""
+    weight, bias, update = operation.weight, operation.bias, operation.update
+    assert update is not None
+    product = build_product_call(steps, operation, target)
+    rows, reads = update.list_rows(steps, product.y)
+    addition = update.list_weights(target) | rows | {"scratch": 0, "scratch_bytes": SCRATCH_BYTES}
+    offset = UPDATE_SCRATCH + MAX_ROWS * compute_row_bytes(update.weight.shape[0])
+    indices, width = KERNELS[product.kernel.partition("-")[0]].arguments, update.weight.tensor.format.row_bytes(1)
+    calls = {
+        "product": KernelCall(product.kernel, product.arguments | {"scratch": 0, "scratch_bytes": SCRATCH_BYTES}),
+        "update": KernelCall(update.find_kernel(target), addition),
+    }
+    arguments = {"count": product.arguments["count"], **calls, "product_words": len(indices), "y_at": indices.y}
+    arguments |= {"scratch_at": indices.scratch, "rows": operation.output.columns, "b_bytes": width}
+    arguments |= {"slice_rows": TILE_SLABS * SLICE_UNIT if target.uses_tiles else 4 * SLICE_UNIT}
+    arguments |= {"product_scratch": offset} | target.scratch(offset + product.scratch)
+    parts = count_parts(weight.tensor.nbytes, target.threads)
+    steps.append("adapted_linear", arguments, parts, [*product.reads, *reads], [product.y])
+    if bias is not None:
+        steps.add_vector(operation.output, bias)
+
+
 def count_parts(nbytes: int, threads: int) -> int:
     """Return the number of parts of a matrix of `nbytes`: equally many per thread if it is large enough."""
     if nbytes < MIN_PART_BYTES * threads:
@@ -230,7 +266,7 @@ def build_product_call(steps: StepBuilder, operation: MatrixProduct, target: Cpu
         arguments |= list_float_arguments(steps, x, halves, is_stored and target.keeps_cache)
         reads = [steps.buffers[x], halves] if halves else [steps.buffers[x]]
         product = ProductCall(f"linear_float-{format.name}", arguments, reads, y, count_float_scratch(x.columns))
-    if not target.uses_tiles:
+    if not target.uses_tiles or isinstance(operation, NarrowLinear):
         return product
     kernel, tile_arguments, panels = select_tile_kernel(
         steps, product.kernel, format.name, steps.find_form(operation, ActivationPanels), is_stored
@@ -442,7 +478,8 @@ def count_max_units(tokens: int, heads: int, kv_heads: int) -> int:
 
 
 VERBS: dict[str, Callable[..., None]] = {
-    "linear": lower_linear, "expert_linear": lower_expert_linear, "attend": lower_attend,
+    "linear": lower_linear, "narrow_linear": lower_narrow_linear, "adapted_linear": lower_adapted_linear,
+    "expert_linear": lower_expert_linear, "attend": lower_attend,
     "select_keys": lower_select_keys, "select_key_blocks": lower_select_keys,
     "quantize": lower_quantize, "pack": lower_pack,
     **dict.fromkeys((kind.kernel for kind in HALVES.values()), lower_halves),
@@ -470,15 +507,17 @@ def optimize_graph(operations: Sequence[Operation], target: CpuTarget) -> list[O
         else each
         for each in operations
     ]
+    marked = fuse_updates(marked)
     exact = {
         operation.inputs[0]
         for operation in marked
         if isinstance(operation, MatrixProduct)
+        and not isinstance(operation, NarrowLinear)
         and needs_both_planes(operation.weight.tensor.format.name, operation.is_stored)
     }
 
     def select_forms(operation: Operation) -> dict[str, bool]:
-        if not isinstance(operation, MatrixProduct):
+        if not isinstance(operation, MatrixProduct) or isinstance(operation, NarrowLinear):
             return {}
         weight = operation.weight
         verb = "quantize" if uses_integers(weight) else None if target.uses_tiles else select_halves_verb(weight)

@@ -64,6 +64,14 @@ class KernelAddress:
 
 
 @frozen
+class KernelCall:
+    """An argument that becomes the address of an array: a kernel's address and its arguments."""
+
+    kernel: str
+    arguments: dict[str, object]
+
+
+@frozen
 class Scratch:
     """An argument that becomes the address of scratch memory, at least `size` bytes per thread."""
 
@@ -92,7 +100,12 @@ class Tape:
         return named | {step.kernel for step in self.steps}
 
     def _values(self) -> Iterator[object]:
-        return (value for step in self.steps for value in step.arguments.values())
+        """Yield all arguments, and those of calls among them."""
+        values = [value for step in self.steps for value in step.arguments.values()]
+        for value in values:
+            yield value
+            if isinstance(value, KernelCall):
+                values += [KernelAddress(value.kernel), *value.arguments.values()]
 
     def finish(self, addresses: dict[str, int], threads: int = 1) -> np.ndarray:
         """Plan the memory and return the tape, int64 [steps, 5], for localllm.kernels.cpu.tape_runner.
@@ -133,6 +146,10 @@ class Tape:
             return FLOAT_BITS.unpack(FLOAT.pack(value))[0]
         if isinstance(value, KernelAddress):
             return self._kernels[value.kernel]
+        if isinstance(value, KernelCall):
+            values = [self._encode(each) for each in order_arguments(value.kernel, value.arguments)]
+            self.memory.append(array := np.array([self._kernels[value.kernel], *values], np.int64))
+            return get_address(array)
         if isinstance(value, Scratch):
             return self._scratch
         if value is SCRATCH_BYTES:

@@ -68,6 +68,9 @@ TOKENS_AT_ONCE = (4, INTEGER_TILE[1], FLOAT_TILE[1])  # products round up the nu
 EXPERT_ROWS = lcm(*TOKENS_AT_ONCE)
 PRECISE_TOKENS = 128  # activations keep 16 bits in runs of at most this many tokens
 CALL_BYTES = 256  # of scratch memory, for the arguments of an expert's product
+# A product with a low-rank update: offsets in scratch memory of the update's arguments and of its own scratch memory;
+# rows of a unit of work, a multiple of all tiles; minimum number of tokens for which it is computed slice by slice.
+UPDATE_CALL, UPDATE_SCRATCH, SLICE_UNIT, MIN_SLICED_TOKENS = CALL_BYTES, 2 * CALL_BYTES, 32, 32
 HALVES = select_word_conversions(get_lane())
 MAX_FLOAT_ROW_TOKENS = 8  # maximum of kernel_tokens for which rows of float weights are read as in decode
 FLOAT_SLAB = 256  # columns of a slab of float weights, 4 bytes each

@@ -195,6 +195,15 @@ def test_metadata_of_another_kind_is_refused(llama, tmp_path, metadata, message)
     assert message in str(refused.value) and str(refused.value).startswith(f"{path}: ")
 
 
+@pytest.mark.parametrize("element", [np.nan, np.inf])
+def test_elements_that_are_not_finite_are_refused(llama, tmp_path, element):
+    adapter = random_adapter(llama, ["blk.0.attn_q.weight"])
+    adapter.low_ranks["blk.0.attn_q.weight"].b.data.view(np.float32)[3] = element
+    path = write_adapter(adapter, tmp_path / "a.gguf", alpha=1.0)
+    with pytest.raises(ModelError, match=r"tensor blk\.0\.attn_q\.weight\.lora_b has elements that are not finite"):
+        read_adapter(path)
+
+
 def write_vectors(path, tensors: dict[str, np.ndarray], arch: str = "controlvector"):
     outputs = [OutputTensor(name, BY_NAME["F32"], numbers.shape) for name, numbers in tensors.items()]
     data = b"".join(n.tobytes() + b"\0" * (-n.nbytes % 32) for n in tensors.values())

@@ -110,9 +110,9 @@ def multiply_slab(columns, w, x, c, stride):
 
 
 def make_prefill_words(load_16):
-    """Build a function (arguments, first tile, last tile + 1, tokens, scratch).
+    """Build a function (arguments, first tile, last tile + 1, token, end, scratch).
 
-    It multiplies tiles by all tokens.
+    It multiplies tiles by the tokens up to `end`.
     """
     unpack_tile, fetch_next = make_unpack_tile(load_16), tiles.make_fetch_next(512, SLAB)
 
@@ -148,10 +148,11 @@ def make_prefill_words(load_16):
                         tiles.store_first(tile, y, y_stride)
 
     @device
-    def prefill(a, first, last, tokens, scratch):
+    def prefill(a, first, last, token, end, scratch):
+        tokens = end - token
         batches = (tokens + MAX_SLAB_TOKENS - 1) // MAX_SLAB_TOKENS
         size = (tokens + batches * tiles.TOKENS - 1) // (batches * tiles.TOKENS) * tiles.TOKENS
-        for begin in range(0, tokens, size):
-            multiply_tokens(a, first, last, begin, min(begin + size, tokens), scratch)
+        for begin in range(token, end, size):
+            multiply_tokens(a, first, last, begin, min(begin + size, end), scratch)
 
     return prefill

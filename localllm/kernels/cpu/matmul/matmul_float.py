@@ -44,11 +44,7 @@ PLAIN = {
     "BF16": (2, simd.load_bf16, simd.load_bf16x16),
 }
 
-outer, load_tile, zero_tile = make_outer(ROWS, COLUMNS), make_load(ROWS, COLUMNS), make_zeros(ROWS * COLUMNS)
-load_first = make_load_some(ROWS, COLUMNS, 1)
-outer_bf16 = make_outer_bf16(ROWS, COLUMNS)
-splats, load_columns = make_splats_apart(ROWS), make_load(1, COLUMNS)
-store_tile, store_first = make_store_some(ROWS, COLUMNS, COLUMNS), make_store_some(ROWS, COLUMNS, 1)
+splats = make_splats_apart(ROWS)
 
 
 def make_plain(width, load_one, load_16):
@@ -184,18 +180,18 @@ def make_few(format_name, load_row):
     return multiply_rows
 
 
-def make_slab(width, load_row):
-    """Build a function that unpacks a slab of 16 * COLUMNS rows to 4-byte words.
+def make_slab(width, load_row, vectors):
+    """Build a function that unpacks a slab of 16 * `vectors` rows to 4-byte words.
 
-    The layout is [COLUMNS][words of a row][16 rows]. width: 2 if a word is a pair of BF16 as in the file, 0 if it is a
+    The layout is [vectors][words of a row][16 rows]. width: 2 if a word is a pair of BF16 as in the file, 0 if it is a
     float32; load_row(w, words, out): unpacks one row.
     """
 
     @device
     def unpack_slab(a, row, column, columns, column_bytes, scratch):
         last, row_bytes = load_argument(a, LINEAR.rows) - 1, load_argument(a, LINEAR.row_bytes)
-        words, as_rows = columns // 2 if width else columns, scratch + COLUMNS * 64 * FLOAT_SLAB
-        for v in range(COLUMNS):
+        words, as_rows = columns // 2 if width else columns, scratch + vectors * 64 * FLOAT_SLAB
+        for v in range(vectors):
             for i in range(16):
                 w = load_argument(a, LINEAR.weights) + min(row + 16 * v + i, last) * row_bytes + column_bytes
                 load_row(w, words, as_rows + i * 4 * FLOAT_SLAB)
@@ -205,24 +201,29 @@ def make_slab(width, load_row):
     return unpack_slab
 
 
-def make_prefill(format_name, load_row, x_at, stride_at, product, pairs):
-    """Build a function (arguments, first, last, tokens, scratch) that multiplies slabs by all tokens.
+def make_prefill(format_name, load_row, x_at, stride_at, make_product, vectors=COLUMNS):
+    """Build a function (arguments, first, last, token, end, scratch) that multiplies slabs by the tokens up to `end`.
 
-    x_at, stride_at: the arguments that are the tokens' address and stride; pairs: multiply pairs of BF16.
+    x_at, stride_at: the arguments that are the tokens' address and stride; make_product: make_outer, or make_outer_bf16
+    for pairs of BF16; vectors: vectors of 16 rows in a slab.
     """
-    unpack_slab, per_word = make_slab(2 if pairs else 0, load_row), 2 if pairs else 1
+    is_paired = make_product is make_outer_bf16
+    unpack_slab, per_word = make_slab(2 if is_paired else 0, load_row, vectors), 2 if is_paired else 1
     block, block_bytes = BY_NAME[format_name].block, BY_NAME[format_name].bytes
+    product, load_tile, zero_tile = make_product(ROWS, vectors), make_load(ROWS, vectors), make_zeros(ROWS * vectors)
+    load_first, load_columns = make_load_some(ROWS, vectors, 1), make_load(1, vectors)
+    store_tile, store_first = make_store_some(ROWS, vectors, vectors), make_store_some(ROWS, vectors, 1)
 
     @device
-    def prefill(a, first, last, tokens, scratch):
+    def prefill(a, first, last, token, end, scratch):
         rows, columns = load_argument(a, LINEAR.rows), load_argument(a, LINEAR.columns)
         x_stride, y_stride = load_argument(a, stride_at), load_argument(a, LINEAR.y_stride)
-        for row in range(first * 16 * COLUMNS, last * 16 * COLUMNS, 16 * COLUMNS):
-            whole = rows - row > 16 * COLUMNS - 16
+        for row in range(first * 16 * vectors, last * 16 * vectors, 16 * vectors):
+            whole = rows - row > 16 * vectors - 16
             for column in range(0, columns, FLOAT_SLAB * per_word):
                 width = min(FLOAT_SLAB * per_word, columns - column)
                 unpack_slab(a, row, column, width, column // block * block_bytes, scratch)
-                for t in range(0, tokens, ROWS):  # includes up to ROWS - 1 surplus tokens, whose results are not used
+                for t in range(token, end, ROWS):  # includes up to ROWS - 1 surplus tokens, whose results are not used
                     y = load_argument(a, LINEAR.y) + t * y_stride + row * 4
                     x = load_argument(a, x_at) + t * x_stride + column * 4 // per_word
                     tile = zero_tile()
@@ -242,10 +243,12 @@ def make_prefill(format_name, load_row, x_at, stride_at, product, pairs):
 def make_linear_float(format_name):
     load_row = make_plain(*PLAIN[format_name]) if format_name in PLAIN else make_blocks(format_name)
     few = make_few(format_name, load_row)
-    prefill = make_prefill(format_name, load_row, LINEAR.x, LINEAR.x_stride, outer, False)
+    prefill, prefill_narrow = (
+        make_prefill(format_name, load_row, LINEAR.x, LINEAR.x_stride, make_outer, vectors) for vectors in (COLUMNS, 1)
+    )
     has_bf16, has_words = (format_name == name and name in HALVES for name in ("BF16", "F16"))
     as_words = make_plain(*PLAIN["F32"])
-    bf16 = format_name, as_words, LINEAR.halves, LINEAR.halves_stride, outer_bf16, True
+    bf16 = format_name, as_words, LINEAR.halves, LINEAR.halves_stride, make_outer_bf16
     prefill_halves = make_prefill(*bf16) if has_bf16 else make_prefill_words(simd.load_f16x16) if has_words else prefill
     has_halves = has_bf16 or has_words
 
@@ -260,14 +263,27 @@ def make_linear_float(format_name):
             return
         slabs = (rows + 16 * COLUMNS - 1) // (16 * COLUMNS)
         first, last = slabs * part // parts, slabs * (part + 1) // parts
+        token, end = 0, tokens
+        if slabs == 1:  # too few rows for all threads: the tokens are divided
+            tiles = (tokens + ROWS - 1) // ROWS
+            first, last, token, end = (
+                0,
+                1,
+                tiles * part // parts * ROWS,
+                min(tiles * (part + 1) // parts * ROWS, tokens),
+            )
+        if token >= end:
+            return
         if (
             has_halves
             and load_argument(a, LINEAR.halves) != 0
             and kernel_tokens > load_argument(a, LINEAR.most_precise)
         ):
-            prefill_halves(a, first, last, tokens, scratch)
+            prefill_halves(a, first, last, token, end, scratch)
+        elif rows <= 16:
+            prefill_narrow(a, first, last, token, end, scratch)
         else:
-            prefill(a, first, last, tokens, scratch)
+            prefill(a, first, last, token, end, scratch)
 
     return linear
 

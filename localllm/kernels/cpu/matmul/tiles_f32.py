@@ -44,6 +44,17 @@ def make_outer(rows, columns):
     return outer
 
 
+def make_add(count):
+    """Return an intrinsic (tile, tile) -> their sum."""
+
+    @simd.operation(get_tuple_type(count), get_tuple_type(count), get_tuple_type(count))
+    def add(builder, tile, other):
+        pairs = zip(simd.elements(builder, tile), simd.elements(builder, other), strict=True)
+        return simd.as_tuple(builder, [builder.fadd(x, y) for x, y in pairs])
+
+    return add
+
+
 def make_splats(count, stride):
     """Return an intrinsic (address) -> the floats at address, address + stride, ..., each in all lanes."""
 

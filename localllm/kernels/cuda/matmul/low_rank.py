@@ -20,7 +20,8 @@ def make_add_low_rank(name):
     size = 4 if name == "F32" else 2
 
     def add_low_rank(
-        count, scales, adapter, factor, pairs, used, rows, x, x_stride, rank, weights, y, stride, columns
+        count, scales, adapter, factor, pairs, used, rows, x, x_stride, rank, weights, row_bytes, y, stride, columns,
+        scratch, scratch_bytes,
     ):  # fmt: skip
         row, column = cuda.blockIdx.x, cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
         if row >= gpu.load_i64(count) or column >= columns:
@@ -30,7 +31,7 @@ def make_add_low_rank(name):
             return
         total = float32(0)
         for r in range(rank):
-            place = weights + size * (r * columns + column)
+            place = weights + r * row_bytes + size * column
             if name == "F32":
                 weight = gpu.load_f32(place)
             elif name == "F16":

@@ -112,7 +112,18 @@ def of_experts(format: str, rows_of_one: int = 20, bias: bool = False, used: int
     return say
 
 
+def adapted(b: Any, rows: Any) -> None:
+    """Multiply an activation by two matrices with adapters; the first one's adapters are two."""
+    x, y = rows(256), []
+    for matrix, adapters in (("Q4_K", 2), ("F16", 1)):
+        narrow = [b.linear(x, weight("F32", 4, 256)) for _ in range(adapters)]
+        y.append(b.linear(x, weight(matrix, 20, 256, bias=True)))
+        for number, h in enumerate(narrow):
+            y[-1] = b.add_low_rank(y[-1], h, weight("F32", 4, 32), number, 0.5)
+
+
 CASES: dict[str, Any] = {
+    "linears with adapters": (adapted,),
     **{f"linear {format}": (product(format),) for format in ("Q4_K", "Q6_K", "F32", "F16", "BF16")},
     "linear of more rows, with a bias": (product("Q4_0", 1200, 512, True),),
     "linear of rows of 24": (product("F16", columns=24),),

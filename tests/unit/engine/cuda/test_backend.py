@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from adapters import random_adapter, supported_names
 from engines import SingleEngine
 from guarded import model as small_model
 from simulated import SimulatedCard
@@ -92,6 +93,24 @@ def test_stepping_sequences_and_forks_together_agrees_with_the_reference(card):
         rows[backend] = np.concatenate([prompt, together, again])
         model.close()
     assert nmse(rows["cuda"], rows["reference"]) < 1e-9
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize(("layers", "format", "adapted_format", "most"), [
+    (1, "F32", "F32", 1e-9), (2, "F32", "F32", 1e-9), (2, "Q8_0", "F32", 1e-5), (2, "F32", "F16", 1e-9),
+])  # fmt: skip
+def test_adapters_on_the_card_agree_with_the_reference(card, layers, format, adapted_format, most):
+    """Check two sequences with other scales in one run; the output matrix has an odd number of rows."""
+    file, rows = small(format), {}
+    adapter = random_adapter(file, supported_names(file), 3, format=adapted_format)
+    for backend in ("reference", "cuda"):
+        model = engine(backend, format, gpu_layers=layers, lora=((adapter, 1.0),))
+        first, second = model.sequence(), model.sequence()
+        second.set_adapter_scales([-0.5])
+        prompts = [first.append([1, 2, 3], "all"), second.append([1, 2, 3], "all")]
+        rows[backend] = np.concatenate([*prompts, *model.step([(first, [4]), (second, [5])])])
+        model.close()
+    assert nmse(rows["cuda"], rows["reference"]) < most and not card.memory
 
 
 @pytest.mark.sampled

@@ -20,7 +20,7 @@ from localllm.arch.weights import Weight
 from localllm.engine.lower.activation import ALL, WANTED, Activation
 from localllm.engine.lower.header import Header
 from localllm.engine.lower.steps import StepBuilder, StepMemory
-from localllm.engine.lower.tape import Buffer
+from localllm.engine.lower.tape import SCRATCH_BYTES, Buffer, KernelCall
 from localllm.engine.memory.cache import KVCache
 from localllm.engine.memory.recurrent import StateLayout
 from localllm.engine.operations.attention import Attend
@@ -79,6 +79,10 @@ class Told:
             if shape == "1" and not value[0]:
                 self.numbers.setdefault(id(value), f"number{len(self.numbers)}")
             return self.numbers.get(id(value)) or f"{value.dtype}[{shape}]({short(value)})"
+        if value is SCRATCH_BYTES:
+            return "a thread's"
+        if isinstance(value, KernelCall):
+            return f"{value.kernel}({' '.join(f'{name}={self.value(each)}' for name, each in value.arguments.items())})"
         memory = self.places.cache._memory
         if isinstance(value, int) and 0 <= value - memory.address < len(memory.bytes):
             return f"cache+{value - memory.address}"

@@ -28,6 +28,8 @@ def check(call, name: str, tokens: int, x: np.ndarray, update: np.ndarray, where
     scales, x_rows = scales_of(20), padded(x)
     arguments = {"scales": scales, "adapter": 3, "factor": FACTOR, "x": x_rows, "x_stride": x_rows.strides[0]}
     arguments |= {"pairs": 0, "used": 1, "rows": 0, **where, **more, "columns": update.shape[1]}
+    if "rank" in more:
+        arguments |= {"scratch": np.zeros((4, 1 << 12), np.uint8), "scratch_bytes": 1 << 12}
 
     def run(function):
         y = output(tokens, update.shape[1])
@@ -61,22 +63,28 @@ ROWS = {
 }  # fmt: skip
 
 
+def describe_matrix(weights: np.ndarray) -> dict:
+    """Return the arguments of B's matrix; its rows are padded with values that must not be used."""
+    stored = np.pad(weights, ((0, 0), (0, -weights.shape[1] % 16)), constant_values=99)
+    return {"rank": weights.shape[0], "weights": stored, "row_bytes": stored.strides[0]}
+
+
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize(("tokens", "rank", "columns"), [(1, 1, 1), (3, 5, 16), (4, 16, 33), (9, 2, 70)])
+@pytest.mark.parametrize(("tokens", "rank", "columns"), [(1, 1, 1), (3, 5, 16), (13, 17, 33), (9, 2, 70)])
 def test_add_low_rank_adds_a_scaled_product(call, tokens, rank, columns, rows):
     x, weights = normal(tokens, rank), normal(rank, columns, seed=1)
     where, token_of = ROWS[rows](tokens)
     for name, kind in FORMATS.items():
         stored = weights.astype(kind)
-        more = {"rank": rank, "weights": stored}
-        check(call, f"add_low_rank-{name}", tokens, x, x @ stored.astype(np.float32), where, token_of, **more)
+        update, more = x @ stored.astype(np.float32), describe_matrix(stored)
+        check(call, f"add_low_rank-{name}", tokens, x, update, where, token_of, **more)
 
 
 def test_add_low_rank_reads_bf16(call):
     x, weights = normal(5, 4), normal(4, 40, seed=1)
     words = (weights.view(np.uint32) >> 16).astype(np.uint16)
     numbers = (words.astype(np.uint32) << 16).view(np.float32)
-    check(call, "add_low_rank-BF16", 5, x, x @ numbers, {}, list(range(5)), rank=4, weights=words)
+    check(call, "add_low_rank-BF16", 5, x, x @ numbers, {}, list(range(5)), **describe_matrix(words))
 
 
 @pytest.mark.parametrize("rows", ROWS)
