@@ -168,7 +168,6 @@ def open_model(
     from localllm.api import open_with_options
 
     line = ProgressLine()
-    warn_low_memory(path, engine.device)
     with line:
         options = engine.options(make_compile_progress(line), make_upload_progress(line))
         opened = open_with_options(path, options, chat_template, not no_cache, mmproj, pan_and_scan)
@@ -178,18 +177,6 @@ def open_model(
     warn(opened.warnings)
     warn_unused(name or model, opened, chat_template)
     return opened
-
-
-def warn_low_memory(path: str, device: str) -> None:
-    """Warn if the weights exceed the available memory."""
-    from localllm.files.models_folder import get_split_size
-    from localllm.system.memory import get_available_memory
-    from localllm.system.processes import has_driver
-
-    nbytes = get_split_size(path)
-    if (available := get_available_memory(mapped=nbytes)) < nbytes and (device == "cpu" or not has_driver()):
-        sizes = f"the weights take {nbytes / 1e9:.2f} GB, but only {available / 1e9:.2f} GB of memory are available"
-        warn([f"{sizes}: reading them from the disk again and again is slow; `localllm fit` shows which models fit"])
 
 
 def warn_unused(name: str, model: "Model", chat_template: str | None) -> None:

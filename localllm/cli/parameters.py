@@ -6,6 +6,7 @@ returns a function whose signature has a parameter for each field of a group, an
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -28,6 +29,7 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from localllm.errors import UsageError
 
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 TYPED = "localllm.typed"  # key of Context.meta: the typed words, as ParsedArgs
 UNTYPED_ONLY = "localllm.silent"  # key of Context.meta: parameters that config.toml and the environment must not set
@@ -192,6 +194,14 @@ def parse_number(text: str) -> float:
         return float(text)
     except ValueError:
         raise ValueError(f"must be a number, not {text!r}") from None
+
+
+def parse_size(text: str) -> int:
+    """Parse a size in bytes, with an optional K, M or G. Raises ValueError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)B?", text.strip().upper())
+    if not match:
+        raise ValueError(f"{text!r} is not a size such as 500M or 8G")
+    return int(float(match[1]) * UNITS[match[2]])
 
 
 def make_integer_parser(default: str) -> Callable[[str], int | None]:

@@ -20,10 +20,15 @@ from localllm.engine.trace.recorder import ImageRowOperations
 from localllm.engine.trace.rope_shift import RopeShift
 from localllm.errors import LocalllmError, UnsupportedError
 from localllm.files.gguf.file import GGUFFile
+from localllm.system.memory import get_available_memory
 from localllm.system.processes import has_driver
 
 if TYPE_CHECKING:
+    from localllm.engine.cpu.weight_stream import WeightStorage
     from localllm.engine.cuda.devices import GpuPlacement
+
+
+WORKING_BYTES = 200 << 20  # memory besides weights and cache: activations, kernels
 
 
 class Backend(Protocol):
@@ -141,8 +146,19 @@ def build_backend(traced: TracedModel, options: EngineOptions) -> SelectedBacken
             return choice
         note = choice
     operations = options.observer.insert_sums(traced.operations) if options.observer else traced.operations
-    backend = CpuBackend(operations, traced.states, traced.context, options, traced.encoding, traced.rows)
-    return SelectedBackend(backend, note=note)
+    storage = make_storage(traced, options)
+    backend = CpuBackend(operations, traced.states, traced.context, options, traced.encoding, traced.rows, storage)
+    return SelectedBackend(backend, note=storage.describe(traced.file.nbytes) if storage else note)
+
+
+def make_storage(traced: TracedModel, options: EngineOptions) -> "WeightStorage | None":
+    """Return where the CPU keeps weights that are larger than memory; None if they fit."""
+    memory = get_available_memory(mapped=traced.file.nbytes) if options.memory is None else options.memory
+    if traced.file.nbytes <= memory - WORKING_BYTES:
+        return None
+    from localllm.engine.cpu.weight_stream import WeightStorage
+
+    return WeightStorage(traced.file.locate, max(memory - WORKING_BYTES, 0))
 
 
 def build_reference_backend(traced: TracedModel, options: EngineOptions) -> Backend:

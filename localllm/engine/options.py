@@ -38,6 +38,8 @@ class EngineOptions:
             also takes the paths of files and PEFT folders.
         control_vectors: files of control vectors, each with a scale; they are added up.
         control_layers: the first and the last layer that they change; None: all.
+        memory: bytes for weights, cache and buffers on the CPU; a larger model's weights are read from the disk in each
+            run. None: what is available.
     """
 
     threads: int | None = None
@@ -52,6 +54,7 @@ class EngineOptions:
     lora: "tuple[tuple[Adapter | str, float], ...]" = ()
     control_vectors: tuple[tuple[str, float], ...] = ()
     control_layers: tuple[int, int] | None = None
+    memory: int | None = None
 
     @cached_property
     def kv_cache_type(self) -> KVType:

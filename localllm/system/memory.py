@@ -71,6 +71,17 @@ class MemoryRegion:
             replace_pages(self.address + start, end - start)
 
 
+def allocate_large(size: int) -> mmap.mmap | ctypes.Array[ctypes.c_uint8]:
+    """Allocate `size` zero bytes, aligned to a page, in huge pages where the system has them. Raises OSError."""
+    if sys.platform == "win32":
+        return MemoryRegion(size).buffer
+    buffer = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel built without huge pages
+            buffer.madvise(mmap.MADV_HUGEPAGE)
+    return buffer
+
+
 def replace_pages(address: int, size: int) -> None:
     """Map zero pages over these, since macOS' MADV_DONTNEED may keep their content. Raises OSError."""
     system = ctypes.CDLL(None, use_errno=True)

@@ -24,8 +24,11 @@ from localllm.cli.argv import ParsedArgs, replace_option_names
 from localllm.cli.main import MIN_MEMORY
 from localllm.cli.registry import list_params
 from localllm.cli.terminal import output as terminal
+from localllm.engine import backend
+from localllm.engine.backend import WORKING_BYTES
 from localllm.errors import ContextError, ModelError, UsageError
 from localllm.files import text_file
+from localllm.files.gguf.file import GGUFFile
 from localllm.files.safe_file import ExclusiveWriter
 from localllm.kernels.build import faults
 from localllm.services.records.lines import read_records
@@ -769,17 +772,12 @@ def test_fit_knows_the_limits_of_the_process(tiny: str, option: str):
 
 
 def test_weights_beyond_the_memory_are_reported_before_loading(tiny: str, cli, monkeypatch):
-    size = os.path.getsize(tiny)
-    for available, line in (
-        (size, ""),
-        (
-            size - 1,
-            "localllm: warning: the weights take 0.00 GB, but only 0.00 GB of memory are available: reading them "
-            "from the disk again and again is slow; `localllm fit` shows which models fit\n",
-        ),
-    ):
-        monkeypatch.setattr("localllm.system.memory.get_available_memory", lambda mapped=0, size=available: size)
-        assert cli("run", tiny, "-p", "Hi", "--no-stdin", *GREEDY)[::2] == (0, line)
+    size = GGUFFile.open(tiny).nbytes + WORKING_BYTES
+    line = "localllm: warning: the weights take 0.00 GB, and only 0.00 GB of memory are available: "
+    for available, message in ((size, ""), (size - 1, line)):
+        monkeypatch.setattr(backend, "get_available_memory", lambda mapped=0, size=available: size)
+        code, _, stderr = cli("run", tiny, "-p", "Hi", "--no-stdin", *GREEDY)
+        assert code == 0 and stderr.startswith(message) and stderr.count("\n") == bool(message)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="address space is limited as on Linux")

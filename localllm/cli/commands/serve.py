@@ -14,7 +14,7 @@ from localllm.cli.open_model import resolve_model_path
 from localllm.cli.options import shared as options
 from localllm.cli.options.offers import offer_models
 from localllm.cli.options.one_shot import Projector
-from localllm.cli.parameters import argument, build_group, option, option_group
+from localllm.cli.parameters import argument, build_group, option, option_group, parse_size
 from localllm.cli.terminal.output import say
 from localllm.cli.terminal.render import get_file_stem
 from localllm.errors import LocalllmError, UsageError
@@ -29,17 +29,8 @@ if TYPE_CHECKING:
     Opener = Callable[[str], Model]
 
 PORT = 11435
-UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 OLLAMA_PORT = 11434
 LOCAL = ("127.0.0.1", "localhost", "::1")
-
-
-def parse_size(text: str) -> int:
-    """Parse a size in bytes, with an optional K, M or G. Raises ValueError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)B?", text.strip().upper())
-    if not match:
-        raise ValueError(f"{text!r} is not a size such as 500M or 8G")
-    return int(float(match[1]) * UNITS[match[2]])
 
 
 @option_group
@@ -81,12 +72,6 @@ class AddressGroup:
 class LimitGroup:
     """Limits."""
 
-    memory: int | None = option(
-        "--memory",
-        "Maximum memory for all loaded models, e.g. 8G.  [default: what is free at startup]",
-        "SIZE",
-        parser=parse_size,
-    )
     parallel: int | None = option("-np --parallel", "Maximum concurrent requests per model.  [default: 16]", "N")
     idle: float | None = option(
         "--idle", "Unload a model after this time without a request.  [default: never]", "SECONDS"
@@ -176,7 +161,7 @@ def serve(
     setup = ServerSettings(
         paths, make_opener(CURRENT.get().params, share.cache_reuse), place.host or "127.0.0.1", place.port,
         place.socket,
-        share.memory, share.parallel,
+        engine.memory, share.parallel,
         share.grace, keys, tuple(place.allow_host or ()), [*map(normalize_origin, place.allow_origin or ())],
         share.max_body, share.max_connections, share.timeout, share.on_overflow == "drop-turns",
         tuple(share.media_path or ()), place.strict_model_names, share.idle, place.access_log,

@@ -18,6 +18,7 @@ from localllm.cli.parameters import (
     make_integer_parser,
     option,
     option_group,
+    parse_size,
 )
 from localllm.cli.terminal.output import say
 from localllm.errors import CutError, UsageError
@@ -262,6 +263,13 @@ class EngineGroup:
     cache: CacheGroup
     rope: RopeGroup
     adapters: Adapters
+    memory: int | None = option(
+        "--memory",
+        "Memory for the model on the CPU, in serve for all models, e.g. 8G; the rest is read from the disk as "
+        "it is needed.  [default: what is free]",
+        "SIZE",
+        parser=parse_size,
+    )
 
     def options(self, progress: "Progress", on_upload: "Progress") -> "EngineOptions":
         from localllm.engine.options import EngineOptions, parse_gpu_layers  # not needed for --help
@@ -271,7 +279,7 @@ class EngineGroup:
         scaling = self.rope.make_scaling()
         return EngineOptions(
             self.threads, context, types, self.device, layers, progress, on_upload, rope=scaling,
-            **self.adapters.fields(),
+            memory=self.memory, **self.adapters.fields(),
         )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """The CPU backend, its program for image rows, and the rotation of cached keys."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +23,9 @@ from localllm.engine.trace.rope_shift import RopeShift
 from localllm.errors import UnsupportedError
 from localllm.kernels.build.library import KernelLibrary
 
+if TYPE_CHECKING:
+    from localllm.engine.cpu.weight_stream import WeightStorage
+
 
 class CpuBackend:
     """A localllm.engine.backend.Backend that runs a model on the CPU."""
@@ -31,8 +35,9 @@ class CpuBackend:
     def __init__(
         self, operations: list[Operation], states: Sequence[State], context: int, options: EngineOptions,
         encoding: Sequence[Operation] = (), rows: Callable[[bool], ImageRowOperations | None] | None = None,
+        storage: "WeightStorage | None" = None,
     ):  # fmt: skip
-        """Compile the operations; encoding: those of an encoder; rows: as in TracedModel.
+        """Compile the operations; encoding: those of an encoder; rows: as in TracedModel; storage: as compile_program.
 
         Raises ModelError, MemoryLimitError, LocalllmError.
         """
@@ -41,7 +46,10 @@ class CpuBackend:
         self._cache = KVCache(self._states, context, options.kv_cache_type)
         layout = StateLayout(recurrent) if recurrent else None
         self.room, places = CachePool(self._cache, layout), StepMemory(self._cache, layout, Header())
-        program = compile_program(operations, places, options.thread_count, options.progress)
+        if storage:  # the cache gets a quarter of the memory at most
+            storage.budget -= min(self.room.bytes_per_token * context, storage.budget // 4)
+        program = compile_program(operations, places, options.thread_count, options.progress, storage=storage)
+        self.storage = storage
         self.store, self.cache_usage = self.room.store, self.room.cache_usage
         self.bytes_per_token = self.room.bytes_per_token
         self._run, self.warning, self._programs = program.run, program.warning, [program]
@@ -73,7 +81,8 @@ class CpuBackend:
 
     def replace_operations(self, operations: list[Operation]) -> None:
         """Replace the operations, keeping the cache. Raises LocalllmError."""
-        program = compile_program(operations, self._places, self._options.thread_count, self._options.progress)
+        threads, progress = self._options.thread_count, self._options.progress
+        program = compile_program(operations, self._places, threads, progress, storage=self.storage)
         self._programs[0].close()
         self._programs[0], self._run = program, program.run
 

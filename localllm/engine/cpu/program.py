@@ -5,7 +5,7 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from localllm.engine.cpu.kernel_variants import RunShape, VariantLoader
 from localllm.engine.cpu.lowering import CpuTarget, create_target, optimize_graph, uses_integers
 from localllm.engine.lower.header import Header, SequenceSpan, TextSpan
 from localllm.engine.lower.steps import StepMemory
-from localllm.engine.lower.tape import Step, Tape
+from localllm.engine.lower.tape import Step, Tape, slice_steps
 from localllm.engine.memory.cache import HeadStreams, KVCache, ReservedMemory
 from localllm.engine.operations.attention import Attend
 from localllm.engine.operations.operation import Crossing, MatrixProduct, Operation, lower_operations
@@ -28,6 +28,9 @@ from localllm.kernels.cpu.shared_job import JOB, JOB_WORDS
 from localllm.kernels.table import PAGE
 from localllm.system.cpu import CACHE_LINE
 from localllm.system.processes import get_waiting_functions, init_waiting
+
+if TYPE_CHECKING:
+    from localllm.engine.cpu.weight_stream import WeightStorage, WeightStream
 
 KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 
@@ -123,16 +126,6 @@ def allocate_aligned(size: int) -> np.ndarray:
     return memory[start : start + size // 8]
 
 
-MAX_SLICE_BYTES = 1 << 25  # maximum bytes of weights in a slice, unless a stage has more
-
-
-class TapeSlice(NamedTuple):
-    """Whole stages of a tape."""
-
-    end: int  # index of the first step after the slice
-    weights: list[np.ndarray]
-
-
 class StreamingRunner:
     """Runs a tape in slices, and releases the memory of each slice's weights afterwards.
 
@@ -152,20 +145,8 @@ class StreamingRunner:
             for some in weights:
                 release_pages(some)
 
-
-def slice_steps(steps: Sequence[Step]) -> list[TapeSlice]:
-    """Slice steps at the ends of stages, with at most AT_ONCE bytes of weights per slice where possible."""
-    pieces, weights, size = list[TapeSlice](), list[np.ndarray](), 0
-    for number, step in enumerate(steps):
-        some = step.arguments.get("weights")
-        nbytes = some.nbytes if isinstance(some, np.ndarray) else 0
-        if size + nbytes > MAX_SLICE_BYTES and step.stage != steps[number - 1].stage:
-            pieces.append(TapeSlice(number, weights))
-            weights, size = [], 0
-        if isinstance(some, np.ndarray):
-            weights.append(some)
-            size += nbytes
-    return [*pieces, TapeSlice(len(steps), weights)]
+    def close(self) -> None:
+        """Do nothing; a WeightStream ends its threads here."""
 
 
 class RunCache(KVCache):
@@ -204,11 +185,11 @@ class CpuProgram:
     def __init__(
         self, header: Header, threads: TapeThreads, vocab_size: int, loader: VariantLoader,
         memory: Sequence[ReservedMemory] = (),
-        streaming: StreamingRunner | None = None, kernel_limits: Sequence[int] = (),
+        streaming: "StreamingRunner | WeightStream | None" = None, kernel_limits: Sequence[int] = (),
     ):  # fmt: skip
         """Set what runs need; memory: memory of a run's buffers; streaming: runs the tape in slices."""
         self.kernel_limits = kernel_limits
-        self._memory, self._walk = memory, (streaming or threads).run
+        self._memory, self._walk, self._streaming = memory, (streaming or threads).run, streaming
         self.warning, self.prepare_all = loader.library.warning, loader.prepare_all
         self._header, self._threads, self._vocab_size, self._loader = header, threads, vocab_size, loader
 
@@ -262,29 +243,32 @@ class CpuProgram:
             region.give_back(0, len(region.bytes))
 
     def close(self) -> None:
+        if self._streaming:
+            self._streaming.close()
         self._threads.close()
         self._loader.library.close()
 
 
 def compile_program(
     operations: Sequence[Operation], places: StepMemory, threads: int, progress: Progress | None,
-    exported: Crossing | None = None, keeps: bool = True, streams: bool = False,
+    exported: Crossing | None = None, keeps: bool = True, streams: bool = False, storage: "WeightStorage | None" = None,
 ) -> CpuProgram:  # fmt: skip
     """Compile recorded operations; the last one computes the logits, unless activations are exported.
 
     exported: see `lower_operations`; keeps: see CpuTarget; streams: release weights after each use (StreamingRunner);
-    progress(done, total) is called while a caller waits for kernels, in this call or in the first run. Raises
-    ModelError, LocalllmError.
+    storage: the memory for weights, if they are larger than it; progress(done, total) is called while a caller waits
+    for kernels, in this call or in the first run. Raises ModelError, MemoryLimitError, LocalllmError.
     """
     target = create_target(threads, len(places.header.ids), keeps)
     tape = Tape(lower_operations(optimize_graph(operations, target), target, places, exported=exported).all)
     library = KernelLibrary(tape.kernels | {"run", "work"}, progress, target.variants.list_all_names())
+    placed = storage.place(tape.steps) if storage else None
     rows = tape.finish(library.addresses, threads)
     memory = library, places, tape.memory  # must outlive the threads
     walkers = TapeThreads(threads, library.addresses, rows, keep=memory)
     vocab_size = operations[-1].output.columns
     of_runs = [region for region in tape.memory if isinstance(region, ReservedMemory)]
-    streaming = StreamingRunner(walkers, tape.steps) if streams else None
+    streaming = StreamingRunner(walkers, tape.steps) if streams else placed.make_stream(walkers) if placed else None
     loader, limits = VariantLoader(library, target.variants, progress), find_kernel_limits(operations, target)
     return CpuProgram(places.header, walkers, vocab_size, loader, of_runs, streaming, limits)
 

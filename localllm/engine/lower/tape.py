@@ -7,10 +7,10 @@ Operations append steps on virtual buffers. `Tape.finish` then works like a comp
 """
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
-from typing import SupportsInt
+from typing import NamedTuple, SupportsInt
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from localllm.frozen import frozen
 from localllm.kernels.table import order_arguments
 
 LINE = 64  # bytes of a cache line
+MAX_SLICE_BYTES = 1 << 25  # maximum bytes of weights in a slice, unless a stage has more
 FLOAT, FLOAT_BITS = Struct("<f"), Struct("<i")
 
 
@@ -171,6 +172,34 @@ def assign_stages(steps: list[Step]) -> None:
         for buffer in reads | writes:
             buffer.first = stage if buffer.first < 0 else buffer.first
             buffer.last = stage
+
+
+class TapeSlice(NamedTuple):
+    """Whole stages of a tape."""
+
+    end: int  # index of the first step after the slice
+    weights: list[np.ndarray]
+
+
+def slice_steps(steps: Sequence[Step]) -> list[TapeSlice]:
+    """Slice steps at the ends of stages, with at most AT_ONCE bytes of weights per slice where possible."""
+    pieces, weights, size = list[TapeSlice](), list[np.ndarray](), 0
+    for number, step in enumerate(steps):
+        some = get_product_arguments(step).get("weights")
+        nbytes = some.nbytes if isinstance(some, np.ndarray) else 0
+        if size + nbytes > MAX_SLICE_BYTES and step.stage != steps[number - 1].stage:
+            pieces.append(TapeSlice(number, weights))
+            weights, size = [], 0
+        if isinstance(some, np.ndarray):
+            weights.append(some)
+            size += nbytes
+    return [*pieces, TapeSlice(len(steps), weights)]
+
+
+def get_product_arguments(step: Step) -> dict[str, object]:
+    """Return the arguments of a step, or of the matrix product within it."""
+    product = step.arguments.get("product")
+    return product.arguments if isinstance(product, KernelCall) else step.arguments
 
 
 def allocate_buffers(steps: list[Step]) -> ReservedMemory:

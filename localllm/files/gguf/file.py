@@ -94,6 +94,15 @@ class GGUFFile:
         merged = merge_parts(parts) if count > 1 else part
         return cls(merged._replace(path=path), {part.path: list(part.tensors) for part in parts})
 
+    def locate(self, view: np.ndarray) -> tuple[str, int] | None:
+        """Return the path of the file that an array is a view of, and its offset; None for other arrays."""
+        if (mapping := get_map(view)) is None:
+            return None
+        for path, names in self.parts.items():
+            if names and (of_part := get_map(self.tensors[names[0]].data)) and of_part[0] is mapping[0]:
+                return path, mapping[1]
+        return None
+
     @property
     def parameters(self) -> int:
         """The number of weights."""

@@ -12,7 +12,7 @@ import pytest
 
 from localllm.arch.families.apertus import read_by_layer
 from localllm.cli import map_run as map_command
-from localllm.cli.commands import embed, inspect, serve
+from localllm.cli.commands import embed, inspect
 from localllm.cli.commands import pull as pull_command
 from localllm.cli.commands.embed import open_output
 from localllm.cli.options import one_shot
@@ -20,6 +20,7 @@ from localllm.cli.options import shared as options
 from localllm.cli.options.shared import (
     RopeGroup,
 )
+from localllm.cli.parameters import parse_size
 from localllm.cli.terminal import (
     stream_renderer as drawing,
 )
@@ -171,10 +172,10 @@ def test_embed_reads_lines_files_images_or_a_text(tmp_path: Path, monkeypatch: p
     ("500M", 500_000_000), ("8g", 8 * 10**9), (" 1.5k ", 1500), ("12", 12), ("7B", 7), ("2kb", 2000), ("0.0015K", 1),
 ])  # fmt: skip
 def test_amounts_are_parsed_with_units(text: str, number: int):
-    assert serve.parse_size(text) == number
+    assert parse_size(text) == number
     for odd in ("", "M", "1.M", "-1", "1T", "1 M", f"{text}x"):
         with pytest.raises(ValueError, match="is not a size such as 500M or 8G"):
-            serve.parse_size(odd)
+            parse_size(odd)
 
 
 @pytest.mark.parametrize(("more", "left"), [

@@ -34,13 +34,15 @@ LINES = {
     },
     "-ctk q8_0 -ctv f32 -ngl -1": {"kv_type": "k=q8_0,v=f32", "gpu_layers": "all"},
     "-ctv q4_0 -ngl auto -t -1 -c 0": {"kv_type": "k=f16,v=q4_0"},
+    "--memory 8G": {"memory": 8 * 10**9},
     "--mmproj eye.gguf --chat-template phi3": {"mmproj": "eye.gguf", "chat_template": "phi3"},
 }  # fmt: skip
 NO_CACHE, PAN = {"--no-cache": {"cache": False}}, {"--pan-and-scan": {"pan_and_scan": True}}
 OPENS = {"run": LINES | NO_CACHE | PAN, "chat": LINES | NO_CACHE | PAN, "serve": LINES | NO_CACHE, "map": LINES}
 USUAL = {"threads": None, "context": None, "kv_type": "f16", "backend": "auto", "observer": None, "progress": None,
          "chat_template": None, "cache": True, "gpu_layers": "auto", "on_upload": None, "rope": None, "mmproj": None,
-         "pan_and_scan": False, "lora": [], "control_vectors": [], "control_layers": None}  # fmt: skip
+         "pan_and_scan": False, "lora": [], "control_vectors": [], "control_layers": None,
+         "memory": None}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OPENS)

@@ -84,7 +84,13 @@ def test_the_backend_is_chosen_by_device_layers_and_driver(backend, layers, driv
 def said(encoding=()) -> TracedModel:
     h = SimpleNamespace(layers=4, states=lambda: ("a", "b"), encode=None)
     return TracedModel(
-        SimpleNamespace(tensors={}), ["operation"], lambda *given, **named: (given, named), h, 64, encoding, "rows"
+        SimpleNamespace(tensors={}, nbytes=0),
+        ["operation"],
+        lambda *given, **named: (given, named),
+        h,
+        64,
+        encoding,
+        "rows",
     )
 
 
@@ -100,10 +106,10 @@ def made(monkeypatch) -> list[tuple]:
 def test_building_the_cpu_backend_passes_operations_states_and_options(made):
     options = EngineOptions()
     assert build_backend(said(["encode"]), options) == SelectedBackend("the CPU", "CPU", None, None)
-    assert made.pop() == (["operation"], ["a", "b"], 64, options, ["encode"], "rows")
+    assert made.pop() == (["operation"], ["a", "b"], 64, options, ["encode"], "rows", None)
     options = EngineOptions(observer=SimpleNamespace(insert_sums=lambda operations: ["watched", *operations]))
     build_backend(said(), options)
-    assert made == [(["watched", "operation"], ["a", "b"], 64, options, (), "rows")]
+    assert made == [(["watched", "operation"], ["a", "b"], 64, options, (), "rows", None)]
 
 
 @pytest.mark.parametrize("encodes", [False, True])
@@ -202,7 +208,10 @@ def test_placing_layers_opens_the_named_card_and_closes_it_on_failure(monkeypatc
     monkeypatch.setattr(devices, "open_card", lambda number: opened.append(number) or one)
 
     def place_layers(device, layers="auto", buffers=lambda states, kv_type: 30, kv_type="f16"):
-        file, options = SimpleNamespace(tensors={}), EngineOptions(backend=device, gpu_layers=layers, kv_type=kv_type)
+        file, options = (
+            SimpleNamespace(tensors={}, nbytes=0),
+            EngineOptions(backend=device, gpu_layers=layers, kv_type=kv_type),
+        )
         return devices.place_layers(options, file, [], 2, 64, buffers)
 
     assert place_layers("cuda", 0) == GpuPlacement(None, 0) and opened == []

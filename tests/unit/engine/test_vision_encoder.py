@@ -18,8 +18,8 @@ from localllm.arch.vision.any_size import compute_area_weights, compute_corner_w
 from localllm.arch.vision.llava import CuttingRules, arrange_rows
 from localllm.arch.vision.resizing import choose_size
 from localllm.arch.weights import Weights
-from localllm.engine.cpu import program as passing
 from localllm.engine.image_tokens import ImageEmbedding
+from localllm.engine.lower import tape
 from localllm.engine.lower.header import SequenceSpan
 from localllm.engine.operations.registry import ReferenceBuilder
 from localllm.engine.options import EngineOptions
@@ -106,7 +106,7 @@ def test_streamed_weights_leave_memory_and_give_the_same_rows(tmp_path, monkeypa
     file, reader = opened(tmp_path, "idefics3", **wide)
     rows = reader.read(picture((64, 64)))
     reader.close()
-    monkeypatch.setattr(passing, "MAX_SLICE_BYTES", 1)
+    monkeypatch.setattr(tape, "MAX_SLICE_BYTES", 1)
     reader = VisionEncoder(file, EngineOptions(threads=2))
     assert np.array_equal(reader.read(picture((64, 64))), rows)
     assert np.array_equal(reader.read(picture((64, 64))), rows)

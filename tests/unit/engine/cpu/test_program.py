@@ -16,9 +16,11 @@ from localllm.engine.cpu import program as program_module
 from localllm.engine.cpu.backend import CpuBackend, ImageRowProgram, KeyRotator
 from localllm.engine.cpu.kernel_variants import RunShape, VariantLoader, VariantProduct, VariantTable
 from localllm.engine.cpu.limits import MemoryReader, measure_read_bandwidth
-from localllm.engine.cpu.program import CpuProgram, StreamingRunner, TapeSlice, TapeThreads, WorkerGroup, slice_steps
+from localllm.engine.cpu.program import CpuProgram, StreamingRunner, TapeThreads, WorkerGroup
+from localllm.engine.lower import tape as lower_tape
 from localllm.engine.lower.activation import ALL, WANTED, RoutedRows
 from localllm.engine.lower.header import Header, SequenceSpan, TextSpan
+from localllm.engine.lower.tape import TapeSlice, slice_steps
 from localllm.engine.memory.cache import ReservedMemory
 from localllm.engine.options import EngineOptions
 from localllm.engine.runs import BATCH
@@ -31,7 +33,7 @@ from localllm.kernels.cpu.shared_job import CACHE_LINE, JOB, JOB_WORDS
 
 def test_tapes_are_sliced_at_stages_before_weights_exceed_the_limit(monkeypatch):
     """Check that a single step may exceed the limit."""
-    monkeypatch.setattr(passing, "MAX_SLICE_BYTES", 10)
+    monkeypatch.setattr(lower_tape, "MAX_SLICE_BYTES", 10)
     sizes = [(0, 6), (0, 6), (1, 0), (1, 4), (2, 6), (3, 1), (3, 9), (4, 0), (5, 12)]
     weights = [np.zeros(size, np.uint8) if size else 7 for _, size in sizes]
     steps = [SimpleNamespace(stage=stage, arguments={"weights": some} if number else {"weights": some, "x": 1})
@@ -310,7 +312,7 @@ def test_threads_run_all_steps_or_a_range_of_them(monkeypatch):
 def test_a_backend_compiles_a_program_for_each_use_and_closes_each_once(monkeypatch):
     compiled_programs, done = [], []
 
-    def compiled(operations, places, threads, progress):
+    def compiled(operations, places, threads, progress, storage=None):
         number = len(compiled_programs)
         compiled_programs.append((operations, places, threads, progress))
         return SimpleNamespace(warning=f"warning {number}", kernel_limits=[],
@@ -363,7 +365,7 @@ def test_a_backend_keeps_pages_for_attention_and_states_for_recurrence(monkeypat
             there, name, lambda *given, name=name, known=stand_in: calls.setdefault(name, given) and known
         )
     monkeypatch.setattr(
-        backend, "compile_program", lambda *given: SimpleNamespace(run=None, warning=None, kernel_limits=[])
+        backend, "compile_program", lambda *_, **__: SimpleNamespace(run=None, warning=None, kernel_limits=[])
     )
     states, options = [PagedState(0, 1, 16, 16), Recurrent(1, ()), LatentState(2, 16, 16)], EngineOptions(threads=3)
     tested = CpuBackend(["model"], states, 100, options)
@@ -377,7 +379,7 @@ def test_a_backend_keeps_pages_for_attention_and_states_for_recurrence(monkeypat
 def test_a_backend_compiles_one_image_program_for_each_type_of_attention(monkeypatch):
     programs = []
     monkeypatch.setattr(
-        backend, "compile_program", lambda *given: SimpleNamespace(run=None, warning=None, kernel_limits=[])
+        backend, "compile_program", lambda *_, **__: SimpleNamespace(run=None, warning=None, kernel_limits=[])
     )
     monkeypatch.setattr(backend, "ImageRowProgram", lambda *given: programs.append(given) or SimpleNamespace(
         run=lambda *run: (given[0], *run)))  # fmt: skip

@@ -1,0 +1,203 @@
+"""Weights larger than memory: the same bits as in memory, for any budget, slow disks, errors and interrupted runs."""
+
+import os
+import random
+import time
+
+import numpy as np
+import pytest
+from adapters import random_adapter, supported_names
+from models import write_model
+
+from localllm.engine import backend
+from localllm.engine.cpu import weight_stream
+from localllm.engine.cpu.weight_stream import SLOTS, ReadAhead, choose_held, choose_slot_bytes
+from localllm.engine.engine import Engine
+from localllm.engine.lower import tape
+from localllm.engine.options import EngineOptions
+from localllm.errors import MemoryLimitError, ModelError
+from localllm.files.gguf.file import GGUFFile
+
+IDS = [5, 17, 99, 3, 200, 41, 7]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory) -> GGUFFile:
+    return GGUFFile.open(write_model("llama", tmp_path_factory.mktemp("streamed") / "llama.gguf"))
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    """Stream matrices of any size, in slices of few matrices and reads of one block."""
+    monkeypatch.setattr(weight_stream, "MIN_STREAMED_BYTES", 1)
+    monkeypatch.setattr(weight_stream, "CHUNK_BYTES", weight_stream.BLOCK)
+    monkeypatch.setattr(tape, "MAX_SLICE_BYTES", 1 << 12)
+    monkeypatch.setattr(backend, "WORKING_BYTES", 0)
+    monkeypatch.setattr(weight_stream, "measure_disk", lambda slices: 0.0)
+
+
+def open_engine(file: GGUFFile, share: float | None, **options) -> Engine:
+    """Open a model with memory for a share of its file; None: as much as there is."""
+    memory = None if share is None else int(share * file.nbytes)
+    return Engine(file, EngineOptions(2, 64, "f32", memory=memory, **options))
+
+
+def run_engine(engine: Engine) -> np.ndarray:
+    sequence = engine.sequence()
+    rows = [sequence.append(IDS, "all"), *(sequence.append([id]) for id in IDS[:4])]
+    sequence.close()
+    return np.concatenate(rows)
+
+
+def stream_of(engine: Engine) -> weight_stream.WeightStream:
+    return engine._backend._programs[0]._streaming
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3moe", "mamba2"])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.8])
+def test_streamed_weights_give_the_same_bits(family, share, tmp_path):
+    file = GGUFFile.open(write_model(family, tmp_path / "model.gguf"))
+    whole, streamed = open_engine(file, None), open_engine(file, share)
+    for _ in range(3):
+        np.testing.assert_array_equal(run_engine(streamed), run_engine(whole))
+    whole.close()
+    streamed.close()
+
+
+def test_a_plan_holds_what_the_budget_allows(llama):
+    whole, plans = open_engine(llama, None), []
+    assert stream_of(whole) is None and whole.warning is None
+    for share in (0.0, 0.4, 0.8):
+        engine = open_engine(llama, share)
+        plans.append(stream_of(engine).plan)
+        assert "GB are read from the disk for each token" in engine.warning
+        engine.close()
+    whole.close()
+    assert plans[0].held <= plans[1].held < plans[2].held < llama.nbytes
+    assert len({plan.held + plan.streamed for plan in plans}) == 1
+
+
+def test_streamed_weights_can_have_adapters(llama):
+    lora = ((random_adapter(llama, supported_names(llama)), 1.0),)
+    whole, streamed = open_engine(llama, None, lora=lora), open_engine(llama, 0.3, lora=lora)
+    np.testing.assert_array_equal(run_engine(streamed), run_engine(whole))
+    whole.close()
+    streamed.close()
+
+
+def test_a_slow_disk_changes_no_bit(llama, monkeypatch):
+    read_at, chance = weight_stream.read_at, random.Random(1)
+
+    def read_slowly(*arguments):
+        time.sleep(chance.random() / 1000)
+        return read_at(*arguments)
+
+    whole = open_engine(llama, None)
+    expected = run_engine(whole)
+    monkeypatch.setattr(weight_stream, "read_at", read_slowly)
+    streamed = open_engine(llama, 0.3)
+    np.testing.assert_array_equal(run_engine(streamed), expected)
+    assert stream_of(streamed).seconds_waited > 0
+    whole.close()
+    streamed.close()
+
+
+@pytest.mark.parametrize("number", range(0, 60, 7))
+def test_an_error_of_the_disk_ends_one_run_only(llama, monkeypatch, number):
+    read_at, left = weight_stream.read_at, [number]
+
+    def fail_once(*arguments):
+        left[0] -= 1
+        if left[0] == -1:
+            raise OSError(5, "Input/output error")
+        return read_at(*arguments)
+
+    whole = open_engine(llama, None)
+    expected = run_engine(whole)
+    monkeypatch.setattr(weight_stream, "read_at", fail_once)
+    streamed = open_engine(llama, 0.3)
+    with pytest.raises(ModelError, match=r"llama\.gguf: cannot be read: Input/output error"):
+        for _ in range(3):
+            run_engine(streamed)
+    np.testing.assert_array_equal(run_engine(streamed), expected)
+    whole.close()
+    streamed.close()
+
+
+def test_an_interrupted_run_can_be_repeated(llama, monkeypatch):
+    whole, streamed = open_engine(llama, None), open_engine(llama, 0.3)
+    expected, wait = run_engine(whole), ReadAhead.wait
+    for at in range(0, len(stream_of(streamed)._slices), 3):
+
+        def interrupt(self, index, at=at):
+            if index == at:
+                raise KeyboardInterrupt
+            wait(self, index)
+
+        monkeypatch.setattr(ReadAhead, "wait", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run_engine(streamed)
+        monkeypatch.setattr(ReadAhead, "wait", wait)
+        np.testing.assert_array_equal(run_engine(streamed), expected)
+    whole.close()
+    streamed.close()
+
+
+def test_a_file_that_vanishes_or_shrinks_is_one_line(tmp_path):
+    for change, message in ((os.remove, "cannot be read: No such file"), (lambda p: os.truncate(p, 4096), "shorter")):
+        path = write_model("llama", tmp_path / "model.gguf")
+        file = GGUFFile.open(path)
+        streamed = open_engine(file, 0.3)
+        streamed.close()
+        ahead, read = stream_of_reads(file), []
+        change(path)
+        ahead = ReadAhead(ahead)
+        with pytest.raises(ModelError, match=message) as error:
+            for index in range(len(read) or 3):
+                ahead.wait(index)
+        assert "\n" not in str(error.value)
+        ahead.close()
+        ahead.join()
+
+
+def stream_of_reads(file: GGUFFile) -> list[weight_stream.Slice]:
+    """Return slices that read the tensors of a file."""
+    slices = []
+    for index, tensor in enumerate(file.tensors.values()):
+        matrix = weight_stream.Matrix({}, tensor.data, *file.locate(tensor.data))
+        slices.append(weight_stream.Slice(index, matrix.move(np.zeros(matrix.size, np.uint8), 0), None))
+    return slices
+
+
+def test_closing_ends_the_readers(llama):
+    streamed = open_engine(llama, 0.3)
+    threads = stream_of(streamed)._ahead._threads
+    assert all(thread.is_alive() for thread in threads)
+    streamed.close()
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_memory_that_cannot_be_allocated_is_refused(llama, monkeypatch):
+    def refuse(size):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(weight_stream, "allocate_large", refuse)
+    with pytest.raises(MemoryLimitError, match="GB of memory for weights cannot be allocated"):
+        open_engine(llama, 0.3)
+
+
+def test_slots_are_as_small_as_memory_asks_for():
+    layers = [30, 60, 10] * 8
+    assert choose_slot_bytes([*layers, 400]) == 60
+    assert choose_slot_bytes([*layers, 100]) == 60
+    assert choose_slot_bytes([*layers, 61]) == 61
+    assert choose_slot_bytes([5]) == 5
+
+
+def test_each_section_of_the_tape_holds_its_share():
+    sizes = [10] * 30 + [400]
+    held = choose_held(sizes, 400 + 150, 10)
+    assert held[-1] and sum(held) == 16
+    assert all(4 <= sum(held[first : first + 10]) <= 6 for first in range(0, 30, 10))
+    assert not any(choose_held([10] * 5, -1, 10)) and all(choose_held([10] * 5, 50, 10))
+    assert SLOTS > 1
