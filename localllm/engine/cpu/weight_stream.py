@@ -294,7 +294,7 @@ class Matrix:
         self.arguments["weights"] = moved.view(self.view.dtype).reshape(self.view.shape)
         return [
             Read(
-                self.path, self.offset - margin + first, memoryview(memory[position + first : position + end]),
+                self.path, self.offset - margin + first, memory[position + first : position + end].data,
                 min(end, margin + self.view.nbytes) - first,
             )
             for first in range(0, self.size, CHUNK_BYTES)
@@ -414,7 +414,7 @@ def choose_held(sizes: Sequence[int], room: int, slot_bytes: int) -> list[bool]:
 def allocate(size: int) -> np.ndarray:
     """Allocate memory for matrices, uint8 [size]. Raises MemoryLimitError."""
     try:
-        return np.frombuffer(allocate_large(size), np.uint8)
+        return np.frombuffer(memoryview(allocate_large(size)), np.uint8)
     except (OSError, ValueError, OverflowError):
         raise MemoryLimitError(f"{size / 1e9:.2f} GB of memory for weights cannot be allocated") from None
 
