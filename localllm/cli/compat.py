@@ -100,6 +100,7 @@ VALUED = {
     "a model is unloaded when its command ends": "--keepalive",
     "each test begins with a warm-up run": "--delay",
     "importance matrices are always written as GGUF": "--output-format",
+    "principal components of control vectors are computed exactly": "--pca-batch --pca-iter",
     "only a few rows are in memory at a time": "--max-buffer-size",
     "results are saved all the time, so that an interrupted command resumes": (
         "-ofreq --output-frequency --save-frequency"
@@ -198,7 +199,7 @@ UNSUPPORTED = {
     _SEARCH: "--context-file --chunk-size --chunk-separator",
     _NO_TRAINING: "-lr --learning-rate -lr-min --learning-rate-min -decay-epochs --learning-rate-decay-epochs -wd "
     "--weight-decay -val-split --val-split -epochs --epochs -opt --optimizer",
-    "localllm does not compute control vectors": "--positive-file --negative-file --pca-batch --pca-iter --method",
+    "use `localllm control-vector` to make control vectors": "--positive-file --negative-file --method",
     "it is for llama.cpp's own tests": "--junk --pos -ns --sequences --spec-synth-len --spec-synth-rates "
     "--logits-output-dir --tensor-filter",
     "`localllm bench` has llama-bench's options: -p, -n, -r": "-pps -tgs -npp -ntg -npl",
@@ -327,6 +328,9 @@ LLAMA_CPP = (
     CommandAlias(
         "llama-imatrix -m FILE -f TEXT -o OUT", "localllm imatrix FILE TEXT -o OUT", "resumes where it stopped"
     ),
+    CommandAlias(
+        "llama-cvector-generator -m FILE", "localllm control-vector FILE OUT", "from the last token of each prompt"
+    ),
     CommandAlias("llama-perplexity -m FILE -f TEXT", "localllm perplexity FILE TEXT", "the same figures"),
     CommandAlias("llama-bench -m FILE", "localllm bench FILE", "the same tests"),
     CommandAlias("llama-tokenize -m FILE -p TEXT", "localllm tokenize FILE TEXT", "--ids prints the token ids only"),
@@ -367,6 +371,7 @@ SYNONYMS = {
     "eval": "evaluate lm-eval lm_eval grade score",
     "bench": "benchmark llama-bench speed",
     "imatrix": "llama-imatrix importance",
+    "control-vector": "control-vectors cvector cvector-generator llama-cvector-generator steer",
     "split": "gguf-split llama-gguf-split shard",
     "merge": "join concat",
     "verify": "check validate checksum gguf-hash",

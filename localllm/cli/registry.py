@@ -15,8 +15,8 @@ from localllm.errors import UsageError
 
 COMMANDS = (
     "run", "chat", "map", "serve", "launch", "search", "ask", "embed", "rerank", "inspect", "tokenize", "quantize",
-    "imatrix", "split", "merge", "edit", "verify", "perplexity", "eval", "bench", "warmup", "cache", "replay", "list",
-    "pull", "rm", "fit", "sessions", "templates", "config", "completion", "help",
+    "imatrix", "control-vector", "split", "merge", "edit", "verify", "perplexity", "eval", "bench", "warmup", "cache",
+    "replay", "list", "pull", "rm", "fit", "sessions", "templates", "config", "completion", "help",
 )  # fmt: skip
 COMPLETE = "_LOCALLLM_COMPLETE"  # variable that shells set to request completions, see completion.py
 HELP_NAMES = ["-h", "--help"]
@@ -25,7 +25,8 @@ C = TypeVar("C", bound=TyperCommand)
 
 
 def load_function(name: str) -> Callable[..., None]:
-    command: Callable[..., None] = getattr(import_module(f"localllm.cli.commands.{name}"), name)
+    module = name.replace("-", "_")
+    command: Callable[..., None] = getattr(import_module(f"localllm.cli.commands.{module}"), module)
     return command
 
 

@@ -32,7 +32,7 @@ from localllm.engine.image_tokens import ImageEmbedding, cuts_image, find_image,
 from localllm.engine.lower.header import SAME_TOKEN_TYPE, SequenceSpan
 from localllm.engine.memory.sequence_state import SequenceState
 from localllm.engine.operations.experts import Route
-from localllm.engine.operations.tokens import ExportHidden
+from localllm.engine.operations.tokens import ExportHidden, LayerOutputTap
 from localllm.engine.options import EngineOptions
 from localllm.engine.runs import BATCH, EXACT_TOKENS, FIRST_RUN, LATER_RUN, PRECISE_TOKENS, SINGLE_RUN, Runs
 from localllm.engine.sequence import Sequence, require_capacity
@@ -206,11 +206,13 @@ class Engine:
             forward = adapt(forward, self.adapters, control, file.tensors, self.hyperparameters.arch)
         self._record = partial(trace_model, file, forward, weights, self.hyperparameters, self.context)
         self._head_source: DraftHeadSource | None = None
-        drafts = options.backend == "cpu" and has_mtp_layer(weights, self.hyperparameters)
+        drafts = options.backend == "cpu" and has_mtp_layer(weights, self.hyperparameters) and not options.shows_layers
         if drafts and isinstance(model, DraftingFamily):
             self._head_source = select_mtp_layer(file, model, self.hyperparameters)
         self._tap = create_hidden_state_tap(self._head_source) if self._head_source else None
-        recorder = self._record(self._tap)
+        size = self.hyperparameters.layers, self.hyperparameters.width
+        self._layer_tap = LayerOutputTap(*size) if options.shows_layers else None
+        recorder = self._record(self._tap or self._layer_tap)
         rows = partial(trace_image_rows, forward, weights, self.hyperparameters, self.context)
         self._images, self._accepts_images = WeakValueDictionary[int, ImageEmbedding](), recorder.begins
         self.operations, self.kv_type, self.rope = recorder.operations, options.kv_cache_type, options.rope
@@ -251,6 +253,19 @@ class Engine:
 
     def _create_sequence(self) -> Sequence:
         return Sequence(self, self.backend.store())
+
+    def layer_outputs(self) -> np.ndarray:
+        """Return the outputs of all layers for the last token of the latest call, float32 [layers, width].
+
+        The engine must have the option `shows_layers`, and the call one sequence and logits "last". Raises
+        UnsupportedError for an architecture that does not export them.
+        """
+        tap, width = self._layer_tap, self.hyperparameters.width
+        assert tap is not None
+        if len(tap.shown) < len(tap.rows):
+            kind = f"control vectors are not supported for {self.hyperparameters.arch} models"
+            raise UnsupportedError(f"{self._path}: {kind}")
+        return tap.rows[:, :width].copy()
 
     def cache_usage(self) -> tuple[int, int]:
         """Return the number of used token slots of the cache, and of all.

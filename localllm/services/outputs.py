@@ -12,7 +12,16 @@ def is_model(path: str) -> bool:
     from localllm.files.gguf.file import GGUFFile
 
     with GGUFFile.open(path, needed=()) as file:
-        return file.metadata.get("general.type") not in ("imatrix", "adapter")
+        is_vector = file.metadata.get("general.architecture") == "controlvector"
+        return not is_vector and file.metadata.get("general.type") not in ("imatrix", "adapter")
+
+
+def is_control_vector(path: str) -> bool:
+    """Return whether a file is a control vector."""
+    from localllm.files.gguf.file import GGUFFile
+
+    with GGUFFile.open(path, needed=()) as file:
+        return file.metadata.get("general.architecture") == "controlvector"
 
 
 def is_imatrix(path: str) -> bool:

@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "EMBEDDING": ("embed",),
     "PERPLEXITY": ("perplexity",),
     "IMATRIX": ("imatrix",),
+    "CVECTOR_GENERATOR": ("control-vector",),
     "BENCH": ("bench",),
     "TOKENIZE": ("tokenize",),
     "DOWNLOAD": ("pull",),

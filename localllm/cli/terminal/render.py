@@ -187,20 +187,20 @@ def get_file_stem(path: str) -> str:
 class RemainingTime:
     """Estimates the remaining time of a job in equal steps; the clock starts on creation."""
 
-    def __init__(self, total: int, done: int = 0):
+    def __init__(self, total: int, done: int = 0, step: str = "chunk"):
         """Start the clock.
 
-        done: count of steps finished by an earlier run.
+        done: count of steps finished by an earlier run.  step: what a step is called.
         """
-        self._total, self._before, self._start = total, done, perf_counter()
+        self._step, self._total, self._before, self._start = step, total, done, perf_counter()
 
     def format_first(self) -> str:
-        return f"chunk {self._before + 1} of {self._total}"
+        return f"{self._step} {self._before + 1} of {self._total}"
 
     def after(self, done: int) -> str:
         """Describe the state after `done` steps, such as "chunk 3 of 40, 2 min 10 s left"."""
         per_step = (perf_counter() - self._start) / max(done - self._before, 1)
-        return f"chunk {done} of {self._total}, {format_duration(per_step * (self._total - done))} left"
+        return f"{self._step} {done} of {self._total}, {format_duration(per_step * (self._total - done))} left"
 
 
 def format_duration(seconds: float) -> str:
