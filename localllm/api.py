@@ -296,6 +296,7 @@ def open_model(
     rope: "RopeScaling | None" = None,
     lora: "str | os.PathLike[str] | Mapping[str, float]" = "",
     control_vector: "str | os.PathLike[str] | Mapping[str, float]" = "",
+    control_layers: tuple[int, int] | None = None,
 ) -> Model:
     """Open a GGUF file; `localllm.open` is this function.
 
@@ -311,8 +312,8 @@ def open_model(
     folder, and use those of earlier processes.  rope: replaces the file's RoPE scaling, as in RopeScaling("yarn", 4.0,
     original_context=32768).  lora: path of an adapter's file or PEFT folder, or several with the scale that answers
     have by default, such as {"a.gguf": 1.0, "b/": 0.5}; each answer can change it (`lora` of GenerationOptions).
-    control_vector: the same for control vectors, which all answers have.  Raises ModelError, MemoryLimitError,
-    UsageError.
+    control_vector: the same for control vectors, which all answers have.  control_layers: the first and the last layer
+    that they change, None for all.  Raises ModelError, MemoryLimitError, UsageError.
     """
     from localllm.engine.options import EngineOptions, parse_gpu_layers  # not needed to import this
 
@@ -321,7 +322,7 @@ def open_model(
     kv_type, gpu_layers = require_string("kv_type", kv_type), parse_gpu_layers(gpu_layers)
     options = EngineOptions(
         threads, context, kv_type, backend, gpu_layers, progress, on_upload, observer, rope, parse_scales(lora),
-        parse_scales(control_vector),
+        parse_scales(control_vector), control_layers,
     )  # fmt: skip
     return open_with_options(path, options, chat_template, cache, mmproj, pan_and_scan)
 

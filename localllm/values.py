@@ -1,5 +1,7 @@
-"""Check arguments: accept NumPy scalars as Python numbers, and refuse bytes as text."""
+"""Check and parse arguments: accept NumPy scalars as Python numbers, and refuse bytes as text."""
 
+import math
+import os
 from collections.abc import Iterable, Mapping
 from operator import index
 from typing import Any, SupportsIndex, TypeVar
@@ -50,3 +52,25 @@ def to_token_ids(ids: Iterable[SupportsIndex]) -> list[int]:
         return [index(token) for token in ids]
     except TypeError:
         raise UsageError("token ids must be a list of integers") from None
+
+
+def parse_scaled_files(text: str) -> list[tuple[str, float]]:
+    """Parse FILE[:SCALE],...; the scale of a FILE alone is 1, and ~ is the home folder. Raises ValueError."""
+    pairs = list[tuple[str, float]]()
+    for each in text.split(","):
+        path, colon, scale = each.rpartition(":")
+        try:
+            pairs.append((path, float(scale)) if colon else (each, 1.0))
+        except ValueError:  # a colon in the path, as in C:\\adapter.gguf
+            pairs.append((each, 1.0))
+    if not all(path and math.isfinite(scale) for path, scale in pairs):
+        raise ValueError(f"{text!r} is not a list of files, each with a scale, such as a.gguf:0.5,b.gguf")
+    return [(os.path.expanduser(path), scale) for path, scale in pairs]
+
+
+def parse_layer_range(text: str) -> tuple[int, int]:
+    """Parse the numbers of the first and the last layer. Raises ValueError."""
+    numbers = text.split()
+    if len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
+        raise ValueError(f"{text!r} is not the first and the last layer, such as 10 20")
+    return int(numbers[0]), int(numbers[1])

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 from localllm.cli.defaults import load_defaults
 from localllm.cli.options import shared as options
@@ -121,4 +122,12 @@ def get_documented_default(param: Parameter) -> str:
 def format_value(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
+    if isinstance(value, list | tuple) and any(isinstance(each, list | tuple) for each in value):
+        return ", ".join(map(format_scaled_files, value))
     return to_one_line(", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
+
+
+def format_scaled_files(pairs: Any) -> str:
+    """Format one or several files with their scales as typed: FILE:SCALE,..."""
+    rows = pairs if isinstance(pairs, list) else [pairs]
+    return ",".join(to_one_line(f"{path}:{scale:g}") for path, scale in rows)

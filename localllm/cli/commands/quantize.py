@@ -27,6 +27,7 @@ from localllm.cli.terminal.quantize_progress import BY_SENSITIVITY, CALIBRATED, 
 from localllm.cli.terminal.render import format_count, format_size, format_table, to_one_line
 from localllm.errors import UsageError
 from localllm.quant.formats import RECIPES
+from localllm.values import parse_scaled_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +57,8 @@ def quantize(
         "--lora",
         "Merge low-rank adapters (LoRA) before quantizing; GGUF files or PEFT folders.  [repeatable]",
         "FILE[:SCALE],...",
-        parser=options.parse_scaled_files,
+        parser=parse_scaled_files,
+        typed_only=True,  # an adapter that config.toml gives to `run` must not be merged
     ),
     adapter: bool = option("--adapter", "IN is an adapter: write it as a GGUF adapter, TYPE F32, F16, BF16 or Q8_0."),
     mmproj: bool = option("--mmproj", "Convert the vision projector (mmproj) instead of the language model."),

@@ -25,6 +25,7 @@ from localllm.errors import CutError, UsageError
 from localllm.generation.options import OPTIONS, GenerationOptions
 from localllm.generation.sampling.options import LETTERS, ORDER, Option, SamplingOptions, parse_sampler_letters
 from localllm.generation.sampling.options import OPTIONS as SAMPLING
+from localllm.values import parse_layer_range, parse_scaled_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -187,28 +188,6 @@ class RopeGroup:
                 raise UsageError(f"rope_freq_scale must be above 0, not {self.rope_freq_scale:g}")
             factor = 1 / self.rope_freq_scale
         return RopeScaling(self.rope_scaling, factor, self.rope_freq_base or None, self.yarn_orig_ctx or None)
-
-
-def parse_scaled_files(text: str) -> list[tuple[str, float]]:
-    """Parse FILE[:SCALE],...; the scale of a FILE alone is 1. Raises ValueError."""
-    pairs = []
-    for each in text.split(","):
-        path, colon, scale = each.rpartition(":")
-        try:
-            pairs.append((path, float(scale)) if colon else (each, 1.0))
-        except ValueError:  # a colon in the path, as in C:\\adapter.gguf
-            pairs.append((each, 1.0))
-    if not all(path and math.isfinite(scale) for path, scale in pairs):
-        raise ValueError(f"{text!r} is not a list of files, each with a scale, such as a.gguf:0.5,b.gguf")
-    return pairs
-
-
-def parse_layer_range(text: str) -> tuple[int, int]:
-    """Parse the numbers of the first and the last layer. Raises ValueError."""
-    numbers = text.split()
-    if len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
-        raise ValueError(f"{text!r} is not the first and the last layer, such as 10 20")
-    return int(numbers[0]), int(numbers[1])
 
 
 @option_group

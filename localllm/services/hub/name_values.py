@@ -13,13 +13,15 @@ from localllm.generation.options import OPTIONS, GenerationOptions
 from localllm.generation.sampling.options import DEFAULTS, SamplingOptions, parse_sampler_letters
 from localllm.generation.sampling.options import OPTIONS as SAMPLING
 from localllm.services.hub.name_settings import find_stored_model, iter_settings
+from localllm.values import parse_layer_range, parse_scaled_files
 
 # Options whose values have other names in this module, with "_" for "-".
 RENAMED = {
     **{other: name for name, option in {**OPTIONS, **SAMPLING}.items() for other in option.names},
     "sampler_seq": "sampling_seq", "system_prompt": "system",
     "chat_template_kwargs": "template_var", "ctx_size": "context", "n_gpu_layers": "gpu_layers", "device": "backend",
-    "chat_template_file": "chat_template",
+    "chat_template_file": "chat_template", "lora_scaled": "lora", "control_vector_scaled": "control_vector",
+    "control_vector_layer_range": "control_layers",
 }  # fmt: skip
 TEXTS = ("stop", "ban", "dry_sequence_breakers", "template_var")  # a list of strings, or one string
 INTEGERS = ("max_tokens", "think_budget", "context", "threads", "seed")  # -1 means the default
@@ -31,6 +33,9 @@ OPEN_ARGUMENTS = (
     "chat_template",
     "mmproj",
     "kv_type",
+    "lora",
+    "control_vector",
+    "control_layers",
 )  # arguments of open_model
 # Options that apply only in the commands that have them.
 COMMAND_ONLY = (
@@ -74,6 +79,8 @@ def load_name_values(model: str) -> NameValues:
     options = GenerationOptions(sampling=sampling, template_variables=values.get("template_var", {}), **answer)
     defaults = AnswerDefaults(values.get("system"), stored.messages() if stored else (), options)
     opening = {name: values[name] for name in (*OPEN_ARGUMENTS, "cache") if name in values}
+    if values.get("lora_init_without_apply"):
+        opening["lora"] = dict.fromkeys(opening.get("lora", ()), 0.0)
     if types := {part: values[key] for part, key in (("k", "cache_type_k"), ("v", "cache_type_v")) if key in values}:
         usual = values.get("kv_type", "f16")
         opening["kv_type"] = f"k={types.get('k', usual)},v={types.get('v', usual)}"
@@ -90,6 +97,8 @@ def convert_option(name: str, value: Any) -> dict[str, Any]:
         return {name: {key: each for text in value for key, each in parse_variables(text).items()}}
     if name == "sampling_seq":
         return {"samplers": parse_sampler_letters(str(value))}
+    if name in ("lora", "control_vector", "control_layers", "lora_init_without_apply"):
+        return {name: convert_adapters(name, value)}
     if name in ("system_prompt_file", "chat_template"):
         return {"system": read_text(value)} if name == "system_prompt_file" else {name: read_template_choice(value)}
     if name == "no_cache":
@@ -101,6 +110,20 @@ def convert_option(name: str, value: Any) -> dict[str, Any]:
     if name in UNSET_VALUES:
         return {name: getattr(GenerationOptions(**{name: value}), name)}
     return {name: value} if name in (*OPEN_ARGUMENTS, "cache_type_k", "cache_type_v", "system") else {}
+
+
+def convert_adapters(name: str, value: Any) -> object:
+    """Convert an option of adapters to the value of open_model's argument. Raises UsageError."""
+    try:
+        if name == "lora_init_without_apply":
+            return bool(value)
+        if name == "control_layers":
+            return parse_layer_range(str(value))
+        return dict(
+            pair for text in (value if isinstance(value, list) else [value]) for pair in parse_scaled_files(str(text))
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def to_number(value: object) -> object:

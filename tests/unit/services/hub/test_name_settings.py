@@ -4,7 +4,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from adapters import random_adapter, supported_names, write_adapter
 from invoked import Reached, invoke
 from served import scripted, serving
 from tiny_model import write_tiny_model
@@ -13,13 +15,17 @@ import localllm
 from localllm import api
 from localllm.cli import map_run
 from localllm.cli.interactive.conversation import NameSettings, make_opener
+from localllm.cli.options import shared as options
+from localllm.cli.parameters import build_group
 from localllm.cli.registry import list_params
 from localllm.errors import UsageError
+from localllm.files.gguf.file import GGUFFile
 from localllm.generation.conversation import AnswerDefaults
 from localllm.generation.options import GenerationOptions
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.server import run as server
 from localllm.server.model_pool import NameOptions
+from localllm.services.control_vectors import write_control_vector
 from localllm.services.hub.name_values import COMMAND_ONLY, RENAMED, convert_option, load_name_values
 from tests.unit.cli.test_command import parsed
 
@@ -220,6 +226,76 @@ def test_python_applies_the_settings_of_a_name(models: Path):
         assert model.context == 32
 
 
+@pytest.fixture
+def styled(models: Path, tiny: str) -> Path:
+    """Give the name `mario` an adapter and a control vector, and `luigi` the adapter at scale 0."""
+    with GGUFFile.open(tiny) as file:
+        names = [name for name in supported_names(file) if "attn_q" in name]
+        write_adapter(random_adapter(file, names), models / "poet.gguf", 1.0)
+        layers, width = file.metadata["llama.block_count"], file.tensors["token_embd.weight"].shape[1]
+    write_control_vector(models / "happy.gguf", "llama", np.ones((layers - 1, width), np.float32))
+    (models / "localllm" / "config.toml").write_text(
+        f'[aliases]\nmario = "base"\nluigi = "base"\n'
+        f'[model.mario]\nlora = "{models}/poet.gguf:0.5"\ncontrol-vector = ["{models}/happy.gguf"]\n'
+        f'control-vector-layer-range = "1 1"\n'
+        f'[model.luigi]\nlora-scaled = "{models}/poet.gguf"\nlora-init-without-apply = true\n'
+    )
+    return models
+
+
+def adapters_of(folder: Path, name: str) -> dict[str, object]:
+    """Return the fields of EngineOptions that the name should have."""
+    if name == "luigi":
+        return {"lora": ((f"{folder}/poet.gguf", 0.0),), "control_vectors": (), "control_layers": None}
+    vectors = ((f"{folder}/happy.gguf", 1.0),)
+    return {"lora": ((f"{folder}/poet.gguf", 0.5),), "control_vectors": vectors, "control_layers": (1, 1)}
+
+
+@pytest.mark.parametrize("name", ["mario", "luigi"])
+def test_commands_open_a_model_with_the_adapters_of_its_name(styled: Path, name: str):
+    for command in ("run", "chat", "map"):
+        group = build_group(options.EngineGroup, parsed(command, name))
+        assert group.adapters.fields() == adapters_of(styled, name), command
+
+
+@pytest.mark.parametrize("name", ["mario", "luigi"])
+def test_serve_opens_a_model_with_the_adapters_of_its_name(styled: Path, monkeypatch, name: str):
+    opened, expected = list[Any](), adapters_of(styled, name)
+
+    def open_model(path: str, engine: Any, *rest: object) -> None:
+        opened.append(engine)
+        raise Reached
+
+    monkeypatch.setattr(api, "open_with_options", open_model)
+    with pytest.raises(Reached):
+        setup_of(name).names[name].open_model(f"{styled}/models/base.gguf")
+    assert [{key: getattr(each, key) for key in expected} for each in opened] == [expected]
+
+
+def test_python_opens_a_model_with_the_adapters_of_its_name(styled: Path):
+    with localllm.open("mario") as mario, localllm.open("luigi") as luigi, localllm.open("base") as base:
+        assert [[each.name for each in model.engine.adapters] for model in (mario, luigi, base)] == [
+            ["poet"], ["poet"], [],
+        ]  # fmt: skip
+        assert [model.engine.adapter_scales for model in (mario, luigi, base)] == [(0.5,), (), ()]
+        ids = mario.tokenize("Once upon a time")
+        rows = [model.logits(ids) for model in (mario, luigi, base)]
+        assert np.array_equal(rows[1], rows[2]) and not np.array_equal(rows[0], rows[1])
+    with localllm.open("mario", lora="") as model:  # an argument wins
+        assert not model.engine.adapters
+
+
+def test_config_prints_adapters_as_they_are_typed(styled: Path, cli):
+    line = next(line for line in cli("config", "run", "mario")[1].splitlines() if line.startswith("--lora "))
+    assert f" {styled}/poet.gguf:0.5 " in line
+
+
+def test_quantize_does_not_merge_the_adapter_of_a_name(styled: Path, monkeypatch):
+    (styled / "localllm" / "config.toml").write_text('[defaults]\nlora = "a.gguf"\n')
+    monkeypatch.setenv("LOCALLLM_LORA", "b.gguf")
+    assert parsed("quantize", "base", "Q8_0")["lora"] is None
+
+
 OF_THE_TERMINAL = {"escape", "json-whitespace", "additional-properties"}
 
 
@@ -245,6 +321,8 @@ def test_python_and_serve_know_every_option_that_changes_answers(param: Any):
     [
         ("temp = 'cold'", "line 4: temp: temperature must be a number"),
         ("think = 'so'", "line 4: think: think must be"),
+        ("lora = 'a.gguf:nan'", "line 4: lora: 'a.gguf:nan' is not a list of files"),
+        ("control-vector-layer-range = '1'", "line 4: control-vector-layer-range: '1' is not the first and"),
     ],
 )
 def test_an_invalid_setting_of_a_name_is_reported_with_its_line(models: Path, line: str, message: str):
