@@ -54,3 +54,30 @@ def find_last(tokens: Sequence[int], wanted: Sequence[int]) -> int:
     count = len(wanted)
     starts = (start for start in range(len(tokens) - count, -1, -1) if tuple(tokens[start : start + count]) == wanted)
     return next(starts, len(tokens))
+
+
+def parse_scales(value: object) -> dict[str, float] | None:
+    """Parse a field `lora`: an object of scales by name, or llama-server's array of objects with id and scale.
+
+    A name may replace the id; a scale that is not given is 1. Raises UsageError.
+    """
+    if value is None:
+        return None
+    shape = "lora must be an array of objects with id (or name) and scale, or an object of scales by name"
+    pairs: list[tuple[object, object]] = [*value.items()] if isinstance(value, Mapping) else []
+    if isinstance(value, list) and all(isinstance(each, Mapping) for each in value):
+        pairs = [(get_key(each), each.get("scale", 1.0)) for each in value]
+    elif not isinstance(value, Mapping):
+        raise UsageError(shape)
+    scales = dict[str, float]()
+    for key, scale in pairs:
+        if not isinstance(key, str) or isinstance(scale, bool) or not isinstance(scale, int | float):
+            raise UsageError(shape)
+        scales[key] = scale  # a float, or an integer of any size, which order_scales checks
+    return scales
+
+
+def get_key(fields: Mapping[str, object]) -> str | None:
+    """Return the name or the id of an adapter in a request, None without a valid one."""
+    name, id = fields.get("name"), fields.get("id")
+    return name if isinstance(name, str) else str(id) if type(id) is int and id >= 0 else None

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Unpack, cast, overload
 
@@ -364,18 +365,25 @@ class GenerationMixin:
 
         Yields the choices of each prompt, or its error, in order. precise: see `choose`.
         """
+        return self.choose_adapted(((prompt, None) for prompt in prompts), choices, precise, **options)
+
+    def choose_adapted(
+        self, prompts: Iterable[tuple[Prompt, Mapping[str, float] | None]], choices: Sequence[str],
+        precise: bool = True, **options: Unpack[AnswerArguments],
+    ) -> "Iterator[list[Choice] | LocalllmError]":  # fmt: skip
+        """Choose like `choose_many`; prompts: each with the scales of its adapters, None for those of the options."""
         from localllm.generation.choices import PARALLEL, BatchScorer, rank_choices, require_choices
 
-        scores = BatchScorer(
-            self.session.cache.engine, self._prepare_choices(require_choices(choices), options), precise
-        )
+        prepare = self._prepare_choices(require_choices(choices), options)
+        scores = BatchScorer[Any](self.session.cache.engine, lambda prompt: prepare(*prompt), precise)
         with closing(self.batch(scores.requests(prompts), PARALLEL, precise)) as batch:
             for result in scores.results(batch):
                 yield result if isinstance(result, LocalllmError) else rank_choices(choices, result)
 
     def _prepare_choices(
         self, texts: Sequence[str], options: AnswerArguments
-    ) -> "Callable[[Prompt], tuple[Request, TokenTrie]]":
+    ) -> "Callable[..., tuple[Request, TokenTrie]]":
+        """Return a function that makes a request of a prompt and the scales of its adapters, if any."""
         arguments: AnswerArguments = {"think": "off", **options}
         generation = gather_options(None, (), arguments)
         with_end = any(text.startswith(longer) for text in texts for longer in texts if text is not longer)
@@ -384,7 +392,11 @@ class GenerationMixin:
         def build_tree(is_chat: bool) -> "TokenTrie":
             return self.session.tree(texts, is_chat, with_end)
 
-        return lambda prompt: (self.session.request(prompt, generation), build_tree(is_conversation(prompt)))
+        def prepare(prompt: Prompt, lora: Mapping[str, float] | None = None) -> "tuple[Request, TokenTrie]":
+            chosen = generation if lora is None else replace(generation, lora=lora)
+            return self.session.request(prompt, chosen), build_tree(is_conversation(prompt))
+
+        return prepare
 
     def score(self, prompt: Prompt, text: str, precise: bool = True, **options: Unpack[AnswerArguments]) -> "Score":
         """Return the log probability of a continuation, and of each of its tokens.

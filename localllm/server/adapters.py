@@ -8,9 +8,8 @@ from starlette.responses import Response
 
 from localllm.engine.adapter_scales import trim_zeros
 from localllm.errors import UsageError
-from localllm.generation.adapters import order_scales
+from localllm.generation.adapters import order_scales, parse_scales
 from localllm.server import http
-from localllm.server.request_options import parse_lora
 from localllm.server.service import Service
 
 
@@ -28,7 +27,7 @@ async def list_adapters(service: Service, request: Request) -> Response:
 
 async def set_scales(service: Service, request: Request) -> Response:
     """Set the scales of requests without a field `lora`; those of adapters that the body does not name become 0."""
-    scales = parse_lora(await http.read_list(request, service.limits))
+    scales = parse_scales(await http.read_list(request, service.limits))
     if scales is None:
         raise UsageError("the body must be an array of objects with id and scale")
     async with service.pool.use(request.query_params.get("model")) as worker:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from localllm.errors import UsageError
+from localllm.generation.adapters import parse_scales
 from localllm.generation.options import GenerationOptions
 from localllm.generation.sampling.options import OPTIONS, SamplingOptions, map_names
 from localllm.server.fields import Body, describe_type
@@ -95,27 +96,8 @@ def parse_options(
         max_tokens, stop, parse_sampling(body), cache_reuse=body.get_int("n_cache_reuse"), ban=parse_banned(body),
         constraint=constraint, tools=tools,
         think=parse_think(body), think_budget=body.get_int("think_budget"),
-        template_variables=dict(body.get_mapping("chat_template_kwargs") or {}), lora=parse_lora(body.get("lora")),
+        template_variables=dict(body.get_mapping("chat_template_kwargs") or {}), lora=parse_scales(body.get("lora")),
     )  # fmt: skip
-
-
-def parse_lora(value: object) -> dict[str, float] | None:
-    """Parse llama-server's lora, objects with an adapter's id and scale, where a name may replace the id.
-
-    Raises UsageError.
-    """
-    if value is None:
-        return None
-    if not isinstance(value, list) or not all(isinstance(each, Mapping) for each in value):
-        raise UsageError("lora must be an array of objects with id and scale")
-    scales = dict[str, float]()
-    for each in value:
-        id, name, scale = each.get("id"), each.get("name"), each.get("scale", 1.0)
-        key = name if isinstance(name, str) else str(id) if type(id) is int and id >= 0 else None
-        if key is None or isinstance(scale, bool) or not isinstance(scale, int | float):
-            raise UsageError("lora must be an array of objects with id (or name) and scale")
-        scales[key] = float(scale)
-    return scales
 
 
 def parse_banned(body: Body) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ Sampling options have llama.cpp's names; docs/sampling.md explains the rarely ne
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -224,6 +225,13 @@ class Adapters:
         control: Any = [each for some in self.control_vector or () for each in some]
         layers: Any = self.control_vector_layer_range
         return {"lora": tuple(lora), "control_vectors": tuple(control), "control_layers": layers}
+
+    def absolute_fields(self) -> dict[str, Any]:
+        """Return the fields with absolute paths, for other processes."""
+        found = self.fields()
+        for name in ("lora", "control_vectors"):
+            found[name] = tuple((os.path.abspath(path), scale) for path, scale in found[name])
+        return found
 
 
 @option_group

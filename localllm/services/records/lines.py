@@ -149,7 +149,7 @@ class PromptBuilder:
         if text is None and columns and not {"prompt", "messages"} & {*columns}:
             raise UsageError(f"-p TEXT is missing: the columns are {format_fields(columns)}")
         self._arguments = prompt, template, system, raw, columns, first
-        self._raw = raw
+        self._raw, self._source = raw, text or ""
         self._head = [*([] if system is None else [{"role": "system", "content": system}]), *first]
         self._prompt = text if prompt is not None or text is None else text.removesuffix("\n")
         self._render = compile_jinja(text) if is_jinja and text is not None else None
@@ -161,6 +161,10 @@ class PromptBuilder:
     def __repr__(self) -> str:
         first = self._arguments[-1]
         return f"Prompts{self._arguments[:4]!r}" + (f" after {first!r}" if first else "")
+
+    def names_field(self, name: str) -> bool:
+        """Return whether the prompt's template names a field."""
+        return bool(re.search(rf"\b{name}\b", self._source)) if self._render else f"{{{name}}}" in self._source
 
     def __call__(self, record: Record) -> PromptInput:
         """Build the prompt of a record: messages, or a string if raw. Raises LocalllmError for missing fields.

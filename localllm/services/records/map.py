@@ -3,7 +3,7 @@
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Result = dict[str, object]  # a line of the output
 T = TypeVar("T")
+LORA = "lora"  # the field
 
 
 @frozen
@@ -33,7 +34,8 @@ class MapJob:
         choices: each record gets the likeliest of these answers; (): generate an answer.
         json_as_text: keep answers with a schema as strings, not as parsed JSON.
         n: answers per record.  precise: see Model.map.  mmproj: the vision projector; None: the one next to the model.
-        lora: the paths of adapters and their scales.
+        lora, control_vectors: the paths of adapters and of control vectors, with their scales.
+        control_layers: the first and the last layer that control vectors change; None: all.
     """
 
     path: str
@@ -49,6 +51,8 @@ class MapJob:
     choices: Sequence[str] = ()
     json_as_text: bool = False
     lora: tuple[tuple[str, float], ...] = ()
+    control_vectors: tuple[tuple[str, float], ...] = ()
+    control_layers: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         """Raise UsageError for invalid options."""
@@ -73,6 +77,7 @@ class MapJob:
                 self.chat_template,
                 self.mmproj,
                 *self.lora,
+                *([self.control_vectors, self.control_layers] if self.control_vectors else []),
             ),
             "prompt": (self.prompts, self.choices),
             "set of options": (options, self.n, self.precise, *(["text"] if self.json_as_text else [])),
@@ -111,7 +116,8 @@ class RecordMapping:
         """Convert a record to a request; return None on failure."""
         job = self._job
         try:
-            return self._model.session.request(job.prompts(record), job.options, job.n, record)
+            options = select_options(record, job.prompts, job.options)
+            return self._model.session.request(job.prompts(record), options, job.n, record)
         except LocalllmError as error:
             self._failed.append((record, error))
             return None
@@ -141,6 +147,22 @@ class RecordMapping:
             self._records.stop()
 
 
+def select_options(record: Record, prompts: PromptBuilder, options: "GenerationOptions") -> "GenerationOptions":
+    """Return the options of a record, with the adapters of its field `lora`. Raises UsageError.
+
+    The field is data like any other if the prompt's template names it; a table's cell has it as JSON.
+    """
+    value = record.input.get(LORA) if isinstance(record.input, dict) else None
+    if value in (None, "") or prompts.names_field(LORA):
+        return options
+    from localllm.generation.adapters import parse_scales  # seldom needed
+
+    if isinstance(value, str):
+        with suppress(ValueError, RecursionError):
+            value = json.loads(value)
+    return replace(options, lora=parse_scales(value))
+
+
 class ChoiceMapping:
     """Answers records with the likeliest of the job's choices, in batches.
 
@@ -159,7 +181,7 @@ class ChoiceMapping:
         self._asked, self._failed = deque[Record](), deque[tuple[Record, LocalllmError]]()
 
     def __iter__(self) -> Iterator[tuple[Record, Result]]:
-        answers = self._model.choose_many(self._iter_prompts(), self._job.choices, self._job.precise)
+        answers = self._model.choose_adapted(self._iter_prompts(), self._job.choices, self._job.precise)
         while (choices := next(answers, None)) is not None:
             while self._failed:
                 yield self._report(*self._failed.popleft())
@@ -167,12 +189,13 @@ class ChoiceMapping:
         while self._failed:
             yield self._report(*self._failed.popleft())
 
-    def _iter_prompts(self) -> Iterator[PromptInput]:
+    def _iter_prompts(self) -> "Iterator[tuple[PromptInput, Mapping[str, float] | None]]":
+        job = self._job
         for record in self._records:
             if self._is_stopped:
                 return
             try:
-                prompt = self._job.prompts(record)
+                prompt = job.prompts(record), select_options(record, job.prompts, job.options).lora
             except LocalllmError as error:
                 self._failed.append((record, error))
             else:

@@ -38,6 +38,8 @@ class RayActor:
             chat_template=job.chat_template,
             mmproj=job.mmproj,
             lora=dict(job.lora),
+            control_vector=dict(job.control_vectors),
+            control_layers=job.control_layers,
         )
 
     def __call__(self, batch: "dict[str, np.ndarray]") -> dict[str, list[int] | list[str]]:

@@ -71,11 +71,23 @@ def build_request(options: GenerationOptions, form: OutputFormat, dialect: Diale
             raise make_unsupported_error(name, dialect)
         request[fields[name]] = to_json(value)
     request |= build_format_fields(form, dialect) | build_reasoning_fields(options, dialect)
+    if options.lora is not None:
+        request["lora"] = build_scales(options.lora, dialect)
     if form.schema is not None and dialect.name == "localllm" and options.constraint and not options.is_compact:
         request["json_whitespace"] = True
     if options.tools and options.tools.callable:
         request["tools"] = [tool.to_json_schema() for tool in options.tools.callable]
     return request
+
+
+def build_scales(lora: Mapping[str, float], dialect: Dialect) -> list[dict[str, object]]:
+    """Build the field for adapters. Raises UsageError for a name where the server knows ids only."""
+    if dialect.name not in ("localllm", "llama-server"):
+        raise make_unsupported_error("lora", dialect)
+    if name := next((name for name in lora if dialect.name != "localllm" and not name.isdecimal()), None):
+        raise UsageError(f"lora must have ids, not {name!r:.80}: {dialect.name} does not know adapters by name")
+    keys = [{"id": int(name)} if name.isdecimal() and len(name) < 4 else {"name": name} for name in lora]
+    return [{**key, "scale": scale} for key, scale in zip(keys, lora.values(), strict=True)]
 
 
 def to_json(value: object) -> object:

@@ -7,7 +7,7 @@ from typing import TypeVar
 from localllm.errors import CutError, LocalllmError
 from localllm.generation.options import GenerationOptions
 from localllm.services.records.lines import PromptBuilder, Record
-from localllm.services.records.map import Result, make_failure, parse_output
+from localllm.services.records.map import Result, make_failure, parse_output, select_options
 from localllm.services.records.stream import RecordStream
 from localllm.services.remote.http import as_count
 from localllm.services.remote.model import RemoteAnswer, RemoteModel
@@ -63,7 +63,8 @@ class RemoteMapping:
         answers: list[RemoteAnswer] = []
         try:
             prompt = self._prompts(record)
-            answers = self._model.session.candidates(prompt, self._options, self._n)
+            options = select_options(record, self._prompts, self._options)
+            answers = self._model.session.candidates(prompt, options, self._n)
             constraint = self._options.constraint
             if constraint and any(answer.finish_reason == "length" for answer in answers):
                 raise CutError(f"the answer was cut off before it {constraint.promise}; raise max_tokens")
