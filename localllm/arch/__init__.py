@@ -47,6 +47,7 @@ ARCHITECTURES = {
 SPEECH, DRAFTS = "localllm does not generate speech", "a draft head runs only together with the model it drafts for"
 # Further architectures of llama.cpp, and why they do not run.
 REFUSED = {
+    "controlvector": "this is a control vector, not a model: use its model with --control-vector FILE",
     "clip": "an image encoder does not run on its own (localllm embed takes CLIP models with a text encoder)",
     "dflash": DRAFTS,
     "eagle3": f"{DRAFTS}: use it by --speculate draft:FILE",

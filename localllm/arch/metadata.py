@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from localllm.errors import ModelError
+from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.file import GGUFFile, Tensor
 from localllm.files.gguf.header import printable
 from localllm.files.gguf.metadata import Irregularities
@@ -302,9 +302,11 @@ def require_general(file: GGUFFile, kinds: tuple[str, ...] = MODELS) -> str:
         value = general.raw(field)
         if not is_integer(value) or not 0 <= value < 1 << 63:
             general.oddities.note(f"general.{field} is not a non-negative integer")
-    if (kind := general.text("type", "model")) not in kinds:
-        hint = ": use it with --lora and its base model" if kind == "adapter" else ""
-        raise general.error(f"general.type must be {' or '.join(kinds)} (found {format_value(kind)}){hint}")
+    kind = general.text("type", "model")
+    if kind == "adapter" and kind not in kinds:
+        raise UnsupportedError(f"{file.path}: this is an adapter, not a model: use its model with --lora FILE")
+    if kind not in kinds:
+        raise general.error(f"general.type must be {' or '.join(kinds)} (found {format_value(kind)})")
     name = general.raw("architecture")
     if not isinstance(name, str):
         raise ModelError(f"{file.path}: general.architecture must be a string; is this a language model?")

@@ -8,6 +8,7 @@ NAME.lora_b. An activated one also has adapter.alora.invocation_tokens. A contro
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import PurePath
 
 import numpy as np
@@ -17,9 +18,11 @@ from localllm.engine.adapters import Adapter, LowRank
 from localllm.errors import ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile, Tensor
 from localllm.files.gguf.header import printable
+from localllm.files.gguf.kinds import ADAPTER, CONTROL_VECTOR, get_kind
 from localllm.kernels.reference import dequantize
 
-NEEDED = ("general.type", "general.architecture", "adapter.type", "adapter.lora.alpha", "general.name")
+ALPHA, TYPE = "adapter.lora.alpha", "general.type"
+NEEDED = (TYPE, "general.architecture", "adapter.type", ALPHA, "general.name")
 INVOCATION = "adapter.alora.invocation_tokens"
 SUFFIXES = (".lora_a", ".lora_b")
 
@@ -27,27 +30,31 @@ SUFFIXES = (".lora_a", ".lora_b")
 def read_adapter(path: str | os.PathLike[str]) -> Adapter:
     """Read a LoRA file. Raises ModelError, which names the file and the tensor."""
     with GGUFFile.open(path, NEEDED) as file:
-        require_kind(file)
-        alpha = file.metadata.get("adapter.lora.alpha", 0.0)
-        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not np.isfinite(alpha):
-            raise ModelError(f"{path}: adapter.lora.alpha must be a number (found {printable(repr(alpha))})")
-        low_ranks = pair_matrices(str(path), file.tensors, float(alpha))
-        require_finite(str(path), low_ranks)
-        arch = file.metadata.get("general.architecture")
-        invocation = file.metadata.get(INVOCATION, ())
-        ids = tuple(int(id) for id in invocation) if isinstance(invocation, np.ndarray) else ()
-        name = PurePath(path).name.removesuffix(".gguf")
-        return Adapter(os.fspath(path), name, low_ranks, str(arch or ""), ids, compute_digest(low_ranks))
+        adapter = parse_adapter(file)
+        require_finite(adapter.path, adapter.low_ranks)
+        return replace(adapter, digest=compute_digest(adapter.low_ranks))
+
+
+def parse_adapter(file: GGUFFile) -> Adapter:
+    """Return the adapter in a file, without its digest. Raises ModelError."""
+    require_kind(file)
+    alpha = file.metadata.get(ALPHA, 0.0)
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not np.isfinite(alpha):
+        raise ModelError(f"{file.path}: {ALPHA} must be a number (found {printable(repr(alpha))})")
+    low_ranks = pair_matrices(file.path, file.tensors, float(alpha))
+    arch = file.metadata.get("general.architecture")
+    invocation = file.metadata.get(INVOCATION, ())
+    ids = tuple(int(id) for id in invocation) if isinstance(invocation, np.ndarray) else ()
+    return Adapter(file.path, PurePath(file.path).name.removesuffix(".gguf"), low_ranks, str(arch or ""), ids)
 
 
 def require_kind(file: GGUFFile) -> None:
     """Raise ModelError for a file that is no LoRA adapter."""
-    kind, type = file.metadata.get("general.type"), file.metadata.get("adapter.type")
-    if kind != "adapter":
-        what = "a control vector: use --control-vector"
-        what = what if file.metadata.get("general.architecture") == "controlvector" else "no adapter"
-        raise ModelError(f"{file.path}: this is {what} (general.type is {printable(repr(kind))})")
-    if type != "lora":
+    kind, type = get_kind(file.metadata), file.metadata.get("adapter.type")
+    if kind != ADAPTER:
+        what = "a control vector: use --control-vector" if kind == CONTROL_VECTOR else "no adapter"
+        raise ModelError(f"{file.path}: this is {what} (general.type is {printable(repr(file.metadata.get(TYPE)))})")
+    if not isinstance(type, str) or type != "lora":
         raise ModelError(f"{file.path}: adapter.type must be lora (found {printable(repr(type))})")
 
 
@@ -95,20 +102,32 @@ def read_control_vector(path: str | os.PathLike[str], width: int, layers: int) -
     Raises ModelError if it is for another model.
     """
     with GGUFFile.open(path, NEEDED) as file:
-        if file.metadata.get("general.architecture") != "controlvector":
-            raise ModelError(f"{path}: this is no control vector (general.architecture must be controlvector)")
-        directions = dict[int, np.ndarray]()
-        for name, tensor in file.tensors.items():
-            prefix, _, number = name.partition(".")
-            if prefix != "direction" or not number.isdecimal() or not 0 < int(number) < layers:
-                raise ModelError(f"{path}: tensor {printable(name)} is not direction.N of one of {layers} layers")
-            if tensor.format.name != "F32" or tensor.shape != (width,):
-                found = f"{tensor.format.name} {list(tensor.shape)}"
-                raise ModelError(f"{path}: tensor {printable(name)} must be F32 [{width}] (found {found})")
-            directions[int(number)] = np.array(tensor.data.reshape(-1).view(np.float32))
-        if not directions:
-            raise ModelError(f"{path}: has no vectors direction.N")
+        directions = parse_control_vector(file)
+        for layer, direction in directions.items():
+            if layer >= layers:
+                raise ModelError(f"{path}: tensor direction.{layer} is not direction.N of one of {layers} layers")
+            if len(direction) != width:
+                found = f"F32 [{len(direction)}]"
+                raise ModelError(f"{path}: tensor direction.{layer} must be F32 [{width}] (found {found})")
         return directions
+
+
+def parse_control_vector(file: GGUFFile) -> dict[int, np.ndarray]:
+    """Return the vectors in a file, float32 [width] by layer. Raises ModelError."""
+    if get_kind(file.metadata) != CONTROL_VECTOR:
+        raise ModelError(f"{file.path}: this is no control vector (general.architecture must be controlvector)")
+    directions = dict[int, np.ndarray]()
+    for name, tensor in file.tensors.items():
+        prefix, _, number = name.partition(".")
+        if prefix != "direction" or not number.isdecimal() or not 0 < int(number) < 1 << 16:
+            raise ModelError(f"{file.path}: tensor {printable(name)} is not direction.N of a layer from 1 on")
+        if tensor.format.name != "F32" or len(tensor.shape) != 1:
+            found = f"{tensor.format.name} {list(tensor.shape)}"
+            raise ModelError(f"{file.path}: tensor {printable(name)} must be a vector of F32 (found {found})")
+        directions[int(number)] = np.array(tensor.data.reshape(-1).view(np.float32))
+    if not directions:
+        raise ModelError(f"{file.path}: has no vectors direction.N")
+    return directions
 
 
 def sum_control_vectors(

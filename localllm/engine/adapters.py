@@ -9,6 +9,7 @@ AdaptedBuilder.
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -48,6 +49,18 @@ class LowRank:
     def rank(self) -> int:
         return self.b.shape[-1]
 
+    def list_stored(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Return the format and shape of both matrices as they are computed with: the second one is transposed."""
+        second = self.b.format.name, self.b.shape
+        if len(self.b.shape) == 2:
+            second = self.b.format.name if self.b.format.name in PLAIN else "F32", self.b.shape[::-1]
+        return [(self.a.format.name, self.a.shape), second]
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of both matrices, in bytes."""
+        return sum(prod(shape[:-1]) * BY_NAME[name].row_bytes(shape[-1]) for name, shape in self.list_stored())
+
 
 @frozen
 class Adapter:
@@ -73,6 +86,11 @@ class Adapter:
         """The paths of its files."""
         is_folder = os.path.isdir(self.path)
         return [os.path.join(self.path, name) for name in os.listdir(self.path)] if is_folder else [self.path]
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of its matrices, in bytes."""
+        return sum(each.nbytes for each in self.low_ranks.values())
 
     def require_fit(self, tensors: Mapping[str, ShapedTensor], arch: str) -> None:
         """Raise ModelError if the adapter is for another model than one with these tensors."""

@@ -10,18 +10,19 @@ from localllm.files.gguf.header import printable
 def is_model(path: str) -> bool:
     """Return whether a file is a GGUF model or vocabulary."""
     from localllm.files.gguf.file import GGUFFile
+    from localllm.files.gguf.kinds import get_kind
 
     with GGUFFile.open(path, needed=()) as file:
-        is_vector = file.metadata.get("general.architecture") == "controlvector"
-        return not is_vector and file.metadata.get("general.type") not in ("imatrix", "adapter")
+        return not get_kind(file.metadata) and file.metadata.get("general.type") != "imatrix"
 
 
 def is_control_vector(path: str) -> bool:
     """Return whether a file is a control vector."""
     from localllm.files.gguf.file import GGUFFile
+    from localllm.files.gguf.kinds import CONTROL_VECTOR, get_kind
 
     with GGUFFile.open(path, needed=()) as file:
-        return file.metadata.get("general.architecture") == "controlvector"
+        return get_kind(file.metadata) == CONTROL_VECTOR
 
 
 def is_imatrix(path: str) -> bool:

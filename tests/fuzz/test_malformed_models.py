@@ -69,7 +69,7 @@ METADATA: dict[str, tuple[dict[str, Any], str]] = {
     **{f"{name}: as many as layers": (L(name, np.full(2, value, np.uint32)), name)
        for name, value in (("context_length", 512), ("embedding_length", 64), ("block_count", 2), ("vocab_size", 268),
                            ("attention.key_length", 16), ("rope.dimension_count", 16), ("expert_used_count", 0))},
-    "an adapter": ({"general.type": "adapter"}, "general.type must be model or vocab (found adapter)"),
+    "an adapter": ({"general.type": "adapter"}, "this is an adapter, not a model: use its model with --lora FILE"),
     "a tiny epsilon": (L("attention.layer_norm_rms_epsilon", np.float32(1e-30)), "layer_norm_rms_epsilon"),
     "another width": (L("embedding_length", 72), "embedding_length"),
     "another length of values": (L("attention.value_length", 8), "attention.value_length"),

@@ -131,7 +131,7 @@ class HubHandler(Handler):
             self.reply(200, json.dumps(body).encode(), Content_Type="application/json")
 
     def described(self, name: str, data: bytes) -> dict:
-        if not name.endswith(".gguf"):
+        if not name.endswith((".gguf", ".safetensors")):
             return {"size": len(data), "blobId": "0" * 40}
         size = self.hub.sizes.get(name, len(data))
         checksum = self.hub.checksums.get(name, hashlib.sha256(data).hexdigest())

@@ -11,6 +11,7 @@ from localllm.cli.parameters import option
 from localllm.cli.terminal.output import ProgressLine, to_json_line, wrap_line, write
 from localllm.cli.terminal.render import format_count, format_facts, format_size, format_table, to_one_line
 from localllm.errors import MemoryLimitError, UsageError
+from localllm.values import parse_scaled_files
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +38,13 @@ def fit(
         "TYPE",
         autocompletion=make_offer(options.KV_TYPES),
     ),
+    lora: list[str] = option(
+        "--lora --lora-scaled",
+        "Low-rank adapters (LoRA) that the model is used with, GGUF files or PEFT folders.  [repeatable]",
+        "FILE[:SCALE],...",
+        parser=parse_scaled_files,
+        typed_only=True,
+    ),
     as_json: options.AsJson = False,
 ) -> None:
     """Estimate the memory that a model needs, and its speed.
@@ -56,18 +64,21 @@ def fit(
       localllm fit qwen3-8b
       localllm fit hf:bartowski/Llama-3.2-1B-Instruct-GGUF:Q5_K_M
       localllm fit model.gguf --kv-type q5_1 -c 16384
+      localllm fit model.gguf --lora poet.gguf
       localllm fit --all --sort speed
       localllm fit --json model.gguf | jq .longest
     """
     from localllm.services.inspection.fit import describe_fit as facts_of
 
+    if lora and model is None:
+        raise UsageError("--lora needs MODEL, which the adapters are for")
     if every or order:
         print_ranking(model, every, order or "size", context, kv_type, as_json)
         return
     if model is None:
         raise UsageError("MODEL is missing: give one, or --all for all models")
     with ProgressLine() as line:
-        facts = facts_of(model, line.show, context, kv_type)
+        facts = facts_of(model, line.show, context, kv_type, [path for path, _ in options.resolve_files(lora or ())])
     if as_json:
         write(to_json_line(facts))
     else:
@@ -128,6 +139,7 @@ def format_summary(facts: "ModelFit") -> "Sequence[str]":
         ("parameters", format_count(facts["parameters"])),
         ("weights", format_size(facts["weight_bytes"]) + share),
         *([("projector", format_size(facts["projector_bytes"]))] if facts["projector_bytes"] else []),
+        *([("adapters", format_size(facts["adapter_bytes"]))] if facts["adapter_bytes"] else []),
         ("memory", f"{format_size(facts['available_bytes'])} available, read at {facts['bandwidth_gbs']:.1f} GB/s"),
     ]
     return format_facts(lines)

@@ -22,7 +22,8 @@ def inspect(
     """Show what is in a model file.
 
     Prints the architecture, sizes, formats, vocabulary and memory needed; with --json, also all metadata and every
-    tensor. An invalid file ends with exit code 3; a valid file of an unsupported model does not.
+    tensor. Of an adapter (LoRA) or a control vector, it prints what they change. An invalid file ends with exit code 3;
+    a valid file of an unsupported model does not.
 
     Examples:
       localllm inspect model.gguf
@@ -71,13 +72,17 @@ def read_chat_template(path: str) -> str:
 
 def format_summary(facts: dict[str, Any]) -> list[str]:
     """Format one fact per line; omit unknown ones."""
-    vocabulary, supported = facts["vocabulary"], facts["supported"]
+    vocabulary, supported, adapter = facts["vocabulary"], facts["supported"], facts["adapter"]
     template = "yes" if facts["chat_template"] else "no"
     shape = [f"{facts[name]} {label}" for name, label in SHAPE if facts[name] is not None]
     lines = [
         ("file", facts["path"]),
         ("name", facts["name"]),
-        ("architecture", facts["architecture"] + ("" if supported else f" (not usable: {facts['reason']})")),
+        *(format_adapter(adapter) if adapter else []),
+        (
+            "architecture",
+            "" if adapter else facts["architecture"] + ("" if supported else f" (not usable: {facts['reason']})"),
+        ),
         ("parameters", f"{format_count(facts['parameters'])} in {len(facts['tensors'])} tensors"),
         ("weights", f"{format_size(facts['weight_bytes'])}, {facts['bits_per_weight']:.2f} bits per weight"),
         ("made with", facts["made_with"] and to_one_line(facts["made_with"])),
@@ -87,10 +92,28 @@ def format_summary(facts: dict[str, Any]) -> list[str]:
         ("makes", facts["reads"]),
         ("guesses", format_mtp(facts["guessing"])),
         ("sees", format_vision(facts["sees"], facts["projector"])),
-        ("chat template", "" if facts["sees"] else template),
+        ("chat template", "" if facts["sees"] or adapter else template),
         ("sampling", ", ".join(f"{name} {format_recommended(value)}" for name, value in facts["sampling"].items())),
     ]
     return format_facts((label, str(value)) for label, value in lines if value)
+
+
+def format_adapter(adapter: dict[str, Any]) -> list[tuple[str, str]]:
+    """Describe an adapter or a control vector, and what it changes."""
+    models = f"for {to_one_line(adapter['architecture'])} models" if adapter["architecture"] else ""
+    if adapter["type"] != "lora":
+        layers, widths = adapter["layers"], " and ".join(map(str, adapter["widths"]))
+        changes = f"the outputs of {len(layers)} layers, {layers[0]} to {layers[-1]}, {widths} wide"
+        return [("adapter", f"control vector {models}".rstrip()), ("changes", changes)]
+    ranks = adapter["ranks"]
+    rank = f"{ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
+    matrices = ", ".join(f"{count} {to_one_line(name)}" for name, count in adapter["matrices"].items())
+    tokens = " ".join(map(str, adapter["invocation_tokens"]))
+    return [
+        ("adapter", f"LoRA {models}".rstrip()), ("rank", f"{rank}, alpha {adapter['alpha']:g}"),
+        ("changes", f"{sum(adapter['matrices'].values())} matrices: {matrices}"),
+        ("active", tokens and f"from the tokens {tokens} on"),
+    ]  # fmt: skip
 
 
 def format_mtp(mtp: dict[str, int]) -> str:

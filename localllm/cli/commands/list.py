@@ -66,7 +66,7 @@ def format_models_on_disk(models: "Sequence[ModelOnDisk]") -> str:
         (
             to_one_line(model.name),
             format_size(model.size),
-            model.quantization if model.is_whole else "incomplete",
+            " ".join(filter(None, (model.quantization, model.kind))) if model.is_whole else "incomplete",
             to_one_line(str(model.path)),
         )
         for model in models

@@ -20,18 +20,25 @@ def pull(
     """Download models from the Hugging Face Hub and print their paths.
 
     MODEL is a known name (see `localllm list --all`) or any repository, followed by :QUANTIZATION or by /FILE if you
-    want a certain one. A vision model's projector (mmproj) is downloaded too. `pull` checks each file's size, its
-    SHA-256 as given by the hub, and its header. To resume an interrupted download, run the command again. Files go to
-    ~/.local/share/localllm/models, or to the folder in LOCALLLM_MODELS. HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE work
-    as in Hugging Face's own programs.
+    want a certain one. A vision model's projector (mmproj) is downloaded too. A repository may also have an adapter
+    (LoRA), a GGUF file that other commands take by the same name: --lora hf:OWNER/REPOSITORY. `pull` checks each file's
+    size, its SHA-256 as given by the hub, and its header. To resume an interrupted download, run the command again.
+    Files go to ~/.local/share/localllm/models, or to the folder in LOCALLLM_MODELS. HF_TOKEN, HF_ENDPOINT and
+    HF_HUB_OFFLINE work as in Hugging Face's own programs.
 
     Examples:
       localllm pull qwen3-4b
       localllm pull qwen3-4b:Q8_0
       localllm pull hf:bartowski/Llama-3.2-1B-Instruct-GGUF:Q5_K_M
     """
+    from localllm.files.gguf.kinds import OPTIONS, read_kind
+
     for name in names:
-        write(f"{pull_file(name)}\n")
+        write(f"{(path := pull_file(name))}\n")
+        if kind := read_kind(path):
+            say_dim(
+                f"this is {'an' if kind[0] == 'a' else 'a'} {kind}: use it with its model and {OPTIONS[kind]} {name}"
+            )
 
 
 def pull_file(name: str) -> str:

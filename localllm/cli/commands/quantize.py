@@ -113,6 +113,7 @@ def quantize(
     threads = last if threads is None else threads
     overrides = [service.parse_override(text) for text in override_kv or ()]
     source = service.open_source(path, mmproj)
+    require_model(source, path)
     edits, limits = changes.edits(source.packed), split.limits()
     service.require_valid_source(source, overrides, edits)
     if formats.prune_layers is not None:
@@ -155,6 +156,15 @@ def quantize(
         write(format_plan(plan, target))
     else:
         write_files(plan, target, request, threads, progress)
+
+
+def require_model(source: "Source", path: str) -> None:
+    """Raise UsageError for an adapter or a control vector."""
+    from localllm.files.gguf.kinds import ADAPTER, get_kind
+
+    if kind := get_kind(source.metadata):
+        hint = ": add --adapter to write it in another type" if kind == ADAPTER else ", which is always F32"
+        raise UsageError(f"{path}: this is {'an' if kind == ADAPTER else 'a'} {kind}{hint}")
 
 
 def convert_adapter(arguments: list[str], base: str | None, force: bool) -> None:

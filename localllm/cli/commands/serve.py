@@ -213,7 +213,8 @@ def list_local_models() -> list[ServedModel]:
     from localllm.files.settings import load_settings
     from localllm.services.hub.catalogue import list_models_on_disk
 
-    models = [ServedModel(each.name, str(each.path), each.name) for each in list_models_on_disk() if each.is_whole]
+    on_disk = [each for each in list_models_on_disk() if each.is_whole and not each.kind]
+    models = [ServedModel(each.name, str(each.path), each.name) for each in on_disk]
     paths, settings = {each.name: each.path for each in models}, load_settings()
     named = {alias: paths[target] for alias, target in settings.aliases.items() if target in paths}
     models += [ServedModel(alias, path, alias) for alias, path in named.items() if alias in settings.model]

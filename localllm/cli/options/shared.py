@@ -191,6 +191,19 @@ class RopeGroup:
         return RopeScaling(self.rope_scaling, factor, self.rope_freq_base or None, self.yarn_orig_ctx or None)
 
 
+def resolve_files(lists: Any) -> list[tuple[str, float]]:
+    """Return paths and scales; names of files in the models folder become their paths. Raises ModelError, UsageError.
+
+    lists: as parse_scaled_files returns them.
+    """
+    pairs = [pair for each in lists for pair in each]
+    if all(os.path.lexists(path) for path, _ in pairs):
+        return pairs
+    from localllm.services.hub.catalogue import resolve_adapter  # seldom needed
+
+    return [(resolve_adapter(path), scale) for path, scale in pairs]
+
+
 @option_group
 class Adapters:
     """Adapters."""
@@ -219,10 +232,9 @@ class Adapters:
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of EngineOptions."""
-        lora: Any = [each for some in self.lora or () for each in some]
+        lora, control = resolve_files(self.lora or ()), resolve_files(self.control_vector or ())
         if self.lora_init_without_apply:
             lora = [(path, 0.0) for path, _ in lora]
-        control: Any = [each for some in self.control_vector or () for each in some]
         layers: Any = self.control_vector_layer_range
         return {"lora": tuple(lora), "control_vectors": tuple(control), "control_layers": layers}
 

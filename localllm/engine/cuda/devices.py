@@ -1,12 +1,13 @@
 """Open the GPU, decide how many layers fit it, and split the operations between it and the CPU."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
 from localllm.arch.layer_state import ON_GPU, KVType, Recurrent, State
+from localllm.engine.adapters import Adapter, require_opened
 from localllm.engine.cuda.card import Gpu, NoGpuError
 from localllm.engine.cuda.card import open_card as open_card  # callers import it from here
 from localllm.engine.lower.activation import ALL, Activation, RoutedActivation
@@ -45,9 +46,26 @@ def compute_sizes(
     return GpuSizes(by_layer, other_bytes)
 
 
+def add_adapters(sizes: GpuSizes, adapters: Iterable[Adapter]) -> GpuSizes:
+    """Add the matrices of adapters to the bytes of their layers."""
+    by_layer, other_bytes = [*sizes.layers], sizes.rest
+    for name, low_rank in (pair for adapter in adapters for pair in adapter.low_ranks.items()):
+        layer = LAYER.match(name)
+        size = sum(compute_matrix_bytes(format, shape) for format, shape in low_rank.list_stored())
+        if layer and int(layer[1]) < len(by_layer):
+            by_layer[int(layer[1])] += size
+        else:
+            other_bytes += size
+    return GpuSizes(by_layer, other_bytes)
+
+
 def compute_gpu_bytes(tensor: Tensor) -> int:
     """Compute a tensor's bytes on the GPU: more than in the file if its format has no GPU kernels."""
-    return prod(tensor.shape[:-1]) * compute_row_bytes(get_storage_format(tensor.format.name), tensor.shape[-1])
+    return compute_matrix_bytes(tensor.format.name, tensor.shape)
+
+
+def compute_matrix_bytes(format_name: str, shape: tuple[int, ...]) -> int:
+    return prod(shape[:-1]) * compute_row_bytes(get_storage_format(format_name), shape[-1])
 
 
 def compute_state_bytes(state: State, context: int, kv_type: KVType) -> int:
@@ -163,7 +181,8 @@ def place_layers(
             raise UnsupportedError(
                 f"no KV cache of type {min(missing)} on GPUs: use {', '.join(ON_GPU)}, or --device cpu"
             )
-        needed_sizes = compute_sizes(file.tensors, states, layers, context, kv_type, buffers(states, kv_type))
+        sizes = compute_sizes(file.tensors, states, layers, context, kv_type, buffers(states, kv_type))
+        needed_sizes = add_adapters(sizes, require_opened(options.lora))
         free = card.free_bytes()
         count = select_layer_count(card.name, needed_sizes, requested, free)
         return GpuPlacement(card, count, compute_spare(needed_sizes, count, free))

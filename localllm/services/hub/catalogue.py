@@ -188,6 +188,19 @@ def find_model(model: str | os.PathLike[str]) -> LocatedModel:
         return located
 
 
+def resolve_adapter(name: str) -> str:
+    """Return the path of an adapter: the file that a name refers to, or else the name itself, which may be a path.
+
+    Raises MissingError for one that can be pulled, UsageError for a malformed name.
+    """
+    try:
+        return resolve_model(name)
+    except MissingError:
+        raise
+    except ModelError:
+        return name
+
+
 def resolve_alias(name: str) -> str:
     return load_settings().aliases.get(name, name)
 
@@ -312,10 +325,17 @@ class ModelOnDisk:
     quantization: str
     is_whole: bool
 
+    @property
+    def kind(self) -> str:
+        """What the file has instead of a model: "adapter" or "control vector"; "" for models."""
+        from localllm.files.gguf.kinds import read_kind  # slow to import
+
+        return read_kind(self.path) if self.is_whole else ""
+
     def to_dict(self) -> dict[str, object]:
         return {
             "name": self.name, "path": str(self.path), "bytes": self.size, "quantization": self.quantization or None,
-            "files": [str(path) for path in self.files], "complete": self.is_whole,
+            "files": [str(path) for path in self.files], "complete": self.is_whole, "kind": self.kind or "model",
         }  # fmt: skip
 
 

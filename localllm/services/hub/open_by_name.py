@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from localllm import api
-from localllm.services.hub.catalogue import resolve_model
+from localllm.services.hub.catalogue import resolve_adapter, resolve_model
 from localllm.services.hub.name_settings import describe_unused_parts
 from localllm.services.hub.name_values import load_name_values
 
@@ -29,6 +29,9 @@ def open_model(path: str | os.PathLike[str], *arguments: Any, **options: Any) ->
         resolved, values = resolve_model(path), load_name_values(path)
         explicit = {*options, *list(inspect.signature(api.open_model).parameters)[1 : 1 + len(arguments)]}
         options |= {name: value for name, value in values.opening.items() if name not in explicit}
+        for name in ("lora", "control_vector"):
+            if name in options:
+                options[name] = {resolve_adapter(path): scale for path, scale in api.parse_scales(options[name])}
         model = api.open_model(resolved, *arguments, **options)
         model.session.defaults = values.defaults.fill_unset(model.session.defaults)
         is_chosen = bool(options.get("chat_template"))

@@ -5,16 +5,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from localllm.arch import load_architecture
-from localllm.errors import LocalllmError, UsageError
+from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.download import Download, compute_sha256, find_partials
 from localllm.files.gguf.file import GGUFFile, open_part
 from localllm.files.gguf.header_only import open_header_only
-from localllm.files.models_folder import choose_projector, get_models_folder, get_size, remove_empty_folders
+from localllm.files.gguf.kinds import get_kind
+from localllm.files.models_folder import ENDING, choose_projector, get_models_folder, get_size, remove_empty_folders
 from localllm.frozen import frozen
 from localllm.services.hub.catalogue import HubReference, select_files
 from localllm.services.hub.huggingface import HubRepository, RemoteFile
 from localllm.system.files import find_name_problem, get_free_bytes
 
+PEFT_WEIGHTS = "adapter_model.safetensors"
 RESERVED_BYTES = 1 << 20  # bytes of the disk to leave free
 
 
@@ -71,7 +73,7 @@ def pull_model(reference: HubReference, watcher: PullProgress | None = None) -> 
         require_space(folder, missing)
         watcher.looking("the header")
         with open_remote_model(repository, files_named) as (model, _):
-            load_architecture(model)
+            require_usable(model)
     size, received = sum(file.size for file in files), 0
     bytes_done = size - sum(file.size for file, _ in missing)
     for file, target in missing:
@@ -84,8 +86,17 @@ def pull_model(reference: HubReference, watcher: PullProgress | None = None) -> 
     return PullResult(targets[0], size, received)
 
 
+def require_usable(model: GGUFFile) -> None:
+    """Raise ModelError for a model that is not supported; accept adapters and control vectors."""
+    if not get_kind(model.metadata):
+        load_architecture(model)
+
+
 def list_model_files(repository: HubRepository, reference: HubReference) -> list[RemoteFile]:
-    """Return the files of a model. Raises ModelError."""
+    """Return the files of a model or an adapter. Raises ModelError."""
+    if PEFT_WEIGHTS in repository.files and not any(name.endswith(ENDING) for name in repository.files):
+        whose, name = f"{reference.text}: this adapter is no GGUF file", repository.name.partition("@")[0]
+        raise ModelError(f"{whose}: download it with `hf download {name} --local-dir FOLDER`, then use --lora FOLDER")
     return [repository.files[name] for name in select_files(repository.files, reference)]
 
 

@@ -7,7 +7,8 @@ cache.
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Required, TypedDict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Required, TypedDict
 
 from localllm.arch import load_architecture
 from localllm.arch.hyperparameters import Hyperparameters
@@ -19,6 +20,9 @@ from localllm.services.hub import catalogue
 from localllm.services.hub.found_models import find_models
 from localllm.services.inspection.inspect import MatrixCosts, MemoryRow, is_embedding_model, list_memory
 from localllm.system.memory import get_available_memory
+
+if TYPE_CHECKING:
+    from localllm.engine.adapters import Adapter
 
 TYPES = ("f16", "q8_0", "q4_0")  # KV cache types that are shown by default
 # Memory needed in addition to weights and KV cache. Models of 0.1 to 1.3 billion parameters took 0.05 to 0.19 GB
@@ -41,12 +45,16 @@ class MemoryFit(TypedDict):
 
 
 class FileFit(TypedDict):
-    """A model file and how it fits; longest: the longest context that fits, by KV cache type."""
+    """A model file and how it fits.
+
+    adapter_bytes: memory of adapters.  longest: the longest context that fits, by KV cache type.
+    """
 
     architecture: str
     parameters: int
     weight_bytes: int
     projector_bytes: int
+    adapter_bytes: int
     weight_bytes_per_token: int
     context: int
     working_bytes: int
@@ -105,21 +113,22 @@ def ignore_step(what: str) -> None:
 
 
 def describe_fit(
-    model: str, on_read: OnRead = ignore_step, context: int | None = None, kv_type: str | None = None
-) -> ModelFit:
+    model: str, on_read: OnRead = ignore_step, context: int | None = None, kv_type: str | None = None,
+    lora: Sequence[str] = (),
+) -> ModelFit:  # fmt: skip
     """Describe how a model fits this computer, for JSON; sizes in bytes.
 
     The rows give, for each context length and KV cache type, the memory needed, whether it is available, and the
-    expected tokens per second with a full context. context, kv_type: None for several. Raises ModelError, UsageError,
-    and LocalllmError if the hub cannot be reached.
+    expected tokens per second with a full context. context, kv_type: None for several.  lora: paths of adapters. Raises
+    ModelError, UsageError, and LocalllmError if the hub cannot be reached.
     """
     kinds = TYPES if kv_type is None else (kv_type,)
     try:
         path = catalogue.resolve_model(model)
     except catalogue.MissingError as error:
-        return describe_remote(error.reference, on_read, context, kinds)
+        return describe_remote(error.reference, on_read, context, kinds, lora)
     with GGUFFile.open(path, needed=()) as file:
-        facts = describe_file(file, on_read, context, get_projector_size(path), kinds)
+        facts = describe_file(file, on_read, context, get_projector_size(path), kinds, lora=lora)
         return {"model": model, "path": path, "fetched_bytes": 0, **facts}
 
 
@@ -148,8 +157,9 @@ def rank_models(
 
 
 def describe_remote(
-    reference: catalogue.HubReference, on_read: OnRead, context: int | None, kinds: Sequence[str] = TYPES
-) -> ModelFit:
+    reference: catalogue.HubReference, on_read: OnRead, context: int | None, kinds: Sequence[str] = TYPES,
+    lora: Sequence[str] = (),
+) -> ModelFit:  # fmt: skip
     """Describe a hub model by its header."""
     from localllm.services.hub.huggingface import HubRepository
     from localllm.services.hub.pull import list_model_files, list_projectors, open_remote_model
@@ -159,7 +169,7 @@ def describe_remote(
     files = list_model_files(repository, reference)
     with open_remote_model(repository, files) as (model, fetched):
         projectors = sum(file.size for file in list_projectors(repository, files))
-        facts = describe_file(model, on_read, context, projectors, kinds)
+        facts = describe_file(model, on_read, context, projectors, kinds, lora=lora)
         return {"model": reference.text, "path": model.path, "fetched_bytes": fetched, **facts}
 
 
@@ -170,11 +180,12 @@ def describe_file(
     projector: int = 0,
     kinds: Sequence[str] = TYPES,
     bandwidth: float | None = None,
+    lora: Sequence[str] = (),
 ) -> FileFit:
     """Describe a model file.
 
     projector: size of its vision projector in bytes.  kinds: KV cache types.  bandwidth: memory bandwidth in bytes per
-    second; None: measure it. Raises ModelError, UsageError.
+    second; None: measure it.  lora: paths of adapters. Raises ModelError, UsageError.
     """
     _, h = load_architecture(file)
     if not file.tensors:
@@ -182,23 +193,38 @@ def describe_file(
     costs = MatrixCosts.of_file(file)
     if context is not None and not 1 <= context <= h.context:
         raise UsageError(f"context must be from 1 to {h.context}, the model's training context, not {context}")
-    nbytes = file.nbytes + projector
+    adapters = sum(adapter.nbytes for adapter in open_fitting(file, lora))
+    read = replace(costs, weight_bytes=costs.weight_bytes + adapters)
+    nbytes = file.nbytes + projector + adapters
     available = get_available_memory(mapped=nbytes)
     if bandwidth is None:
         on_read("measuring the memory's bandwidth")
         bandwidth = measure_bandwidth()
     kinds = kinds[:1] if is_embedding_model(h) else kinds  # embedding models keep no KV cache
     rows = [
-        estimate_fit(row, kind, costs, available, None if is_embedding_model(h) else bandwidth)
+        estimate_fit(row, kind, read, available, None if is_embedding_model(h) else bandwidth)
         for kind in kinds
         for row in list_memory(h, nbytes, KVType.of(kind), h.context if is_embedding_model(h) else context)
     ]
     return {
         "architecture": h.arch, "parameters": file.parameters, "weight_bytes": file.nbytes,
-        "projector_bytes": projector, "weight_bytes_per_token": costs.weight_bytes, "context": h.context,
-        "working_bytes": WORKING_BYTES, "available_bytes": available, "bandwidth_gbs": bandwidth / 1e9,
+        "projector_bytes": projector, "adapter_bytes": adapters, "weight_bytes_per_token": costs.weight_bytes,
+        "context": h.context, "working_bytes": WORKING_BYTES, "available_bytes": available,
+        "bandwidth_gbs": bandwidth / 1e9,
         "longest": {kind: find_longest_context(h, nbytes, KVType.of(kind), available) for kind in kinds}, "rows": rows,
     }  # fmt: skip
+
+
+def open_fitting(file: GGUFFile, lora: Sequence[str]) -> "list[Adapter]":
+    """Open adapters for a model. Raises ModelError for one that does not fit, UsageError."""
+    if not lora:
+        return []
+    from localllm.convert.adapters import open_adapters  # seldom needed
+
+    adapters = [adapter for adapter, _ in open_adapters([(path, 1.0) for path in lora], file.metadata, file.tensors)]
+    for adapter in adapters:
+        adapter.require_fit(file.tensors, str(file.metadata.get("general.architecture", "")))
+    return adapters
 
 
 def estimate_fit(
@@ -239,7 +265,7 @@ def measure_bandwidth() -> float:
 def iter_local_names() -> Iterator[str]:
     """Yield the names of local models, including the built-in one and those of other programs."""
     built_in = [model.name for model in catalogue.load_registry().values() if not model.repository]
-    on_disk = [model.name for model in catalogue.list_models_on_disk() if model.is_whole]
+    on_disk = [model.name for model in catalogue.list_models_on_disk() if model.is_whole and not model.kind]
     yield from dict.fromkeys([*built_in, *on_disk, *(model.name for model in find_models(catalogue.shortest_name))])
 
 

@@ -23,6 +23,7 @@ from localllm.files.gguf.metadata_reader import count_strings
 from localllm.files.models_folder import find_projector
 from localllm.frozen import frozen
 from localllm.generation.sampling.sampler import read_recommended
+from localllm.services.inspection.adapters import describe_adapter
 from localllm.services.inspection.validate import Validity, check_validity, require_finite_weights
 
 NAMES = {"mean": "mean of all tokens", "cls": "first token", "last": "last token"}
@@ -118,6 +119,7 @@ def inspect_model(path: str | os.PathLike[str], check: bool = False, with_metada
             "reads": describe_reader(file, h),
             "sees": describe_projector(validity.vision),
             "projector": describe_projector_file(file.path) if h else None,
+            "adapter": describe_adapter(file) if validity.is_valid else None,
             "guessing": describe_mtp(file, h),
             "chat_template": isinstance(metadata.get("tokenizer.chat_template"), str),
             "sampling": read_recommended(metadata)[0].explicit,

@@ -21,6 +21,7 @@ from localllm.errors import ModelError, UnsupportedError
 from localllm.files.cache.checksummed_cache import is_recorded, record_check
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.gguf.header import printable
+from localllm.files.gguf.kinds import get_kind
 from localllm.files.gguf.tensor_source import SourceTensor
 from localllm.frozen import frozen
 
@@ -55,6 +56,8 @@ def check_validity(file: GGUFFile) -> Validity:
     arch = file.metadata.get("general.architecture")
     if isinstance(arch, str) and arch == CLIP:
         return check_projector(file)
+    if get_kind(file.metadata):
+        return check_adapter(file)
     try:
         if any(key.startswith(VOCABULARY) for key in file.metadata):
             require_vocabulary(file)
@@ -64,6 +67,17 @@ def check_validity(file: GGUFFile) -> Validity:
     except ModelError as error:
         return Validity(hyperparameters, error)
     return Validity(hyperparameters, None)
+
+
+def check_adapter(file: GGUFFile) -> Validity:
+    """Check an adapter or a control vector without its model."""
+    from localllm.services.inspection.adapters import describe_adapter  # seldom needed
+
+    try:
+        describe_adapter(file)
+    except ModelError as error:
+        return Validity(None, error)
+    return Validity(None, None)
 
 
 def check_projector(file: GGUFFile) -> Validity:

@@ -247,7 +247,7 @@ def test_general_metadata_of_other_types_are_noted(changes, noted):
 @pytest.mark.parametrize(("changes", "problem"), [
     ({}, ""), ({"name": "x", "tags": ["a"], "languages": [], "file_type": 0, "type": "vocab"}, ""),
     ({"tags": "x"}, ""), ({"parameter_count": (1 << 63) - 1}, ""),
-    ({"type": "adapter"}, "general.type must be model or vocab (found adapter)"),
+    ({"type": "adapter"}, "this is an adapter, not a model: use its model with --lora FILE"),
     ({"type": 3}, "general.type must be a string (found 3)"),
     ({"architecture": "x" * 63}, ""), ({"architecture": "x" * 64}, "must be an architecture's name"),
     ({"architecture": "-x"}, "general.architecture must be an architecture's name (found -x)"),

@@ -231,7 +231,7 @@ FACTS = {
     "heads": 4, "kv_heads": None, "path": "/m.gguf", "name": "", "architecture": "llama", "reason": "odd",
     "parameters": 1500, "tensors": [1, 2], "weight_bytes": 3000, "bits_per_weight": 4.504, "made_with": "a\n b",
     "context": 0, "reads": "", "guessing": {"layers": 0, "bytes": 0, "used": False}, "sees": None, "projector": None,
-    "sampling": {"top_k": 5, "samplers": ("a", "b")},
+    "adapter": None, "sampling": {"top_k": 5, "samplers": ("a", "b")},
 }  # fmt: skip
 
 
@@ -249,6 +249,27 @@ def test_inspect_prints_the_facts_of_a_file():
     assert (lines["name"], lines["chat template"], lines["makes"]) == ("n", "yes", "text")
     eye = {"side": 2, "patch": 1, "width": 5, "type": "clip"}
     assert "chat template" not in {line[:14].strip() for line in inspect.format_summary(FACTS | {"sees": eye})}
+
+
+def test_inspect_prints_what_an_adapter_changes():
+    lora = {
+        "type": "lora", "architecture": "llama", "ranks": [4, 16], "alpha": 32.0, "invocation_tokens": [7, 8],
+        "matrices": {"attn_q": 2, "ffn_up": 1}, "memory_bytes": 5,
+    }  # fmt: skip
+    lines = [line for line in inspect.format_summary(FACTS | {"adapter": lora}) if line[:7] in RIGHT_OF_ADAPTER]
+    assert lines == [
+        "adapter       LoRA for llama models", "rank          4 to 16, alpha 32",
+        "changes       3 matrices: 2 attn_q, 1 ffn_up", "active        from the tokens 7 8 on",
+    ]  # fmt: skip
+    vector = {"type": "control vector", "architecture": "", "layers": [1, 2, 5], "widths": [64]}
+    lines = inspect.format_summary(FACTS | {"adapter": vector})
+    assert [line for line in lines if line[:7] in RIGHT_OF_ADAPTER] == [
+        "adapter       control vector", "changes       the outputs of 3 layers, 1 to 5, 64 wide",
+    ]  # fmt: skip
+    assert not [line for line in lines if line.startswith(("architecture", "chat template"))]
+
+
+RIGHT_OF_ADAPTER = "adapter", "rank   ", "changes", "active "
 
 
 def test_map_prints_its_progress_and_totals(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

@@ -183,6 +183,7 @@ def test_an_alpha_of_0_means_a_factor_of_1(llama, tmp_path):
 @pytest.mark.parametrize(("metadata", "message"), [
     ({"general.type": "model"}, "this is no adapter (general.type is 'model')"),
     ({"general.type": None, "general.architecture": "controlvector"}, "this is a control vector: use --control-vector"),
+    ({"general.type": ["adapter"]}, "this is no adapter (general.type is ['adapter'])"),
     ({"adapter.type": "ia3"}, "adapter.type must be lora (found 'ia3')"),
     ({"adapter.lora.alpha": "high"}, "adapter.lora.alpha must be a number (found 'high')"),
     ({"adapter.lora.alpha": float("nan")}, "adapter.lora.alpha must be a number (found nan)"),
@@ -226,6 +227,15 @@ def test_incomplete_files_are_refused(tmp_path, names, message):
     assert message in str(refused.value)
 
 
+@pytest.mark.parametrize("format", ["F32", "F16"])
+@pytest.mark.parametrize("family", ["llama", "qwen3moe"])
+def test_the_memory_of_an_adapter_is_that_of_both_matrices(family, format, tmp_path):
+    file = GGUFFile.open(write_model(family, tmp_path / "model.gguf"))
+    adapter = random_adapter(file, supported_names(file), 3, format=format)
+    weights = sum(each.a.nbytes + each.b.nbytes for each in adapter.low_ranks.values())
+    assert adapter.nbytes == weights
+
+
 # ---- control vectors
 
 
@@ -244,7 +254,7 @@ def test_a_control_vector_is_added_to_the_output_of_its_layer(llama, tmp_path):
 
 
 @pytest.mark.parametrize(("tensors", "message"), [
-    ({"direction.0": 256}, "direction.0 is not direction.N of one of 2 layers"),
+    ({"direction.0": 256}, "direction.0 is not direction.N of a layer from 1 on"),
     ({"direction.2": 256}, "direction.2 is not direction.N of one of 2 layers"),
     ({"direction.1": 95}, "tensor direction.1 must be F32 [256] (found F32 [95])"),
     ({}, "has no vectors direction.N"),

@@ -13,6 +13,7 @@ from simulated import SimulatedCard
 from localllm.arch.layer_state import KVType, PagedState
 from localllm.arch.weights import Weight
 from localllm.engine import backend as opening
+from localllm.engine.adapters import rename_matrix, transpose_rows
 from localllm.engine.cuda import backend as cuda_backend
 from localllm.engine.cuda import devices
 from localllm.engine.cuda import lowering as cuda_attention
@@ -21,6 +22,7 @@ from localllm.engine.cuda.card import NoGpuError, compute_limits
 from localllm.engine.cuda.devices import (
     MARGIN,
     GpuSizes,
+    add_adapters,
     compute_gpu_bytes,
     compute_sizes,
     compute_spare,
@@ -263,6 +265,38 @@ def test_the_counted_size_of_a_layer_is_what_gets_allocated(format):
     weights.address(Weight(tensor))
     needed = compute_sizes({tensor.name: tensor}, [], 1, 64, KVType(), 0)
     assert (needed.layers, needed.rest) == (allocated, 0)
+
+
+@pytest.mark.parametrize("format", ["F32", "F16"])
+def test_the_counted_size_of_an_adapter_is_what_gets_allocated(format):
+    model = small()
+    names = ["blk.1.attn_q.weight", "output.weight"]
+    adapter = random_adapter(model, names, 4, format=format)
+    allocated: list[int] = []
+    weights = GpuWeights(SimpleNamespace(capability=(8, 0), allocate=allocated.append), [], None)
+    weights._upload_planes = weights._upload_rows = lambda *arguments: None
+    for low_rank in adapter.low_ranks.values():
+        weights.address(rename_matrix(low_rank.a, 0))
+        weights.address(transpose_rows(low_rank.b, 0, low_rank.b.shape[0], 0))
+    sizes = add_adapters(GpuSizes([10, 20], 30), [adapter])
+    assert sizes == GpuSizes([10, 20 + sum(allocated[:2])], 30 + sum(allocated[2:])) and min(allocated) > 0
+
+
+def test_layers_with_adapters_leave_room_for_fewer(monkeypatch):
+    """Place as many layers as fit with the bytes of an adapter, also of one outside of layers."""
+    file, free = small(), []
+    adapter = random_adapter(file, ["blk.0.attn_q.weight", "output.weight"], 8)
+    states = [PagedState(layer, 1, 16, 16) for layer in range(2)]
+    card = SimpleNamespace(name="one", free_bytes=lambda: free[0], close=lambda: None)
+    monkeypatch.setattr(devices, "open_card", lambda number: card)
+    sizes = compute_sizes(file.tensors, states, 2, 64, KVType(), 0)
+    changed = add_adapters(sizes, [adapter])
+    for lora, needed in ((), sizes), (((adapter, 1.0),), changed):
+        options = EngineOptions(1, backend="cuda", lora=lora)
+        total = MARGIN + needed.rest + sum(needed.layers)
+        for free[:], count in ([total], 2), ([total - 1], 1):
+            assert devices.place_layers(options, file, states, 2, 64, lambda *_: 0).layers == count
+    assert changed.rest > sizes.rest and changed.layers[0] > sizes.layers[0] and changed.layers[1] == sizes.layers[1]
 
 
 @pytest.mark.parametrize("contexts", [1, 2])

@@ -359,7 +359,7 @@ def test_models_are_removed_by_any_of_their_names(folder, tmp_path):
     assert last.size == len("a/b/y-Q8_0.gguf" + "a/b/mmproj-x.gguf" + "a/b/mmproj-y.gguf.0f.partial")
     assert last.to_dict() == {
         "name": "hf:a/b:Q8_0", "path": str(last.path), "bytes": last.size, "quantization": "Q8_0",
-        "files": [str(path) for path in last.files], "complete": True,
+        "files": [str(path) for path in last.files], "complete": True, "kind": "model",
     }  # fmt: skip
     assert find_removable("mine").to_dict()["quantization"] is None
 

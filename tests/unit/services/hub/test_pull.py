@@ -600,7 +600,7 @@ def steps(monkeypatch, tmp_path) -> list[object]:
     monkeypatch.setattr(service, "is_downloaded", lambda file, target, watcher: file.name == "2.gguf")
     monkeypatch.setattr(service, "require_space", lambda folder, missing: done.append([f.name for f, _ in missing]))
     monkeypatch.setattr(service, "open_remote_model", Opened().model)
-    monkeypatch.setattr(service, "load_architecture", lambda model: done.append(f"may {model}"))
+    monkeypatch.setattr(service, "require_usable", lambda model: done.append(f"may {model}"))
     monkeypatch.setattr(service, "remove_empty_folders", lambda folder: done.append(("tidied", folder.name)))
     monkeypatch.setattr(service, "get_models_folder", lambda: tmp_path)
 

@@ -157,7 +157,9 @@ def test_fit_of_a_local_file_counts_its_projector(model_path, monkeypatch: pytes
     path, calls = str(model_path("llama")), []
     monkeypatch.setattr(fit.catalogue, "resolve_model", lambda model: path)
     monkeypatch.setattr(fit, "get_projector_size", lambda model: 7 if model == path else 0)
-    monkeypatch.setattr(fit, "describe_file", lambda file, *more: calls.append((file.path, *more)) or {"rows": []})
+    monkeypatch.setattr(
+        fit, "describe_file", lambda file, *more, lora: calls.append((file.path, *more)) or {"rows": []}
+    )
     hears = calls.append
     assert fit.describe_fit("name", hears, 9) == {"model": "name", "path": path, "fetched_bytes": 0, "rows": []}
     assert fit.describe_fit("name")["rows"] == [] and calls[0] == (path, hears, 9, 7, fit.TYPES)
@@ -187,7 +189,7 @@ def test_fit_of_a_model_on_the_hub_fetches_its_header_and_counts_its_projector(m
     )
     monkeypatch.setattr(pull, "open_remote_model", remote_model)
     calls, heard = list[Any](), list[str]()
-    monkeypatch.setattr(fit, "describe_file", lambda *arguments: calls.append(arguments) or {"rows": []})
+    monkeypatch.setattr(fit, "describe_file", lambda *arguments, lora: calls.append(arguments) or {"rows": []})
     facts = fit.describe_fit("name", heard.append, 9)
     assert facts == {"model": "hf:tiny/T:x", "path": "hf:tiny/T/a.gguf", "fetched_bytes": 77, "rows": []}
     assert heard == ["reading the header of hf:tiny/T:x"] and calls[0][1:] == (heard.append, 9, 7, fit.TYPES)

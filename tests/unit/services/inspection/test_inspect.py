@@ -28,7 +28,7 @@ def test_inspect_reports_all_facts_of_a_model(tmp_path: Path):
             "warnings": [],
         "parameters": 108352, "weight_bytes": 433408, "bits_per_weight": 32.0, "layers": 2, "width": 64, "heads": 4,
         "kv_heads": 2, "context": 5000, "vocabulary": {"size": 268, "kind": "gpt2, gpt-2"}, "reads": None, "sees": None,
-        "projector": None, "guessing": {"layers": 0, "bytes": 0, "used": False}, "chat_template": True,
+        "projector": None, "adapter": None, "guessing": {"layers": 0, "bytes": 0, "used": False}, "chat_template": True,
         "sampling": {"temperature": 0.5}, "made_with": None,
         "formats": {"F32": {"tensors": 21, "parameters": 108352, "bytes": 433408}},
         "memory": [

@@ -1,0 +1,27 @@
+"""Tell what a GGUF file has instead of a model, by its metadata."""
+
+import os
+from collections.abc import Mapping
+
+from localllm.errors import ModelError
+from localllm.files.gguf.file import GGUFFile
+
+ADAPTER, CONTROL_VECTOR = "adapter", "control vector"
+OPTIONS = {ADAPTER: "--lora", CONTROL_VECTOR: "--control-vector"}  # that take such files
+
+
+def get_kind(metadata: Mapping[str, object]) -> str:
+    """Return "adapter" or "control vector", "" for models and other files."""
+    type, arch = (metadata.get(f"general.{name}") for name in ("type", "architecture"))
+    if isinstance(type, str) and type == "adapter":  # a damaged file may have an array
+        return ADAPTER
+    return CONTROL_VECTOR if isinstance(arch, str) and arch == "controlvector" else ""
+
+
+def read_kind(path: str | os.PathLike[str]) -> str:
+    """Return a file's kind as get_kind does; "" for a file that cannot be read."""
+    try:
+        with GGUFFile.open(path, ("general.type", "general.architecture")) as file:
+            return get_kind(file.metadata)
+    except ModelError:
+        return ""
