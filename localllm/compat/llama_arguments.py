@@ -74,7 +74,7 @@ POOLINGS = {1: "mean", 2: "cls", 3: "last"}  # by llama.cpp's ids
 CHAT_FORMATS = {"llama-3": "llama3"}  # names that differ in localllm
 IGNORED = (
     "split_mode", "main_gpu", "tensor_split", "vocab_only", "use_mmap", "use_mlock", "n_batch", "n_ubatch",
-    "n_threads_batch", "offload_kqv", "flash_attn", "op_offload", "swa_full", "no_perf", "lora_base", "lora_scale",
+    "n_threads_batch", "offload_kqv", "flash_attn", "op_offload", "swa_full", "no_perf", "lora_base",
     "numa", "draft_model",
 )  # fmt: skip
 UNSUPPORTED = {
@@ -84,7 +84,6 @@ UNSUPPORTED = {
     "yarn_attn_factor": "YaRN's factors are fixed to the values of its paper",
     "yarn_beta_fast": "YaRN's factors are fixed to the values of its paper",
     "yarn_beta_slow": "YaRN's factors are fixed to the values of its paper",
-    "lora_path": "merge the adapter into the model first",
     "chat_handler": "the file's chat template is used, and the projector in the model's folder for images",
     "tokenizer": "the file's own tokenizer is used",
     "spm_infill": "the suffix always follows the prefix",
@@ -189,6 +188,8 @@ class OpenArguments:
             for name in arguments
             if name not in defaults or (name in IGNORED and arguments[name] != defaults[name])
         ]
+        if arguments.get("lora_scale", 1.0) != 1.0 and not arguments.get("lora_path"):
+            idle.append("lora_scale")
         if idle:
             warn(f"ignored arguments (no effect in localllm): {', '.join(idle)}")
         return cls(**{name: value for name, value in arguments.items() if name in defaults})
@@ -196,6 +197,7 @@ class OpenArguments:
     def open_model(self, path: str) -> "Model":
         """Open a GGUF file with these arguments. Raises ModelError, MemoryLimitError, UsageError."""
         from localllm.api import open_model
+        from localllm.services.hub.catalogue import resolve_adapter
 
         return open_model(
             path,
@@ -206,6 +208,7 @@ class OpenArguments:
             backend="auto" if self.n_gpu_layers else "cpu",
             gpu_layers="auto" if self.n_gpu_layers <= 0 else self.n_gpu_layers,
             chat_template=self.chat_template,
+            lora={resolve_adapter(self.lora_path): self.lora_scale} if self.lora_path else "",
         )
 
     @property

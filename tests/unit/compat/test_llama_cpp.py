@@ -8,9 +8,11 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from adapters import random_adapter, supported_names, write_adapter
 from project import ROOT
 from tiny_model import write_tiny_model
 
@@ -19,6 +21,7 @@ from localllm.arch.rope_scaling import RopeScaling
 from localllm.compat.llama_arguments import ChatArguments, CompletionArguments, OpenArguments
 from localllm.compat.llama_cpp import Llama, LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 from localllm.errors import ContextError, ModelError, UsageError
+from localllm.files.gguf.file import GGUFFile
 
 PROMPT = "hello world"
 HI = [{"role": "user", "content": "Hi"}]
@@ -303,13 +306,39 @@ def test_embeddings_equal_those_of_the_model(model_path):
         assert embedding["usage"]["prompt_tokens"] == embedding["usage"]["total_tokens"] >= 2
 
 
+# ---- adapters
+
+
+def test_lora_path_and_scale_open_an_adapter(tiny: str, tmp_path):
+    with GGUFFile.open(tiny) as file:
+        adapter = random_adapter(file, supported_names(file))
+    path = str(write_adapter(adapter, tmp_path / "poet.gguf", 4.0))
+
+    def answer(**arguments: Any) -> tuple[str, np.ndarray]:
+        with Llama(tiny, n_threads=1, logits_all=True, **arguments) as llm:
+            llm.eval([5, 6, 7])
+            return llm("Once", max_tokens=8, temperature=0)["choices"][0]["text"], llm.scores[2].copy()
+
+    with localllm.open(tiny, threads=1, lora={path: 0.5}) as model:
+        expected = str(model.generate("Once", max_tokens=8, temperature=0).text)
+        row = model.logits([5, 6, 7])
+    text, scores = answer(lora_path=path, lora_scale=0.5)
+    _, plain_scores = answer()
+    assert text == expected and np.allclose(scores, row[-1], atol=1e-4)
+    assert not np.allclose(scores, plain_scores, atol=1e-2)
+    assert np.array_equal(answer(lora_path=path, lora_scale=0.0)[1], plain_scores)
+    with pytest.warns(UserWarning, match="lora_scale"):
+        Llama(tiny, lora_scale=0.5).close()
+    with pytest.raises(ModelError, match=r"no\.gguf: there is no such file"):
+        Llama(tiny, lora_path="no.gguf")
+
+
 # ---- what is refused, and what is told
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"lora_path": "a.gguf"}, "lora_path is not supported"),
         ({"kv_overrides": {"a": 1}}, "kv_overrides is not supported"),
         ({"yarn_beta_fast": 16.0}, "yarn_beta_fast is not supported: YaRN's factors"),
         ({"rope_scaling_type": 9}, "rope_scaling_type must be -1, 0"),
@@ -453,8 +482,6 @@ def test_examples_of_the_docs_page_run(tiny: str, monkeypatch: pytest.MonkeyPatc
 def test_the_docs_page_names_every_argument():
     page = (ROOT / "docs" / "llama-cpp-python.md").read_text(encoding="utf-8")
     documented = set(re.findall(r"`(\w+)`", page)) | {
-        "lora_base",
-        "lora_scale",
         "mirostat_tau",
         "mirostat_eta",
         "embedding",
