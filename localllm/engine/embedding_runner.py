@@ -195,7 +195,7 @@ class EmbeddingOnlyEngine:
     """The engine of a model that cannot generate text: every run raises. Attributes: see Engine."""
 
     device, warning, bytes_per_token, runs, draft_head_path = "CPU", None, 0, Runs(), None
-    adapters, adapter_scales = (), ()
+    adapters, adapter_scales, control_vectors = (), (), ()
 
     def __init__(self, path: str, hyperparameters: Hyperparameters, options: EngineOptions):
         self._path, self.hyperparameters = path, hyperparameters

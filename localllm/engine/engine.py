@@ -176,6 +176,7 @@ class Engine:
         orphaned: states of sequences that were garbage-collected without being closed.
         warning: one line for the user, or None.
         adapters: the low-rank adapters that sequences can use.  adapter_scales: those of new sequences.
+        control_vectors, control_layers: as in EngineOptions.
     """
 
     def __init__(
@@ -197,6 +198,7 @@ class Engine:
         weights, forward = Weights(file.tensors), model.forward
         self.adapters: tuple[Adapter, ...] = ()
         self.adapter_scales = trim_zeros([scale for _, scale in options.lora])
+        self.control_vectors, self.control_layers = options.control_vectors, options.control_layers
         if options.lora or options.control_vectors:
             from localllm.engine.adapter_file import sum_control_vectors  # seldom needed
             from localllm.engine.adapters import adapt, require_opened

@@ -135,6 +135,8 @@ def get_open_arguments(model: "Model", chat_template: str | None) -> dict[str, o
         "kv_type": f"k={kv_type.keys},v={kv_type.values}",
         **({"rope": asdict(model.engine.rope)} if model.engine.rope else {}),
         **({"lora": adapters_of(model)} if model.engine.adapters else {}),
+        **({"control_vectors": describe_vectors(model)} if model.engine.control_vectors else {}),
+        **({"control_layers": model.engine.control_layers} if model.engine.control_vectors else {}),
         "chat_template": chat_template and model.session.template.source,
     }
 
@@ -144,6 +146,12 @@ def adapters_of(model: "Model") -> list[dict[str, object]]:
     scales = [*model.engine.adapter_scales, *[0.0] * len(model.engine.adapters)]
     pairs = zip(model.engine.adapters, scales, strict=False)
     return [{"path": os.path.realpath(each.path), "digest": each.digest, "scale": scale} for each, scale in pairs]
+
+
+def describe_vectors(model: "Model") -> list[dict[str, object]]:
+    """Describe the control vectors of a model. Raises OSError."""
+    pairs = [(os.path.realpath(path), scale) for path, scale in model.engine.control_vectors]
+    return [{"path": path, "digest": get_sha256(path), "scale": scale} for path, scale in pairs]
 
 
 def describe_environment(model: "Model") -> dict[str, object]:
@@ -259,6 +267,11 @@ def list_changes(receipt: Receipt, model: "Model", on_progress: OnProgress | Non
     new_hashes = [file["sha256"][:16] for file in identify_files(model, on_progress)]
     if old_hashes != new_hashes:
         lines.append(f"the model differs: its SHA-256 was {', '.join(old_hashes)}…, is now {', '.join(new_hashes)}…")
+    additions = {"lora": adapters_of(model), "control_vectors": describe_vectors(model)}
+    for name, described in additions.items():
+        recorded: list[dict[str, object]] = receipt["opening"].get(name, [])
+        if [each.get("digest") for each in recorded] != [each["digest"] for each in described]:
+            lines.append(f"the {'adapters differ' if name == 'lora' else 'control vectors differ'}")
     return lines
 
 

@@ -23,7 +23,7 @@ class FakeEngine:
 
     device = "CPU"
     has_draft_head = False
-    adapters = adapter_scales = ()
+    adapters = adapter_scales = control_vectors = ()
     written = None
     hyperparameters = SimpleNamespace(arch="llama", start_token=None)
 

@@ -72,12 +72,15 @@ def replay(
 
 def adapters_of(opening_options: dict[str, object]) -> options.Adapters:
     """Return the options of a receipt's adapters. Raises UsageError."""
-    adapters: Any = opening_options.get("lora", [])
+    recorded: list[Any] = [opening_options.get(name, []) for name in ("lora", "control_vectors")]
+    layers: Any = opening_options.get("control_layers")
     try:
-        pairs: Any = [(str(each["path"]), float(each["scale"])) for each in adapters]
-    except (TypeError, ValueError, KeyError):
+        lora, vectors = ([(str(each["path"]), float(each["scale"])) for each in rows] for rows in recorded)
+        layers = layers and (int(layers[0]), int(layers[1]))
+    except (TypeError, ValueError, KeyError, IndexError):
         raise UsageError("the receipt's adapters are invalid") from None
-    return options.Adapters(lora=[pairs])
+    both: Any = [lora], [vectors]
+    return options.Adapters(lora=both[0], control_vector=both[1], control_vector_layer_range=layers)
 
 
 def parse_rope(opening_options: dict[str, object]) -> options.RopeGroup:

@@ -12,7 +12,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from adapters import random_adapter, supported_names, write_adapter
 from project import ROOT
 from signals import apart, ctrl_c
 from tiny_model import write_tiny_model
@@ -21,11 +23,13 @@ import localllm
 from localllm.cli import one_shot as cli_receipt
 from localllm.errors import UsageError
 from localllm.files.cache import checksummed_cache
+from localllm.files.gguf.file import GGUFFile
 from localllm.generation.options import CALLABLES, GenerationOptions
 from localllm.generation.sampling.options import SamplingOptions
 from localllm.generation.speculation.speculator import ModelDrafter
 from localllm.kernels.machine import Lane
 from localllm.services import receipts
+from localllm.services.control_vectors import write_control_vector
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +172,28 @@ def test_replay_reports_what_has_changed(tiny: str, cli, tmp_path: Path):
     assert cli("replay", path)[0] == 3
 
 
+def test_replay_uses_the_adapters_of_the_answer(tiny: str, cli, tmp_path: Path):
+    path = tmp_path / "r.json"
+    with GGUFFile.open(tiny) as file:
+        poet = str(write_adapter(random_adapter(file, supported_names(file)), tmp_path / "poet.gguf", 4.0))
+        width = file.tensors["token_embd.weight"].shape[1]
+    vector = str(tmp_path / "v.gguf")
+    write_control_vector(vector, "llama", np.random.default_rng(0).standard_normal((1, width)).astype(np.float32))
+    words = ("-p", "Hi", "-n", "8", "--temp", "0", "--lora", f"{poet}:3", "--control-vector", f"{vector}:5")
+    receipt = write_receipt(cli, path, tiny, *words, "--control-vector-layer-range", "1", "1")
+    digest = hashlib.sha256(Path(vector).read_bytes()).hexdigest()
+    assert receipt["opening"]["control_vectors"] == [{"path": vector, "digest": digest, "scale": 5.0}]
+    assert receipt["opening"]["control_layers"] == [1, 1] and receipt["opening"]["lora"][0]["scale"] == 3.0
+    assert cli("replay", path) == (0, "the same text\n", "")
+    plain = write_receipt(cli, tmp_path / "plain.json", tiny, *words[:6])
+    assert plain["result"]["text"] != receipt["result"]["text"] and "control_vectors" not in plain["opening"]
+    write_control_vector(vector, "llama", np.ones((1, width), np.float32))
+    code, out, err = cli("replay", path)
+    assert "localllm: the control vectors differ\n" in err and code == out.startswith("the text differs")
+    change(path, "opening", "control_layers", to=["a", 1])
+    assert cli("replay", path)[2] == "localllm: error: the receipt's adapters are invalid\n"
+
+
 def test_an_interrupted_answer_is_compared_up_to_its_end(tiny: str, cli, tmp_path: Path):
     path = tmp_path / "r.json"
     write_receipt(cli, path, tiny, "-p", "Hi", "-n", "8", "-s", "1")
@@ -295,9 +321,10 @@ def test_changes_of_the_environment_are_listed(
 ):
     """Shorten hashes where several differ."""
     monkeypatch.setattr(receipts, "describe_environment", lambda model: now)
-    hashes, model = ["0123456789abcdef01", "f" * 64], SimpleNamespace()
+    engine = SimpleNamespace(adapters=(), adapter_scales=(), control_vectors=())
+    hashes, model = ["0123456789abcdef01", "f" * 64], SimpleNamespace(engine=engine)
     monkeypatch.setattr(receipts, "identify_files", lambda *arguments: [{"sha256": each} for each in hashes])
-    receipt = {"made_by": then, "model": {"files": [{"sha256": each} for each in hashes]}}
+    receipt = {"made_by": then, "opening": {}, "model": {"files": [{"sha256": each} for each in hashes]}}
     assert receipts.list_changes(receipt, model) == expected  # type: ignore[arg-type]
     receipt["model"]["files"].pop()
     assert receipts.list_changes(receipt, model) == [  # type: ignore[arg-type]
@@ -380,7 +407,7 @@ def test_the_opening_of_a_model_is_recorded():
     """Record the text of a chat template, as its name or file may change."""
     template, kv_type = SimpleNamespace(source="{{ text }}"), SimpleNamespace(keys="q8_0", values="f16")
     engine, session = (
-        SimpleNamespace(kv_type=kv_type, thread_count=3, rope=None, adapters=()),
+        SimpleNamespace(kv_type=kv_type, thread_count=3, rope=None, adapters=(), control_vectors=()),
         SimpleNamespace(template=template),
     )
     model: Any = SimpleNamespace(context=77, engine=engine, session=session)
