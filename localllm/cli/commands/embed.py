@@ -81,7 +81,7 @@ def embed(
     threads: options.Threads = None,
     device: options.Device = "auto",
 ) -> None:
-    """Compute embedding vectors of texts, or search texts by meaning.
+    """Compute embedding vectors, or search texts by meaning.
 
     INPUT has one record per line: a text, or a JSON object with a field "text". INPUT may also be a text of several
     words, in quotes. Without INPUT, records are read from stdin. The output has one vector per record: a line {"id",

@@ -80,7 +80,7 @@ def perplexity(
     as_json: options.AsJson = False,
     force: options.Force = False,
 ) -> None:
-    """Measure a model's perplexity on a text, as llama-perplexity does.
+    """Measure perplexity on a text, as llama-perplexity does.
 
     TEXT is a file. Perplexity is the exponential of the mean negative log probability of its tokens: lower is better,
     and only models with the same vocabulary can be compared. To measure what a quantized file has lost, save the

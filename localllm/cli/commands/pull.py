@@ -17,7 +17,7 @@ def pull(
         also=("-m", "--model"),
     ),
 ) -> None:
-    """Download models from the Hugging Face Hub and print their paths.
+    """Download models from the Hugging Face Hub.
 
     MODEL is a known name (see `localllm list --all`) or any repository, followed by :QUANTIZATION or by /FILE if you
     want a certain one. A vision model's projector (mmproj) is downloaded too. A repository may also have an adapter

@@ -73,7 +73,7 @@ def quantize(
     threads: options.Threads = None,
     dry_run: bool = option("--dry-run", "Print the plan without writing anything."),
 ) -> None:
-    """Quantize a model, or convert a Hugging Face checkpoint to GGUF.
+    """Quantize a model, or convert a checkpoint to GGUF.
 
     IN is a GGUF file or the folder of a Hugging Face checkpoint. TYPE is a type of llama-quantize, by name or number,
     in upper or lower case. Without OUT, the output file is named after IN and TYPE.

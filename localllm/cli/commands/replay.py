@@ -31,7 +31,7 @@ def replay(
         "-m --model", "Model to use.  [default: the receipt's]", "MODEL", autocompletion=offer_models, typed_only=True
     ),
 ) -> None:
-    """Generate an answer again from its receipt, and compare the texts.
+    """Generate an answer again from its receipt, and compare.
 
     The exit code is 0 if the text is the same, and 1 if not; then `replay` prints where it first differs. Changes
     since the receipt was written go to stderr: the model file, versions, the CPU.

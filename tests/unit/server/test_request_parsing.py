@@ -273,6 +273,20 @@ def test_options_common_to_all_apis_are_parsed():
         parse_options(Body({"stop": ["x"] * 17}), None, None)
 
 
+@pytest.mark.parametrize(("lora", "scales"), [
+    (None, None), ([], {}), ([{"id": 0, "scale": 0.5}, {"id": 2}], {"0": 0.5, "2": 1.0}),
+    ([{"name": "poet", "scale": 2}], {"poet": 2}), ({"poet": 0.5, "1": 0}, {"poet": 0.5, "1": 0}),
+])  # fmt: skip
+def test_adapters_are_parsed_in_all_forms(lora: Any, scales: Any):
+    assert parse_options(Body({"lora": lora}), None, None).lora == scales
+
+
+@pytest.mark.parametrize("lora", ["poet", 1, [1], [{"scale": 1}], [{"id": True}], {"poet": "x"}, {"poet": None}])
+def test_adapters_in_other_forms_are_refused(lora: Any):
+    with pytest.raises(UsageError, match="lora must be an array of objects with id"):
+        parse_options(Body({"lora": lora}), None, None)
+
+
 @pytest.mark.parametrize(("fields", "think"), [
     ({}, "auto"), ({"think": "on"}, "on"), ({"reasoning_effort": "none"}, "off"),
     ({"reasoning_effort": "xhigh"}, "high"), ({"reasoning_effort": "minimal"}, "low"),
