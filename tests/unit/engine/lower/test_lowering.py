@@ -28,6 +28,7 @@ from localllm.engine.operations.experts import ExpertLinear
 from localllm.engine.operations.key_selection import SelectKeys
 from localllm.engine.operations.linear import AddSquares
 from localllm.engine.operations.operation import lower_operations
+from localllm.engine.operations.tokens import HiddenStateTap
 from localllm.engine.trace.recorder import Recorder
 from localllm.kernels.table import PAGE
 from tests.unit.engine.trace.test_recorder import LATENT, ROPE, tensor, w
@@ -284,7 +285,7 @@ def test_imported_activations_come_first_and_exported_ones_last():
     memory, came, goes = (np.zeros((9, 32), np.float32) for _ in range(3))
     x = builder.external_input(memory, 20)
     y, taken = builder.scale(x, 3.0), Activation(ALL, 20)
-    builder._tap = SimpleNamespace(memory=memory)
+    builder._tap = HiddenStateTap(memory)
     builder.add(builder.export_hidden(y), taken)
     sums = np.zeros(80, np.float32)
     builder.operations.append(AddSquares((y,), Activation(ALL, 80), sums))
