@@ -74,6 +74,12 @@ def read(context, vocab: int, tokens: list[int], position: int = 0) -> np.ndarra
     return np.stack([floats_at(llama.llama_get_logits_ith(context, i), vocab) for i in range(len(tokens))])
 
 
+def steer(context, vectors: np.ndarray, first: int, last: int) -> None:
+    """Add a control vector, float32 [layers - 1, width], to the outputs of layers, from layer 1 on."""
+    numbers = vectors.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+    require(llama.llama_set_adapter_cvec(context, numbers, vectors.size, vectors.shape[1], first, last))
+
+
 # ---- jobs
 
 
@@ -81,7 +87,7 @@ def logits(job: dict[str, Any]) -> None:
     """Write `prefill` [tokens, vocab] of "tokens", `then`, the tokens behind them, and their `decode` [those, vocab].
 
     "then": those tokens, or how many of the most likely ones. "flash": with flash attention. "encode": what an encoder
-    reads before.
+    reads before. "vectors", "layers": a control vector, [layers - 1, width], and the first and last layer it changes.
     """
     then = job["then"] if isinstance(job["then"], list) else [None] * job["then"]
     room = CONTEXT if len(job["tokens"]) + len(then) <= CONTEXT else LONG
@@ -89,6 +95,8 @@ def logits(job: dict[str, Any]) -> None:
     is_flash = int(job.get("flash", False))
     context = make_context(model, room=room, threads=job.get("threads", 1), flash_attn_type=is_flash)
     vocab = size_of(model)
+    if job.get("vectors"):
+        steer(context, np.array(job["vectors"], np.float32), *job["layers"])
     if job.get("encode"):
         run(context, [(token, i, 0, True) for i, token in enumerate(job["encode"])], llama.llama_encode)
     prefill = read(context, vocab, job["tokens"])

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from localllm.arch import load_architecture
 from localllm.engine.adapter_file import compute_digest
 from localllm.engine.adapters import Adapter, LowRank
 from localllm.engine.engine import Engine
@@ -15,6 +16,9 @@ from localllm.files.gguf.writer import OutputTensor, build_header
 from localllm.kernels.reference import dequantize
 from localllm.quant.formats import BY_NAME
 
+# Families, and the first and the last layer that a control vector changes, for llama.cpp's logits.
+CONTROL_CASES = [("llama", 1, 1), ("gemma3", 1, 6), ("gemma3", 2, 2), ("gemma3", 6, 6), ("mamba2", 1, 1)]
+CONTROL_IDS = [5, 17, 99, 3, 200, 41, 7]
 FLOATS = {"F32": np.float32, "F16": np.float16}
 
 
@@ -83,3 +87,9 @@ def write_adapter(adapter: Adapter, path: Path, alpha: float, **metadata: object
         chunks.append(data + b"\0" * (-len(data) % 32))
     path.write_bytes(b"".join(chunks))
     return path
+
+
+def random_directions(file: GGUFFile) -> np.ndarray:
+    """Return a control vector of all layers from 1 on, float32 [layers - 1, width]."""
+    h = load_architecture(file)[1]
+    return np.random.default_rng(0).standard_normal((h.layers - 1, h.width)).astype(np.float32)
