@@ -1,11 +1,9 @@
-"""Convert low-rank adapters that PEFT has saved: adapter_config.json and adapter_model.safetensors.
+"""Convert low-rank adapters that PEFT has saved to those of a GGUF file's tensors.
 
 PEFT stores A [rank, columns] and B [rows, rank] for a checkpoint's matrices. A GGUF file has these matrices in another
 order, stacked or in parts. The same conversions are applied here to a matrix whose numbers are their own row and column
 indices: so it shows which rows of B, and which columns of A, each part of a GGUF tensor takes. No conversion needs to
 know of adapters.
-
-Sources: https://huggingface.co/docs/peft (LoraConfig); rank-stabilized factors: Kalajdzievski 2023, arXiv 2312.03732.
 """
 
 import math
@@ -20,36 +18,26 @@ import numpy as np
 
 from localllm.convert.config import CheckpointConfig
 from localllm.convert.family import CheckpointFamily
-from localllm.convert.files import read_json
+from localllm.convert.peft_files import LoraPair, read_folder
 from localllm.convert.records import complete_record, find_family, load_records, make_family
-from localllm.convert.safetensors_files import StoredTensor, read_header
 from localllm.convert.tensor_mapping import TensorNames, TensorOrigin, list_origins
 from localllm.convert.transforms import DerivedSource, Shape, TensorSource, as_float32, scale_rows
 from localllm.engine.adapter_file import compute_digest, require_finite
-from localllm.engine.adapters import Adapter, LowRank, ShapedTensor
+from localllm.engine.adapters import Adapter, LowRank, Magnitude, ShapedTensor
 from localllm.errors import ModelError, UnsupportedError
 from localllm.files.gguf.file import Tensor
 from localllm.files.gguf.header import printable
 from localllm.quant.formats import BY_NAME
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-MATRIX = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_(?:embedding_)?([AB])(?:\.weight)?")
-EMBEDDING = ".lora_embedding_"
 NEEDS_CONFIG = "copy the base model's config.json into its folder"
 # Architectures whose conversion multiplies matrices by numbers that only config.json has.
 SCALED_BY_CONFIG = ("falcon-h1",)
 # Keys of a record that change how matrices are converted.
 ABOUT_TENSORS = ("layer", "parts", "tensors", "whole", "rotated", "parted", "transposed", "bare", "prefixes", "renamed",
                  "named", "named_as", "sizes", "read")  # fmt: skip
+# Modules of transformers, after which PEFT names tensors, that some checkpoints call otherwise.
+RENAMED = {".shared_experts.": ".shared_expert.", "model.layers.": "backbone.layers."}
 ROWS_AT_ONCE = 512  # rows of a traced matrix that are computed together
-
-
-class LoraPair(NamedTuple):
-    """The matrices of one of the checkpoint's: a float32 [rank, columns], b float32 [rows, rank], and their factor."""
-
-    a: np.ndarray
-    b: np.ndarray
-    factor: float
 
 
 def open_peft(folder: str, metadata: Mapping[str, object], tensors: Mapping[str, ShapedTensor]) -> Adapter:
@@ -58,11 +46,7 @@ def open_peft(folder: str, metadata: Mapping[str, object], tensors: Mapping[str,
     Raises ModelError for a folder that is not valid or for another model, UnsupportedError for what localllm lacks.
     """
     path = Path(folder)
-    settings = read_json(path / CONFIG)
-    if settings is None:
-        raise ModelError(f"{folder}: no {CONFIG}: expected a GGUF file or a folder that PEFT has saved")
-    refuse_other_kinds(path, settings)
-    pairs = read_pairs(path, settings)
+    settings, pairs = read_folder(path)
     low_ranks = convert_for_one(path, list_bases(path, settings, metadata, tensors), pairs, tensors)
     require_finite(folder, low_ranks)
     arch, ids = str(metadata.get("general.architecture", "")), settings.get("alora_invocation_tokens") or []
@@ -87,71 +71,6 @@ def convert_for_one(
         raise problem
     reason = f" ({problem})" if problem and not results else ""
     raise ModelError(f"{path}: does not fit this model, or needs more than its GGUF file: {NEEDS_CONFIG}{reason}")
-
-
-def refuse_other_kinds(path: Path, settings: Mapping[str, Any]) -> None:
-    """Raise UnsupportedError for adapters other than plain LoRA."""
-    kind = settings.get("peft_type", "LORA")
-    if kind != "LORA":
-        raise UnsupportedError(f"{path}: adapters of type {printable(str(kind), 20)} are not supported, only LORA")
-    refused = {"use_dora": "DoRA", "lora_bias": "biases (lora_bias)", "layer_replication": "layer_replication",
-               "use_qalora": "QA-LoRA", "target_parameters": "target_parameters"}  # fmt: skip
-    for key, name in refused.items():
-        if settings.get(key):
-            hint = ": merge it with PEFT's merge_and_unload" if key == "use_dora" else ""
-            raise UnsupportedError(f"{path}: adapters with {name} are not supported{hint}")
-
-
-def read_pairs(path: Path, settings: Mapping[str, Any]) -> dict[str, LoraPair]:
-    """Read all pairs, by the name of the checkpoint's tensor. Raises ModelError."""
-    if not (path / WEIGHTS).is_file():
-        raise ModelError(f"{path}: there is no {WEIGHTS}; PyTorch pickles (.bin) are programs and are not read")
-    sides: dict[str, dict[str, np.ndarray]] = {}
-    embeddings = set[str]()
-    for name, stored in read_header(path / WEIGHTS).items():
-        match = MATRIX.fullmatch(name)
-        if match is None:
-            raise UnsupportedError(
-                f"{path / WEIGHTS}: tensor {printable(name)} is not a low-rank matrix: not supported"
-            )
-        sides.setdefault(match[1], {})[match[2]] = read_matrix(stored)
-        if EMBEDDING in name:
-            embeddings.add(match[1])
-    pairs = {}
-    for module, matrices in sides.items():
-        if len(matrices) < 2 or matrices["A"].shape[0] != matrices["B"].shape[1]:
-            raise ModelError(f"{path / WEIGHTS}: the matrices of {printable(module)} are not a pair")
-        a, b = matrices["A"], matrices["B"]
-        if module in embeddings or settings.get("fan_in_fan_out"):  # the weight is the transposed product
-            a, b = np.ascontiguousarray(b.T), np.ascontiguousarray(a.T)
-        pairs[f"{module}.weight"] = LoraPair(a, b, compute_factor(settings, module, a.shape[0]))
-    if not pairs:
-        raise ModelError(f"{path / WEIGHTS}: has no matrices")
-    return pairs
-
-
-def read_matrix(stored: StoredTensor) -> np.ndarray:
-    """Read a matrix as float32. Raises ModelError."""
-    if len(stored.shape) != 2 or stored.dtype not in ("F64", "F32", "F16", "BF16"):
-        shape = f"{printable(stored.dtype)} {list(stored.shape)}"
-        raise ModelError(f"{stored.path}: tensor {printable(stored.name)} must be a matrix of floats (found {shape})")
-    return as_float32(stored.rows(0, stored.shape[0]), stored.dtype)
-
-
-def compute_factor(settings: Mapping[str, Any], module: str, rank: int) -> float:
-    """Return alpha / rank, or alpha / sqrt(rank) with use_rslora, with the pattern that names the module, if any."""
-    alpha = settings.get("lora_alpha", rank)
-    for pattern, value in (settings.get("alpha_pattern") or {}).items():
-        try:
-            is_named = re.fullmatch(rf"(.*\.)?({pattern})", module)
-        except re.error:
-            is_named = None
-        if is_named:
-            alpha = value
-            break
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        raise ModelError(f"{CONFIG}: lora_alpha must be a number (found {printable(repr(alpha), 40)})")
-    return float(alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank))
 
 
 # ---- the base model's conversion
@@ -264,9 +183,12 @@ def convert(
     found: dict[str, dict[int, LoraPair]] = {}
     for stored_name, pair in pairs.items():
         name = base.family.named(stored_name, base.sizes["layers"]) if base.family.named else stored_name
-        part, expert = names.find_stored(names.plain(name), parts)
-        if part not in parts:
-            raise ModelError(f"{path}: {printable(stored_name)} is not a matrix of the model: {NEEDS_CONFIG}")
+        candidates = [name, *(name.replace(new, old) for new, old in RENAMED.items() if new in name)]
+        places = [names.find_stored(names.plain(each), parts) for each in candidates]
+        part, expert = next((place for place in places if place[0] in parts), ("", -1))
+        if not part:
+            hint = "" if base.is_certain else f": {NEEDS_CONFIG}"
+            raise ModelError(f"{path}: {printable(stored_name)} is not a matrix of the model{hint}")
         found.setdefault(part, {})[expert] = pair
     tracer, low_ranks, used = ConversionTracer(base), dict[str, LowRank](), set[str]()
     for name, place in base.tensors.items():
@@ -295,20 +217,37 @@ def convert_tensor(
         traced = tracer.trace(name, place, part)
         if traced.rows.shape[:-1] != shape[:-2] or (traced.rows.shape[-1], traced.columns.shape[-1]) != shape[-2:]:
             raise ModelError(f"{path}: {printable(part)} does not fit the model's {name} {list(shape)}: {NEEDS_CONFIG}")
-        matrices.append(traced.apply(stack))
-    a = np.concatenate([factor * a for a, _, factor in matrices], axis=-2) if len(matrices) > 1 else matrices[0][0]
-    b = np.concatenate([b for _, b, _ in matrices], axis=-1)
-    factor = matrices[0][2] if len(matrices) == 1 else 1.0
+        if traced.is_transposed and -1 not in found[part]:  # a stack in another order than that of linear layers
+            raise UnsupportedError(f"{path}: adapters of the experts of {name} are not supported")
+        matrices.append(traced.apply(name, stack))
+    a = np.concatenate([each.factor * each.a for each in matrices], axis=-2) if len(matrices) > 1 else matrices[0].a
+    b = np.concatenate([each.b for each in matrices], axis=-1)
+    factor = matrices[0].factor if len(matrices) == 1 else 1.0
+    magnitude = combine_magnitudes(name, [each.magnitude for each in matrices if each.magnitude])
     if name == "token_embd.weight":  # rows of A are looked up
         a, b = np.ascontiguousarray(b), np.ascontiguousarray(a.T)
-    return LowRank(make_float_tensor(f"{name}.lora_a", a), make_float_tensor(f"{name}.lora_b", b), factor)
+    a_tensor, b_tensor = make_float_tensor(f"{name}.lora_a", a), make_float_tensor(f"{name}.lora_b", b)
+    return LowRank(a_tensor, b_tensor, factor, magnitude)
+
+
+def combine_magnitudes(name: str, magnitudes: Sequence[Magnitude]) -> Magnitude | None:
+    """Return the magnitudes of a tensor from those of the parts that it is made of. Raises UnsupportedError."""
+    if not magnitudes:
+        return None
+    if any(each.of_columns for each in magnitudes) and len(magnitudes) > 1:
+        raise UnsupportedError(f"DoRA of {name} is not supported: its conversion combines matrices")
+    values = magnitudes[0].values
+    for each in magnitudes[1:]:
+        values = np.where(np.isnan(values), each.values, values)
+    return Magnitude(values, magnitudes[0].of_columns)
 
 
 def fill_missing(path: Path, part: str, pairs: Mapping[int, LoraPair], shape: Shape) -> list[LoraPair]:
     """Return the pair of each matrix of a stored tensor; those of experts without one are zeros. Raises ModelError."""
     first = next(iter(pairs.values()))
     count = shape[0] if len(shape) == 3 else 1
-    zeros = LoraPair(np.zeros_like(first.a), np.zeros_like(first.b), first.factor)
+    untouched = None if first.magnitude is None else np.full_like(first.magnitude, np.nan)
+    zeros = LoraPair(np.zeros_like(first.a), np.zeros_like(first.b), first.factor, untouched, first.of_columns)
     result = [pairs.get(number if -1 not in pairs else -1, zeros) for number in range(count)]
     for pair in result:
         if (
@@ -336,17 +275,45 @@ class MatrixOrigin(NamedTuple):
     factors: np.ndarray
     is_transposed: bool
 
-    def apply(self, stack: Sequence[LoraPair]) -> tuple[np.ndarray, np.ndarray, float]:
-        """Return A, B and the factor of the GGUF tensor."""
-        a, b = list[np.ndarray](), list[np.ndarray]()
-        outer = self.rows.shape[:-1]
+    def apply(self, name: str, stack: Sequence[LoraPair]) -> "ConvertedPair":
+        """Return the matrices of the GGUF tensor. Raises UnsupportedError for magnitudes of what is not whole in it."""
+        a, b, magnitudes = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+        outer, of_columns = self.rows.shape[:-1], stack[0].of_columns != self.is_transposed
         for place in np.ndindex(outer):
             pair = stack[int(self.matrix[place])]
             left, right = (pair.a.T, pair.b.T) if self.is_transposed else (pair.b, pair.a)
             b.append(self.factors[place][:, None] * left[np.maximum(self.rows[place], 0)])
             a.append(right[:, self.columns[place]])
-        whole = [np.stack(some).reshape(*outer, *some[0].shape) for some in (a, b)]
-        return whole[0], whole[1], stack[0].factor
+            if pair.magnitude is not None:
+                magnitudes.append(self._convert_magnitude(name, place, pair.magnitude, of_columns, left, right))
+        whole = [np.stack(some).reshape(*outer, *some[0].shape) for some in (a, b, magnitudes) if some]
+        magnitude = Magnitude(whole[2], of_columns) if magnitudes else None
+        return ConvertedPair(whole[0], whole[1], stack[0].factor, magnitude)
+
+    def _convert_magnitude(
+        self, name: str, place: tuple[int, ...], magnitude: np.ndarray, of_columns: bool,
+        left: np.ndarray, right: np.ndarray,
+    ) -> np.ndarray:  # fmt: skip
+        """Return the magnitude of each row, or of each column, NaN for rows of other parts.
+
+        left, right: B and A as they are multiplied. Raises UnsupportedError if the norm is not one of the GGUF tensor.
+        """
+        rows, columns, factors = self.rows[place], self.columns[place], np.abs(self.factors[place])
+        across, size = (rows, left.shape[0]) if of_columns else (columns, right.shape[1])
+        if not np.array_equal(np.sort(across), np.arange(size)) or (of_columns and np.ptp(factors)):
+            raise UnsupportedError(f"DoRA of {name} is not supported: its conversion takes vectors apart")
+        if of_columns:
+            return magnitude[columns] * factors[0]
+        return np.where(rows < 0, np.float32(np.nan), magnitude[np.maximum(rows, 0)] * factors)
+
+
+class ConvertedPair(NamedTuple):
+    """The matrices of a GGUF tensor, float32 [..., rank, columns] and [..., rows, rank], and their factor."""
+
+    a: np.ndarray
+    b: np.ndarray
+    factor: float
+    magnitude: Magnitude | None
 
 
 class ConversionTracer:

@@ -93,6 +93,8 @@ def compute_digest(low_ranks: Mapping[str, LowRank]) -> str:
         key.update(f"{name} {each.a.format.name} {each.b.format.name} {each.a.shape} {each.factor} ".encode())
         key.update(each.a.data.tobytes())
         key.update(each.b.data.tobytes())
+        if each.magnitude:
+            key.update(each.magnitude.values.tobytes())
     return key.hexdigest()
 
 

@@ -34,16 +34,28 @@ class ShapedTensor(Protocol):
 
 
 @frozen
+class Magnitude:
+    """The lengths that the rows of a merged matrix get (DoRA: Liu et al. 2024, arXiv 2402.09353), or its columns.
+
+    values: float32 [..., rows] or [..., columns]; NaN leaves a row as it is.
+    """
+
+    values: np.ndarray
+    of_columns: bool
+
+
+@frozen
 class LowRank:
     """An adapter's two matrices for one of the model's.
 
     a is [rank, columns] and b [rows, rank], for experts and heads both with a dimension more; for the embedding a is
-    [vocab, rank]. The product is multiplied by `factor`, alpha / rank.
+    [vocab, rank]. The product is multiplied by `factor`, alpha / rank. Those with a magnitude can only be merged.
     """
 
     a: Tensor
     b: Tensor
     factor: float
+    magnitude: Magnitude | None = None
 
     @property
     def rank(self) -> int:
@@ -106,6 +118,14 @@ class Adapter:
             if not is_product and not (is_embedding and name == "token_embd.weight"):
                 shapes = f"{list(a.shape)} and {list(b.shape)} do not fit {printable(name)} {list(tensor.shape)}"
                 raise ModelError(f"{self.path}: is for another model: its matrices {shapes}")
+
+
+def refuse_dora(adapter: Adapter) -> None:
+    """Raise UnsupportedError for an adapter with magnitudes, which matrices of low rank alone do not replace."""
+    if any(each.magnitude for each in adapter.low_ranks.values()):
+        raise UnsupportedError(
+            f"{adapter.path}: is a DoRA adapter: merge it with `localllm quantize BASE OUT --lora {adapter.path}`"
+        )
 
 
 class AdaptedBuilder:
@@ -241,6 +261,7 @@ def adapt(
     if len(adapters) > MAX_ADAPTERS:
         raise UnsupportedError(f"{len(adapters)} adapters exceed the limit of {MAX_ADAPTERS}")
     for adapter in adapters:
+        refuse_dora(adapter)
         adapter.require_fit(tensors, arch)
 
     def adapted_forward(builder: Any, w: Any, h: Any) -> Activation:

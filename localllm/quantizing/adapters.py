@@ -3,11 +3,12 @@
 import os
 from collections.abc import Mapping, Sequence
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
 from localllm.convert.adapters import open_adapters
-from localllm.engine.adapters import Adapter, LowRank
+from localllm.engine.adapters import Adapter, LowRank, refuse_dora
 from localllm.errors import UnsupportedError, UsageError
 from localllm.files.gguf.file import Tensor
 from localllm.files.gguf.header import printable
@@ -20,33 +21,98 @@ from localllm.quant.formats import BY_NAME
 
 FORMATS = ("F32", "F16", "BF16", "Q8_0")  # of adapters' matrices
 EMBEDDING = "token_embd.weight"
+ROWS_AT_ONCE = 4096  # rows whose squares are summed together
+
+
+class MatrixUpdate(NamedTuple):
+    """The scaled product of an adapter's matrices for a stack of them.
+
+    Attributes:
+        a: float32 [count, rank, columns].  b: float32 [count * rows, rank].
+        magnitude: of rows [count * rows] or of columns [count, columns]; None without DoRA.
+    """
+
+    a: np.ndarray
+    b: np.ndarray
+    magnitude: np.ndarray | None
+    of_columns: bool
+
+    @classmethod
+    def make(cls, low_rank: LowRank, scale: float, is_embedding: bool) -> "MatrixUpdate":
+        """Scale an adapter's product; is_embedding: the rows are those of a."""
+        a, b, magnitude = dequantize(low_rank.a), dequantize(low_rank.b), low_rank.magnitude
+        a, b = (b.T, a) if is_embedding else (a, b)
+        a = np.float32(scale * low_rank.factor) * a.reshape(-1, *a.shape[-2:])
+        if magnitude is None:
+            return cls(a, b.reshape(-1, b.shape[-1]), None, False)
+        values = magnitude.values.reshape(len(a), -1) if magnitude.of_columns else magnitude.values.reshape(-1)
+        return cls(a, b.reshape(-1, b.shape[-1]), values, magnitude.of_columns)
 
 
 class MergedTensor:
-    """A SourceTensor plus the scaled products of adapters' matrices, float32."""
+    """A SourceTensor with adapters merged into it, float32.
+
+    A DoRA adapter gives the rows of W + scale B A, or its columns, new lengths; their norms are those of W without
+    other adapters, as by PEFT.
+    """
 
     format = BY_NAME["F32"]
 
     def __init__(self, tensor: SourceTensor, updates: Sequence[tuple[LowRank, float]], widener: RowDequantizer):
         self._tensor, self._widener = tensor, widener
         self.name, self.shape = tensor.name, tensor.shape
-        pairs = [(scale * each.factor * dequantize(each.a), dequantize(each.b)) for each, scale in updates]
-        if self.name == EMBEDDING:  # its rows are those of a
-            pairs = [(b.T, a) for a, b in pairs]
-        self._pairs = [(a.reshape(-1, *a.shape[-2:]), b.reshape(-1, b.shape[-1])) for a, b in pairs]
+        self._updates = [MatrixUpdate.make(each, scale, self.name == EMBEDDING) for each, scale in updates]
+        self._norms = dict[tuple[int, int], np.ndarray]()  # of columns, by update and matrix
 
     def rows(self, first: int, last: int) -> np.ndarray:
+        merged, height = np.empty((last - first, self.shape[-1]), np.float32), self.shape[-2]
+        for matrix in range(first // height, -(-last // height)):  # of a stack
+            begin, end = max(first, matrix * height), min(last, (matrix + 1) * height)
+            merged[begin - first : end - first] = self._merge_rows(matrix, begin, end)
+        return merged.view(np.uint8)
+
+    def _merge_rows(self, matrix: int, first: int, last: int) -> np.ndarray:
+        """Return rows of one matrix, with all adapters merged one after another."""
+        stored = self._read(first, last)
+        merged = stored.copy()
+        for number, update in enumerate(self._updates):
+            product = update.b[first:last] @ update.a[matrix]
+            merged += product
+            if update.magnitude is None:
+                continue
+            if update.of_columns:
+                merged *= divide(update.magnitude[matrix], self._compute_column_norms(number, matrix))
+            else:
+                merged *= divide(update.magnitude[first:last], compute_norms(stored + product, axis=1))[:, None]
+        return merged
+
+    def _read(self, first: int, last: int) -> np.ndarray:
         stored = self._widener.dequantize(self._tensor.format, self._tensor.rows(first, last), self.shape[-1])
-        weights = np.array(stored, np.float32).reshape(last - first, self.shape[-1])
-        height = self.shape[-2]
-        for a, b in self._pairs:
-            for matrix in range(first // height, -(-last // height)):  # of a stack
-                begin, end = max(first, matrix * height), min(last, (matrix + 1) * height)
-                weights[begin - first : end - first] += b[begin:end] @ a[matrix]
-        return weights.view(np.uint8)
+        return np.array(stored, np.float32).reshape(last - first, self.shape[-1])
+
+    def _compute_column_norms(self, number: int, matrix: int) -> np.ndarray:
+        """Return the norms of a matrix's columns with one adapter added, computed once."""
+        if (number, matrix) not in self._norms:
+            update, height, squares = self._updates[number], self.shape[-2], np.zeros(self.shape[-1])
+            for first in range(matrix * height, (matrix + 1) * height, ROWS_AT_ONCE):
+                last = min(first + ROWS_AT_ONCE, (matrix + 1) * height)
+                added = self._read(first, last) + update.b[first:last] @ update.a[matrix]
+                squares += compute_norms(added, axis=0) ** 2
+            self._norms[number, matrix] = np.sqrt(squares)
+        return self._norms[number, matrix]
 
     def release_rows(self, first: int, last: int) -> None:
         self._tensor.release_rows(first, last)
+
+
+def compute_norms(numbers: np.ndarray, axis: int) -> np.ndarray:
+    return np.asarray(np.linalg.norm(numbers.astype(np.float64), axis=axis))
+
+
+def divide(magnitudes: np.ndarray, norms: np.ndarray) -> np.ndarray:
+    """Return the factors of vectors with these norms, float32; 1 for those without a magnitude or without a length."""
+    is_changed = ~np.isnan(magnitudes) & (norms > 0)
+    return np.where(is_changed, magnitudes / np.where(is_changed, norms, 1), 1).astype(np.float32)
 
 
 class MergedSource:
@@ -99,6 +165,7 @@ def write_adapter(adapter: Adapter, path: str | os.PathLike[str], type: str) -> 
     """
     if type not in FORMATS:
         raise UsageError(f"the type of an adapter must be {', '.join(FORMATS)}, not {printable(type)}")
+    refuse_dora(adapter)
     alphas = {each.factor * each.rank for each in adapter.low_ranks.values()}
     alpha = alphas.pop() if len(alphas) == 1 else None
     tensors = list[OutputTensor]()

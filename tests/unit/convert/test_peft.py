@@ -29,13 +29,16 @@ def random_pairs(shapes: Mapping[str, list[int]], names: list[str]) -> Pairs:
     }
 
 
-def write_adapter(folder: Path, pairs: Pairs, **settings: object) -> Path:
+def write_adapter(
+    folder: Path, pairs: Pairs, others: Mapping[str, np.ndarray] = {}, **settings: object
+) -> Path:  # fmt: skip
+    """Write a PEFT folder; others: tensors besides the pairs."""
     folder.mkdir(exist_ok=True)
     write_json(folder / "adapter_config.json", {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK * FACTOR} | settings)
     write_safetensors(folder / "adapter_model.safetensors", [
         (f"base_model.model.{name.removesuffix('.weight')}.lora_{side}.weight", "F32", matrix)
         for name, pair in pairs.items() for side, matrix in zip("AB", pair, strict=True)
-    ])  # fmt: skip
+    ] + [(f"base_model.model.{name}", "F32", tensor) for name, tensor in others.items()])  # fmt: skip
     return folder
 
 
@@ -140,13 +143,107 @@ def test_invocation_tokens_are_read(tmp_path, llama):
 
 @pytest.mark.parametrize(("settings", "message"), [
     ({"peft_type": "IA3"}, "adapters of type IA3 are not supported, only LORA"),
-    ({"use_dora": True}, "adapters with DoRA are not supported: merge it with PEFT's merge_and_unload"),
-    ({"lora_bias": True}, "adapters with biases (lora_bias) are not supported"),
+    ({"lora_bias": True}, "adapters with biases (lora_bias) are not supported: merge it with PEFT first"),
+    ({"modules_to_save": ["lm_head"]}, "adapters with whole modules (modules_to_save) are not supported: merge it"),
+    ({"trainable_token_indices": [1, 2]}, "adapters with trained tokens (trainable_token_indices) are not supported"),
+    ({"bias": "lora_only"}, "adapters with trained biases (bias) are not supported: merge it with PEFT"),
+    ({"arrow_config": {"top_k": 2}}, "adapters with routing between adapters (arrow_config) are not supported"),
+    ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights pissa_niter_4 has changed the base model: save the"),
+    ({"use_dora": True}, "use_dora of adapter_config.json and the tensors of adapter_model.safetensors contradict"),
     ({"lora_alpha": "many"}, "lora_alpha must be a number (found 'many')"),
 ])  # fmt: skip
 def test_unsupported_settings_are_refused_by_name(tmp_path, llama, settings, message):
     folder = write_adapter(tmp_path / "a", random_pairs(shapes_of("llama"), [NAME]), **settings)
     assert message in refusal(folder, llama)
+
+
+@pytest.mark.parametrize("settings", [
+    {"init_lora_weights": "gaussian"}, {"init_lora_weights": "eva"}, {"init_lora_weights": False}, {"bias": "none"},
+    {"modules_to_save": None}, {"target_parameters": ["gate.weight"]},
+])  # fmt: skip
+def test_settings_without_an_effect_are_accepted(tmp_path, llama, settings):
+    folder = write_adapter(tmp_path / "a", random_pairs(shapes_of("llama"), [NAME]), **settings)
+    assert open_peft(str(folder), *llama).low_ranks.keys() == {"blk.0.attn_q.weight"}
+
+
+@pytest.mark.parametrize("name", [
+    "model.embed_tokens.token_adapter.trainable_tokens_delta", "lm_head.weight", "model.norm.weight",
+    "model.layers.0.self_attn.q_proj.lora_B.bias", "model.layers.0.self_attn.q_proj.bias",
+])  # fmt: skip
+def test_tensors_other_than_pairs_are_refused_by_name(tmp_path, llama, name):
+    pairs = random_pairs(shapes_of("llama"), [NAME])
+    folder = write_adapter(tmp_path / "a", pairs, others={name: np.ones(4, np.float32)})
+    assert f"tensor base_model.model.{name} is not a low-rank matrix: not supported" in refusal(folder, llama)
+
+
+def test_the_base_models_own_output_matrix_is_left_out(tmp_path, llama):
+    """PEFT saves it beside an adapter of lm_head."""
+    pairs, shape = random_pairs(shapes_of("llama"), ["lm_head.weight"]), shapes_of("llama")["lm_head.weight"]
+    own = {"lm_head.base_layer.weight": np.ones(shape), "lm_head.base_layer.bias": np.ones(shape[:1])}
+    folder = write_adapter(tmp_path / "a", pairs, others=own)
+    assert open_peft(str(folder), *llama).low_ranks.keys() == {"output.weight"}
+    folder = write_adapter(tmp_path / "b", random_pairs(shapes_of("llama"), [NAME]), others=own)
+    assert "has no low-rank matrices for lm_head" in refusal(folder, llama)
+
+
+@pytest.mark.parametrize(("variant", "stored", "module"), [
+    ("laguna", "model.layers.1.mlp.shared_expert.up_proj", "model.layers.1.mlp.shared_experts.up_proj"),
+    ("nemotron_h", "backbone.layers.0.mixer.in_proj", "model.layers.0.mixer.in_proj"),
+])  # fmt: skip
+def test_modules_with_other_names_than_their_tensors_are_found(tmp_path, variant, stored, module):
+    """PEFT names tensors after transformers' modules, not after the checkpoint's tensors."""
+    base = open_base(tmp_path / "base", variant)
+    ((_, pair),) = random_pairs(shapes_of(variant), [f"{stored}.weight"]).items()
+    write_json(write_adapter(tmp_path / "a", {f"{stored}.weight": pair}) / "config.json", facts(variant)["config"])
+    write_json(write_adapter(tmp_path / "b", {f"{module}.weight": pair}) / "config.json", facts(variant)["config"])
+    expected, computed = (open_peft(str(tmp_path / name), *base) for name in "ab")
+    assert expected.digest == computed.digest and computed.low_ranks
+
+
+EXPERTS = "model.layers.1.mlp.experts"
+TARGETS = ("gate_up_proj", "down_proj"), ("mlp.experts.down_proj", "mlp.experts.gate_up_proj"), ("gate_up_proj",)
+
+
+@pytest.mark.parametrize("targets", TARGETS)
+@pytest.mark.parametrize("variant", ["mixtral", "qwen3moe", "deepseek3"])
+def test_stacked_experts_change_each_expert(tmp_path, variant, targets):
+    """PEFT adapts parameters with the matrices of all experts since transformers 5 has them."""
+    base = open_base(tmp_path / "base", variant)
+    tensors, rng = base[1], np.random.default_rng(1)
+    gate, down = (tensors[f"blk.1.ffn_{name}_exps.weight"].shape for name in ("gate", "down"))
+    shapes = {"gate_up_proj": (gate[0], 2 * gate[1], gate[2]), "down_proj": down}
+    names = [name for name in shapes if any(target.endswith(name) for target in targets)]
+    stacked, updates = {}, {}
+    for depth, name in enumerate(reversed(names)):
+        (count, rows, columns), rank = shapes[name], 2 + depth
+        a, b = rng.standard_normal((count, rank, columns)), rng.standard_normal((count, rows, rank))
+        updates[name] = 3.0 / rank * b @ a
+        module = EXPERTS + ".base_layer" * depth
+        stacked[module] = a.reshape(-1, columns), b.transpose(1, 2, 0).reshape(rows, -1)
+    ranks = {rf".*\.{name}": 2 + depth for depth, name in enumerate(reversed(names))}
+    folder = write_adapter(
+        tmp_path / "a", {f"{name}.weight": pair for name, pair in stacked.items()}, lora_alpha=3, r=9,
+        rank_pattern=ranks, target_parameters=[*targets],
+    )  # fmt: skip
+    low_ranks = open_peft(str(folder), *base).low_ranks
+    half, gates = gate[1], updates["gate_up_proj"]
+    expected = {"gate": gates[:, :half], "up": gates[:, half:]}
+    if "down_proj" in names:
+        expected["down"] = updates["down_proj"]
+    assert low_ranks.keys() == {f"blk.1.ffn_{name}_exps.weight" for name in expected}
+    for name, update in expected.items():
+        each = low_ranks[f"blk.1.ffn_{name}_exps.weight"]
+        np.testing.assert_allclose(each.factor * dequantize(each.b) @ dequantize(each.a), update, atol=1e-5)
+
+
+def test_other_parameters_are_refused_by_name(tmp_path):
+    base = open_base(tmp_path / "base", "mixtral")
+    pairs = {f"{EXPERTS}.weight": (np.ones((8, 4), np.float32), np.ones((4, 8), np.float32))}
+    folder = write_adapter(tmp_path / "a", pairs, target_parameters=["experts.gate_up_proj_bias"])
+    message = f"adapters of {EXPERTS}.gate_up_proj_bias (target_parameters) are not supported"
+    assert message in refusal(folder, base)
+    folder = write_adapter(tmp_path / "a", pairs, target_parameters=["experts.down_proj"], r=3)
+    assert f"r must divide 8, the ranks of {EXPERTS}.down_proj together" in refusal(folder, base)
 
 
 def test_other_tensors_are_refused_by_name(tmp_path, llama):
