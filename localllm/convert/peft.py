@@ -36,7 +36,10 @@ SCALED_BY_CONFIG = ("falcon-h1",)
 ABOUT_TENSORS = ("layer", "parts", "tensors", "whole", "rotated", "parted", "transposed", "bare", "prefixes", "renamed",
                  "named", "named_as", "sizes", "read")  # fmt: skip
 # Modules of transformers, after which PEFT names tensors, that some checkpoints call otherwise.
-RENAMED = {".shared_experts.": ".shared_expert.", "model.layers.": "backbone.layers."}
+RENAMED = {
+    ".shared_experts.": ".shared_expert.", "model.layers.": "backbone.layers.",
+    ".gate_proj.": ".w1.", ".up_proj.": ".w3.", ".down_proj.": ".w2.",
+}  # fmt: skip
 ROWS_AT_ONCE = 512  # rows of a traced matrix that are computed together
 
 
@@ -153,6 +156,9 @@ def guess_sizes(
         "rotated_dims": number("rope.dimension_count"), "fused_rows": (heads + 2 * kv_heads) * head_dim,
         "latent": number("attention.kv_lora_rank"),
     })  # fmt: skip
+    sizes.update(guess_latent_sizes(metadata, heads))
+    if str(metadata.get("general.architecture")).startswith("qwen3"):
+        sizes.update(guess_delta_sizes(metadata, tensors, sizes))
     for layer in range(sizes["layers"]):
         for name, its in family.layer(sizes, layer).items():
             tensor = tensors.get(f"blk.{layer}.{name}.weight")
@@ -161,6 +167,39 @@ def guess_sizes(
                 pairs = zip(dimensions, tensor.shape, strict=True)
                 sizes.update({each: size for each, size in pairs if each in sizes.unknown})
     return sizes
+
+
+def guess_latent_sizes(metadata: Mapping[str, object], heads: int) -> dict[str, int]:
+    """Return the sizes of latent attention (MLA), none for other models."""
+    number = partial(get_int, metadata)
+    whole_key, value_dim = number("attention.key_length_mla"), number("attention.value_length_mla")
+    if not whole_key:
+        return {}
+    rotated, latent = number("rope.dimension_count"), number("attention.kv_lora_rank")
+    return {
+        "rotated": rotated, "key_dim": whole_key - rotated, "value_dim": value_dim, "queries": heads * whole_key,
+        "latent_and_key": latent + rotated, "both_rows": heads * (whole_key - rotated + value_dim),
+        "values": heads * value_dim, "narrow": number("attention.q_lora_rank"),
+    }  # fmt: skip
+
+
+def guess_delta_sizes(
+    metadata: Mapping[str, object], tensors: Mapping[str, ShapedTensor], sizes: Mapping[str, int]
+) -> dict[str, int]:
+    """Return the sizes of the delta rule's layers (Qwen 3 Next, Qwen 3.5), none for models without them."""
+    number = partial(get_int, metadata)
+    key_heads, value_heads = number("ssm.group_count"), number("ssm.time_step_rank")
+    if not value_heads:
+        return {}
+    keys, values = key_heads * number("ssm.state_size"), number("ssm.inner_size")
+    attends = {f"attends_{n}": int(f"blk.{n}.ssm_out.weight" not in tensors) for n in range(sizes["layers"] + 1)}
+    return {
+        "both_queries": 2 * sizes["queries"], "key_heads": key_heads, "value_heads": value_heads,
+        "rule_values": values, "value_dim": values // value_heads, "key_dim": number("ssm.state_size"),
+        "convolved": 2 * keys + values, "all_four": 2 * (keys + values), "both_strengths": 2 * value_heads,
+        "kernel": number("ssm.conv_kernel"), "one": 1, "both_inputs": 2 * sizes["width"],
+        "both_hidden": 2 * sizes["expert_hidden"], **attends,
+    }  # fmt: skip
 
 
 def get_int(metadata: Mapping[str, object], key: str, default: int = 0) -> int:

@@ -66,15 +66,15 @@ def open_with_transformers(folder: Path, kind: str) -> Any:
 def list_targets(model: Any) -> list[str]:
     """Return the names of all linear layers that work when PEFT has wrapped them.
 
-    transformers multiplies by the weights of a Mamba layer's dt_proj without calling it, and by those of its out_proj
-    where fused kernels are installed: PEFT refuses the second.
+    A router of Llama 4 returns more than its product. transformers multiplies by the weights of a Mamba layer's dt_proj
+    without calling it, and by those of its out_proj where fused kernels are installed: PEFT refuses the second.
     """
     import torch
 
     is_tied, kind = model.config.tie_word_embeddings, model.config.model_type
     names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
     names = [name for name in names if not (is_tied and name.endswith(TIED))]
-    names = [name for name in names if not name.endswith("dt_proj")]
+    names = [name for name in names if not name.endswith(("dt_proj", "router"))]
     return [name for name in names if kind not in MAMBAS or not name.endswith("out_proj")]
 
 

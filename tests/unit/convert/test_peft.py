@@ -108,6 +108,18 @@ def test_a_converted_adapter_changes_tensors_as_it_changes_the_checkpoint(tmp_pa
         np.testing.assert_allclose(read(base[1][name]) + update, merged[name], atol=1e-4 * np.abs(merged[name]).max())
 
 
+@pytest.mark.parametrize("variant", ["deepseek2", "deepseek3", "minicpm3", "qwen3_next", "qwen35", "mamba", "mixtral"])
+def test_the_gguf_file_alone_tells_the_sizes(tmp_path, variant):
+    base = open_base(tmp_path / "base", variant)
+    with_config, without = (tmp_path / name for name in ("with", "without"))
+    _, pairs = convert_possible(without, variant, base)
+    write_json(write_adapter(with_config, pairs) / "config.json", facts(variant)["config"])
+    assert open_peft(str(without), *base).digest == open_peft(str(with_config), *base).digest
+    assert pairs.keys() >= {
+        name for name in matrices_of(variant) if "proj" in name and not {"experts", "mtp"} & {*name.split(".")}
+    }
+
+
 @pytest.fixture
 def llama(tmp_path):
     return open_base(tmp_path / "base", "llama")
@@ -189,6 +201,7 @@ def test_the_base_models_own_output_matrix_is_left_out(tmp_path, llama):
 @pytest.mark.parametrize(("variant", "stored", "module"), [
     ("laguna", "model.layers.1.mlp.shared_expert.up_proj", "model.layers.1.mlp.shared_experts.up_proj"),
     ("nemotron_h", "backbone.layers.0.mixer.in_proj", "model.layers.0.mixer.in_proj"),
+    ("lfm2_moe", "model.layers.1.feed_forward.experts.2.w3", "model.layers.1.feed_forward.experts.2.up_proj"),
 ])  # fmt: skip
 def test_modules_with_other_names_than_their_tensors_are_found(tmp_path, variant, stored, module):
     """PEFT names tensors after transformers' modules, not after the checkpoint's tensors."""
