@@ -21,7 +21,7 @@ BUDGET = {
     "localllm/system": 1_724,
     "localllm/text": 3_447,
     "quant": 3_300,
-    "scripts": 14_743,
+    "scripts": 15_100,
     "tests": 92_150,
 }
 GROWTH, LOSS = 1.02, 0.95

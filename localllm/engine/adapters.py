@@ -65,7 +65,8 @@ class LowRank:
         """Return the format and shape of both matrices as they are computed with: the second one is transposed."""
         second = self.b.format.name, self.b.shape
         if len(self.b.shape) == 2:
-            second = self.b.format.name if self.b.format.name in PLAIN else "F32", self.b.shape[::-1]
+            rows = -(-self.b.shape[0] // 16) * 16  # as transpose_rows pads them
+            second = self.b.format.name if self.b.format.name in PLAIN else "F32", (self.rank, rows)
         return [(self.a.format.name, self.a.shape), second]
 
     @property

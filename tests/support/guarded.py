@@ -101,7 +101,7 @@ def model(shape: tuple[int, ...], format: str, bias: bool, experts: int) -> Simp
     names |= {"attention.value_length": head_dim, "attention.layer_norm_rms_epsilon": 1e-5}
     names |= {"expert_count": experts, "expert_used_count": 2} if experts else {}
     metadata = {"general.architecture": "llama", **{f"llama.{name}": value for name, value in names.items()}}
-    return SimpleNamespace(path="guarded", metadata=metadata, tensors=tensors, oddities=Irregularities())
+    return SimpleNamespace(path="guarded", metadata=metadata, tensors=tensors, oddities=Irregularities(), nbytes=0)
 
 
 def encoded(values: np.ndarray, format: str) -> np.ndarray:

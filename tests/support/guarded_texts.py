@@ -37,7 +37,9 @@ def run(name: str, folder: str, **sizes: int) -> None:
     tiny, most = model(name, **sizes), runs.BATCH
     with GGUFFile.open(write(tiny, Path(folder) / "model.gguf")) as file:
         tensors = {key: Tensor(key, it.format, it.shape, guarded_copy(it.data)) for key, it in file.tensors.items()}
-        copy = SimpleNamespace(path="guarded", metadata=file.metadata, tensors=tensors, oddities=Irregularities())
+        copy = SimpleNamespace(
+            path="guarded", metadata=file.metadata, tensors=tensors, oddities=Irregularities(), nbytes=0
+        )
         pooling = KINDS[tiny.metadata[f"{tiny.arch}.pooling_type"]]
         reader = EmbeddingRunner(copy, pooling, EngineOptions(2, most, "f16", "cpu"))
         random = np.random.default_rng(0)

@@ -177,7 +177,7 @@ def file_of(arch: str, metadata: dict, tensors: dict[str, np.ndarray], place=lam
     for name, values in tensors.items():
         data = place(np.ascontiguousarray(values)).view(np.uint8)
         tensors_placed[name] = Tensor(name, BY_NAME["F32"], values.shape, data.reshape(*values.shape[:-1], -1))
-    return SimpleNamespace(path="random", metadata=named, tensors=tensors_placed, oddities=Irregularities())
+    return SimpleNamespace(path="random", metadata=named, tensors=tensors_placed, oddities=Irregularities(), nbytes=0)
 
 
 MODELS = {
