@@ -3,17 +3,21 @@
     scripts/mutate map [PYTEST'S ARGUMENTS]        once: record which test executes what (minutes; can be resumed)
     scripts/mutate run --count 100 --seed 1        draw faults, and list those that no test noticed
     scripts/mutate run --count 100 --seed 1 --skip 60        the last 40 of them
-    scripts/mutate run --at localllm/engine/memory/page_table.py:44-60 --all     all possible faults there
+    scripts/mutate run --at localllm/engine/memory/page_table.py:44-60     all possible faults there
+    scripts/mutate list --count 100 --seed 1       print the faults, without trying them
 
 It works on copies of the tree and never touches the tree itself. The map in build/executed/ says which tests execute a
 function. If there are none (kernels are compiled, commands may run in processes of their own), the test files run whose
-imports reach the module in the fewest steps. Surviving faults are written to stdout, and the share noticed at the end.
+imports reach the module in the fewest steps. Faults in a family also meet all cases of its models and checkpoints, of
+which the map has only a sample. Surviving faults are written to stdout, and the share noticed at the end.
 """
 
 import argparse
 import ast
+import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -23,7 +27,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from queue import Empty, Queue
 from typing import NamedTuple
@@ -50,6 +54,9 @@ PARTS = (
 ELSEWHERE = {"localllm/services/records/map_ray.py"}  # scripts/platform/test_ray tests it
 MOST_TESTS, FEW = 400, 5
 FILES_BY_IMPORT = 3
+FAMILIES = ("localllm/arch/families/", "localllm/convert/families/")
+FAMILY_TESTS = ("tests/unit/convert/", "tests/unit/arch/", "tests/goldens/")
+MOST_CASES = 60  # of a family
 SITE = "import sys\nsys.path.append({scripts!r})\nimport call_tracer\ncall_tracer.begin()\nsys.path.pop()\n"
 UNTESTED = 5  # pytest's exit code for no tests
 
@@ -158,7 +165,8 @@ def tests_of(mutant: Mutant, seconds: float) -> list[str]:
             *((0 if is_called else special, each, test) for special, each, test in found),
             *(t for t in of_module(mutant.path) if t[2] not in known),
         ]
-    return chosen(found, seconds) + (by_imports(mutant.path) if len(found) < FEW else [])
+    tests = [*chosen(found, seconds), *list_family_cases(mutant.path)]
+    return list(dict.fromkeys(tests)) + (by_imports(mutant.path) if len(found) < FEW else [])
 
 
 @cache
@@ -175,6 +183,40 @@ def chosen(tests: Iterable[tuple[int, float, str]], seconds: float) -> list[str]
             found.append(test)
             total += each
     return found
+
+
+@cache
+def list_family_cases(path: str) -> list[str]:
+    """List test cases of the models and checkpoints of a family's file, sampled ones too, of all tests alike."""
+    if not path.startswith(FAMILIES):
+        return []
+    names = "|".join(map(re.escape, sorted(list_family_names(path))))
+    is_case = re.compile(rf"({'|'.join(FAMILY_TESTS)}).*\[(.*-)?({names})(-.*)?\]")
+    by_function = defaultdict[str, list[str]](list)
+    for test in sorted(collected(), key=lambda test: (test.count("-"), test)):
+        if names and is_case.fullmatch(test):
+            by_function[test.partition("[")[0]].append(test)
+    rounds = zip_longest(*(by_function[function] for function in sorted(by_function)))
+    return [test for cases in rounds for test in cases if test][:MOST_CASES]
+
+
+def list_family_names(path: str) -> set[str]:
+    """List the declared models (tests/support/models) and recorded checkpoints that a family's file is for."""
+    sys.path.append(str(ROOT / "tests" / "support"))
+    from models import DECLARATIONS, ENCODERS
+
+    from localllm.arch import ARCHITECTURES
+    from localllm.convert.records import complete_record, load_records
+
+    classes, archs, stem = set[str](), set[str](), Path(path).stem
+    if path.startswith(FAMILIES[0]):
+        classes = set(re.findall(r"\w+", (ROOT / path).read_text("utf-8"))) & load_records().keys()
+        archs = {arch for arch, module in ARCHITECTURES.items() if module == stem}
+    else:
+        classes = {name for name in load_records() if f"@{stem}." in str(complete_record(name))}
+    checkpoints = json.loads((ROOT / "tests" / "goldens" / "checkpoints.json").read_text("utf-8"))
+    declared = {name for name, declaration in (DECLARATIONS | ENCODERS).items() if declaration.arch in archs}
+    return declared | {name for name, facts in checkpoints.items() if classes & {*facts["config"]["architectures"]}}
 
 
 @cache
@@ -354,7 +396,7 @@ def main() -> int:
     if sys.argv[1:2] == ["map"]:
         return make_map(sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=["run"])
+    parser.add_argument("action", choices=["run", "list"])
     parser.add_argument(
         "parts", nargs="*", default=PARTS, help=f"folders of localllm, quant, or files; {' '.join(PARTS)}"
     )
@@ -372,6 +414,9 @@ def main() -> int:
         [each for place in given.at for each in placed(place)] if given.at else drawn(paths, given.count, given.seed)
     )
     left = islice(found, given.skip, None)
+    if given.action == "list":
+        print(*left, sep="\n")
+        return 0
     report(try_all(left, lambda mutant: given.tests or tests_of(mutant, given.seconds), given.jobs, given.limit))
     return 0
 

@@ -122,6 +122,24 @@ def test_the_most_specific_tests_come_first(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("path", "cases"),
+    [
+        ("arch/families/olmo.py", ["convert/a.py::t[olmo]", "convert/a.py::u[olmo-old]"]),
+        ("arch/families/llama.py", ["convert/a.py::t[mixtral]"]),
+        ("convert/families/hunyuan.py", ["convert/a.py::u[1-hy_v3]"]),
+        ("generation/generate.py", []),
+    ],
+)
+def test_families_get_all_cases_of_their_models_and_checkpoints(monkeypatch, path: str, cases: list[str]):
+    names = ["t[olmo]", "t[mixtral]", "u[olmo-old]", "u[1-hy_v3]", "v"]
+    collected = [*(f"tests/unit/convert/a.py::{name}" for name in names), "tests/unit/text/a.py::t[olmo]"]
+    monkeypatch.setattr(mutate, "collected", lambda: collected)
+    mutate.list_family_cases.cache_clear()
+    assert mutate.list_family_cases(f"localllm/{path}") == [f"tests/unit/{case}" for case in cases]
+    mutate.list_family_cases.cache_clear()
+
+
+@pytest.mark.parametrize(
     ("function", "tests"),
     [("f", [*"abcde"]), ("C._f", [*"abcde"]), ("", ["module", *"abcde"]), ("C", ["module", *"abcde"])],
 )
