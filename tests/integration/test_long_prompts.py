@@ -10,8 +10,10 @@ import pytest
 
 import localllm
 from localllm.errors import ContextError
+from localllm.generation.options import GenerationOptions
 from localllm.services.long_text import relevant_lines
 from localllm.services.long_text.long_prompt import (
+    MAX_CHUNK_ANSWER,
     NOTHING,
     ChunkAnswers,
     ContextBudget,
@@ -129,6 +131,12 @@ def test_chunks_without_an_answer_are_dropped(monkeypatch):
     answers = object.__new__(ChunkAnswers)
     answers._question = "When?"
     assert answers.answer_chunks(["a", "b", "c", "d"]) == "At nine.\n\nAt ten."
+
+
+@pytest.mark.parametrize(("wanted", "limit"), [(None, MAX_CHUNK_ANSWER), (7, 7)])
+def test_the_answer_of_a_chunk_has_a_default_limit(wanted: int | None, limit: int):
+    answers = ChunkAnswers(SimpleNamespace(), "When?", None, GenerationOptions(max_tokens=wanted), str, print)
+    assert answers._options.max_tokens == limit
 
 
 def test_an_interrupted_command_resumes(cli, long: Path, monkeypatch):

@@ -329,6 +329,20 @@ def of_size(name: str, vocab: int = 272, **sizes) -> Any:
     return module.read(HyperparameterReader(metadata, "model.gguf", vocab))
 
 
+STRETCHED = 1 + 0.1 * math.log(8)  # YaRN's attention factor
+
+
+@pytest.mark.parametrize(
+    ("scaling", "multiplier", "magnitude"),
+    [("linear", None, STRETCHED), ("linear", 0.05, STRETCHED * (1 + 0.05 * math.log(8))),
+     ("yarn", None, STRETCHED), ("yarn", 0.05, 1 + 0.05 * math.log(8))],
+)  # fmt: skip
+def test_scores_of_latent_attention_grow_with_a_stretched_context(scaling, multiplier, magnitude):
+    keys = {"type": scaling, "factor": 8.0, "original_context_length": 64, "yarn_log_multiplier": multiplier}
+    h = of_size("deepseek2_v3", **{f"rope__scaling__{key}": value for key, value in keys.items()})
+    assert h.scale == pytest.approx(magnitude**2 * of_size("deepseek2_v3", rope__scaling__type="none").scale)
+
+
 @pytest.mark.parametrize(
     ("name", "layers", "width", "heads", "length", "scalar"),
     [

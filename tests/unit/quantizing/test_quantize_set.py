@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from hashlib import sha256
@@ -253,6 +254,10 @@ def test_a_set_of_other_types_or_sources_starts_anew(model: Path, tmp_path: Path
     stopped(model, tmp_path, 9)
     assert QuantizeSet(members(model, tmp_path), [], 1, print).resumes
     assert not QuantizeSet(members(model, tmp_path, "Q8_0,Q5_0"), [], 1, print).resumes
+    shutil.copy(tmp_path / "Q4_0.gguf.part", tmp_path / "other.gguf.part")
+    first, second = members(model, tmp_path)
+    renamed = SetMember(second.recipe, second.plan, [str(tmp_path / "other.gguf")])
+    assert not QuantizeSet([first, renamed], [], 1, print).resumes
     os.truncate(tmp_path / "Q4_0.gguf.part", 100)
     assert not QuantizeSet(members(model, tmp_path), [], 1, print).resumes
     os.utime(model, ns=(1, 1))

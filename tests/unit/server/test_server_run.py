@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from invoked import told_by
@@ -79,6 +80,9 @@ class Listens:
 
     async def close(self) -> None:
         self.did.append("close")
+
+    def stop_responses(self) -> None:
+        self.did.append("stop")
 
 
 @pytest.fixture
@@ -156,3 +160,22 @@ def test_serve_listens_on_a_unix_socket(ran):
     stand_in_server, calls = ran(socket="/s")
     assert calls.addresses == ["/s"] == [*calls.bind_unix] and not hasattr(calls, "bind_tcp")
     assert stand_in_server.did[-2:] == ["close", "gone"]
+
+
+def test_a_server_that_hangs_after_its_responses_are_stopped_is_ended(ran, monkeypatch):
+    timer = Mock()
+    monkeypatch.setattr(server.threading, "Timer", timer)
+    stand_in_server, calls = ran()
+    seconds, _ = timer.call_args.args
+    assert seconds == server.EXIT_SECONDS and timer().daemon and not timer().start.called and timer().cancel.called
+    calls.create_listener[2].stop_responses()
+    assert stand_in_server.did[-1] == "stop" and timer().start.called
+
+
+@pytest.mark.parametrize(("stopped_by", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0), (None, 0)])
+def test_ending_a_hanging_server_removes_its_files_first(monkeypatch, stopped_by: int | None, code: int):
+    codes, stack = list[Any](), ExitStack()
+    monkeypatch.setattr(server.os, "_exit", codes.append)
+    stack.callback(codes.append, "removed")
+    server.exit_now(SimpleNamespace(stopped_by=stopped_by) if stopped_by else None, stack)
+    assert codes == ["removed", code]

@@ -11,7 +11,7 @@ import localllm
 from localllm.errors import ModelError
 from localllm.services.hub.catalogue import find_model, resolve_model
 from localllm.services.hub.name_settings import read_messages
-from localllm.services.hub.ollama_store import find_stored
+from localllm.services.hub.ollama_store import MAX_LAYER, find_stored
 
 Put = Callable[..., None]
 PARAMETERS = {
@@ -135,12 +135,22 @@ def test_a_template_with_other_markers_is_reported(write_name: Put, template: st
 
 
 @pytest.mark.parametrize(
-    ("kind", "content"), [("params", b"{"), ("params", b"[]"), ("messages", b"[1]"), ("system", b"\xff")]
-)
+    ("kind", "content"),
+    [
+        ("params", b"{"), ("params", b"[]"), ("messages", b"[1]"), ("system", b"\xff"),
+        ("system", b" " * (MAX_LAYER + 1)),
+    ],
+)  # fmt: skip
 def test_a_damaged_layer_is_refused_by_name(write_name: Put, cli, kind: str, content: bytes):
     write_name("torn", **{kind: content})
     code, _, err = cli("run", "torn", "-p", "Hi")
     assert code == 3 and f"ollama:torn:latest: its {kind} layer in Ollama's store is damaged or missing" in err
+
+
+def test_a_layer_as_large_as_the_limit_is_read(write_name: Put):
+    write_name("large", system=b" " * MAX_LAYER)
+    stored = find_stored("large")
+    assert stored is not None and stored.text("system") == " " * MAX_LAYER
 
 
 def test_other_names_have_no_messages(write_name: Put, tiny: str):
