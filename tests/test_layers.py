@@ -218,10 +218,7 @@ HEAVY = {"numpy", "numba", "llvmlite", "rich", "pydantic", "prompt_toolkit"}
         ("import localllm", set()),
         ("from localllm.cli.main import main; sys.argv[1:] = ['--help']; main()", set()),
         ("from localllm.cli.main import main; sys.argv[1:] = ['tokenize', '-h']; main()", set()),
-        (
-            "from localllm.cli.commands.completion import complete_word as c; c([], ''); c(['run', 'x'], '--te')",
-            set(),
-        ),
+        ("from localllm.cli.commands.completion import complete_word as c; c([], ''); c(['run', 'x'], '--te')", set()),
         (f"from localllm.cli.main import main; sys.argv[1:] = ['inspect', {__file__!r}]; main()", {"numpy"}),
     ],
 )

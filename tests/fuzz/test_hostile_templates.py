@@ -214,10 +214,7 @@ def test_the_outcome_of_a_probe_is_explained(output: bytes, was_ended: bool, pro
 
 
 def test_a_probe_runs_in_a_program_of_its_own(monkeypatch, capfdbinary):
-    for source, output in (
-        (b"\xff{{ messages[0].role }}", b"ok"),
-        (X.encode(), b"a value exceeds 8000000 characters"),
-    ):
+    for source, output in ((b"\xff{{ messages[0].role }}", b"ok"), (X.encode(), b"a value exceeds 8000000 characters")):
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=BytesIO(source)))
         runpy.run_path(trial.__file__, run_name="__main__")
         assert capfdbinary.readouterr() == (output, b"")

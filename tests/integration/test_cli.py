@@ -114,11 +114,7 @@ def test_without_arguments_usage_goes_to_stderr(cli):
         (2, ["run", "TINY", "-p", "x", "--samplers", "top_k", "--sampling-seq", "k"], "not both"),
         (2, ["run", "TINY", "-p", "x", "--kv-type", "k=f16,v=f16", "-ctk", "f32"], "leave out -ctk and -ctv"),
         (2, ["run", "TINY", "-p", "x", "--kv-type", "k=f16,v=f16", "-ctv", "f32"], "leave out -ctk and -ctv"),
-        (
-            2,
-            ["run", "TINY", "-p", "x", "--grammar", "root ::= x", "--regex", "x"],
-            "--grammar and --regex cannot",
-        ),
+        (2, ["run", "TINY", "-p", "x", "--grammar", "root ::= x", "--regex", "x"], "--grammar and --regex cannot"),
         (2, ["run", "TINY", "-p", "x", "--n", "2", "--speculate", "draft:TINY"], "for a single answer"),
         (2, ["run", "TINY", "-p", "x", "--beams", "2", "--speculate", "draft:TINY"], "for a single answer"),
         (2, ["run", "TINY", "-p", "x", "--beams", "2", "--mirostat", "1"], "--mirostat cannot be combined"),
@@ -649,11 +645,7 @@ def test_inspect_and_tokenize_accept_a_vocabulary(tmp_path, cli):
     code, out, _ = cli("inspect", path)
     assert code == 0
     assert "contains a vocabulary" in out
-    assert cli("tokenize", path, " the") == (
-        0,
-        '758\t"<|begin|>"\n260\t" the"\n',
-        "",
-    )
+    assert cli("tokenize", path, " the") == (0, '758\t"<|begin|>"\n260\t" the"\n', "")
 
 
 def test_tokenize_prints_ids_and_pieces(tiny: str, cli):

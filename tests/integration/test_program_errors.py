@@ -155,13 +155,7 @@ def test_a_closed_stdout_is_an_error(tiny: str, streams: str):
 @posix
 @pytest.mark.parametrize("streams", ["2>&-", "2>&- <&-"])
 @pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        ("run none.gguf -p x", 3),
-        ("frobnicate", 2),
-        ("", 2),
-        ("list --blub", 2),
-    ],
+    ("arguments", "code"), [("run none.gguf -p x", 3), ("frobnicate", 2), ("", 2), ("list --blub", 2)]
 )
 def test_messages_never_go_to_stdout_when_stderr_is_closed(arguments: str, code: int, streams: str):
     streams += "" if "<" in streams else " </dev/null"

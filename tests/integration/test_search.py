@@ -180,10 +180,7 @@ def test_search_without_a_match_exits_with_1(cli, folder: Path):
         (("search", "none", "Hi"), "none: no such file or folder"),
         (("search", ".", " "), "QUESTION is empty"),
         (("search", ".", "Hi", "-k", "0"), "-k must be 1 or greater"),
-        (
-            ("search", ".", "Hi", "--threshold", "0.5"),
-            "--threshold is a cosine similarity: name an embedding model",
-        ),
+        (("search", ".", "Hi", "--threshold", "0.5"), "--threshold is a cosine similarity: name an embedding model"),
         (("search", "-", ".", "Hi"), "- (stdin) cannot be combined with files"),
         (("ask", ".", "Hi"), "MODEL is missing: name a model with -m MODEL"),
         (("ask", ".", "zeppelin", "--model", GUIDE), "no passage in . matches the question"),

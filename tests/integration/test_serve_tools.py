@@ -135,11 +135,7 @@ def test_an_untrained_model_keeps_a_schema_beside_tools(guide: Served):
 
 
 @pytest.mark.parametrize(
-    "form",
-    [
-        {"regex": r'\{"name": "[a-z]{1,9}"\}'},
-        {"response_format": {"type": "json_object"}, "max_tokens": 40},
-    ],
+    "form", [{"regex": r'\{"name": "[a-z]{1,9}"\}'}, {"response_format": {"type": "json_object"}, "max_tokens": 40}]
 )
 def test_json_that_names_a_tool_is_a_call_beside_a_schema(guide: Served, form: dict):
     """Apply to formats that write calls as JSON."""

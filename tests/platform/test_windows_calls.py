@@ -369,10 +369,7 @@ def test_consoles_get_escapes_and_utf_8(windows: Windows, consoles):
     keys, screen, pipe = Stream(0), Stream(1), Stream(2)
     terminal.set_up_streams(keys, screen, pipe, None)
     changed = [call for call in windows.calls if not call[0].startswith("Get")]
-    assert changed == [
-        ("SetConsoleMode", 1001, 0x7),
-        ("SetConsoleOutputCP", 65001),
-    ]
+    assert changed == [("SetConsoleMode", 1001, 0x7), ("SetConsoleOutputCP", 65001)]
     assert [stream.encoding for stream in (keys, screen, pipe)] == ["", "", "utf-8"]
     assert terminal.is_console(screen) and not terminal.is_console(pipe) and not terminal.is_console(None)
     assert terminal.supports_escapes(pipe) and not terminal.supports_escapes(screen)

@@ -61,8 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
     global chosen
     chosen, option = config, config.option
     config.addinivalue_line(
-        "markers",
-        "sampled(*parameters, every=10, always=()): runs at some commits; see tests/support/selection.py",
+        "markers", "sampled(*parameters, every=10, always=()): runs at some commits; see tests/support/selection.py"
     )
     config.addinivalue_line("markers", "real: needs real models; runs with --real alone")
     option.commit = (option.commit or head())[:HASH]

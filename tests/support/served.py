@@ -53,11 +53,7 @@ class Scripted(Talker):
         return [*self._tokenizer.encode(said, special=True), self._tokenizer.eos_id]
 
     def run(
-        self,
-        requests: list[tuple[FakeSequence, list[int]]],
-        logits: str,
-        precise: bool,
-        kernel_tokens: list[int],
+        self, requests: list[tuple[FakeSequence, list[int]]], logits: str, precise: bool, kernel_tokens: list[int]
     ) -> list[np.ndarray]:
         assert self.gate.wait(30)
         self.steps.append(tuple(len(ids) for _, ids in requests))

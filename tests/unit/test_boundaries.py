@@ -392,11 +392,7 @@ def test_every_warning_is_one_line(capsys):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"ssm.time_step_rank": 7}, {"ssm.group_count": 3}, {"ssm.inner_size": 66}],
-    ids=str,
-)
+@pytest.mark.parametrize("wrong", [{"ssm.time_step_rank": 7}, {"ssm.group_count": 3}, {"ssm.inner_size": 66}], ids=str)
 def test_heads_and_groups_of_mamba_2_must_divide_the_width(wrong):
     """Use 64 columns in 8 heads of 4 groups."""
     metadata = {"ssm.inner_size": 64, "ssm.time_step_rank": 8, "ssm.group_count": 4, "ssm.state_size": 5}

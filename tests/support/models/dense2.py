@@ -31,13 +31,7 @@ EMBEDDING_NORM = biased(norms("token_embd_norm"))
 MANY = {"width": 64, "hidden": 48, "heads": 4, "kv_heads": 4}  # for models whose number of layers matters
 SEED_OSS = {**norms("attn_norm", "post_attention_norm"), **biased(ATTENTION, *QKV), **GATED}
 VISION = {"rope.dimension_sections": [3, 5, 4, 4], "rope.freq_base": 1e5}  # the last of 16 pairs stand still
-GELU = {
-    "spark2_5",
-    "bloom",
-    "codeshell",
-    "codeshell_output",
-    "starcoder",
-}  # looked up in a table by llama.cpp
+GELU = {"spark2_5", "bloom", "codeshell", "codeshell_output", "starcoder"}  # looked up in a table by llama.cpp
 
 MUSE = {**NORMS, **ATTENTION, **HEAD_NORMS, **GATED, **POST_NORMS, "attn_gate.weight": "heads * head_dim, width"}
 SINKS = {"attn_sinks.weight": "heads"}

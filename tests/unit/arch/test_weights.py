@@ -115,10 +115,7 @@ def test_equally_spaced_experts_are_stacked_without_copying():
         [*apart[:2], elsewhere], [*apart[:2], other], [Weight(apart[0].tensor, bias=other), *apart[1:]],
         [Weight(apart[0].tensor, scale=other)], [Weight(tensor("v", 4))],
     ):  # fmt: skip
-        with pytest.raises(
-            ModelError,
-            match="separate expert tensors must be alike and equally spaced",
-        ):
+        with pytest.raises(ModelError, match="separate expert tensors must be alike and equally spaced"):
             stack_matrices(wrong)
 
 

@@ -758,12 +758,7 @@ def test_help_is_coloured_on_a_terminal_only(cli):
         (["help"], "war", "nothing", ["warmup"]),
         (["run"], "--top-p", "nothing", ["--top-p"]),
         (["run"], "-ct", "nothing", ["-ctk", "-ctv"]),
-        (
-            ["run", "x", "--on-overflow"],
-            "",
-            "nothing",
-            OVERFLOW,
-        ),
+        (["run", "x", "--on-overflow"], "", "nothing", OVERFLOW),
         (["run", "x", "-f"], "a", "files", []),
         (["run", "x", "-n"], "", "nothing", []),
         (["run", "-n", "3", "--raw"], "sm", "models", ["small"]),
@@ -782,12 +777,7 @@ def test_help_is_coloured_on_a_terminal_only(cli):
         (["pull", "x", "y"], "sm", "models", ["small", "smollm2-1.7b", "smollm2-135m", "smollm2-360m", "smollm3-3b"]),
         (["run"], "--on-overflow=s", "nothing", ["--on-overflow=shift"]),
         (["run", "--on-overflow", "="], "s", "nothing", ["shift"]),
-        (
-            ["run", "--on-overflow"],
-            "=",
-            "nothing",
-            OVERFLOW,
-        ),
+        (["run", "--on-overflow"], "=", "nothing", OVERFLOW),
         (["run", "--raw=x"], "--raw=y", "nothing", []),
         (["run", "--speculate"], "dr", "models", ["draft:"]),
         (["run", "--chat-template"], "phi", "files", ["phi3", "phi4"]),
@@ -881,10 +871,7 @@ def test_powershell_completion_passes_a_dot_after_the_word(cli, monkeypatch):
     """Avoid empty arguments; run what its script runs, as there is no PowerShell."""
     monkeypatch.setenv("_LOCALLLM_COMPLETE", "powershell")
     assert cli("war.")[1].splitlines()[1].startswith("warmup\t")
-    assert cli("run", "x", "--on-overflow", ".")[1].split() == [
-        "nothing",
-        *OVERFLOW,
-    ]
+    assert cli("run", "x", "--on-overflow", ".")[1].split() == ["nothing", *OVERFLOW]
     monkeypatch.delenv("_LOCALLLM_COMPLETE")
     _, script, _ = cli("completion", "powershell")
     assert 'localllm @before "$begun."' in script and script.count("{") == script.count("}")

@@ -17,13 +17,9 @@ from localllm.cli.commands import pull as pull_command
 from localllm.cli.commands.embed import open_output
 from localllm.cli.options import one_shot
 from localllm.cli.options import shared as options
-from localllm.cli.options.shared import (
-    RopeGroup,
-)
+from localllm.cli.options.shared import RopeGroup
 from localllm.cli.parameters import parse_size
-from localllm.cli.terminal import (
-    stream_renderer as drawing,
-)
+from localllm.cli.terminal import stream_renderer as drawing
 from localllm.convert.config import CheckpointConfig
 from localllm.convert.projectors.internvl import read_side
 from localllm.errors import LocalllmError, ModelError, RecordsError, UsageError

@@ -140,10 +140,7 @@ def test_a_local_file_is_not_pulled(tiny: str, cli):
     ("words", "message"),
     [
         ("--samplers foo", "--samplers: unknown sampler 'foo'; available: penalties;dry;top_n_sigma;top_k;"),
-        (
-            "--sampler-seq kz",
-            "--sampler-seq: unknown letter 'z'; available: e (penalties), d (dry), s",
-        ),
+        ("--sampler-seq kz", "--sampler-seq: unknown letter 'z'; available: e (penalties), d (dry), s"),
         ("--grammar root::=x --regex x", "--grammar and --regex cannot be combined"),
         ("-j x.json --regex x", "--json-schema and --regex cannot be combined"),
     ],

@@ -17,15 +17,9 @@ from localllm.cli.interactive import settings as chat_options
 from localllm.cli.options import shared as shape
 from localllm.cli.prompt_input import read_bounded
 from localllm.cli.terminal import line_editor, render
-from localllm.cli.terminal import (
-    output as terminal,
-)
-from localllm.cli.terminal import (
-    result_report as report,
-)
-from localllm.cli.terminal import (
-    stream_renderer as drawing,
-)
+from localllm.cli.terminal import output as terminal
+from localllm.cli.terminal import result_report as report
+from localllm.cli.terminal import stream_renderer as drawing
 from localllm.cli.terminal.line_editor import FileHistory
 from localllm.cli.terminal.output import to_json_line
 from localllm.errors import ContextError, UsageError

@@ -15,12 +15,8 @@ from localllm.cli import open_model as opening
 from localllm.cli import open_model as pulling
 from localllm.cli.commands import fit, serve
 from localllm.cli.options import shared as options
-from localllm.cli.options.shared import (
-    parse_layers,
-)
-from localllm.cli.terminal import (
-    output as terminal,
-)
+from localllm.cli.options.shared import parse_layers
+from localllm.cli.terminal import output as terminal
 from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.gguf import header_only as hollow
 from localllm.files.gguf.header import HeaderReader
@@ -285,10 +281,7 @@ def test_headers_are_fetched_in_growing_chunks(tmp_path: Path, monkeypatch: pyte
         assert [start for start, _ in asked[1:]] == [end for _, end in asked[:-1]]
         assert os.path.getsize(tmp_path / "hollow") == len(data)
     monkeypatch.setattr(hollow, "MAX_BYTES", 32)
-    with (
-        open(tmp_path / "hollow", "w+b") as file,
-        pytest.raises(ModelError, match="at most 32 bytes"),
-    ):
+    with open(tmp_path / "hollow", "w+b") as file, pytest.raises(ModelError, match="at most 32 bytes"):
         hollow.write_header(file, "m", len(data), fetch)
     problem = r"^m: header: not a GGUF file: expected the bytes GGUF at its start$"
     with open(tmp_path / "hollow", "w+b") as file, pytest.raises(ModelError, match=problem):

@@ -16,13 +16,7 @@ from localllm.cli.commands import serve
 from localllm.cli.options import one_shot as tool_options
 from localllm.cli.options import shared as options
 from localllm.cli.options.conflicts import CONFLICTS, OptionConflict, require_compatible
-from localllm.cli.options.diffusion import (
-    EPSILON,
-    PLACES,
-    DiffusionGroup,
-    build_diffusion_options,
-    decode_with_blanks,
-)
+from localllm.cli.options.diffusion import EPSILON, PLACES, DiffusionGroup, build_diffusion_options, decode_with_blanks
 from localllm.cli.options.one_shot import EndpointGroup, ImageGroup
 from localllm.cli.options.shared import (
     ConstraintGroup,
@@ -34,9 +28,7 @@ from localllm.cli.options.shared import (
     read_value,
 )
 from localllm.cli.parameters import explicit_options, list_fields
-from localllm.cli.terminal import (
-    result_report as report,
-)
+from localllm.cli.terminal import result_report as report
 from localllm.errors import LocalllmError, UsageError
 from localllm.files.gguf import file as ahead
 from localllm.files.gguf.writer import OutputTensor, write_gguf

@@ -26,8 +26,7 @@ run_program()
 
 
 @pytest.mark.parametrize(
-    ("plain", "lines"),
-    [("", ["150000 True 1"]), ("1", [f"{gc.get_threshold()[0]} False None", "teardown"])],
+    ("plain", "lines"), [("", ["150000 True 1"]), ("1", [f"{gc.get_threshold()[0]} False None", "teardown"])]
 )
 def test_a_plain_start_uses_no_shortcut(plain: str, lines: list[str]) -> None:
     environment = {name: value for name, value in ENVIRONMENT.items() if name != "OPENBLAS_NUM_THREADS"}

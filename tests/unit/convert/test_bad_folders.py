@@ -8,19 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoint import (
-    added_token,
-    edit_json,
-    make_weights,
-    write_checkpoint,
-    write_safetensors,
-)
+from checkpoint import added_token, edit_json, make_weights, write_checkpoint, write_safetensors
 
 from localllm.convert import open_folder
 from localllm.convert.files import report_as_model_error
-from localllm.convert.tokens import (
-    never_splits,
-)
+from localllm.convert.tokens import never_splits
 from localllm.errors import ModelError
 from tests.unit.convert.convert_parts import LLAMA3, YARN, all_rows, refused, scaled, splits, text
 

@@ -57,12 +57,7 @@ def test_count_reads_whole_numbers_and_refuses_others():
         settings.count("b", maximum=5),
         settings.count("missing", 0),
         settings.count("null", 9),
-    ) == (
-        1,
-        5,
-        0,
-        9,
-    )
+    ) == (1, 5, 0, 9)
     assert settings.count("zero", 0) == 0  # as good as silence
     for name in ("zero", "flag", "text", "real", "missing"):
         assert refused(settings.count, name).startswith(f"{name} must be a number from 1 to ")

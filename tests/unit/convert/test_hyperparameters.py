@@ -9,15 +9,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from checkpoint import (
-    CONFIG,
-    edit_json,
-    encoded,
-    make_weights,
-    write_checkpoint,
-    write_json,
-    write_safetensors,
-)
+from checkpoint import CONFIG, edit_json, encoded, make_weights, write_checkpoint, write_json, write_safetensors
 from tiny_model import CHATML, vocabulary
 
 import localllm
@@ -25,13 +17,7 @@ from localllm.convert import Checkpoint, open_folder
 from localllm.convert.general_metadata import is_plain
 from localllm.convert.sentencepiece import parse_message, parse_varint, read_sentencepiece
 from localllm.convert.tensor_mapping import is_untied
-from localllm.convert.tokens import (
-    VocabularyBuilder,
-    group_merges,
-    has_space_prefix,
-    parse_merges,
-    refuse_normalizer,
-)
+from localllm.convert.tokens import VocabularyBuilder, group_merges, has_space_prefix, parse_merges, refuse_normalizer
 from localllm.convert.transforms import from_array
 from localllm.convert.vocabulary import VocabularySettings, decide_flags
 from localllm.errors import ModelError

@@ -6,14 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import vocabularies
-from checkpoint import (
-    added_token,
-    edit_json,
-    sentencepiece,
-    tokenizer,
-    write_checkpoint,
-    write_json,
-)
+from checkpoint import added_token, edit_json, sentencepiece, tokenizer, write_checkpoint, write_json
 from tiny_model import CHATML
 
 from localllm.convert import open_folder

@@ -426,10 +426,7 @@ def test_a_model_is_split_where_the_fewest_values_cross():
     for entangled in (chain("b", "a", weights={"a": 0, "b": 1}), chain("a", "b", weights={"a": 0, "b": 1})):
         if entangled[0].verb == "a":
             wanted_rows = Activation(WANTED, 4)
-            entangled = [
-                at("a", 0, (), wanted_rows),
-                at("b", 1, (wanted_rows,), wanted_rows),
-            ]
+            entangled = [at("a", 0, (), wanted_rows), at("b", 1, (wanted_rows,), wanted_rows)]
         with pytest.raises(UnsupportedError, match=r"^the model cannot be split before layer 1$"):
             split_at_layer(entangled, 1)
 

@@ -288,10 +288,7 @@ def test_drafting_continues_a_conversation(path):
 
 
 def test_drafting_with_context_shift_is_refused(path):
-    with (
-        opened(path) as model,
-        pytest.raises(UsageError, match="cannot be combined with on_overflow=shift"),
-    ):
+    with opened(path) as model, pytest.raises(UsageError, match="cannot be combined with on_overflow=shift"):
         model.generate(text(4), 4, speculate="mtp", on_overflow="shift")
 
 

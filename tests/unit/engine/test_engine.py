@@ -220,11 +220,7 @@ def test_threads_do_not_change_a_bit(opened):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(
-    "ids",
-    [[], [-1], [1, 268], [2**31], [2**70], [[1, 2]], [1.5], 5],
-    ids=repr,
-)
+@pytest.mark.parametrize("ids", [[], [-1], [1, 268], [2**31], [2**70], [[1, 2]], [1.5], 5], ids=repr)
 def test_invalid_token_ids_are_refused(opened, backend, ids):
     engine = opened(backend=backend)
     with pytest.raises(UsageError, match="token ids"):

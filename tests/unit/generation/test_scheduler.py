@@ -60,11 +60,7 @@ class Paged(FakeSequences):
         return PAGE * (len(shared) + sum(len(tokens) % PAGE > 0 for tokens in held)), self.count
 
     def run(
-        self,
-        requests: list[tuple[FakeSequence, list[int]]],
-        logits: str,
-        precise: bool,
-        kernel_tokens: list[int],
+        self, requests: list[tuple[FakeSequence, list[int]]], logits: str, precise: bool, kernel_tokens: list[int]
     ) -> list[np.ndarray]:
         assert len({id(sequence) for sequence, _ in requests}) == len(requests) > 0
         places = [(len(sequence.tokens), len(ids)) for sequence, ids in requests]
@@ -195,12 +191,7 @@ def test_a_prompt_beside_longer_ones_keeps_its_precision():
     run_batch(
         engine, [request([2] * 300, max_tokens=1), request([3] * 100, max_tokens=1), request([4] * 600, max_tokens=1)]
     )
-    assert engine.ran == [
-        (False, [(0, 300)]),
-        (True, [(0, 100)]),
-        (False, [(0, 512)]),
-        (True, [(512, 88)]),
-    ]
+    assert engine.ran == [(False, [(0, 300)]), (True, [(0, 100)]), (False, [(0, 512)]), (True, [(512, 88)])]
 
 
 def test_without_precision_all_prompts_share_a_run():

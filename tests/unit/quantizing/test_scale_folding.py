@@ -282,8 +282,7 @@ def texts(n: int, count: int = 4) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("shape", "taken"),
-    [((8, 32), [0]), ((2, 8, 32), [0, 1]), ((3, 8, 32), [0, 1, 2]), ((6, 8, 32), [0, 2, 5])],
+    ("shape", "taken"), [((8, 32), [0]), ((2, 8, 32), [0, 1]), ((3, 8, 32), [0, 1, 2]), ((6, 8, 32), [0, 2, 5])]
 )
 @pytest.mark.parametrize(("most", "step"), [(22, 1), (21, 2), (11, 2), (10, 3)])
 def test_a_fold_is_measured_on_samples_of_matrices_rows_and_inputs(

@@ -27,14 +27,7 @@ from localllm.errors import LocalllmError, ModelError, UsageError
 from localllm.files.gguf.file import GGUFFile
 from localllm.files.safe_file import SafeFile
 from tests.integration.test_cli import posix
-from tests.unit.quantizing.quantize_parts import (
-    SHAPES,
-    arrays,
-    quantized,
-    values,
-    write_imatrix,
-    write_model,
-)
+from tests.unit.quantizing.quantize_parts import SHAPES, arrays, quantized, values, write_imatrix, write_model
 
 
 def split(path: Path, folder: Path) -> Path:

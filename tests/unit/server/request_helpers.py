@@ -13,10 +13,7 @@ from starlette.datastructures import Headers
 from localllm.server import model_pool as model_pool
 from localllm.server.anthropic_messages import parse_request
 from localllm.server.fields import Body
-from localllm.server.http import (
-    Limits,
-    read_json,
-)
+from localllm.server.http import Limits, read_json
 from localllm.server.openai_completions import parse_request as parse_completion_request
 from localllm.server.openai_responses import parse_request as question_of_responses
 

@@ -19,11 +19,7 @@ from localllm.server import service
 from localllm.server.anthropic_messages import stream_events as streamed_message
 from localllm.server.content_blocks import CLOSE, DELTA, OPEN, BlockList
 from localllm.server.embeddings import MAX_TEXTS, parse_strings, run_exclusively
-from localllm.server.http import (
-    format_anthropic_error,
-    format_openai_error,
-    select_error_format,
-)
+from localllm.server.http import format_anthropic_error, format_openai_error, select_error_format
 from localllm.server.metrics import Histogram, Metrics
 from localllm.server.openai_chat import stream_chunks as streamed_chat
 from localllm.server.openai_completions import stream_chunks as streamed_texts

@@ -17,13 +17,7 @@ import h11
 from localllm.errors import LocalllmError, UsageError
 from localllm.server import http as wire
 from localllm.server import model_pool as model_pool
-from localllm.server.http import (
-    ClientDisconnectedError,
-    EventStream,
-    Limits,
-    format_event,
-    run_until_disconnect,
-)
+from localllm.server.http import ClientDisconnectedError, EventStream, Limits, format_event, run_until_disconnect
 from localllm.server.listener import IdleTimeoutProtocol, ShutdownOptions, bind_tcp, bind_unix, create_listener
 from localllm.server.service import get_next_before, merge_streams
 
@@ -212,10 +206,7 @@ def test_a_unix_socket_replaces_only_a_dead_one(tmp_path):
         with pytest.raises(UsageError, match=r"s exists and is not a socket; give another path$"), bind_unix(path):
             pass
         assert (tmp_path / "s").read_bytes() == b"notes"
-        with (
-            pytest.raises(LocalllmError, match=r"cannot listen on .*x/s: No such file"),
-            bind_unix(f"{tmp_path}/x/s"),
-        ):
+        with pytest.raises(LocalllmError, match=r"cannot listen on .*x/s: No such file"), bind_unix(f"{tmp_path}/x/s"):
             pass
         assert os.umask(0o022) == 0o022
     finally:

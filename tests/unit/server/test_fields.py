@@ -124,18 +124,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"messages": [{"role": "user", "content": 5}]},
         r"messages\[0\].content must be a string or an array of blocks, not an integer",
     ),
-    (
-        "message",
-        {"messages": [{"role": "user", "content": [{}]}]},
-        r"messages\[0\].content: a block must be an object",
-    ),
+    ("message", {"messages": [{"role": "user", "content": [{}]}]}, r"messages\[0\].content: a block must be an object"),
     ("chat", {"banned_strings": ["x"] * 257}, "banned_strings must be at most 256 strings, not 257"),
     ("message", {"stop_sequences": ["x"] * 17}, "stop_sequences must be at most 16 strings, not 17"),
-    (
-        "message",
-        {"thinking": {"type": "enabled", "budget_tokens": -1}},
-        "thinking.budget_tokens must be 0 or greater",
-    ),
+    ("message", {"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens must be 0 or greater"),
 ]
 
 

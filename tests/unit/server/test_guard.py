@@ -9,10 +9,7 @@ pytest.importorskip("starlette", reason="needs the extra localllm[serve]")
 pytest.importorskip("uvicorn", reason="needs the extra localllm[serve]")
 from localllm.server import model_pool as model_pool
 from localllm.server.guard import AccessGuard, AccessRules
-from localllm.server.http import (
-    ClientDisconnectedError,
-    RejectedRequestError,
-)
+from localllm.server.http import ClientDisconnectedError, RejectedRequestError
 
 
 def status_for(path: str = "/v1/models", method: str = "GET", rules: AccessRules | None = None, **headers: str) -> int:

@@ -16,10 +16,7 @@ from localllm.generation.logprobs import compute_token_logprobs
 from localllm.generation.reasoning import ANSWER, REASONING, TextPart
 from localllm.server import model_pool as model_pool
 from localllm.server import service, worker
-from localllm.server.http import (
-    Limits,
-    RequestTimeoutError,
-)
+from localllm.server.http import Limits, RequestTimeoutError
 from localllm.server.worker import StoppedError
 
 

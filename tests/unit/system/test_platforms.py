@@ -156,11 +156,7 @@ def test_file_names_forbidden_by_windows_are_detected(monkeypatch, name: str, is
     ("system", "environment", "folders"),
     [
         ("linux", {}, [".local/share/localllm", ".local/state/localllm", ".config/localllm", ".cache/localllm"]),
-        (
-            "darwin",
-            {},
-            ["Library/Application Support/localllm"] * 2 + [".config/localllm", "Library/Caches/localllm"],
-        ),
+        ("darwin", {}, ["Library/Application Support/localllm"] * 2 + [".config/localllm", "Library/Caches/localllm"]),
         ("win32", {}, ["AppData/Local/localllm"] * 2 + ["AppData/Roaming/localllm", "AppData/Local/localllm/cache"]),
         ("win32", {"LOCALAPPDATA": "/l", "APPDATA": "/r"}, ["/l/localllm"] * 2 + ["/r/localllm", "/l/localllm/cache"]),
         (

@@ -259,10 +259,7 @@ def test_invalid_messages_are_refused(strict: Served):
     for messages, reason in [
         ([], "messages must not be empty"),
         ([{"role": "critic", "content": "x"}], "messages[0].role must be one of system, developer, user,"),
-        (
-            [{"role": "user", "content": 5}],
-            "messages[0].content must be a string or an array of parts, not an integer",
-        ),
+        ([{"role": "user", "content": 5}], "messages[0].content must be a string or an array of parts, not an integer"),
     ]:
         reply = strict.post("/v1/chat/completions", {"model": "strict", "messages": messages})
         assert (reply.status, reason in reply.json["error"]["message"]) == (400, True)

@@ -743,11 +743,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
         {"per_layer_config": {"1": {"head_dim": 32}, "3": {"head_dim": 64}}},
     ),
     ("num_experts must be a number", "gemma4", {"enable_moe_block": True}),
-    (
-        "the last layer must have full attention",
-        "gemma4",
-        {"layer_types": ["full_attention", "sliding_attention"] * 2},
-    ),
+    ("the last layer must have full attention", "gemma4", {"layer_types": ["full_attention", "sliding_attention"] * 2}),
     ("rope_type yarn", "gemma4", {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}),
     ("vocab_size_per_layer_input 99", "gemma4", {"vocab_size_per_layer_input": 99}),
     ("altup_num_inputs 3", "gemma3n", {"altup_num_inputs": 3}),

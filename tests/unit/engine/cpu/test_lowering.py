@@ -41,17 +41,7 @@ from localllm.kernels.cpu import ATTEND_KEYS, ATTEND_ROWS, MAX_SPLITS, SPLIT_TOK
 from localllm.kernels.machine import Lane, has_tiles
 from localllm.kernels.table import PAGE
 from localllm.quant.formats import BY_NAME
-from tests.unit.engine.lower.test_lowering import (
-    INDEX,
-    LATENT,
-    PAGED,
-    WIDE,
-    WINDOW,
-    Told,
-    attending,
-    chosen,
-    read,
-)
+from tests.unit.engine.lower.test_lowering import INDEX, LATENT, PAGED, WIDE, WINDOW, Told, attending, chosen, read
 from tests.unit.engine.trace.test_recorder import w
 
 WORDS = {"BF16": WordConversion("round_bf16", 2, 2, 0), "F16": WordConversion("quantize_words", 16, 32, 4)}

@@ -28,17 +28,7 @@ from localllm.errors import UnsupportedError
 from localllm.kernels.cuda import MAX_EXPERTS
 from localllm.kernels.table import PAGE
 from tests.unit.engine.cpu.test_lowering import of_experts, product, weight
-from tests.unit.engine.lower.test_lowering import (
-    INDEX,
-    LATENT,
-    PAGED,
-    WIDE,
-    WINDOW,
-    Told,
-    attending,
-    chosen,
-    read,
-)
+from tests.unit.engine.lower.test_lowering import INDEX, LATENT, PAGED, WIDE, WINDOW, Told, attending, chosen, read
 from tests.unit.engine.trace.test_recorder import w
 
 SIZES = {"one": (1, 1), "eight": (8, 2), "sixteen": (16, 9), "many": (32, 9)}

@@ -222,10 +222,7 @@ REFUSALS = {
     "key twice": (built([key("a.b", U8, b"\1")] * 2), "a.b: the file has this metadata key twice"),
     "key with escapes": (built([key("\x1b[31m\0", 99, b"")]), r"key 0: the name b'\x1b[31m\x00' must consist of ASCII"),
     "value type": (built([key("a", 13, b"\1")]), "a: the value type must be from 0 to 12 (found 13)"),
-    "element type": (
-        built([key("a", ARRAY, array(13, 1, b"\1"))]),
-        "a: the element type must be from 0 to 12",
-    ),
+    "element type": (built([key("a", ARRAY, array(13, 1, b"\1"))]), "a: the element type must be from 0 to 12"),
     "bool": (built([key("a", BOOL, b"\2")]), "a: a bool must be 0 or 1 (found 2)"),
     "bools": (built([key("a", ARRAY, array(BOOL, 2, b"\1\3"))]), "a: a bool must be 0 or 1 (found 3)"),
     "string length": (
@@ -253,14 +250,8 @@ REFUSALS = {
     "alignment text": (built([key(ALIGNMENT, STRING, text("32"))]), "general.alignment: the value must be of type 4"),
     "alignment bool": (built([key(ALIGNMENT, BOOL, b"\1")]), "general.alignment: the value must be of type 4"),
     "alignment array": (built([key(ALIGNMENT, ARRAY, array(U8, 1, b"\1"))]), "the value must be of type 4"),
-    "no dimensions": (
-        built(tensors=[tensor(dimensions=())]),
-        "tensor w: expected 1 to 4 dimensions, found 0",
-    ),
-    "five dimensions": (
-        built(tensors=[tensor(dimensions=(1,) * 5)]),
-        "tensor w: expected 1 to 4 dimensions, found 5",
-    ),
+    "no dimensions": (built(tensors=[tensor(dimensions=())]), "tensor w: expected 1 to 4 dimensions, found 0"),
+    "five dimensions": (built(tensors=[tensor(dimensions=(1,) * 5)]), "tensor w: expected 1 to 4 dimensions, found 5"),
     "dimension 0": (built(tensors=[tensor(dimensions=(4, 0))], weights=64), "tensor w: shape [0, 4]: every dimension"),
     "format": (built(tensors=[tensor(format=999)], weights=64), "tensor w: format 999 is unknown or not supported"),
     "removed format": (built(tensors=[tensor(format=4)], weights=64), "tensor w: format 4 is unknown or not supported"),
@@ -291,10 +282,7 @@ REFUSALS = {
         "tensor w: the file has this tensor twice",
     ),
     "long name": (built(tensors=[tensor("x" * 65)]), "name of tensor 0: the name must have 1 to 63 bytes (found 65)"),
-    "name not UTF-8": (
-        built(tensors=[tensor(b"\xc3")]),
-        r"name of tensor 0: the name b'\xc3' must consist of ASCII",
-    ),
+    "name not UTF-8": (built(tensors=[tensor(b"\xc3")]), r"name of tensor 0: the name b'\xc3' must consist of ASCII"),
     "name with escapes": (built(tensors=[tensor("\x1b]0;x\7\n")]), r"the name b'\x1b]0;x\x07\n' must consist of ASCII"),
 }
 

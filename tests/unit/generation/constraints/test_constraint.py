@@ -418,10 +418,7 @@ def test_bounds_with_the_same_leading_digits_are_both_kept(tokenizer: Tokenizer)
         ({"minimum": 3, "exclusiveMinimum": True}, "3", "3.5"),
     ):
         constraint = Constraint.from_schema({"type": "number", **schema})
-        assert (
-            accepts(constraint, outside, tokenizer),
-            accepts(constraint, inside, tokenizer),
-        ) == (False, True)
+        assert (accepts(constraint, outside, tokenizer), accepts(constraint, inside, tokenizer)) == (False, True)
 
 
 def test_property_names_and_enum_values_are_not_read_as_keywords():

@@ -15,13 +15,7 @@ import localllm
 from localllm.errors import LocalllmError, UsageError
 from localllm.generation.sampling import steps
 from localllm.generation.sampling.candidates import MAX_MU, Breakers, Candidates, History, SamplerState, update_mu
-from localllm.generation.sampling.options import (
-    DEFAULTS,
-    LETTERS,
-    OPTIONS,
-    SamplingOptions,
-    parse_sampler_letters,
-)
+from localllm.generation.sampling.options import DEFAULTS, LETTERS, OPTIONS, SamplingOptions, parse_sampler_letters
 from localllm.generation.sampling.sampler import Sampler, list_active_steps, read_recommended
 from localllm.generation.sampling.steps import STEPS
 from localllm.generation.speculation.acceptance import StepCostModel

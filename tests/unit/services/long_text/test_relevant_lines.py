@@ -58,11 +58,7 @@ def test_mask_keeps_values_that_the_question_names():
 
 
 @pytest.mark.parametrize(
-    "other",
-    [
-        "2026-11-28 14:00:01,5 [ffee0123] 10.1.2.3 ok",
-        "1999-01-02 03:04:05.123 [0a1b2c3d4e] 192.168.0.1 ok",
-    ],
+    "other", ["2026-11-28 14:00:01,5 [ffee0123] 10.1.2.3 ok", "1999-01-02 03:04:05.123 [0a1b2c3d4e] 192.168.0.1 ok"]
 )
 def test_mask_replaces_times_and_ids(other: str):
     assert mask_variables(other, set()) == mask_variables("2026-11-28 14:00:00 [deadbeef01] 8.8.8.8 ok", set())

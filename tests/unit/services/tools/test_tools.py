@@ -346,10 +346,7 @@ def test_max_steps_ends_repeated_calls(model: str, home: Path):
         (["--tools", "rm", "--allow", "."], "unknown tool 'rm'; available tools: read_file, list, search, run"),
         (["--tools", "list", "--allow", "nowhere"], "nowhere is not a folder"),
         (["--tools", "list", "--allow", ".", "--yes", "run"], "--yes: unknown tool 'run'; available: list"),
-        (
-            ["--tools", "list", "--allow", ".", "--yes", "list", "--max-steps", "0"],
-            "--max-steps must be 1 or greater",
-        ),
+        (["--tools", "list", "--allow", ".", "--yes", "list", "--max-steps", "0"], "--max-steps must be 1 or greater"),
         (["--tools", "list", "--allow", ".", "--yes", "list", "--n", "2"], "cannot be combined with --n"),
         (["--tools", "list", "--allow", ".", "--yes", "list", "--raw"], "cannot be combined with --raw"),
         (["--tools", "list", "--allow", ".", "--yes", "list", "--transcript", "notes.txt"], "is not a transcript"),
