@@ -8,7 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 from recurrent_models import qwen35
-from tiny_model import CHATML, add_vocabulary, vocabulary
+from tiny_model import CHATML, add_vocabulary, finish, vocabulary
 
 
 def write_tiny_hybrid(path: Path, context: int = 512) -> Path:
@@ -21,10 +21,7 @@ def write_tiny_hybrid(path: Path, context: int = 512) -> Path:
     add_vocabulary(writer, CHATML)
     for name, values in tensors.items():
         writer.add_tensor(name, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

@@ -46,11 +46,16 @@ def write_tiny_model(
     for key, value in (metadata or {}).items():
         writer.add_string(key, value) if isinstance(value, str) else writer.add_float32(key, value)
     add_weights(writer, np.random.default_rng(seed))
+    finish(writer)
+    return path
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    """Write what was added, and close the file."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
 
 
 WIDTH, HEADS, KV_HEADS, HIDDEN, LAYERS = 64, 4, 2, 128, 2

@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 from checkpoint import CONFIG, edit_json, encoded, make_weights, write_checkpoint, write_json, write_safetensors
-from tiny_model import CHATML, vocabulary
+from tiny_model import CHATML, finish, vocabulary
 
 import localllm
 from localllm.convert import Checkpoint, open_folder
@@ -90,10 +90,7 @@ def write_gguf(path: Path, checkpoint: Checkpoint) -> Path:
         else:
             data = data.reshape(*tensor.shape[:-1], -1)
         writer.add_tensor(tensor.name, data, raw_dtype=gguf.GGMLQuantizationType(tensor.format.id))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

@@ -16,7 +16,7 @@ from engines import open_engine
 from invoked import invoke
 from kernel_calls import caller, count, for_any_parts, normal, output, padded, written
 from project import GOLDENS, SUPPORT
-from tiny_model import LAYERS, WIDTH, damage, exact, write_tiny_model
+from tiny_model import LAYERS, WIDTH, damage, exact, finish, write_tiny_model
 
 from localllm.arch import load_architecture
 from localllm.cli import main
@@ -260,10 +260,7 @@ def test_imatrix_files_of_other_programs_are_read(tmp_path):
     writer.add_tensor("blk.0.a.weight.in_sum", normal(4))
     writer.add_tensor("blk.0.a.weight.in_sum2", np.full((2, 4), 6, np.float32))
     writer.add_tensor("blk.0.a.weight.counts", np.full(1, 3, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     matrix = read_imatrix(tmp_path / "x")
     assert (list(matrix.squares), list(matrix.datasets), matrix.chunks, matrix.chunk_size) == (
         ["blk.0.a.weight"], [], 0, 512,
@@ -347,10 +344,7 @@ def test_inconsistent_imatrix_tensors_are_refused(tmp_path, tensors, reason):
     writer = gguf.GGUFWriter(tmp_path / "x", "llama")
     for name, values in tensors.items():
         writer.add_tensor(name, values.astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     with pytest.raises(ModelError, match=reason):
         read_imatrix(tmp_path / "x")
 

@@ -19,7 +19,7 @@ from project import ROOT
 from selection import everything
 from system_calls import SystemCalls
 from terminal import Terminal
-from tiny_model import write_tiny_model
+from tiny_model import finish, write_tiny_model
 
 from localllm.cli.terminal import quantize_progress
 from localllm.cli.terminal.output import ProgressLine
@@ -37,13 +37,7 @@ def split(path: Path, folder: Path) -> Path:
     writer.add_uint32("llama.block_count", 2)
     for name, array in weights.items():
         writer.add_tensor(name, array)
-    for write in (
-        writer.write_header_to_file,
-        writer.write_kv_data_to_file,
-        writer.write_tensors_to_file,
-        writer.close,
-    ):
-        write()
+    finish(writer)
     return folder / "part-00001-of-00003.gguf"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from tiny_model import finish
 
 from localllm.errors import MemoryLimitError, ModelError
 from localllm.files.gguf import file as gguf_file
@@ -89,10 +90,7 @@ def write_everything(path: Path, alignment: int = 32) -> dict[str, np.ndarray]:
     for kind in (gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_0, gguf.GGMLQuantizationType.BF16):
         tensors[kind.name] = gguf.quantize(random.normal(size=(2, 3, 5, 64)).astype(np.float32), kind)
         writer.add_tensor(kind.name, tensors[kind.name], raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return tensors
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from tiny_model import finish
 
 from localllm.errors import LocalllmError
 from localllm.files.gguf.file import GGUFFile
@@ -64,13 +65,7 @@ def test_a_copied_file_has_the_same_bytes(tmp_path: Path):
     writer.add_float64("x.double", 0.1)
     writer.add_tensor("one", np.arange(3, dtype=np.float32))
     writer.add_tensor("two", np.ones((2, 3, 5), np.float16))
-    for write in (
-        writer.write_header_to_file,
-        writer.write_kv_data_to_file,
-        writer.write_tensors_to_file,
-        writer.close,
-    ):
-        write()
+    finish(writer)
     with GGUFFile.open(tmp_path / "a.gguf") as file:
         metadata = {key: PackedValue(value) for key, value in file.packed.items()}
         tensors = [OutputTensor(t.name, t.format, t.shape, list(t.data.reshape(-1, 2))) for t in file.tensors.values()]

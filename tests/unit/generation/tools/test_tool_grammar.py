@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tiny_model
 from project import GOLDENS, ROOT
+from tool_talker import QWEN
 from vocabularies import GIVEN, USER_DEFINED, byte_level, with_prefix
 
 from localllm import api, builtin_model
@@ -131,13 +132,6 @@ def test_calls_rendered_by_a_released_template_are_parsed_back(shared: Path, nam
         assert parse(reader, prose + text[first:])[1] == expected_calls[:count]
 
 
-QWEN = (
-    "{% if tools %}{{ tools | tojson }}{% endif %}"
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
-    '<tool_call>\n{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>'
-    "{% endfor %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 LITERAL = 'To call, one writes <tool_call>{"name": "x"}</tool_call>.'
 
 
