@@ -58,6 +58,7 @@ FAMILIES = ("localllm/arch/families/", "localllm/convert/families/")
 FAMILY_TESTS = ("tests/unit/convert/", "tests/unit/arch/", "tests/goldens/")
 MOST_CASES = 60  # of a family
 SITE = "import sys\nsys.path.append({scripts!r})\nimport call_tracer\ncall_tracer.begin()\nsys.path.pop()\n"
+COMMANDS = {path.stem.replace("_", "-"): path.stem for path in (ROOT / "localllm" / "cli" / "commands").glob("*.py")}
 UNTESTED = 5  # pytest's exit code for no tests
 
 
@@ -221,16 +222,18 @@ def list_family_names(path: str) -> set[str]:
 
 @cache
 def imports_of(path: str) -> frozenset[str]:
-    """Return the files that a file imports, from anywhere within it."""
+    """Return the files that a file imports, from anywhere within it, and those of the commands that a test names."""
     names = set[str]()
     for node in ast.walk(ast.parse((ROOT / path).read_bytes())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Constant) and path.startswith("tests/") and node.value in COMMANDS:
+            names.add(f"localllm.cli.commands.{COMMANDS[node.value]}")
     found = set[str]()
     for name in names:
-        place = name.replace(".", "/").replace("localllm/quant", "quant")
+        place = re.sub(r"^localllm/quant(?=/|$)", "quant", name.replace(".", "/"))
         found |= {
             known
             for known in (f"{place}.py", f"{place}/__init__.py", f"tests/support/{place}.py")

@@ -10,7 +10,7 @@ import pytest
 
 import localllm
 from localllm.errors import ContextError, UsageError
-from localllm.generation.choices import Choice, TokenTrie, drop_prefixes, score_request
+from localllm.generation.choices import PARALLEL, Choice, TokenTrie, drop_prefixes, score_request
 from localllm.generation.logprobs import TokenLogprob, compute_prompt_logprobs
 from localllm.generation.request import Request
 from localllm.generation.sampling.sampler import log_sum_exp
@@ -254,6 +254,12 @@ def test_choose_many_equals_choose_for_each_prompt(model: localllm.Model):
     same = list(model.choose_many(prompts, ["yes", "no"]))
     for prompt, choices in zip(prompts, same, strict=True):
         assert choices[0].logprob == pytest.approx(model.choose(prompt, ["yes", "no"])[0].logprob, abs=5e-2)
+
+
+def test_choose_many_yields_results_before_all_prompts_are_taken(model: localllm.Model):
+    prompts = iter(["It is"] * 4 * PARALLEL)
+    with closing(model.choose_many(prompts, ["yes", "no"])) as results:
+        assert len([next(results), next(results)]) == 2 and next(prompts)
 
 
 @pytest.mark.parametrize(("asked", "count"), [

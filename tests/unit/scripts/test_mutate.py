@@ -102,6 +102,8 @@ def test_unexecuted_functions_get_the_tests_of_their_module(monkeypatch, tmp_pat
     assert mutate.tests_of(mutant, 10) == []
     [mutant, *_] = mutate.placed("localllm/generation/sampling/candidates.py")
     assert "tests/unit/generation/sampling/test_steps.py" in mutate.tests_of(mutant, 10)
+    assert "tests/integration/test_cli.py" in mutate.by_imports("localllm/cli/commands/warmup.py"), "its name"
+    assert mutate.by_imports("localllm/quantizing/adapters.py") and mutate.by_imports("quant/affine.py")
 
 
 def test_the_most_specific_tests_come_first(monkeypatch):
