@@ -116,10 +116,14 @@ def test_a_prompt_that_fits_is_not_cut(cli, long: Path):
     assert last_question(long.parent) == "short\n\nWhen does the ferry leave?"
 
 
-def test_each_chunk_is_asked_and_then_their_answers(cli, long: Path):
+def test_each_chunk_is_asked_and_then_their_answers(cli, long: Path, monkeypatch):
+    lines = list[str]()
+    monkeypatch.setattr("localllm.cli.long_prompt.ProgressLine.show", lambda self, text: lines.append(text))
     code, out, err = cli("run", "-f", long, *ASK, "--on-overflow", "chunks")
     assert code == 0 and out and "the prompt exceeds the context: asking the question of its " in err
     assert last_question(long.parent).startswith("A long text was read in parts.")
+    count = err.split("asking the question of its ")[1].split()[0]
+    assert f"1 of {count} chunks answered" in lines
     assert [*(long.parent / "cache").rglob("*.jsonl")] == []
 
 

@@ -75,11 +75,13 @@ def fp8_rows(rows: int, columns: int) -> Packed:
     return [("weight", "F8_E4M3", codes), ("weight_scale", "F32", scales)], fp8(codes) * scales
 
 
-def packed(rows: int, columns: int, bits: int = 4, size: int = 16, zeros: bool = False, order: bool = False) -> Packed:
+def packed(
+    rows: int, columns: int, bits: int = 4, size: int = 16, zeros: bool = False, order: bool = False, one: bool = False
+) -> Packed:
     """Pack as compressed-tensors does: signed numbers, half their range added; zero points packed along rows."""
     middle, groups = 1 << bits - 1, columns // size
     numbers = RANDOM.integers(-middle, middle, (rows, columns))
-    scales = half(RANDOM.uniform(0.01, 0.1, (rows, groups)))
+    scales = half(RANDOM.uniform(0.01, 0.1, (1 if one else rows, groups)))
     zero = RANDOM.integers(-middle, middle, (rows, groups)) if zeros else np.zeros((rows, groups), int)
     group = RANDOM.permutation(np.arange(columns) // size) if order else np.arange(columns) // size
     tensors = [("weight_packed", "I32", words(numbers + middle, bits)), ("weight_scale", "F16", scales),
@@ -195,6 +197,7 @@ CASES: dict[str, tuple[dict, Callable[[int, int], Packed]]] = {
     "ct-asymmetric": (CT | {"format": "pack-quantized"}, lambda r, c: packed(r, c, zeros=True)),
     "ct-actorder": (CT | {"format": "pack-quantized"}, lambda r, c: packed(r, c, order=True)),
     "ct-w8a16": (CT | {"format": "pack-quantized"}, lambda r, c: packed(r, c, bits=8, size=32)),
+    "ct-w4-tensor": (CT | {"format": "pack-quantized"}, lambda r, c: packed(r, c, size=c, one=True)),
     "ct-w8a8": (CT | {"format": "int-quantized"}, int8),
     "ct-w8-tensor": (CT | {"format": "int-quantized"}, lambda r, c: int8(r, c, each_row=False)),
     "ct-fp8-rows": (CT | {"format": "float-quantized"}, fp8_rows),

@@ -200,7 +200,7 @@ GUIDE = str(localllm.builtin_model())
 
 
 def test_run_prints_the_likeliest_choice_or_all(cli, model: localllm.Model):
-    code, out, _ = cli("run", GUIDE, "Is it good?", "--choices", 'yes, no ,"not, at all"')
+    code, out, _ = cli("run", GUIDE, "Is it good?", "--choices", 'yes, no , "not, at all"')
     expected = model.choose(MESSAGES, ["yes", "no", "not, at all"])
     assert (code, out) == (0, expected[0].text + "\n")
     _, out, _ = cli("run", GUIDE, "Is it good?", "--choices", 'yes,no,"not, at all"', "--json")

@@ -154,7 +154,7 @@ def test_a_folded_source_scales_rows_and_columns():
         tensors=[*tensors.values()], path="in.gguf", files=["in.gguf"], parts=[], ignored=(), warnings=["w"],
         metadata={"a": 1}, packed={},
     )  # fmt: skip
-    widener: Any = SimpleNamespace(dequantize=lambda format, rows, columns: rows)
+    widener: Any = SimpleNamespace(dequantize=lambda format, rows, columns: rows.reshape(*rows.shape[:-1], columns))
     first, second = np.array([2, 4, 8, 16], np.float32), np.array([2, 4, 8], np.float32)
     scales = [(ScaleFold(4, (("norm", 0),), ("up",)), first), (ScaleFold(3, (("up", 1), ("stack", 3)), ()), second)]
     source = FoldedSource(inner, scales, widener)

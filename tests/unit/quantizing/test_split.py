@@ -38,6 +38,8 @@ def test_splits_and_merged_files_have_the_bytes_of_gguf_split(tmp_path: Path, cl
     first = next(path for path in sorted(out.iterdir()) if "-00001-" in path.name)
     assert cli("merge", first, tmp_path / "merged.gguf")[0] == 0
     assert sha256((tmp_path / "merged.gguf").read_bytes()).hexdigest() == RECORDED["merged"][case]
+    assert cli("merge", first)[0] == 0
+    assert (out / "x.gguf").read_bytes() == (tmp_path / "merged.gguf").read_bytes()
 
 
 def test_quantize_splits_as_split_does(model: Path, cli):

@@ -1,5 +1,6 @@
 """Test how requests of every API are parsed: fields, messages, options, images."""
 
+import math
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,7 @@ pytest.importorskip("starlette", reason="needs the extra localllm[serve]")
 pytest.importorskip("uvicorn", reason="needs the extra localllm[serve]")
 from localllm.errors import UsageError
 from localllm.generation.constraints.constraint import make_constraint
+from localllm.generation.logprobs import TokenLogprob
 from localllm.server import model_pool as model_pool
 from localllm.server import page
 from localllm.server.anthropic_messages import parse_messages as conversation_of_anthropic
@@ -16,7 +18,7 @@ from localllm.server.anthropic_messages import parse_request
 from localllm.server.attachments import MAX_IMAGES, convert_image_part, resolve_file, resolve_images
 from localllm.server.fields import Body
 from localllm.server.messages import parse_messages
-from localllm.server.openai_chat import IGNORED_HEADER, make_extension_headers
+from localllm.server.openai_chat import IGNORED_HEADER, clip_logprob, make_extension_headers
 from localllm.server.openai_chat import parse_request as parse_chat_request
 from localllm.server.openai_completions import MAX_PROMPTS, parse_prompts
 from localllm.server.openai_responses import parse_input
@@ -624,3 +626,8 @@ def test_files_are_resolved_only_within_the_served_folders(tmp_path):
     for missing in ("y.png", "."):
         with pytest.raises(UsageError, match="image not found"):
             resolve_file(missing, folders)
+
+
+@pytest.mark.parametrize(("logprob", "sent"), [(-math.inf, -9999.0), (-10000.0, -9999.0), (-0.5, -0.5)])
+def test_logprobs_are_finite_in_responses(logprob: float, sent: float):
+    assert clip_logprob(TokenLogprob(1, logprob)) == sent

@@ -573,6 +573,12 @@ def test_available_memory_of_linux_is_read(monkeypatch: pytest.MonkeyPatch, know
     assert memory.get_available_memory() == 100
 
 
+def test_used_memory_is_subtracted_from_a_limit(monkeypatch: pytest.MonkeyPatch):
+    set_memory_files(monkeypatch, {"/proc/self/status": "VmData:\t       3 kB\n"})
+    assert memory.get_room_below(10_000, "VmData") == 10_000 - 3 * 1024
+    assert memory.get_room_below(10_000, "VmSize") == 10_000 and memory.get_room_below(sys.maxsize, "") == sys.maxsize
+
+
 @pytest.mark.parametrize(("known", "size"), [
     ({"hw.memsize": 1000, "kern.memorystatus_level": 37}, 370), ({"hw.memsize": 1000}, sys.maxsize), ({}, sys.maxsize),
 ])  # fmt: skip

@@ -385,6 +385,8 @@ def test_families_refuse_metadata_before_tensors_are_compared(golden, name, fiel
     ("deepseek2_v3", {"expert_group_count": 8}, "expert_group_count 8"),
     ("deepseek2_v3", {"expert_group_used_count": 5}, "expert_group_used_count 5"),
     ("deepseek32", {"attention.indexer.key_length": 15}, "key_length 15 is too small for rope.dimension_count 16"),
+    ("glm_dsa_shared", {"attention.indexer.types": np.array([0, 1, 1])}, "yes or no for each of 3 layers"),
+    ("glm_dsa_shared", {"attention.indexer.types": np.array([1, 1])}, "yes or no for each of 3 layers"),
     ("deepseek4", {"attention.indexer.key_length": 16}, "16 must be below the head dimensions 32 and 16"),
     ("deepseek4", {"attention.head_count_kv": 2}, "16 must be below the head dimensions 32 and 64"),
     ("dots3note", {"attention.key_length_mla": 16}, "rope.dimension_count 16 must be below the key dimension, 16"),
