@@ -117,13 +117,15 @@ def test_quantize_replaces_its_default_output_only_with_force(folder: Path, cli,
     assert cli("quantize", model, target, "Q8_0")[0] == 0 and target.read_bytes() == whole
 
 
-def test_two_quantizes_of_one_output_do_not_mix(folder: Path, refused):
-    with ExclusiveWriter(str(folder / "out.gguf")):
-        assert (
-            refused(["quantize", folder / "model.gguf", folder / "out.gguf", "Q8_0"])
-            == f"localllm: error: {folder}/out.gguf: another localllm is writing this file\n"
-        )
-    assert not (folder / "out.gguf").exists()
+@pytest.mark.parametrize(
+    ("command", "out", "written"),
+    [("quantize", "out.gguf", "out.gguf"), ("split", "out", "out-00001-of-00001.gguf")],
+)
+def test_two_commands_do_not_write_one_file_at_once(folder: Path, refused, command: str, out: str, written: str):
+    with ExclusiveWriter(str(folder / written)):
+        words = [command, folder / "model.gguf", folder / out, *["Q8_0"] * (command == "quantize")]
+        assert refused(words) == f"localllm: error: {folder}/{written}: another localllm is writing this file\n"
+    assert not (folder / written).exists()
 
 
 @posix
