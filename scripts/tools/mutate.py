@@ -166,7 +166,7 @@ def tests_of(mutant: Mutant, seconds: float) -> list[str]:
             *((0 if is_called else special, each, test) for special, each, test in found),
             *(t for t in of_module(mutant.path) if t[2] not in known),
         ]
-    tests = [*chosen(found, seconds), *list_family_cases(mutant.path)]
+    tests = [*chosen(found, seconds), *list_sampled_cases(mutant.path), *list_family_cases(mutant.path)]
     return list(dict.fromkeys(tests)) + (by_imports(mutant.path) if len(found) < FEW else [])
 
 
@@ -184,6 +184,17 @@ def chosen(tests: Iterable[tuple[int, float, str]], seconds: float) -> list[str]
             found.append(test)
             total += each
     return found
+
+
+@cache
+def list_sampled_cases(path: str) -> list[str]:
+    """List the cases of a module's own test file that the map lacks; that of a package serves its modules, too."""
+    place, mapped = Path(path.removeprefix("localllm/")).with_suffix(""), {test for test, _, _ in recorded(MAP)}
+    for each in (place, *place.parents[:-1]):
+        own = f"tests/unit/{each.parent.as_posix()}/test_{each.name}.py::"
+        if cases := sorted(test for test in collected() if test.startswith(own)):
+            return [test for test in cases if test not in mapped][:MOST_CASES]
+    return []
 
 
 @cache

@@ -12,6 +12,14 @@ import mutants as finder
 import mutate
 
 
+@pytest.fixture(autouse=True)
+def no_collected_tests(monkeypatch):
+    """Collect no tests, which takes a minute, but for those of a test; forget what was found for others."""
+    monkeypatch.setattr(mutate, "collected", frozenset)
+    for cached in (mutate.of_module, mutate.list_sampled_cases, mutate.list_family_cases):
+        cached.cache_clear()
+
+
 def mutate_source(source: str, kind: str) -> list[str]:
     """Return the source with each fault of a type."""
     data = source.encode()
@@ -117,10 +125,19 @@ def test_the_most_specific_tests_come_first(monkeypatch):
     assert mutate.tests_of(mutant, 0) == ["a"]
     known[name] = known[name][:1]
     known[f"{name}2"] = [(1, 1.0, "of the module")]
-    mutate.of_module.cache_clear()
     monkeypatch.setattr(mutate, "by_imports", lambda path: ["of those that import it"])
     assert mutate.tests_of(mutant, 5) == ["c", "of the module", "of those that import it"], "if there are few"
-    mutate.of_module.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("path", "cases"),
+    [("a/b.py", ["a/test_b.py::t[2]"]), ("a/b/c.py", ["a/test_b.py::t[2]"]), ("a/c.py", []), ("a.py", [])],
+)
+def test_cases_that_the_map_lacks_are_added_from_the_modules_own_test_file(monkeypatch, path: str, cases: list[str]):
+    names = ("a/test_b.py::t[1]", "a/test_b.py::t[2]", "c/test_b.py::t[1]")
+    monkeypatch.setattr(mutate, "collected", lambda: frozenset(f"tests/unit/{name}" for name in names))
+    monkeypatch.setattr(mutate, "recorded", lambda folder: [("tests/unit/a/test_b.py::t[1]", 1.0, set())])
+    assert mutate.list_sampled_cases(f"localllm/{path}") == [f"tests/unit/{case}" for case in cases]
 
 
 @pytest.mark.parametrize(
@@ -136,9 +153,7 @@ def test_families_get_all_cases_of_their_models_and_checkpoints(monkeypatch, pat
     names = ["t[olmo]", "t[mixtral]", "u[olmo-old]", "u[1-hy_v3]", "v"]
     collected = [*(f"tests/unit/convert/a.py::{name}" for name in names), "tests/unit/text/a.py::t[olmo]"]
     monkeypatch.setattr(mutate, "collected", lambda: collected)
-    mutate.list_family_cases.cache_clear()
     assert mutate.list_family_cases(f"localllm/{path}") == [f"tests/unit/{case}" for case in cases]
-    mutate.list_family_cases.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -150,10 +165,8 @@ def test_code_outside_functions_gets_the_tests_of_its_module(monkeypatch, functi
     own = [(50 + number, 1.0, test) for number, test in enumerate("abcde")]
     known = {f"x.py:{function}": own, "x.py:g": [(3, 1.0, "module"), (99, 1.0, "late")], "y.py:g": [(1, 1.0, "other")]}
     monkeypatch.setattr(mutate, "executed", lambda: known)
-    mutate.of_module.cache_clear()
     mutant = mutate.Mutant("x.py", mutate.Fault(1, 0, 0, "", "number", function))
     assert mutate.tests_of(mutant, len(tests)) == tests
-    mutate.of_module.cache_clear()
 
 
 @pytest.mark.sampled
