@@ -235,6 +235,15 @@ def test_scores_come_from_the_order_of_merges(tmp_path: Path):
     assert metadata["tokenizer.ggml.scores"].tolist()[4:] == [0, -1, -2, -3, -3, -3]
 
 
+def test_added_tokens_need_no_merges(tmp_path: Path):
+    pieces = [*PIECES, "ba"]
+    content = byte_fallback(pieces, [*SCORES, -6.0], [added_token(token, pieces[token]) for token in (0, 1, 2, 10)])
+    content["model"]["merges"] = [merge for merge in content["model"]["merges"] if "".join(merge) != "ba"]
+    write_json(tmp_path / "tokenizer.json", content)
+    metadata, _ = build_vocabulary_metadata(tmp_path, len(pieces))
+    assert metadata["tokenizer.ggml.scores"].tolist()[4:10] == [0, -1, -2, -3, -3, -3]
+
+
 def test_gemma_cuts_at_spaces_that_are_gone(tmp_path: Path):
     content = byte_fallback(PIECES, SCORES, [added_token(token, PIECES[token]) for token in range(3)])
     content["pre_tokenizer"] = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious"}
