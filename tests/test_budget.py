@@ -10,7 +10,7 @@ BUDGET = {
     "localllm/cli": 12_250,
     "localllm/compat": 1_345,
     "localllm/convert": 8_365,
-    "localllm/engine": 11_370,
+    "localllm/engine": 11_910,
     "localllm/files": 3_710,
     "localllm/generation": 13_510,
     "localllm/images": 347,

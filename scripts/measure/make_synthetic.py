@@ -49,6 +49,7 @@ SHAPES = {
     "135m": Shape(30, 576, 9, 3, 1536, 49152, 8192, 100000.0, tied=True),  # SmolLM2
     "1.2b": Shape(16, 2048, 32, 8, 8192, 128256, 131072, 500000.0, tied=True),  # Llama 3.2 1B
     "moe": Shape(16, 1024, 16, 4, 2048, 32000, 32768, 1000000.0, tied=False, experts=8, experts_used=2),  # as Mixtral
+    "moe-10b": Shape(24, 2048, 16, 4, 1024, 50304, 4096, 10000.0, tied=False, experts=64, experts_used=8),  # wide OLMoE
     "8b": Shape(32, 4096, 32, 8, 14336, 128256, 131072, 500000.0, tied=False),  # Llama 3.1
 }
 

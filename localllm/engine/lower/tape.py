@@ -7,7 +7,7 @@ Operations append steps on virtual buffers. `Tape.finish` then works like a comp
 """
 
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
 from typing import NamedTuple, SupportsInt
@@ -181,13 +181,17 @@ class TapeSlice(NamedTuple):
     weights: list[np.ndarray]
 
 
-def slice_steps(steps: Sequence[Step]) -> list[TapeSlice]:
-    """Slice steps at the ends of stages, with at most AT_ONCE bytes of weights per slice where possible."""
+def slice_steps(steps: Sequence[Step], stages: Collection[int] = ()) -> list[TapeSlice]:
+    """Slice steps at the ends of stages, with at most MAX_SLICE_BYTES of weights per slice where possible.
+
+    stages: those that begin a slice in any case.
+    """
     pieces, weights, size = list[TapeSlice](), list[np.ndarray](), 0
     for number, step in enumerate(steps):
         some = get_product_arguments(step).get("weights")
         nbytes = some.nbytes if isinstance(some, np.ndarray) else 0
-        if size + nbytes > MAX_SLICE_BYTES and step.stage != steps[number - 1].stage:
+        is_full = size + nbytes > MAX_SLICE_BYTES or step.stage in stages
+        if is_full and number and step.stage != steps[number - 1].stage:
             pieces.append(TapeSlice(number, weights))
             weights, size = [], 0
         if isinstance(some, np.ndarray):

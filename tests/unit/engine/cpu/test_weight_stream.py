@@ -3,6 +3,7 @@
 import os
 import random
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ from adapters import random_adapter, supported_names
 from models import write_model
 
 from localllm.engine import backend
-from localllm.engine.cpu import weight_stream
-from localllm.engine.cpu.weight_stream import SLOTS, ReadAhead, choose_held, choose_slot_bytes
+from localllm.engine.cpu import read_ahead, weight_stream
+from localllm.engine.cpu.expert_cache import ExpertCache, ExpertStack, Mixture
+from localllm.engine.cpu.read_ahead import ReadAhead
+from localllm.engine.cpu.weight_stream import SLOTS, choose_held, choose_slot_bytes
 from localllm.engine.engine import Engine
 from localllm.engine.lower import tape
 from localllm.engine.options import EngineOptions
@@ -30,7 +33,7 @@ def llama(tmp_path_factory) -> GGUFFile:
 def small_pieces(monkeypatch):
     """Stream matrices of any size, in slices of few matrices and reads of one block."""
     monkeypatch.setattr(weight_stream, "MIN_STREAMED_BYTES", 1)
-    monkeypatch.setattr(weight_stream, "CHUNK_BYTES", weight_stream.BLOCK)
+    monkeypatch.setattr(read_ahead, "CHUNK_BYTES", read_ahead.BLOCK)
     monkeypatch.setattr(tape, "MAX_SLICE_BYTES", 1 << 12)
     monkeypatch.setattr(backend, "WORKING_BYTES", 0)
     monkeypatch.setattr(weight_stream, "measure_disk", lambda slices: 0.0)
@@ -53,7 +56,7 @@ def stream_of(engine: Engine) -> weight_stream.WeightStream:
     return engine._backend._programs[0]._streaming
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3moe", "mamba2"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3moe", "llama4", "deepseek2_v3", "gpt_oss", "mamba2"])
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.8])
 def test_streamed_weights_give_the_same_bits(family, share, tmp_path):
     file = GGUFFile.open(write_model(family, tmp_path / "model.gguf"))
@@ -70,7 +73,7 @@ def test_a_plan_holds_what_the_budget_allows(llama):
     for share in (0.0, 0.4, 0.8):
         engine = open_engine(llama, share)
         plans.append(stream_of(engine).plan)
-        assert "GB are read from the disk for each token" in engine.warning
+        assert "GB are read for each token; the disk reads 0.0 GB/s" in engine.warning
         engine.close()
     whole.close()
     assert plans[0].held <= plans[1].held < plans[2].held < llama.nbytes
@@ -86,7 +89,7 @@ def test_streamed_weights_can_have_adapters(llama):
 
 
 def test_a_slow_disk_changes_no_bit(llama, monkeypatch):
-    read_at, chance = weight_stream.read_at, random.Random(1)
+    read_at, chance = read_ahead.read_at, random.Random(1)
 
     def read_slowly(*arguments):
         time.sleep(chance.random() / 1000)
@@ -94,7 +97,7 @@ def test_a_slow_disk_changes_no_bit(llama, monkeypatch):
 
     whole = open_engine(llama, None)
     expected = run_engine(whole)
-    monkeypatch.setattr(weight_stream, "read_at", read_slowly)
+    monkeypatch.setattr(read_ahead, "read_at", read_slowly)
     streamed = open_engine(llama, 0.3)
     np.testing.assert_array_equal(run_engine(streamed), expected)
     assert stream_of(streamed).seconds_waited > 0
@@ -104,7 +107,7 @@ def test_a_slow_disk_changes_no_bit(llama, monkeypatch):
 
 @pytest.mark.parametrize("number", range(0, 60, 7))
 def test_an_error_of_the_disk_ends_one_run_only(llama, monkeypatch, number):
-    read_at, left = weight_stream.read_at, [number]
+    read_at, left = read_ahead.read_at, [number]
 
     def fail_once(*arguments):
         left[0] -= 1
@@ -114,7 +117,7 @@ def test_an_error_of_the_disk_ends_one_run_only(llama, monkeypatch, number):
 
     whole = open_engine(llama, None)
     expected = run_engine(whole)
-    monkeypatch.setattr(weight_stream, "read_at", fail_once)
+    monkeypatch.setattr(read_ahead, "read_at", fail_once)
     streamed = open_engine(llama, 0.3)
     with pytest.raises(ModelError, match=r"llama\.gguf: cannot be read: Input/output error"):
         for _ in range(3):
@@ -127,7 +130,7 @@ def test_an_error_of_the_disk_ends_one_run_only(llama, monkeypatch, number):
 def test_an_interrupted_run_can_be_repeated(llama, monkeypatch):
     whole, streamed = open_engine(llama, None), open_engine(llama, 0.3)
     expected, wait = run_engine(whole), ReadAhead.wait
-    for at in range(0, len(stream_of(streamed)._slices), 3):
+    for at in range(0, len(stream_of(streamed)._placed.slices), 3):
 
         def interrupt(self, index, at=at):
             if index == at:
@@ -160,13 +163,49 @@ def test_a_file_that_vanishes_or_shrinks_is_one_line(tmp_path):
         ahead.join()
 
 
-def stream_of_reads(file: GGUFFile) -> list[weight_stream.Slice]:
+def stream_of_reads(file: GGUFFile) -> list[read_ahead.Slice]:
     """Return slices that read the tensors of a file."""
     slices = []
     for index, tensor in enumerate(file.tensors.values()):
         matrix = weight_stream.Matrix({}, tensor.data, *file.locate(tensor.data))
-        slices.append(weight_stream.Slice(index, matrix.move(np.zeros(matrix.size, np.uint8), 0), None))
+        slices.append(read_ahead.Slice(index, matrix.move(np.zeros(matrix.size, np.uint8), 0), None))
     return slices
+
+
+@pytest.mark.parametrize("family", ["qwen3moe", "gpt_oss", "llama4"])
+def test_experts_are_cached_within_their_budget(family, tmp_path):
+    """Check the cache after each token of a long run, and that chosen experts leave and come back."""
+    file = GGUFFile.open(write_model(family, tmp_path / "model.gguf"))
+    whole, streamed = open_engine(file, None), open_engine(file, 0.75)
+    stream, expected, found = stream_of(streamed), whole.sequence(), streamed.sequence()
+    cache, plan = stream.cache, stream.plan
+    assert 0 < plan.cached < plan.experts
+    for id in range(40):
+        np.testing.assert_array_equal(found.append([id]), expected.append([id]))
+        cached = sum(int(each.is_cached.sum()) * each.nbytes for each in cache.mixtures)
+        assert cached == plan.cached - cache._free <= plan.cached
+    hits, misses = stream.expert_hits
+    assert hits > 0 and misses > sum(each.experts for each in cache.mixtures)
+    whole.close()
+    streamed.close()
+
+
+def test_an_expert_that_is_used_often_stays(monkeypatch):
+    """Use expert 0 in each run of a mixture whose cache has room for three of eight."""
+    monkeypatch.setattr(ExpertStack, "give_back", lambda self, number: None)
+    monkeypatch.setattr(ExpertStack, "list_reads", lambda self, number: iter(()))
+    stack = ExpertStack(SimpleNamespace(stage=0), np.zeros((8, 2, 5), np.uint8), "path", 0)
+    mixture = Mixture(None, None, [stack], None, 0)
+    ahead = ReadAhead([])
+    cache = ExpertCache([mixture], 3 * mixture.nbytes, ahead)
+    for number in range(1, 30):
+        chosen = np.array([0, 1 + number % 7])
+        monkeypatch.setattr(Mixture, "list_chosen", lambda self, chosen=chosen: chosen)
+        cache.request(mixture)
+        assert mixture.is_cached[chosen].all() and mixture.is_cached.sum() <= 3
+    assert cache.misses == 1 + 29 and cache.hits == 28
+    ahead.close()
+    ahead.join()
 
 
 def test_closing_ends_the_readers(llama):

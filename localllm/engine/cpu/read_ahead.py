@@ -1,0 +1,261 @@
+"""Read a file ahead of its use: slices of a tape in the order of a run, and experts as soon as they are chosen."""
+
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
+
+from localllm.errors import LocalllmError, ModelError
+
+BLOCK = 4096  # bytes: offsets, sizes and addresses of reads past the cache are multiples of it
+CHUNK_BYTES = 1 << 22  # bytes of a read
+READERS = 4  # reads at the same time; 8 and 16 were not faster on a virtual disk of 1.3 to 2.9 GB/s
+
+Locate = Callable[[np.ndarray], "tuple[str, int] | None"]  # the file of a view of a mapped file, and its offset
+
+
+class Read(NamedTuple):
+    """A part of a file, and the memory that it is read into.
+
+    needed: bytes that must exist; a file may end within its last block.
+    """
+
+    path: str
+    offset: int
+    target: memoryview
+    needed: int
+
+
+class Request(NamedTuple):
+    """A read for somebody who waits until left[counter], the number of such reads that are not done, is 0.
+
+    key: of the one who asked.
+    """
+
+    left: list[int]
+    counter: int
+    read: Read
+    key: int = 0
+
+
+class Slice(NamedTuple):
+    """Steps of a tape, and the reads of their matrices.
+
+    Attributes:
+        end: index of the first step after the slice.
+        reads: in the order of the file; empty without streamed or held matrices.
+        slot: index of the slot that a streamed slice uses; None: the slice is held.
+    """
+
+    end: int
+    reads: list[Read]
+    slot: int | None
+
+
+def list_reads(path: str, offset: int, nbytes: int, memory: np.ndarray) -> Iterator[Read]:
+    """Yield the reads of `nbytes` bytes from `offset` on; memory: for the whole blocks that they are in, uint8."""
+    margin = offset % BLOCK
+    size = round_to_blocks(margin + nbytes)
+    for first in range(0, size, CHUNK_BYTES):
+        end = min(first + CHUNK_BYTES, size)
+        yield Read(path, offset - margin + first, memory[first:end].data, min(end, margin + nbytes) - first)
+
+
+def round_to_blocks(size: int) -> int:
+    return -(-size // BLOCK) * BLOCK
+
+
+class ReadAhead:
+    """The slices that are loaded, and the threads that load the next ones.
+
+    Attributes:
+        bytes_read: so far.  waited: seconds that runs waited for the disk.
+    """
+
+    def __init__(self, slices: Sequence[Slice]):
+        self._slices, self._changed = slices, threading.Condition()
+        self._left = [len(each.reads) for each in slices]  # reads of each slice that are not done
+        self._begun = set[int]()  # slices whose reads have begun, until their slot is released
+        self._cursor, self._next_read, self._active, self._is_paused = 0, 0, 0, False
+        self._urgent = deque[Request]()  # reads of experts, which a run waits for
+        self._guessed = deque[Request]()  # of experts that it may need
+        self._error: LocalllmError | None = None
+        self.is_closed, self.bytes_read, self.waited = False, 0, 0.0
+        self._threads = [threading.Thread(target=self._read_all, daemon=True) for _ in range(READERS)]
+        for thread in self._threads:
+            thread.start()
+
+    def wait(self, index: int) -> None:
+        """Wait until a slice is loaded. Raises ModelError if it cannot be read."""
+        self.wait_until_read(self._left, index)
+
+    def request(self, requests: Iterable[Request], is_guess: bool = False) -> None:
+        """Read before all slices, or when nothing else is urgent; the counters grow by the number of reads."""
+        with self._changed:
+            for request in requests:
+                request.left[request.counter] += 1
+                (self._guessed if is_guess else self._urgent).append(request)
+            self._changed.notify_all()
+
+    def withdraw_guesses(self) -> list[Request]:
+        """Withdraw the guessed reads that have not begun, and return them."""
+        with self._changed:
+            withdrawn = [*self._guessed]
+            self._guessed.clear()
+            for request in withdrawn:
+                request.left[request.counter] -= 1
+            return withdrawn
+
+    def wait_until_read(self, left: list[int], index: int) -> None:
+        """Wait until left[index] is 0. Raises ModelError if the file cannot be read."""
+        with self._changed:
+            if not left[index]:
+                return
+            start = perf_counter()
+            while left[index] and self._error is None:
+                self._changed.wait(0.1)  # with a timeout, Ctrl-C interrupts it on Windows, too
+            self.waited += perf_counter() - start
+            if self._error is not None:
+                raise self._error
+
+    def release(self, index: int) -> None:
+        """Let another slice use the slot of a slice."""
+        if self._slices[index].slot is not None:
+            with self._changed:
+                self._forget(index)
+                self._changed.notify_all()
+
+    def _forget(self, index: int) -> None:
+        self._left[index] = len(self._slices[index].reads)
+        self._begun.discard(index)
+
+    def restart(self) -> None:
+        """Begin again with the first slice, after a run that did not end."""
+        with self._changed:
+            self._is_paused = True
+            while self._active:
+                self._changed.wait(0.1)
+            self._urgent.clear()
+            self._guessed.clear()
+            for index in [*self._begun]:
+                if self._left[index] or self._slices[index].slot is not None:
+                    self._forget(index)
+            self._cursor, self._next_read, self._error, self._is_paused = 0, 0, None, False
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self.is_closed = True
+            self._changed.notify_all()
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join()
+
+    def _read_all(self) -> None:
+        """Read what comes next until the stream is closed; runs in each reader's thread."""
+        files = dict[str, int]()
+        try:
+            while (found := self._claim()) is not None:
+                left, index, read, _ = found
+                error = read_part(read, files)
+                with self._changed:
+                    self._active -= 1
+                    self._error = self._error or error
+                    left[index] -= 1
+                    self.bytes_read += len(read.target)
+                    if not left[index] or error or self._is_paused:
+                        self._changed.notify_all()
+        finally:
+            for file in files.values():
+                os.close(file)
+
+    def _claim(self) -> Request | None:
+        """Claim the next read, when its memory is free; return it with its counter, or None at the end."""
+        with self._changed:
+            while not self.is_closed:
+                if not self._is_paused and self._error is None and (found := self._find_request()):
+                    self._active += 1
+                    return found
+                self._changed.wait()
+        return None
+
+    def _find_request(self) -> Request | None:
+        if self._urgent:
+            return self._urgent.popleft()
+        return self._find_read() or (self._guessed.popleft() if self._guessed else None)
+
+    def _find_read(self) -> Request | None:
+        """Return the next read of a slice with its counter, or None if there is none now."""
+        if (index := self._find_slice()) is None:
+            return None
+        read = self._slices[index].reads[self._next_read]
+        self._next_read += 1
+        if self._next_read == len(self._slices[index].reads):
+            self._cursor, self._next_read = (index + 1) % len(self._slices), 0
+        return Request(self._left, index, read)
+
+    def _find_slice(self) -> int | None:
+        """Return the slice to read from now; None if a slot must be released before, or all slices are loaded."""
+        if self._next_read:
+            return self._cursor
+        used = {self._slices[index].slot for index in self._begun}
+        for index in range(self._cursor, self._cursor + len(self._slices)):
+            index %= len(self._slices)
+            each = self._slices[index]
+            if each.reads and index not in self._begun:
+                self._cursor = index
+                if each.slot is not None and each.slot in used:
+                    return None
+                self._begun.add(index)
+                return index
+        return None
+
+
+def read_part(read: Read, files: dict[str, int]) -> LocalllmError | None:
+    """Read a part of a file into memory; return an error. files: the open files of this thread, by path."""
+    try:
+        if read.path not in files:
+            files[read.path] = open_direct(read.path)
+        count = read_at(files[read.path], read.target, read.offset)
+    except OSError as error:
+        return ModelError(f"{read.path}: cannot be read: {error.strerror or error}")
+    return ModelError(f"{read.path}: the file became shorter while it was used") if count < read.needed else None
+
+
+def open_direct(path: str) -> int:
+    """Open a file for reads past the system's cache, if that is possible. Raises OSError."""
+    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0)
+    if hasattr(os, "O_DIRECT"):
+        try:
+            return os.open(path, flags | os.O_DIRECT)
+        except OSError:  # a file system without it, such as tmpfs
+            pass
+    file = os.open(path, flags)
+    if sys.platform == "darwin":
+        import fcntl
+
+        fcntl.fcntl(file, fcntl.F_NOCACHE, 1)
+    return file
+
+
+def read_at(file: int, target: memoryview, offset: int) -> int:
+    """Read until the target is full or the file ends; return the number of bytes. Raises OSError."""
+    done = 0
+    while done < len(target):
+        if sys.platform == "win32":
+            os.lseek(file, offset + done, os.SEEK_SET)
+            some = os.read(file, len(target) - done)
+            target[done : done + len(some)] = some
+            count = len(some)
+        else:
+            count = os.preadv(file, [target[done:]], offset + done)
+        done += count
+        if not count or done % BLOCK:  # the end of the file
+            break
+    return done
